@@ -1,0 +1,48 @@
+"""Aion: PySpark windowed aggregation in which a late event is never a problem."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aion import aggregates, errors
+from aion.plan import Window
+from aion.windows import Sliding, Tumbling
+
+if TYPE_CHECKING:
+    from aion import metrics
+    from aion.local import LocalOperator
+    from aion.spark import configure, dropped, panes, windowed
+
+__version__ = "0.1.0"
+__all__ = [
+    "LocalOperator",
+    "Sliding",
+    "Tumbling",
+    "Window",
+    "aggregates",
+    "configure",
+    "dropped",
+    "errors",
+    "metrics",
+    "panes",
+    "windowed",
+]
+
+# Spark is slow to import and LocalOperator does without it.
+_LAZY = {
+    "LocalOperator": "aion.local",
+    "configure": "aion.spark",
+    "dropped": "aion.spark",
+    "panes": "aion.spark",
+    "windowed": "aion.spark",
+}
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name == "metrics":
+        return importlib.import_module("aion.metrics")
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'aion' has no attribute {name!r}")

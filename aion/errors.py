@@ -1,0 +1,80 @@
+"""One small tree of errors. Each shows the offending value and says what would be right."""
+
+from __future__ import annotations
+
+
+class AionError(Exception):
+    """Base of everything that Aion raises on purpose."""
+
+
+# -- what the user wrote ------------------------------------------------------------------------------
+
+
+class ConfigError(AionError, ValueError):
+    """A policy, an option or an argument is wrong; raised before any data flows."""
+
+
+class PolicyError(ConfigError):
+    """A policy file or mapping: unknown key, wrong unit, value out of range."""
+
+
+class WindowError(ConfigError):
+    """A window definition that cannot be: zero length, a slide longer than allowed, a bad duration."""
+
+
+class SchemaError(ConfigError):
+    """A key, time or value column is missing or has a type that cannot serve."""
+
+
+class WatermarkError(ConfigError):
+    """The streaming DataFrame carries no watermark, or is no stream."""
+
+
+class MissingJava(ConfigError):
+    """The machine has no Java that Spark can use; the message says what to install."""
+
+
+# -- what happens while data flows --------------------------------------------------------------------
+
+
+class ApplyError(AionError):
+    """The user's function raised, or returned something that is not of the declared schema."""
+
+
+class IntegerOverflow(AionError, ArithmeticError):
+    """An integer sum left the range of its type (as in Spark's ANSI mode)."""
+
+
+# -- state --------------------------------------------------------------------------------------------
+
+
+class StateError(AionError):
+    """Something is wrong with stored state, or with the server that keeps it."""
+
+
+class CorruptBlock(StateError):
+    """A block's bytes are not those that were written; the message names the block."""
+
+
+class CorruptState(StateError):
+    """A manifest or a file of a version is damaged or missing; the message names file and version."""
+
+
+class FormatError(StateError):
+    """State written by a newer Aion than this one."""
+
+
+class ForeignState(StateError):
+    """State that belongs to another query, operator, shard or definition."""
+
+
+class SessionSuperseded(StateError):
+    """Another attempt of the same task opened the shard; this one must stop."""
+
+
+class ServerError(StateError):
+    """The state server cannot be started or reached, or failed to answer."""
+
+
+class ServerUnreachable(ServerError):
+    """No state server answers: it ended, was killed, or hangs."""

@@ -1,0 +1,189 @@
+"""The same operator in one process, without Spark: for tests, simulation and small data."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from aion.aggregates import Aggregate
+from aion.builder import BlockBuilder
+from aion.config import Policy, load_policy
+from aion.errors import SchemaError
+from aion.executor import Executor
+from aion.plan import ApplyFunction, Plan, make_plan
+from aion.runtime import make_operator, store_config
+from aion.time import instant_us
+from aion.windows import Periodic
+from state_backends.block import Block, Compression
+from state_backends.io_thread import IoThread
+from state_backends.p_bucket import PBucket
+from state_backends.store import BlockStore, StoredBlock
+from state_backends.stores import make_store
+from state_backends.tiered import MemoryBudget
+
+
+class LocalOperator:
+    """Windowed aggregation over pyarrow tables, with the same panes as on Spark.
+
+    ``process(table)`` and ``advance(watermark)`` return tables of the columns that :func:`aion.windowed`
+    yields. Late executions that a call triggers come out of the next one, as those of a Spark batch come out
+    at its end. Close it, or use it as a context manager: its state lies in a temporary folder.
+    """
+
+    def __init__(
+        self,
+        *,
+        windows: Periodic | Sequence[Periodic] | Mapping[str, Periodic],
+        time: str,
+        key: str | Sequence[str] | None = None,
+        aggregates: Mapping[str, Aggregate] | None = None,
+        apply: ApplyFunction | None = None,
+        schema: str | pa.Schema | None = None,
+        policy: str | Path | Mapping[str, Any] | Policy = "standard",
+    ) -> None:
+        self._definition: dict[str, Any] = {
+            "windows": windows,
+            "time": time,
+            "key": key,
+            "aggregates": aggregates,
+            "apply": apply,
+            "outputs": schema,
+        }
+        self.policy = load_policy(policy)
+        self._folder = tempfile.TemporaryDirectory(prefix="aion-local-")
+        self._io = IoThread()
+        config = store_config(self.policy)
+        self._budget = MemoryBudget(config.budget_bytes)
+        folder = Path(self._folder.name)
+        p_bucket = PBucket(folder / "files", folder / "live", durable=False)
+        self._store = make_store(config, p_bucket, self._io, self._budget)
+        self._executor: Executor | None = None
+        self._watermark: int | None = None
+        self._closed = False
+
+    def process(self, table: pa.Table | pa.RecordBatch) -> pa.Table:
+        """Takes events; returns late panes of the call before, and dropped rows of this one.
+
+        Raises SchemaError for a table whose columns do not fit the first one's, or the definition.
+        """
+        if isinstance(table, pa.RecordBatch):
+            table = pa.Table.from_batches([table])
+        executor = self._executor or self._start(table.schema)
+        plan = executor.plan
+        rows = list(executor.end_batch())
+        builder = BlockBuilder(
+            plan,
+            target_bytes=self.policy.blocks.target_bytes,
+            compression=Compression[self.policy.state.compression.upper()],
+        )
+        for batch in _conform(table, plan).to_batches():
+            shards = pa.repeat(pa.scalar(0, pa.int32()), batch.num_rows)
+            rows += executor.arrive([b.block for b in builder.add(batch, shards)])
+        rows += executor.arrive([b.block for b in builder.finish()])
+        return self._answer(rows)
+
+    def advance(self, watermark: int | datetime) -> pa.Table:
+        """Moves the watermark (µs since the epoch, or a datetime); an older one changes nothing."""
+        at_us = instant_us(watermark)
+        if self._executor is None:
+            self._watermark = at_us if self._watermark is None else max(at_us, self._watermark)
+            return pa.table({})
+        rows = [*self._executor.end_batch(), *self._executor.advance(at_us)]
+        return self._answer(rows)
+
+    def close(self) -> pa.Table:
+        """Returns the late panes that were still to come, and lets go of everything."""
+        if self._closed:
+            return pa.table({})
+        self._closed = True
+        rows = self._answer(self._executor.end_batch()) if self._executor else pa.table({})
+        self._store.close()
+        self._io.close()
+        self._folder.cleanup()
+        return rows
+
+    @property
+    def counters(self) -> dict[str, Any]:
+        """Events, late events, dropped, windows, and executions by kind, so far."""
+        return self._executor.operator.counters.to_json() if self._executor else {}
+
+    @property
+    def store(self) -> BlockStore:
+        """Where the blocks are, for those who want to look."""
+        return self._store
+
+    def __enter__(self) -> LocalOperator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self, schema: pa.Schema) -> Executor:
+        plan = make_plan(normal_schema(schema, self._definition["time"]), **self._definition)
+        operator = make_operator(plan, self.policy, None)
+        self._executor = Executor(plan, operator, _Embedded(self._store))
+        if self._watermark is not None:
+            for _ in self._executor.advance(self._watermark):
+                raise AssertionError("an operator without events has nothing to say")
+        return self._executor
+
+    def _answer(self, rows: Iterable[pa.RecordBatch]) -> pa.Table:
+        assert self._executor is not None
+        table = pa.Table.from_batches(list(rows), self._executor.plan.result_schema)
+        self._store.flush()
+        return table
+
+
+class _Embedded:
+    """A session without versions: what is released takes effect at once."""
+
+    def __init__(self, store: BlockStore) -> None:
+        self._store = store
+
+    def append(self, blocks: Iterable[tuple[int, bool, Block]]) -> None:
+        for seq, late, block in blocks:
+            self._store.append(seq, block, late=late)
+
+    def read(self, slices: Sequence[int]) -> Iterator[StoredBlock]:
+        return self._store.read(slices)
+
+    def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
+        self._store.destage(destage)
+        self._store.purge(purge)
+
+
+def normal_schema(schema: pa.Schema, time: str) -> pa.Schema:
+    """Timestamps in microseconds, UTC or without zone; dictionaries as the values they stand for."""
+    if time in schema.names and not pa.types.is_timestamp(schema.field(time).type):
+        raise SchemaError(
+            f"time: column {time!r} is of type {schema.field(time).type}; a timestamp is needed"
+        )
+    return pa.schema([pa.field(f.name, _normal_type(f.type)) for f in schema])
+
+
+def _normal_type(type_: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(type_):
+        return _normal_type(type_.value_type)
+    if pa.types.is_timestamp(type_):
+        return pa.timestamp("us", "UTC" if type_.tz else None)
+    return type_
+
+
+def _conform(table: pa.Table, plan: Plan) -> pa.Table:
+    missing = [name for name in plan.schema.names if name not in table.schema.names]
+    if missing:
+        raise SchemaError(
+            f"process: the table has no column {missing[0]!r}; it has {', '.join(table.schema.names)}"
+        )
+    try:
+        return table.select(plan.schema.names).cast(plan.schema)
+    except pa.ArrowInvalid as error:
+        raise SchemaError(f"process: the table does not fit the first one's columns: {error}") from error

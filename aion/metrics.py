@@ -1,0 +1,51 @@
+"""What the state server of this host knows: bytes per tier, I/O, and what the operators did."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aion.errors import ServerError
+from state_backends.client import StateClient
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class StateMetrics:
+    """Bytes are encoded bytes of live blocks. A block in memory and on disk counts in both tiers.
+
+    ``operators``: by name, the counters of its last commits summed over shards: ``events``, ``late_events``,
+    ``dropped``, ``windows``, ``purged_windows``, ``executions`` by kind. Windows are counted per shard.
+    """
+
+    m_bucket_bytes: int
+    p_bucket_bytes: int
+    disk_only_bytes: int
+    peak_m_bucket_bytes: int
+    budget_bytes: int
+    blocks: int
+    shards: int
+    rebuilds: int
+    operators: Mapping[str, Mapping[str, Any]]
+    io: Mapping[str, Any]
+
+    @property
+    def disk_bytes(self) -> int:
+        return self.p_bucket_bytes
+
+
+def state(spark: SparkSession) -> StateMetrics | None:
+    """The metrics of this host's state server, or None while there is none."""
+    client = StateClient.find(spark.sparkContext.applicationId, watch_pid=os.getpid())
+    if client is None:
+        return None
+    try:
+        return StateMetrics(**client.stats())
+    except ServerError:
+        return None
+    finally:
+        client.close()

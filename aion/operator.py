@@ -1,0 +1,449 @@
+"""The life of a window, as a pure state machine: ``handle(event) -> [action]`` (DESIGN section 4).
+
+Facts come in with their times and sizes in them; orders go out; a shell carries them out. No clock, no
+thread, no file, no randomness. One operator rules one shard; windows are those of the shard, not of a key.
+
+Blocks are numbered by ``seq`` in the order of arrival, across all slices of the shard. Because the watermark
+never goes back, the blocks that are late for a window are exactly those numbered from the window's
+``late_from_seq`` on, and those that are news to it are exactly those above its ``executed_seq``: nothing has
+to be remembered per block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from aion.lateness import FixedBound, LatenessHistogram
+from aion.slices import NO_SLICE, SliceGrid
+from aion.trigger import Trigger
+from aion.watermark import Watermark
+
+NEVER = 2**63 - 1
+SNAPSHOT_VERSION = 1
+
+
+class Status(StrEnum):
+    ACTIVE = "active"
+    LATE = "late"
+    FINAL = "final"
+    PURGED = "purged"
+
+
+# The life of a window as a table: (status, what happens) -> status. Anything else is a bug.
+TRANSITIONS: dict[tuple[Status, str], Status] = {
+    (Status.ACTIVE, "end_passed"): Status.LATE,
+    (Status.LATE, "bound_passed"): Status.FINAL,
+    (Status.FINAL, "purge"): Status.PURGED,
+}
+
+
+class Kind(StrEnum):
+    ON_TIME = "on_time"
+    LATE = "late"
+    FINAL = "final"
+    DROPPED = "dropped"
+
+
+class WindowRef(NamedTuple):
+    """A window: the number of its definition, and its interval ``[start_us, end_us)``."""
+
+    definition: int
+    start_us: int
+    end_us: int
+
+
+# -- facts ------------------------------------------------------------------------------------------------
+
+
+class BlockFact(NamedTuple):
+    """A block that arrived: its slice, how many events it stands for, and its encoded size."""
+
+    slice_us: int
+    events: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    blocks: Sequence[BlockFact]
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkAdvanced:
+    to_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEnded:
+    pass
+
+
+Event = Arrived | WatermarkAdvanced | BatchEnded
+
+# -- orders -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Keep block ``index`` of the arrival under ``seq``; ``late`` ones go straight to the p-bucket."""
+
+    index: int
+    slice_us: int
+    seq: int
+    late: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EmitDropped:
+    """Block ``index`` came too late for ``window`` (None: it has no event time); yield it as dropped."""
+
+    index: int
+    window: WindowRef | None
+    lateness_us: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Compute ``window`` over its ``slices`` and emit the pane.
+
+    ``changed_since``: only keys with a block above this seq have changed (-1: all of them have).
+    ``late_from``: blocks from this seq on are late for the window. ``events`` and ``late_events`` are those
+    of the window, of all keys together.
+    """
+
+    window: WindowRef
+    kind: Kind
+    pane: int
+    slices: tuple[int, ...]
+    changed_since: int
+    late_from: int
+    events: int
+    late_events: int
+
+
+@dataclass(frozen=True, slots=True)
+class Destage:
+    """The windows of these slices have expired: their m-buckets may be freed."""
+
+    slices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """No window needs these slices any more; they never come back."""
+
+    slices: tuple[int, ...]
+
+
+Action = Append | EmitDropped | Execute | Destage | Purge
+
+
+@dataclass(slots=True)
+class WindowState:
+    bound_us: int
+    status: Status = Status.ACTIVE
+    panes: int = 0
+    executed_seq: int = -1
+    last_seq: int = -1
+    late_from_seq: int = NEVER
+    events: int = 0
+    late_events: int = 0
+    news: int = 0
+
+    def move(self, happening: str) -> None:
+        self.status = TRANSITIONS[self.status, happening]
+
+
+@dataclass(slots=True)
+class Counters:
+    """What an operator did so far; windows and executions count windows of the shard, not of keys."""
+
+    events: int = 0
+    late_events: int = 0
+    dropped: int = 0
+    windows: int = 0
+    purged_windows: int = 0
+    executions: dict[str, int] = field(default_factory=lambda: {"on_time": 0, "late": 0, "final": 0})
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "events": self.events,
+            "late_events": self.late_events,
+            "dropped": self.dropped,
+            "windows": self.windows,
+            "purged_windows": self.purged_windows,
+            "executions": dict(self.executions),
+        }
+
+
+class Operator:
+    """The windows of one shard. Build it with its policy objects and, optionally, a snapshot of before."""
+
+    def __init__(
+        self,
+        grid: SliceGrid,
+        *,
+        bound: FixedBound,
+        trigger: Trigger,
+        snapshot: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.grid = grid
+        self._bound = bound
+        self._trigger = trigger
+        self.watermark = Watermark()
+        self.windows: dict[WindowRef, WindowState] = {}
+        # Every live slice with the windows that still need it.
+        self.slices: dict[int, list[WindowRef]] = {}
+        self.next_seq = 0
+        self.lateness = LatenessHistogram()
+        self.counters = Counters()
+        if snapshot is not None:
+            self._restore(snapshot)
+
+    # -- what the shell asks ------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> list[Action]:
+        match event:
+            case Arrived(blocks):
+                return self._arrived(blocks)
+            case WatermarkAdvanced(to_us):
+                return self._advanced(to_us)
+            case BatchEnded():
+                return self._batch_ended()
+
+    @property
+    def next_due_us(self) -> int | None:
+        """The next watermark at which something happens without any new event; None when nothing will."""
+        return min(
+            (
+                ref.end_us if state.status is Status.ACTIVE else ref.end_us + state.bound_us
+                for ref, state in self.windows.items()
+            ),
+            default=None,
+        )
+
+    # -- events -------------------------------------------------------------------------------------------
+
+    def _arrived(self, blocks: Sequence[BlockFact]) -> list[Action]:
+        actions: list[Action] = []
+        for index, block in enumerate(blocks):
+            self.counters.events += block.events
+            if block.slice_us == NO_SLICE:
+                self.counters.dropped += block.events
+                actions.append(EmitDropped(index, None, None, "the event time is null"))
+                continue
+            takers, too_late = self._windows_for(block)
+            if not takers or too_late:
+                self.counters.dropped += block.events
+            actions += [
+                EmitDropped(index, ref, lateness, "later than the window's bound")
+                for ref, lateness in too_late
+            ]
+            if not takers:
+                self.counters.late_events += block.events
+                continue
+            seq = self.next_seq
+            self.next_seq += 1
+            late = 0
+            for ref in takers:
+                state = self.windows[ref]
+                state.last_seq = seq
+                state.events += block.events
+                state.news += block.events
+                if state.status is Status.LATE:
+                    late += 1
+                    state.late_events += block.events
+                    self._observe_late(ref, block.events)
+            if late or too_late:
+                self.counters.late_events += block.events
+            self.slices.setdefault(block.slice_us, takers)
+            actions.append(Append(index, block.slice_us, seq, late == len(takers)))
+        return actions
+
+    def _windows_for(self, block: BlockFact) -> tuple[list[WindowRef], list[tuple[WindowRef, int]]]:
+        """The windows that take the block, made where they are new, and those that it is too late for."""
+        known = self.slices.get(block.slice_us)
+        now = self.watermark.at_us
+        takers: list[WindowRef] = []
+        too_late: list[tuple[WindowRef, int]] = []
+        for ref in self._refs(block.slice_us):
+            if ref in self.windows:
+                takers.append(ref)
+                continue
+            bound_us = self._bound.bound_for_new_window()
+            # All windows of a slice are made, or found gone, with its first block: one that is missing
+            # from a live slice was purged, and what is purged never comes back.
+            if known is not None or self.watermark.passed(ref.end_us + bound_us):
+                assert now is not None
+                self.lateness.observe(now - ref.end_us, block.events)
+                too_late.append((ref, now - ref.end_us))
+                continue
+            state = WindowState(bound_us)
+            if self.watermark.passed(ref.end_us):
+                state.move("end_passed")
+                state.late_from_seq = 0
+            self.windows[ref] = state
+            self.counters.windows += 1
+            takers.append(ref)
+        return takers, too_late
+
+    def _refs(self, slice_us: int) -> list[WindowRef]:
+        return [
+            WindowRef(number, start, self.grid.windows[number].end(start))
+            for number, start in self.grid.covering(slice_us)
+        ]
+
+    def _observe_late(self, ref: WindowRef, events: int) -> None:
+        assert self.watermark.at_us is not None
+        self.lateness.observe(self.watermark.at_us - ref.end_us, events)
+
+    def _advanced(self, to_us: int) -> list[Action]:
+        if not self.watermark.advance(to_us):
+            return []
+        actions: list[Action] = []
+        expired = sorted(
+            (ref for ref, s in self.windows.items() if s.status is Status.ACTIVE and to_us >= ref.end_us),
+            key=lambda ref: (ref.end_us, ref),
+        )
+        for ref in expired:
+            state = self.windows[ref]
+            state.move("end_passed")
+            state.late_from_seq = self.next_seq
+            actions.append(self._execute(ref, state, Kind.ON_TIME))
+        if expired:
+            actions += self._destage(expired)
+        gone = sorted(
+            (
+                ref
+                for ref, s in self.windows.items()
+                if s.status is Status.LATE and to_us >= ref.end_us + s.bound_us
+            ),
+            key=lambda ref: (ref.end_us, ref),
+        )
+        for ref in gone:
+            state = self.windows[ref]
+            state.move("bound_passed")
+            if state.news:
+                actions.append(self._execute(ref, state, Kind.FINAL))
+        if gone:
+            actions += self._purge(gone)
+        return actions
+
+    def _batch_ended(self) -> list[Action]:
+        due = sorted(
+            (
+                ref
+                for ref, s in self.windows.items()
+                if s.news and s.status is Status.LATE and self._trigger.due(news=s.news)
+            ),
+            key=lambda ref: (ref.end_us, ref),
+        )
+        return [self._execute(ref, self.windows[ref], Kind.LATE) for ref in due]
+
+    def _execute(self, ref: WindowRef, state: WindowState, kind: Kind) -> Execute:
+        action = Execute(
+            ref,
+            kind,
+            state.panes,
+            self._slices_of(ref),
+            state.executed_seq,
+            state.late_from_seq,
+            state.events,
+            state.late_events,
+        )
+        state.panes += 1
+        state.executed_seq = state.last_seq
+        state.news = 0
+        self.counters.executions[kind.value] += 1
+        return action
+
+    def _slices_of(self, ref: WindowRef) -> tuple[int, ...]:
+        if ref.start_us in self.slices and self.grid.end(ref.start_us) >= ref.end_us:
+            return (ref.start_us,)
+        return tuple(sorted(s for s in self.slices if ref.start_us <= s < ref.end_us))
+
+    def _destage(self, expired: Sequence[WindowRef]) -> list[Action]:
+        """A slice is destaged once no active window needs it any more."""
+        slices = sorted({s for ref in expired for s in self._slices_of(ref)})
+        free = [
+            s for s in slices if all(self.windows[ref].status is not Status.ACTIVE for ref in self.slices[s])
+        ]
+        return [Destage(tuple(free))] if free else []
+
+    def _purge(self, gone: Sequence[WindowRef]) -> list[Action]:
+        touched = sorted({s for ref in gone for s in self._slices_of(ref)})
+        for ref in gone:
+            self.windows.pop(ref).move("purge")
+            self.counters.purged_windows += 1
+        free = []
+        for s in touched:
+            needed_by = [ref for ref in self.slices[s] if ref in self.windows]
+            if needed_by:
+                self.slices[s] = needed_by
+            else:
+                del self.slices[s]
+                free.append(s)
+        return [Purge(tuple(free))] if free else []
+
+    # -- snapshot -----------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that a restart needs, as JSON values; columns instead of one object per window."""
+        refs = list(self.windows)
+        states = list(self.windows.values())
+        return {
+            "version": SNAPSHOT_VERSION,
+            "watermark_us": self.watermark.at_us,
+            "next_seq": self.next_seq,
+            "windows": {
+                "definition": [r.definition for r in refs],
+                "start_us": [r.start_us for r in refs],
+                "bound_us": [s.bound_us for s in states],
+                "status": [s.status.value for s in states],
+                "panes": [s.panes for s in states],
+                "executed_seq": [s.executed_seq for s in states],
+                "last_seq": [s.last_seq for s in states],
+                "late_from_seq": [s.late_from_seq for s in states],
+                "events": [s.events for s in states],
+                "late_events": [s.late_events for s in states],
+                "news": [s.news for s in states],
+            },
+            "slices": sorted(self.slices),
+            "lateness": self.lateness.to_json(),
+            "counters": self.counters.to_json(),
+        }
+
+    def _restore(self, snapshot: Mapping[str, Any]) -> None:
+        self.watermark = Watermark(snapshot["watermark_us"])
+        self.next_seq = snapshot["next_seq"]
+        w = snapshot["windows"]
+        columns = zip(
+            w["definition"], w["start_us"], w["bound_us"], w["status"], w["panes"], w["executed_seq"],
+            w["last_seq"], w["late_from_seq"], w["events"], w["late_events"], w["news"], strict=True,
+        )  # fmt: skip
+        for number, start, bound_us, status, *rest in columns:
+            ref = WindowRef(number, start, self.grid.windows[number].end(start))
+            self.windows[ref] = WindowState(bound_us, Status(status), *rest)
+        for s in snapshot["slices"]:
+            self.slices[s] = [ref for ref in self._refs(s) if ref in self.windows]
+        self.lateness = LatenessHistogram.from_json(snapshot["lateness"])
+        self.counters = Counters(**snapshot["counters"])
+
+    def validate(self) -> None:
+        """Every cross-collection invariant; raises AssertionError with the story."""
+        for s, refs in self.slices.items():
+            assert refs, f"slice {s} is kept for nobody"
+            for ref in refs:
+                assert ref in self.windows, f"slice {s} names {ref}, which is gone"
+                assert ref.start_us <= s < ref.end_us, f"slice {s} lies outside of {ref}"
+        for ref, state in self.windows.items():
+            assert state.status in (Status.ACTIVE, Status.LATE), f"{ref} is {state.status} and still kept"
+            assert (state.status is Status.LATE) == self.watermark.passed(ref.end_us), f"{ref}: {state}"
+            assert not self.watermark.passed(ref.end_us + state.bound_us), f"{ref} outlived its bound"
+            assert state.executed_seq <= state.last_seq < self.next_seq, f"{ref}: {state}"
+            assert (state.news > 0) == (state.last_seq > state.executed_seq), f"{ref}: {state}"
+            assert self._slices_of(ref), f"{ref} has no slice"

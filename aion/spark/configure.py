@@ -1,0 +1,112 @@
+"""Every Spark setting that Aion needs, and none that it does not."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from aion.config import SPARK_PREFIX, Policy, describe, policy_to_json, presets, resolve
+from aion.errors import MissingJava
+
+# What Aion needs of Spark. The README explains each in a line.
+REQUIRED = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+}
+# Better than Spark's defaults for what Aion does; the user's own values win.
+PREFERRED = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(32 << 20),
+    "spark.sql.session.timeZone": "UTC",
+}
+JAVA_ADVICE = (
+    "Spark needs Java 17 or 21: install it (Debian and Ubuntu: apt-get install openjdk-17-jre-headless; "
+    "macOS: brew install openjdk@17) and, if it is not on the PATH, set JAVA_HOME"
+)
+
+
+def configure(
+    builder: SparkSession.Builder,
+    policy: str | Path | Mapping[str, Any] | Policy | None = None,
+    **overrides: Any,
+) -> SparkSession.Builder:
+    """Prepares a session builder for :func:`aion.windowed`, and checks the policy and Java.
+
+    ``policy``: a preset's name, a path, or a mapping of the YAML's shape (default: ``spark.aion.policy``, or
+    else ``standard``). ``overrides``: single keys, ``memory_budget="1GiB"`` or ``memory={"budget": "1GiB"}``.
+    Raises PolicyError, MissingJava.
+    """
+    given: dict[str, str] = {k: str(v) for k, v in builder._options.items()}
+    resolve(policy, keyword=overrides, spark_conf=given)
+    check_java()
+    # The driver starts a Python of its own to look at the stateful operator: it must be this one.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
+    for key, value in REQUIRED.items():
+        builder = builder.config(key, value)
+    for key, value in PREFERRED.items():
+        if key not in given:
+            builder = builder.config(key, value)
+    for key, value in _settings(policy, overrides, given).items():
+        builder = builder.config(key, value)
+    return builder
+
+
+def _settings(policy: object, overrides: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
+    """The policy as Spark settings, so that it reaches :func:`windowed` through the session."""
+    settings: dict[str, str] = {}
+    if isinstance(policy, str | Path):
+        known = str(policy) in presets()
+        settings[f"{SPARK_PREFIX}policy"] = str(policy) if known else str(Path(policy).resolve())
+    elif policy is not None:
+        source = policy_to_json(policy) if isinstance(policy, Policy) else policy
+        # A mapping stands for a YAML file, which Spark's settings outrank.
+        settings = {k: v for k, v in _flat(source).items() if k not in given}
+    if overrides:
+        resolved = policy_to_json(resolve(policy, keyword=overrides, spark_conf=given))
+        plain = policy_to_json(resolve(policy, keyword={}, spark_conf=given))
+        settings |= {k: v for k, v in _flat(resolved).items() if v != _flat(plain).get(k)}
+        named = {doc.key for doc in describe()}
+        for key, value in overrides.items():
+            dotted = next((n for n in named if key in (n, n.replace(".", "_"))), None)
+            if dotted is not None and value is not None:
+                settings[SPARK_PREFIX + dotted] = str(value)
+    return settings
+
+
+def _flat(source: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        f"{SPARK_PREFIX}{section}.{key}": str(value)
+        for section, values in source.items()
+        if isinstance(values, Mapping)
+        for key, value in values.items()
+        if value is not None
+    }
+
+
+def check_java() -> int:
+    """The major version of the Java that Spark will use; raises MissingJava with what to install."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if java is None or not Path(java).exists():
+        where = f"JAVA_HOME is {home}, and has no bin/java" if home else "there is no java on the PATH"
+        raise MissingJava(f"{where}. {JAVA_ADVICE}.")
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    version = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
+    if version is None:
+        raise MissingJava(f"{java} -version does not tell a version. {JAVA_ADVICE}.")
+    major = int(version.group(1))
+    if major < 17:
+        raise MissingJava(f"{java} is Java {major}, which is too old. {JAVA_ADVICE}.")
+    return major

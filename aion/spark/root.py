@@ -1,0 +1,191 @@
+"""The root: one Spark key is one shard. Opens it, appends blocks, executes windows, commits (DESIGN section 2)."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from aion.config import policy_from_json
+from aion.errors import ServerUnreachable
+from aion.executor import Executor
+from aion.operator import Operator
+from aion.plan import Plan
+from aion.runtime import make_operator, store_config
+from state_backends.block import parse
+from state_backends.client import RemoteSession, StateClient, executor_pid
+from state_backends.manifest import Identity
+
+TOKEN_SCHEMA = "token string"
+
+
+@dataclass(frozen=True)
+class RootConfig:
+    """What the driver tells every task; plain values."""
+
+    plan: Plan
+    policy: dict[str, Any]
+    name: str
+    uid: str
+    application: str
+    state_dir: str
+    shards: int
+    retain_versions: int
+
+
+class Root(StatefulProcessor):
+    """Spark's side of the operator. One instance lives for one task; hot state is in the host's server."""
+
+    def __init__(self, config: RootConfig) -> None:
+        self._config = config
+        self._work: dict[int, _ShardWork] = {}
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        # Called once on the driver as well, only to learn the state's schema: nothing is opened here.
+        self._handle = handle
+        self._token = handle.getValueState("token", TOKEN_SCHEMA)
+
+    def handleInputRows(
+        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
+    ) -> Iterator[pd.DataFrame]:
+        try:
+            work = self._open(int(key[0]))
+            yield from work.advance(timerValues.getCurrentWatermarkInMs())
+            for frame in rows:
+                yield from work.arrive(frame["block"])
+            yield from work.end_batch()
+            self._set_timer(work)
+        except BaseException:
+            self._abort()
+            raise
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
+        try:
+            shard = int(key[0])
+            if shard not in self._work:
+                work = self._open(shard)
+                yield from work.advance(timerValues.getCurrentWatermarkInMs())
+                self._set_timer(work)
+        except BaseException:
+            self._abort()
+            raise
+
+    def close(self) -> None:
+        """Commits, inside the task: if it fails, the task fails, and Spark keeps the old token."""
+        for work in self._work.values():
+            work.commit()
+
+    def _open(self, shard: int) -> _ShardWork:
+        known = self._token.get()
+        token = known[0] if known else None
+        context = TaskContext.get()
+        assert context is not None
+        batch = context.getLocalProperty("streaming.sql.batchId") or "0"
+        attempt = f"{int(batch):010d}-{uuid.uuid4().hex[:16]}"
+        session = _connect(self._config, context, shard, token, attempt)
+        # Spark's store keeps the new token exactly if this attempt of this batch wins.
+        self._token.update((attempt,))
+        self._work[shard] = work = _ShardWork(self._config, session)
+        return work
+
+    def _set_timer(self, work: _ShardWork) -> None:
+        due = work.due_ms
+        stale = [t for t in self._handle.listTimers() if t != due]
+        for timer in stale:
+            self._handle.deleteTimer(timer)
+        if due is not None:
+            self._handle.registerTimer(due)
+
+    def _abort(self) -> None:
+        for work in self._work.values():
+            work.session.abort()
+
+
+class _ShardWork:
+    """One attempt of one batch on one shard."""
+
+    def __init__(self, config: RootConfig, session: RemoteSession) -> None:
+        self.session = session
+        self.operator: Operator = make_operator(
+            config.plan, policy_from_json(config.policy), session.snapshot
+        )
+        self.executor = Executor(config.plan, self.operator, session)
+
+    def advance(self, watermark_ms: int) -> Iterator[pd.DataFrame]:
+        # Spark says 0 as long as there is no watermark.
+        if watermark_ms > 0:
+            yield from _frames(self.executor.advance(watermark_ms * 1000))
+
+    def arrive(self, rows: Iterable[bytes]) -> Iterator[pd.DataFrame]:
+        yield from _frames(self.executor.arrive([parse(data) for data in rows]))
+
+    def end_batch(self) -> Iterator[pd.DataFrame]:
+        yield from _frames(self.executor.end_batch())
+
+    def commit(self) -> None:
+        self.session.commit(self.operator.snapshot())
+
+    @property
+    def due_ms(self) -> int | None:
+        """The first watermark in milliseconds at which something is due."""
+        due = self.operator.next_due_us
+        return None if due is None else -(-due // 1000)
+
+
+def _frames(batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
+    for batch in batches:
+        if batch.num_rows:
+            yield batch.to_pandas(types_mapper=_pandas_type)
+
+
+def _pandas_type(type_: pa.DataType) -> pd.ArrowDtype | None:
+    """Arrow's own types inside pandas: integers with nulls stay integers, times stay exact.
+
+    pyspark wants nested values as Python objects.
+    """
+    return None if pa.types.is_nested(type_) else pd.ArrowDtype(type_)
+
+
+_clients: dict[str, StateClient] = {}
+
+
+def _connect(
+    config: RootConfig, context: TaskContext, shard: int, token: str | None, attempt: str
+) -> RemoteSession:
+    identity = Identity(
+        query=context.getLocalProperty("sql.streaming.queryId") or "no-query",
+        operator=config.name,
+        shard=shard,
+        shards=config.shards,
+        definition=config.plan.definition,
+    )
+    store = store_config(policy_from_json(config.policy), retain_versions=config.retain_versions)
+
+    def opened(client: StateClient) -> RemoteSession:
+        return client.open(
+            identity,
+            token=token,
+            attempt=attempt,
+            run=context.getLocalProperty("sql.streaming.runId") or "",
+            operator_uid=config.uid,
+            state_dir=config.state_dir,
+            store=store,
+        )
+
+    client = _clients.get(config.application)
+    if client is not None:
+        try:
+            return opened(client)
+        except ServerUnreachable:
+            client.close()
+            del _clients[config.application]
+    client = _clients[config.application] = StateClient.connect(
+        config.application, watch_pid=executor_pid()
+    )
+    return opened(client)

@@ -1,0 +1,57 @@
+"""Which shard a row belongs to: computed by Spark itself, in front of the child."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+_MASK = 0xFFFFFFFF
+
+
+def shard_ids(shards: int, partitions: int) -> list[int]:
+    """Ids that Spark's hash partitioner spreads evenly: the i-th goes to partition ``i % partitions``.
+
+    A few integers hash unevenly (4 ids over 2 partitions went 1 and 3), so ids are searched for.
+    """
+    ids: list[int] = []
+    taken: set[int] = set()
+    for i in range(shards):
+        candidate = next(
+            c for c in range(100 * shards * partitions + 100) if c not in taken and _partition(c, partitions) == i % partitions
+        )
+        taken.add(candidate)
+        ids.append(candidate)
+    return ids
+
+
+def shard_column(keys: Sequence[Column], ids: Sequence[int]) -> Column:
+    """The shard id of a row: its key's hash range. Without a key everything is one shard."""
+    if not keys or len(ids) == 1:
+        return F.lit(ids[0]).cast("int")
+    index = F.pmod(F.xxhash64(*keys), F.lit(len(ids))) + 1
+    return F.element_at(F.array(*(F.lit(i).cast("int") for i in ids)), index.cast("int"))
+
+
+def _partition(value: int, partitions: int) -> int:
+    """The partition to which Spark's hash partitioning sends an int key: Murmur3 with seed 42, modulo."""
+    h = _murmur3_int(value, 42)
+    signed = h - (1 << 32) if h & 0x80000000 else h
+    return signed % partitions
+
+
+def _murmur3_int(value: int, seed: int) -> int:
+    """Murmur3 x86 32 of one 4-byte integer, as ``org.apache.spark.unsafe.hash.Murmur3_x86_32.hashInt``."""
+    k = (value * 0xCC9E2D51) & _MASK
+    k = ((k << 15) | (k >> 17)) & _MASK
+    k = (k * 0x1B873593) & _MASK
+    h = seed ^ k
+    h = ((h << 13) | (h >> 19)) & _MASK
+    h = (h * 5 + 0xE6546B64) & _MASK
+    h ^= 4
+    h ^= h >> 16
+    h = (h * 0x85EBCA6B) & _MASK
+    h ^= h >> 13
+    h = (h * 0xC2B2AE35) & _MASK
+    return h ^ (h >> 16)

@@ -1,0 +1,176 @@
+"""``windowed``: a streaming DataFrame in, panes out."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import DoubleType, FloatType, StructType
+
+from aion.aggregates import Aggregate
+from aion.config import SPARK_PREFIX, Policy, policy_to_json, resolve
+from aion.errors import ConfigError, SchemaError, WatermarkError
+from aion.operator import Kind
+from aion.plan import DROPPED_COLUMNS, ApplyFunction, Plan, make_plan
+from aion.spark.child import BLOCK_ROWS, Child
+from aion.spark.configure import REQUIRED
+from aion.spark.root import Root, RootConfig
+from aion.spark.shards import shard_column, shard_ids
+from aion.spark.types import arrow_schema
+from aion.windows import Periodic
+
+_WATERMARK = "spark.watermarkDelayMs"
+
+
+def windowed(
+    df: DataFrame,
+    *,
+    windows: Periodic | Sequence[Periodic] | Mapping[str, Periodic],
+    time: str,
+    key: str | Sequence[str] | None = None,
+    aggregates: Mapping[str, Aggregate] | None = None,
+    apply: ApplyFunction | None = None,
+    schema: str | StructType | None = None,
+    policy: str | Path | Mapping[str, Any] | Policy | None = None,
+    name: str = "windowed",
+) -> DataFrame:
+    """Windowed aggregation of a stream, late events included.
+
+    ``df`` must carry a watermark (``withWatermark``), on ``time`` or on any other column. Give either
+    ``aggregates`` (result column -> :mod:`aion.aggregates`) or ``apply``, a function of (key, window, events)
+    with the ``schema`` of what it returns. ``policy`` overrides the session's. ``name`` tells the operators of
+    one query apart, and must stay the same over restarts.
+
+    The result has the key columns, ``window``, ``window_start``, ``window_end``, the aggregates, ``pane``,
+    ``kind`` (on_time, late, final, dropped), ``events``, ``late_events``; and for dropped rows ``event_time``,
+    ``lateness_us``, ``reason``, ``event``: see :func:`panes` and :func:`dropped`. Later panes of a window replace
+    earlier ones. Raises WatermarkError, SchemaError, WindowError, PolicyError, ConfigError.
+    """
+    _check_stream(df)
+    spark = df.sparkSession
+    plan = make_plan(
+        arrow_schema(_arrow_able(df.schema)),
+        key=key,
+        time=time,
+        windows=windows,
+        aggregates=aggregates,
+        apply=apply,
+        outputs=arrow_schema(schema) if isinstance(schema, StructType) else schema,
+    )
+    resolved = _policy(spark, policy)
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", name):
+        raise ConfigError(f"name: {name!r} becomes a folder; use letters, digits, '_', '-' and '.' only")
+    partitions = int(_conf(spark, "spark.sql.shuffle.partitions"))
+    shards = partitions if resolved.state.shards == "auto" else int(resolved.state.shards)
+    blocks = _child(df, plan, resolved, shard_ids(shards, partitions))
+    root = Root(
+        RootConfig(
+            plan=plan,
+            policy=policy_to_json(resolved),
+            name=name,
+            uid=uuid.uuid4().hex,
+            application=spark.sparkContext.applicationId,
+            state_dir=_state_dir(spark, resolved),
+            shards=shards,
+            retain_versions=int(_conf(spark, "spark.sql.streaming.minBatchesToRetain")),
+        )
+    )
+    return blocks.groupBy("shard").transformWithStateInPandas(
+        root, from_arrow_schema(plan.result_schema), "Append", "EventTime"
+    )
+
+
+def panes(df: DataFrame) -> DataFrame:
+    """The panes of a result of :func:`windowed`, without what only dropped rows have."""
+    return df.where(F.col("kind") != Kind.DROPPED.value).drop(*DROPPED_COLUMNS)
+
+
+def dropped(df: DataFrame) -> DataFrame:
+    """What came too late, or had no event time: the rows of a result that are no panes."""
+    return df.where(F.col("kind") == Kind.DROPPED.value).drop("pane")
+
+
+def _child(df: DataFrame, plan: Plan, policy: Policy, ids: Sequence[int]) -> DataFrame:
+    """Only the columns that are needed cross into Python."""
+    columns = {name: _column(df, name, plan) for name in plan.schema.names}
+    shard = shard_column([columns[name] for name in plan.key], ids)
+    needed = df.select(
+        shard.alias("__aion_shard"), *(column.alias(name) for name, column in columns.items())
+    )
+    child = Child(plan, policy.blocks.target_bytes, policy.state.compression)
+    return needed.mapInArrow(child, BLOCK_ROWS)
+
+
+def _column(df: DataFrame, name: str, plan: Plan) -> Column:
+    column = df[f"`{name}`"]
+    type_ = df.schema[name].dataType
+    if name in plan.key and isinstance(type_, DoubleType | FloatType):
+        # As in Spark's own grouping, -0.0 and 0.0 are one key.
+        return (column + F.lit(0.0)).cast(type_)
+    return column
+
+
+def _check_stream(df: DataFrame) -> None:
+    if not df.isStreaming:
+        raise WatermarkError(
+            "windowed: the DataFrame is not a stream; read it with spark.readStream, "
+            "or use aion.LocalOperator for data at rest"
+        )
+    if not any(_WATERMARK in field.metadata for field in df.schema):
+        raise WatermarkError(
+            "windowed: the DataFrame has no watermark, so no window would ever be executed; "
+            "call e.g. .withWatermark('ts', '20 seconds') before, and keep that column until here"
+        )
+
+
+def _arrow_able(schema: StructType) -> StructType:
+    names = schema.fieldNames()
+    twice = {n for n in names if names.count(n) > 1}
+    if twice:
+        raise SchemaError(f"windowed: the DataFrame has two columns named {sorted(twice)[0]!r}; rename one")
+    return schema
+
+
+def _policy(spark: SparkSession, policy: str | Path | Mapping[str, Any] | Policy | None) -> Policy:
+    for key, value in REQUIRED.items():
+        if _conf(spark, key) != value:
+            raise ConfigError(
+                f"{key} is {_conf(spark, key)!r} and must be {value!r}; "
+                "build the session with aion.configure(SparkSession.builder...)"
+            )
+    conf = {k: v for k, v in spark.sparkContext.getConf().getAll() if k.startswith(SPARK_PREFIX)}
+    for key in conf:
+        conf[key] = _conf(spark, key)
+    return resolve(policy, keyword={}, spark_conf=conf)
+
+
+def _conf(spark: SparkSession, key: str) -> str:
+    value = spark.conf.get(key)
+    assert value is not None
+    return value
+
+
+def _state_dir(spark: SparkSession, policy: Policy) -> str:
+    """Where versions are kept: as the policy says, else beside the checkpoints, else in the working folder."""
+    if policy.state.dir is not None:
+        place = policy.state.dir
+    else:
+        checkpoints = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
+        place = f"{checkpoints.rstrip('/')}/aion-state" if checkpoints else "aion-state"
+    if place.startswith("file:"):
+        place = "/" + place.removeprefix("file:").lstrip("/")
+    if "://" in place:
+        raise ConfigError(
+            f"state.dir: {place!r} is not a local path; this version keeps its state on a local or "
+            "mounted file system only: set spark.aion.state.dir to a path"
+        )
+    return str(Path(place).resolve())
+
+
+

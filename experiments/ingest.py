@@ -1,0 +1,275 @@
+"""How fast events get in: Aion with partials and with events kept, against what stock Spark offers.
+
+One process tree, the same files for all, one after the other in turns. See ``ingest_contenders`` for what is
+compared and ``bench.steady_rate`` for what is measured.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from experiments.bench import Summary, Target, Turn
+    from experiments.ingest_contenders import Contender
+    from experiments.ingest_stream import Run
+
+WINDOW = "20 seconds"
+WINDOW_MS = 20_000
+PACKAGES = ("aion-streams", "pyspark", "pyarrow", "pandas", "numpy", "rocksdict")
+# The ratios issue 2 asks for. Each belongs to the settings it names; elsewhere a ratio is only reported.
+KEPT_OVER_LIST_STATE = {0: 12.0, 2304: 2.0}  # by payload bytes
+PARTIALS_OVER_WINDOW = {1.0: 0.7, 20.0: 2.0}  # by overlap: in how many windows an event is
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One experiment, as asked for; ``batches`` per contender, the rest the same for all."""
+
+    events_per_batch: int
+    batches: dict[str, int]
+    runs: int
+    warm_ups: int
+    payload_bytes: int
+    slide: str | None
+    policy: str
+    cores: int
+    window: str = WINDOW
+
+    @property
+    def stem(self) -> str:
+        """File name of the results; settings that change the question get another one."""
+        payload = f"-payload{self.payload_bytes}" if self.payload_bytes else ""
+        return "ingest" + payload + (f"-slide-{self.slide.replace(' ', '-')}" if self.slide else "")
+
+    @property
+    def headline(self) -> str:
+        """What was measured, in a line."""
+        size = f" of {self.payload_bytes:,} B" if self.payload_bytes else ""
+        sliding = f" by {self.slide}" if self.slide else " tumbling"
+        return (
+            f"batches of {self.events_per_batch:,} events{size}, 100 keys, 5 % late, "
+            f"windows of {self.window}{sliding}, {self.cores} cores"
+        )
+
+
+def ingest(
+    events: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Events per batch (a file, a trigger). Default: 2,000,000; with a payload 200,000."
+        ),
+    ] = None,
+    batches: Annotated[int, typer.Option(min=3, help="Batches per run; the first two are not measured.")] = 5,
+    runs: Annotated[int, typer.Option(min=1, help="Measured runs per contender.")] = 3,
+    warm_ups: Annotated[int, typer.Option(min=0, help="Runs per contender before those.")] = 1,
+    payload: Annotated[int, typer.Option(min=0, help="Random bytes every event carries, e.g. 2304.")] = 0,
+    slide: Annotated[str | None, typer.Option(help="A new window every SLIDE, e.g. '1 second'.")] = None,
+    contenders: Annotated[str, typer.Option(help="Some of: partials,apply,stock-window,list-state.")] = "",
+    list_events: Annotated[
+        int, typer.Option(help="Events per run of list-state: whole batches of the same files, at least 3.")
+    ] = 6_000_000,
+    policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
+    cores: Annotated[int, typer.Option(min=1, help="Cores, and shuffle partitions.")] = 2,
+    seed: Annotated[int, typer.Option(min=0, help="Of the generated events.")] = 1,
+    out: Annotated[Path, typer.Option(help="For results; generated files stay in OUT/data.")] = Path(
+        "out/ingest"
+    ),
+) -> None:
+    """Events per second: Aion's two ways against Spark's window().agg and ListState.
+
+    Events of key, time and value (100 keys, 5 % late by 1 to 5 windows) in 20-second windows. Rates are those
+    from the third batch of a run on. ListState, being slow, reads fewer batches of the same size.
+    """
+    # Here, not above: `aion --help` and Spark's workers import this module and need none of it.
+    from experiments import bench
+    from experiments.generate import EventPlan, write_batches
+
+    console = wide_console()
+    chosen = choose(contenders, sliding=slide is not None)
+    targets = targets_for(payload, overlap(slide))
+    events = events or (200_000 if payload else 2_000_000)
+    batches_of = dict.fromkeys(chosen, batches)
+    if "list-state" in chosen:
+        batches_of["list-state"] = min(batches, max(3, list_events // events))
+    settings = Settings(events, batches_of, runs, warm_ups, payload, slide, policy, cores)
+    plan = EventPlan(events_per_batch=events, payload_bytes=payload, seed=seed)
+    record: dict[str, Any] = {
+        "experiment": "ingest",
+        "settings": asdict(settings),
+        "data": asdict(plan),
+        "versions": bench.versions(PACKAGES),
+        "machine": bench.machine(),
+    }
+    with console.status(f"generating {batches} files of {events:,} events"):
+        paths = write_batches(plan, batches, out / "data")
+    done = take_turns(settings, chosen, paths, out, record, console)
+    report(settings, chosen, targets, done, out, record, console)
+
+
+def take_turns(
+    settings: Settings,
+    chosen: dict[str, Contender],
+    paths: list[Path],
+    out: Path,
+    record: dict[str, Any],
+    console: Console,
+) -> list[tuple[Turn, Run]]:
+    """Every run of every contender, in one Spark session. Each is written to the JSON once it is done."""
+    from experiments import bench
+    from experiments.ingest_contenders import Shape
+    from experiments.ingest_stream import file_stream, run_to_end, session
+
+    shape = Shape(WINDOW, WINDOW_MS, settings.slide, settings.payload_bytes > 0)
+    schema = "key bigint, ts timestamp, value double" + (", payload binary" if shape.payload else "")
+    any_aion = any(contender.is_aion for contender in chosen.values())
+    done: list[tuple[Turn, Run]] = []
+    work_dir = Path(tempfile.mkdtemp(prefix="work-", dir=out)).absolute()
+    spark: SparkSession | None = None
+    try:
+        spark = session(settings.cores, work_dir, policy=settings.policy if any_aion else None)
+        record["versions"]["java"] = spark.sparkContext._jvm.System.getProperty("java.version")
+        record["spark_conf"] = dict(sorted(spark.sparkContext.getConf().getAll()))
+        for turn in bench.turns(list(chosen), settings.runs, settings.warm_ups):
+            contender = chosen[turn.contender]
+            files = paths[: settings.batches[turn.contender]]
+            with console.status(f"round {turn.round}: {contender.label}"):
+                # Plan and state are new in every run; only the JVM and the workers stay warm.
+                stream = contender.build(file_stream(spark, files, schema, WINDOW), shape)
+                run = run_to_end(stream, work_dir / "checkpoint", settings.events_per_batch * len(files))
+            done.append((turn, run))
+            kind = "warm-up" if turn.warm_up else "run"
+            console.print(
+                f"{kind:>7} {turn.round}  {contender.label:<26} {run.wall_s:>6.1f} s   events/s: "
+                f"{run.steady_events_per_s:>10,.0f} steady, {run.whole_events_per_s:>10,.0f} whole run"
+            )
+            # After every run, so that an interruption costs one run and not all of them.
+            bench.write_json(out / f"{settings.stem}.json", {**record, "runs": as_rows(done)})
+    finally:
+        if spark is not None:
+            spark.stop()
+        shutil.rmtree(work_dir, ignore_errors=True)
+    return done
+
+
+def report(
+    settings: Settings,
+    chosen: dict[str, Contender],
+    targets: list[Target],
+    done: list[tuple[Turn, Run]],
+    out: Path,
+    record: dict[str, Any],
+    console: Console,
+) -> None:
+    """Tables on the console, all figures as JSON, the steady rates as a bar chart."""
+    from experiments import bench
+
+    labels = {name: contender.label for name, contender in chosen.items()}
+    steady = figures(chosen, done, "steady_events_per_s")
+    rates = bench.summarise(steady)
+    whole = bench.summarise(figures(chosen, done, "whole_events_per_s"))
+    judged = bench.verdicts(targets, rates)
+    summary = {name: {"steady": asdict(rates[name]), "whole_run": asdict(whole[name])} for name in rates}
+    ratios = [{**asdict(verdict), "verdict": verdict.words} for verdict in judged]
+    record = {**record, "events_per_s": summary, "ratios": ratios, "runs": as_rows(done)}
+    bench.write_json(out / f"{settings.stem}.json", record)
+    bench.bar_chart(out / f"{settings.stem}.png", settings.headline, labels, steady, "events/s")
+    console.print()
+    console.print(bench.rates_table(settings.headline, labels, rates, columns(settings, done, whole)))
+    if judged:
+        console.print(bench.ratios_table(labels, judged))
+    console.print(remarks(settings), highlight=False)
+    console.print(f"written: {out / settings.stem}.json and .png", highlight=False)
+
+
+def choose(names: str, *, sliding: bool) -> dict[str, Contender]:
+    """The contenders named, in the order of the comparison; all that can take part when none is named."""
+    from experiments.ingest_contenders import CONTENDERS
+
+    possible = ["partials", "stock-window"] if sliding else list(CONTENDERS)
+    wanted = [name.strip() for name in names.split(",") if name.strip()] or possible
+    unknown = [name for name in wanted if name not in possible]
+    if unknown:
+        which = "with --slide these take part" if sliding else "there are"
+        raise typer.BadParameter(f"{', '.join(unknown)}: {which} {', '.join(possible)}")
+    return {name: CONTENDERS[name] for name in possible if name in wanted}
+
+
+def overlap(slide: str | None) -> float:
+    """In how many windows an event is: 1 when tumbling."""
+    if slide is None:
+        return 1.0
+    from aion.time import duration_us
+
+    try:
+        slide_us = duration_us(slide, what="--slide")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if not 0 < slide_us <= WINDOW_MS * 1_000:
+        raise typer.BadParameter(f"--slide: {slide!r} is not above 0 and up to {WINDOW}; e.g. '1 second'")
+    return WINDOW_MS * 1_000 / slide_us
+
+
+def targets_for(payload_bytes: int, windows_per_event: float) -> list[Target]:
+    """The ratios to report, with issue 2's targets where it sets one for these settings."""
+    from experiments.bench import Target
+
+    return [
+        Target("apply", "list-state", KEPT_OVER_LIST_STATE.get(payload_bytes)),
+        Target("partials", "stock-window", PARTIALS_OVER_WINDOW.get(windows_per_event)),
+    ]
+
+
+def figures(names: Iterable[str], done: list[tuple[Turn, Run]], field: str) -> dict[str, list[float]]:
+    """One figure per measured run, by contender; warm-ups are left out."""
+    return {
+        name: [getattr(run, field) for turn, run in done if turn.contender == name and not turn.warm_up]
+        for name in names
+    }
+
+
+def columns(
+    settings: Settings, done: list[tuple[Turn, Run]], whole: dict[str, Summary]
+) -> dict[str, dict[str, str]]:
+    """What the table shows besides the steady rates."""
+    return {
+        "whole run": {name: f"{rate.median:,.0f}" for name, rate in whole.items()},
+        "batches": {name: str(count) for name, count in settings.batches.items()},
+        "dropped": {turn.contender: f"{run.dropped_by_spark:,}" for turn, run in done},
+    }
+
+
+def as_rows(done: list[tuple[Turn, Run]]) -> list[dict[str, Any]]:
+    """Every run, warm-ups too, as it goes into the JSON."""
+    return [{**turn._asdict(), **asdict(run)} for turn, run in done]
+
+
+def remarks(settings: Settings) -> str:
+    """What a reader must know to read the tables."""
+    lines = [
+        "events/s: median over the runs of input rows / trigger time, without the first two batches of each.",
+        "Aion keeps late events and executes their windows again. Spark drops them ('dropped': rows per run, "
+        "for window().agg after its partial aggregation).",
+    ]
+    fewest, most = min(settings.batches.values()), max(settings.batches.values())
+    if fewest < most:
+        lines.append(
+            f"ListState is slow: it reads the first {fewest} of the {most} files a run "
+            f"({fewest * settings.events_per_batch:,} events). Compared are events/s at equal batch sizes."
+        )
+    return "\n".join(lines)
+
+
+def wide_console() -> Console:
+    """A terminal's own width; in a log file, one that the tables fit."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)

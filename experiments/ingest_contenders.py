@@ -1,0 +1,147 @@
+"""Four ways to average values per key and window over one stream: two of Aion's, two of stock Spark.
+
+Each is a function of the watermarked events and a Shape, and returns a streaming DataFrame. The late events
+are the difference that no option levels: Aion keeps them and executes their windows again, the two stock
+ways drop them, so Aion does strictly more work for the same input.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What every contender computes, in the words of Spark ("20 seconds") and in milliseconds."""
+
+    size: str
+    size_ms: int
+    slide: str | None
+    payload: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A name for people, whether it is Aion (and needs its session settings), and how to build it."""
+
+    label: str
+    is_aion: bool
+    build: Callable[[DataFrame, Shape], DataFrame]
+
+
+def partials(events: DataFrame, shape: Shape) -> DataFrame:
+    """Aion, decomposable: only per-slice partial aggregates reach the state."""
+    import aion
+    from aion import aggregates as A
+
+    window = aion.Sliding(shape.size, shape.slide) if shape.slide else aion.Tumbling(shape.size)
+    return aion.windowed(
+        events,
+        key=["key"],
+        time="ts",
+        windows=[window],
+        aggregates={"n": A.count(), "mean": A.mean("value")},
+    )
+
+
+def kept(events: DataFrame, shape: Shape) -> DataFrame:
+    """Aion, holistic: every event, with its payload, is kept until its window is final."""
+    import aion
+
+    return aion.windowed(
+        events,
+        key=["key"],
+        time="ts",
+        windows=[aion.Tumbling(shape.size)],
+        apply=mean_of_events,
+        schema="mean double",
+    )
+
+
+def mean_of_events(
+    key: tuple[Any, ...], window: Any, events: Iterator[pa.RecordBatch]
+) -> dict[str, float | None]:
+    """The mean of ``value`` over lazily read record batches, nulls left out as in Spark's ``avg``."""
+    total, count = 0.0, 0
+    for batch in events:
+        values = batch.column("value")
+        total += pc.sum(values).as_py() or 0.0
+        count += len(values) - values.null_count
+    return {"mean": total / count if count else None}
+
+
+def stock_window(events: DataFrame, shape: Shape) -> DataFrame:
+    """Spark's own windowed aggregation. In ``append`` mode: a result once per window, as an on-time pane."""
+    window = F.window("ts", shape.size, shape.slide) if shape.slide else F.window("ts", shape.size)
+    return events.groupBy("key", window).agg(F.count(F.lit(1)).alias("n"), F.avg("value").alias("mean"))
+
+
+def list_state(events: DataFrame, shape: Shape) -> DataFrame:
+    """Spark's way of keeping events: a ListState per key and window, read when a timer fires at its end.
+
+    Written as fast as that API allows: the window is computed in the JVM, each window's rows of a batch are
+    appended in one call, and the event time is kept as a number (datetimes cost far more to convert).
+    """
+    end_ms = F.expr(f"(unix_millis(ts) div {shape.size_ms}) * {shape.size_ms} + {shape.size_ms}")
+    columns = ["key", "end_ms", "ts", "time_us", "value", *(["payload"] if shape.payload else [])]
+    rows = (
+        events.withColumn("end_ms", end_ms).withColumn("time_us", F.expr("unix_micros(ts)")).select(columns)
+    )
+    return rows.groupBy("key", "end_ms").transformWithStateInPandas(
+        ListStateMean(shape.payload),
+        outputStructType="key bigint, end_ms bigint, n bigint, mean double",
+        outputMode="append",
+        timeMode="EventTime",
+    )
+
+
+class ListStateMean(StatefulProcessor):
+    """Keeps the events of one key and window; at the window's end yields their number and mean."""
+
+    def __init__(self, payload: bool) -> None:
+        self.columns = ["time_us", "value", *(["payload"] if payload else [])]
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        types = {"time_us": "bigint", "value": "double", "payload": "binary"}
+        self.handle = handle
+        self.events = handle.getListState(
+            "events", ", ".join(f"{name} {types[name]}" for name in self.columns)
+        )
+
+    def handleInputRows(
+        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
+    ) -> Iterator[pd.DataFrame]:
+        for frame in rows:
+            self.events.appendList(list(zip(*(frame[name].tolist() for name in self.columns), strict=True)))
+        self.handle.registerTimer(int(key[1]))
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
+        values = [event[1] for event in self.events.get()]
+        self.events.clear()
+        yield pd.DataFrame(
+            {"key": [key[0]], "end_ms": [key[1]], "n": [len(values)], "mean": [statistics.fmean(values)]}
+        )
+
+    def close(self) -> None:
+        pass
+
+
+CONTENDERS: dict[str, Contender] = {
+    "partials": Contender("Aion, partials", True, partials),
+    "apply": Contender("Aion, events kept (apply)", True, kept),
+    "stock-window": Contender("Spark window().agg", False, stock_window),
+    "list-state": Contender("Spark ListState of events", False, list_state),
+}

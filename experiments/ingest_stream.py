@@ -1,0 +1,130 @@
+"""The Spark side of an experiment: one session for all contenders, files as a stream, a run to the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.bench import steady_rate
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+# The first batch pays for code generation and for starting workers. The second executes only a part of the
+# windows that a later one does: the watermark's delay holds the others back. From the third on, a batch
+# executes as much event time as it brings.
+SKIPPED_BATCHES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run of one streaming query did; ``progress`` are Spark's own reports, abridged."""
+
+    events: int
+    steady_events_per_s: float
+    whole_events_per_s: float
+    wall_s: float
+    dropped_by_spark: int
+    progress: list[dict[str, Any]]
+
+
+def session(cores: int, work_dir: Path, *, policy: str | None, memory: str = "4g") -> SparkSession:
+    """One local session for all contenders, Aion's settings included when ``policy`` names them.
+
+    The settings below are the same for all and favour none: as many shuffle partitions as cores, RocksDB for
+    every stateful operator, and a file split into as many tasks as there are cores.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(f"local[{cores}]").appName("aion experiment ingest")
+    settings = {
+        "spark.driver.memory": memory,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(cores),
+        # A byte per core, not the default 4 MB: this is added to a file's size before it is divided between
+        # the cores, and of a small file the first core would get nearly everything.
+        "spark.sql.files.openCostInBytes": str(cores),
+        "spark.sql.streaming.numRecentProgressUpdates": "10000",
+        "spark.sql.streaming.stateStore.providerClass": (
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        ),
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.aion.state.dir": str(work_dir / "state"),
+    }
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    if policy is not None:
+        import aion
+
+        builder = aion.configure(builder, policy=policy)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def file_stream(spark: SparkSession, paths: Sequence[Path], schema: str, delay: str) -> DataFrame:
+    """``paths``, all in one folder, as a stream of one file per trigger, with a watermark on ``ts``."""
+    names = ",".join(path.name for path in paths)
+    glob = f"{paths[0].parent.absolute()}/{{{names}}}"
+    reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
+    return reader.parquet(glob).withWatermark("ts", delay)
+
+
+def run_to_end(stream: DataFrame, checkpoint: Path, expected_events: int) -> Run:
+    """Runs a streaming DataFrame over all its files into nowhere. ``checkpoint`` is removed after it.
+
+    Raises RuntimeError when not exactly ``expected_events`` were read: the rate would be another's.
+    """
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    started = time.perf_counter()
+    query = (
+        stream.writeStream.format("noop")
+        .outputMode("append")
+        .option("checkpointLocation", str(checkpoint.absolute()))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        query.awaitTermination()
+    finally:
+        query.stop()
+    wall_s = time.perf_counter() - started
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    progress = [_plain(report) for report in query.recentProgress]
+    events = sum(report["numInputRows"] for report in progress)
+    if events != expected_events:
+        raise RuntimeError(f"the query read {events:,} events, the files hold {expected_events:,}")
+    return Run(
+        events=events,
+        steady_events_per_s=steady_rate(progress, SKIPPED_BATCHES),
+        whole_events_per_s=events / wall_s,
+        wall_s=wall_s,
+        dropped_by_spark=sum(report["dropped_by_spark"] for report in progress),
+        progress=progress,
+    )
+
+
+def _plain(report: Any) -> dict[str, Any]:
+    """The parts of a progress report that explain a rate: rows, milliseconds per phase, state, drops."""
+    parsed = report if isinstance(report, dict) else json.loads(report.json)
+    operators = parsed.get("stateOperators", [])
+    return {
+        "batchId": parsed["batchId"],
+        "numInputRows": parsed["numInputRows"],
+        "durationMs": parsed["durationMs"],
+        "watermark": parsed.get("eventTime", {}).get("watermark"),
+        "output_rows": parsed.get("sink", {}).get("numOutputRows"),
+        "state_rows": sum(operator["numRowsTotal"] for operator in operators),
+        "dropped_by_spark": sum(operator["numRowsDroppedByWatermark"] for operator in operators),
+    }

@@ -1,0 +1,141 @@
+"""A block: the events, or the partial aggregates, of one slice from one input batch. Pure.
+
+Columnar and immutable: encoded once where it is made, moved and stored as those bytes, decoded where it is
+read. Layout, little endian: a header of 64 bytes, then the body, an Arrow record batch message without its
+schema (the operator's plan knows it), compressed as a whole or not at all.
+
+    magic "AION" | version u8 | kind u8 | codec u8 | compression u8 | slice i64 | rows u32 | events u32 |
+    min time i64 | max time i64 | raw length u64 | body length u64 | body crc32 u32 | header crc32 u32
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from enum import IntEnum
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from aion.errors import CorruptBlock, FormatError
+
+VERSION = 1
+_HEADER = struct.Struct("<4sBBBBqIIqqQQI")
+_CRC = struct.Struct("<I")
+HEADER_BYTES = _HEADER.size + _CRC.size
+_MAGIC = b"AION"
+
+Buffer = bytes | pa.Buffer | memoryview
+
+
+class Kind(IntEnum):
+    EVENTS = 0
+    PARTIALS = 1
+
+
+class Codec(IntEnum):
+    ARROW = 0
+
+
+class Compression(IntEnum):
+    NONE = 0
+    LZ4 = 1
+    ZSTD = 2
+
+
+class Header(NamedTuple):
+    """What is known of a block without decoding it. Times in µs; ``events`` is what its rows stand for."""
+
+    kind: Kind
+    codec: Codec
+    compression: Compression
+    slice_us: int
+    rows: int
+    events: int
+    min_us: int
+    max_us: int
+    raw_bytes: int
+    body_bytes: int
+    crc: int
+
+    @property
+    def size_bytes(self) -> int:
+        return HEADER_BYTES + self.body_bytes
+
+
+class Block(NamedTuple):
+    header: Header
+    data: Buffer
+
+    @property
+    def size_bytes(self) -> int:
+        return self.header.size_bytes
+
+
+def encode(
+    batch: pa.RecordBatch,
+    *,
+    kind: Kind,
+    slice_us: int,
+    events: int,
+    min_us: int,
+    max_us: int,
+    compression: Compression = Compression.NONE,
+) -> Block:
+    raw = batch.serialize()
+    body = raw
+    if compression is not Compression.NONE:
+        body = pa.Codec(_ARROW_NAMES[compression]).compress(raw)
+    header = Header(
+        kind, Codec.ARROW, compression, slice_us, batch.num_rows, events, min_us, max_us,
+        raw.size, body.size, zlib.crc32(body),
+    )  # fmt: skip
+    return Block(header, b"".join((_pack(header), body)))
+
+
+def parse(data: Buffer, name: str = "block") -> Block:
+    """Reads and checks the header only; raises CorruptBlock or FormatError naming the block."""
+    view = memoryview(data)
+    if len(view) < HEADER_BYTES:
+        raise CorruptBlock(f"{name}: {len(view)} bytes are fewer than a header's {HEADER_BYTES}")
+    head = view[:HEADER_BYTES]
+    magic, version, kind, codec, compression, *rest = _HEADER.unpack_from(head)
+    if magic != _MAGIC or zlib.crc32(head[: _HEADER.size]) != _CRC.unpack_from(head, _HEADER.size)[0]:
+        raise CorruptBlock(f"{name}: the header is not one that Aion wrote, or was damaged")
+    if version > VERSION:
+        raise FormatError(f"{name}: written in block format {version}; this Aion reads up to {VERSION}")
+    header = Header(Kind(kind), Codec(codec), Compression(compression), *rest)
+    if len(view) != header.size_bytes:
+        raise CorruptBlock(f"{name}: {len(view)} bytes where its header says {header.size_bytes}")
+    return Block(header, data)
+
+
+def check(block: Block, name: str = "block") -> None:
+    """Raises CorruptBlock if the body is not the one that was written."""
+    if zlib.crc32(memoryview(block.data)[HEADER_BYTES:]) != block.header.crc:
+        raise CorruptBlock(f"{name}: the body's checksum differs from the one it was written with")
+
+
+def decode(block: Block, schema: pa.Schema, name: str = "block") -> pa.RecordBatch:
+    """The rows, sharing the block's memory where it is not compressed; checks the body first."""
+    check(block, name)
+    header = block.header
+    body = pa.py_buffer(block.data).slice(HEADER_BYTES)
+    if header.compression is not Compression.NONE:
+        codec = pa.Codec(_ARROW_NAMES[header.compression])
+        body = codec.decompress(body, decompressed_size=header.raw_bytes)
+    batch = pa.ipc.read_record_batch(body, schema)
+    if batch.num_rows != header.rows:
+        raise CorruptBlock(f"{name}: {batch.num_rows} rows where its header says {header.rows}")
+    return batch
+
+
+def _pack(header: Header) -> bytes:
+    packed = _HEADER.pack(
+        _MAGIC, VERSION, header.kind, header.codec, header.compression, header.slice_us, header.rows,
+        header.events, header.min_us, header.max_us, header.raw_bytes, header.body_bytes, header.crc,
+    )  # fmt: skip
+    return packed + _CRC.pack(zlib.crc32(packed))
+
+
+_ARROW_NAMES = {Compression.LZ4: "lz4", Compression.ZSTD: "zstd"}

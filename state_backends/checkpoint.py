@@ -1,0 +1,213 @@
+"""Versions of a shard: open by token, work, commit (DESIGN section 6).
+
+A version is a manifest and the files it names, all immutable. Spark keeps the token of the current one, so
+Spark decides which attempt won. What an attempt did before its commit can be undone: blocks carry numbers
+that only grow, and purges wait for the commit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from aion.errors import CorruptState, SessionSuperseded
+from state_backends.block import Block
+from state_backends.manifest import FileEntry, Identity, Manifest, check_owner, dump, load
+from state_backends.p_bucket import PBucket, sync
+from state_backends.store import BlockStore, SstFile, StoredBlock
+
+StoreFactory = Callable[[PBucket], BlockStore]
+
+
+class Shard:
+    """One shard on its host: the version it holds and, between open and commit, the attempt at work on it.
+
+    Calls are serialised by the caller. ``folder`` keeps the versions, ``live`` RocksDB's own files.
+    """
+
+    def __init__(
+        self, identity: Identity, folder: Path, live: Path, make_store: StoreFactory, *, retain: int
+    ) -> None:
+        self.identity = identity
+        self.folder = folder
+        self._live = live
+        self._make_store = make_store
+        self._retain = retain
+        self._store: BlockStore | None = None
+        self._p: PBucket | None = None
+        self._held: Manifest | None = None
+        self._files: dict[int, SstFile] = {}
+        self._attempt: str | None = None
+        self._first_seq = 0
+        self._purging: list[int] = []
+        # Versions that may still be asked for, oldest first.
+        self._retained: list[Manifest] = []
+        self.rebuilds = 0
+
+    # -- an attempt ---------------------------------------------------------------------------------------
+
+    def open(self, token: str | None, attempt: str, identity: Identity) -> dict[str, Any] | None:
+        """Starts an attempt on the version ``token`` (None: the very first); returns its snapshot.
+
+        Whatever another attempt left uncommitted is undone. Raises CorruptState, FormatError, ForeignState.
+        """
+        held = self._held.token if self._held else None
+        if self._store is None or held != token:
+            self._rebuild(token, identity)
+        elif self._attempt is not None:
+            self._store.rollback(self._first_seq)
+        if self._held is not None:
+            check_owner(self._held, identity)
+        self.identity = identity
+        self._attempt = attempt
+        self._purging = []
+        snapshot = self._held.snapshot if self._held else None
+        self._first_seq = snapshot["next_seq"] if snapshot else 0
+        assert self._p is not None
+        self._p.tag = attempt
+        return snapshot
+
+    def append(self, attempt: str, blocks: Sequence[tuple[int, bool, Block]]) -> None:
+        store = self._working(attempt)
+        for seq, late, block in blocks:
+            store.append(seq, block, late=late)
+
+    def read(self, attempt: str, slices: Sequence[int]) -> Iterator[StoredBlock]:
+        return self._working(attempt).read(slices)
+
+    def destage(self, attempt: str, slices: Sequence[int]) -> None:
+        self._working(attempt).destage(slices)
+
+    def purge(self, attempt: str, slices: Sequence[int]) -> None:
+        """Takes effect with the commit, so that an attempt that fails has purged nothing."""
+        self._working(attempt)
+        self._purging += slices
+
+    def commit(self, attempt: str, snapshot: dict[str, Any]) -> None:
+        """Makes the attempt the current version, whole or not at all; its token is the attempt's name."""
+        store = self._working(attempt)
+        dead = frozenset(self._purging)
+        new = {f.file_no: f for f in store.persist(skip=dead)}
+        known = self._files | new
+        # Slices never come back, so a slice that a file holds without one live block is a purged one.
+        holds = {
+            no: {s: 0 if s in dead else n for s, n in slices.items()} for no, slices in store.files().items()
+        }
+        live = sorted(no for no, slices in holds.items() if any(slices.values()))
+        manifest = Manifest(
+            token=attempt,
+            parent=self._held.token if self._held else None,
+            version=self._held.version + 1 if self._held else 1,
+            identity=self.identity,
+            files=tuple(_entry(known[no]) for no in live),
+            purged=tuple(sorted({s for no in live for s, n in holds[no].items() if not n})),
+            snapshot=snapshot,
+        )
+        self._write(manifest)
+        store.purge(list(dead))
+        self._files = {no: known[no] for no in live}
+        self._held = manifest
+        self._attempt = None
+        self._retained.append(manifest)
+        self._expire([f for no, f in new.items() if no not in live])
+
+    def abort(self, attempt: str) -> None:
+        if self._attempt == attempt and self._store is not None:
+            self._store.rollback(self._first_seq)
+            self._attempt = None
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    @property
+    def store(self) -> BlockStore | None:
+        return self._store
+
+    @property
+    def snapshot(self) -> dict[str, Any] | None:
+        """What the operator was at the last commit."""
+        return self._held.snapshot if self._held else None
+
+    # -- versions -----------------------------------------------------------------------------------------
+
+    def _working(self, attempt: str) -> BlockStore:
+        if self._attempt != attempt or self._store is None:
+            raise SessionSuperseded(
+                f"shard {self.identity.shard}: attempt {attempt} is not at work on it (any more); "
+                f"{self._attempt or 'none'} is"
+            )
+        return self._store
+
+    def _rebuild(self, token: str | None, identity: Identity) -> None:
+        self.close()
+        self._held, self._files, self._attempt = None, {}, None
+        self.rebuilds += 1
+        p_bucket = PBucket(self.folder / "files", self._live, durable=True)
+        store = self._make_store(p_bucket)
+        try:
+            if token is not None:
+                manifest = self._load(token)
+                check_owner(manifest, identity)
+                self._files = {f.file_no: self._file(f) for f in manifest.files}
+                store.restore(list(self._files.values()), frozenset(manifest.purged))
+                self._held = manifest
+                self._retained = self._versions_before(manifest)
+        except BaseException:
+            store.close()
+            raise
+        self._p, self._store = p_bucket, store
+
+    def _load(self, token: str) -> Manifest:
+        path = self._path(token)
+        try:
+            return load(path.read_bytes(), path.name)
+        except FileNotFoundError:
+            raise CorruptState(
+                f"version {token} of shard {self.identity.shard} of operator {self.identity.operator!r} "
+                f"is what Spark asks for, but {path} does not exist"
+            ) from None
+
+    def _write(self, manifest: Manifest) -> None:
+        path = self._path(manifest.token)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        with part.open("wb") as out:
+            out.write(dump(manifest))
+            out.flush()
+            os.fsync(out.fileno())
+        part.rename(path)
+        sync(path.parent)
+
+    def _path(self, token: str) -> Path:
+        return self.folder / "manifests" / f"{token}.json"
+
+    def _file(self, entry: FileEntry) -> SstFile:
+        path = self.folder / "files" / entry.name
+        return SstFile(entry.file_no, str(path), entry.size_bytes, entry.index_crc, entry.blocks)
+
+    def _versions_before(self, manifest: Manifest) -> list[Manifest]:
+        """The manifest and those it came from, as far back as they are still there, oldest first."""
+        chain = [manifest]
+        while chain[-1].parent and len(chain) <= self._retain and self._path(chain[-1].parent).exists():
+            chain.append(self._load(chain[-1].parent))
+        return chain[::-1]
+
+    def _expire(self, unborn: Sequence[SstFile]) -> None:
+        """Deletes versions that nobody can ask for any more, and the files that only they needed."""
+        expired, self._retained = self._retained[: -self._retain], self._retained[-self._retain :]
+        needed = {f.name for m in self._retained for f in m.files}
+        for manifest in expired:
+            self._path(manifest.token).unlink(missing_ok=True)
+            for f in manifest.files:
+                if f.name not in needed:
+                    (self.folder / "files" / f.name).unlink(missing_ok=True)
+        for file in unborn:
+            Path(file.path).unlink(missing_ok=True)
+
+
+def _entry(file: SstFile) -> FileEntry:
+    return FileEntry(file.file_no, Path(file.path).name, file.size_bytes, file.index_crc, file.blocks)

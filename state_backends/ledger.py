@@ -1,0 +1,149 @@
+"""Where each block is: a table of places and moves, pure. The store does what the table allows.
+
+The invariant behind every row: a live block is in memory, on disk, or both; never in neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+NO_FILE = -1
+
+
+class Place(StrEnum):
+    MEMORY = "memory"  # only in memory
+    DESTAGING = "destaging"  # in memory, being written
+    BOTH = "both"  # in memory and on disk
+    DISK = "disk"  # only on disk
+    STAGING = "staging"  # on disk, being read back
+    PURGED = "purged"  # gone, for good
+
+
+class Move(StrEnum):
+    WRITE = "write"
+    WRITTEN = "written"
+    WRITE_FAILED = "write_failed"
+    EVICT = "evict"
+    STAGE = "stage"
+    STAGED = "staged"
+    STAGE_FAILED = "stage_failed"
+    CANCEL = "cancel"
+    PURGE = "purge"
+
+
+TRANSITIONS: dict[tuple[Place, Move], Place] = {
+    (Place.MEMORY, Move.WRITE): Place.DESTAGING,
+    (Place.DESTAGING, Move.WRITTEN): Place.BOTH,
+    (Place.DESTAGING, Move.WRITE_FAILED): Place.MEMORY,
+    (Place.BOTH, Move.EVICT): Place.DISK,
+    (Place.DISK, Move.STAGE): Place.STAGING,
+    (Place.STAGING, Move.STAGED): Place.BOTH,
+    (Place.STAGING, Move.STAGE_FAILED): Place.DISK,
+    (Place.STAGING, Move.CANCEL): Place.DISK,
+    **{(place, Move.PURGE): Place.PURGED for place in Place if place is not Place.PURGED},
+}
+
+IN_MEMORY = frozenset({Place.MEMORY, Place.DESTAGING, Place.BOTH})
+ON_DISK = frozenset({Place.BOTH, Place.DISK, Place.STAGING})
+
+
+class IllegalMove(AssertionError):
+    """A move that the table does not have: a bug in the store, told with the block's whole story."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """A live block: its number, slice, size, place, and the file that holds it (NO_FILE before it has one)."""
+
+    seq: int
+    slice_us: int
+    size_bytes: int
+    place: Place
+    file_no: int = NO_FILE
+    story: str = ""
+
+
+class Ledger:
+    """All live blocks of a shard, by seq and by slice."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, Entry] = {}
+        self._slices: dict[int, dict[int, Entry]] = {}
+        self.memory_bytes = 0
+        self.disk_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._entries
+
+    def __getitem__(self, seq: int) -> Entry:
+        return self._entries[seq]
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def add(self, seq: int, slice_us: int, size_bytes: int, place: Place, file_no: int = NO_FILE) -> Entry:
+        assert seq not in self._entries, f"block {seq} is there already"
+        entry = Entry(seq, slice_us, size_bytes, place, file_no, place.value)
+        self._entries[seq] = entry
+        self._slices.setdefault(slice_us, {})[seq] = entry
+        self._count(entry, +1)
+        return entry
+
+    def move(self, seq: int, move: Move, *, file_no: int | None = None) -> Entry:
+        entry = self._entries[seq]
+        place = TRANSITIONS.get((entry.place, move))
+        if place is None:
+            raise IllegalMove(f"block {seq} cannot {move} from {entry.place}; its story: {entry.story}")
+        self._count(entry, -1)
+        entry.place = place
+        entry.story = f"{entry.story[-200:]} -{move}-> {place}"
+        if file_no is not None:
+            entry.file_no = file_no
+        if place is Place.PURGED:
+            del self._entries[seq]
+            of_slice = self._slices[entry.slice_us]
+            del of_slice[seq]
+            if not of_slice:
+                del self._slices[entry.slice_us]
+        else:
+            self._count(entry, +1)
+        return entry
+
+    def of_slices(self, slices: Iterable[int]) -> list[Entry]:
+        """Live blocks of these slices, by slice and then in the order of arrival."""
+        return [
+            entry
+            for s in sorted(set(slices))
+            for _, entry in sorted(self._slices.get(s, {}).items())
+        ]  # fmt: skip
+
+    def _count(self, entry: Entry, sign: int) -> None:
+        if entry.place in IN_MEMORY:
+            self.memory_bytes += sign * entry.size_bytes
+        if entry.place in ON_DISK:
+            self.disk_bytes += sign * entry.size_bytes
+
+    def validate(self) -> None:
+        """The accounts equal the sum of the blocks, and both indexes hold the same blocks."""
+        entries = list(self._entries.values())
+        assert self.memory_bytes == sum(e.size_bytes for e in entries if e.place in IN_MEMORY)
+        assert self.disk_bytes == sum(e.size_bytes for e in entries if e.place in ON_DISK)
+        assert {s: set(b) for s, b in self._slices.items()} == {
+            s: {e.seq for e in entries if e.slice_us == s} for s in {e.slice_us for e in entries}
+        }
+        for e in entries:
+            assert e.place is not Place.PURGED
+            assert (e.place in ON_DISK) == (e.file_no != NO_FILE), f"{e}"
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram, for the documentation."""
+    lines = ["stateDiagram-v2", "    [*] --> memory"]
+    lines += [f"    {src} --> {dst}: {move}" for (src, move), dst in TRANSITIONS.items() if move != "purge"]
+    lines += ["    note right of both: purge leads from every place to purged"]
+    return "\n".join(lines)

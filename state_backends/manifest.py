@@ -1,0 +1,93 @@
+"""A version of a shard: an immutable manifest that names its files. Pure but for nothing: bytes in and out.
+
+The file is one JSON object, a newline, and the CRC-32 of the object's bytes as eight hexadecimal digits.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+
+from aion.errors import CorruptState, ForeignState, FormatError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose state it is. ``definition`` is what the operator's blocks and windows depend on."""
+
+    query: str
+    operator: str
+    shard: int
+    shards: int
+    definition: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    file_no: int
+    name: str
+    size_bytes: int
+    index_crc: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """``purged``: slices whose blocks are dead although a listed file still holds them."""
+
+    token: str
+    parent: str | None
+    version: int
+    identity: Identity
+    files: tuple[FileEntry, ...]
+    purged: tuple[int, ...]
+    snapshot: dict[str, Any]
+
+
+def dump(manifest: Manifest) -> bytes:
+    body = orjson.dumps({"format": FORMAT, **asdict(manifest)})
+    return body + b"\n%08x\n" % zlib.crc32(body)
+
+
+def load(data: bytes, name: str) -> Manifest:
+    """Raises CorruptState or FormatError naming the manifest."""
+    body, _, crc = data.rstrip(b"\n").rpartition(b"\n")
+    if crc != b"%08x" % zlib.crc32(body):
+        raise CorruptState(f"manifest {name}: its checksum differs from the one it was written with")
+    value = orjson.loads(body)
+    found = value.pop("format", None)
+    if found != FORMAT:
+        raise FormatError(f"manifest {name}: written in format {found}; this Aion reads format {FORMAT}")
+    return Manifest(
+        token=value["token"],
+        parent=value["parent"],
+        version=value["version"],
+        identity=Identity(**value["identity"]),
+        files=tuple(FileEntry(**f) for f in value["files"]),
+        purged=tuple(value["purged"]),
+        snapshot=value["snapshot"],
+    )
+
+
+def check_owner(manifest: Manifest, wanted: Identity) -> None:
+    """Raises ForeignState that says what differs."""
+    found = manifest.identity
+    for what in ("query", "operator", "shard", "shards"):
+        if getattr(found, what) != getattr(wanted, what):
+            hint = " (Spark fixes the number of shuffle partitions in the checkpoint)" if what == "shards" else ""
+            raise ForeignState(
+                f"the state of version {manifest.token} belongs to {what} {getattr(found, what)!r}, "
+                f"not {getattr(wanted, what)!r}{hint}"
+            )
+    changed = [k for k in wanted.definition if found.definition.get(k) != wanted.definition[k]]
+    if changed:
+        was = "; ".join(f"{k}: was {found.definition.get(k)}, is {wanted.definition[k]}" for k in changed)
+        raise ForeignState(
+            f"operator {wanted.operator!r} was started with another definition ({was}); "
+            "start it with a new checkpoint, or give it another name"
+        )

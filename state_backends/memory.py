@@ -1,0 +1,25 @@
+"""All blocks in memory: the baseline that Flink's heap state is. Commits still reach the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from state_backends.ledger import Entry
+from state_backends.store import SstFile
+from state_backends.tiered import TieredStore
+
+
+class MemoryStore(TieredStore):
+    """A store whose blocks never leave memory, whatever the budget."""
+
+    _bounded = False
+
+    def _keeps(self, entry: Entry, late: bool) -> bool:
+        return True
+
+    def destage(self, slices: Sequence[int]) -> None:
+        pass
+
+    def restore(self, files: Sequence[SstFile], purged: frozenset[int]) -> None:
+        super().restore(files, purged)
+        self._load_all()

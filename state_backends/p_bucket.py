@@ -1,0 +1,194 @@
+"""The persistent side of a shard: immutable SST files, and the RocksDB that has ingested them.
+
+A file is written once with RocksDB's own writer and then ingested by hard link, so the durable copy and the
+one that reads are the same bytes on disk. Keys are ``file number | slice | seq``, big endian: files never
+overlap, so each lands on the lowest level, nothing is ever compacted into something else, and the blocks of
+one slice stand together in each file. An 8-byte key (the file number alone) holds the file's index of blocks.
+
+Used by the I/O thread only, except where said. Sources of the layout: FACTS ("rocksdict"), DESIGN section 2.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import zlib
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import orjson
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    DBCompressionType,
+    IngestExternalFileOptions,
+    Options,
+    Rdict,
+    SstFileWriter,
+    WriteOptions,
+)
+
+from aion.errors import CorruptBlock, CorruptState
+from state_backends.block import Block, parse
+from state_backends.store import SstFile
+
+_KEY = struct.Struct(">QQQ")
+_INDEX_KEY = struct.Struct(">Q")
+_SIGN = 1 << 63
+_CACHE_BYTES = 4 << 20
+
+
+class Indexed(NamedTuple):
+    """A line of a file's index of blocks."""
+
+    slice_us: int
+    seq: int
+    size_bytes: int
+
+
+class PBucket:
+    """Writes, ingests, reads and drops the files of one shard.
+
+    ``files``: where files are kept for good. ``live``: RocksDB's own folder, made when first needed and
+    removed by :meth:`close`. ``durable``: whether files are synced to the device. Both folders should be on
+    one file system; otherwise ingesting copies.
+    """
+
+    def __init__(self, files: Path, live: Path, *, durable: bool) -> None:
+        self.files = files
+        self.live = live
+        self.durable = durable
+        self.tag = "0"
+        self.next_file_no = 0
+        self._db: Rdict | None = None
+
+    # -- steps for the I/O thread -------------------------------------------------------------------------
+
+    def write(self, blocks: Sequence[tuple[int, Block]]) -> Generator[None, None, SstFile]:
+        """Steps that write (seq, block) pairs as one file and ingest it."""
+        file_no = self.next_file_no
+        self.next_file_no += 1
+        self.files.mkdir(parents=True, exist_ok=True)
+        path = self.files / f"{file_no:010d}-{self.tag}.sst"
+        part = path.with_suffix(".part")
+        ordered = sorted(blocks, key=lambda b: (b[1].header.slice_us, b[0]))
+        index = orjson.dumps([[b.header.slice_us, seq, b.size_bytes] for seq, b in ordered])
+        try:
+            writer = SstFileWriter(_options())
+            writer.open(str(part))
+            writer[_INDEX_KEY.pack(file_no)] = index
+            for seq, block in ordered:
+                writer[_key(file_no, block.header.slice_us, seq)] = bytes(block.data)
+                yield
+            writer.finish()
+            if self.durable:
+                sync(part)
+            part.rename(path)
+            if self.durable:
+                sync(self.files)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        file = SstFile(file_no, str(path), path.stat().st_size, zlib.crc32(index), len(ordered))
+        self._ingest(file)
+        return file
+
+    def fetch(self, file_no: int, slice_us: int, seq: int) -> Generator[None, None, Block]:
+        """Steps that read one block; raises CorruptBlock if it is not there."""
+        value = self._open().get(_key(file_no, slice_us, seq))
+        name = f"block {seq} of slice {slice_us} in file {file_no}"
+        if value is None:
+            raise CorruptBlock(f"{name}: the file does not hold it")
+        return parse(value, name)
+        yield
+
+    def adopt(self, file: SstFile) -> Generator[None, None, list[Indexed]]:
+        """Steps that take over an existing file; returns its index. Raises CorruptState naming the file."""
+        name = Path(file.path).name
+        try:
+            if Path(file.path).stat().st_size != file.size_bytes:
+                raise CorruptState(f"{name}: not of the {file.size_bytes} bytes that its manifest says")
+            self._ingest(file)
+            index = self._open().get(_INDEX_KEY.pack(file.file_no))
+        except (OSError, CorruptState) as error:
+            raise CorruptState(f"file {name} cannot be read: {error}") from error
+        except Exception as error:  # rocksdict raises plain Exceptions for what RocksDB refuses
+            raise CorruptState(f"file {name} is no whole SST file: {error}") from error
+        if index is None or zlib.crc32(index) != file.index_crc:
+            raise CorruptState(f"file {name}: its index of blocks is not the one its manifest names")
+        self.next_file_no = max(self.next_file_no, file.file_no + 1)
+        return [Indexed(*line) for line in orjson.loads(index)]
+
+    def drop(self, file_no: int) -> Generator[None, None, None]:
+        """Steps that make RocksDB forget a file; the durable copy is retention's to delete."""
+        if self._db is not None:
+            begin, end = _INDEX_KEY.pack(file_no), _INDEX_KEY.pack(file_no + 1)
+            self._db.delete_range(begin, end, write_opt=_no_wal())
+            yield
+            # A compaction over exactly this range unlinks the file, and rewrites nothing.
+            self._db.compact_range(begin, end)
+
+    def close(self) -> None:
+        """Closes RocksDB and removes its folder; call it when no request is under way."""
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+        shutil.rmtree(self.live, ignore_errors=True)
+
+    def disk_bytes(self) -> int:
+        """Bytes of RocksDB's files, dead blocks included."""
+        return sum(f["size"] for f in self._db.live_files()) if self._db is not None else 0
+
+    # -- RocksDB ------------------------------------------------------------------------------------------
+
+    def _open(self) -> Rdict:
+        if self._db is None:
+            shutil.rmtree(self.live, ignore_errors=True)
+            self.live.mkdir(parents=True, mode=0o700)
+            self._db = Rdict(str(self.live / "db"), _options())
+        return self._db
+
+    def _ingest(self, file: SstFile) -> None:
+        db = self._open()
+        link = self.live / f"{file.file_no}.ingest"
+        try:
+            os.link(file.path, link)
+        except OSError:
+            shutil.copyfile(file.path, link)  # another file system
+        how = IngestExternalFileOptions()
+        how.set_move_files(True)
+        db.ingest_external_file([str(link)], how)
+
+
+def _key(file_no: int, slice_us: int, seq: int) -> bytes:
+    return _KEY.pack(file_no, slice_us + _SIGN, seq)
+
+
+def _options() -> Options:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    # Blocks are compressed, or not, by their codec; and files are never merged: they are born sorted.
+    options.set_compression_type(DBCompressionType.none())
+    options.set_disable_auto_compactions(True)
+    options.set_write_buffer_size(1 << 20)
+    table = BlockBasedOptions()
+    table.set_block_cache(Cache(_CACHE_BYTES))
+    options.set_block_based_table_factory(table)
+    return options
+
+
+def _no_wal() -> WriteOptions:
+    write = WriteOptions()
+    write.disable_wal = True
+    return write
+
+
+def sync(path: Path) -> None:
+    """Makes a file's bytes, or a folder's names, survive a power cut."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

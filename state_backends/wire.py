@@ -1,0 +1,75 @@
+"""What client and server say to each other: JSON commands, blocks as Arrow batches, errors by name. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
+
+import orjson
+import pyarrow as pa
+
+from aion import errors
+from state_backends.block import Block, parse
+from state_backends.store import StoredBlock
+
+BLOCKS = pa.schema([("seq", pa.int64()), ("late", pa.bool_()), ("block", pa.large_binary())])
+MESSAGE_BYTES = 1 << 20
+
+
+def pack(blocks: Iterable[tuple[int, bool, Block]]) -> Iterator[pa.RecordBatch]:
+    """Blocks as messages of about a megabyte each."""
+    seqs: list[int] = []
+    lates: list[bool] = []
+    data: list[Any] = []
+    size = 0
+    for seq, late, block in blocks:
+        seqs.append(seq)
+        lates.append(late)
+        data.append(block.data)
+        size += block.size_bytes
+        if size >= MESSAGE_BYTES:
+            yield _message(seqs, lates, data)
+            seqs, lates, data, size = [], [], [], 0
+    if seqs:
+        yield _message(seqs, lates, data)
+
+
+def unpack(message: pa.RecordBatch) -> Iterator[tuple[int, bool, Block]]:
+    """Blocks that share the message's memory, or own theirs where several small ones came in one."""
+    seqs, lates = message.column(0).to_pylist(), message.column(1).to_pylist()
+    column = message.column(2)
+    for i, (seq, late) in enumerate(zip(seqs, lates, strict=True)):
+        buffer = column[i].as_buffer()
+        # A small block must not keep the whole message alive once its neighbours are gone.
+        data = buffer if message.num_rows == 1 else buffer.to_pybytes()
+        yield seq, late, parse(data, f"block {seq}")
+
+
+def stored(message: pa.RecordBatch) -> Iterator[StoredBlock]:
+    for seq, _, block in unpack(message):
+        yield StoredBlock(seq, block)
+
+
+def _message(seqs: list[int], lates: list[bool], data: list[Any]) -> pa.RecordBatch:
+    blobs = [d if isinstance(d, bytes) else memoryview(d).tobytes() for d in data]
+    return pa.record_batch(
+        [pa.array(seqs, pa.int64()), pa.array(lates, pa.bool_()), pa.array(blobs, pa.large_binary())],
+        schema=BLOCKS,
+    )
+
+
+def encode_error(error: BaseException) -> str:
+    """An error as text that :func:`raise_error` turns back into the same kind of error."""
+    return "aion:" + orjson.dumps([type(error).__name__, str(error)]).decode() + ":noia"
+
+
+def raise_error(text: str, otherwise: type[errors.AionError] = errors.ServerUnreachable) -> NoReturn:
+    """Raises what the server raised; gRPC wraps its text in words of its own."""
+    begin, end = text.find("aion:"), text.rfind(":noia")
+    if begin < 0 or end < begin:
+        raise otherwise(text)
+    name, message = orjson.loads(text[begin + 5 : end])
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, errors.AionError):
+        raise kind(message)
+    raise otherwise(f"{name}: {message}")

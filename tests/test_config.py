@@ -1,0 +1,378 @@
+"""The policy: what is accepted, what is refused and how, which layer wins, and the way there and back."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+import aion.config as config
+from aion.config import Policy, load_policy, resolve
+from aion.errors import ConfigError, PolicyError
+
+ROOT = Path(__file__).parent.parent
+MIB = 1 << 20
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "mine.yaml"
+    file.write_text(text)
+    return file
+
+
+def refused(source: Any, overrides: dict[str, object] | None = None) -> str:
+    with pytest.raises(PolicyError) as caught:
+        load_policy(source, overrides)
+    return str(caught.value)
+
+
+# -- sizes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (1, 1), ("1", 1), ("7 B", 7), ("1KiB", 1024), ("512MiB", 512 * MIB), ("1 GiB", 1 << 30),
+        ("2TiB", 2 << 40), ("1KB", 1000), ("3 MB", 3_000_000), ("1GB", 10**9), ("1.5KiB", 1536),
+        ("0.1 KiB", 102), ("64mib", 64 * MIB), (" 5MiB ", 5 * MIB),
+    ],
+)  # fmt: skip
+def test_sizes(text: str | int, size: int) -> None:
+    assert config.size_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "MiB", "1 MiB 2 KiB", "1e6", "1,5MiB", "25%", "٣MiB", 1.5, "1.5", True, None, [1], 0, -1, "-1MiB",
+     "0.5B", "9999999TiB", 1 << 63, "9" * 5000],
+)  # fmt: skip
+def test_what_is_no_size(text: object) -> None:
+    with pytest.raises(ConfigError, match=r"budget: .*64MiB"):
+        config.size_bytes(text, what="budget")
+
+
+def test_a_size_in_the_units_of_spark_is_told_its_spelling_here() -> None:
+    with pytest.raises(ConfigError, match=r"'512m' has the unknown unit 'm'; .*'512MiB'.*KiB MiB GiB TiB"):
+        config.size_bytes("512m")
+
+
+@given(st.integers(1, (1 << 63) - 1))
+def test_the_spelling_of_a_size_is_exact(size: int) -> None:
+    assert config.size_bytes(config.format_bytes(size)) == size
+
+
+# -- what is accepted ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# a comment\n", "null", "{}", "memory:\nstate:\n  # backend: memory\n"]
+)
+def test_what_is_not_written_is_the_default(tmp_path: Path, text: str) -> None:
+    assert load_policy(write(tmp_path, text)) == Policy()
+
+
+def test_every_key_of_a_file_arrives(tmp_path: Path) -> None:
+    policy = load_policy(
+        write(
+            tmp_path,
+            """
+            state: {backend: rocksdb, codec: arrow, compression: zstd, shards: 12, dir: s3://bucket/state}
+            memory: {budget: 1GiB, bucket_limit: 4096}
+            blocks: {target: 64KB}
+            lateness: {initial_bound: 1 hour 30 minutes}
+            trigger: {kind: every_batch}
+            """,
+        )
+    )
+    assert policy.state.model_dump() == {
+        "backend": "rocksdb", "codec": "arrow", "compression": "zstd", "shards": 12, "dir": "s3://bucket/state",
+    }  # fmt: skip
+    assert (policy.memory.budget_bytes, policy.memory.bucket_limit_bytes) == (1 << 30, 4096)
+    assert policy.blocks.target_bytes == 64_000
+    assert policy.lateness.initial_bound_us == 5_400_000_000
+    assert policy.trigger.kind == "every_batch"
+
+
+def test_a_policy_comes_from_a_preset_a_path_a_mapping_or_a_policy(tmp_path: Path) -> None:
+    file = write(tmp_path, "memory: {budget: 100MiB}")
+    expected = Policy.model_validate({"memory": {"budget": "100MiB"}})
+    for source in (
+        file,
+        str(file),
+        {"memory": {"budget": "100MiB"}},
+        {"memory": {"budget": 100 * MIB}},
+        expected,
+    ):
+        assert load_policy(source) == expected
+    assert load_policy("standard") == Policy()
+
+
+def test_a_preset_wins_over_a_file_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "low_memory").write_text("memory: {budget: 1GiB}")
+    monkeypatch.chdir(tmp_path)
+    assert load_policy("low_memory").memory.budget_bytes == 64 * MIB
+    assert load_policy("./low_memory").memory.budget_bytes == 1 << 30
+
+
+@pytest.mark.parametrize("bound", [0, 90_000_000, timedelta(seconds=90), "90s", "0s"])
+def test_a_bound_in_python_is_a_duration_or_microseconds(bound: object) -> None:
+    policy = load_policy({}, {"lateness_initial_bound": bound})
+    assert policy.lateness.initial_bound_us == (0 if bound in (0, "0s") else 90_000_000)
+
+
+def test_a_folder_may_be_a_path_object(tmp_path: Path) -> None:
+    assert load_policy({}, {"state_dir": tmp_path}).state.dir == str(tmp_path)
+    assert load_policy({"state": {"dir": "/x"}}, {"state_dir": None}).state.dir is None
+
+
+def test_a_policy_does_not_change() -> None:
+    policy = Policy()
+    with pytest.raises(ValidationError):
+        policy.state.backend = "memory"  # type: ignore[misc]
+    assert hash(policy) == hash(Policy())
+
+
+# -- what is refused, and how it is said --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("memory: {budgt: 1MiB}", "memory.budgt: unknown key; did you mean memory.budget? "
+         "allowed here: budget, bucket_limit"),
+        ("memroy: {budget: 1MiB}", "memroy: unknown key; did you mean memory? "
+         "allowed here: state, memory, blocks, lateness, trigger"),
+        ("budget: 1MiB", "budget: unknown key; did you mean memory.budget?"),
+        ("memory.budget: 1MiB", "memory.budget: unknown key; write it as memory: {budget: ...}"),
+        ("memory: {budget_bytes: 1MiB}", "memory.budget_bytes: unknown key; did you mean memory.budget?"),
+        ("state: {1: 2}", "state.1: unknown key; allowed here: backend"),
+        ("? [state]\n: {}", "?: unknown key"),
+        ("memory: 512MiB", "memory: '512MiB' is no section; write below it: budget, bucket_limit"),
+        ("memory: {budget: 2 parsec}", "memory.budget: '2 parsec' has the unknown unit 'parsec'; units"),
+        ("memory: {budget: 25%}", "memory.budget: '25%' is no size; write e.g. '64MiB'"),
+        ("memory: {budget: -1}", "memory.budget: -1 is out of range; a size is at least 1 byte"),
+        ("memory: {budget: }", "memory.budget: null is no size"),
+        ("memory: {budget: {a: 1}}", "memory.budget: {'a': 1} is no size"),
+        ("blocks: {target: 2GiB}", "blocks.target: 2GiB is too large for a row of Spark; write at most"),
+        ("lateness: {initial_bound: -5m}", "lateness.initial_bound: '-5m' is negative; write 0 or more"),
+        ("lateness: {initial_bound: -1}", "lateness.initial_bound: -1 is negative; write 0 or more"),
+        ("lateness: {initial_bound: 10}", "lateness.initial_bound: 10 has no unit; write e.g. '10s' or"),
+        ("lateness: {initial_bound: 5 moons}", "lateness.initial_bound: '5 moons' has the unknown unit"),
+        ("lateness: {initial_bound: 1.5}", "lateness.initial_bound: 1.5 is no duration; write e.g."),
+        ("lateness: {initial_bound: 9999999 days}", "is too long; write at most '3652500 days'"),
+        ("lateness: {initial_bound: " + "9" * 400 + ".5 days}", "is too long; write at most '3652500 days'"),
+        ("state: {backend: rockdb}", "state.backend: 'rockdb' is not possible; "
+         "write 'tiered', 'memory' or 'rocksdb'"),
+        ("state: {compression: off}", "state.compression: false is not possible; write 'none', 'lz4' or"),
+        ("state: {codec: json}", "state.codec: 'json' is not possible; write 'arrow'"),
+        ("state: {shards: 0}", "state.shards: 0 is no number of shards; write 'auto' or an integer from 1"),
+        ("state: {shards: true}", "state.shards: true is no number of shards"),
+        ("state: {dir: 5}", "state.dir: 5 is no location; write a path"),
+        ("trigger: {kind: staleness}", "trigger.kind: 'staleness' is not possible; write 'every_batch'"),
+        ("memory: {budget: 1MiB, bucket_limit: 2MiB}", "memory.bucket_limit: 2MiB is larger than "
+         "memory.budget, 1MiB; set bucket_limit to at most '1MiB'"),
+        ("memory: {budget: 1MiB}", "memory.bucket_limit: 64MiB is larger than memory.budget, 1MiB; "
+         "set bucket_limit to at most '1MiB'; memory.bucket_limit is from the defaults"),
+        ("memory: {budget: 2024-13-45}", "this cannot be read as YAML: month must be in 1..12"),
+        ("memory: [", "this cannot be read as YAML"),
+        ("\tmemory: {}", "this cannot be read as YAML"),
+        ("state: !!python/object/apply:os.getcwd []", "this cannot be read as YAML: could not determine"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_refused_with_the_line_the_value_and_what_is_right(
+    tmp_path: Path, line: str, says: str
+) -> None:
+    file = write(tmp_path, "# first line\n\n" + line)
+    message = refused(file)
+    assert message.startswith(f"{file}:3: "), message
+    assert says in message
+    assert "\n" not in message
+
+
+def test_all_errors_of_a_file_are_told_in_the_order_of_their_lines(tmp_path: Path) -> None:
+    text = (
+        "lateness:\n  initial_bound: -5m\nmemory:\n  budget: lots\n  budget: more\nstate:\n  backend: redis\n"
+    )
+    lines = refused(write(tmp_path, text)).splitlines()
+    places = [re.sub(r"^.*mine.yaml:(\d+): ([a-z_.]+): .*", r"\1 \2", line) for line in lines]
+    assert places[0] == "2 lateness.initial_bound"
+    assert "5 memory.budget" in places
+    assert places[-1] == "7 state.backend"
+
+
+def test_a_key_written_twice_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path, "state:\n  backend: memory\n  backend: tiered\nstate: {}\n")
+    assert refused(file).splitlines() == [
+        f"{file}:3: state.backend: written twice, before in {file}:2; keep one",
+        f"{file}:4: state: written twice, before in {file}:1; keep one",
+    ]
+
+
+@pytest.mark.parametrize("text", ["- a list", "just words", "5"])
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    assert "is no policy; write sections: state, memory" in refused(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff\xfe\x00", b"\xe9: 1", b"state: \x00", b"a: &a {b: *a}", b"a: 1\n---\nb: 1"]
+)
+def test_a_file_that_is_no_plain_yaml_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "mine.yaml").write_bytes(data)
+    assert "mine.yaml" in refused(tmp_path / "mine.yaml")
+
+
+@pytest.mark.parametrize("source", ["standrd", "", "/no/such/file.yaml", Path("nowhere"), "\0", "x" * 5000])
+def test_neither_a_preset_nor_a_file(source: str | Path) -> None:
+    message = refused(source)
+    assert "is no preset and cannot be read as a file" in message
+    assert "presets are demo, disk_only, low_memory, memory_only, standard" in message
+    assert ("did you mean standard?" in message) == (source == "standrd")
+
+
+def test_a_folder_is_no_policy(tmp_path: Path) -> None:
+    assert "Is a directory" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("source", [5, None, ["standard"], b"standard"])
+def test_what_cannot_be_a_policy_at_all(source: object) -> None:
+    assert "give a preset (demo, disk_only" in refused(source)
+
+
+def test_a_huge_value_is_shown_in_part() -> None:
+    assert len(refused({"state": {"backend": "x" * 10_000}})) < 300
+
+
+# -- layers -------------------------------------------------------------------------------------------
+
+
+def test_a_keyword_wins_over_spark_conf_over_the_file_over_defaults(tmp_path: Path) -> None:
+    file = write(tmp_path, "memory: {budget: 100MiB, bucket_limit: 1MiB}\nblocks: {target: 2MiB}\n")
+    conf = {"spark.aion.memory.budget": "200MiB", "spark.aion.memory.bucket_limit": "2MiB"}
+    policy = resolve(file, keyword={"memory_budget": "300MiB"}, spark_conf=conf)
+    assert policy.memory.budget_bytes == 300 * MIB
+    assert policy.memory.bucket_limit_bytes == 2 * MIB
+    assert policy.blocks.target_bytes == 2 * MIB
+    assert policy.lateness == Policy().lateness
+
+
+@pytest.mark.parametrize("key", ["memory.budget", "memory_budget"])
+def test_a_keyword_has_dots_or_underscores(key: str) -> None:
+    assert load_policy("standard", {key: "1GiB"}).memory.budget_bytes == 1 << 30
+
+
+def test_a_keyword_may_be_a_section() -> None:
+    policy = load_policy("low_memory", {"memory": {"budget": "1GiB"}})
+    assert (policy.memory.budget_bytes, policy.memory.bucket_limit_bytes) == (1 << 30, 8 * MIB)
+
+
+def test_an_empty_section_leaves_what_lies_below_it() -> None:
+    assert load_policy("low_memory", {"memory": None}) == load_policy("low_memory")
+
+
+def test_spark_conf_names_the_policy_and_has_only_strings() -> None:
+    conf = {
+        "spark.aion.policy": "disk_only",
+        "spark.aion.state.dir": "/state",
+        "spark.aion.state.shards": " 8 ",
+    }
+    state = resolve(keyword={}, spark_conf=conf).state
+    assert (state.backend, state.dir, state.shards) == ("rocksdb", "/state", 8)
+    assert resolve("memory_only", keyword={}, spark_conf=conf).state.backend == "memory"
+    assert resolve(keyword={}, spark_conf={}) == Policy()
+
+
+def test_settings_of_others_are_ignored() -> None:
+    conf = {"spark.app.name": "x", "spark.aionic.memory": "5", "spark.sql.shuffle.partitions": "2"}
+    assert resolve(keyword={}, spark_conf=conf) == Policy()
+
+
+@pytest.mark.parametrize(
+    ("conf", "says"),
+    [
+        ({"spark.aion.memory.budgt": "1"}, "memory.budgt: unknown key; did you mean memory.budget?"),
+        ({"spark.aion.shards": "4"}, "shards: unknown key; did you mean state.shards?"),
+        ({"spark.aion.memory_budget": "1GiB"}, "memory_budget: unknown key; did you mean memory.budget?"),
+        ({"spark.aion.memory": "1"}, "memory: '1' is no section"),
+        ({"spark.aion.memory.budget.x": "1"}, "memory.budget: {'x': '1'} is no size"),
+        ({"spark.aion.state.shards": "many"}, "state.shards: 'many' is no number of shards"),
+        ({"spark.aion.lateness.initial_bound": "600"}, "lateness.initial_bound: '600' is no duration"),
+        ({"spark.aion.policy": "fast"}, "'fast' is no preset"),
+    ],
+)
+def test_a_wrong_spark_setting_is_refused_by_its_name(conf: dict[str, str], says: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        resolve(keyword={}, spark_conf=conf)
+    assert str(caught.value).startswith(f"Spark conf {next(iter(conf))}: ")
+    assert says in str(caught.value)
+
+
+def test_a_wrong_keyword_is_refused_by_its_name() -> None:
+    assert refused({}, {"memory_budgt": 1}).startswith(
+        "keyword memory_budgt: memory_budgt: unknown key; did you mean"
+    )
+    assert refused({}, {"state_backend": "x"}).startswith(
+        "keyword state_backend: state.backend: 'x' is not possible"
+    )
+
+
+def test_one_key_in_two_spellings_is_refused() -> None:
+    message = refused({}, {"memory_budget": "1GiB", "memory.budget": "2GiB"})
+    assert message == "keyword memory.budget: memory.budget: given in two spellings; keep one"
+
+
+def test_a_check_across_layers_names_both(tmp_path: Path) -> None:
+    file = write(tmp_path, "memory:\n  budget: 1GiB\n  bucket_limit: 64MiB\n")
+    message = refused(file, {"memory_budget": "32MiB"})
+    assert message.startswith(
+        "keyword memory_budget: memory.bucket_limit: 64MiB is larger than memory.budget, 32MiB"
+    )
+    assert message.endswith(f"memory.bucket_limit is from {file}:3")
+
+
+# -- there and back -----------------------------------------------------------------------------------
+
+sizes = st.integers(1, 1 << 50)
+trees = st.fixed_dictionaries(
+    {},
+    optional={
+        "state": st.fixed_dictionaries(
+            {},
+            optional={
+                "backend": st.sampled_from(["tiered", "memory", "rocksdb"]),
+                "compression": st.sampled_from(["none", "lz4", "zstd"]),
+                "shards": st.one_of(st.just("auto"), st.integers(1, 10_000)),
+                "dir": st.one_of(st.none(), st.text("aä:/\n ", min_size=1).filter(str.strip)),
+            },
+        ),
+        "memory": st.tuples(sizes, sizes).map(lambda two: {"budget": max(two), "bucket_limit": min(two)}),
+        "blocks": st.integers(1, 1 << 30).map(lambda size: {"target": size}),
+        "lateness": st.integers(0, 10**17).map(lambda us: {"initial_bound": us}),
+    },
+)
+
+
+@given(trees)
+def test_a_policy_survives_json(tree: dict[str, Any]) -> None:
+    policy = load_policy(tree)
+    shipped = json.loads(json.dumps(config.policy_to_json(policy)))
+    assert config.policy_from_json(shipped) == policy
+
+
+def test_a_policy_survives_yaml(tmp_path: Path) -> None:
+    policy = load_policy("demo", {"memory_budget": 1_000_001, "lateness_initial_bound": 1})
+    assert load_policy(write(tmp_path, yaml.safe_dump(config.policy_to_json(policy)))) == policy
+
+
+def test_the_model_needs_no_spark() -> None:
+    code = "import aion.config, sys; assert 'pyspark' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
