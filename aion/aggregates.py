@@ -94,9 +94,7 @@ class Bound:
 def bind(name: str, aggregate: Aggregate, schema: pa.Schema) -> Bound:
     """Types an aggregate; raises SchemaError for a column that is missing or cannot be aggregated."""
     if not isinstance(aggregate, Aggregate):
-        raise ConfigError(
-            f"aggregates: {name!r} is {aggregate!r}, no aggregate; use aion.aggregates, e.g. A.count()"
-        )
+        raise ConfigError(f"aggregates: {name!r} is {aggregate!r}, no aggregate; use aion.aggregates, e.g. A.count()")
     if aggregate.function == "count" and aggregate.column == "*":
         return Bound(name, (EVENTS,), pa.int64(), _same)
     if aggregate.column not in schema.names:
@@ -119,9 +117,7 @@ def bind(name: str, aggregate: Aggregate, schema: pa.Schema) -> Bound:
             if pa.types.is_integer(source):
                 return Bound(name, (Partial(column, "int64", "sum", "sum", pa.int64()),), pa.int64(), _same)
             _numeric(name, aggregate, source)
-            return Bound(
-                name, (Partial(column, "double", "sum", "sum", pa.float64()),), pa.float64(), _same
-            )
+            return Bound(name, (Partial(column, "double", "sum", "sum", pa.float64()),), pa.float64(), _same)
         case "mean":
             if pa.types.is_decimal(source):
                 partial = Partial(column, "none", "sum", "sum", pa.decimal128(38, source.scale))
@@ -187,9 +183,7 @@ class Layout:
             asked.append((prepared, partial, name))
         return _grouped(pa.table(columns), list(keys), asked, "lift")
 
-    def combine(
-        self, keys: Sequence[str], partials: pa.Table, extra: Mapping[str, str] | None = None
-    ) -> pa.Table:
+    def combine(self, keys: Sequence[str], partials: pa.Table, extra: Mapping[str, str] | None = None) -> pa.Table:
         """Partials of many blocks to one row per distinct key.
 
         ``extra``: further columns to carry along, each with the Arrow kernel that reduces it.
@@ -209,9 +203,7 @@ class Layout:
         }
 
 
-def _grouped(
-    table: pa.Table, keys: list[str], asked: Sequence[tuple[str, Partial, str]], step: str
-) -> pa.Table:
+def _grouped(table: pa.Table, keys: list[str], asked: Sequence[tuple[str, Partial, str]], step: str) -> pa.Table:
     specs: list[tuple[Any, str, Any]] = []
     wide: list[tuple[str, pa.DataType]] = []
     for source, partial, name in asked:

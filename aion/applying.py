@@ -74,11 +74,11 @@ class _Collected:
     def __init__(self, plan: Plan, execute: Execute) -> None:
         self._plan, self._execute = plan, execute
         self._tables: list[pa.Table] = []
-        self._dicts: list[dict[str, Any]] = []
+        self._dicts: list[Mapping[str, Any]] = []
         self._groups: list[tuple[_Group, int]] = []
         self.rows = 0
 
-    def add(self, group: _Group, rows: list[dict[str, Any]] | pa.Table) -> None:
+    def add(self, group: _Group, rows: list[Mapping[str, Any]] | pa.Table) -> None:
         n = len(rows)
         if not n:
             return
@@ -130,9 +130,7 @@ def _by_key(plan: Plan, execute: Execute, blocks: list[StoredBlock]) -> Iterator
     table = pa.Table.from_batches(batches)
     codes = _key_codes(table, plan.key)
     block_of = np.repeat(np.arange(len(batches)), lengths)
-    starts = np.concatenate(
-        ([0], np.flatnonzero((codes[1:] != codes[:-1]) | (block_of[1:] != block_of[:-1])) + 1)
-    )
+    starts = np.concatenate(([0], np.flatnonzero((codes[1:] != codes[:-1]) | (block_of[1:] != block_of[:-1])) + 1))
     sizes = np.diff(np.append(starts, len(codes)))
     run_codes, run_blocks = codes[starts], block_of[starts]
     offsets = np.concatenate(([0], np.cumsum(lengths)[:-1]))
@@ -146,10 +144,7 @@ def _by_key(plan: Plan, execute: Execute, blocks: list[StoredBlock]) -> Iterator
         batch, at = batches[run_blocks[first]], int(starts[first] - offsets[run_blocks[first]])
         yield _Group(
             tuple(batch.column(name)[at].as_py() for name in plan.key),
-            [
-                batches[run_blocks[r]].slice(int(starts[r] - offsets[run_blocks[r]]), int(sizes[r]))
-                for r in runs
-            ],
+            [batches[run_blocks[r]].slice(int(starts[r] - offsets[run_blocks[r]]), int(sizes[r])) for r in runs],
             int(sizes[runs].sum()),
             int(sizes[runs][seqs[runs] >= execute.late_from].sum()),
         )
@@ -164,9 +159,7 @@ def _key_codes(table: pa.Table, keys: Iterable[str]) -> npt.NDArray[np.int64]:
     return codes
 
 
-def _call(
-    plan: Plan, key: Key, window: Window, events: Iterator[pa.RecordBatch]
-) -> list[dict[str, Any]] | pa.Table:
+def _call(plan: Plan, key: Key, window: Window, events: Iterator[pa.RecordBatch]) -> list[Mapping[str, Any]] | pa.Table:
     assert plan.apply is not None
     where = f"apply for key {key} and window [{format_instant(window.start)}, {format_instant(window.end)})"
     try:
@@ -181,7 +174,7 @@ def _call(
     for row in rows:
         if not isinstance(row, Mapping):
             raise ApplyError(f"{where}: returned {row!r}; a row is a mapping of column names to values")
-        unknown = set(row) - set(plan.outputs.names)
+        unknown: set[str] = set(row) - set(plan.outputs.names)
         if unknown:
             raise ApplyError(
                 f"{where}: returned the column {sorted(unknown)[0]!r}, which the schema does not have; "
@@ -192,7 +185,7 @@ def _call(
     return rows
 
 
-def _to_table(plan: Plan, rows: list[dict[str, Any]], where: str) -> pa.Table:
+def _to_table(plan: Plan, rows: list[Mapping[str, Any]], where: str) -> pa.Table:
     try:
         return pa.Table.from_pylist(rows, plan.outputs)
     except (pa.ArrowException, TypeError, ValueError) as error:

@@ -6,6 +6,7 @@ by one stable sort and one gather per megabytes of input. Nothing is done per ev
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -99,9 +100,7 @@ class BlockBuilder:
         order = [(_SHARD, "ascending"), (_SLICE, "ascending")]
         order += [(f.name, "ascending") for f in self.plan.key_fields]
         table = table.take(pc.sort_indices(table, sort_keys=order)).combine_chunks()
-        for shard, slice_us, start, stop in _runs(
-            table.column(_SHARD).to_numpy(), table.column(_SLICE).to_numpy()
-        ):
+        for shard, slice_us, start, stop in _runs(table.column(_SHARD).to_numpy(), table.column(_SLICE).to_numpy()):
             rows = table.slice(start, stop - start).select(self.plan.block_schema.names)
             for piece in self._pieces(rows):
                 events = pc.sum(piece.column("p0")).as_py()
@@ -115,9 +114,7 @@ class BlockBuilder:
         codes = [_codes(table.column(name)) for name in (_SHARD, _SLICE, *self.plan.key)]
         table = _gather(table, codes)
         rest: list[pa.Table] = []
-        for shard, slice_us, start, stop in _runs(
-            table.column(_SHARD).to_numpy(), table.column(_SLICE).to_numpy()
-        ):
+        for shard, slice_us, start, stop in _runs(table.column(_SHARD).to_numpy(), table.column(_SLICE).to_numpy()):
             run = table.slice(start, stop - start)
             if not final and run.nbytes < self.target_bytes // 2:
                 rest.append(run)
@@ -126,9 +123,7 @@ class BlockBuilder:
                 times = pc.min_max(piece.column(self.plan.time).cast(pa.int64()))
                 low, high = times["min"].as_py(), times["max"].as_py()
                 low, high = (NO_SLICE, NO_SLICE) if low is None else (low, high)
-                yield ShardBlock(
-                    shard, self._encode(piece, Kind.EVENTS, slice_us, piece.num_rows, low, high)
-                )
+                yield ShardBlock(shard, self._encode(piece, Kind.EVENTS, slice_us, piece.num_rows, low, high))
         self._pending = rest
         self._pending_bytes = sum(t.nbytes for t in rest)
         if self._pending_bytes > self.buffer_bytes // 2:
@@ -172,13 +167,11 @@ def slice_starts(plan: Plan, times: pa.Array) -> npt.NDArray[np.int64]:
     return starts
 
 
-def _runs(
-    shards: npt.NDArray[np.int32], slices: npt.NDArray[np.int64]
-) -> Iterator[tuple[int, int, int, int]]:
+def _runs(shards: npt.NDArray[np.int32], slices: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int, int]]:
     """(shard, slice, start, stop) of each stretch of rows of one shard and slice."""
     changes = (shards[1:] != shards[:-1]) | (slices[1:] != slices[:-1])
     edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(shards)]
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         yield int(shards[start]), int(slices[start]), start, stop
 
 

@@ -141,8 +141,7 @@ def _life_of_a_window(policy: Policy) -> list[tuple[str, str]]:
     told = [
         (
             f"its events come, those from {start} on and before {end}",
-            f"They are packed into {state.codec} blocks of about {target}, {packing}, and shuffled to "
-            f"{shards}. {keep}",
+            f"They are packed into {state.codec} blocks of about {target}, {packing}, and shuffled to {shards}. {keep}",
         ),
         ("each Spark batch ends", f"What is new of it is committed to {folder}."),
         (
@@ -155,8 +154,7 @@ def _life_of_a_window(policy: Policy) -> list[tuple[str, str]]:
             *told,
             (
                 "at once, because the bound is 0",
-                "Its state is purged. Every event that comes later is dropped: it comes out as a row of kind "
-                "dropped.",
+                "Its state is purged. Every event that comes later is dropped: it comes out as a row of kind dropped.",
             ),
         ]
     return [

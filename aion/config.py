@@ -277,9 +277,7 @@ def load_policy(source: Source, overrides: Mapping[str, object] | None = None) -
     return layers.policy()
 
 
-def resolve(
-    policy: Source | None = None, *, keyword: Mapping[str, object], spark_conf: Mapping[str, str]
-) -> Policy:
+def resolve(policy: Source | None = None, *, keyword: Mapping[str, object], spark_conf: Mapping[str, str]) -> Policy:
     """The policy of all layers. Without ``policy``: that of ``spark.aion.policy``, or else ``standard``.
 
     Raises PolicyError as :func:`load_policy`, also for a ``spark.aion.*`` setting that is no key.
@@ -435,9 +433,7 @@ class _Layers:
             result[key] = self._plain(loader, child, file, inner)
         return result
 
-    def _merge(
-        self, tree: dict[str, Any], values: Mapping[str, object], origin: _Origin, path: KeyPath = ()
-    ) -> None:
+    def _merge(self, tree: dict[str, Any], values: Mapping[str, object], origin: _Origin, path: KeyPath = ()) -> None:
         for key, value in values.items():
             inner = (*path, str(key))
             self._origins.pop(inner, None)

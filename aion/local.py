@@ -163,9 +163,7 @@ class _Embedded:
 def normal_schema(schema: pa.Schema, time: str) -> pa.Schema:
     """Timestamps in microseconds, UTC or without zone; dictionaries as the values they stand for."""
     if time in schema.names and not pa.types.is_timestamp(schema.field(time).type):
-        raise SchemaError(
-            f"time: column {time!r} is of type {schema.field(time).type}; a timestamp is needed"
-        )
+        raise SchemaError(f"time: column {time!r} is of type {schema.field(time).type}; a timestamp is needed")
     return pa.schema([pa.field(f.name, _normal_type(f.type)) for f in schema])
 
 
@@ -180,9 +178,7 @@ def _normal_type(type_: pa.DataType) -> pa.DataType:
 def _conform(table: pa.Table, plan: Plan) -> pa.Table:
     missing = [name for name in plan.schema.names if name not in table.schema.names]
     if missing:
-        raise SchemaError(
-            f"process: the table has no column {missing[0]!r}; it has {', '.join(table.schema.names)}"
-        )
+        raise SchemaError(f"process: the table has no column {missing[0]!r}; it has {', '.join(table.schema.names)}")
     try:
         return table.select(plan.schema.names).cast(plan.schema)
     except pa.ArrowInvalid as error:

@@ -240,8 +240,7 @@ class Operator:
             if not takers or too_late:
                 self.counters.dropped += block.events
             actions += [
-                EmitDropped(index, ref, lateness, "later than the window's bound")
-                for ref, lateness in too_late
+                EmitDropped(index, ref, lateness, "later than the window's bound") for ref, lateness in too_late
             ]
             if not takers:
                 self.counters.late_events += block.events
@@ -317,11 +316,7 @@ class Operator:
         if expired:
             actions += self._destage(expired)
         gone = sorted(
-            (
-                ref
-                for ref, s in self.windows.items()
-                if s.status is Status.LATE and to_us >= ref.end_us + s.bound_us
-            ),
+            (ref for ref, s in self.windows.items() if s.status is Status.LATE and to_us >= ref.end_us + s.bound_us),
             key=lambda ref: (ref.end_us, ref),
         )
         for ref in gone:
@@ -369,9 +364,7 @@ class Operator:
     def _destage(self, expired: Sequence[WindowRef]) -> list[Action]:
         """A slice is destaged once no active window needs it any more."""
         slices = sorted({s for ref in expired for s in self._slices_of(ref)})
-        free = [
-            s for s in slices if all(self.windows[ref].status is not Status.ACTIVE for ref in self.slices[s])
-        ]
+        free = [s for s in slices if all(self.windows[ref].status is not Status.ACTIVE for ref in self.slices[s])]
         return [Destage(tuple(free))] if free else []
 
     def _purge(self, gone: Sequence[WindowRef]) -> list[Action]:

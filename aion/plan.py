@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -30,7 +30,8 @@ class Window(NamedTuple):
 
 
 Key = tuple[Any, ...]
-ApplyResult = Mapping[str, Any] | pa.RecordBatch | Sequence[Mapping[str, Any]] | Iterator[Mapping[str, Any]]
+# A mapping, an iterable of mappings, or a RecordBatch or Table.
+ApplyResult: TypeAlias = Any
 ApplyFunction = Callable[[Key, Window, Iterator[pa.RecordBatch]], ApplyResult]
 
 # Columns that every result has, around the user's own.
@@ -159,15 +160,11 @@ def make_plan(
 def _check_columns(schema: pa.Schema, keys: Sequence[str], time: str) -> None:
     for what, name in [("time", time), *(("key", k) for k in keys)]:
         if name not in schema.names:
-            raise SchemaError(
-                f"{what}: there is no column {name!r}; the columns are {', '.join(schema.names)}"
-            )
+            raise SchemaError(f"{what}: there is no column {name!r}; the columns are {', '.join(schema.names)}")
     if len(set(keys)) != len(keys):
         raise SchemaError(f"key: {list(keys)} names a column twice")
     if not pa.types.is_timestamp(schema.field(time).type):
-        raise SchemaError(
-            f"time: column {time!r} is of type {schema.field(time).type}; a timestamp is needed"
-        )
+        raise SchemaError(f"time: column {time!r} is of type {schema.field(time).type}; a timestamp is needed")
     for name in keys:
         type_ = schema.field(name).type
         if pa.types.is_nested(type_):

@@ -97,9 +97,7 @@ def steady_rate(progress: Sequence[Mapping[str, Any]], skip: int) -> float:
     with_data = [report for report in progress if report["numInputRows"] > 0][skip:]
     duration_ms = sum(report["durationMs"]["triggerExecution"] for report in with_data)
     if not duration_ms:
-        raise ValueError(
-            f"{len(progress)} batches, the first {skip} skipped, leave none to measure; run more batches"
-        )
+        raise ValueError(f"{len(progress)} batches, the first {skip} skipped, leave none to measure; run more batches")
     return float(sum(report["numInputRows"] for report in with_data) / duration_ms * 1_000)
 
 

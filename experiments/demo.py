@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,7 +106,7 @@ def run(flights: int = 0, out: Path = Path("out"), policy: str = "demo") -> int:
         console.print("the same in plain Spark, over the whole data, for comparison ...")
         outcomes = [check(spark, query, folder, watch) for query in QUERIES]
     except QueryFailed as failure:
-        console.print(f"[red]{escape(str(failure))}[/]", soft_wrap=True)
+        console.print(f"[red]{escape(str(failure))}[/]\nmore: {folder / 'spark.log'}", soft_wrap=True)
         return 1
     finally:
         spark.stop()
@@ -115,16 +116,14 @@ def run(flights: int = 0, out: Path = Path("out"), policy: str = "demo") -> int:
         colour = "green" if outcome.comparison.equal else "red"
         for line in verdict(outcome.comparison, outcome.dropped):
             console.print(f"[{colour}]{escape(line)}[/]", soft_wrap=True)
-    figure = folder / "demo.png"
-    end_us = data.scheduled_us // data_of.HOUR_US * data_of.HOUR_US + data_of.HOUR_US
-    seen_us = data_of.seen_lateness_us(data.arrived_us, end_us)
-    draw(figure, data.arrived_us - end_us, seen_us, watch.samples, {o.name: o.panes for o in outcomes})
-    console.print(f"panes: {folder / 'panes'}\nfigure: {figure}", soft_wrap=True)
-    return 0 if all(outcome.comparison.equal for outcome in outcomes) else 1
+    panes = {outcome.name: outcome.panes for outcome in outcomes}
+    draw(folder / "demo.png", data.lateness_us(), data.seen_lateness_us(), watch.samples, panes)
+    console.print(f"panes: {folder / 'panes'}\nfigure: {folder / 'demo.png'}", soft_wrap=True)
+    return int(not all(outcome.comparison.equal for outcome in outcomes))
 
 
 def session(folder: Path, policy: str) -> SparkSession:
-    """A local Spark session with Aion, its state under ``folder``."""
+    """A local Spark session with Aion, its state under ``folder``, its words in ``folder/spark.log``."""
     from pyspark.sql import SparkSession
 
     cores = min(MAX_CORES, os.cpu_count() or 1)
@@ -137,31 +136,28 @@ def session(folder: Path, policy: str) -> SparkSession:
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.aion.state.dir", str(folder / "state"))
     )
-    spark = aion.configure(builder, policy=policy).getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
+    builder = aion.configure(builder, policy=policy)
+    with stderr_to(folder / "spark.log"):
+        return builder.getOrCreate()
 
 
-def arrivals(spark: SparkSession, folder: Path) -> DataFrame:
-    """The stream of flights; its watermark is the clock of actual arrivals.
-
-    The heartbeat at its end has moved the watermark when it is filtered out. The filter names the watermark's
-    column so that Spark does not push it below the watermark, where the heartbeat would move nothing;
-    and it is a disjunction so that Spark infers no other filter from it that could be pushed.
-    """
-    return (
-        spark.readStream.schema(data_of.SPARK_SCHEMA)
-        .option("maxFilesPerTrigger", 1)
-        .parquet(str(folder / "flights"))
-        .withWatermark("arrived", "0 seconds")
-        .filter("scheduled IS NOT NULL OR arrived IS NULL")
-    )
+@contextmanager
+def stderr_to(path: Path) -> Iterator[None]:
+    """Processes that are started inside write their stderr to the file, not into the progress bar."""
+    kept = os.dup(2)
+    try:
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def start(spark: SparkSession, query: Query, folder: Path) -> StreamingQuery:
     """Start the query on all files, then a batch without data (for the heartbeat's watermark), then stop."""
     panes = aion.windowed(
-        arrivals(spark, folder),
+        data_of.arrivals(spark, folder / "flights"),
         name=query.name,
         key=[query.key],
         time="scheduled",
@@ -203,7 +199,7 @@ class Watch:
         state = aion.metrics.state(self.spark)
         if state is None:
             return
-        self.samples.append(Sample(seconds, state.m_bucket_bytes, state.p_bucket_bytes, state.disk_bytes))
+        self.samples.append(Sample(seconds, state.m_bucket_bytes, state.p_bucket_bytes))
         self.peak_m_bucket_bytes = max(self.peak_m_bucket_bytes, state.peak_m_bucket_bytes)
         self.operators = state.operators
 

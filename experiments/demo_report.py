@@ -26,17 +26,11 @@ class Sample:
     """The state's bytes, ``seconds`` after the queries started."""
 
     seconds: float
-    m_bucket_bytes: int
-    p_bucket_bytes: int
-    disk_bytes: int
+    m_bucket_bytes: int  # in memory
+    p_bucket_bytes: int  # on disk
 
     def __str__(self) -> str:
-        tiers = (
-            (self.m_bucket_bytes, "memory"),
-            (self.p_bucket_bytes, "RocksDB"),
-            (self.disk_bytes, "files"),
-        )
-        return ", ".join(f"{format_bytes(size)} in {where}" for size, where in tiers)
+        return f"{format_bytes(self.m_bucket_bytes)} in memory, {format_bytes(self.p_bucket_bytes)} on disk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,23 +147,19 @@ def summary(outcomes: Sequence[Outcome], samples: Sequence[Sample], peak_m_bucke
     counted("events", "events")
     counted("late events", "late_events")
     counted("dropped", "dropped")
-    counted("windows", "windows")
+    counted("windows, counted per shard", "windows")
     for kind in KINDS:
         counted(f"executions {kind}", "executions", kind)
     for kind in KINDS:
         table.add_row(f"panes {kind}", *(f"{outcome.panes.get(kind, 0):,}" for outcome in outcomes))
     table.add_row(
         "last panes equal the truth",
-        *(
-            f"{o.comparison.windows:,} of {o.comparison.windows:,}" if o.comparison.equal else "NO"
-            for o in outcomes
-        ),
+        *(f"{o.comparison.windows:,} of {o.comparison.windows:,}" if o.comparison.equal else "NO" for o in outcomes),
     )
     table.add_row("seconds", *(f"{outcome.seconds:,.1f}" for outcome in outcomes), end_section=True)
     shared = (
         ("peak m-bucket bytes", peak_m_bucket_bytes),
         ("peak p-bucket bytes", max((s.p_bucket_bytes for s in samples), default=0)),
-        ("peak disk bytes", max((s.disk_bytes for s in samples), default=0)),
     )
     for label, size in shared:
         table.add_row(f"{label} (both queries)", format_bytes(size))
@@ -179,7 +169,7 @@ def summary(outcomes: Sequence[Outcome], samples: Sequence[Sample], peak_m_bucke
 # -- the figure ---------------------------------------------------------------------------------------
 
 # Okabe and Ito's palette: distinct for every kind of colour vision.
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#666666"
+BLUE, ORANGE, GREEN = "#0072B2", "#E69F00", "#009E73"
 MINUTE_US = 60_000_000
 LATENESS_TICKS = {1: "1 min", 10: "10 min", 60: "1 h", 360: "6 h", 1440: "1 day"}
 
@@ -219,10 +209,8 @@ def _draw_lateness(axes: Any, lateness_us: np.ndarray, seen_us: np.ndarray) -> N
     for late_us, colour, label in curves:
         # A watermark that just reaches a window's end makes it late by nothing, which no logarithm shows.
         late = np.sort(late_us[late_us >= 0]).clip(MINUTE_US / 2) / MINUTE_US
-        if not len(late):
-            continue
-        share = np.arange(len(late), 0, -1) / len(late_us)
-        axes.step(late, share, where="pre", color=colour, linewidth=2, label=f"{label}: {share[0]:.1%}")
+        share = np.arange(len(late), 0, -1) / max(1, len(late_us))
+        axes.step(late, share, where="pre", color=colour, linewidth=2, label=f"{label}: {share.max(initial=0):.1%}")
     late = lateness_us[lateness_us >= 0] / MINUTE_US
     for percent, words in ((50, "half of the late: under"), (99, "99 %: under"), (100, "the latest:")):
         if not len(late):
@@ -230,12 +218,10 @@ def _draw_lateness(axes: Any, lateness_us: np.ndarray, seen_us: np.ndarray) -> N
         at = float(np.percentile(late, percent))
         share = (late >= at).sum() / len(lateness_us)
         axes.plot(at, share, "o", color=BLUE, markersize=5)
-        axes.annotate(
-            f"{words} {_minutes(at)}", (at, share), xytext=(6, 4), textcoords="offset points", fontsize=9
-        )
+        axes.annotate(f"{words} {_minutes(at)}", (at, share), xytext=(6, 4), textcoords="offset points", fontsize=9)
     axes.set(xscale="log", yscale="log", title="How late flights are: arrival after their window's end")
     axes.set_xlim(1, 14_400)  # up to ten days: room for the words beside the tail
-    axes.set_ylim(top=1)
+    axes.set_ylim(0.5 / max(1, len(lateness_us)), 1)
     axes.set_xticks(list(LATENESS_TICKS), list(LATENESS_TICKS.values()))
     axes.set_xticks([], minor=True)
     axes.yaxis.set_major_formatter(lambda share, _: f"{share * 100:g} %")
@@ -244,27 +230,22 @@ def _draw_lateness(axes: Any, lateness_us: np.ndarray, seen_us: np.ndarray) -> N
 
 
 def _draw_bytes(axes: Any, samples: Sequence[Sample]) -> None:
-    """Bytes per tier; logarithmic, because the point of the tiers is that they differ by magnitudes."""
+    """Bytes per tier, from zero: the budget keeps one of them flat, and at the end nothing is left."""
     seconds = [sample.seconds for sample in samples]
     tiers = (
-        ("m_bucket_bytes", BLUE, "m-buckets: memory"),
-        ("p_bucket_bytes", ORANGE, "p-buckets: RocksDB"),
-        ("disk_bytes", GREY, "all files"),
+        ("m_bucket_bytes", BLUE, "m-buckets, in memory"),
+        ("p_bucket_bytes", ORANGE, "p-buckets, in RocksDB"),
     )
+    sizes = {name: np.array([getattr(sample, name) for sample in samples], dtype=float) for name, _, _ in tiers}
+    most = max(values.max(initial=1.0) for values in sizes.values())
+    unit, scale = ("KiB", 1 << 10) if most < 1 << 20 else ("MiB", 1 << 20)
     for name, colour, label in tiers:
-        sizes = np.array([getattr(sample, name) for sample in samples], dtype=float)
-        # Zero has no logarithm: a gap says that a tier was empty.
-        axes.plot(
-            seconds, np.where(sizes > 0, sizes, np.nan), color=colour, linewidth=2, label=label,
-            linestyle="--" if name == "disk_bytes" else "-",
-        )  # fmt: skip
-    axes.set_yscale("log", base=2)
-    axes.yaxis.set_major_formatter(lambda size, _: format_bytes(size))
-    axes.set(title="State per tier over time", xlabel="seconds since the start")
+        axes.plot(seconds, sizes[name] / scale, color=colour, linewidth=2, label=label)
+        axes.fill_between(seconds, sizes[name] / scale, color=colour, alpha=0.12, linewidth=0)
+    axes.set(title="State per tier over time", xlabel="seconds since the start", ylabel=f"bytes in {unit}")
     axes.set_xlim(left=0)
-    bottom, top = axes.get_ylim()
-    axes.set_ylim(bottom, top * (top / bottom) ** 0.12)  # room for the legend above the lines
-    axes.legend(loc="upper center", ncols=3, frameon=False, fontsize=8.5, columnspacing=1, handlelength=1.4)
+    axes.set_ylim(0, most / scale * 1.2)  # room for the legend above the lines
+    axes.legend(loc="upper center", ncols=2, frameon=False, fontsize=9)
 
 
 def _draw_panes(axes: Any, panes: Mapping[str, Mapping[str, int]]) -> None:

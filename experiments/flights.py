@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from aion.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 HOUR_US = 3_600_000_000
 DAY_US = 24 * HOUR_US
@@ -33,7 +37,7 @@ UNLISTED_ZONES = {
 
 # The chosen stretch: from April on, when thunderstorms make the tail of the delays heavy.
 FIRST_ARRIVAL = datetime(2013, 4, 1, 4, tzinfo=UTC)
-CHOSEN_FLIGHTS = 110_000
+CHOSEN_FLIGHTS = 100_000
 STRETCH_US = DAY_US  # of arrival time per file; a file is a micro-batch, and each costs about a second
 # Where a day is cut: 23:05 in New York, when many late flights are in the air and the watermark, which is the
 # last arrival before the cut, has just passed the end of an hour. No time of day makes more of them late.
@@ -49,9 +53,7 @@ SCHEMA = pa.schema(
         ("arr_delay", pa.int64()),  # minutes, negative when early
     ]
 )
-SPARK_SCHEMA = (
-    "dest string, carrier string, flight bigint, scheduled timestamp, arrived timestamp, arr_delay bigint"
-)
+SPARK_SCHEMA = "dest string, carrier string, flight bigint, scheduled timestamp, arrived timestamp, arr_delay bigint"
 
 # What a schedule and a flight between New York and anywhere in the data can be.
 SPEED_MPH = (40.0, 600.0)  # distance over scheduled duration, gate to gate
@@ -76,6 +78,18 @@ class Flights:
     def scheduled_us(self) -> np.ndarray:
         return micros(self.table, "scheduled")
 
+    def lateness_us(self) -> np.ndarray:
+        """Arrival less the end of the flight's one-hour window; negative for those in time."""
+        return self.arrived_us - (self.scheduled_us // HOUR_US + 1) * HOUR_US
+
+    def seen_lateness_us(self, stretch_us: int = STRETCH_US) -> np.ndarray:
+        """The same against the watermark of the flight's micro-batch: the last arrival of the file before."""
+        arrived_us = self.arrived_us
+        files = file_numbers(arrived_us, stretch_us)
+        last_of_file = np.flatnonzero(np.diff(files, append=-1))
+        watermark = np.concatenate([[np.iinfo(np.int64).min // 2], arrived_us[last_of_file][:-1]])
+        return self.lateness_us() - arrived_us + watermark[files]
+
     def left_out(self) -> dict[str, int]:
         """Flights by reason that were scheduled while the table's flights arrived, but never did."""
         if not self.table.num_rows:
@@ -92,9 +106,7 @@ class Flights:
         count = min(count or CHOSEN_FLIGHTS, self.table.num_rows)
         first_us = int(FIRST_ARRIVAL.timestamp()) * 1_000_000
         start = min(int(np.searchsorted(self.arrived_us, first_us)), self.table.num_rows - count)
-        return Flights(
-            self.table.slice(start, count), self.never_arrived, self.implausible, self.clock_mismatches
-        )
+        return Flights(self.table.slice(start, count), self.never_arrived, self.implausible, self.clock_mismatches)
 
 
 def micros(table: pa.Table, column: str) -> np.ndarray:
@@ -113,9 +125,7 @@ def first_instant(after: pd.Series, minutes: pd.Series, zone: str) -> pd.Series:
     for day in (0, 1):
         clock = midnight + pd.to_timedelta(minutes + day * 1440, unit="min")
         for summer in (True, False):
-            local = clock.dt.tz_localize(
-                zone, ambiguous=np.full(len(clock), summer), nonexistent="shift_forward"
-            )
+            local = clock.dt.tz_localize(zone, ambiguous=np.full(len(clock), summer), nonexistent="shift_forward")
             instant = local.dt.tz_convert("UTC")
             candidates.append(instant.where(instant > after))
     return pd.concat(candidates, axis=1).min(axis=1)
@@ -146,18 +156,13 @@ def from_frames(flights: pd.DataFrame, airports: pd.DataFrame) -> Flights:
     clock = flights["sched_arr_time"] % 2400
     minutes = clock // 100 * 60 + clock % 100
     scheduled = pd.concat(
-        [
-            first_instant(departs.loc[rows], minutes.loc[rows], name)
-            for name, rows in zone.groupby(zone).groups.items()
-        ]
+        [first_instant(departs.loc[rows], minutes.loc[rows], name) for name, rows in zone.groupby(zone).groups.items()]
     ).reindex(flights.index)
 
     # A null delay is a flight that never got there as planned: cancelled on the ground (never departed),
     # diverted (its arrival, if any, is that of a longer journey), or lost to the records.
     arrived = flights["arr_delay"].notna()
-    reason = np.select(
-        [flights["dep_time"].isna(), flights["arr_time"].notna()], ["cancelled", "diverted"], "lost"
-    )
+    reason = np.select([flights["dep_time"].isna(), flights["arr_time"].notna()], ["cancelled", "diverted"], "lost")
     never = pd.DataFrame({"scheduled": scheduled, "reason": reason})[~arrived].reset_index(drop=True)
 
     frame = flights.assign(zone=zone, departs=departs, scheduled=scheduled)[arrived]
@@ -200,15 +205,20 @@ def file_numbers(arrived_us: np.ndarray, stretch_us: int) -> np.ndarray:
     return np.cumsum(np.diff(stretch, prepend=stretch[0]) != 0)
 
 
-def seen_lateness_us(
-    arrived_us: np.ndarray, window_end_us: np.ndarray, stretch_us: int = STRETCH_US
-) -> np.ndarray:
-    """Lateness against the watermark Spark uses for a flight's batch: the last arrival of the file before."""
-    files = file_numbers(arrived_us, stretch_us)
-    last_of_file = np.flatnonzero(np.diff(files, append=-1) != 0)
-    nothing_yet = np.iinfo(np.int64).min // 2
-    watermark = np.concatenate([[nothing_yet], arrived_us[last_of_file][:-1]])
-    return watermark[files] - window_end_us
+def arrivals(spark: SparkSession, folder: Path) -> DataFrame:
+    """The files of :func:`write_stream` as a stream; its watermark is the clock of actual arrivals.
+
+    The heartbeat at its end has moved the watermark when it is filtered out. The filter names the watermark's
+    column so that Spark does not push it below the watermark, where the heartbeat would move nothing;
+    and it is a disjunction so that Spark infers no other filter from it that could be pushed.
+    """
+    return (
+        spark.readStream.schema(SPARK_SCHEMA)
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(folder))
+        .withWatermark("arrived", "0 seconds")
+        .filter("scheduled IS NOT NULL OR arrived IS NULL")
+    )
 
 
 def write_stream(
@@ -220,17 +230,16 @@ def write_stream(
     enough that the watermark makes every window final.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if not table.num_rows:
+        return 0
     arrived_us = micros(table, "arrived")
     starts = np.flatnonzero(np.diff(file_numbers(arrived_us, stretch_us), prepend=-1))
     pieces = [
-        table.slice(start, stop - start)
-        for start, stop in zip(starts, [*starts[1:], table.num_rows], strict=True)
+        table.slice(start, stop - start) for start, stop in zip(starts, [*starts[1:], table.num_rows], strict=True)
     ]
-    if len(arrived_us):
-        nothing: dict[str, int | None] = dict.fromkeys(SCHEMA.names)
-        pieces.append(
-            pa.Table.from_pylist([nothing | {"arrived": int(arrived_us[-1]) + heartbeat_after_us}], SCHEMA)
-        )
+    nothing: dict[str, int | None] = dict.fromkeys(SCHEMA.names)
+    heartbeat = nothing | {"arrived": int(arrived_us[-1]) + heartbeat_after_us}
+    pieces.append(pa.Table.from_pylist([heartbeat], SCHEMA))
     for number, piece in enumerate(pieces):
         path = folder / f"{number:05d}.parquet"
         pq.write_table(piece, path)

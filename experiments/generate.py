@@ -51,9 +51,7 @@ class EventPlan:
         if not 0 <= self.late_share <= 1:
             raise ValueError(f"late_share {self.late_share} is no share; give 0 to 1")
         if self.past_windows < 1:
-            raise ValueError(
-                f"past_windows {self.past_windows}: late events need at least 1 window to be late for"
-            )
+            raise ValueError(f"past_windows {self.past_windows}: late events need at least 1 window to be late for")
         if self.payload_bytes < 0:
             raise ValueError(f"payload_bytes {self.payload_bytes} is negative")
 

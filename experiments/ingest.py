@@ -65,9 +65,7 @@ class Settings:
 def ingest(
     events: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Events per batch (a file, a trigger). Default: 2,000,000; with a payload 200,000."
-        ),
+        typer.Option(min=1, help="Events per batch (a file, a trigger). Default: 2,000,000; with a payload 200,000."),
     ] = None,
     batches: Annotated[int, typer.Option(min=3, help="Batches per run; the first two are not measured.")] = 5,
     runs: Annotated[int, typer.Option(min=1, help="Measured runs per contender.")] = 3,
@@ -81,9 +79,7 @@ def ingest(
     policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
     cores: Annotated[int, typer.Option(min=1, help="Cores, and shuffle partitions.")] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Of the generated events.")] = 1,
-    out: Annotated[Path, typer.Option(help="For results; generated files stay in OUT/data.")] = Path(
-        "out/ingest"
-    ),
+    out: Annotated[Path, typer.Option(help="For results; generated files stay in OUT/data.")] = Path("out/ingest"),
 ) -> None:
     """Events per second: Aion's two ways against Spark's window().agg and ListState.
 
@@ -237,9 +233,7 @@ def figures(names: Iterable[str], done: list[tuple[Turn, Run]], field: str) -> d
     }
 
 
-def columns(
-    settings: Settings, done: list[tuple[Turn, Run]], whole: dict[str, Summary]
-) -> dict[str, dict[str, str]]:
+def columns(settings: Settings, done: list[tuple[Turn, Run]], whole: dict[str, Summary]) -> dict[str, dict[str, str]]:
     """What the table shows besides the steady rates."""
     return {
         "whole run": {name: f"{rate.median:,.0f}" for name, rate in whole.items()},

@@ -70,9 +70,7 @@ def kept(events: DataFrame, shape: Shape) -> DataFrame:
     )
 
 
-def mean_of_events(
-    key: tuple[Any, ...], window: Any, events: Iterator[pa.RecordBatch]
-) -> dict[str, float | None]:
+def mean_of_events(key: tuple[Any, ...], window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, float | None]:
     """The mean of ``value`` over lazily read record batches, nulls left out as in Spark's ``avg``."""
     total, count = 0.0, 0
     for batch in events:
@@ -96,9 +94,7 @@ def list_state(events: DataFrame, shape: Shape) -> DataFrame:
     """
     end_ms = F.expr(f"(unix_millis(ts) div {shape.size_ms}) * {shape.size_ms} + {shape.size_ms}")
     columns = ["key", "end_ms", "ts", "time_us", "value", *(["payload"] if shape.payload else [])]
-    rows = (
-        events.withColumn("end_ms", end_ms).withColumn("time_us", F.expr("unix_micros(ts)")).select(columns)
-    )
+    rows = events.withColumn("end_ms", end_ms).withColumn("time_us", F.expr("unix_micros(ts)")).select(columns)
     return rows.groupBy("key", "end_ms").transformWithStateInPandas(
         ListStateMean(shape.payload),
         outputStructType="key bigint, end_ms bigint, n bigint, mean double",
@@ -116,13 +112,9 @@ class ListStateMean(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         types = {"time_us": "bigint", "value": "double", "payload": "binary"}
         self.handle = handle
-        self.events = handle.getListState(
-            "events", ", ".join(f"{name} {types[name]}" for name in self.columns)
-        )
+        self.events = handle.getListState("events", ", ".join(f"{name} {types[name]}" for name in self.columns))
 
-    def handleInputRows(
-        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
-    ) -> Iterator[pd.DataFrame]:
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
         for frame in rows:
             self.events.appendList(list(zip(*(frame[name].tolist() for name in self.columns), strict=True)))
         self.handle.registerTimer(int(key[1]))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 import zlib
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -25,7 +25,7 @@ _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
 _MAGIC = b"AION"
 
-Buffer = bytes | pa.Buffer | memoryview
+Buffer: TypeAlias = Any  # bytes, pyarrow.Buffer or memoryview
 
 
 class Kind(IntEnum):

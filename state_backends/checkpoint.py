@@ -27,9 +27,7 @@ class Shard:
     Calls are serialised by the caller. ``folder`` keeps the versions, ``live`` RocksDB's own files.
     """
 
-    def __init__(
-        self, identity: Identity, folder: Path, live: Path, make_store: StoreFactory, *, retain: int
-    ) -> None:
+    def __init__(self, identity: Identity, folder: Path, live: Path, make_store: StoreFactory, *, retain: int) -> None:
         self.identity = identity
         self.folder = folder
         self._live = live
@@ -92,9 +90,7 @@ class Shard:
         new = {f.file_no: f for f in store.persist(skip=dead)}
         known = self._files | new
         # Slices never come back, so a slice that a file holds without one live block is a purged one.
-        holds = {
-            no: {s: 0 if s in dead else n for s, n in slices.items()} for no, slices in store.files().items()
-        }
+        holds = {no: {s: 0 if s in dead else n for s, n in slices.items()} for no, slices in store.files().items()}
         live = sorted(no for no, slices in holds.items() if any(slices.values()))
         manifest = Manifest(
             token=attempt,

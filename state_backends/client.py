@@ -162,9 +162,7 @@ class RemoteSession:
         return self._client.get(self.attempt, slices)
 
     def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
-        self._client.act(
-            "release", {"attempt": self.attempt, "destage": list(destage), "purge": list(purge)}
-        )
+        self._client.act("release", {"attempt": self.attempt, "destage": list(destage), "purge": list(purge)})
 
     def commit(self, snapshot: dict[str, Any]) -> None:
         self._client.act("commit", {"attempt": self.attempt, "snapshot": snapshot})

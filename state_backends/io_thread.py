@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -31,11 +31,11 @@ class Priority(IntEnum):
 
 
 @dataclass(order=True)
-class _Request(Generic[T]):
+class _Request:
     priority: Priority
     number: int
-    steps: Generator[None, None, T] = field(compare=False)
-    future: Future[T] = field(compare=False)
+    steps: Generator[None, None, Any] = field(compare=False)
+    future: Future[Any] = field(compare=False)
 
 
 @dataclass
@@ -50,7 +50,7 @@ class IoThread:
     """Runs requests until closed; ``clock`` only measures how busy it is."""
 
     def __init__(self, name: str = "aion-io", clock: Callable[[], float] = time.perf_counter) -> None:
-        self._queue: list[_Request[object]] = []
+        self._queue: list[_Request] = []
         self._numbers = itertools.count()
         self._wake = threading.Condition()
         self._closed = False
@@ -65,7 +65,7 @@ class IoThread:
         with self._wake:
             if self._closed:
                 raise RuntimeError("the I/O thread is closed")
-            heapq.heappush(self._queue, _Request(priority, next(self._numbers), steps, future))  # type: ignore[arg-type]
+            heapq.heappush(self._queue, _Request(priority, next(self._numbers), steps, future))
             self.stats.requests[priority.name.lower()] += 1
             self.stats.queued += 1
             self._wake.notify()
@@ -88,7 +88,7 @@ class IoThread:
                 request = heapq.heappop(self._queue)
             self._step(request)
 
-    def _step(self, request: _Request[object]) -> None:
+    def _step(self, request: _Request) -> None:
         begin = self._clock()
         done = True
         if request.future.cancelled():

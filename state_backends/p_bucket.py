@@ -107,6 +107,7 @@ class PBucket:
     def adopt(self, file: SstFile) -> Generator[None, None, list[Indexed]]:
         """Steps that take over an existing file; returns its index. Raises CorruptState naming the file."""
         name = Path(file.path).name
+        yield
         try:
             if Path(file.path).stat().st_size != file.size_bytes:
                 raise CorruptState(f"{name}: not of the {file.size_bytes} bytes that its manifest says")

@@ -275,6 +275,14 @@ def private(folder: Path) -> None:
         raise ServerError(f"{folder} must belong to this user alone (mode 0700); it does not")
 
 
+def _sweep_dead(parent: Path) -> None:
+    """Removes folders of servers that were killed, of applications that never came back for them."""
+    for pid in parent.glob("*/" + PID):
+        with contextlib.suppress(OSError, ValueError):
+            if not psutil.pid_exists(int(pid.read_text())):
+                _leave(pid.parent)
+
+
 def _leave(folder: Path) -> None:
     """Removes everything that a server has on this host."""
     with elected(folder):
@@ -329,6 +337,8 @@ def main() -> None:
     socket = arguments.dir / SOCKET
     try:
         socket.unlink(missing_ok=True)
+        (arguments.dir / PID).unlink(missing_ok=True)
+        _sweep_dead(arguments.dir.parent)
         server = StateServer(socket, host, watch)
         (arguments.dir / PID).write_text(str(os.getpid()))
         serving = threading.Thread(target=server.serve, name="aion-serve", daemon=True)

@@ -151,9 +151,7 @@ class TieredStore:
     def persist(self, skip: Collection[int] = ()) -> list[SstFile]:
         with self._lock:
             leaving = set(self._outbox)
-            pending = [
-                e.seq for e in self._ledger if e.place is Place.MEMORY and e.slice_us not in skip
-            ]
+            pending = [e.seq for e in self._ledger if e.place is Place.MEMORY and e.slice_us not in skip]
             if pending:
                 self._write(pending, Priority.LATE_WRITE, leave=False, leaving=leaving)
             writes = list(self._writes)
@@ -271,13 +269,9 @@ class TieredStore:
         with self._lock:
             if entry.seq in self._memory:
                 return None
-            return self._io.submit(
-                Priority.READ, self._p.fetch(entry.file_no, entry.slice_us, entry.seq)
-            )
+            return self._io.submit(Priority.READ, self._p.fetch(entry.file_no, entry.slice_us, entry.seq))
 
-    def _write(
-        self, seqs: list[int], priority: Priority, *, leave: bool, leaving: set[int] | None = None
-    ) -> None:
+    def _write(self, seqs: list[int], priority: Priority, *, leave: bool, leaving: set[int] | None = None) -> None:
         """Starts writing blocks as one file; those that leave are let go once it is on disk."""
         blocks = [(seq, self._memory[seq]) for seq in seqs]
         for seq in seqs:

@@ -68,9 +68,7 @@ def test_every_key_of_the_model_is_in_every_preset_with_a_comment(name: str) -> 
     for key, text in documented.items():
         assert text, f"{key} has no comment in {name}.yaml"
         for choice in choices(key):
-            assert re.search(rf"\b{choice}\b", text), (
-                f"the comment of {key} in {name}.yaml is silent on {choice}"
-            )
+            assert re.search(rf"\b{choice}\b", text), f"the comment of {key} in {name}.yaml is silent on {choice}"
 
 
 def choices(key: str) -> list[str]:
@@ -109,9 +107,7 @@ def matches(value: Any, schema: dict[str, Any], root: dict[str, Any] | None = No
     match schema["type"]:
         case "object":
             known = schema["properties"]
-            return isinstance(value, dict) and all(
-                k in known and matches(v, known[k], root) for k, v in value.items()
-            )
+            return isinstance(value, dict) and all(k in known and matches(v, known[k], root) for k, v in value.items())
         case "integer":
             return type(value) is int and value >= schema.get("minimum", value)
         case "string":

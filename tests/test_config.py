@@ -74,9 +74,7 @@ def test_the_spelling_of_a_size_is_exact(size: int) -> None:
 # -- what is accepted ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "text", ["", "# a comment\n", "null", "{}", "memory:\nstate:\n  # backend: memory\n"]
-)
+@pytest.mark.parametrize("text", ["", "# a comment\n", "null", "{}", "memory:\nstate:\n  # backend: memory\n"])
 def test_what_is_not_written_is_the_default(tmp_path: Path, text: str) -> None:
     assert load_policy(write(tmp_path, text)) == Policy()
 
@@ -200,9 +198,7 @@ def test_a_wrong_file_is_refused_with_the_line_the_value_and_what_is_right(
 
 
 def test_all_errors_of_a_file_are_told_in_the_order_of_their_lines(tmp_path: Path) -> None:
-    text = (
-        "lateness:\n  initial_bound: -5m\nmemory:\n  budget: lots\n  budget: more\nstate:\n  backend: redis\n"
-    )
+    text = "lateness:\n  initial_bound: -5m\nmemory:\n  budget: lots\n  budget: more\nstate:\n  backend: redis\n"
     lines = refused(write(tmp_path, text)).splitlines()
     places = [re.sub(r"^.*mine.yaml:(\d+): ([a-z_.]+): .*", r"\1 \2", line) for line in lines]
     assert places[0] == "2 lateness.initial_bound"
@@ -223,9 +219,7 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None
     assert "is no policy; write sections: state, memory" in refused(write(tmp_path, text))
 
 
-@pytest.mark.parametrize(
-    "data", [b"\xff\xfe\x00", b"\xe9: 1", b"state: \x00", b"a: &a {b: *a}", b"a: 1\n---\nb: 1"]
-)
+@pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"\xe9: 1", b"state: \x00", b"a: &a {b: *a}", b"a: 1\n---\nb: 1"])
 def test_a_file_that_is_no_plain_yaml_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "mine.yaml").write_bytes(data)
     assert "mine.yaml" in refused(tmp_path / "mine.yaml")
@@ -317,12 +311,8 @@ def test_a_wrong_spark_setting_is_refused_by_its_name(conf: dict[str, str], says
 
 
 def test_a_wrong_keyword_is_refused_by_its_name() -> None:
-    assert refused({}, {"memory_budgt": 1}).startswith(
-        "keyword memory_budgt: memory_budgt: unknown key; did you mean"
-    )
-    assert refused({}, {"state_backend": "x"}).startswith(
-        "keyword state_backend: state.backend: 'x' is not possible"
-    )
+    assert refused({}, {"memory_budgt": 1}).startswith("keyword memory_budgt: memory_budgt: unknown key; did you mean")
+    assert refused({}, {"state_backend": "x"}).startswith("keyword state_backend: state.backend: 'x' is not possible")
 
 
 def test_one_key_in_two_spellings_is_refused() -> None:
@@ -333,9 +323,7 @@ def test_one_key_in_two_spellings_is_refused() -> None:
 def test_a_check_across_layers_names_both(tmp_path: Path) -> None:
     file = write(tmp_path, "memory:\n  budget: 1GiB\n  bucket_limit: 64MiB\n")
     message = refused(file, {"memory_budget": "32MiB"})
-    assert message.startswith(
-        "keyword memory_budget: memory.bucket_limit: 64MiB is larger than memory.budget, 32MiB"
-    )
+    assert message.startswith("keyword memory_budget: memory.bucket_limit: 64MiB is larger than memory.budget, 32MiB")
     assert message.endswith(f"memory.bucket_limit is from {file}:3")
 
 

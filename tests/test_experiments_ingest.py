@@ -244,9 +244,7 @@ def test_the_mean_an_apply_function_computes() -> None:
 
 def test_json_is_written_whole_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "result.json"
-    bench.write_json(
-        path, {"versions": bench.versions(["pyarrow", "no-such-package"]), "at": bench.machine()}
-    )
+    bench.write_json(path, {"versions": bench.versions(["pyarrow", "no-such-package"]), "at": bench.machine()})
     read = json.loads(path.read_text())
     assert read["versions"]["pyarrow"] == pa.__version__
     assert read["versions"]["no-such-package"] is None

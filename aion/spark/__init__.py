@@ -1,6 +1,6 @@
 """Aion on Spark: the only package that imports pyspark."""
 
-from aion.spark.configure import configure
-from aion.spark.windowed import dropped, panes, windowed
+from aion.spark.session import configure
+from aion.spark.stream import dropped, panes, windowed
 
 __all__ = ["configure", "dropped", "panes", "windowed"]

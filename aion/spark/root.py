@@ -51,9 +51,7 @@ class Root(StatefulProcessor):
         self._handle = handle
         self._token = handle.getValueState("token", TOKEN_SCHEMA)
 
-    def handleInputRows(
-        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
-    ) -> Iterator[pd.DataFrame]:
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
         try:
             work = self._open(int(key[0]))
             yield from work.advance(timerValues.getCurrentWatermarkInMs())
@@ -112,9 +110,7 @@ class _ShardWork:
 
     def __init__(self, config: RootConfig, session: RemoteSession) -> None:
         self.session = session
-        self.operator: Operator = make_operator(
-            config.plan, policy_from_json(config.policy), session.snapshot
-        )
+        self.operator: Operator = make_operator(config.plan, policy_from_json(config.policy), session.snapshot)
         self.executor = Executor(config.plan, self.operator, session)
 
     def advance(self, watermark_ms: int) -> Iterator[pd.DataFrame]:
@@ -155,9 +151,7 @@ def _pandas_type(type_: pa.DataType) -> pd.ArrowDtype | None:
 _clients: dict[str, StateClient] = {}
 
 
-def _connect(
-    config: RootConfig, context: TaskContext, shard: int, token: str | None, attempt: str
-) -> RemoteSession:
+def _connect(config: RootConfig, context: TaskContext, shard: int, token: str | None, attempt: str) -> RemoteSession:
     identity = Identity(
         query=context.getLocalProperty("sql.streaming.queryId") or "no-query",
         operator=config.name,
@@ -172,7 +166,8 @@ def _connect(
             identity,
             token=token,
             attempt=attempt,
-            run=context.getLocalProperty("sql.streaming.runId") or "",
+            # Spark runs a streaming query in a job group named by the run.
+            run=context.getLocalProperty("spark.jobGroup.id") or "",
             operator_uid=config.uid,
             state_dir=config.state_dir,
             store=store,
@@ -185,7 +180,5 @@ def _connect(
         except ServerUnreachable:
             client.close()
             del _clients[config.application]
-    client = _clients[config.application] = StateClient.connect(
-        config.application, watch_pid=executor_pid()
-    )
+    client = _clients[config.application] = StateClient.connect(config.application, watch_pid=executor_pid())
     return opened(client)

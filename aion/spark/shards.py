@@ -19,7 +19,9 @@ def shard_ids(shards: int, partitions: int) -> list[int]:
     taken: set[int] = set()
     for i in range(shards):
         candidate = next(
-            c for c in range(100 * shards * partitions + 100) if c not in taken and _partition(c, partitions) == i % partitions
+            c
+            for c in range(100 * shards * partitions + 100)
+            if c not in taken and _partition(c, partitions) == i % partitions
         )
         taken.add(candidate)
         ids.append(candidate)

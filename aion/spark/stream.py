@@ -19,8 +19,8 @@ from aion.errors import ConfigError, SchemaError, WatermarkError
 from aion.operator import Kind
 from aion.plan import DROPPED_COLUMNS, ApplyFunction, Plan, make_plan
 from aion.spark.child import BLOCK_ROWS, Child
-from aion.spark.configure import REQUIRED
 from aion.spark.root import Root, RootConfig
+from aion.spark.session import REQUIRED
 from aion.spark.shards import shard_column, shard_ids
 from aion.spark.types import arrow_schema
 from aion.windows import Periodic
@@ -100,9 +100,7 @@ def _child(df: DataFrame, plan: Plan, policy: Policy, ids: Sequence[int]) -> Dat
     """Only the columns that are needed cross into Python."""
     columns = {name: _column(df, name, plan) for name in plan.schema.names}
     shard = shard_column([columns[name] for name in plan.key], ids)
-    needed = df.select(
-        shard.alias("__aion_shard"), *(column.alias(name) for name, column in columns.items())
-    )
+    needed = df.select(shard.alias("__aion_shard"), *(column.alias(name) for name, column in columns.items()))
     child = Child(plan, policy.blocks.target_bytes, policy.state.compression)
     return needed.mapInArrow(child, BLOCK_ROWS)
 
@@ -151,8 +149,7 @@ def _policy(spark: SparkSession, policy: str | Path | Mapping[str, Any] | Policy
 
 
 def _conf(spark: SparkSession, key: str) -> str:
-    value = spark.conf.get(key)
-    assert value is not None
+    value: str = spark.conf.get(key)
     return value
 
 
@@ -171,6 +168,3 @@ def _state_dir(spark: SparkSession, policy: Policy) -> str:
             "mounted file system only: set spark.aion.state.dir to a path"
         )
     return str(Path(place).resolve())
-
-
-

@@ -63,36 +63,43 @@ def configure(
     return builder
 
 
-def _settings(policy: object, overrides: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
-    """The policy as Spark settings, so that it reaches :func:`windowed` through the session."""
+def _settings(
+    policy: str | Path | Mapping[str, Any] | Policy | None,
+    overrides: Mapping[str, Any],
+    given: Mapping[str, str],
+) -> dict[str, str]:
+    """The policy as Spark settings, so that it reaches :func:`windowed` through the session.
+
+    Only what was asked for: a setting that merely repeats a default would outrank a policy given later.
+    """
+    values = policy_to_json(resolve(policy, keyword=overrides, spark_conf=given))
+    asked = _keys(overrides)
     settings: dict[str, str] = {}
-    if isinstance(policy, str | Path):
-        known = str(policy) in presets()
-        settings[f"{SPARK_PREFIX}policy"] = str(policy) if known else str(Path(policy).resolve())
+    if isinstance(policy, str) and policy in presets():
+        settings[f"{SPARK_PREFIX}policy"] = policy
+    elif isinstance(policy, str | Path):
+        settings[f"{SPARK_PREFIX}policy"] = str(Path(policy).resolve())
     elif policy is not None:
-        source = policy_to_json(policy) if isinstance(policy, Policy) else policy
         # A mapping stands for a YAML file, which Spark's settings outrank.
-        settings = {k: v for k, v in _flat(source).items() if k not in given}
-    if overrides:
-        resolved = policy_to_json(resolve(policy, keyword=overrides, spark_conf=given))
-        plain = policy_to_json(resolve(policy, keyword={}, spark_conf=given))
-        settings |= {k: v for k, v in _flat(resolved).items() if v != _flat(plain).get(k)}
-        named = {doc.key for doc in describe()}
-        for key, value in overrides.items():
-            dotted = next((n for n in named if key in (n, n.replace(".", "_"))), None)
-            if dotted is not None and value is not None:
-                settings[SPARK_PREFIX + dotted] = str(value)
+        source = policy_to_json(policy) if isinstance(policy, Policy) else policy
+        asked |= {key for key in _keys(source) if SPARK_PREFIX + key not in given}
+    for key in sorted(asked):
+        section, _, name = key.partition(".")
+        if values[section][name] is not None:
+            settings[SPARK_PREFIX + key] = str(values[section][name])
     return settings
 
 
-def _flat(source: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        f"{SPARK_PREFIX}{section}.{key}": str(value)
-        for section, values in source.items()
-        if isinstance(values, Mapping)
-        for key, value in values.items()
-        if value is not None
-    }
+def _keys(settings: Mapping[str, Any]) -> set[str]:
+    """The dotted keys that a mapping sets: nested, dotted, or with underscores as in keywords."""
+    spelled = {spelling: doc.key for doc in describe() for spelling in (doc.key, doc.key.replace(".", "_"))}
+    found: set[str] = set()
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}.{name}" for name in value}
+        elif key in spelled:
+            found.add(spelled[key])
+    return found
 
 
 def check_java() -> int:

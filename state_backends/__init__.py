@@ -1,0 +1,1 @@
+"""Where the state of a window is. Never imports pyspark."""

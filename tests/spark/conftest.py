@@ -1,0 +1,120 @@
+"""One Spark session for all tests, and streams made of files, one micro-batch each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import aion
+
+SECOND = 1_000_000
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    folder = tmp_path_factory.mktemp("spark")
+    builder = (
+        SparkSession.builder.master("local[2,3]")  # a task may fail twice before the query does
+        .appName("aion tests")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .config("spark.driver.memory", "1g")
+    )
+    session = aion.configure(builder, state_dir=str(folder / "state")).getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+class FileStream:
+    """A file source with one file, and so one micro-batch, for each ``put``."""
+
+    def __init__(self, spark: SparkSession, folder: Path, schema: pa.Schema) -> None:
+        self._spark = spark
+        self._folder = folder
+        self.schema = schema
+        self._count = 0
+        folder.mkdir()
+
+    def put(self, rows: Iterable[Sequence[Any]]) -> pa.Table:
+        """Rows in the schema's order; timestamps as seconds since the epoch."""
+        columns = list(zip(*rows, strict=True)) or [()] * len(self.schema)
+        table = pa.table(
+            [_column(values, field.type) for values, field in zip(columns, self.schema, strict=True)],
+            schema=self.schema,
+        )
+        path = self._folder / f"{self._count:06d}.parquet"
+        pq.write_table(table, path)
+        # The source takes files in the order of their modification times.
+        os.utime(path, (1_700_000_000 + self._count, 1_700_000_000 + self._count))
+        self._count += 1
+        return table
+
+    def read(self, ddl: str) -> DataFrame:
+        return self._spark.readStream.schema(ddl).option("maxFilesPerTrigger", 1).parquet(str(self._folder))
+
+
+def _column(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
+    if pa.types.is_timestamp(type_):
+        return pa.array([None if v is None else round(v * SECOND) for v in values], pa.int64()).cast(type_)
+    return pa.array(values, type_)
+
+
+class Sink:
+    """A Parquet sink with its checkpoint; ``run`` takes what is there and returns everything written so far."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark = spark
+        self.folder = folder
+        self.query_id = ""
+
+    def run(self, df: DataFrame) -> list[dict[str, Any]]:
+        query = (
+            df.writeStream.format("parquet")
+            .option("path", str(self.folder / "out"))
+            .option("checkpointLocation", str(self.folder / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        self.query_id = query.id
+        query.awaitTermination()
+        return self.rows()
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [row.asDict(recursive=True) for row in self._spark.read.parquet(str(self.folder / "out")).collect()]
+
+
+EVENTS = pa.schema([("k", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.float64())])
+EVENTS_DDL = "k string, ts timestamp, v double"
+
+
+@pytest.fixture
+def stream(spark: SparkSession, tmp_path: Path) -> FileStream:
+    return FileStream(spark, tmp_path / "input", EVENTS)
+
+
+@pytest.fixture
+def sink(spark: SparkSession, tmp_path: Path) -> Sink:
+    return Sink(spark, tmp_path)
+
+
+def last_panes(rows: Iterable[dict[str, Any]], *keys: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """The last pane of every window, by key and window."""
+    last: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in sorted((r for r in rows if r["kind"] != "dropped"), key=lambda r: r["pane"]):
+        last[(*(row[k] for k in keys), row["window"], row["window_start"])] = row
+    return last
+
+
+def plain(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """Rows in an order of their own, for comparison."""
+    return sorted(repr(sorted(row.items())) for row in rows)

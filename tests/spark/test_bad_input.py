@@ -1,0 +1,78 @@
+"""What a user can get wrong in a call: one clear error each, before any data flows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+import aion
+from aion import aggregates as A
+from aion import errors
+from tests.spark.conftest import EVENTS_DDL, FileStream
+
+GOOD: dict[str, Any] = {"key": "k", "time": "ts", "windows": aion.Tumbling("1 minute"), "aggregates": {"n": A.count()}}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"key": "nokey"}, errors.SchemaError, "key: there is no column 'nokey'; the columns are k, ts, v"),
+        ({"time": "when"}, errors.SchemaError, "time: there is no column 'when'"),
+        ({"time": "v"}, errors.SchemaError, "time: column 'v' is of type double; a timestamp is needed"),
+        ({"aggregates": {"s": A.sum("k")}}, errors.SchemaError, "needs numbers, not string"),
+        ({"aggregates": {"s": A.sum("w")}}, errors.SchemaError, "names a column that does not exist"),
+        ({"aggregates": {"s": "sum"}}, errors.ConfigError, "no aggregate"),
+        ({"aggregates": {}}, errors.ConfigError, "aggregates: none given"),
+        ({"aggregates": {"pane": A.count()}}, errors.SchemaError, "'pane' is a column that every result has"),
+        ({"windows": []}, errors.WindowError, "none given"),
+        ({"aggregates": None}, errors.ConfigError, "either aggregates"),
+        ({"apply": len}, errors.ConfigError, "either aggregates"),
+        ({"aggregates": None, "apply": len}, errors.ConfigError, "needs the schema"),
+        ({"aggregates": None, "apply": len, "schema": "n integr"}, errors.SchemaError, "unknown type 'integr'"),
+        ({"policy": {"memory": {"bugdet": "1GiB"}}}, errors.PolicyError, "budget"),
+        ({"policy": "no such policy"}, errors.PolicyError, "no such policy"),
+        ({"name": "a/b"}, errors.ConfigError, "becomes a folder"),
+    ],
+)
+def test_wrong_arguments(stream: FileStream, change: dict[str, Any], error: type[Exception], message: str) -> None:
+    events = stream.read(EVENTS_DDL).withWatermark("ts", "1 minute")
+    with pytest.raises(error) as caught:
+        aion.windowed(events, **{**GOOD, **change})
+    assert message in str(caught.value)
+
+
+def test_no_watermark(stream: FileStream) -> None:
+    with pytest.raises(errors.WatermarkError, match="has no watermark"):
+        aion.windowed(stream.read(EVENTS_DDL), **GOOD)
+
+
+def test_no_stream(spark: SparkSession) -> None:
+    with pytest.raises(errors.WatermarkError, match="not a stream"):
+        aion.windowed(spark.range(1).withColumn("ts", F.current_timestamp()).withColumn("k", F.col("id")), **GOOD)
+
+
+@pytest.mark.parametrize(("size", "message"), [("0 seconds", "not positive"), ("-1 m", "not positive"), ("5", "no dur")])
+def test_windows_that_cannot_be(size: str, message: str) -> None:
+    with pytest.raises(errors.WindowError, match=message):
+        aion.Tumbling(size)
+
+
+def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(errors.MissingJava, match="no java on the PATH. Spark needs Java 17 or 21: install it"):
+        aion.configure(SparkSession.Builder())
+
+
+def test_an_old_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(errors.MissingJava, match="is Java 8, which is too old"):
+        aion.configure(SparkSession.Builder())

