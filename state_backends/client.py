@@ -23,7 +23,7 @@ from aion.errors import ServerError
 from state_backends import wire
 from state_backends.block import Block
 from state_backends.manifest import Identity
-from state_backends.server import SOCKET, elected, private
+from state_backends.server import PID, SOCKET, elected, private
 from state_backends.store import StoredBlock
 from state_backends.stores import StoreConfig
 
@@ -175,6 +175,8 @@ class RemoteSession:
 def _start(folder: Path, watch_pid: int) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     private(folder)
+    for stale in (PID, SOCKET):  # of a server that was killed
+        (folder / stale).unlink(missing_ok=True)
     log = folder / "log"
     with log.open("ab") as out:
         server = subprocess.Popen(
@@ -186,7 +188,7 @@ def _start(folder: Path, watch_pid: int) -> None:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         )
     deadline = time.monotonic() + START_SECONDS
-    while not (folder / "pid").exists():
+    while not (folder / PID).exists():
         if server.poll() is not None or time.monotonic() > deadline:
             said = log.read_text(errors="replace")[-2000:] if log.exists() else ""
             raise ServerError(f"the state server did not start (exit code {server.poll()}): {said}")

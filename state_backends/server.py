@@ -336,8 +336,6 @@ def main() -> None:
     watch.add(arguments.watch)
     socket = arguments.dir / SOCKET
     try:
-        socket.unlink(missing_ok=True)
-        (arguments.dir / PID).unlink(missing_ok=True)
         _sweep_dead(arguments.dir.parent)
         server = StateServer(socket, host, watch)
         (arguments.dir / PID).write_text(str(os.getpid()))

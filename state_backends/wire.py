@@ -65,7 +65,8 @@ def encode_error(error: BaseException) -> str:
 
 def raise_error(text: str, otherwise: type[errors.AionError] = errors.ServerUnreachable) -> NoReturn:
     """Raises what the server raised; gRPC wraps its text in words of its own."""
-    begin, end = text.find("aion:"), text.rfind(":noia")
+    begin = text.find("aion:")
+    end = text.find(":noia", begin)  # gRPC may repeat the text
     if begin < 0 or end < begin:
         raise otherwise(text)
     name, message = orjson.loads(text[begin + 5 : end])

@@ -55,7 +55,9 @@ def test_no_stream(spark: SparkSession) -> None:
         aion.windowed(spark.range(1).withColumn("ts", F.current_timestamp()).withColumn("k", F.col("id")), **GOOD)
 
 
-@pytest.mark.parametrize(("size", "message"), [("0 seconds", "not positive"), ("-1 m", "not positive"), ("5", "no dur")])
+@pytest.mark.parametrize(
+    ("size", "message"), [("0 seconds", "not positive"), ("-1 m", "not positive"), ("5", "no dur")]
+)
 def test_windows_that_cannot_be(size: str, message: str) -> None:
     with pytest.raises(errors.WindowError, match=message):
         aion.Tumbling(size)

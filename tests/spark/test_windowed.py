@@ -62,9 +62,7 @@ def locally(tables: list[pa.Table], **definition: Any) -> list[dict[str, Any]]:
 
 def naive(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Spark's rows have times without a zone, in UTC here."""
-    return [
-        {k: v.replace(tzinfo=None) if isinstance(v, dt.datetime) else v for k, v in row.items()} for row in rows
-    ]
+    return [{k: v.replace(tzinfo=None) if isinstance(v, dt.datetime) else v for k, v in row.items()} for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -147,9 +145,7 @@ def test_dropped_events_come_out_as_json(stream: FileStream, sink: Sink) -> None
 
 
 @pytest.mark.parametrize("keeps", ["partials", "events"])
-def test_backends_give_the_same_panes(
-    stream: FileStream, spark: SparkSession, tmp_path: Path, keeps: str
-) -> None:
+def test_backends_give_the_same_panes(stream: FileStream, spark: SparkSession, tmp_path: Path, keeps: str) -> None:
     for rows in batches(3):
         stream.put(rows)
     how: dict[str, Any] = (

@@ -1,0 +1,182 @@
+"""DESIGN.md section 3 as tests: who may import whom, and what the pure core must not touch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("aion", "state_backends", "policies", "experiments")
+
+PURE = {
+    "aion.aggregates", "aion.builder", "aion.errors", "aion.lateness", "aion.operator", "aion.plan", "aion.rows",
+    "aion.schema", "aion.slices", "aion.time", "aion.trigger", "aion.watermark", "aion.windows",
+    "state_backends", "state_backends.block", "state_backends.ledger", "state_backends.manifest",
+    "state_backends.store", "state_backends.wire", "policies",
+}  # fmt: skip
+
+# Everything else has, or may have, an effect: a clock, a thread, a file, a process, a random number, Spark.
+HARMLESS = {
+    "__future__", "base64", "bisect", "collections", "collections.abc", "dataclasses", "datetime", "decimal", "enum",
+    "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics",
+    "struct", "typing", "zlib", "numpy", "numpy.typing", "orjson", "pyarrow", "pyarrow.compute", "scipy",
+}  # fmt: skip
+
+# Effects that hide in harmless modules, and builtins.
+EFFECTS = {
+    "breakpoint", "eval", "exec", "input", "open", "print", "__import__",
+    "datetime.now", "datetime.today", "datetime.utcnow", "date.today", "datetime.fromtimestamp",
+    "np.random", "np.load", "np.save", "np.savez", "np.fromfile", "np.memmap", "np.loadtxt", "np.savetxt",
+    "pa.OSFile", "pa.memory_map", "pa.input_stream", "pa.output_stream", "pa.fs", "pa.flight", "pa.dataset",
+    "pa.set_cpu_count", "pa.set_io_thread_count", "pa.set_memory_pool",
+}  # fmt: skip
+
+# A module imports from its own layer or from those before it.
+LAYERS = [
+    {"aion.errors", "aion.time", "state_backends", "policies"},
+    {
+        "aion.aggregates", "aion.applying", "aion.builder", "aion.config", "aion.executor", "aion.lateness",
+        "aion.operator", "aion.plan", "aion.rows", "aion.schema", "aion.slices", "aion.trigger", "aion.watermark",
+        "aion.windows", "state_backends.block", "state_backends.ledger", "state_backends.store",
+    },
+    {
+        "state_backends.checkpoint", "state_backends.client", "state_backends.io_thread", "state_backends.manifest",
+        "state_backends.memory", "state_backends.p_bucket", "state_backends.rocksdb", "state_backends.server",
+        "state_backends.stores", "state_backends.tiered", "state_backends.wire",
+    },
+    {"aion.runtime", "aion.metrics", "aion.local", "aion.spark", "aion.cli", "aion"},
+    {"experiments"},
+]  # fmt: skip
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_name(p): p for package in PACKAGES for p in sorted((ROOT / package).rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text(), str(path)) for name, path in FILES.items()}
+
+
+def layer(module: str) -> int:
+    for number, modules in enumerate(LAYERS):
+        if module in modules:
+            return number
+    parent = module.rpartition(".")[0]
+    assert parent, f"{module} stands in no layer; put it where DESIGN.md section 3 wants it"
+    return layer(parent)
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def statements(node: ast.AST, *, at_import_time: bool) -> Iterator[ast.AST]:
+    """Every node that can run; with ``at_import_time``, only what runs when the module is imported."""
+    for child in ast.iter_child_nodes(node):
+        if is_type_checking(child):
+            assert isinstance(child, ast.If)
+            rest: list[ast.AST] = list(child.orelse)
+        elif at_import_time and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            rest = []
+        else:
+            rest = [child]
+        for found in rest:
+            yield found
+            yield from statements(found, at_import_time=at_import_time)
+
+
+def imports(module: str, *, at_import_time: bool = False) -> set[str]:
+    """The modules that a module imports, ours by their full names; what is only for types does not count."""
+    found: set[str] = set()
+    for node in statements(TREES[module], at_import_time=at_import_time):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level and node.module, f"{module}: relative imports hide where things come from"
+            for alias in node.names:
+                below = f"{node.module}.{alias.name}"
+                found.add(below if below in FILES else node.module)
+    return found
+
+
+def belongs(module: str, *packages: str) -> bool:
+    return any(module == p or module.startswith(f"{p}.") for p in packages)
+
+
+def ours(modules: set[str]) -> set[str]:
+    return {m for m in modules if m in FILES}
+
+
+def test_what_design_calls_pure_is_there() -> None:
+    assert set(FILES) >= PURE
+
+
+def test_pure_modules_import_nothing_with_an_effect() -> None:
+    shell = {m: shell for m in PURE if (shell := ours(imports(m)) - PURE)}
+    assert shell == {}, "the core imports the shell"
+    effects = {m: found for m in PURE if (found := imports(m) - set(FILES) - HARMLESS)}
+    assert effects == {}
+
+
+def test_pure_modules_call_nothing_with_an_effect() -> None:
+    used = {
+        m: {ast.unparse(n) for n in ast.walk(TREES[m]) if isinstance(n, ast.Attribute | ast.Name)} & EFFECTS
+        for m in PURE
+    }
+    assert {m: found for m, found in used.items() if found} == {}
+
+
+def test_imports_go_in_one_direction() -> None:
+    upwards = {m: {i for i in ours(imports(m, at_import_time=True)) if layer(i) > layer(m)} for m in FILES}
+    assert {m: found for m, found in upwards.items() if found} == {}
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    graph = {m: ours(imports(m, at_import_time=True)) - {m} for m in FILES}
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as circle:
+        pytest.fail(f"imported in a circle: {' -> '.join(circle.args[1])}")
+
+
+def test_state_backends_know_of_aion_only_its_errors_and_times() -> None:
+    knowing = {m: ours(imports(m)) for m in FILES if belongs(m, "state_backends")}
+    allowed = {"aion.errors", "aion.time"}
+    others = {m: {i for i in found if not belongs(i, "state_backends")} - allowed for m, found in knowing.items()}
+    assert {m: found for m, found in others.items() if found} == {}
+
+
+def test_policies_know_nobody() -> None:
+    assert {m: found for m in FILES if belongs(m, "policies") and (found := ours(imports(m)))} == {}
+
+
+def test_only_aion_spark_and_the_experiments_import_pyspark() -> None:
+    users = {m for m in FILES if any(belongs(i, "pyspark", "py4j") for i in imports(m))}
+    assert {m for m in users if not belongs(m, "aion.spark", "experiments")} == set()
+
+
+def test_nothing_of_aion_but_its_command_line_knows_the_experiments() -> None:
+    users = {m for m in FILES if any(belongs(i, "experiments") for i in imports(m))}
+    assert {m for m in users if not belongs(m, "experiments")} <= {"aion.cli"}
+
+
+def test_slow_libraries_are_not_loaded_until_they_are_asked_for() -> None:
+    program = (
+        "import sys, aion, aion.local, aion.cli, aion.config, state_backends.server, state_backends.client;"
+        "aion.LocalOperator, aion.Tumbling, aion.aggregates;"
+        "print({m.split('.')[0] for m in sys.modules} & {'pyspark', 'py4j', 'matplotlib', 'pandas'} or 'none')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("none", "")
+
+
+def test_modules_have_at_most_500_lines() -> None:
+    lengths = {m: len(path.read_text().splitlines()) for m, path in FILES.items()}
+    assert {m: n for m, n in lengths.items() if n > 500} == {}

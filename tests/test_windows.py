@@ -1,0 +1,186 @@
+"""Windows and slices against brute force: which windows an instant is in, and which slice."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aion import Sliding, Tumbling
+from aion.errors import WindowError
+from aion.slices import NO_SLICE, SliceGrid
+from aion.windows import Periodic, named
+from tests.oracle import Definition, slice_of
+
+SECOND = 1_000_000
+
+tumblings = st.builds(Tumbling, st.integers(1, 30), st.integers(-60, 60))
+slidings = st.integers(1, 30).flatmap(
+    lambda size: st.builds(Sliding, st.just(size), st.integers(1, size), st.integers(-60, 60))
+)
+windows = tumblings | slidings
+several = st.lists(windows, min_size=1, max_size=4)
+instants = st.integers(-100, 100) | st.integers(-(10**15), 10**15)
+
+
+def brute(window: Periodic) -> Definition:
+    return Definition(window.size_us, window.slide_us, window.offset_us)
+
+
+# -- definitions ------------------------------------------------------------------------------------------
+
+
+@given(windows, instants)
+def test_the_windows_of_an_instant_are_those_that_contain_it(window: Periodic, t: int) -> None:
+    starts = list(window.starts_covering(t))
+    assert starts == sorted(starts, reverse=True), "latest first"
+    assert {(s, window.end(s)) for s in starts} == set(brute(window).containing(t))
+
+
+@given(tumblings, instants)
+def test_tumbling_windows_neither_overlap_nor_leave_gaps(window: Tumbling, t: int) -> None:
+    (start,) = window.starts_covering(t)
+    assert window.end(start) in window.starts_covering(window.end(start))
+
+
+@given(slidings, instants)
+def test_every_instant_is_in_a_sliding_window(window: Sliding, t: int) -> None:
+    assert list(window.starts_covering(t))
+
+
+@given(windows)
+def test_an_offset_of_a_whole_period_is_none(window: Periodic) -> None:
+    size, slide, offset = window.size_us, window.slide_us, window.offset_us
+    shifted = Tumbling(size, offset + size) if type(window) is Tumbling else Sliding(size, slide, offset + slide)
+    assert shifted == window
+    assert shifted.spec() == window.spec()
+    assert str(shifted) == str(window)
+
+
+@given(windows)
+def test_windows_travel_to_workers(window: Periodic) -> None:
+    assert pickle.loads(pickle.dumps(window)) == window
+    assert copy.deepcopy(window) == window
+
+
+def test_windows_are_called_by_their_own_words() -> None:
+    assert str(Tumbling("60 s")) == "tumbling 1 minute"
+    assert str(Sliding(timedelta(minutes=5), "90s", offset="30 s")) == (
+        "sliding 5 minutes by 90 seconds offset 30 seconds"
+    )
+    assert str(Tumbling("1 day", offset="-5 hours")) == "tumbling 1 day offset 19 hours"
+
+
+@pytest.mark.parametrize(
+    ("make", "shown"),
+    [
+        (lambda: Tumbling(0), "0"),
+        (lambda: Tumbling("0 s"), "'0 s'"),
+        (lambda: Tumbling("-1 minute"), "'-1 minute'"),
+        (lambda: Tumbling("1 month"), "month"),
+        (lambda: Tumbling("soon"), "'soon'"),
+        (lambda: Tumbling(1.5), "1.5"),  # type: ignore[arg-type]
+        (lambda: Tumbling("1m", offset="later"), "'later'"),
+        (lambda: Sliding("1m", 0), "0"),
+        (lambda: Sliding("0.4 us", "1m"), "'0.4 us'"),
+        (lambda: Sliding("1m", "-1s"), "'-1s'"),
+        (lambda: Sliding("1m", "61 s"), "61 seconds"),
+    ],
+)
+def test_a_window_that_cannot_be_is_refused_and_shown(make: Any, shown: str) -> None:
+    with pytest.raises(WindowError) as caught:
+        make()
+    assert shown in str(caught.value)
+
+
+def test_definitions_have_names() -> None:
+    minute, hour = Tumbling("1 minute"), Tumbling("1 hour")
+    assert named(minute) == {"tumbling 1 minute": minute}
+    assert list(named([hour, minute])) == ["tumbling 1 hour", "tumbling 1 minute"], "in the order given"
+    assert named({"short": minute, "also short": minute}) == {"short": minute, "also short": minute}
+
+
+@pytest.mark.parametrize("wrong", [[], {}, [Tumbling(1), Tumbling(1)], ["1 minute"], {"w": "1 minute"}, [None]])
+def test_definitions_that_cannot_be(wrong: Any) -> None:
+    with pytest.raises(WindowError, match="windows"):
+        named(wrong)
+
+
+# -- slices -----------------------------------------------------------------------------------------------
+
+
+def starts(grid: SliceGrid, times: Sequence[int]) -> list[int]:
+    return grid.starts(np.array(times, np.int64)).tolist()  # type: ignore[no-any-return]
+
+
+@given(several, st.lists(st.integers(-100, 100), min_size=1, max_size=20))
+def test_the_slice_of_an_event_starts_at_the_last_edge_of_any_window(
+    definitions: list[Periodic], times: list[int]
+) -> None:
+    grid = SliceGrid(definitions)
+    assert starts(grid, times) == [slice_of([brute(w) for w in definitions], t) for t in times]
+
+
+@given(several, st.lists(instants, min_size=1, max_size=20))
+def test_an_event_is_in_exactly_one_slice(definitions: list[Periodic], times: list[int]) -> None:
+    grid = SliceGrid(definitions)
+    for t, start in zip(times, starts(grid, times), strict=True):
+        end = grid.end(start)
+        assert start <= t < end
+        # The slice begins where it begins, and the next one where it ends: neighbours neither overlap nor gape.
+        assert starts(grid, [start, end - 1, end]) == [start, start, end]
+
+
+@given(several, instants)
+def test_a_slice_is_part_of_the_windows_that_its_events_are_in(definitions: list[Periodic], t: int) -> None:
+    grid = SliceGrid(definitions)
+    (start,) = starts(grid, [t])
+    expected = [
+        (number, window_start)
+        for number, window in enumerate(definitions)
+        for window_start, _ in brute(window).containing(t)
+    ]
+    assert sorted(grid.covering(start)) == sorted(expected)
+
+
+@given(several, instants)
+def test_a_window_is_made_of_whole_slices(definitions: list[Periodic], t: int) -> None:
+    grid = SliceGrid(definitions)
+    for window in definitions:
+        for start in window.starts_covering(t):
+            end = window.end(start)
+            assert starts(grid, [start, end]) == [start, end]
+
+
+@given(several, st.integers(-100, 100))
+def test_slices_are_as_few_as_the_windows_allow(definitions: list[Periodic], t: int) -> None:
+    """Where a slice ends, the windows change: otherwise the edge would be for nothing."""
+    grid = SliceGrid(definitions)
+    (start,) = starts(grid, [t])
+    brutes = [brute(w) for w in definitions]
+    here, after = ([d.containing(x) for d in brutes] for x in (start, grid.end(start)))
+    assert here != after
+
+
+def test_windows_of_one_length_share_their_edges() -> None:
+    assert len(SliceGrid([Tumbling(10), Tumbling(20), Sliding(40, 10), Tumbling(30)]).families) == 1
+    assert len(SliceGrid([Sliding(25, 10)]).families) == 2
+    assert SliceGrid([Sliding(25, 10)]).covering(5) == [(0, 0), (0, -10)]
+
+
+def test_events_without_a_time_are_in_no_window() -> None:
+    assert SliceGrid([Tumbling(10)]).covering(NO_SLICE) == []
+
+
+def test_the_input_is_left_alone() -> None:
+    times = np.arange(-20, 20)
+    for definitions in ([Tumbling(7)], [Tumbling(7), Sliding(5, 3)], [Tumbling(7, 3)]):
+        SliceGrid(definitions).starts(times)
+        assert times.tolist() == list(range(-20, 20))
