@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal, localcontext
 from typing import Any
 
 import numpy as np
@@ -139,9 +140,22 @@ def _bind_extreme(name: str, aggregate: Aggregate, source: pa.DataType) -> Bound
         # Arrow skips NaN; Spark says NaN is the largest. As order-preserving integers both agree.
         partial = Partial(aggregate.column, "ordered", kernel, kernel, pa.int64())
         return Bound(name, (partial,), source, lambda bits: _from_ordered(bits).cast(source))
-    if pa.types.is_nested(source) or pa.types.is_null(source):
+    if pa.types.is_duration(source):
+        partial = Partial(aggregate.column, "int64", kernel, kernel, pa.int64())
+        return Bound(name, (partial,), source, lambda ticks: ticks.cast(source))
+    if not _can_be_ordered(source):
         raise SchemaError(f"aggregates: {name!r} = {aggregate} cannot order values of type {source}")
     return Bound(name, (Partial(aggregate.column, "none", kernel, kernel, source),), source, _same)
+
+
+def _can_be_ordered(type_: pa.DataType) -> bool:
+    """Whether Arrow's grouped kernels take the type: asked of them, so that data never finds out first."""
+    nothing = pa.table({"key": pa.array([], pa.int64()), "value": pa.array([], type_)})
+    try:
+        nothing.group_by("key", use_threads=False).aggregate([("value", "min")])
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError):
+        return False
+    return not pa.types.is_null(type_)
 
 
 def _numeric(name: str, aggregate: Aggregate, source: pa.DataType) -> None:
@@ -211,10 +225,10 @@ def _grouped(table: pa.Table, keys: list[str], asked: Sequence[tuple[str, Partia
         if kernel == "count_all":
             specs.append(([], "count_all", None))
             continue
-        if kernel == "sum" and pa.types.is_int64(partial.type) and _may_overflow(table.column(source)):
-            # Sums that might leave 64 bits are computed in 128 and checked when they are narrowed.
+        if kernel == "sum" and _may_overflow(table.column(source), partial.type):
+            # Sums that might leave their type are computed in a wider one and checked when they are narrowed.
             index = table.schema.get_field_index(source)
-            table = table.set_column(index, source, table.column(source).cast(pa.decimal128(38, 0)))
+            table = table.set_column(index, source, table.column(source).cast(_wider(partial.type)))
             wide.append((name, partial.type))
         counts = kernel == "count" or (kernel == "sum" and partial.lift in ("count", "count_all"))
         options = (
@@ -232,19 +246,39 @@ def _grouped(table: pa.Table, keys: list[str], asked: Sequence[tuple[str, Partia
     return result
 
 
-def _may_overflow(column: pa.ChunkedArray) -> bool:
+def _may_overflow(column: pa.ChunkedArray, type_: pa.DataType) -> bool:
+    """Whether the sum of a column could leave its type, judged by its extremes: cheap, and never wrong."""
+    if pa.types.is_int64(type_):
+        limit = _I64_MAX
+    elif pa.types.is_decimal(type_):
+        limit = 10**type_.precision - 1
+    else:
+        return False
     extremes = pc.min_max(column).as_py()
-    low, high = extremes["min"], extremes["max"]
-    return low is not None and (-low if -low > high else high) * len(column) > _I64_MAX
+    if extremes["min"] is None:
+        return False
+    low, high = (_unscaled(value, type_) for value in extremes.values())
+    return (-low if -low > high else high) * len(column) > limit
+
+
+def _unscaled(value: Any, type_: pa.DataType) -> int:
+    """The integer that stands for a value: decimals without their point, exactly."""
+    if not isinstance(value, Decimal):
+        return int(value)
+    with localcontext() as context:
+        context.prec = 80
+        return int(value.scaleb(type_.scale if pa.types.is_decimal(type_) else 0))
+
+
+def _wider(type_: pa.DataType) -> pa.DataType:
+    return pa.decimal256(76, type_.scale) if pa.types.is_decimal(type_) else pa.decimal128(38, 0)
 
 
 def _narrow(total: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:
-    extremes = pc.min_max(total).as_py()
-    for value in extremes.values():
-        if value is not None and not _I64_MIN <= int(value) <= _I64_MAX:
-            raise IntegerOverflow(
-                f"sum: {value} does not fit into a bigint; cast the column to decimal(38, 0) or double"
-            )
+    limit, what = (10**to.precision - 1, to) if pa.types.is_decimal(to) else (_I64_MAX, "a bigint")
+    for value in pc.min_max(total).as_py().values():
+        if value is not None and not -limit - (to == pa.int64()) <= _unscaled(value, to) <= limit:
+            raise IntegerOverflow(f"sum: {value} does not fit into {what}; cast the column to a wider type or double")
     return total.cast(to)
 
 
@@ -289,19 +323,12 @@ def _at_most(value: int, limit: int) -> int:
 
 
 def _decimal_mean_type(source: pa.Decimal128Type) -> pa.DataType:
-    # Spark: decimal(p + 4, s + 4), and at most 38 digits, of which the integral ones are kept first.
-    precision, scale = source.precision + 4, source.scale + 4
-    if precision > 38:
-        integral = precision - scale
-        scale = _at_most(scale, 38 - integral) if integral <= 32 else _at_most(scale, 6)
-        precision = 38
-    return pa.decimal128(precision, scale)
+    # Spark's DecimalType.bounded(p + 4, s + 4): each at most 38.
+    return pa.decimal128(_at_most(source.precision + 4, 38), _at_most(source.scale + 4, 38))
 
 
 def _decimal_mean(total: pa.Array, n: pa.Array, result: pa.Decimal128Type) -> pa.Array:
     # Exact: one result per group in Python's decimals, whose division Arrow's has no rounding mode for.
-    from decimal import ROUND_HALF_UP, Decimal, localcontext
-
     step = Decimal(1).scaleb(-result.scale)
     with localcontext() as context:
         context.prec = 76
@@ -309,7 +336,10 @@ def _decimal_mean(total: pa.Array, n: pa.Array, result: pa.Decimal128Type) -> pa
             None if t is None or not c else (t / c).quantize(step, rounding=ROUND_HALF_UP)
             for t, c in zip(total.to_pylist(), n.to_pylist(), strict=True)
         ]
-    return pa.array(values, result)
+    try:
+        return pa.array(values, result)
+    except pa.ArrowInvalid:
+        raise IntegerOverflow(f"mean: a value does not fit into {result}; cast the column to double") from None
 
 
 def _cast_decimal(total: pa.Array, result: pa.DataType, aggregate: Aggregate) -> pa.Array:

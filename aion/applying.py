@@ -3,47 +3,81 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
 from aion.errors import ApplyError
+from aion.grouping import Piece
 from aion.operator import EmitDropped, Execute, Kind
 from aion.plan import Key, Plan, Window
 from aion.rows import pane_rows
+from aion.spilling import MEMORY_LIMIT_BYTES, group_by_key
 from aion.time import format_instant
-from state_backends.block import decode
+from state_backends import json_codec
+from state_backends.block import decode, is_quick
+from state_backends.codec_pool import CodecPool
 from state_backends.store import StoredBlock
 
 ROWS_AT_ONCE = 4096
+_IN_LINE = CodecPool(0)
 
 
-class _Group(NamedTuple):
-    """The events of one key: where they are, and how many are late."""
+class Decoded(NamedTuple):
+    """A block as rows, without the bytes it was decoded from if these are others."""
 
-    key: Key
-    parts: list[pa.RecordBatch]
-    events: int
-    late_events: int
+    seq: int
+    slice_us: int
+    batch: pa.RecordBatch
 
 
-def apply_window(plan: Plan, execute: Execute, blocks: Iterator[StoredBlock]) -> Iterator[pa.RecordBatch]:
-    """Rows of one execution. The function runs for the keys that changed since the one before."""
+def decode_all(plan: Plan, blocks: Iterable[StoredBlock], pool: CodecPool | None) -> Generator[Decoded, None, None]:
+    """The blocks as rows, lazily and in order; with a pool, in its threads and ahead of the reader."""
+
+    def one(stored: StoredBlock) -> Decoded:
+        batch = decode(stored.block, plan.block_schema, f"block {stored.seq}")
+        return Decoded(stored.seq, stored.block.header.slice_us, batch)
+
+    def quick(stored: StoredBlock) -> bool:
+        header = stored.block.header
+        return is_quick(header.codec, header.compression, header.raw_bytes)
+
+    return (pool or _IN_LINE).map_ordered(one, blocks, inline=quick)
+
+
+def apply_window(
+    plan: Plan,
+    execute: Execute,
+    blocks: Iterable[StoredBlock],
+    pool: CodecPool | None = None,
+    *,
+    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+    spill_folder: str | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Rows of one execution. The function runs for the keys that changed since the one before.
+
+    Without key, the events are handed on as they are read. With one, they have to be grouped: in memory up to
+    ``memory_limit_bytes`` of decoded events, beyond that by way of temporary files in ``spill_folder``.
+    """
     window = Window(execute.window.start_us, execute.window.end_us, plan.names[execute.window.definition])
     collected = _Collected(plan, execute)
-    if not plan.key:
-        events = (decode(b.block, plan.block_schema, f"block {b.seq}") for b in blocks)
-        rows = _call(plan, (), window, events)
-        collected.add(_Group((), [], execute.events, execute.late_events), rows)
-    else:
-        for group in _by_key(plan, execute, list(blocks)):
-            collected.add(group, _call(plan, group.key, window, iter(group.parts)))
-            if collected.rows >= ROWS_AT_ONCE:
-                yield collected.take()
+    with closing(decode_all(plan, blocks, pool)) as decoded:
+        if not plan.key:
+            rows = _call(plan, (), window, (d.batch for d in decoded))
+            collected.add((), execute.events, execute.late_events, rows)
+        else:
+            pieces = (Piece(d.batch, d.seq > execute.changed_since, d.seq >= execute.late_from) for d in decoded)
+            with closing(group_by_key(plan.key, pieces, memory_limit_bytes, spill_folder)) as groups:
+                for group in groups:
+                    rows = _call(plan, group.key, window, group.parts)
+                    collected.add(group.key, group.events, group.late_events, rows)
+                    del group, rows  # they would keep this key's events while those of the next are read
+                    if collected.rows >= ROWS_AT_ONCE:
+                        yield collected.take()
     if collected.rows:
         yield collected.take()
 
@@ -51,7 +85,7 @@ def apply_window(plan: Plan, execute: Execute, blocks: Iterator[StoredBlock]) ->
 def dropped_events(plan: Plan, action: EmitDropped, batch: pa.RecordBatch) -> pa.RecordBatch:
     """One row for each event that came too late or has no time, with the event itself as JSON."""
     n = batch.num_rows
-    texts = [orjson.dumps(row, default=_plain).decode() for row in batch.to_pylist()]
+    texts = [orjson.dumps(row, default=_plain).decode() for row in _plain_rows(batch)]
     return pane_rows(
         plan,
         keys=[batch.column(name) for name in plan.key],
@@ -75,29 +109,32 @@ class _Collected:
         self._plan, self._execute = plan, execute
         self._tables: list[pa.Table] = []
         self._dicts: list[Mapping[str, Any]] = []
-        self._groups: list[tuple[_Group, int]] = []
+        self._groups: list[tuple[Key, int, int]] = []
+        self._counts: list[int] = []
         self.rows = 0
 
-    def add(self, group: _Group, rows: list[Mapping[str, Any]] | pa.Table) -> None:
+    def add(self, key: Key, events: int, late_events: int, rows: list[Mapping[str, Any]] | pa.Table) -> None:
         n = len(rows)
         if not n:
             return
         if isinstance(rows, pa.Table):
             self._settle()
-            self._tables.append(rows)
+            # A few rows cut out of a batch of events must not keep all of it.
+            self._tables.append(rows if rows.get_total_buffer_size() <= 2 * rows.nbytes else rows.take(np.arange(n)))
         else:
             self._dicts += rows
-        self._groups.append((group, n))
+        self._groups.append((key, events, late_events))
+        self._counts.append(n)
         self.rows += n
 
     def take(self) -> pa.RecordBatch:
         self._settle()
         table = pa.concat_tables(self._tables)
-        counts = [n for _, n in self._groups]
-        of_row = pa.array(np.repeat(np.arange(len(counts)), counts))
+        keys_of, events, late_events = zip(*self._groups, strict=True)
+        of_row = pa.array(np.repeat(np.arange(len(self._counts)), self._counts))
         plan, execute = self._plan, self._execute
         keys = [
-            pa.array([g.key[i] for g, _ in self._groups], plan.schema.field(name).type).take(of_row)
+            pa.array([key[i] for key in keys_of], plan.schema.field(name).type).take(of_row)
             for i, name in enumerate(plan.key)
         ]
         batch = pane_rows(
@@ -108,55 +145,16 @@ class _Collected:
             which=np.zeros(self.rows, np.int64),
             pane=np.full(self.rows, execute.pane, np.int32),
             kind=pa.repeat(execute.kind.value, self.rows),
-            events=np.repeat([g.events for g, _ in self._groups], counts),
-            late_events=np.repeat([g.late_events for g, _ in self._groups], counts),
+            events=np.repeat(events, self._counts),
+            late_events=np.repeat(late_events, self._counts),
         )
-        self._tables, self._groups, self.rows = [], [], 0
+        self._tables, self._groups, self._counts, self.rows = [], [], [], 0
         return batch
 
     def _settle(self) -> None:
         if self._dicts:
             self._tables.append(_to_table(self._plan, self._dicts, f"window {self._execute.window}"))
             self._dicts = []
-
-
-def _by_key(plan: Plan, execute: Execute, blocks: list[StoredBlock]) -> Iterator[_Group]:
-    """The events of each key that changed, as slices of the blocks: no event is copied.
-
-    Blocks are sorted by key where they are made, so a key is one stretch, a run, in each block.
-    """
-    batches = [decode(b.block, plan.block_schema, f"block {b.seq}") for b in blocks]
-    lengths = [batch.num_rows for batch in batches]
-    table = pa.Table.from_batches(batches)
-    codes = _key_codes(table, plan.key)
-    block_of = np.repeat(np.arange(len(batches)), lengths)
-    starts = np.concatenate(([0], np.flatnonzero((codes[1:] != codes[:-1]) | (block_of[1:] != block_of[:-1])) + 1))
-    sizes = np.diff(np.append(starts, len(codes)))
-    run_codes, run_blocks = codes[starts], block_of[starts]
-    offsets = np.concatenate(([0], np.cumsum(lengths)[:-1]))
-    seqs = np.array([b.seq for b in blocks])[run_blocks]
-    order = np.argsort(run_codes, kind="stable")
-    groups = np.split(order, np.flatnonzero(np.diff(run_codes[order])) + 1)
-    for runs in groups:
-        if seqs[runs].max() <= execute.changed_since:
-            continue
-        first = runs[0]
-        batch, at = batches[run_blocks[first]], int(starts[first] - offsets[run_blocks[first]])
-        yield _Group(
-            tuple(batch.column(name)[at].as_py() for name in plan.key),
-            [batches[run_blocks[r]].slice(int(starts[r] - offsets[run_blocks[r]]), int(sizes[r])) for r in runs],
-            int(sizes[runs].sum()),
-            int(sizes[runs][seqs[runs] >= execute.late_from].sum()),
-        )
-
-
-def _key_codes(table: pa.Table, keys: Iterable[str]) -> npt.NDArray[np.int64]:
-    """The same integer for rows of the same key."""
-    codes = np.zeros(table.num_rows, np.int64)
-    for name in keys:
-        encoded = table.column(name).combine_chunks().dictionary_encode(null_encoding="encode")
-        codes = codes * max(len(encoded.dictionary), 1) + encoded.indices.to_numpy(zero_copy_only=False)
-    return codes
 
 
 def _call(plan: Plan, key: Key, window: Window, events: Iterator[pa.RecordBatch]) -> list[Mapping[str, Any]] | pa.Table:
@@ -190,6 +188,14 @@ def _to_table(plan: Plan, rows: list[Mapping[str, Any]], where: str) -> pa.Table
         return pa.Table.from_pylist(rows, plan.outputs)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise ApplyError(f"{where}: what it returned does not fit the declared schema: {error}") from error
+
+
+def _plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    try:
+        return batch.to_pylist()  # type: ignore[no-any-return]
+    except (OverflowError, ValueError):  # an instant that Python's calendar does not have: as Arrow spells it
+        columns = [c.cast(pa.string()) if pa.types.is_timestamp(c.type) else c for c in batch.columns]
+        return pa.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()  # type: ignore[no-any-return]
 
 
 def _plain(value: Any) -> Any:

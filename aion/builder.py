@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,13 @@ import pyarrow.compute as pc
 
 from aion.plan import Plan
 from aion.slices import NO_SLICE
-from state_backends.block import Block, Compression, Kind, encode
+from state_backends.block import Block, Codec, Compression, Kind, encode, is_quick
+
+if TYPE_CHECKING:
+    from state_backends.codec_pool import CodecPool
 
 MIB = 1 << 20
+_I64_MAX = 2**63 - 1
 
 
 class ShardBlock(NamedTuple):
@@ -27,11 +31,20 @@ class ShardBlock(NamedTuple):
     block: Block
 
 
+class _Piece(NamedTuple):
+    """The rows of a block to be."""
+
+    shard: int
+    slice_us: int
+    rows: pa.Table
+
+
 class BlockBuilder:
     """Collects the batches of one task into blocks of one (shard, slice) each.
 
     ``add`` takes a RecordBatch of ``plan.schema`` and the shard id of each row (int32), and yields blocks
-    that are full; ``finish`` yields the rest. ``target_bytes`` is what a block is filled to.
+    that are full; ``finish`` yields the rest. ``target_bytes`` is what a block is filled to. With a ``pool``
+    blocks are encoded in its threads, some of them ahead of who takes them.
     """
 
     def __init__(
@@ -41,11 +54,15 @@ class BlockBuilder:
         target_bytes: int = MIB,
         buffer_bytes: int = 64 * MIB,
         compression: Compression = Compression.NONE,
+        codec: Codec = Codec.ARROW,
+        pool: CodecPool | None = None,
     ) -> None:
         self.plan = plan
         self.target_bytes = target_bytes
         self.buffer_bytes = buffer_bytes
         self.compression = compression
+        self.codec = codec
+        self.pool = pool
         self._pending: list[pa.Table] = []
         self._pending_bytes = 0
         self._pending_rows = 0
@@ -53,6 +70,7 @@ class BlockBuilder:
     def add(self, batch: pa.RecordBatch, shards: pa.Array) -> Iterator[ShardBlock]:
         if batch.num_rows == 0:
             return
+        batch = self._one_zero(batch)
         times = batch.column(self.plan.time)
         slices = slice_starts(self.plan, times)
         if self.plan.layout is None:
@@ -60,7 +78,7 @@ class BlockBuilder:
             self._pending.append(table)
             self._pending_bytes += batch.nbytes
             if self._pending_bytes >= self.buffer_bytes:
-                yield from self._flush_events(final=False)
+                yield from self._encoded(self._flush_events(final=False))
         else:
             self._pending.append(self._lift(batch, shards, slices))
             self._pending_rows += self._pending[-1].num_rows
@@ -68,13 +86,24 @@ class BlockBuilder:
             if len(self._pending) > 1 and self._pending_rows > 2 * max(self._pending[0].num_rows, 65536):
                 self._fold()
 
+    def _one_zero(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Float keys as Spark groups them: 0.0 and -0.0 are one key, and so is every NaN."""
+        for name in self.plan.key:
+            column = batch.column(name)
+            if pa.types.is_floating(column.type):
+                values = column.fill_null(0).to_numpy(zero_copy_only=False) + column.type.to_pandas_dtype()(0)
+                values = np.where(np.isnan(values), column.type.to_pandas_dtype()("nan"), values)
+                plain = pa.array(values, column.type, mask=column.is_null().to_numpy(zero_copy_only=False))
+                batch = batch.set_column(batch.schema.get_field_index(name), name, plain)
+        return batch
+
     def finish(self) -> Iterator[ShardBlock]:
         if not self._pending:
             return
         if self.plan.layout is None:
-            yield from self._flush_events(final=True)
+            yield from self._encoded(self._flush_events(final=True))
         else:
-            yield from self._flush_partials()
+            yield from self._encoded(self._flush_partials())
 
     # -- partials -----------------------------------------------------------------------------------------
 
@@ -92,7 +121,7 @@ class BlockBuilder:
         self._pending = [self.plan.layout.combine(keys, together)]
         self._pending_rows = self._pending[0].num_rows
 
-    def _flush_partials(self) -> Iterator[ShardBlock]:
+    def _flush_partials(self) -> Iterator[_Piece]:
         if len(self._pending) > 1:
             self._fold()
         table = self._pending.pop()
@@ -102,14 +131,12 @@ class BlockBuilder:
         table = table.take(pc.sort_indices(table, sort_keys=order)).combine_chunks()
         for shard, slice_us, start, stop in _runs(table.column(_SHARD).to_numpy(), table.column(_SLICE).to_numpy()):
             rows = table.slice(start, stop - start).select(self.plan.block_schema.names)
-            for piece in self._pieces(rows):
-                events = pc.sum(piece.column("p0")).as_py()
-                yield ShardBlock(shard, self._encode(piece, Kind.PARTIALS, slice_us, events, slice_us, slice_us))
+            yield from self._pieces(shard, slice_us, rows)
 
     # -- kept events --------------------------------------------------------------------------------------
 
-    def _flush_events(self, *, final: bool) -> Iterator[ShardBlock]:
-        """Sorts what is pending by (shard, slice, key) and yields full blocks; the rest waits for more."""
+    def _flush_events(self, *, final: bool) -> Iterator[_Piece]:
+        """Sorts what is pending by (shard, slice, key) and yields full pieces; the rest waits for more."""
         table = pa.concat_tables(self._pending).combine_chunks()
         codes = [_codes(table.column(name)) for name in (_SHARD, _SLICE, *self.plan.key)]
         table = _gather(table, codes)
@@ -119,11 +146,7 @@ class BlockBuilder:
             if not final and run.nbytes < self.target_bytes // 2:
                 rest.append(run)
                 continue
-            for piece in self._pieces(run.drop_columns([_SHARD, _SLICE])):
-                times = pc.min_max(piece.column(self.plan.time).cast(pa.int64()))
-                low, high = times["min"].as_py(), times["max"].as_py()
-                low, high = (NO_SLICE, NO_SLICE) if low is None else (low, high)
-                yield ShardBlock(shard, self._encode(piece, Kind.EVENTS, slice_us, piece.num_rows, low, high))
+            yield from self._pieces(shard, slice_us, run.drop_columns([_SHARD, _SLICE]))
         self._pending = rest
         self._pending_bytes = sum(t.nbytes for t in rest)
         if self._pending_bytes > self.buffer_bytes // 2:
@@ -132,23 +155,41 @@ class BlockBuilder:
 
     # -- both ---------------------------------------------------------------------------------------------
 
-    def _pieces(self, rows: pa.Table) -> Iterator[pa.Table]:
+    def _pieces(self, shard: int, slice_us: int, rows: pa.Table) -> Iterator[_Piece]:
         count = max(1, round(rows.nbytes / self.target_bytes))
         step = -(-rows.num_rows // count)
         for start in range(0, rows.num_rows, step):
-            yield rows.slice(start, step)
+            yield _Piece(shard, slice_us, rows.slice(start, step))
 
-    def _encode(self, rows: pa.Table, kind: Kind, slice_us: int, events: int, low: int, high: int) -> Block:
-        batch = rows.to_batches()[0] if rows.num_rows else pa.RecordBatch.from_pylist([], rows.schema)
-        return encode(
-            batch,
+    def _encoded(self, pieces: Iterator[_Piece]) -> Iterator[ShardBlock]:
+        if self.pool is None:
+            return map(self._encode, pieces)
+        return self.pool.map_ordered(
+            self._encode, pieces, inline=lambda p: is_quick(self.codec, self.compression, p.rows.nbytes)
+        )
+
+    def _encode(self, piece: _Piece) -> ShardBlock:
+        """Touches nothing of the builder that changes: it runs in the threads of the pool."""
+        shard, slice_us, rows = piece
+        if self.plan.layout is None:
+            times = pc.min_max(rows.column(self.plan.time).cast(pa.int64()))
+            low, high = times["min"].as_py(), times["max"].as_py()
+            low, high = (NO_SLICE, NO_SLICE) if low is None else (low, high)
+            kind, events = Kind.EVENTS, rows.num_rows
+        else:
+            low = high = slice_us
+            kind, events = Kind.PARTIALS, pc.sum(rows.column("p0")).as_py()
+        block = encode(
+            rows.to_batches()[0],
             kind=kind,
             slice_us=slice_us,
             events=events,
             min_us=low,
             max_us=high,
             compression=self.compression,
+            codec=self.codec,
         )
+        return ShardBlock(shard, block)
 
 
 # No user's column can have these names: they are never joined with the user's in one namespace but here,
@@ -186,10 +227,12 @@ def _codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], int]:
 def _gather(table: pa.Table, codes: list[tuple[npt.NDArray[np.int32], int]]) -> pa.Table:
     """The table sorted by the codes, stable; no copy if it is sorted already."""
     total = 1
-    for _, distinct in codes:
-        total *= max(distinct, 1)
     combined = np.zeros(table.num_rows, np.int64)
     for indices, distinct in codes:
+        if total * distinct > _I64_MAX:  # numbered anew in the same order, or they would wrap around
+            combined = np.unique(combined, return_inverse=True)[1]
+            total = table.num_rows
+        total *= max(distinct, 1)
         combined = combined * max(distinct, 1) + indices
     if bool((combined[1:] >= combined[:-1]).all()):
         return table

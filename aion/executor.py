@@ -5,13 +5,15 @@ The same for LocalOperator and Spark's root; where blocks are kept is the sessio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from aion.applying import apply_window, dropped_events
+from aion.applying import apply_window, decode_all, dropped_events
 from aion.operator import (
     Action,
     Append,
@@ -23,12 +25,15 @@ from aion.operator import (
     Execute,
     Kind,
     Operator,
+    Prestage,
     Purge,
     WatermarkAdvanced,
 )
 from aion.plan import Plan
 from aion.rows import pane_rows
+from aion.spilling import MEMORY_LIMIT_BYTES
 from state_backends.block import Block, decode
+from state_backends.codec_pool import CodecPool
 from state_backends.store import StoredBlock
 
 # Windows whose partials are combined in one pass: enough to share slices, few enough to stay small.
@@ -41,20 +46,41 @@ class Session(Protocol):
     def append(self, blocks: Iterable[tuple[int, bool, Block]]) -> None:
         """Keeps (seq, late, block)."""
 
-    def read(self, slices: Sequence[int]) -> Iterator[StoredBlock]:
+    def read(self, slices: Sequence[int], *, blocking: bool = False) -> Iterator[StoredBlock]:
         """Blocks of slices, lazily, by slice and in the order of arrival."""
+
+    def prestage(self, slices: Sequence[int]) -> None:
+        """Slices that will be read soon."""
 
     def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
         """Slices whose memory may go, and slices that nobody needs any more."""
 
 
 class Executor:
-    """One shard's operator at work. Every method yields rows of ``plan.result_schema``."""
+    """One shard's operator at work. Every method yields rows of ``plan.result_schema``.
 
-    def __init__(self, plan: Plan, operator: Operator, session: Session) -> None:
+    Blocks are decoded in the threads of ``codec``, without one in line. For ``memory_limit_bytes`` and
+    ``spill_folder`` see :func:`aion.applying.apply_window`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        operator: Operator,
+        session: Session,
+        codec: CodecPool | None = None,
+        *,
+        memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+        spill_folder: str | None = None,
+    ) -> None:
         self.plan = plan
         self.operator = operator
         self.session = session
+        self.codec = codec
+        self.memory_limit_bytes = memory_limit_bytes
+        self.spill_folder = spill_folder
+        # Encoded bytes and seconds of each execution so far: what sizing and idle destaging learn from.
+        self.executions: list[tuple[int, float]] = []
 
     def advance(self, watermark_us: int) -> Iterator[pa.RecordBatch]:
         """On-time and final executions that this watermark makes due."""
@@ -74,6 +100,9 @@ class Executor:
         if appends:
             self.session.append((a.seq, a.late, blocks[a.index]) for a in appends)
         for action in actions:
+            if isinstance(action, Prestage):
+                self.session.prestage(action.slices)
+        for action in actions:
             if isinstance(action, EmitDropped):
                 yield self._dropped(action, blocks[action.index])
         # On-time executions stand before final ones, and both before what they make free.
@@ -83,11 +112,39 @@ class Executor:
                 yield from self._combine(executes[start : start + WINDOWS_AT_ONCE])
         else:
             for execute in executes:
-                yield from apply_window(self.plan, execute, self.session.read(execute.slices))
+                with self._timed() as seen:
+                    yield from apply_window(
+                        self.plan,
+                        execute,
+                        seen(self.session.read(execute.slices, blocking=self.plan.blocking)),
+                        self.codec,
+                        memory_limit_bytes=self.memory_limit_bytes,
+                        spill_folder=self.spill_folder,
+                    )
         destage = [s for a in actions if isinstance(a, Destage) for s in a.slices]
         purge = [s for a in actions if isinstance(a, Purge) for s in a.slices]
         if destage or purge:
             self.session.release(destage, purge)
+
+    def due_next(self, watermark_us: int | None) -> tuple[int, ...]:
+        """Slices of the windows that will be executed when the watermark gets there."""
+        plan = self.operator.plan(watermark_us) if watermark_us is not None else None
+        return plan.slices if plan is not None else ()
+
+    @contextmanager
+    def _timed(self) -> Iterator[Callable[[Iterator[StoredBlock]], Iterator[StoredBlock]]]:
+        """Notes the bytes that an execution read and the seconds that it took."""
+        size = 0
+
+        def seen(blocks: Iterator[StoredBlock]) -> Iterator[StoredBlock]:
+            nonlocal size
+            for stored in blocks:
+                size += stored.block.size_bytes
+                yield stored
+
+        begin = time.perf_counter()
+        yield seen
+        self.executions.append((size, time.perf_counter() - begin))
 
     # -- partials -----------------------------------------------------------------------------------------
 
@@ -124,17 +181,12 @@ class Executor:
 
     def _load(self, slices: Sequence[int]) -> tuple[pa.Table | None, Any, Any]:
         """Partials of the slices with, per row, its slice and its block's seq."""
-        batches, of_slice, seqs, lengths = [], [], [], []
-        for stored in self.session.read(slices):
-            batch = decode(stored.block, self.plan.block_schema, f"block {stored.seq}")
-            batches.append(batch)
-            of_slice.append(stored.block.header.slice_us)
-            seqs.append(stored.seq)
-            lengths.append(batch.num_rows)
-        if not batches:
+        decoded = list(decode_all(self.plan, self.session.read(slices), self.codec))
+        if not decoded:
             return None, None, None
-        table = pa.Table.from_batches(batches)
-        return table, np.repeat(of_slice, lengths), np.repeat(seqs, lengths)
+        lengths = [d.batch.num_rows for d in decoded]
+        table = pa.Table.from_batches([d.batch for d in decoded])
+        return table, np.repeat([d.slice_us for d in decoded], lengths), np.repeat([d.seq for d in decoded], lengths)
 
     def _panes(self, combined: pa.Table, executes: Sequence[Execute]) -> pa.RecordBatch:
         layout = self.plan.layout

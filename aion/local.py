@@ -12,20 +12,20 @@ from typing import Any
 import pyarrow as pa
 
 from aion.aggregates import Aggregate
-from aion.builder import BlockBuilder
 from aion.config import Policy, load_policy
 from aion.errors import SchemaError
 from aion.executor import Executor
 from aion.plan import ApplyFunction, Plan, make_plan
-from aion.runtime import make_operator, store_config
+from aion.runtime import make_builder, make_operator, predicts, store_config
 from aion.time import instant_us
 from aion.windows import Periodic
-from state_backends.block import Block, Compression
-from state_backends.io_thread import IoThread
+from state_backends.block import Block
+from state_backends.codec_pool import CodecPool
+from state_backends.m_bucket import MemoryBudget
+from state_backends.machine import memory_limit_bytes, memory_share_used
 from state_backends.p_bucket import PBucket
+from state_backends.pressure import PressureManager
 from state_backends.store import BlockStore, StoredBlock
-from state_backends.stores import make_store
-from state_backends.tiered import MemoryBudget
 
 
 class LocalOperator:
@@ -45,6 +45,7 @@ class LocalOperator:
         aggregates: Mapping[str, Aggregate] | None = None,
         apply: ApplyFunction | None = None,
         schema: str | pa.Schema | None = None,
+        blocking: bool = True,
         policy: str | Path | Mapping[str, Any] | Policy = "standard",
     ) -> None:
         self._definition: dict[str, Any] = {
@@ -54,15 +55,18 @@ class LocalOperator:
             "aggregates": aggregates,
             "apply": apply,
             "outputs": schema,
+            "blocking": blocking,
         }
         self.policy = load_policy(policy)
         self._folder = tempfile.TemporaryDirectory(prefix="aion-local-")
-        self._io = IoThread()
-        config = store_config(self.policy)
-        self._budget = MemoryBudget(config.budget_bytes)
+        config = store_config(self.policy, blocking=blocking and apply is not None)
+        self._io = config.make_io()
+        self._budget = MemoryBudget(config.budget(memory_limit_bytes()))
         folder = Path(self._folder.name)
         p_bucket = PBucket(folder / "files", folder / "live", durable=False)
-        self._store = make_store(config, p_bucket, self._io, self._budget)
+        self._store = config.make_store(p_bucket, self._io, self._budget)
+        self._codec = CodecPool(self.policy.io.codec_threads)
+        self._pressure = PressureManager(self._budget, config.make_destage(), memory_share_used)
         self._executor: Executor | None = None
         self._watermark: int | None = None
         self._closed = False
@@ -77,11 +81,7 @@ class LocalOperator:
         executor = self._executor or self._start(table.schema)
         plan = executor.plan
         rows = list(executor.end_batch())
-        builder = BlockBuilder(
-            plan,
-            target_bytes=self.policy.blocks.target_bytes,
-            compression=Compression[self.policy.state.compression.upper()],
-        )
+        builder = make_builder(plan, self.policy, self._codec)
         for batch in _conform(table, plan).to_batches():
             shards = pa.repeat(pa.scalar(0, pa.int32()), batch.num_rows)
             rows += executor.arrive([b.block for b in builder.add(batch, shards)])
@@ -102,11 +102,13 @@ class LocalOperator:
         if self._closed:
             return pa.table({})
         self._closed = True
-        rows = self._answer(self._executor.end_batch()) if self._executor else pa.table({})
-        self._store.close()
-        self._io.close()
-        self._folder.cleanup()
-        return rows
+        try:
+            return self._answer(self._executor.end_batch()) if self._executor else pa.table({})
+        finally:
+            self._store.close()
+            self._codec.close()
+            self._io.close()
+            self._folder.cleanup()
 
     @property
     def counters(self) -> dict[str, Any]:
@@ -129,7 +131,7 @@ class LocalOperator:
     def _start(self, schema: pa.Schema) -> Executor:
         plan = make_plan(normal_schema(schema, self._definition["time"]), **self._definition)
         operator = make_operator(plan, self.policy, None)
-        self._executor = Executor(plan, operator, _Embedded(self._store))
+        self._executor = Executor(plan, operator, _Embedded(self._store), self._codec)
         if self._watermark is not None:
             for _ in self._executor.advance(self._watermark):
                 raise AssertionError("an operator without events has nothing to say")
@@ -138,7 +140,15 @@ class LocalOperator:
     def _answer(self, rows: Iterable[pa.RecordBatch]) -> pa.Table:
         assert self._executor is not None
         table = pa.Table.from_batches(list(rows), self._executor.plan.result_schema)
+        executor = self._executor
+        if executor.executions:
+            read, took = (sum(column) for column in zip(*executor.executions, strict=True))
+            self._store.processing_bytes_per_s = read / max(took, 1e-6)
+            executor.executions.clear()
         self._store.flush()
+        if predicts(self.policy):
+            self._store.prestage(executor.due_next(executor.operator.watermark.expected_next()))
+        self._pressure.tick([("local", self._store)])
         return table
 
 
@@ -152,8 +162,11 @@ class _Embedded:
         for seq, late, block in blocks:
             self._store.append(seq, block, late=late)
 
-    def read(self, slices: Sequence[int]) -> Iterator[StoredBlock]:
-        return self._store.read(slices)
+    def read(self, slices: Sequence[int], *, blocking: bool = False) -> Iterator[StoredBlock]:
+        return self._store.read(slices, blocking=blocking)
+
+    def prestage(self, slices: Sequence[int]) -> None:
+        self._store.prestage(slices)
 
     def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
         self._store.destage(destage)
@@ -181,5 +194,5 @@ def _conform(table: pa.Table, plan: Plan) -> pa.Table:
         raise SchemaError(f"process: the table has no column {missing[0]!r}; it has {', '.join(table.schema.names)}")
     try:
         return table.select(plan.schema.names).cast(plan.schema)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, ValueError, TypeError) as error:
         raise SchemaError(f"process: the table does not fit the first one's columns: {error}") from error

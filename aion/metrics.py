@@ -30,8 +30,11 @@ class StateMetrics:
     blocks: int
     shards: int
     rebuilds: int
+    staging: Mapping[str, float]
     operators: Mapping[str, Mapping[str, Any]]
     io: Mapping[str, Any]
+    destaged_under_pressure: int
+    refused_under_pressure: int
 
     @property
     def disk_bytes(self) -> int:

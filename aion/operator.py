@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from aion.lateness import FixedBound, LatenessHistogram
+from aion.runs import Runs
 from aion.slices import NO_SLICE, SliceGrid
 from aion.trigger import Trigger
 from aion.watermark import Watermark
@@ -126,6 +127,13 @@ class Execute:
 
 
 @dataclass(frozen=True, slots=True)
+class Prestage:
+    """These slices will be read soon: bring what is on disk back into memory meanwhile (paper 3.2)."""
+
+    slices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Destage:
     """The windows of these slices have expired: their m-buckets may be freed."""
 
@@ -139,7 +147,7 @@ class Purge:
     slices: tuple[int, ...]
 
 
-Action = Append | EmitDropped | Execute | Destage | Purge
+Action = Append | EmitDropped | Execute | Prestage | Destage | Purge
 
 
 @dataclass(slots=True)
@@ -189,15 +197,18 @@ class Operator:
         *,
         bound: FixedBound,
         trigger: Trigger,
+        prestages_late: bool = True,
         snapshot: Mapping[str, Any] | None = None,
     ) -> None:
         self.grid = grid
         self._bound = bound
         self._trigger = trigger
+        self._prestages_late = prestages_late
         self.watermark = Watermark()
         self.windows: dict[WindowRef, WindowState] = {}
         # Every live slice with the windows that still need it.
         self.slices: dict[int, list[WindowRef]] = {}
+        self._purged = [Runs(window.slide_us) for window in grid.windows]
         self.next_seq = 0
         self.lateness = LatenessHistogram()
         self.counters = Counters()
@@ -215,6 +226,17 @@ class Operator:
             case BatchEnded():
                 return self._batch_ended()
 
+    def plan(self, watermark_us: int) -> Prestage | None:
+        """What will be executed when the watermark gets there, so that it can be staged in the gap before."""
+        soon = [
+            ref
+            for ref, s in self.windows.items()
+            if (s.status is Status.ACTIVE and watermark_us >= ref.end_us)
+            or (s.status is Status.LATE and s.news and watermark_us >= ref.end_us + s.bound_us)
+        ]
+        slices = sorted({s for ref in soon for s in self._slices_of(ref)})
+        return Prestage(tuple(slices)) if slices else None
+
     @property
     def next_due_us(self) -> int | None:
         """The next watermark at which something happens without any new event; None when nothing will."""
@@ -230,6 +252,7 @@ class Operator:
 
     def _arrived(self, blocks: Sequence[BlockFact]) -> list[Action]:
         actions: list[Action] = []
+        stirred: set[int] = set()
         for index, block in enumerate(blocks):
             self.counters.events += block.events
             if block.slice_us == NO_SLICE:
@@ -255,12 +278,17 @@ class Operator:
                 state.news += block.events
                 if state.status is Status.LATE:
                     late += 1
+                    if state.news == block.events and self._prestages_late:
+                        # The first late event since the last execution announces the next one.
+                        stirred.update(self._slices_of(ref))
                     state.late_events += block.events
                     self._observe_late(ref, block.events)
             if late or too_late:
                 self.counters.late_events += block.events
             self.slices.setdefault(block.slice_us, takers)
             actions.append(Append(index, block.slice_us, seq, late == len(takers)))
+        if stirred:
+            actions.append(Prestage(tuple(sorted(stirred))))
         return actions
 
     def _windows_for(self, block: BlockFact) -> tuple[list[WindowRef], list[tuple[WindowRef, int]]]:
@@ -274,9 +302,10 @@ class Operator:
                 takers.append(ref)
                 continue
             bound_us = self._bound.bound_for_new_window()
-            # All windows of a slice are made, or found gone, with its first block: one that is missing
-            # from a live slice was purged, and what is purged never comes back.
-            if known is not None or self.watermark.passed(ref.end_us + bound_us):
+            # What is purged never comes back, even if a restart made bounds longer. And all windows of a slice
+            # are made, or found gone, with its first block: one that is missing from a live slice is gone.
+            gone = known is not None or ref.start_us in self._purged[ref.definition]
+            if gone or self.watermark.passed(ref.end_us + bound_us):
                 assert now is not None
                 self.lateness.observe(now - ref.end_us, block.events)
                 too_late.append((ref, now - ref.end_us))
@@ -337,7 +366,9 @@ class Operator:
             ),
             key=lambda ref: (ref.end_us, ref),
         )
-        return [self._execute(ref, self.windows[ref], Kind.LATE) for ref in due]
+        actions: list[Action] = [self._execute(ref, self.windows[ref], Kind.LATE) for ref in due]
+        # What was staged for a late execution is let go after it (paper 3.2).
+        return actions + self._destage(due)
 
     def _execute(self, ref: WindowRef, state: WindowState, kind: Kind) -> Execute:
         action = Execute(
@@ -371,6 +402,7 @@ class Operator:
         touched = sorted({s for ref in gone for s in self._slices_of(ref)})
         for ref in gone:
             self.windows.pop(ref).move("purge")
+            self._purged[ref.definition].add(ref.start_us)
             self.counters.purged_windows += 1
         free = []
         for s in touched:
@@ -391,6 +423,7 @@ class Operator:
         return {
             "version": SNAPSHOT_VERSION,
             "watermark_us": self.watermark.at_us,
+            "watermark_step_us": self.watermark.step_us,
             "next_seq": self.next_seq,
             "windows": {
                 "definition": [r.definition for r in refs],
@@ -406,12 +439,13 @@ class Operator:
                 "news": [s.news for s in states],
             },
             "slices": sorted(self.slices),
+            "purged": [runs.to_json() for runs in self._purged],
             "lateness": self.lateness.to_json(),
             "counters": self.counters.to_json(),
         }
 
     def _restore(self, snapshot: Mapping[str, Any]) -> None:
-        self.watermark = Watermark(snapshot["watermark_us"])
+        self.watermark = Watermark(snapshot["watermark_us"], snapshot["watermark_step_us"])
         self.next_seq = snapshot["next_seq"]
         w = snapshot["windows"]
         columns = zip(
@@ -423,6 +457,9 @@ class Operator:
             self.windows[ref] = WindowState(bound_us, Status(status), *rest)
         for s in snapshot["slices"]:
             self.slices[s] = [ref for ref in self._refs(s) if ref in self.windows]
+        self._purged = [
+            Runs(window.slide_us, runs) for window, runs in zip(self.grid.windows, snapshot["purged"], strict=True)
+        ]
         self.lateness = LatenessHistogram.from_json(snapshot["lateness"])
         self.counters = Counters(**snapshot["counters"])
 

@@ -51,6 +51,7 @@ class Plan:
     layout: agg.Layout | None
     apply: ApplyFunction | None
     outputs: pa.Schema
+    blocking: bool = True
 
     @property
     def keeps_events(self) -> bool:
@@ -107,7 +108,7 @@ class Plan:
         return {
             "key": [[name, str(self.schema.field(name).type)] for name in self.key],
             "time": self.time,
-            "windows": {name: window.spec() for name, window in self.windows.items()},
+            "windows": [[name, window.spec()] for name, window in self.windows.items()],
             "block": [[f.name, str(f.type)] for f in self.block_schema],
             "partials": [
                 [p.column, p.prepare, p.lift, p.combine] for p in (self.layout.partials if self.layout else ())
@@ -128,9 +129,11 @@ def make_plan(
     aggregates: Mapping[str, agg.Aggregate] | None,
     apply: ApplyFunction | None,
     outputs: str | pa.Schema | None,
+    blocking: bool = True,
 ) -> Plan:
     """Checks a definition against the input's schema.
 
+    ``blocking``: whether ``apply`` needs all events before it can begin (paper 3.3); folding partials never does.
     ``schema`` must hold the time as ``timestamp[us]``. Raises SchemaError, WindowError or ConfigError.
     """
     keys = (key,) if isinstance(key, str) else tuple(key or ())
@@ -154,7 +157,7 @@ def make_plan(
         result = pa.schema([pa.field(b.name, b.type) for b in layout.bound])
         kept = pa.schema([schema.field(n) for n in dict.fromkeys((*keys, time, *layout.columns))])
     _check_names(keys, result.names)
-    return Plan(keys, time, definitions, kept, layout, apply, result)
+    return Plan(keys, time, definitions, kept, layout, apply, result, blocking and apply is not None)
 
 
 def _check_columns(schema: pa.Schema, keys: Sequence[str], time: str) -> None:

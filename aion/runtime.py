@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aion.config import Policy
+from aion.builder import BlockBuilder
+from aion.config import Policy, Share
 from aion.lateness import FixedBound
 from aion.operator import Operator
 from aion.plan import Plan
 from aion.trigger import EveryBatch
+from state_backends.block import Codec, Compression
+from state_backends.codec_pool import CodecPool
 from state_backends.stores import StoreConfig
 
 
@@ -19,14 +22,60 @@ def make_operator(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None
         plan.grid,
         bound=FixedBound(policy.lateness.initial_bound_us),
         trigger=EveryBatch(),
+        # Late events announce an execution in the same batch: nothing predicts it earlier than they do.
+        prestages_late=prestages(policy),
         snapshot=snapshot,
     )
 
 
-def store_config(policy: Policy, *, retain_versions: int = 100) -> StoreConfig:
+def make_builder(plan: Plan, policy: Policy, pool: CodecPool) -> BlockBuilder:
+    """What makes blocks of one task's events, or of one table's."""
+    return BlockBuilder(
+        plan,
+        target_bytes=policy.blocks.target_bytes,
+        compression=Compression[policy.state.compression.upper()],
+        codec=Codec[policy.state.codec.upper()],
+        pool=pool,
+    )
+
+
+def prestages(policy: Policy) -> bool:
+    return policy.state.backend == "tiered" and policy.prestage.mode != "none"
+
+
+def predicts(policy: Policy) -> bool:
+    """Whether what the next batch will execute is staged in the gap before it."""
+    return prestages(policy) and policy.prestage.mode == "predictive"
+
+
+def store_config(policy: Policy, *, blocking: bool = True, retain_versions: int = 100) -> StoreConfig:
+    """The part of a policy that the stores need, in plain values."""
+    memory, destage = policy.memory, policy.destage
+    share = memory.budget.percent / 100 if isinstance(memory.budget, Share) else 0.0
+    arguments: dict[str, Any] = dict(destage.arguments)
+    if destage.class_path is None:
+        arguments = {
+            "keep_fraction": destage.keep_fraction,
+            "idle_after_s": destage.idle_after_us / 1e6 if destage.idle_after_us is not None else None,
+            "idle_multiple": destage.idle_multiple,
+            "moderate": memory.moderate,
+            "resume": memory.resume,
+            "scarce": memory.scarce,
+            "victim": memory.victim,
+        }
     return StoreConfig(
         backend=policy.state.backend,
-        budget_bytes=policy.memory.budget_bytes,
-        bucket_limit_bytes=policy.memory.bucket_limit_bytes,
+        budget_bytes=None if isinstance(memory.budget, Share) else memory.budget,
+        budget_share=share,
+        bucket_limit_bytes=memory.bucket_limit_bytes,
+        keep_fraction=destage.keep_fraction,
+        prestages=prestages(policy),
+        blocking=blocking,
+        io_threads=policy.io.threads,
+        rate_limit_bytes_per_s=policy.io.rate_limit_bytes_per_s,
         retain_versions=retain_versions,
+        destage=arguments,
+        destage_class=destage.class_path,
+        prestage=dict(policy.prestage.arguments),
+        prestage_class=policy.prestage.class_path,
     )

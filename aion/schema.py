@@ -76,11 +76,13 @@ class _Reader:
             precision, scale = 10, 0
             if self._peek() == "(":
                 self.tokens.pop()
-                precision = int(self._next("a precision"))
+                precision = self._number("a precision")
                 if self._peek() == ",":
                     self.tokens.pop()
-                    scale = int(self._next("a scale"))
+                    scale = self._number("a scale")
                 self._expect(")")
+            if not 1 <= precision <= 38 or scale > precision:
+                raise self._error(f"decimal({precision}, {scale}) cannot be; up to 38 digits, the scale among them")
             return pa.decimal128(precision, scale)
         if name == "array":
             self._expect("<")
@@ -101,6 +103,12 @@ class _Reader:
             raise self._error(f"unknown type {name!r}; known are {', '.join(sorted(_SIMPLE))}, decimal(p,s), "
                               "array<>, map<>, struct<>")  # fmt: skip
         return _SIMPLE[name]
+
+    def _number(self, what: str) -> int:
+        token = self._next(what)
+        if not token.isdecimal() or len(token) > 9:
+            raise self._error(f"{token!r} stands where {what} should")
+        return int(token)
 
     def _peek(self) -> str | None:
         return self.tokens[-1] if self.tokens else None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 
 from aion.errors import ConfigError
 
 MICROS_PER_SECOND = 1_000_000
+_LONGEST_US = 2**63 - 1
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _UNITS_US: dict[str, int] = {
@@ -36,8 +38,7 @@ def duration_us(value: str | int | timedelta, *, what: str = "duration") -> int:
         return value // timedelta(microseconds=1)
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{what}: {value!r} is no duration; write e.g. '20 seconds' or '5m'")
-    total, position = 0.0, 0
-    exact = 0
+    total, position = Decimal(0), 0
     while position < len(value):
         part = _PART.match(value, position)
         if part is None:
@@ -49,12 +50,11 @@ def duration_us(value: str | int | timedelta, *, what: str = "duration") -> int:
                 f"{what}: {value!r} has the unknown unit {unit!r}; "
                 "units are us, ms, s, m, h, d, w or their English names"
             )
-        if "." in number:
-            total += float(number) * scale
-        else:
-            exact += int(number) * scale
+        total += Decimal(number) * scale
         position = part.end()
-    return exact + round(total)
+    if abs(total) > _LONGEST_US:
+        raise ConfigError(f"{what}: {value[:60]!r} is longer than 64 bits of microseconds can tell")
+    return int(total.to_integral_value())
 
 
 def format_duration(us: int) -> str:

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from aion.errors import CorruptState, SessionSuperseded
+from rocksdict import Cache
+
+from aion.errors import CorruptState, FormatError, SessionSuperseded
 from state_backends.block import Block
 from state_backends.manifest import FileEntry, Identity, Manifest, check_owner, dump, load
 from state_backends.p_bucket import PBucket, sync
@@ -27,12 +29,22 @@ class Shard:
     Calls are serialised by the caller. ``folder`` keeps the versions, ``live`` RocksDB's own files.
     """
 
-    def __init__(self, identity: Identity, folder: Path, live: Path, make_store: StoreFactory, *, retain: int) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        folder: Path,
+        live: Path,
+        make_store: StoreFactory,
+        *,
+        retain: int,
+        cache: Cache | None = None,
+    ) -> None:
         self.identity = identity
         self.folder = folder
         self._live = live
         self._make_store = make_store
         self._retain = retain
+        self._cache = cache
         self._store: BlockStore | None = None
         self._p: PBucket | None = None
         self._held: Manifest | None = None
@@ -40,6 +52,7 @@ class Shard:
         self._attempt: str | None = None
         self._first_seq = 0
         self._purging: list[int] = []
+        self._written: list[SstFile] = []  # by the attempt at work, and named by no manifest yet
         # Versions that may still be asked for, oldest first.
         self._retained: list[Manifest] = []
         self.rebuilds = 0
@@ -55,7 +68,7 @@ class Shard:
         if self._store is None or held != token:
             self._rebuild(token, identity)
         elif self._attempt is not None:
-            self._store.rollback(self._first_seq)
+            self._undo()
         if self._held is not None:
             check_owner(self._held, identity)
         self.identity = identity
@@ -72,8 +85,11 @@ class Shard:
         for seq, late, block in blocks:
             store.append(seq, block, late=late)
 
-    def read(self, attempt: str, slices: Sequence[int]) -> Iterator[StoredBlock]:
-        return self._working(attempt).read(slices)
+    def read(self, attempt: str, slices: Sequence[int], *, blocking: bool = False) -> Iterator[StoredBlock]:
+        return self._working(attempt).read(slices, blocking=blocking)
+
+    def prestage(self, attempt: str, slices: Sequence[int]) -> None:
+        self._working(attempt).prestage(slices)
 
     def destage(self, attempt: str, slices: Sequence[int]) -> None:
         self._working(attempt).destage(slices)
@@ -87,8 +103,9 @@ class Shard:
         """Makes the attempt the current version, whole or not at all; its token is the attempt's name."""
         store = self._working(attempt)
         dead = frozenset(self._purging)
-        new = {f.file_no: f for f in store.persist(skip=dead)}
-        known = self._files | new
+        assert self._p is not None
+        self._written += store.persist(skip=dead)
+        known = self._files | {f.file_no: f for f in self._written}
         # Slices never come back, so a slice that a file holds without one live block is a purged one.
         holds = {no: {s: 0 if s in dead else n for s, n in slices.items()} for no, slices in store.files().items()}
         live = sorted(no for no, slices in holds.items() if any(slices.values()))
@@ -99,6 +116,7 @@ class Shard:
             identity=self.identity,
             files=tuple(_entry(known[no]) for no in live),
             purged=tuple(sorted({s for no in live for s, n in holds[no].items() if not n})),
+            next_file_no=self._p.next_file_no,
             snapshot=snapshot,
         )
         self._write(manifest)
@@ -107,17 +125,23 @@ class Shard:
         self._held = manifest
         self._attempt = None
         self._retained.append(manifest)
-        self._expire([f for no, f in new.items() if no not in live])
+        self._written = []
+        self._expire()
 
     def abort(self, attempt: str) -> None:
         if self._attempt == attempt and self._store is not None:
-            self._store.rollback(self._first_seq)
+            self._undo()
             self._attempt = None
 
     def close(self) -> None:
         if self._store is not None:
             self._store.close()
             self._store = None
+
+    @property
+    def token(self) -> str | None:
+        """The version that is held, without what the attempt at work did."""
+        return self._held.token if self._held else None
 
     @property
     def store(self) -> BlockStore | None:
@@ -127,6 +151,14 @@ class Shard:
     def snapshot(self) -> dict[str, Any] | None:
         """What the operator was at the last commit."""
         return self._held.snapshot if self._held else None
+
+    def _undo(self) -> None:
+        """Forgets everything that the attempt at work did."""
+        assert self._store is not None
+        self._store.rollback(self._first_seq)
+        for file in self._written:
+            Path(file.path).unlink(missing_ok=True)
+        self._written = []
 
     # -- versions -----------------------------------------------------------------------------------------
 
@@ -140,9 +172,9 @@ class Shard:
 
     def _rebuild(self, token: str | None, identity: Identity) -> None:
         self.close()
-        self._held, self._files, self._attempt = None, {}, None
+        self._held, self._files, self._attempt, self._written = None, {}, None, []
         self.rebuilds += 1
-        p_bucket = PBucket(self.folder / "files", self._live, durable=True)
+        p_bucket = PBucket(self.folder / "files", self._live, durable=True, cache=self._cache)
         store = self._make_store(p_bucket)
         try:
             if token is not None:
@@ -150,6 +182,7 @@ class Shard:
                 check_owner(manifest, identity)
                 self._files = {f.file_no: self._file(f) for f in manifest.files}
                 store.restore(list(self._files.values()), frozenset(manifest.purged))
+                p_bucket.next_file_no = max(p_bucket.next_file_no, manifest.next_file_no)
                 self._held = manifest
                 self._retained = self._versions_before(manifest)
         except BaseException:
@@ -186,23 +219,41 @@ class Shard:
         return SstFile(entry.file_no, str(path), entry.size_bytes, entry.index_crc, entry.blocks)
 
     def _versions_before(self, manifest: Manifest) -> list[Manifest]:
-        """The manifest and those it came from, as far back as they are still there, oldest first."""
+        """The manifest and those it came from, as far back as they are still there and whole, oldest first."""
         chain = [manifest]
-        while chain[-1].parent and len(chain) <= self._retain and self._path(chain[-1].parent).exists():
-            chain.append(self._load(chain[-1].parent))
+        while chain[-1].parent and len(chain) < self._retain:
+            try:
+                chain.append(self._load(chain[-1].parent))
+            except (CorruptState, FormatError):
+                break  # nobody asks for it now; whoever does will be told
         return chain[::-1]
 
-    def _expire(self, unborn: Sequence[SstFile]) -> None:
-        """Deletes versions that nobody can ask for any more, and the files that only they needed."""
-        expired, self._retained = self._retained[: -self._retain], self._retained[-self._retain :]
+    def _expire(self) -> None:
+        """Deletes what nobody can ask for any more: old versions, failed attempts, and files that only they needed.
+
+        Spark has chosen the version that this one came from. So other versions as old as that one lost, and files of
+        numbers that were given out before it belong to attempts that are over.
+        """
+        current = self._retained[-1]
+        self._retained = self._retained[-self._retain :]
+        kept = {m.token for m in self._retained}
+        for path in (self.folder / "manifests").glob("*.json"):
+            if path.stem in kept:
+                continue
+            try:
+                version = load(path.read_bytes(), path.name).version
+            except (CorruptState, FormatError, FileNotFoundError):
+                continue  # of whatever it is the remains, it is not ours to judge
+            if version < current.version:
+                path.unlink(missing_ok=True)
+        given_out = self._retained[-2].next_file_no if len(self._retained) > 1 else 0
         needed = {f.name for m in self._retained for f in m.files}
-        for manifest in expired:
-            self._path(manifest.token).unlink(missing_ok=True)
-            for f in manifest.files:
-                if f.name not in needed:
-                    (self.folder / "files" / f.name).unlink(missing_ok=True)
-        for file in unborn:
-            Path(file.path).unlink(missing_ok=True)
+        for path in (self.folder / "files").glob("*.sst"):
+            number = path.name.partition("-")[0]
+            if path.name in needed or not number.isdecimal():
+                continue
+            if int(number) < given_out or path.stem.endswith(f"-{current.token}"):
+                path.unlink(missing_ok=True)
 
 
 def _entry(file: SstFile) -> FileEntry:

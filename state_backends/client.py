@@ -135,8 +135,9 @@ class StateClient:
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             wire.raise_error(str(error))
 
-    def get(self, attempt: str, slices: Sequence[int]) -> Iterator[StoredBlock]:
-        ticket = flight.Ticket(orjson.dumps({"attempt": attempt, "slices": list(slices)}))
+    def get(self, attempt: str, slices: Sequence[int], *, blocking: bool) -> Iterator[StoredBlock]:
+        request = {"attempt": attempt, "slices": list(slices), "blocking": blocking}
+        ticket = flight.Ticket(orjson.dumps(request))
         try:
             for chunk in self._flight.do_get(ticket):
                 yield from wire.stored(chunk.data)
@@ -158,14 +159,28 @@ class RemoteSession:
     def append(self, blocks: Iterable[tuple[int, bool, Block]]) -> None:
         self._client.put(self.attempt, blocks)
 
-    def read(self, slices: Sequence[int]) -> Iterator[StoredBlock]:
-        return self._client.get(self.attempt, slices)
+    def read(self, slices: Sequence[int], *, blocking: bool = False) -> Iterator[StoredBlock]:
+        return self._client.get(self.attempt, slices, blocking=blocking)
+
+    def prestage(self, slices: Sequence[int]) -> None:
+        self._client.act("prestage", {"attempt": self.attempt, "slices": list(slices)})
 
     def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
         self._client.act("release", {"attempt": self.attempt, "destage": list(destage), "purge": list(purge)})
 
-    def commit(self, snapshot: dict[str, Any]) -> None:
-        self._client.act("commit", {"attempt": self.attempt, "snapshot": snapshot})
+    def commit(
+        self, snapshot: dict[str, Any], prestage: Sequence[int] = (), executions: Sequence[tuple[int, float]] = ()
+    ) -> None:
+        """``prestage``: slices that the next attempt is expected to read; ``executions``: bytes and seconds of each."""
+        self._client.act(
+            "commit",
+            {
+                "attempt": self.attempt,
+                "snapshot": snapshot,
+                "prestage": list(prestage),
+                "executions": list(executions),
+            },
+        )
 
     def abort(self) -> None:
         with contextlib.suppress(ServerError):

@@ -1,8 +1,10 @@
 """The single prioritised I/O thread (paper section 4, "I/O Scheduling and Priorities").
 
-A request is a generator: each step does one block's worth of I/O. After every step the thread looks for a
-more urgent request, so nothing urgent waits for longer than one block. Requests of one priority run in the
-order in which they came.
+A request is a generator: each step does one block's worth of I/O and yields the bytes it moved. After every step
+the thread looks for a more urgent request, so nothing urgent waits for longer than one block. Requests of one
+priority run in the order in which they came. A request can be raised (somebody waits for it now) or cancelled.
+
+``threads`` above one exists for the paper's ablation (figure 8, "no-sqntl-io") only.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+Steps = Generator[int, None, T]
+"""Steps of I/O: each yields the bytes it moved; the generator's return value is the request's result."""
 
 
 class Priority(IntEnum):
@@ -30,81 +35,194 @@ class Priority(IntEnum):
     MAINTENANCE = 4
 
 
-@dataclass(order=True)
-class _Request:
-    priority: Priority
-    number: int
-    steps: Generator[None, None, Any] = field(compare=False)
-    future: Future[Any] = field(compare=False)
+# Work that nobody waits for: what the rate limit slows down.
+_BACKGROUND = frozenset({Priority.LATE_WRITE, Priority.DESTAGE, Priority.MAINTENANCE})
+
+
+class Request(Generic[T]):
+    """A queued piece of I/O. Its result, or the exception it raised, is in ``future``."""
+
+    __slots__ = ("_io", "future", "number", "priority", "queued_at", "running", "steps")
+
+    def __init__(self, io: IoThread, priority: Priority, number: int, steps: Steps[T], queued_at: float) -> None:
+        self._io = io
+        self.priority = priority
+        self.number = number
+        self.steps = steps
+        self.queued_at: float | None = queued_at
+        self.running = False
+        self.future: Future[T] = Future()
+
+    def raise_to(self, priority: Priority) -> None:
+        """Makes a waiting request more urgent; it keeps its place in the order of arrival."""
+        self._io._raise(self, priority)
+
+    def cancel(self) -> None:
+        """Gives the request up; a step under way is finished, and no other begins."""
+        self.future.cancel()
+
+    def result(self) -> T:
+        return self.future.result()
+
+
+@dataclass
+class PriorityStats:
+    """Requests and steps so far, bytes moved, and seconds that requests waited for their first step."""
+
+    requests: int = 0
+    steps: int = 0
+    bytes: int = 0
+    waited_s: float = 0.0
+    longest_wait_s: float = 0.0
 
 
 @dataclass
 class IoStats:
-    requests: dict[str, int] = field(default_factory=lambda: {p.name.lower(): 0 for p in Priority})
-    steps: dict[str, int] = field(default_factory=lambda: {p.name.lower(): 0 for p in Priority})
-    busy_seconds: float = 0.0
+    by_priority: dict[str, PriorityStats] = field(
+        default_factory=lambda: {p.name.lower(): PriorityStats() for p in Priority}
+    )
+    busy_s: float = 0.0
     queued: int = 0
+    longest_step_s: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 class IoThread:
-    """Runs requests until closed; ``clock`` only measures how busy it is."""
+    """Runs requests until closed.
 
-    def __init__(self, name: str = "aion-io", clock: Callable[[], float] = time.perf_counter) -> None:
-        self._queue: list[_Request] = []
+    ``capacity`` bounds the queue together with those who fill it: see :meth:`wait_for_room`.
+    ``rate_limit`` (bytes per second) slows writes and maintenance down, never reads.
+    """
+
+    def __init__(
+        self,
+        name: str = "aion-io",
+        *,
+        threads: int = 1,
+        capacity: int = 4096,
+        rate_limit: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._heap: list[tuple[Priority, int, Request[Any]]] = []
         self._numbers = itertools.count()
         self._wake = threading.Condition()
+        self._room = threading.Condition(self._wake)  # type: ignore[arg-type]
         self._closed = False
         self._clock = clock
+        self._capacity = capacity
+        self._rate = rate_limit
+        self._background_from = 0.0
         self.stats = IoStats()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"{name}-{i}" if i else name, daemon=True) for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
-    def submit(self, priority: Priority, steps: Generator[None, None, T]) -> Future[T]:
-        """Queues a request; its future holds what the generator returns, or the exception it raised."""
-        future: Future[T] = Future()
+    def submit(self, priority: Priority, steps: Steps[T]) -> Request[T]:
+        """Queues a request. Raises RuntimeError after :meth:`close`."""
         with self._wake:
-            if self._closed:
+            if self._closed and threading.current_thread() not in self._threads:
                 raise RuntimeError("the I/O thread is closed")
-            heapq.heappush(self._queue, _Request(priority, next(self._numbers), steps, future))
-            self.stats.requests[priority.name.lower()] += 1
+            request = Request(self, priority, next(self._numbers), steps, self._clock())
+            heapq.heappush(self._heap, (priority, request.number, request))
+            self.stats.by_priority[priority.name.lower()].requests += 1
             self.stats.queued += 1
             self._wake.notify()
-        return future
+        return request
+
+    def wait_for_room(self) -> None:
+        """Waits while the queue is full. Call it without a lock that a request may need, before adding work."""
+        with self._wake:
+            while self.stats.queued >= self._capacity and not self._closed:
+                self._room.wait()
 
     def close(self) -> None:
         """Finishes what is queued, then ends the thread."""
         with self._wake:
             self._closed = True
-            self._wake.notify()
-        self._thread.join()
+            self._wake.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _raise(self, request: Request[Any], priority: Priority) -> None:
+        with self._wake:
+            if priority < request.priority:
+                # The old entry stays in the heap, and is passed over because it has the old priority.
+                request.priority = priority
+                if not request.running and not request.future.done():
+                    heapq.heappush(self._heap, (priority, request.number, request))
+                    self._wake.notify()
 
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not self._queue and not self._closed:
-                    self._wake.wait()
-                if not self._queue:
+                request = self._next()
+                if request is None:
                     return
-                request = heapq.heappop(self._queue)
+                request.running = True
+                stats = self.stats.by_priority[request.priority.name.lower()]
+                if request.queued_at is not None:
+                    waited = self._clock() - request.queued_at
+                    request.queued_at = None
+                    stats.waited_s += waited
+                    stats.longest_wait_s = max(stats.longest_wait_s, waited)
             self._step(request)
 
-    def _step(self, request: _Request) -> None:
+    def _next(self) -> Request[Any] | None:
+        """The most urgent request that may run now; None when closed and done. Holds the lock."""
+        while True:
+            while self._heap:
+                priority, _, request = self._heap[0]
+                if request.running or request.future.done() or priority != request.priority:
+                    heapq.heappop(self._heap)
+                    if request.future.cancelled() and not request.running and priority == request.priority:
+                        self._finished(request)
+                    continue
+                delay = self._background_from - self._clock() if priority in _BACKGROUND else 0.0
+                if delay > 0 and not self._closed:
+                    self._wake.wait(delay)
+                    continue
+                heapq.heappop(self._heap)
+                return request
+            if self._closed:
+                return None
+            self._wake.wait()
+
+    def _step(self, request: Request[Any]) -> None:
         begin = self._clock()
-        done = True
-        if request.future.cancelled():
-            request.steps.close()
-        else:
-            try:
-                next(request.steps)
-                done = False
-            except StopIteration as stop:
-                request.future.set_result(stop.value)
-            except BaseException as error:
-                request.future.set_exception(error)
+        moved, done = 0, True
+        outcome: Callable[[], None] | None = None
+        try:
+            moved = next(request.steps)
+            done = request.future.cancelled()
+        except StopIteration as stop:
+            value = stop.value
+            outcome = lambda: request.future.set_result(value)  # noqa: E731
+        except BaseException as error:
+            failure = error
+            outcome = lambda: request.future.set_exception(failure)  # noqa: E731
+        took = self._clock() - begin
         with self._wake:
-            self.stats.steps[request.priority.name.lower()] += 1
-            self.stats.busy_seconds += self._clock() - begin
+            stats = self.stats.by_priority[request.priority.name.lower()]
+            stats.steps += 1
+            stats.bytes += moved
+            self.stats.busy_s += took
+            self.stats.longest_step_s = max(self.stats.longest_step_s, took)
+            if self._rate and request.priority in _BACKGROUND:
+                self._background_from = max(self._background_from, begin) + moved / self._rate
+            request.running = False
             if done:
-                self.stats.queued -= 1
+                self._finished(request)
             else:
-                heapq.heappush(self._queue, request)
+                heapq.heappush(self._heap, (request.priority, request.number, request))
+                self._wake.notify()
+        if outcome is not None and request.future.set_running_or_notify_cancel():
+            outcome()
+
+    def _finished(self, request: Request[Any]) -> None:
+        request.steps.close()
+        self.stats.queued -= 1
+        self._room.notify_all()

@@ -38,7 +38,10 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """``purged``: slices whose blocks are dead although a listed file still holds them."""
+    """``purged``: slices whose blocks are dead although a listed file still holds them.
+
+    ``next_file_no``: files of attempts that start from this version are numbered from here on.
+    """
 
     token: str
     parent: str | None
@@ -46,6 +49,7 @@ class Manifest:
     identity: Identity
     files: tuple[FileEntry, ...]
     purged: tuple[int, ...]
+    next_file_no: int
     snapshot: dict[str, Any]
 
 
@@ -70,6 +74,7 @@ def load(data: bytes, name: str) -> Manifest:
         identity=Identity(**value["identity"]),
         files=tuple(FileEntry(**f) for f in value["files"]),
         purged=tuple(value["purged"]),
+        next_file_no=value["next_file_no"],
         snapshot=value["snapshot"],
     )
 

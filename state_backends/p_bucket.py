@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 import shutil
 import struct
+import threading
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,12 +33,14 @@ from rocksdict import (
 
 from aion.errors import CorruptBlock, CorruptState
 from state_backends.block import Block, parse
+from state_backends.io_thread import Steps
 from state_backends.store import SstFile
 
 _KEY = struct.Struct(">QQQ")
 _INDEX_KEY = struct.Struct(">Q")
 _SIGN = 1 << 63
-_CACHE_BYTES = 4 << 20
+CACHE_BYTES = 4 << 20
+"""RocksDB's block cache: for index blocks and small blocks; one for a whole host."""
 
 
 class Indexed(NamedTuple):
@@ -51,12 +54,15 @@ class Indexed(NamedTuple):
 class PBucket:
     """Writes, ingests, reads and drops the files of one shard.
 
-    ``files``: where files are kept for good. ``live``: RocksDB's own folder, made when first needed and
-    removed by :meth:`close`. ``durable``: whether files are synced to the device. Both folders should be on
-    one file system; otherwise ingesting copies.
+    ``files``: where files are kept for good. ``live``: RocksDB's own folder, made when first needed and removed by
+    :meth:`close`; both should be on one file system, otherwise ingesting copies. ``durable``: files are synced to the
+    device, and deleted by the versions that name them; otherwise as soon as they are dropped. ``cache``: RocksDB's
+    block cache, shared by a host's shards.
     """
 
-    def __init__(self, files: Path, live: Path, *, durable: bool) -> None:
+    def __init__(self, files: Path, live: Path, *, durable: bool, cache: Cache | None = None) -> None:
+        self._cache = cache or Cache(CACHE_BYTES)
+        self._numbers = threading.Lock()  # several I/O threads are possible, for comparison
         self.files = files
         self.live = live
         self.durable = durable
@@ -66,22 +72,23 @@ class PBucket:
 
     # -- steps for the I/O thread -------------------------------------------------------------------------
 
-    def write(self, blocks: Sequence[tuple[int, Block]]) -> Generator[None, None, SstFile]:
+    def write(self, blocks: Sequence[tuple[int, Block]]) -> Steps[SstFile]:
         """Steps that write (seq, block) pairs as one file and ingest it."""
-        file_no = self.next_file_no
-        self.next_file_no += 1
+        with self._numbers:
+            file_no = self.next_file_no
+            self.next_file_no += 1
         self.files.mkdir(parents=True, exist_ok=True)
         path = self.files / f"{file_no:010d}-{self.tag}.sst"
         part = path.with_suffix(".part")
         ordered = sorted(blocks, key=lambda b: (b[1].header.slice_us, b[0]))
         index = orjson.dumps([[b.header.slice_us, seq, b.size_bytes] for seq, b in ordered])
         try:
-            writer = SstFileWriter(_options())
+            writer = SstFileWriter(_options(self._cache))
             writer.open(str(part))
             writer[_INDEX_KEY.pack(file_no)] = index
             for seq, block in ordered:
                 writer[_key(file_no, block.header.slice_us, seq)] = bytes(block.data)
-                yield
+                yield block.size_bytes
             writer.finish()
             if self.durable:
                 sync(part)
@@ -92,22 +99,29 @@ class PBucket:
             part.unlink(missing_ok=True)
             raise
         file = SstFile(file_no, str(path), path.stat().st_size, zlib.crc32(index), len(ordered))
-        self._ingest(file)
+        try:
+            self._ingest(file)
+        except BaseException:
+            path.unlink(missing_ok=True)  # nobody will ever name it
+            raise
         return file
 
-    def fetch(self, file_no: int, slice_us: int, seq: int) -> Generator[None, None, Block]:
+    def fetch(self, file_no: int, slice_us: int, seq: int) -> Steps[Block]:
         """Steps that read one block; raises CorruptBlock if it is not there."""
-        value = self._open().get(_key(file_no, slice_us, seq))
         name = f"block {seq} of slice {slice_us} in file {file_no}"
+        try:
+            value = self._open().get(_key(file_no, slice_us, seq))
+        except Exception as error:  # rocksdict raises plain Exceptions
+            raise CorruptBlock(f"{name}: RocksDB cannot read it: {error}") from error
         if value is None:
             raise CorruptBlock(f"{name}: the file does not hold it")
+        yield len(value)
         return parse(value, name)
-        yield
 
-    def adopt(self, file: SstFile) -> Generator[None, None, list[Indexed]]:
+    def adopt(self, file: SstFile) -> Steps[list[Indexed]]:
         """Steps that take over an existing file; returns its index. Raises CorruptState naming the file."""
         name = Path(file.path).name
-        yield
+        yield 0
         try:
             if Path(file.path).stat().st_size != file.size_bytes:
                 raise CorruptState(f"{name}: not of the {file.size_bytes} bytes that its manifest says")
@@ -122,14 +136,17 @@ class PBucket:
         self.next_file_no = max(self.next_file_no, file.file_no + 1)
         return [Indexed(*line) for line in orjson.loads(index)]
 
-    def drop(self, file_no: int) -> Generator[None, None, None]:
-        """Steps that make RocksDB forget a file; the durable copy is retention's to delete."""
+    def drop(self, file_no: int) -> Steps[None]:
+        """Steps that make RocksDB forget a file; if it is durable, the other link is retention's to delete."""
         if self._db is not None:
             begin, end = _INDEX_KEY.pack(file_no), _INDEX_KEY.pack(file_no + 1)
             self._db.delete_range(begin, end, write_opt=_no_wal())
-            yield
+            yield 0
             # A compaction over exactly this range unlinks the file, and rewrites nothing.
             self._db.compact_range(begin, end)
+        if not self.durable:
+            for path in self.files.glob(f"{file_no:010d}-*.sst"):
+                path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Closes RocksDB and removes its folder; call it when no request is under way."""
@@ -148,26 +165,31 @@ class PBucket:
         if self._db is None:
             shutil.rmtree(self.live, ignore_errors=True)
             self.live.mkdir(parents=True, mode=0o700)
-            self._db = Rdict(str(self.live / "db"), _options())
+            self._db = Rdict(str(self.live / "db"), _options(self._cache))
         return self._db
 
     def _ingest(self, file: SstFile) -> None:
         db = self._open()
         link = self.live / f"{file.file_no}.ingest"
         try:
-            os.link(file.path, link)
-        except OSError:
-            shutil.copyfile(file.path, link)  # another file system
-        how = IngestExternalFileOptions()
-        how.set_move_files(True)
-        db.ingest_external_file([str(link)], how)
+            try:
+                os.link(file.path, link)
+            except OSError:
+                shutil.copyfile(file.path, link)  # another file system
+            how = IngestExternalFileOptions()
+            how.set_move_files(True)
+            db.ingest_external_file([str(link)], how)
+        except BaseException:
+            if link.is_file():
+                link.unlink()
+            raise
 
 
 def _key(file_no: int, slice_us: int, seq: int) -> bytes:
     return _KEY.pack(file_no, slice_us + _SIGN, seq)
 
 
-def _options() -> Options:
+def _options(cache: Cache) -> Options:
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     # Blocks are compressed, or not, by their codec; and files are never merged: they are born sorted.
@@ -175,7 +197,7 @@ def _options() -> Options:
     options.set_disable_auto_compactions(True)
     options.set_write_buffer_size(1 << 20)
     table = BlockBasedOptions()
-    table.set_block_cache(Cache(_CACHE_BYTES))
+    table.set_block_cache(cache)
     options.set_block_based_table_factory(table)
     return options
 

@@ -25,126 +25,9 @@ import pyarrow.flight as flight
 
 from aion.errors import AionError, ServerError
 from state_backends import wire
-from state_backends.checkpoint import Shard
-from state_backends.io_thread import IoThread
-from state_backends.manifest import Identity
-from state_backends.p_bucket import PBucket
-from state_backends.store import BlockStore
-from state_backends.stores import StoreConfig, make_store
-from state_backends.tiered import MemoryBudget
+from state_backends.host import Host
 
 SOCKET, PID = "socket", "pid"
-
-
-class Host:
-    """Every shard that this host holds, the budget they share, and the one I/O thread."""
-
-    def __init__(self) -> None:
-        self.io = IoThread()
-        self.budget = MemoryBudget(0)
-        self._lock = threading.Lock()
-        self._shards: dict[tuple[str, str, int], tuple[Shard, threading.Lock]] = {}
-        self._attempts: dict[str, tuple[str, str, int]] = {}
-        self._owners: dict[tuple[str, str], tuple[str, str]] = {}
-        self._live_roots: set[Path] = set()
-        self._id = f"{os.getpid()}-{int(psutil.Process().create_time() * 1000)}"
-
-    def open(self, request: dict[str, Any]) -> dict[str, Any]:
-        identity = Identity(**request["identity"])
-        config = StoreConfig(**request["store"])
-        key = (identity.query, identity.operator, identity.shard)
-        with self._lock:
-            self._check_owner(identity, request["run"], request["operator_uid"])
-            self.budget.raise_to(config.budget_bytes)
-            if key not in self._shards:
-                self._shards[key] = self._make(identity, Path(request["state_dir"]), config), threading.Lock()
-            shard, lock = self._shards[key]
-            self._attempts[request["attempt"]] = key
-        with lock:
-            snapshot = shard.open(request["token"], request["attempt"], identity)
-        return {"snapshot": snapshot}
-
-    def shard(self, attempt: str) -> tuple[Shard, threading.Lock]:
-        with self._lock:
-            key = self._attempts.get(attempt)
-            if key is None:
-                raise ServerError(f"attempt {attempt} was never opened here; the state server was restarted")
-            return self._shards[key]
-
-    def ended(self, attempt: str) -> None:
-        with self._lock:
-            self._attempts.pop(attempt, None)
-
-    def stats(self) -> dict[str, Any]:
-        with self._lock:
-            shards = list(self._shards.items())
-        totals = {"blocks": 0, "m_bucket_bytes": 0, "p_bucket_bytes": 0, "disk_only_bytes": 0}
-        operators: dict[str, Any] = {}
-        rebuilds = 0
-        for (_, operator, _), (shard, _) in shards:
-            rebuilds += shard.rebuilds
-            if shard.store is not None:
-                for name, value in shard.store.stats().to_json().items():
-                    totals[name] += value
-            if shard.snapshot is not None:
-                _add(operators.setdefault(operator, {}), shard.snapshot["counters"])
-        return {
-            **totals,
-            "peak_m_bucket_bytes": self.budget.peak_bytes,
-            "budget_bytes": self.budget.limit_bytes,
-            "shards": len(shards),
-            "rebuilds": rebuilds,
-            "operators": operators,
-            "io": {
-                "requests": self.io.stats.requests,
-                "steps": self.io.stats.steps,
-                "busy_seconds": self.io.stats.busy_seconds,
-                "queued": self.io.stats.queued,
-            },
-        }
-
-    def close(self) -> None:
-        with self._lock:
-            for shard, lock in self._shards.values():
-                with lock, contextlib.suppress(Exception):
-                    shard.close()
-            self._shards.clear()
-        self.io.close()
-        for root in self._live_roots:
-            shutil.rmtree(root, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                root.parent.rmdir()
-
-    def _make(self, identity: Identity, state_dir: Path, config: StoreConfig) -> Shard:
-        # RocksDB's own folder stands beside the versions, so that ingesting is a hard link.
-        live_root = state_dir / ".live" / self._id
-        if live_root not in self._live_roots:
-            _sweep(state_dir / ".live")
-            live_root.mkdir(parents=True, mode=0o700)
-            self._live_roots.add(live_root)
-        name = f"shard-{identity.shard:05d}"
-
-        def store(p_bucket: PBucket) -> BlockStore:
-            return make_store(config, p_bucket, self.io, self.budget)
-
-        return Shard(
-            identity,
-            state_dir / identity.query / identity.operator / name,
-            live_root / identity.query / identity.operator / name,
-            store,
-            retain=config.retain_versions,
-        )
-
-    def _check_owner(self, identity: Identity, run: str, uid: str) -> None:
-        """Two operators of one query must not share a name: they would share their state."""
-        key = (identity.query, identity.operator)
-        owner = self._owners.get(key)
-        if owner is not None and owner[0] == run and owner[1] != uid:
-            raise ServerError(
-                f"two operators of this query are both named {identity.operator!r}; "
-                "give each its own: aion.windowed(..., name='...')"
-            )
-        self._owners[key] = (run, uid)
 
 
 class StateServer(flight.FlightServerBase):  # type: ignore[misc]
@@ -172,7 +55,7 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
         with _told():
             request = orjson.loads(ticket.ticket)
             shard, _ = self.host.shard(request["attempt"])
-            blocks = shard.read(request["attempt"], request["slices"])
+            blocks = shard.read(request["attempt"], request["slices"], blocking=request["blocking"])
             return flight.GeneratorStream(wire.BLOCKS, _messages(blocks))
 
     def _act(self, name: str, request: dict[str, Any]) -> Any:
@@ -191,14 +74,18 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
                 case "release":
                     shard.destage(attempt, request["destage"])
                     shard.purge(attempt, request["purge"])
+                case "prestage":
+                    shard.prestage(attempt, request["slices"])
                 case "commit":
                     shard.commit(attempt, request["snapshot"])
-                    self.host.ended(attempt)
                 case "abort":
                     shard.abort(attempt)
                     self.host.ended(attempt)
                 case _:
                     raise ServerError(f"unknown action {name!r}")
+        if name == "commit":
+            self.host.plan_prestage(attempt, request["prestage"], request["executions"])
+            self.host.ended(attempt)
         return {}
 
 
@@ -304,26 +191,6 @@ def _told() -> Iterator[None]:
 def _messages(blocks: Any) -> Iterator[pa.RecordBatch]:
     with _told():
         yield from wire.pack((b.seq, False, b.block) for b in blocks)
-
-
-def _add(total: dict[str, Any], part: dict[str, Any]) -> None:
-    for name, value in part.items():
-        if isinstance(value, dict):
-            _add(total.setdefault(name, {}), value)
-        else:
-            total[name] = total.get(name, 0) + value
-
-
-def _sweep(live: Path) -> None:
-    """Removes what servers that were killed left behind: folders named by a process that is no more."""
-    for folder in live.glob("*-*"):
-        pid, _, born = folder.name.partition("-")
-        try:
-            alive = int(psutil.Process(int(pid)).create_time() * 1000) == int(born)
-        except (psutil.Error, ValueError):
-            alive = False
-        if not alive:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def main() -> None:

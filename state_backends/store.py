@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 from state_backends.block import Block
 
@@ -26,31 +26,73 @@ class SstFile(NamedTuple):
     blocks: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class StagingStats:
+    """How staging served reads. A hit found in memory what was prestaged; a miss waited for the disk.
+
+    ``late``: prestaged too late, so that the read waited for the rest of it. ``vain_bytes``: prestaged and let go
+    without having been read. ``blocked_s``: seconds that reads waited.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    late: int = 0
+    staged_bytes: int = 0
+    vain_bytes: int = 0
+    blocked_s: float = 0.0
+
+    def add(self, other: StagingStats) -> None:
+        for name in ("hits", "misses", "late", "staged_bytes", "vain_bytes", "blocked_s"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass(slots=True)
 class StoreStats:
     """Bytes are encoded bytes of live blocks; a block in both tiers counts in both."""
 
-    blocks: int
-    m_bucket_bytes: int
-    p_bucket_bytes: int
-    disk_only_bytes: int
+    blocks: int = 0
+    m_bucket_bytes: int = 0
+    p_bucket_bytes: int = 0
+    disk_only_bytes: int = 0
+    staging: StagingStats = field(default_factory=StagingStats)
 
-    def to_json(self) -> dict[str, int]:
+    def add(self, other: StoreStats) -> None:
+        for name in ("blocks", "m_bucket_bytes", "p_bucket_bytes", "disk_only_bytes"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.staging.add(other.staging)
+
+    def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 class BlockStore(Protocol):
     """Threads: one writer; reads may run beside it. Appended blocks are readable at once."""
 
+    processing_bytes_per_s: float | None
+    """How fast executions get through blocks, as far as it is known: what the size of m-buckets depends on."""
+
     def append(self, seq: int, block: Block, *, late: bool) -> None:
         """Keeps a block. May wait for I/O when the memory budget is used up."""
 
-    def read(self, slices: Sequence[int]) -> Iterator[StoredBlock]:
+    def read(self, slices: Sequence[int], *, blocking: bool = False) -> Iterator[StoredBlock]:
         """The live blocks of these slices, lazily, by slice and in the order of arrival.
 
-        The same order whatever tier they are in, so that no policy changes what a function sees.
-        Raises CorruptBlock or OSError at the block that cannot be read.
+        The same order whatever tier they are in, so that no policy changes what a function sees; what is on disk is
+        staged behind what is in memory. ``blocking``: everything is staged before the first block is yielded (paper
+        section 3.3). Raises CorruptBlock or OSError at the block that cannot be read.
         """
+
+    def size_on_disk(self, slices: Sequence[int]) -> int:
+        """Encoded bytes of these slices that only the disk has."""
+
+    def prestage(self, slices: Sequence[int]) -> None:
+        """Starts bringing these slices into memory, as far as the budget allows. Does not wait."""
+
+    def views(self) -> list[dict[str, Any]]:
+        """What a destage policy may know of each slice with anything in memory: see policies.destage.WindowView."""
+
+    def shrink(self, slice_us: int, keep_bytes: int) -> str | None:
+        """Frees a slice's memory but for its first ``keep_bytes``; the reason if there is nothing to free."""
 
     def destage(self, slices: Sequence[int]) -> None:
         """Frees the memory of these slices as soon as their blocks are on disk. Does not wait."""
@@ -78,7 +120,10 @@ class BlockStore(Protocol):
         """For each file with live blocks: every slice it holds, and how many live blocks of it (maybe 0)."""
 
     def stats(self) -> StoreStats:
-        """What is where, in bytes."""
+        """What is where, in bytes, and how staging did."""
+
+    def staging(self, slice_us: int) -> StagingStats:
+        """How staging served the reads of one live slice."""
 
     def close(self) -> None:
         """Waits for I/O under way and lets go of everything; files stay."""

@@ -1,54 +1,33 @@
 """Window state split between memory and RocksDB: m-buckets and p-buckets (paper section 3.1 and 3.2).
 
 New blocks of a window stay in its m-bucket until that is full or the host's budget is used up; what does not
-fit, and what is late, goes to the p-bucket. An expired window is destaged. All persistent I/O is done by the
-one I/O thread; a lock is never held across it: blocks are marked as being written, stay readable in memory
-meanwhile, and are let go only when they are safely on disk.
+fit, and what is late, goes to the p-bucket. An expired window is destaged, but for its bootstrap part; before it is
+executed again it is prestaged. All persistent I/O is done by the one I/O thread; a lock is never held across it:
+blocks are marked as being moved, stay readable meanwhile, and leave memory only when they are safely on disk.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Collection, Generator, Iterator, Sequence
+import logging
+import time
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
+from typing import Any
 
 from state_backends.block import Block
-from state_backends.io_thread import IoThread, Priority
-from state_backends.ledger import IN_MEMORY, Entry, Ledger, Move, Place
+from state_backends.io_thread import IoThread, Priority, Steps
+from state_backends.ledger import IN_MEMORY, Entry, Move, Place
+from state_backends.m_bucket import MemoryBudget
 from state_backends.p_bucket import PBucket
-from state_backends.store import SstFile, StoredBlock, StoreStats
+from state_backends.staging import StagedReads
+from state_backends.store import SstFile, StagingStats, StoreStats
 
 MIB = 1 << 20
+log = logging.getLogger(__name__)
 
 
-class MemoryBudget:
-    """Bytes of blocks in memory that the stores of one host may hold together."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0
-        self.peak_bytes = 0
-        self._lock = threading.Lock()
-
-    def raise_to(self, limit_bytes: int) -> None:
-        """Operators of one host share one budget: the largest that any of their policies gives."""
-        with self._lock:
-            self.limit_bytes = max(self.limit_bytes, limit_bytes)
-
-    def add(self, size_bytes: int) -> None:
-        """Accounts for bytes already held, or, if negative, let go."""
-        with self._lock:
-            self.used_bytes += size_bytes
-            self.peak_bytes = max(self.peak_bytes, self.used_bytes)
-
-    def left(self) -> int:
-        """Bytes that may still be held; negative when the budget is exceeded."""
-        return self.limit_bytes - self.used_bytes
-
-
-class TieredStore:
+class TieredStore(StagedReads):
     """The standard policy. See :class:`state_backends.store.BlockStore` for the protocol."""
 
     def __init__(
@@ -58,42 +37,49 @@ class TieredStore:
         budget: MemoryBudget,
         *,
         bucket_limit_bytes: int,
+        keep_fraction: float = 0.0,
+        prestages: bool = True,
+        blocking: bool = True,
         outbox_bytes: int = 8 * MIB,
         read_ahead: int = 4,
     ) -> None:
-        self._p = p_bucket
-        self._io = io
-        self._budget = budget
+        super().__init__(
+            p_bucket,
+            io,
+            budget,
+            prestages=prestages,
+            blocking=blocking,
+            outbox_bytes=outbox_bytes,
+            read_ahead=read_ahead,
+        )
         self._bucket_limit = bucket_limit_bytes
-        # What waits to be written counts in the budget too, so it gets a share of it at most.
-        self._outbox_limit = min(outbox_bytes, budget.limit_bytes // 8)
-        self._read_ahead = read_ahead
-        self._lock = threading.RLock()
-        self._ledger = Ledger()
-        self._memory: dict[int, Block] = {}
-        self._buckets: dict[int, int] = {}  # slice -> bytes in memory
+        self._keep_fraction = keep_fraction
         self._outbox: dict[int, int] = {}  # seq -> bytes, waiting to be written and then let go
         self._outbox_bytes = 0
         self._leaving: set[int] = set()  # being written, to be let go afterwards
         self._writes: set[Future[SstFile]] = set()
         self._new_files: list[SstFile] = []
         self._files: dict[int, dict[int, int]] = {}  # file -> slice -> live blocks of it in that file
+        self._expired: set[int] = set()  # live slices that were destaged because their windows expired
+        self._touched: dict[int, float] = {}  # slice -> when a watermark last concerned it
+        self._appended: dict[int, tuple[float, float, int]] = {}  # slice -> first, last append, bytes
 
     # -- what differs between the stores ------------------------------------------------------------------
 
-    def _keeps(self, entry: Entry, late: bool) -> bool:
-        """Whether a new block belongs into its m-bucket; the budget is asked separately."""
-        return not late and self._buckets.get(entry.slice_us, 0) <= self._bucket_limit
-
     _bounded = True
     """Whether memory is bounded by the budget."""
+
+    def _keeps(self, entry: Entry, late: bool) -> bool:
+        """Whether a new block belongs into its m-bucket; the budget is asked separately."""
+        return not late and self._memory.size(entry.slice_us) <= self._bucket_limit
 
     # -- the protocol -------------------------------------------------------------------------------------
 
     def append(self, seq: int, block: Block, *, late: bool) -> None:
         with self._lock:
             entry = self._ledger.add(seq, block.header.slice_us, block.size_bytes, Place.MEMORY)
-            self._hold(entry, block)
+            self._memory.hold(seq, block)
+            self._note_append(entry)
             left = self._budget.left() if self._bounded else self._outbox_limit
             # Room is kept for a whole outbox: the last blocks before the limit leave as one file.
             if left < self._outbox_limit or not self._keeps(entry, late):
@@ -105,43 +91,58 @@ class TieredStore:
             waiting = list(self._writes) if exceeded else []
         if waiting:
             wait(waiting)
-
-    def read(self, slices: Sequence[int]) -> Iterator[StoredBlock]:
-        with self._lock:
-            entries = deque(self._ledger.of_slices(slices))
-        ahead: deque[tuple[Entry, Future[Block] | None]] = deque()
-        try:
-            while entries or ahead:
-                while entries and len(ahead) < self._read_ahead:
-                    entry = entries.popleft()
-                    ahead.append((entry, self._stage(entry)))
-                entry, staged = ahead.popleft()
-                block = staged.result() if staged is not None else self._memory.get(entry.seq)
-                if block is None:  # let go since it was looked at; it is on disk then
-                    late_staged = self._stage(entry)
-                    assert late_staged is not None, entry
-                    block = late_staged.result()
-                yield StoredBlock(entry.seq, block)
-        finally:
-            for _, staged in ahead:
-                if staged is not None:
-                    staged.cancel()
+        self._io.wait_for_room()
 
     def destage(self, slices: Sequence[int]) -> None:
         with self._lock:
-            for entry in self._ledger.of_slices(slices):
-                match entry.place:
-                    case Place.MEMORY:
-                        self._post(entry)
-                    case Place.DESTAGING:
-                        self._leaving.add(entry.seq)
-                    case Place.BOTH:
-                        self._evict(entry)
+            self._expired.update(slices)
+            self._touched.update(dict.fromkeys(slices, time.monotonic()))
+            for slice_us in slices:
+                self._shrink(slice_us, None)
+
+    def shrink(self, slice_us: int, keep_bytes: int) -> str | None:
+        """Frees a slice's memory but for its first ``keep_bytes``; the reason if there is nothing to free."""
+        with self._lock:
+            if not self._memory.size(slice_us):
+                return "it has nothing in memory"
+            if not self._shrink(slice_us, keep_bytes):
+                return "it holds no more than its bootstrap part"
+        self.flush()
+        return None
+
+    def views(self) -> list[dict[str, Any]]:
+        """What a destage policy may know of each slice that has anything in memory."""
+        with self._lock:
+            on_disk: dict[int, int] = {}
+            for entry in self._ledger:
+                if entry.place not in IN_MEMORY:
+                    on_disk[entry.slice_us] = on_disk.get(entry.slice_us, 0) + entry.size_bytes
+            views = []
+            for slice_us, m_bytes in self._memory.sizes().items():
+                first_s, last_s, size = self._appended.get(slice_us, (0.0, 0.0, 0))
+                p_bytes = on_disk.get(slice_us, 0)
+                views.append(
+                    {
+                        "name": slice_us,
+                        "m_bytes": m_bytes,
+                        "p_bytes": p_bytes,
+                        "keep_bytes": int(self._keep_fraction * (m_bytes + p_bytes)),
+                        "expired": slice_us in self._expired,
+                        "last_append_s": max(last_s, self._touched.get(slice_us, 0.0)),
+                        "append_rate_bytes_per_s": size / max(last_s - first_s, 1.0),
+                    }
+                )
+            return views
 
     def purge(self, slices: Sequence[int]) -> None:
         with self._lock:
             for entry in self._ledger.of_slices(slices):
                 self._forget(entry)
+            for slice_us in slices:
+                self._past_staging.add(self._staging.pop(slice_us, StagingStats()))
+                self._appended.pop(slice_us, None)
+                self._expired.discard(slice_us)
+                self._touched.pop(slice_us, None)
 
     def flush(self) -> None:
         with self._lock:
@@ -168,7 +169,8 @@ class TieredStore:
         with self._lock:
             for entry in [e for e in self._ledger if e.seq >= from_seq]:
                 self._forget(entry)
-            unwanted, self._new_files = self._new_files, []
+            unwanted = [f for f in self._new_files if f.file_no not in self._files]
+            self._new_files = [f for f in self._new_files if f.file_no in self._files]
         for file in unwanted:
             Path(file.path).unlink(missing_ok=True)
 
@@ -190,14 +192,17 @@ class TieredStore:
         with self._lock:
             m, p = self._ledger.memory_bytes, self._ledger.disk_bytes
             both = sum(e.size_bytes for e in self._ledger if e.place is Place.BOTH)
-            return StoreStats(len(self._ledger), m, p, p - both)
+            stats = StoreStats(len(self._ledger), m, p, p - both)
+            stats.staging.add(self._past_staging)
+            for staging in self._staging.values():
+                stats.staging.add(staging)
+            return stats
 
     def close(self) -> None:
         with self._lock:
-            writes = list(self._writes)
-        wait(writes)
+            under_way: list[Future[Any]] = [*self._writes, *(r.future for r in self._stagings.values())]
+        wait(under_way)
         with self._lock:
-            self._budget.add(-sum(b.size_bytes for b in self._memory.values()))
             self._memory.clear()
         self._io.submit(Priority.READ, _call(self._p.close)).result()
 
@@ -206,25 +211,38 @@ class TieredStore:
         with self._lock:
             self._ledger.validate()
             in_memory = {e.seq for e in self._ledger if e.place in IN_MEMORY}
-            assert in_memory == set(self._memory), "a block is in memory exactly if the ledger says so"
-            assert self._ledger.memory_bytes == sum(self._buckets.values())
+            assert in_memory == self._memory.seqs(), "a block is in memory exactly if the ledger says so"
+            assert self._ledger.memory_bytes == self._memory.total_bytes
             assert set(self._outbox) <= {e.seq for e in self._ledger if e.place is Place.MEMORY}
+            assert self._outbox_bytes == sum(self._outbox.values())
 
-    # -- moves --------------------------------------------------------------------------------------------
+    # -- leaving memory -----------------------------------------------------------------------------------
 
-    def _hold(self, entry: Entry, block: Block) -> None:
-        self._memory[entry.seq] = block
-        self._buckets[entry.slice_us] = self._buckets.get(entry.slice_us, 0) + entry.size_bytes
-        self._budget.add(entry.size_bytes)
-
-    def _let_go(self, entry: Entry) -> None:
-        if self._memory.pop(entry.seq, None) is not None:
-            left = self._buckets[entry.slice_us] - entry.size_bytes
-            if left:
-                self._buckets[entry.slice_us] = left
+    def _shrink(self, slice_us: int, keep_bytes: int | None) -> bool:
+        """Sends a slice's blocks to disk, but for the first ones (rho_min); whether any had to go."""
+        entries = self._ledger.of_slices([slice_us])
+        if keep_bytes is None:
+            keep_bytes = int(self._keep_fraction * sum(e.size_bytes for e in entries))
+        went = False
+        for entry in entries:
+            if entry.place is Place.STAGING:
+                self._ledger.move(entry.seq, Move.CANCEL)
+                request = self._stagings.pop(entry.seq, None)
+                if request is not None:
+                    request.cancel()
+            if entry.place not in IN_MEMORY:
+                continue
+            keep_bytes -= entry.size_bytes
+            if keep_bytes >= 0:
+                continue
+            went = True
+            if entry.place is Place.MEMORY:
+                self._post(entry)
+            elif entry.place is Place.DESTAGING:
+                self._leaving.add(entry.seq)
             else:
-                del self._buckets[entry.slice_us]
-            self._budget.add(-entry.size_bytes)
+                self._evict(entry)
+        return went
 
     def _post(self, entry: Entry) -> None:
         if entry.seq not in self._outbox:
@@ -237,12 +255,21 @@ class TieredStore:
     def _evict(self, entry: Entry) -> None:
         # Only from BOTH, which the table enforces: a block leaves memory after it has reached the disk.
         self._ledger.move(entry.seq, Move.EVICT)
-        self._let_go(entry)
+        self._memory.let_go(entry.seq)
+        if entry.seq in self._unread:
+            self._unread.discard(entry.seq)
+            self._staging.setdefault(entry.slice_us, StagingStats()).vain_bytes += entry.size_bytes
 
     def _forget(self, entry: Entry) -> None:
-        self._let_go(entry)
+        self._memory.let_go(entry.seq)
         self._unpost(entry.seq)
         self._leaving.discard(entry.seq)
+        if entry.seq in self._unread:
+            self._unread.discard(entry.seq)
+            self._staging.setdefault(entry.slice_us, StagingStats()).vain_bytes += entry.size_bytes
+        request = self._stagings.pop(entry.seq, None)
+        if request is not None:
+            request.cancel()
         self._ledger.move(entry.seq, Move.PURGE)
         if entry.file_no in self._files:
             self._files[entry.file_no][entry.slice_us] -= 1
@@ -253,23 +280,12 @@ class TieredStore:
             del self._files[file_no]
             self._io.submit(Priority.MAINTENANCE, self._p.drop(file_no))
 
-    def _load_all(self) -> None:
-        """Stages every block that is only on disk, and keeps it."""
-        with self._lock:
-            entries = [self._ledger.move(e.seq, Move.STAGE) for e in list(self._ledger) if e.place is Place.DISK]
-        for entry in entries:
-            steps = self._p.fetch(entry.file_no, entry.slice_us, entry.seq)
-            block = self._io.submit(Priority.READ, steps).result()
-            with self._lock:
-                self._ledger.move(entry.seq, Move.STAGED)
-                self._hold(entry, block)
+    # -- writing ------------------------------------------------------------------------------------------
 
-    def _stage(self, entry: Entry) -> Future[Block] | None:
-        """A read of a block that is only on disk; None where memory has it."""
-        with self._lock:
-            if entry.seq in self._memory:
-                return None
-            return self._io.submit(Priority.READ, self._p.fetch(entry.file_no, entry.slice_us, entry.seq))
+    def _note_append(self, entry: Entry) -> None:
+        now = time.monotonic()
+        first, _, size = self._appended.get(entry.slice_us, (now, now, 0))
+        self._appended[entry.slice_us] = (first, now, size + entry.size_bytes)
 
     def _write(self, seqs: list[int], priority: Priority, *, leave: bool, leaving: set[int] | None = None) -> None:
         """Starts writing blocks as one file; those that leave are let go once it is on disk."""
@@ -278,11 +294,17 @@ class TieredStore:
             self._ledger.move(seq, Move.WRITE)
             self._unpost(seq)
         self._leaving |= set(seqs) if leave else leaving or set()
-        future = self._io.submit(priority, self._write_steps(blocks))
+        future = self._io.submit(priority, self._write_steps(blocks)).future
         self._writes.add(future)
-        future.add_done_callback(self._writes.discard)
+        future.add_done_callback(self._written)
 
-    def _write_steps(self, blocks: list[tuple[int, Block]]) -> Generator[None, None, SstFile]:
+    def _written(self, future: Future[SstFile]) -> None:
+        self._writes.discard(future)
+        if not future.cancelled() and future.exception() is not None:
+            # Whoever persists is told; a destage has nobody to tell but the log.
+            log.error("a write failed; its blocks stay in memory: %s", future.exception())
+
+    def _write_steps(self, blocks: list[tuple[int, Block]]) -> Steps[SstFile]:
         try:
             file = yield from self._p.write(blocks)
         except BaseException:
@@ -310,7 +332,10 @@ class TieredStore:
         return file
 
 
-def _call(function: object) -> Generator[None, None, None]:
+def _call(function: object) -> Steps[None]:
     function()  # type: ignore[operator]
     return
-    yield
+    yield 0
+
+
+__all__ = ["MemoryBudget", "TieredStore"]

@@ -18,10 +18,12 @@ import aion
 from aion import cli, config
 from aion.config import Policy, load_policy
 from aion.errors import MissingJava, PolicyError
+from policies import plugins
+from policies.destage import MemoryView, Suggestion, WindowView
 
 ROOT = Path(__file__).parent.parent
 POLICIES = ROOT / "policies"
-PRESETS = ["demo", "disk_only", "low_memory", "memory_only", "standard"]
+PRESETS = ["demo", "disk_only", "low_latency", "low_memory", "memory_only", "standard"]
 
 
 # -- model, presets, comments and schema agree --------------------------------------------------------
@@ -29,24 +31,19 @@ PRESETS = ["demo", "disk_only", "low_memory", "memory_only", "standard"]
 
 def test_the_presets_are_those_that_are_promised() -> None:
     assert config.presets() == PRESETS
-    loaded = {name: load_policy(name) for name in PRESETS}
-    standard = config.policy_to_json(Policy())
-
-    def differing(name: str) -> dict[str, object]:
-        return {
-            f"{section}.{key}": value
-            for section, keys in config.policy_to_json(loaded[name]).items()
-            for key, value in keys.items()
-            if value != standard[section][key]
-        }
-
-    assert differing("standard") == {}
-    assert differing("memory_only") == {"state.backend": "memory"}
-    assert differing("disk_only") == {"state.backend": "rocksdb"}
-    assert differing("low_memory") == {
+    assert config.differences("standard") == {}
+    assert config.differences("memory_only") == {"state.backend": "memory"}
+    assert config.differences("disk_only") == {"state.backend": "rocksdb"}
+    assert config.differences("low_memory") == {
         "state.compression": "zstd", "memory.budget": "64MiB", "memory.bucket_limit": "8MiB",
+        "memory.moderate": 0.6, "memory.resume": 0.4, "memory.scarce": 0.8,
+        "destage.idle_after": "30 seconds", "io.codec_threads": 1,
     }  # fmt: skip
-    assert differing("demo") == {
+    assert config.differences("low_latency") == {
+        "memory.budget": "50%", "memory.bucket_limit": "256MiB", "memory.moderate": 0.85, "memory.resume": 0.75,
+        "memory.scarce": 0.95, "memory.victim": "slowest", "destage.keep_fraction": 0.1, "io.codec_threads": 4,
+    }  # fmt: skip
+    assert config.differences("demo") == {
         "memory.budget": "256KiB", "memory.bucket_limit": "32KiB", "lateness.initial_bound": "3 days",
     }  # fmt: skip
 
@@ -83,6 +80,8 @@ def test_every_key_is_described() -> None:
     docs = {doc.key: doc for doc in config.describe()}
     assert all(doc.doc and doc.type for doc in docs.values())
     assert docs["memory.budget"].default == "512MiB"
+    assert (docs["destage.class"].default, docs["destage.arguments"].default) == (None, {})
+    assert "3x" in docs["destage.idle_after"].type
     assert docs["lateness.initial_bound"].default == "10 minutes"
     assert docs["state.backend"].type == "tiered | memory | rocksdb"
     assert docs["state.shards"].type == "auto, or an integer from 1"
@@ -91,6 +90,33 @@ def test_every_key_is_described() -> None:
 def test_the_schema_in_the_repository_is_the_one_of_the_model() -> None:
     regenerate = "python -m aion.cli policy schema > policies/schema.json"
     assert json.loads((POLICIES / "schema.json").read_text()) == config.json_schema(), regenerate
+
+
+def test_the_reference_in_the_repository_is_the_one_of_the_model() -> None:
+    regenerate = "python -m aion.cli policy docs > docs/policies.md"
+    written = (ROOT / "docs" / "policies.md").read_text()
+    assert written == config.policy_docs(), regenerate
+    for doc in config.describe():
+        assert f"| `{doc.key.split('.')[1]}` | {doc.type.replace('|', chr(92) + '|')} |" in written
+
+
+def test_the_example_of_the_reference_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, yaml_text = re.findall(r"```(?:python\n# mine.py|yaml)(.*?)```", config.policy_docs(), re.DOTALL)
+    (tmp_path / "mine.py").write_text("#" + module)
+    (tmp_path / "mine.yaml").write_text(yaml_text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    destage = load_policy(tmp_path / "mine.yaml").destage
+    assert destage.class_path is not None
+    policy = plugins.build(destage.class_path, destage.arguments, methods=["suggest"])
+    windows = [WindowView(name, 60, 0, 0, False, at_s, 1.0) for name, at_s in (("new", 9.0), ("old", 1.0))]
+    view = MemoryView(10.0, 120, 150, 0.0, None, windows)
+    assert policy.suggest(view) == [Suggestion("old", 0, "the oldest")]
+
+
+def test_every_page_of_python_in_the_reference_can_be_parsed() -> None:
+    for page in re.findall(r"```python(.*?)```", config.policy_docs(), re.DOTALL):
+        compile(page, "docs/policies.md", "exec")
 
 
 def matches(value: Any, schema: dict[str, Any], root: dict[str, Any] | None = None) -> bool:
@@ -106,10 +132,13 @@ def matches(value: Any, schema: dict[str, Any], root: dict[str, Any] | None = No
         return value in schema["enum"]
     match schema["type"]:
         case "object":
-            known = schema["properties"]
+            known = schema.get("properties")
+            if known is None:
+                return isinstance(value, dict)
             return isinstance(value, dict) and all(k in known and matches(v, known[k], root) for k, v in value.items())
-        case "integer":
-            return type(value) is int and value >= schema.get("minimum", value)
+        case "integer" | "number" as kind:
+            kinds = (int,) if kind == "integer" else (int, float)
+            return type(value) in kinds and schema.get("minimum", value) <= value <= schema.get("maximum", value)
         case "string":
             return isinstance(value, str) and re.search(schema.get("pattern", ""), value) is not None
         case "null":
@@ -125,10 +154,23 @@ def test_the_presets_fit_the_schema(name: str) -> None:
 @pytest.mark.parametrize(
     ("key", "values"),
     [
+        ("memory.budget", [0, 1 << 40, "64MiB", "64 mib", "1.5 GB", "1.5", "99999999999", "512m", "5 %", True, None]),
         (
             "memory.budget",
-            [0, 1 << 40, "64MiB", "64 mib", "1.5 GB", "1.5", "99999999999", "512m", "5 %", True, None],
+            ["25%", "0%", "0.0%", "00.10 %", "100%", "100.00%", "100.5%", "101%", "-5%", "%", ".5%", 0.25],
         ),
+        ("memory.moderate", [0.75, "75%", "75.5 %", 1.5, -0.5, "120%", "x", True, None]),
+        ("memory.scarce", [0.75, 1, 1.0, "100%", "80%", 1.01, None]),
+        ("memory.victim", ["largest", "slowest", "oldest", None]),
+        ("destage.keep_fraction", [0, 0.0, 1, 0.5, "0%", "0.5%", 2, "2x", None]),
+        ("destage.idle_after", [None, "30s", "3x", "0.5 x", "0x", "0.0x", "x", "", 3, "3", -1, True]),
+        ("destage.class", [None, "mine:Mine", "a.b:C.D", "mine", "mine:", ":Mine", "my-own:Mine", 5]),
+        ("destage.arguments", [{}, 5, [1]]),
+        ("prestage.mode", ["predictive", "on_late_event", "none", None, "always"]),
+        ("io.codec_threads", [0, 1, 1024, 1025, -1, 1.5, True, None]),
+        ("io.threads", [0, 1, 1024, 1025, True, None]),
+        ("io.rate_limit", [None, 1, 0, "100MiB", "fast", True]),
+        ("state.codec", ["arrow", "json", "pickle", None]),
         ("lateness.initial_bound", [0, 10, "10", "10m", "1 hour 30 minutes", "1.5h", "-5m", "", None, True]),
         ("state.shards", [0, 1, "auto", "all", None, True]),
         ("state.backend", ["tiered", "rocksdb", "Tiered", None]),
@@ -228,9 +270,54 @@ def test_explain_has_the_numbers_of_the_policy(tmp_path: Path) -> None:
         assert part in told, told
 
 
+def test_explain_tells_of_pressure_idleness_prestaging_and_threads(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "memory: {budget: 100MiB, moderate: 0.5, resume: 0.25, scarce: 0.8, victim: slowest}\n"
+        "destage: {keep_fraction: 0.125, idle_after: 2.5x}\n"
+        "prestage: {mode: on_late_event}\n"
+        "io: {codec_threads: 0, threads: 3, rate_limit: 20MiB}\n"
+    )
+    told = words(run("policy", "explain", str(file)).stdout)
+    for part in (
+        "50% of the budget (50 MiB), or of the machine's memory, is in use: moderate pressure",
+        "destaged one by one, but for its first 12.5%: the one to which events come slowest first, until 25% of the "
+        "budget (25 MiB) is in use.",
+        "80% of the budget (80 MiB), or of the machine's memory, is in use: memory is scarce",
+        "neither events nor a watermark come to it for 2.5 times the median time of an execution",
+        "Then it leaves memory for RocksDB, but for its first 12.5%.",
+        "The first of them starts prestaging",
+        "3 threads do what is to be read and written; blocks are encoded in line, by whoever waits for it; destaging, "
+        "late writes and maintenance move at most 20MiB a second.",
+    ):
+        assert part in told, told
+
+
+def test_explain_tells_a_share_of_the_budget_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("state_backends.machine.memory_limit_bytes", lambda: 4 << 30)
+    told = words(run("policy", "explain", "low_latency").stdout)
+    assert "m-buckets of the host 2 GiB, 50% of the 4 GiB that it has here (8 such windows fit at a time)" in told
+    assert "85% of the budget (1.7 GiB)" in told
+
+
+def test_explain_names_classes_of_the_user(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "destage: {class: mine:Mine, arguments: {above: 0.5}}\n"
+        "prestage: {class: mine:Plan}\n"
+        "lateness: {initial_bound: 90s}\n"
+    )
+    told = words(run("policy", "explain", str(file)).stdout)
+    assert "says your class mine:Mine(above=0.5), which is imported when the state server starts." in told
+    assert "says your class mine:Plan(), which is imported" in told
+    assert "moderate pressure" not in told
+
+
 @pytest.mark.parametrize(
     ("preset", "part"),
     [
+        ("low_memory", "neither events nor a watermark come to it for 30 seconds"),
+        ("low_latency", "but for its first 10%"),
         ("standard", "it is read from memory first, then from RocksDB"),
         ("memory_only", "All of them stay in memory"),
         ("disk_only", "All of them go to RocksDB"),
@@ -256,6 +343,10 @@ def test_schema_prints_the_file_in_the_repository() -> None:
     result = run("policy", "schema")
     assert json.loads(result.stdout) == config.json_schema()
     assert result.stdout == (ROOT / "policies" / "schema.json").read_text()
+
+
+def test_docs_prints_the_file_in_the_repository() -> None:
+    assert run("policy", "docs").stdout == (ROOT / "docs" / "policies.md").read_text()
 
 
 # -- errors, exit codes, start ------------------------------------------------------------------------

@@ -84,8 +84,11 @@ def test_every_key_of_a_file_arrives(tmp_path: Path) -> None:
         write(
             tmp_path,
             """
-            state: {backend: rocksdb, codec: arrow, compression: zstd, shards: 12, dir: s3://bucket/state}
-            memory: {budget: 1GiB, bucket_limit: 4096}
+            state: {backend: rocksdb, codec: json, compression: zstd, shards: 12, dir: s3://bucket/state}
+            memory: {budget: 1GiB, bucket_limit: 4096, moderate: 50%, resume: 0, scarce: 1.0, victim: slowest}
+            destage: {keep_fraction: 12.5%, idle_after: 2.5x, class: my.own:Thing.Inner, arguments: {a: [1, {b: x}]}}
+            prestage: {mode: predictive, class: mine:Plan, arguments: {}}
+            io: {codec_threads: 0, threads: 4, rate_limit: 100 MB}
             blocks: {target: 64KB}
             lateness: {initial_bound: 1 hour 30 minutes}
             trigger: {kind: every_batch}
@@ -93,9 +96,15 @@ def test_every_key_of_a_file_arrives(tmp_path: Path) -> None:
         )
     )
     assert policy.state.model_dump() == {
-        "backend": "rocksdb", "codec": "arrow", "compression": "zstd", "shards": 12, "dir": "s3://bucket/state",
+        "backend": "rocksdb", "codec": "json", "compression": "zstd", "shards": 12, "dir": "s3://bucket/state",
     }  # fmt: skip
-    assert (policy.memory.budget_bytes, policy.memory.bucket_limit_bytes) == (1 << 30, 4096)
+    memory, destage, io = policy.memory, policy.destage, policy.io
+    assert (memory.budget_bytes, memory.bucket_limit_bytes) == (1 << 30, 4096)
+    assert (memory.moderate, memory.resume, memory.scarce, memory.victim) == (0.5, 0.0, 1.0, "slowest")
+    assert (destage.keep_fraction, destage.idle_multiple, destage.idle_after_us) == (0.125, 2.5, None)
+    assert (destage.class_path, dict(destage.arguments)) == ("my.own:Thing.Inner", {"a": [1, {"b": "x"}]})
+    assert (policy.prestage.mode, policy.prestage.class_path) == ("predictive", "mine:Plan")
+    assert (io.codec_threads, io.threads, io.rate_limit_bytes_per_s) == (0, 4, 100_000_000)
     assert policy.blocks.target_bytes == 64_000
     assert policy.lateness.initial_bound_us == 5_400_000_000
     assert policy.trigger.kind == "every_batch"
@@ -128,6 +137,44 @@ def test_a_bound_in_python_is_a_duration_or_microseconds(bound: object) -> None:
     assert policy.lateness.initial_bound_us == (0 if bound in (0, "0s") else 90_000_000)
 
 
+@pytest.mark.parametrize(
+    ("value", "us", "multiple"),
+    [(None, None, None), ("90s", 90_000_000, None), (timedelta(seconds=1), 1_000_000, None), ("3x", None, 3.0),
+     (" 0.5 x ", None, 0.5), (config.Multiple(2.0), None, 2.0), (5, 5, None)],
+)  # fmt: skip
+def test_idle_is_a_duration_a_multiple_or_off(value: object, us: int | None, multiple: float | None) -> None:
+    destage = load_policy({}, {"destage_idle_after": value}).destage
+    assert (destage.idle_after_us, destage.idle_multiple) == (us, multiple)
+
+
+def test_a_budget_is_bytes_or_a_share_of_what_the_host_has() -> None:
+    share = load_policy({"memory": {"budget": "25%"}})
+    assert share.memory.budget == config.Share(25.0)
+    assert config.budget_bytes(share, 1 << 30) == 256 * MIB
+    assert config.bucket_limit_bytes(share, 1 << 30) == 64 * MIB
+    assert config.bucket_limit_bytes(share, 100 * MIB) == config.budget_bytes(share, 100 * MIB) == 25 * MIB
+    assert config.budget_bytes(load_policy({"memory": {"budget": "0.01%"}}), 100) == 1
+    with pytest.raises(ConfigError, match="25% is a share"):
+        _ = share.memory.budget_bytes
+    absolute = load_policy("standard")
+    assert config.budget_bytes(absolute, 1) == absolute.memory.budget_bytes == 512 * MIB
+
+
+def test_arguments_do_not_change() -> None:
+    mine = load_policy({"destage": {"class": "mine:Mine", "arguments": {"names": ["a"]}}})
+    mine.destage.arguments["names"].append("b")
+    assert dict(mine.destage.arguments) == {"names": ["a"]}
+    assert len(mine.destage.arguments) == 1
+    assert hash(mine) == hash(config.policy_from_json(config.policy_to_json(mine)))
+    assert mine != load_policy({"destage": {"class": "mine:Mine"}})
+    assert repr(mine.destage.arguments) == 'Arguments({"names": ["a"]})'
+
+
+def test_a_class_is_not_imported_by_reading_its_policy(tmp_path: Path) -> None:
+    policy = load_policy(write(tmp_path, "destage: {class: 'no.such.module:Thing'}"))
+    assert policy.destage.class_path == "no.such.module:Thing"
+
+
 def test_a_folder_may_be_a_path_object(tmp_path: Path) -> None:
     assert load_policy({}, {"state_dir": tmp_path}).state.dir == str(tmp_path)
     assert load_policy({"state": {"dir": "/x"}}, {"state_dir": None}).state.dir is None
@@ -147,9 +194,9 @@ def test_a_policy_does_not_change() -> None:
     ("line", "says"),
     [
         ("memory: {budgt: 1MiB}", "memory.budgt: unknown key; did you mean memory.budget? "
-         "allowed here: budget, bucket_limit"),
+         "allowed here: budget, bucket_limit, moderate, resume, scarce, victim"),
         ("memroy: {budget: 1MiB}", "memroy: unknown key; did you mean memory? "
-         "allowed here: state, memory, blocks, lateness, trigger"),
+         "allowed here: state, memory, destage, prestage, io, blocks, lateness, trigger"),
         ("budget: 1MiB", "budget: unknown key; did you mean memory.budget?"),
         ("memory.budget: 1MiB", "memory.budget: unknown key; write it as memory: {budget: ...}"),
         ("memory: {budget_bytes: 1MiB}", "memory.budget_bytes: unknown key; did you mean memory.budget?"),
@@ -157,7 +204,48 @@ def test_a_policy_does_not_change() -> None:
         ("? [state]\n: {}", "?: unknown key"),
         ("memory: 512MiB", "memory: '512MiB' is no section; write below it: budget, bucket_limit"),
         ("memory: {budget: 2 parsec}", "memory.budget: '2 parsec' has the unknown unit 'parsec'; units"),
-        ("memory: {budget: 25%}", "memory.budget: '25%' is no size; write e.g. '64MiB'"),
+        ("memory: {budget: 0%}", "memory.budget: '0%' is out of range; a share is above 0% and at most 100%"),
+        ("memory: {budget: 101%}", "memory.budget: '101%' is out of range; a share is above 0% and at most 100%"),
+        ("memory: {budget: 0.25}", "memory.budget: 0.25 is no size; write it as a share, '25%'"),
+        ("memory: {budget: 1e2%}", "memory.budget: '1e2%' is no size; write e.g. '64MiB'"),
+        ("memory: {bucket_limit: 25%}", "memory.bucket_limit: '25%' is no size; write e.g. '64MiB'"),
+        ("memory: {moderate: 75}", "memory.moderate: 75 is no share; write a number from 0 to 1, e.g. 0.75, or '75%'"),
+        ("memory: {moderate: -0.1}", "memory.moderate: -0.1 is no share; write a number from 0 to 1"),
+        ("memory: {moderate: .nan}", "memory.moderate: nan is no share; write a number from 0 to 1"),
+        ("memory: {moderate: true}", "memory.moderate: true is no share; write a number from 0 to 1"),
+        ("memory: {moderate: a lot}", "memory.moderate: 'a lot' is no share; write a number from 0 to 1"),
+        ("memory: {resume: 0.8}", "memory.resume: 0.8 is not below memory.moderate, 0.75; set resume lower than "
+         "moderate; memory.moderate is from the defaults"),
+        ("memory: {moderate: 95%}", "memory.scarce: 0.9 is below memory.moderate, 0.95; set it to at least that; "
+         "memory.scarce is from the defaults"),
+        ("memory: {victim: oldest}", "memory.victim: 'oldest' is not possible; write 'largest' or 'slowest'"),
+        ("destage: {keep_fraction: 2}", "destage.keep_fraction: 2 is no share; write a number from 0 to 1"),
+        ("destage: {idle_after: 3}", "destage.idle_after: 3 has no unit; write e.g. '3s' or '3m'; or a multiple of the "
+         "median time of an execution, e.g. '3x'; or null"),
+        ("destage: {idle_after: 0}", "destage.idle_after: 0 is no time to wait; write a duration above 0"),
+        ("destage: {idle_after: 0x}", "destage.idle_after: '0x' is out of range; write a multiple above 0, e.g. '3x'"),
+        ("destage: {idle_after: -2s}", "destage.idle_after: '-2s' is negative"),
+        ("destage: {idle_after: soon}", "destage.idle_after: 'soon' is no duration; write e.g. '20 seconds' or '5m'; "
+         "or a multiple"),
+        ("destage: {class: mine}", "destage.class: 'mine' is no class; write package.module:Class, or null"),
+        ("destage: {class: 'my-module:Mine'}", "destage.class: 'my-module:Mine' is no class"),
+        ("destage: {class: mine:Mine, arguments: 5}", "destage.arguments: 5 is no mapping; write names and values"),
+        ("destage: {class: mine:Mine, arguments: {two words: 5}}", "destage.arguments: 'two words' is no name of an "
+         "argument; write e.g. 'limit: 5'"),
+        ("destage: {class: mine:Mine, arguments: {at: 2024-01-01}}", "cannot be sent to executors"),
+        ("destage: {class: mine:Mine, arguments: {x: .inf}}", "cannot be sent to executors"),
+        ("destage: {arguments: {x: 5}}", "destage.arguments: given without a class to call with them; name it as "
+         "class, too; destage.class is from the defaults"),
+        ("prestage: {arguments: {x: 5}}", "prestage.arguments: given without a class"),
+        ("prestage: {mode: }", "prestage.mode: null is not possible; write 'predictive', 'on_late_event' or 'none'"),
+        ("prestage: {mode: none, class: mine:Plan}", "prestage.mode: none plans nothing, so class is of no use; set "
+         "mode to predictive"),
+        ("io: {codec_threads: -1}", "io.codec_threads: -1 is no number of threads; write an integer from 0 to 1,024"),
+        ("io: {codec_threads: 1.5}", "io.codec_threads: 1.5 is no number of threads"),
+        ("io: {codec_threads: true}", "io.codec_threads: true is no number of threads"),
+        ("io: {threads: 0}", "io.threads: 0 is no number of threads; write an integer from 1 to 1,024"),
+        ("io: {rate_limit: 0}", "io.rate_limit: 0 is out of range; a size is at least 1 byte"),
+        ("io: {rate_limit: fast}", "io.rate_limit: 'fast' is no size; write e.g. '64MiB'"),
         ("memory: {budget: -1}", "memory.budget: -1 is out of range; a size is at least 1 byte"),
         ("memory: {budget: }", "memory.budget: null is no size"),
         ("memory: {budget: {a: 1}}", "memory.budget: {'a': 1} is no size"),
@@ -168,11 +256,11 @@ def test_a_policy_does_not_change() -> None:
         ("lateness: {initial_bound: 5 moons}", "lateness.initial_bound: '5 moons' has the unknown unit"),
         ("lateness: {initial_bound: 1.5}", "lateness.initial_bound: 1.5 is no duration; write e.g."),
         ("lateness: {initial_bound: 9999999 days}", "is too long; write at most '3652500 days'"),
-        ("lateness: {initial_bound: " + "9" * 400 + ".5 days}", "is too long; write at most '3652500 days'"),
+        ("lateness: {initial_bound: " + "9" * 400 + ".5 days}", "is longer than 64 bits of microseconds can tell"),
         ("state: {backend: rockdb}", "state.backend: 'rockdb' is not possible; "
          "write 'tiered', 'memory' or 'rocksdb'"),
         ("state: {compression: off}", "state.compression: false is not possible; write 'none', 'lz4' or"),
-        ("state: {codec: json}", "state.codec: 'json' is not possible; write 'arrow'"),
+        ("state: {codec: pickle}", "state.codec: 'pickle' is not possible; write 'arrow' or 'json'"),
         ("state: {shards: 0}", "state.shards: 0 is no number of shards; write 'auto' or an integer from 1"),
         ("state: {shards: true}", "state.shards: true is no number of shards"),
         ("state: {dir: 5}", "state.dir: 5 is no location; write a path"),
@@ -229,7 +317,7 @@ def test_a_file_that_is_no_plain_yaml_is_refused(tmp_path: Path, data: bytes) ->
 def test_neither_a_preset_nor_a_file(source: str | Path) -> None:
     message = refused(source)
     assert "is no preset and cannot be read as a file" in message
-    assert "presets are demo, disk_only, low_memory, memory_only, standard" in message
+    assert "presets are demo, disk_only, low_latency, low_memory, memory_only, standard" in message
     assert ("did you mean standard?" in message) == (source == "standrd")
 
 
@@ -285,6 +373,29 @@ def test_spark_conf_names_the_policy_and_has_only_strings() -> None:
     assert resolve(keyword={}, spark_conf={}) == Policy()
 
 
+def test_spark_conf_spells_numbers_null_and_mappings() -> None:
+    conf = {
+        "spark.aion.memory.moderate": "0.7",
+        "spark.aion.memory.budget": "30%",
+        "spark.aion.io.codec_threads": "3",
+        "spark.aion.destage.idle_after": "null",
+        "spark.aion.destage.class": "mine:Mine",
+        "spark.aion.destage.arguments": '{"a": 1, "b": null}',
+    }
+    policy = resolve("low_memory", keyword={}, spark_conf=conf)
+    assert (policy.memory.moderate, policy.memory.budget, policy.io.codec_threads) == (0.7, config.Share(30.0), 3)
+    assert policy.destage.idle_after is None
+    assert dict(policy.destage.arguments) == {"a": 1, "b": None}
+
+
+def test_arguments_are_one_value_that_a_layer_replaces_as_a_whole(tmp_path: Path) -> None:
+    file = write(tmp_path, "destage: {class: mine:Mine, arguments: {a: 1, b: 2}}")
+    assert dict(load_policy(file, {"destage_arguments": {"a": 3}}).destage.arguments) == {"a": 3}
+    assert dict(load_policy(file, {"destage": {"arguments": {"c": 3}}}).destage.arguments) == {"c": 3}
+    assert dict(load_policy(file, {"destage_arguments": None}).destage.arguments) == {}
+    assert dict(load_policy(file, {"destage": {"class": "mine:Other"}}).destage.arguments) == {"a": 1, "b": 2}
+
+
 def test_settings_of_others_are_ignored() -> None:
     conf = {"spark.app.name": "x", "spark.aionic.memory": "5", "spark.sql.shuffle.partitions": "2"}
     assert resolve(keyword={}, spark_conf=conf) == Policy()
@@ -301,8 +412,14 @@ def test_settings_of_others_are_ignored() -> None:
         ({"spark.aion.state.shards": "many"}, "state.shards: 'many' is no number of shards"),
         ({"spark.aion.lateness.initial_bound": "600"}, "lateness.initial_bound: '600' is no duration"),
         ({"spark.aion.policy": "fast"}, "'fast' is no preset"),
+        ({"spark.aion.memory.budget": "null"}, "memory.budget: null is no size"),
+        ({"spark.aion.memory.scarce": "90"}, "memory.scarce: '90' is no share; write a number from 0 to 1"),
+        ({"spark.aion.destage.idle_after": "60"}, "destage.idle_after: '60' is no duration"),
+        ({"spark.aion.destage.arguments": "{a: 1"}, "destage.arguments: '{a: 1' is no mapping"),
+        ({"spark.aion.destage.arguments.a": "1"}, "destage.arguments.a: unknown key; destage.arguments is one value: "
+         "write all of it, as a mapping"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_spark_setting_is_refused_by_its_name(conf: dict[str, str], says: str) -> None:
     with pytest.raises(PolicyError) as caught:
         resolve(keyword={}, spark_conf=conf)
@@ -330,6 +447,27 @@ def test_a_check_across_layers_names_both(tmp_path: Path) -> None:
 # -- there and back -----------------------------------------------------------------------------------
 
 sizes = st.integers(1, 1 << 50)
+fractions = st.floats(0, 1)
+percents = st.decimals(min_value="0.001", max_value=100, places=3).map(lambda number: f"{number}%")
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+arguments = st.dictionaries(st.sampled_from(["limit", "names", "ä"]), values, max_size=3)
+plugins = st.fixed_dictionaries({"class": st.sampled_from(["mine:Mine", "a.b:C.D"]), "arguments": arguments})
+
+
+@st.composite
+def memories(draw: st.DrawFn) -> dict[str, Any]:
+    resume, moderate, scarce = sorted(draw(st.lists(fractions, min_size=3, max_size=3, unique=True)))
+    budget, bucket = sorted(draw(st.tuples(sizes, sizes)), reverse=True)
+    return {
+        "budget": draw(st.one_of(st.just(budget), percents)), "bucket_limit": bucket, "moderate": moderate,
+        "resume": resume, "scarce": scarce, "victim": draw(st.sampled_from(["largest", "slowest"])),
+    }  # fmt: skip
+
+
 trees = st.fixed_dictionaries(
     {},
     optional={
@@ -337,12 +475,31 @@ trees = st.fixed_dictionaries(
             {},
             optional={
                 "backend": st.sampled_from(["tiered", "memory", "rocksdb"]),
+                "codec": st.sampled_from(["arrow", "json"]),
                 "compression": st.sampled_from(["none", "lz4", "zstd"]),
                 "shards": st.one_of(st.just("auto"), st.integers(1, 10_000)),
-                "dir": st.one_of(st.none(), st.text("aä:/\n ", min_size=1).filter(str.strip)),
+                "dir": st.one_of(st.none(), st.text("aä:/\n ").map(str.strip).filter(bool)),
             },
         ),
-        "memory": st.tuples(sizes, sizes).map(lambda two: {"budget": max(two), "bucket_limit": min(two)}),
+        "memory": memories(),
+        "destage": st.one_of(
+            plugins,
+            st.fixed_dictionaries(
+                {"keep_fraction": fractions},
+                optional={
+                    "idle_after": st.one_of(
+                        st.none(),
+                        st.integers(1, 10**15),
+                        st.decimals(min_value="0.0001", max_value=10**6, places=4).map(lambda number: f"{number}x"),
+                    )
+                },
+            ),
+        ),
+        "prestage": st.one_of(plugins, st.sampled_from(["predictive", "none"]).map(lambda mode: {"mode": mode})),
+        "io": st.fixed_dictionaries(
+            {"codec_threads": st.integers(0, 64), "threads": st.integers(1, 64)},
+            optional={"rate_limit": st.one_of(st.none(), sizes)},
+        ),
         "blocks": st.integers(1, 1 << 30).map(lambda size: {"target": size}),
         "lateness": st.integers(0, 10**17).map(lambda us: {"initial_bound": us}),
     },
@@ -354,6 +511,17 @@ def test_a_policy_survives_json(tree: dict[str, Any]) -> None:
     policy = load_policy(tree)
     shipped = json.loads(json.dumps(config.policy_to_json(policy)))
     assert config.policy_from_json(shipped) == policy
+
+
+@given(trees)
+def test_a_policy_survives_spark_settings(tree: dict[str, Any]) -> None:
+    policy = load_policy(tree)
+    conf = {
+        f"spark.aion.{section}.{key}": config.setting_text(value)
+        for section, keys in config.policy_to_json(policy).items()
+        for key, value in keys.items()
+    }
+    assert resolve("low_latency", keyword={}, spark_conf=conf) == policy
 
 
 def test_a_policy_survives_yaml(tmp_path: Path) -> None:

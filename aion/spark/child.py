@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 
-from aion.builder import BlockBuilder, ShardBlock
+from aion.builder import ShardBlock
+from aion.config import policy_from_json
 from aion.plan import Plan
-from state_backends.block import Compression
+from aion.runtime import make_builder
+from state_backends.codec_pool import CodecPool
 
 BLOCK_ROWS = "shard int, block binary"
 _SCHEMA = pa.schema([("shard", pa.int32()), ("block", pa.binary())])
@@ -19,27 +22,24 @@ _BATCH_BYTES = 4 << 20
 class Child:
     """The function for ``mapInArrow``; its input is the shard id followed by the plan's columns."""
 
-    def __init__(self, plan: Plan, target_bytes: int, compression: str) -> None:
+    def __init__(self, plan: Plan, policy: dict[str, Any]) -> None:
         self._plan = plan
-        self._target_bytes = target_bytes
-        self._compression = compression
+        self._policy = policy
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        builder = BlockBuilder(
-            self._plan,
-            target_bytes=self._target_bytes,
-            compression=Compression[self._compression.upper()],
-        )
-        for batch in batches:
-            events = pa.RecordBatch.from_arrays(
-                [
-                    column if column.type == field.type else column.cast(field.type)
-                    for column, field in zip(batch.columns[1:], self._plan.schema, strict=True)
-                ],
-                schema=self._plan.schema,
-            )
-            yield from _rows(builder.add(events, batch.column(0)))
-        yield from _rows(builder.finish())
+        policy = policy_from_json(self._policy)
+        with CodecPool(policy.io.codec_threads) as pool:
+            builder = make_builder(self._plan, policy, pool)
+            for batch in batches:
+                events = pa.RecordBatch.from_arrays(
+                    [
+                        column if column.type == field.type else column.cast(field.type)
+                        for column, field in zip(batch.columns[1:], self._plan.schema, strict=True)
+                    ],
+                    schema=self._plan.schema,
+                )
+                yield from _rows(builder.add(events, batch.column(0)))
+            yield from _rows(builder.finish())
 
 
 def _rows(blocks: Iterator[ShardBlock]) -> Iterator[pa.RecordBatch]:

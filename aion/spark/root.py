@@ -17,9 +17,11 @@ from aion.errors import ServerUnreachable
 from aion.executor import Executor
 from aion.operator import Operator
 from aion.plan import Plan
-from aion.runtime import make_operator, store_config
+from aion.runtime import make_operator, predicts, store_config
+from aion.slices import NO_SLICE
 from state_backends.block import parse
 from state_backends.client import RemoteSession, StateClient, executor_pid
+from state_backends.codec_pool import CodecPool
 from state_backends.manifest import Identity
 
 TOKEN_SCHEMA = "token string"
@@ -37,6 +39,8 @@ class RootConfig:
     state_dir: str
     shards: int
     retain_versions: int
+    watermark_delay_us: int | None
+    """What withWatermark was told, where the watermark is on the event time itself."""
 
 
 class Root(StatefulProcessor):
@@ -45,6 +49,7 @@ class Root(StatefulProcessor):
     def __init__(self, config: RootConfig) -> None:
         self._config = config
         self._work: dict[int, _ShardWork] = {}
+        self._codec_pool: CodecPool | None = None
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         # Called once on the driver as well, only to learn the state's schema: nothing is opened here.
@@ -69,7 +74,8 @@ class Root(StatefulProcessor):
             if shard not in self._work:
                 work = self._open(shard)
                 yield from work.advance(timerValues.getCurrentWatermarkInMs())
-                self._set_timer(work)
+                # Spark deletes the expired timer itself, after this.
+                self._set_timer(work, but=expiredTimerInfo.getExpiryTimeInMs())
         except BaseException:
             self._abort()
             raise
@@ -78,6 +84,14 @@ class Root(StatefulProcessor):
         """Commits, inside the task: if it fails, the task fails, and Spark keeps the old token."""
         for work in self._work.values():
             work.commit()
+        self._end()
+
+    @property
+    def _codec(self) -> CodecPool:
+        # Made in the task: a pool of threads does not travel.
+        if self._codec_pool is None:
+            self._codec_pool = CodecPool(policy_from_json(self._config.policy).io.codec_threads)
+        return self._codec_pool
 
     def _open(self, shard: int) -> _ShardWork:
         known = self._token.get()
@@ -89,29 +103,40 @@ class Root(StatefulProcessor):
         session = _connect(self._config, context, shard, token, attempt)
         # Spark's store keeps the new token exactly if this attempt of this batch wins.
         self._token.update((attempt,))
-        self._work[shard] = work = _ShardWork(self._config, session)
+        self._work[shard] = work = _ShardWork(self._config, session, self._codec)
         return work
 
-    def _set_timer(self, work: _ShardWork) -> None:
+    def _set_timer(self, work: _ShardWork, but: int | None = None) -> None:
+        """One timer per shard, at the next watermark that makes something due."""
         due = work.due_ms
-        stale = [t for t in self._handle.listTimers() if t != due]
-        for timer in stale:
+        timers = set(self._handle.listTimers())
+        for timer in timers - {due, but}:
             self._handle.deleteTimer(timer)
-        if due is not None:
+        if due is not None and due not in timers:
             self._handle.registerTimer(due)
 
     def _abort(self) -> None:
         for work in self._work.values():
             work.session.abort()
+        self._end()
+
+    def _end(self) -> None:
+        if self._codec_pool is not None:
+            self._codec_pool.close()
+            self._codec_pool = None
 
 
 class _ShardWork:
     """One attempt of one batch on one shard."""
 
-    def __init__(self, config: RootConfig, session: RemoteSession) -> None:
+    def __init__(self, config: RootConfig, session: RemoteSession, codec: CodecPool) -> None:
         self.session = session
-        self.operator: Operator = make_operator(config.plan, policy_from_json(config.policy), session.snapshot)
-        self.executor = Executor(config.plan, self.operator, session)
+        policy = policy_from_json(config.policy)
+        self.operator: Operator = make_operator(config.plan, policy, session.snapshot)
+        self.executor = Executor(config.plan, self.operator, session, codec)
+        self._predicts = predicts(policy)
+        self._delay_us = config.watermark_delay_us
+        self._latest_us: int | None = None
 
     def advance(self, watermark_ms: int) -> Iterator[pd.DataFrame]:
         # Spark says 0 as long as there is no watermark.
@@ -119,13 +144,25 @@ class _ShardWork:
             yield from _frames(self.executor.advance(watermark_ms * 1000))
 
     def arrive(self, rows: Iterable[bytes]) -> Iterator[pd.DataFrame]:
-        yield from _frames(self.executor.arrive([parse(data) for data in rows]))
+        blocks = [parse(data) for data in rows]
+        times = [b.header.max_us for b in blocks if b.header.slice_us != NO_SLICE]
+        self._latest_us = max([*times, self._latest_us] if self._latest_us is not None else times, default=None)
+        yield from _frames(self.executor.arrive(blocks))
 
     def end_batch(self) -> Iterator[pd.DataFrame]:
         yield from _frames(self.executor.end_batch())
 
     def commit(self) -> None:
-        self.session.commit(self.operator.snapshot())
+        self.session.commit(self.operator.snapshot(), self._next_slices(), self.executor.executions)
+
+    def _next_slices(self) -> tuple[int, ...]:
+        """What the next batch will read: its watermark follows from this batch's events (DESIGN section 2)."""
+        if not self._predicts:
+            return ()
+        expected = [self.operator.watermark.expected_next()]
+        if self._delay_us is not None and self._latest_us is not None:
+            expected.append(self._latest_us - self._delay_us)
+        return self.executor.due_next(max((e for e in expected if e is not None), default=None))
 
     @property
     def due_ms(self) -> int | None:
@@ -159,7 +196,9 @@ def _connect(config: RootConfig, context: TaskContext, shard: int, token: str | 
         shards=config.shards,
         definition=config.plan.definition,
     )
-    store = store_config(policy_from_json(config.policy), retain_versions=config.retain_versions)
+    store = store_config(
+        policy_from_json(config.policy), blocking=config.plan.blocking, retain_versions=config.retain_versions
+    )
 
     def opened(client: StateClient) -> RemoteSession:
         return client.open(

@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from aion.config import SPARK_PREFIX, Policy, describe, policy_to_json, presets, resolve
+from aion.config import SPARK_PREFIX, Policy, describe, policy_to_json, presets, resolve, setting_text
 from aion.errors import MissingJava
 
 # What Aion needs of Spark. The README explains each in a line.
@@ -85,8 +85,7 @@ def _settings(
         asked |= {key for key in _keys(source) if SPARK_PREFIX + key not in given}
     for key in sorted(asked):
         section, _, name = key.partition(".")
-        if values[section][name] is not None:
-            settings[SPARK_PREFIX + key] = str(values[section][name])
+        settings[SPARK_PREFIX + key] = setting_text(values[section][name])
     return settings
 
 

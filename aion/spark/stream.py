@@ -37,6 +37,7 @@ def windowed(
     aggregates: Mapping[str, Aggregate] | None = None,
     apply: ApplyFunction | None = None,
     schema: str | StructType | None = None,
+    blocking: bool = True,
     policy: str | Path | Mapping[str, Any] | Policy | None = None,
     name: str = "windowed",
 ) -> DataFrame:
@@ -44,8 +45,9 @@ def windowed(
 
     ``df`` must carry a watermark (``withWatermark``), on ``time`` or on any other column. Give either
     ``aggregates`` (result column -> :mod:`aion.aggregates`) or ``apply``, a function of (key, window, events)
-    with the ``schema`` of what it returns. ``policy`` overrides the session's. ``name`` tells the operators of
-    one query apart, and must stay the same over restarts.
+    with the ``schema`` of what it returns. ``blocking=False`` says that the function works event by event, so that a
+    window may be larger than memory, and need not be staged as a whole before the function starts. ``policy``
+    overrides the session's. ``name`` tells the operators of one query apart, and must stay the same over restarts.
 
     The result has the key columns, ``window``, ``window_start``, ``window_end``, the aggregates, ``pane``,
     ``kind`` (on_time, late, final, dropped), ``events``, ``late_events``; and for dropped rows ``event_time``,
@@ -62,6 +64,7 @@ def windowed(
         aggregates=aggregates,
         apply=apply,
         outputs=arrow_schema(schema) if isinstance(schema, StructType) else schema,
+        blocking=blocking,
     )
     resolved = _policy(spark, policy)
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", name):
@@ -79,6 +82,7 @@ def windowed(
             state_dir=_state_dir(spark, resolved),
             shards=shards,
             retain_versions=int(_conf(spark, "spark.sql.streaming.minBatchesToRetain")),
+            watermark_delay_us=_delay_us(df, time),
         )
     )
     return blocks.groupBy("shard").transformWithStateInPandas(
@@ -101,8 +105,7 @@ def _child(df: DataFrame, plan: Plan, policy: Policy, ids: Sequence[int]) -> Dat
     columns = {name: _column(df, name, plan) for name in plan.schema.names}
     shard = shard_column([columns[name] for name in plan.key], ids)
     needed = df.select(shard.alias("__aion_shard"), *(column.alias(name) for name, column in columns.items()))
-    child = Child(plan, policy.blocks.target_bytes, policy.state.compression)
-    return needed.mapInArrow(child, BLOCK_ROWS)
+    return needed.mapInArrow(Child(plan, policy_to_json(policy)), BLOCK_ROWS)
 
 
 def _column(df: DataFrame, name: str, plan: Plan) -> Column:
@@ -125,6 +128,11 @@ def _check_stream(df: DataFrame) -> None:
             "windowed: the DataFrame has no watermark, so no window would ever be executed; "
             "call e.g. .withWatermark('ts', '20 seconds') before, and keep that column until here"
         )
+
+
+def _delay_us(df: DataFrame, time: str) -> int | None:
+    delay_ms = df.schema[time].metadata.get(_WATERMARK)
+    return None if delay_ms is None else int(delay_ms) * 1000
 
 
 def _arrow_able(schema: StructType) -> StructType:

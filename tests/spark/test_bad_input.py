@@ -66,7 +66,7 @@ def test_windows_that_cannot_be(size: str, message: str) -> None:
 def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(errors.MissingJava, match="no java on the PATH. Spark needs Java 17 or 21: install it"):
+    with pytest.raises(errors.MissingJava, match=r"no java on the PATH\. Spark needs Java 17 or 21: install it"):
         aion.configure(SparkSession.Builder())
 
 
@@ -76,5 +76,5 @@ def test_an_old_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(errors.MissingJava, match="is Java 8, which is too old"):
+    with pytest.raises(errors.MissingJava, match=r"is Java 8, which is too old"):
         aion.configure(SparkSession.Builder())

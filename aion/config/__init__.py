@@ -1,0 +1,67 @@
+"""The policy: what is kept where, for how long, and what runs when. Its only effect is to read files.
+
+``model`` what a policy is; ``values`` and ``plugin`` what its keys can hold; ``layers`` how it is read and which source
+wins; ``reference`` keys, schema and documentation; ``explain`` what it means for a window.
+"""
+
+from __future__ import annotations
+
+from aion.config.explain import life_of_a_window
+from aion.config.layers import SPARK_PREFIX, Source, load_policy, policy_from_json, presets, resolve
+from aion.config.model import (
+    BlocksPolicy,
+    DestagingPolicy,
+    IoPolicy,
+    KeyPath,
+    LatenessPolicy,
+    MemoryPolicy,
+    Policy,
+    PrestagingPolicy,
+    StatePolicy,
+    TriggerPolicy,
+    bucket_limit_bytes,
+    budget_bytes,
+    policy_to_json,
+    setting_text,
+)
+from aion.config.plugin import Arguments
+from aion.config.reference import KeyDoc, describe, differences, json_schema, policy_docs
+from aion.config.values import Bound, Location, Multiple, Shards, Share, Size, format_bytes, size_bytes
+
+__all__ = [
+    "SPARK_PREFIX",
+    "Arguments",
+    "BlocksPolicy",
+    "Bound",
+    "DestagingPolicy",
+    "IoPolicy",
+    "KeyDoc",
+    "KeyPath",
+    "LatenessPolicy",
+    "Location",
+    "MemoryPolicy",
+    "Multiple",
+    "Policy",
+    "PrestagingPolicy",
+    "Shards",
+    "Share",
+    "Size",
+    "Source",
+    "StatePolicy",
+    "TriggerPolicy",
+    "bucket_limit_bytes",
+    "budget_bytes",
+    "describe",
+    "differences",
+    "format_bytes",
+    "json_schema",
+    "life_of_a_window",
+    "load_policy",
+    "policy_docs",
+    "policy_from_json",
+    "policy_to_json",
+    "presets",
+    "resolve",
+    "setting_text",
+    "size_bytes",
+]

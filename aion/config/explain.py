@@ -1,0 +1,208 @@
+"""The life of a window under a policy, in words with the numbers (DESIGN section 4)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from aion.config.model import Policy, bucket_limit_bytes, budget_bytes
+from aion.config.values import Multiple, Share, format_bytes
+from aion.time import format_duration, format_instant
+
+# The window that is told of: one minute of an arbitrary day.
+_START_US = 1_735_732_800_000_000
+_END_US = _START_US + 60_000_000
+
+Story = list[tuple[str, str]]
+
+
+def life_of_a_window(policy: Policy, limit_bytes: int) -> Story:
+    """When, and what then. ``limit_bytes``: what a process may use here, of which ``memory.budget`` may be a share."""
+    return [*_until_its_end(policy, limit_bytes), *_after_its_end(policy), *_meanwhile(policy, limit_bytes)]
+
+
+def _until_its_end(policy: Policy, limit_bytes: int) -> Story:
+    state = policy.state
+    shards = "one shard per Spark partition" if state.shards == "auto" else f"{state.shards} shards"
+    packing = "not compressed" if state.compression == "none" else f"compressed with {state.compression}"
+    folder = state.dir or "a folder that is chosen when the query starts"
+    target = format_bytes(policy.blocks.target_bytes)
+    words = _backend_words(policy, limit_bytes)
+    start, end = format_instant(_START_US), format_instant(_END_US)
+    return [
+        (
+            f"its events come, those from {start} on and before {end}",
+            f"They are packed into {state.codec} blocks of about {target}, {packing}, and shuffled to {shards}. "
+            f"{words.keep}",
+        ),
+        ("each Spark batch ends", f"What is new of it is committed to {folder}."),
+        (
+            f"the watermark reaches {end}, its end",
+            f"On-time execution: {words.read} One pane of kind on_time comes out. {words.expire}",
+        ),
+    ]
+
+
+def _after_its_end(policy: Policy) -> Story:
+    bound_us = policy.lateness.initial_bound_us
+    if bound_us == 0:
+        return [
+            (
+                "at once, because the bound is 0",
+                "Its state is purged. Every event that comes later is dropped: it comes out as a row of kind dropped.",
+            )
+        ]
+    bound = format_duration(bound_us)
+    return [
+        (
+            f"events come after that: late, but within the bound of {bound}",
+            f"{_late_words(policy)} The window is executed again once in each batch that brought it late events; its "
+            "pane of kind late replaces the earlier ones.",
+        ),
+        (
+            f"the watermark reaches {format_instant(_END_US + bound_us)}, its end plus the bound",
+            "If events came since its last execution it is executed a last time, with a pane of kind final. "
+            "Then its state is purged.",
+        ),
+        (f"events come later than {bound} after its end", "They come out as rows of kind dropped."),
+    ]
+
+
+class _Words(NamedTuple):
+    """How the backend keeps blocks, reads them, and lets them go when the window expires."""
+
+    keep: str
+    read: str
+    expire: str
+
+
+def _backend_words(policy: Policy, limit_bytes: int) -> _Words:
+    total_bytes, bucket_bytes = budget_bytes(policy, limit_bytes), bucket_limit_bytes(policy, limit_bytes)
+    bucket = format_bytes(bucket_bytes)
+    match policy.state.backend:
+        case "memory":
+            return _Words(
+                f"All of them stay in memory, however many: neither the budget of {_budget(policy, limit_bytes)} nor "
+                f"the limit of {bucket} for a bucket binds the backend memory.",
+                "it is read from memory.",
+                "It stays in memory.",
+            )
+        case "rocksdb":
+            return _Words(
+                "All of them go to RocksDB; only those on their way there are in memory, within "
+                f"{_budget(policy, limit_bytes)} for all windows of a host.",
+                "it is read from RocksDB.",
+                "It stays on disk.",
+            )
+    full = total_bytes // bucket_bytes
+    windows = "one such window fits" if full == 1 else f"{full:,} such windows fit"
+    return _Words(
+        f"They stay in memory until its m-bucket has {bucket}, or all m-buckets of the host "
+        f"{_budget(policy, limit_bytes)} ({windows} at a time); what is beyond goes to its p-bucket in RocksDB.",
+        "it is read from memory first, then from RocksDB.",
+        f"Then it leaves memory for RocksDB{_but_for_its_start(policy)}.",
+    )
+
+
+def _late_words(policy: Policy) -> str:
+    match policy.state.backend:
+        case "memory":
+            return "They are kept in memory too."
+        case "rocksdb":
+            return "They go to RocksDB too."
+    match policy.prestage.mode:
+        case "none":
+            fetch = "Nothing is prestaged: an execution reads from disk, and waits for it."
+        case "on_late_event":
+            fetch = "The first of them starts prestaging: the window is back in memory when it is executed."
+        case _ if policy.prestage.class_path is not None:
+            fetch = f"When its state is prestaged says {_plugin(policy.prestage.class_path, policy.prestage.arguments)}"
+        case _:
+            fetch = (
+                "Its state is prestaged, fetched back into memory before the execution is due: the first time as soon "
+                "as the window before it is purged, and then just as early as fetching was measured to take."
+            )
+    return (
+        f"They go straight to its p-bucket in RocksDB. {fetch} After the execution it leaves memory again"
+        f"{_but_for_its_start(policy)}."
+    )
+
+
+def _meanwhile(policy: Policy, limit_bytes: int) -> Story:
+    """What can happen at any time, to a window of the tiered backend."""
+    io, story = policy.io, Story()
+    coding = f"beside it by {_threads(io.codec_threads)}" if io.codec_threads else "in line, by whoever waits for it"
+    disk = "One thread does" if io.threads == 1 else f"{_threads(io.threads)} do"
+    rate = io.rate_limit_bytes_per_s
+    slow = f"; destaging, late writes and maintenance move at most {format_bytes(rate)} a second" if rate else ""
+    if policy.state.backend == "tiered":
+        story += _pressure(policy, limit_bytes)
+    story.append(("all the time", f"{disk} what is to be read and written; blocks are encoded {coding}{slow}."))
+    return story
+
+
+def _pressure(policy: Policy, limit_bytes: int) -> Story:
+    memory, destage = policy.memory, policy.destage
+    total_bytes = budget_bytes(policy, limit_bytes)
+    start = _but_for_its_start(policy)
+    if destage.class_path is not None:
+        return [
+            (
+                "memory is looked at, every now and then",
+                f"What is destaged before its end says {_plugin(destage.class_path, destage.arguments)}",
+            )
+        ]
+    story = Story()
+    if destage.idle_after is not None:
+        told = destage.idle_after
+        after = f"{told.times:g} times the median time of an execution" if isinstance(told, Multiple) else ""
+        after = after or format_duration(destage.idle_after_us or 0)
+        story.append(
+            (f"neither events nor a watermark come to it for {after}", f"It is destaged: it leaves memory{start}.")
+        )
+
+    def used(share: float) -> str:
+        return f"{share * 100:.4g}% of the budget ({_about(share * total_bytes)})"
+
+    first = "the largest first" if memory.victim == "largest" else "the one to which events come slowest first"
+    return [
+        *story,
+        (
+            f"{used(memory.moderate)}, or of the machine's memory, is in use: moderate pressure",
+            f"Windows are destaged one by one{start}: {first}, until {used(memory.resume)} is in use.",
+        ),
+        (
+            f"{used(memory.scarce)}, or of the machine's memory, is in use: memory is scarce",
+            f"All windows are destaged{start}. Past the budget whoever brings events waits for the disk.",
+        ),
+    ]
+
+
+def _budget(policy: Policy, limit_bytes: int) -> str:
+    size_bytes, budget = budget_bytes(policy, limit_bytes), policy.memory.budget
+    if isinstance(budget, Share):
+        return f"{_about(size_bytes)}, {budget} of the {_about(limit_bytes)} that it has here"
+    return format_bytes(size_bytes)
+
+
+def _but_for_its_start(policy: Policy) -> str:
+    kept = policy.destage.keep_fraction
+    return f", but for its first {kept * 100:.4g}%" if kept else ""
+
+
+def _plugin(class_path: str, arguments: object) -> str:
+    assert hasattr(arguments, "items")
+    given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    return f"your class {class_path}({given}), which is imported when the state server starts."
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread" if count == 1 else f"{count} threads"
+
+
+def _about(size_bytes: float) -> str:
+    """Three digits at least, with the unit that fits: 307 MiB, 1.5 GiB."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size_bytes >= 1024**power:
+            size = size_bytes / 1024**power
+            return f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
+    return f"{size_bytes:.0f} B"

@@ -1,0 +1,223 @@
+"""How a policy is read: files, mappings, Spark conf and keywords, one over the other, and where each was written.
+
+The only effect is to read files. Order of precedence: keyword, Spark conf, YAML, default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from aion.config.model import KeyPath, Policy, leaves, policy_to_json
+from aion.config.plugin import Arguments
+from aion.config.values import FileNumber, show
+from aion.errors import PolicyError
+
+SPARK_PREFIX = "spark.aion."
+_KEYWORD = "keyword "
+Source = str | os.PathLike[str] | Mapping[str, Any] | Policy
+
+
+def load_policy(source: Source, overrides: Mapping[str, object] | None = None) -> Policy:
+    """The policy of a preset's name, a path, a mapping of the YAML's shape, or a policy.
+
+    ``overrides``: ``memory.budget``, ``memory_budget``, or ``memory`` with a mapping. Raises PolicyError with
+    every problem, one a line: where it was written, the key, the value, and what would be right.
+    """
+    layers = _Layers()
+    layers.add_source(source, "policy")
+    layers.add_flat(overrides or {}, _KEYWORD)
+    return layers.policy()
+
+
+def resolve(policy: Source | None = None, *, keyword: Mapping[str, object], spark_conf: Mapping[str, str]) -> Policy:
+    """The policy of all layers. Without ``policy``: that of ``spark.aion.policy``, or else ``standard``.
+
+    In Spark conf, which has only strings, ``null`` is null and a mapping is JSON. Raises PolicyError as
+    :func:`load_policy`, also for a ``spark.aion.*`` setting that is no key.
+    """
+    ours = {key: value.strip() for key, value in spark_conf.items() if key.startswith(SPARK_PREFIX)}
+    conf = {key.removeprefix(SPARK_PREFIX): None if value == "null" else value for key, value in ours.items()}
+    named = conf.pop("policy", None)
+    layers = _Layers()
+    if policy is None and named is not None:
+        layers.add_source(named, f"Spark conf {SPARK_PREFIX}policy")
+    else:
+        layers.add_source("standard" if policy is None else policy, "policy")
+    layers.add_flat(conf, f"Spark conf {SPARK_PREFIX}")
+    layers.add_flat(keyword, _KEYWORD)
+    return layers.policy()
+
+
+def presets() -> list[str]:
+    """The names of the presets that come with Aion."""
+    names = (file.name for file in resources.files("policies").iterdir())
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
+
+
+def policy_from_json(data: Mapping[str, Any]) -> Policy:
+    """The policy that ``policy_to_json`` wrote. Raises PolicyError."""
+    return load_policy(data)
+
+
+class _Origin(NamedTuple):
+    """Where something was written: a file and its line, a keyword, a key of Spark's conf."""
+
+    name: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.line}" if self.line else self.name
+
+
+_MAPPINGS = {path for path, field in leaves() if field.annotation is Arguments}
+"""Keys whose value is a mapping: it is one value, which another layer replaces as a whole."""
+
+
+class _Layers:
+    """Settings of several sources, later ones over earlier ones, and where each was written."""
+
+    def __init__(self) -> None:
+        self._tree: dict[str, Any] = {}
+        self._origins: dict[KeyPath, _Origin] = {}  # the latest last
+        self._problems: list[tuple[_Origin, str]] = []
+
+    def add_source(self, source: object, name: str) -> None:
+        if isinstance(source, Policy):
+            self._merge(self._tree, policy_to_json(source), _Origin(name))
+        elif isinstance(source, Mapping):
+            self._merge(self._tree, source, _Origin(name))
+        elif isinstance(source, str | os.PathLike):
+            self._tree = self._read(source, name)
+        else:
+            names = ", ".join(presets())
+            raise PolicyError(f"{name}: {show(source)} is none; give a preset ({names}), a path, a mapping")
+
+    def add_flat(self, settings: Mapping[str, object], where: str) -> None:
+        """Dotted keys; a keyword of Python, which can have no dot, has underscores instead."""
+        keywords = {"_".join(path): path for path, _ in leaves() if where == _KEYWORD}
+        seen: set[KeyPath] = set()
+        for key, value in settings.items():
+            path, origin = keywords.get(key) or tuple(key.split(".")), _Origin(where + key)
+            if path in seen:
+                self._problems.append((origin, f"{'.'.join(path)}: given in two spellings; keep one"))
+            seen.add(path)
+            if len(path) > 2 and path[:2] in _MAPPINGS:
+                whole = f"{'.'.join(path[:2])} is one value: write all of it, as a mapping"
+                self._problems.append((origin, f"{'.'.join(path)}: unknown key; {whole}"))
+                continue
+            nested: Any = value
+            for part in reversed(path):
+                nested = {part: nested}
+            self._merge(self._tree, nested, origin)
+
+    def policy(self) -> Policy:
+        policy = Policy()
+        try:
+            policy = Policy.model_validate(self._tree)
+        except ValidationError as invalid:
+            self._problems += [self._problem(error) for error in invalid.errors(include_url=False)]
+        if self._problems:
+            raise PolicyError("\n".join(f"{origin}: {problem}" for origin, problem in sorted(self._problems)))
+        return policy
+
+    def _read(self, source: str | os.PathLike[str], name: str) -> dict[str, Any]:
+        """The tree of a preset or else of a file: ``./standard`` is a file called like a preset."""
+        file = resources.files("policies") / f"{source}.yaml" if source in presets() else Path(source)
+        try:
+            loader = yaml.SafeLoader(file.read_bytes())
+            root = loader.get_single_node()
+            values = None if root is None else self._plain(loader, root, str(file), ())
+        except (OSError, ValueError) as error:  # ValueError: a path that can be none
+            near, names = _nearest(str(source), {preset: preset for preset in presets()}), ", ".join(presets())
+            reason = f"is no preset and cannot be read as a file ({getattr(error, 'strerror', error)})"
+            raise PolicyError(f"{name}: {show(str(source))} {reason}; {near}presets are {names}") from None
+        except (yaml.YAMLError, RecursionError) as error:  # RecursionError: an alias of its own parent
+            mark = getattr(error, "problem_mark", None)
+            reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+            at = _Origin(str(file), mark.line + 1 if mark else 0)
+            raise PolicyError(f"{at}: this cannot be read as YAML: {reason}") from None
+        if not isinstance(values, dict | None):
+            raise PolicyError(f"{file}: {show(values)} is no policy; write sections: {', '.join(_keys(()))}")
+        return values or {}
+
+    def _plain(self, loader: yaml.SafeLoader, node: yaml.Node, file: str, path: KeyPath) -> Any:
+        """The plain value of a node; notes where every key below it stands."""
+        if not isinstance(node, yaml.MappingNode):
+            try:
+                value = loader.construct_object(node, deep=True)
+            except ValueError as error:  # what YAML takes for a date, but is none
+                raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from None
+            return FileNumber(value) if type(value) is int else value
+        result: dict[str, Any] = {}
+        for key_node, child in node.value:
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else "?"
+            inner, at = (*path, key), _Origin(file, key_node.start_mark.line + 1)
+            if key in result:
+                first = self._origins[inner]
+                self._problems.append((at, f"{'.'.join(inner)}: written twice, before in {first}; keep one"))
+            self._origins[inner] = at
+            result[key] = self._plain(loader, child, file, inner)
+        return result
+
+    def _merge(self, tree: dict[str, Any], values: Mapping[str, object], origin: _Origin, path: KeyPath = ()) -> None:
+        for key, value in values.items():
+            inner = (*path, str(key))
+            self._origins.pop(inner, None)
+            self._origins[inner] = origin
+            below = tree.get(inner[-1])
+            if isinstance(value, Mapping) and inner not in _MAPPINGS:
+                tree[inner[-1]] = below = below if isinstance(below, dict) else {}
+                self._merge(below, value, origin, inner)
+            elif value is not None or not isinstance(below, dict) or inner in _MAPPINGS:
+                tree[inner[-1]] = value  # but an empty section says nothing
+
+    def _problem(self, error: ErrorDetails) -> tuple[_Origin, str]:
+        """Where an error of pydantic was written, and what it says in the words of a policy."""
+        path, context = tuple(map(str, error["loc"])), error.get("ctx", {})
+        keys = [(*path, key) for key in context["keys"]] if error["type"] == "across" else [path]
+        written = [known for known in self._origins if known in keys]
+        origin = self._origins[written[-1]] if written else _Origin("policy")
+        match error["type"]:
+            case "across":
+                text = error["msg"]
+                for key in keys:
+                    if key != written[-1]:
+                        text += f"; {'.'.join(key)} is from {self._origins.get(key, 'the defaults')}"
+            case "extra_forbidden":
+                text = f"unknown key; {_nearest_key(path)}allowed here: {', '.join(_keys(path[:-1]))}"
+            case "model_type":
+                text = f"{show(error['input'])} is no section; write below it: {', '.join(_keys(path))}"
+            case "literal_error":
+                text = f"{show(error['input'])} is not possible; write {context['expected']}"
+            case _:
+                text = re.sub("^(size|duration): ", "", str(context.get("error", error["msg"])))
+        return origin, f"{'.'.join(keys[0])}: {text}"
+
+
+def _keys(section: KeyPath) -> list[str]:
+    depth = len(section)
+    return list(dict.fromkeys(path[depth] for path, _ in leaves() if path[:depth] == section))
+
+
+def _nearest(word: str, choices: Mapping[str, str]) -> str:
+    close = difflib.get_close_matches(word.lower(), choices, n=1)
+    return f"did you mean {choices[close[0]]}? " if close else ""
+
+
+def _nearest_key(path: KeyPath) -> str:
+    *section, key = path
+    if "." in key:
+        return f"write it as {key.replace('.', ': {')}: ...{'}' * key.count('.')}; "
+    beside = {name: ".".join((*section, name)) for name in _keys(tuple(section))}
+    elsewhere = {spelt: ".".join(leaf) for leaf, _ in leaves() for spelt in (leaf[-1], "_".join(leaf))}
+    return _nearest(key, elsewhere | beside)

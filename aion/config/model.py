@@ -1,0 +1,285 @@
+"""The policy: what is kept where, for how long, and what runs when. A frozen model; no effect.
+
+A file has the shape of :class:`Policy` by alias; a Python attribute carries its unit where the value has one
+(``bucket_limit: 64MiB`` is ``policy.memory.bucket_limit_bytes``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from aion.config.plugin import Arguments, ArgumentsValue, ClassPath
+from aion.config.values import (
+    BlockSize,
+    Bound,
+    Budget,
+    CodecThreads,
+    Fraction,
+    Idle,
+    IoThreads,
+    Location,
+    Multiple,
+    Rate,
+    Shards,
+    Share,
+    Size,
+    format_bytes,
+)
+from aion.errors import ConfigError
+
+KeyPath = tuple[str, ...]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_commented_out(cls, value: object) -> object:
+        return {} if value is None else value
+
+
+def _across(text: str, *keys: str) -> PydanticCustomError:
+    """An error between keys of one section; the first is the one that the text is about."""
+    return PydanticCustomError("across", "{text}", {"text": text, "keys": keys})
+
+
+class StatePolicy(_Section):
+    """In which store the state of windows lives, and in what form."""
+
+    backend: Literal["tiered", "memory", "rocksdb"] = Field(
+        default="tiered",
+        description="The store: tiered keeps a part of each window in memory and the rest in RocksDB, "
+        "memory keeps all in memory, rocksdb keeps all on disk.",
+    )
+    codec: Literal["arrow", "json"] = Field(
+        default="arrow",
+        description="How the rows of a block become bytes: arrow is columnar, json is one object a line.",
+    )
+    compression: Literal["none", "lz4", "zstd"] = Field(
+        default="none", description="How the bytes of a block are compressed: not, fast, or small."
+    )
+    shards: Shards = Field(
+        default="auto",
+        description="Hash ranges of keys, worked on in parallel; auto: one per Spark partition.",
+    )
+    dir: Location = Field(
+        default=None,
+        description="The folder of the state's versions, on any filesystem that pyarrow.fs reaches; "
+        "null: chosen when the query starts.",
+    )
+
+
+class MemoryPolicy(_Section):
+    """How much memory the state of windows may take, and what happens when it runs short."""
+
+    budget: Budget = Field(
+        default=512 << 20,
+        description="What all m-buckets of a host may take together: bytes, or a share of the memory limit of the "
+        "container, or else of the machine.",
+    )
+    bucket_limit_bytes: Size = Field(
+        default=64 << 20,
+        alias="bucket_limit",
+        description="Bytes that the m-bucket of one window may take; what is beyond goes to its p-bucket.",
+    )
+    moderate: Fraction = Field(
+        default=0.75,
+        description="From this share on, of the budget or of the machine's memory in use, windows are destaged one "
+        "by one.",
+    )
+    resume: Fraction = Field(
+        default=0.60, description="They are destaged until the share in use is down to this one; below moderate."
+    )
+    scarce: Fraction = Field(
+        default=0.90, description="From this share on all windows are destaged; at least moderate."
+    )
+    victim: Literal["largest", "slowest"] = Field(
+        default="largest",
+        description="Which window is destaged first: the largest, or the one to which events come slowest.",
+    )
+
+    @property
+    def budget_bytes(self) -> int:
+        """The budget in bytes; raises ConfigError if it is a share: see :func:`budget_bytes`."""
+        if isinstance(self.budget, Share):
+            raise ConfigError(f"memory.budget: {self.budget} is a share; its bytes are known on the host only")
+        return self.budget
+
+    @model_validator(mode="after")
+    def _bucket_fits_budget(self) -> Self:
+        if isinstance(self.budget, int) and self.bucket_limit_bytes > self.budget:
+            limit, budget = format_bytes(self.bucket_limit_bytes), format_bytes(self.budget)
+            text = f"{limit} is larger than memory.budget, {budget}; set bucket_limit to at most '{budget}'"
+            raise _across(text, "bucket_limit", "budget")
+        return self
+
+    @model_validator(mode="after")
+    def _thresholds_are_in_order(self) -> Self:
+        if self.resume >= self.moderate:
+            text = f"{self.resume} is not below memory.moderate, {self.moderate}; set resume lower than moderate"
+            raise _across(text, "resume", "moderate")
+        if self.moderate > self.scarce:
+            text = f"{self.scarce} is below memory.moderate, {self.moderate}; set it to at least that"
+            raise _across(text, "scarce", "moderate")
+        return self
+
+
+def _check_plugin(class_path: str | None, arguments: Arguments) -> None:
+    if arguments and class_path is None:
+        raise _across("given without a class to call with them; name it as class, too", "arguments", "class")
+
+
+class DestagingPolicy(_Section):
+    """What leaves memory for the disk, and when, beside what memory says."""
+
+    keep_fraction: Fraction = Field(
+        default=0.0,
+        description="The first part of each window, as a share of it, that stays in memory when it is destaged, so "
+        "that its next execution can start at once.",
+    )
+    idle_after: Idle = Field(
+        default=None,
+        description="A window to which neither events nor a watermark came for so long is destaged; null: never.",
+    )
+    class_path: ClassPath = Field(
+        default=None,
+        alias="class",
+        description="A policy of your own in the place of idle_after and of moderate, resume, scarce and victim of "
+        "memory: a class like policies.destage.DestagePolicy.",
+    )
+    arguments: ArgumentsValue = Field(default_factory=Arguments, description="What that class is called with.")
+
+    @property
+    def idle_after_us(self) -> int | None:
+        """Microseconds, unless it is a multiple or off."""
+        return self.idle_after if isinstance(self.idle_after, int) else None
+
+    @property
+    def idle_multiple(self) -> float | None:
+        """Times the median time of an execution, unless it is a duration or off."""
+        return self.idle_after.times if isinstance(self.idle_after, Multiple) else None
+
+    @model_validator(mode="after")
+    def _arguments_are_of_a_class(self) -> Self:
+        _check_plugin(self.class_path, self.arguments)
+        return self
+
+
+class PrestagingPolicy(_Section):
+    """What is fetched from the disk before it is needed, and when."""
+
+    mode: Literal["predictive", "on_late_event", "none"] = Field(
+        default="predictive",
+        description="predictive: so early that it is there when the window is executed; on_late_event: as soon as a "
+        "late event comes; none: when it is read.",
+    )
+    class_path: ClassPath = Field(
+        default=None,
+        alias="class",
+        description="A plan of your own for predictive: a class like policies.prestage.PrestagePolicy.",
+    )
+    arguments: ArgumentsValue = Field(default_factory=Arguments, description="What that class is called with.")
+
+    @model_validator(mode="after")
+    def _a_class_is_for_prediction(self) -> Self:
+        _check_plugin(self.class_path, self.arguments)
+        if self.class_path is not None and self.mode != "predictive":
+            raise _across(f"{self.mode} plans nothing, so class is of no use; set mode to predictive", "mode", "class")
+        return self
+
+
+class IoPolicy(_Section):
+    """How the disk is used."""
+
+    codec_threads: CodecThreads = Field(
+        default=2,
+        description="Threads that encode, decode and compress blocks beside the I/O thread; 0: it is done in line.",
+    )
+    threads: IoThreads = Field(
+        default=1, description="Threads that read and write; one is best, more are for comparison only."
+    )
+    rate_limit_bytes_per_s: Rate = Field(
+        default=None,
+        alias="rate_limit",
+        description="What destaging, late writes and maintenance may move each second; null: what the disk can. "
+        "Reads are never slowed down.",
+    )
+
+
+class BlocksPolicy(_Section):
+    """How events are packed before Spark's shuffle."""
+
+    target_bytes: BlockSize = Field(
+        default=1 << 20,
+        alias="target",
+        description="Bytes to which blocks are filled, about, before the shuffle.",
+    )
+
+
+class LatenessPolicy(_Section):
+    """How late an event may be before its window is gone."""
+
+    initial_bound_us: Bound = Field(
+        default=600_000_000,
+        alias="initial_bound",
+        description="Time that a window is kept after its end; fixed for a window when it is made.",
+    )
+
+
+class TriggerPolicy(_Section):
+    """When a window that has late events is executed again."""
+
+    kind: Literal["every_batch"] = Field(
+        default="every_batch", description="every_batch: once for each batch that brought late events."
+    )
+
+
+class Policy(_Section):
+    """What Aion keeps where, for how long, and what it executes when."""
+
+    state: StatePolicy = StatePolicy()
+    memory: MemoryPolicy = MemoryPolicy()
+    destage: DestagingPolicy = DestagingPolicy()
+    prestage: PrestagingPolicy = PrestagingPolicy()
+    io: IoPolicy = IoPolicy()
+    blocks: BlocksPolicy = BlocksPolicy()
+    lateness: LatenessPolicy = LatenessPolicy()
+    trigger: TriggerPolicy = TriggerPolicy()
+
+
+def budget_bytes(policy: Policy, limit_bytes: int) -> int:
+    """The memory budget on a host whose processes may use ``limit_bytes`` (state_backends.machine)."""
+    budget = policy.memory.budget
+    return budget.of(limit_bytes) if isinstance(budget, Share) else budget
+
+
+def bucket_limit_bytes(policy: Policy, limit_bytes: int) -> int:
+    """The limit of one m-bucket on such a host: as the policy says, but at most the budget."""
+    return min(policy.memory.bucket_limit_bytes, budget_bytes(policy, limit_bytes))
+
+
+def policy_to_json(policy: Policy) -> dict[str, Any]:
+    """A plain dict of the YAML's shape that ``policy_from_json`` reads back to an equal policy."""
+    return policy.model_dump(mode="json", by_alias=True)
+
+
+def setting_text(value: object) -> str:
+    """A value of :func:`policy_to_json` in the spelling of Spark's settings, which ``resolve`` reads back."""
+    return "null" if value is None else json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def leaves(model: type[BaseModel] = Policy, path: KeyPath = ()) -> Iterator[tuple[KeyPath, FieldInfo]]:
+    """Every key as it is written, with its field, in the order of the model."""
+    for name, field in model.model_fields.items():
+        inner = (*path, field.alias or name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from leaves(field.annotation, inner)
+        else:
+            yield inner, field

@@ -1,0 +1,94 @@
+"""A policy of the user's own, as a policy file names it: a class, and what it is called with."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema
+
+from aion.config.values import show
+from aion.errors import ConfigError
+
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_CLASS_PATH = rf"{_NAME}(\.{_NAME})*:{_NAME}(\.{_NAME})*"
+
+
+def _class_path(value: object) -> object:
+    if value is not None and (not isinstance(value, str) or not re.fullmatch(_CLASS_PATH, value)):
+        raise ConfigError(f"{show(value)} is no class; write package.module:Class, or null for the built-in policy")
+    return value
+
+
+class Arguments(Mapping[str, Any]):
+    """Keyword arguments of values that JSON can carry. Does not change, so that a policy can be hashed and sent.
+
+    Raises ConfigError for a name that Python could not call with, or a value that JSON cannot carry.
+    """
+
+    __slots__ = ("_text",)
+
+    def __init__(self, values: Mapping[Any, Any] | None = None) -> None:
+        for name in values or {}:
+            if not isinstance(name, str) or not name.isidentifier():
+                raise ConfigError(f"{show(name)} is no name of an argument; write e.g. 'limit: 5'")
+        try:
+            self._text = json.dumps(dict(values or {}), sort_keys=True, allow_nan=False, default=_bare)
+        except (TypeError, ValueError, RecursionError) as error:
+            allowed = "text, numbers, true, false, null, and lists and mappings of them"
+            raise ConfigError(f"{show(values)} cannot be sent to executors ({error}); write {allowed}") from None
+
+    def __getitem__(self, name: str) -> Any:
+        return json.loads(self._text)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(json.loads(self._text))
+
+    def __len__(self) -> int:
+        return len(json.loads(self._text))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Arguments) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __repr__(self) -> str:
+        return f"Arguments({self._text})"
+
+
+def _bare(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{show(value)} is a {type(value).__name__}")
+
+
+def _arguments(value: Any) -> Arguments:
+    if isinstance(value, str):  # from Spark conf: JSON, or what YAML makes of it
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            with suppress(yaml.YAMLError, ValueError, RecursionError):
+                value = yaml.safe_load(value)
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{show(value)} is no mapping; write names and values, e.g. {{limit: 5}}")
+    return value if isinstance(value, Arguments) else Arguments(value)
+
+
+ClassPath = Annotated[
+    str | None,
+    BeforeValidator(_class_path),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": f"^{_CLASS_PATH}$"}, {"type": "null"}]}),
+    "package.module:Class, or null",
+]
+ArgumentsValue = Annotated[
+    Arguments,
+    PlainValidator(_arguments),
+    PlainSerializer(dict, return_type=dict[str, Any]),
+    WithJsonSchema({"type": "object"}),
+    "mapping of names to values",
+]

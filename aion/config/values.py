@@ -1,0 +1,292 @@
+"""The values that a policy can hold: how they are written, what they become, and what is said if they are wrong.
+
+The string at the end of an annotation is the type in a user's words; the reference shows it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import reprlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema
+
+from aion.errors import ConfigError
+from aion.time import duration_us, format_duration
+
+_MAX_BOUND_US = 3_652_500 * 86_400_000_000  # 10,000 years: a window's end plus it stays inside of 64 bits
+_MAX_BLOCK_BYTES = 1 << 30  # one value of a Spark row ends at 2 GiB, and blocks overshoot their target
+_MAX_THREADS = 1024
+_SIZE = re.compile(r"\s*([+-]?\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)\s*", re.ASCII)
+_PLAIN = re.compile(r"\s*([+-]?\d{0,20}\.?\d{1,20}(?:[eE][+-]?\d{1,3})?)\s*()", re.ASCII)
+_MARKED = re.compile(r"\s*([+-]?\d{0,20}\.?\d{1,20})\s*([%x])\s*", re.ASCII)
+_SIZE_UNITS = {"": 1, "b": 1} | {
+    f"{letter}{tail}": base**power
+    for base, tail in ((1024, "ib"), (1000, "b"))
+    for power, letter in enumerate("kmgt", start=1)
+}
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = 80
+
+
+class FileNumber(int):
+    """An integer that stood in a YAML file, where a number without unit is no duration."""
+
+
+def show(value: object) -> str:
+    """The value as YAML spells it, cut to a length that fits a line."""
+    return {"None": "null", "True": "true", "False": "false"}.get(repr(value)) or _repr.repr(value)
+
+
+# -- sizes and durations ------------------------------------------------------------------------------
+
+
+def size_bytes(value: object, *, what: str = "size") -> int:
+    """Bytes of ``"512MiB"``, ``"1.5 GB"``, ``"4096"`` or an int; a fraction of a byte is cut off.
+
+    Raises ConfigError naming ``what`` for anything else, and for less than 1 byte.
+    """
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    part = _SIZE.fullmatch(text) if isinstance(text, str) else None
+    if part is None or ("." in part[1] and not part[2]):
+        raise ConfigError(f"{what}: {show(value)} is no size; write e.g. '64MiB', or a number of bytes")
+    number, unit = part.groups()
+    if unit.lower() not in _SIZE_UNITS:
+        # Spark's own sizes ('512m') are binary: whoever writes one is told its spelling here.
+        spark = f"'{text}' of Spark is '{number}{unit.upper()}iB' here; " if unit.lower() in "kmgt" else ""
+        raise ConfigError(
+            f"{what}: {show(value)} has the unknown unit {unit!r}; "
+            f"{spark}units are B, KiB MiB GiB TiB (1024) and KB MB GB TB (1000)"
+        )
+    size = int(Decimal(number) * _SIZE_UNITS[unit.lower()])
+    if not 1 <= size < 1 << 63:
+        raise ConfigError(f"{what}: {show(value)} is out of range; a size is at least 1 byte, e.g. '64MiB'")
+    return size
+
+
+def format_bytes(size: int) -> str:
+    """The shortest exact spelling that :func:`size_bytes` reads back: ``67108864`` -> ``"64MiB"``."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size and size % 1024**power == 0:
+            return f"{size // 1024**power}{unit}"
+    return f"{size}B"
+
+
+def _block_size(size: int) -> int:
+    if size > _MAX_BLOCK_BYTES:
+        raise ConfigError(f"{format_bytes(size)} is too large for a row of Spark; write at most '1GiB'")
+    return size
+
+
+def _bound(value: Any) -> int:
+    bound_us = duration_us(value)
+    if bound_us < 0:
+        raise ConfigError(f"{show(value)} is negative; write 0 or more, e.g. '10m'")
+    if bound_us > _MAX_BOUND_US:
+        raise ConfigError(f"{show(value)} is too long; write at most '3652500 days'")
+    if bound_us and isinstance(value, FileNumber):
+        raise ConfigError(f"{value} has no unit; write e.g. '{value}s' or '{value}m'")
+    return bound_us
+
+
+# -- shares and multiples -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """So many percent, above 0 and at most 100, of what is known only where the policy is used."""
+
+    percent: float
+
+    def of(self, whole: int) -> int:
+        """At least 1, since nothing at all would be no share."""
+        return max(1, int(whole * self.percent / 100))
+
+    def __str__(self) -> str:
+        return f"{_positional(self.percent)}%"
+
+
+@dataclass(frozen=True, slots=True)
+class Multiple:
+    """So many times the median time of an execution; above 0."""
+
+    times: float
+
+    def __str__(self) -> str:
+        return f"{_positional(self.times)}x"
+
+
+def _positional(number: float) -> str:
+    """25.0 as "25", 1e-07 as "0.0000001": the shortest digits that read back to the same, without an exponent."""
+    text = format(Decimal(repr(number)), "f")
+    return text.removesuffix(".0")
+
+
+def _number(value: object, mark: str) -> float | None:
+    """The number of ``"25%"`` if the mark is "%"; None for what is not of that form."""
+    part = (_MARKED if mark else _PLAIN).fullmatch(value) if isinstance(value, str) else None
+    return float(part[1]) if part is not None and part[2] == mark else None
+
+
+def _budget(value: Any) -> int | Share:
+    if isinstance(value, Share):
+        value = str(value)
+    percent = _number(value, "%")
+    if percent is None:
+        if isinstance(value, float) and 0 < value < 1:
+            raise ConfigError(f"{show(value)} is no size; write it as a share, '{Share(round(value * 100, 9))}'")
+        return size_bytes(value)
+    if not 0 < percent <= 100:
+        raise ConfigError(f"{show(value)} is out of range; a share is above 0% and at most 100%, e.g. '25%'")
+    return Share(percent)
+
+
+def _fraction(value: Any) -> float:
+    percent, number = _number(value, "%"), _number(value, "")
+    if percent is not None:
+        number = float(Decimal(repr(percent)) / 100)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        number = float(value) if abs(value) < 1e300 else math.inf
+    if number is None or not 0 <= number <= 1:
+        raise ConfigError(f"{show(value)} is no share; write a number from 0 to 1, e.g. 0.75, or '75%'")
+    return number + 0.0  # -0.0 is 0
+
+
+def _idle(value: Any) -> int | Multiple | None:
+    if value is None:
+        return None
+    if isinstance(value, Multiple):
+        value = str(value)
+    times = _number(value, "x")
+    if times is not None:
+        if not 0 < times <= 1e9:
+            raise ConfigError(f"{show(value)} is out of range; write a multiple above 0, e.g. '3x'")
+        return Multiple(times)
+    try:
+        idle_us = _bound(value)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or a multiple of the median time of an execution, e.g. '3x'; or null") from None
+    if idle_us == 0:
+        raise ConfigError(f"{show(value)} is no time to wait; write a duration above 0, a multiple, e.g. '3x', or null")
+    return idle_us
+
+
+def _format_idle(value: int | Multiple | None) -> str | None:
+    return None if value is None else format_duration(value) if isinstance(value, int) else str(value)
+
+
+# -- counts and places ----------------------------------------------------------------------------------
+
+
+def _whole(value: object) -> int | None:
+    """An integer, also one that is a string, which is all that Spark conf has."""
+    number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 20 else value
+    return int(number) if isinstance(number, int) and not isinstance(number, bool) else None
+
+
+def _shard_count(value: object) -> object:
+    number = _whole(value)
+    if number is not None and number >= 1:
+        return number
+    if value != "auto":
+        raise ConfigError(f"{show(value)} is no number of shards; write 'auto' or an integer from 1")
+    return value
+
+
+def _threads(least: int) -> Callable[[object], int]:
+    def count(value: object) -> int:
+        number = _whole(value)
+        if number is None or not least <= number <= _MAX_THREADS:
+            raise ConfigError(
+                f"{show(value)} is no number of threads; write an integer from {least} to {_MAX_THREADS:,}"
+            )
+        return number
+
+    return count
+
+
+def _location(value: object) -> object:
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if text is not None and (not isinstance(text, str) or not text.strip()):
+        raise ConfigError(f"{show(value)} is no location; write a path, a URI ('s3://...') or null")
+    return text
+
+
+# -- the types ----------------------------------------------------------------------------------------
+
+_SIZE_TEXT = {"type": "string", "pattern": r"^\s*[0-9]+(\s*|(\.[0-9]+)?\s*([KkMmGgTt][Ii]?)?[Bb]\s*)$"}
+_DURATION = r"(\s*[0-9]+(\.[0-9]+)?\s*[A-Za-z]+\s*)+$"
+_BOUND_TEXT = {"type": "string", "pattern": "^" + _DURATION}
+_IDLE_TEXT = {"type": "string", "pattern": r"^(?!.*x\s*$)" + _DURATION}
+_PERCENT = r"(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?|\.[0-9]+)\s*%\s*$"
+_POSITIVE_PERCENT_TEXT = {"type": "string", "pattern": r"^\s*(?![0.]+\s*%)" + _PERCENT}
+_PERCENT_TEXT = {"type": "string", "pattern": r"^\s*" + _PERCENT}
+_MULTIPLE_TEXT = {"type": "string", "pattern": r"^\s*(?![0.]+\s*x)([0-9]{1,9}(\.[0-9]+)?|\.[0-9]+)\s*x\s*$"}
+_NULL = {"type": "null"}
+
+Size = Annotated[
+    int,
+    BeforeValidator(lambda value: size_bytes(value)),
+    PlainSerializer(format_bytes, return_type=str),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, _SIZE_TEXT]}),
+    "size such as 64MiB, 1GiB or 10MB, or a number of bytes",
+]
+BlockSize = Annotated[Size, AfterValidator(_block_size)]
+Rate = Annotated[
+    int | None,
+    PlainValidator(lambda value: None if value is None else size_bytes(value)),
+    PlainSerializer(lambda value: None if value is None else format_bytes(value), return_type=str | None),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, _SIZE_TEXT, _NULL]}),
+    "size for each second, such as 100MiB, or null",
+]
+Budget = Annotated[
+    int | Share,
+    PlainValidator(_budget),
+    PlainSerializer(lambda value: format_bytes(value) if isinstance(value, int) else str(value), return_type=str),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, _SIZE_TEXT, _POSITIVE_PERCENT_TEXT]}),
+    "size such as 512MiB, or a share of the host's memory, such as 25%",
+]
+Fraction = Annotated[
+    float,
+    PlainValidator(_fraction),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, _PERCENT_TEXT]}),
+    "share from 0 to 1, such as 0.75, or 75%",
+]
+Bound = Annotated[
+    int,
+    BeforeValidator(_bound),
+    PlainSerializer(format_duration, return_type=str),
+    WithJsonSchema({"anyOf": [{"const": 0}, _BOUND_TEXT]}),
+    "duration with its unit such as 90s, 10m or 3 days, or 0",
+]
+Idle = Annotated[
+    int | Multiple | None,
+    PlainValidator(_idle),
+    PlainSerializer(_format_idle, return_type=str | None),
+    WithJsonSchema({"anyOf": [_IDLE_TEXT, _MULTIPLE_TEXT, _NULL]}),
+    "duration such as 90s, or a multiple of the median time of an execution such as 3x, or null",
+]
+Shards = Annotated[
+    Literal["auto"] | int,
+    BeforeValidator(_shard_count),
+    WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1}]}),
+    "auto, or an integer from 1",
+]
+CodecThreads = Annotated[
+    int,
+    PlainValidator(_threads(0)),
+    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": _MAX_THREADS}),
+    "integer from 0",
+]
+IoThreads = Annotated[
+    int,
+    PlainValidator(_threads(1)),
+    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": _MAX_THREADS}),
+    "integer from 1",
+]
+Location = Annotated[str | None, BeforeValidator(_location), "path, URI, or null"]

@@ -1,0 +1,32 @@
+"""A user's own policy by the name of its class: the only module here with an effect, which is to import it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+
+def build(class_path: str, arguments: Mapping[str, Any], *, methods: Sequence[str]) -> Any:
+    """What ``package.module:Class`` makes of keyword arguments; it must have ``methods``.
+
+    Raises ValueError with the class, what went wrong, and what would be right: it cannot be imported, refuses the
+    arguments, or lacks a method.
+    """
+    module, _, name = class_path.partition(":")
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # whatever the user's module does when it is imported
+        advice = "write package.module:Class, and install it for the Python of every executor"
+        raise ValueError(f"{class_path} cannot be imported ({type(error).__name__}: {error}); {advice}") from error
+    try:
+        made = found(**arguments)
+    except Exception as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"
+        raise ValueError(f"{class_path} cannot be made with {given} ({type(error).__name__}: {error})") from error
+    missing = [method for method in methods if not callable(getattr(made, method, None))]
+    if missing:
+        raise ValueError(f"{class_path} is no policy of this kind: it lacks {', '.join(missing)}()")
+    return made

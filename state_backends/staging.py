@@ -1,0 +1,217 @@
+"""Reading a store's blocks, and bringing them into memory before they are read (paper section 3.2 and 3.3).
+
+What is on disk is staged behind what memory yields meanwhile. Prestaging brings as much as an execution needs so that
+it never waits, and as memory has room for; how it served the reads is counted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, wait
+
+from aion.errors import StateError
+from policies.sizing import m_bucket_bytes
+from state_backends.block import Block
+from state_backends.io_thread import IoThread, Priority, Request, Steps
+from state_backends.ledger import IN_MEMORY, Entry, Ledger, Move, Place
+from state_backends.m_bucket import MBuckets, MemoryBudget
+from state_backends.p_bucket import PBucket
+from state_backends.store import StagingStats, StoredBlock
+
+
+class StagedReads:
+    """The part of a store that reads. Blocks, their places and their lock are shared with the part that writes."""
+
+    def __init__(
+        self,
+        p_bucket: PBucket,
+        io: IoThread,
+        budget: MemoryBudget,
+        *,
+        prestages: bool,
+        blocking: bool,
+        outbox_bytes: int,
+        read_ahead: int,
+    ) -> None:
+        self._p = p_bucket
+        self._io = io
+        self._budget = budget
+        self._prestages = prestages
+        self._blocking = blocking
+        # What waits to be written counts in the budget too, so it gets a share of it at most.
+        self._outbox_limit = min(outbox_bytes, budget.limit_bytes // 8)
+        self._read_ahead = read_ahead
+        self._lock = threading.RLock()
+        self._ledger = Ledger()
+        self._memory = MBuckets(budget)
+        self._stagings: dict[int, Request[None]] = {}  # seq -> the prestage under way
+        self._unread: set[int] = set()  # prestaged and not read since
+        self._staging: dict[int, StagingStats] = {}  # by live slice
+        self._past_staging = StagingStats()  # of purged slices
+        self._staging_bytes_per_s: float | None = None
+        self.processing_bytes_per_s: float | None = None  # told by who executes
+        self.on_staged: Callable[[int, float], None] | None = None  # told bytes and seconds of each prestage
+
+    def read(self, slices: Sequence[int], *, blocking: bool = False) -> Iterator[StoredBlock]:
+        with self._lock:
+            entries = deque(self._ledger.of_slices(slices))
+        # Reads of what is on disk begin at once, behind the blocks that memory yields meanwhile.
+        to_stage = deque(entries)
+        ahead: dict[int, Request[Block]] = {}
+        limit = max(self._read_ahead, self._fitting(entries) if blocking else 0)
+        try:
+            while entries:
+                while to_stage and len(ahead) < limit:
+                    candidate = to_stage.popleft()
+                    request = self._fetch(candidate)
+                    if request is not None:
+                        ahead[candidate.seq] = request
+                if blocking:
+                    wait([r.future for r in ahead.values()])
+                    blocking = False
+                entry = entries.popleft()
+                if to_stage and to_stage[0] is entry:
+                    to_stage.popleft()
+                yield StoredBlock(entry.seq, self._take(entry, ahead.pop(entry.seq, None)))
+        finally:
+            for unread in ahead.values():
+                unread.cancel()
+
+    def size_on_disk(self, slices: Sequence[int]) -> int:
+        """Encoded bytes of these slices that staging would have to bring."""
+        with self._lock:
+            return sum(e.size_bytes for e in self._ledger.of_slices(slices) if e.place is Place.DISK)
+
+    def prestage(self, slices: Sequence[int]) -> None:
+        if not self._prestages:
+            return
+        begin = time.monotonic()
+        last: Request[None] | None = None
+        size = 0
+        with self._lock:
+            # Never more than memory has room for, nor than a function needs that can begin before all is there.
+            room, wanted = self._budget.left() - self._outbox_limit, self._wanted(slices)
+            for entry in self._ledger.of_slices(slices):
+                if entry.place is not Place.DISK:
+                    continue
+                if size >= wanted or size + entry.size_bytes > room:
+                    break
+                self._ledger.move(entry.seq, Move.STAGE)
+                last = self._stagings[entry.seq] = self._io.submit(Priority.PRESTAGE, self._stage_steps(entry))
+                size += entry.size_bytes
+        if last is not None:
+            last.future.add_done_callback(lambda done: self._staged_in(done, size, time.monotonic() - begin))
+
+    def staging(self, slice_us: int) -> StagingStats:
+        with self._lock:
+            copy = StagingStats()
+            copy.add(self._staging.get(slice_us, StagingStats()))
+            return copy
+
+    def _wanted(self, slices: Sequence[int]) -> int:
+        """Bytes to prestage so that an execution over these slices never waits (paper 3.3)."""
+        entries = self._ledger.of_slices(slices)
+        window = sum(e.size_bytes for e in entries)
+        in_memory = sum(e.size_bytes for e in entries if e.place in IN_MEMORY)
+        size = m_bucket_bytes(
+            window,
+            self._staging_bytes_per_s,
+            self.processing_bytes_per_s,
+            blocking=self._blocking,
+            block_bytes=max((e.size_bytes for e in entries), default=1),
+        )
+        return size - in_memory
+
+    def _staged_in(self, done: Future[None], size_bytes: int, seconds: float) -> None:
+        if done.cancelled() or done.exception() is not None:
+            return  # it tells nothing of how fast staging is
+        speed = size_bytes / max(seconds, 1e-6)
+        known = self._staging_bytes_per_s
+        self._staging_bytes_per_s = speed if known is None else 0.7 * known + 0.3 * speed
+        if self.on_staged is not None:
+            self.on_staged(size_bytes, seconds)
+
+    def _fitting(self, entries: Collection[Entry]) -> int:
+        """How many of these blocks the budget has room for."""
+        room, count = self._budget.left(), 0
+        for entry in entries:
+            if entry.place is Place.DISK:
+                room -= entry.size_bytes
+                if room < 0:
+                    break
+            count += 1
+        return count
+
+    def _fetch(self, entry: Entry) -> Request[Block] | None:
+        """Starts reading a block that only the disk has; None where memory has it, or a prestage will."""
+        with self._lock:
+            if entry.place is not Place.DISK:
+                return None
+            return self._io.submit(Priority.READ, self._p.fetch(entry.file_no, entry.slice_us, entry.seq))
+
+    def _take(self, entry: Entry, fetched: Request[Block] | None) -> Block:
+        """The block, from where it is now; counts how staging did."""
+        begin = time.perf_counter()
+        late = False
+        while fetched is None:
+            with self._lock:
+                block = self._memory.get(entry.seq)
+                if block is not None:
+                    if entry.seq in self._unread:
+                        self._unread.discard(entry.seq)
+                        self._count(entry, late=late, blocked_s=time.perf_counter() - begin)
+                    return block
+                if entry.place is Place.PURGED:
+                    raise StateError(f"block {entry.seq} of slice {entry.slice_us} was purged while it was read")
+                staging = self._stagings.get(entry.seq)
+                # Let go since it was looked at: it is on disk then.
+                fetched = self._fetch(entry)
+            if staging is not None:
+                late = True
+                staging.raise_to(Priority.READ)
+                wait([staging.future])
+        block = fetched.result()
+        with self._lock:
+            self._count(entry, miss=True, blocked_s=time.perf_counter() - begin)
+        return block
+
+    def _count(self, entry: Entry, *, miss: bool = False, late: bool = False, blocked_s: float) -> None:
+        stats = self._staging.setdefault(entry.slice_us, StagingStats())
+        if miss:
+            stats.misses += 1
+        elif late:
+            stats.late += 1
+        else:
+            stats.hits += 1
+        if miss or late:
+            stats.blocked_s += blocked_s
+
+    def _stage_steps(self, entry: Entry) -> Steps[None]:
+        """Brings one block back into memory, unless it is not wanted any more."""
+        try:
+            if entry.place is not Place.STAGING:
+                return
+            block = yield from self._p.fetch(entry.file_no, entry.slice_us, entry.seq)
+        except BaseException:
+            with self._lock:
+                self._stagings.pop(entry.seq, None)
+                if entry.place is Place.STAGING:
+                    self._ledger.move(entry.seq, Move.STAGE_FAILED)
+            raise
+        with self._lock:
+            self._stagings.pop(entry.seq, None)
+            if entry.place is Place.STAGING:
+                self._ledger.move(entry.seq, Move.STAGED)
+                self._memory.hold(entry.seq, block)
+                self._unread.add(entry.seq)
+                self._staging.setdefault(entry.slice_us, StagingStats()).staged_bytes += entry.size_bytes
+
+    def _load_all(self) -> None:
+        """Stages every block that is only on disk, and waits for it."""
+        with self._lock:
+            entries = [self._ledger.move(e.seq, Move.STAGE) for e in list(self._ledger) if e.place is Place.DISK]
+        for entry in entries:
+            self._io.submit(Priority.READ, self._stage_steps(entry)).result()

@@ -1,0 +1,808 @@
+"""One suite for the three stores: what is appended is read, in order, until it is purged, whatever the disk does."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import re
+import resource
+import shutil
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from aion.errors import CorruptState
+from state_backends.block import Block, Kind, encode
+from state_backends.io_thread import IoThread, Priority
+from state_backends.p_bucket import PBucket
+from state_backends.store import BlockStore, SstFile
+from state_backends.stores import STORES
+from state_backends.tiered import MemoryBudget
+from tests.test_io_thread import PATIENCE, Gate, Steps, result
+
+KIB = 1 << 10
+
+
+def make_block(slice_us: int, number: int, size: int = 0) -> Block:
+    """A block of about ``size`` bytes, each of its own contents, which do not compress."""
+    payload = hashlib.shake_128(str(number).encode()).digest(max(size - 400, 8))
+    batch = pa.record_batch({"payload": [payload]})
+    return encode(batch, kind=Kind.EVENTS, slice_us=slice_us, events=1, min_us=slice_us, max_us=slice_us)
+
+
+def nothing() -> Steps:
+    return
+    yield 0
+
+
+class Rig:
+    """A store with everything that it stands on. Blocks are (seq, slice)."""
+
+    def __init__(self, kind: str, folder: Path, *, budget: int = 1 << 30, bucket_limit: int = 1 << 30) -> None:
+        self.kind, self.folder = kind, folder
+        self.bucket_limit = min(bucket_limit, budget)
+        self.io = IoThread()
+        self.budget = MemoryBudget(budget)
+        self.blocks: dict[int, Block] = {}
+        self.numbers = 0
+        self.store = self.open()
+
+    def open(self) -> BlockStore:
+        self.p_bucket = PBucket(self.folder / "files", self.folder / "live", durable=True)
+        return STORES[self.kind](self.p_bucket, self.io, self.budget, bucket_limit_bytes=self.bucket_limit)
+
+    def reopen(self, files: Sequence[SstFile], purged: frozenset[int] = frozenset()) -> None:
+        self.store.close()
+        self.store = self.open()
+        self.store.restore(files, purged)
+
+    def append(self, *blocks: tuple[int, int], late: bool = False, size: int = 0) -> None:
+        for seq, slice_us in blocks:
+            self.numbers += 1
+            self.blocks[seq] = make_block(slice_us, self.numbers, size)
+            self.store.append(seq, self.blocks[seq], late=late)
+
+    def read(self, *slices: int) -> list[int]:
+        """The seqs of the blocks of these slices; their bytes are those that were appended."""
+        return [self.check(stored) for stored in self.store.read(slices)]
+
+    def check(self, stored: Any) -> int:
+        seq, block = stored
+        assert block.header == self.blocks[seq].header
+        assert bytes(block.data) == bytes(self.blocks[seq].data), f"block {seq} is another one"
+        return int(seq)
+
+    def settle(self) -> None:
+        """Waits until the I/O thread has nothing more to do."""
+        result(self.io.submit(Priority.MAINTENANCE, nothing()))
+
+    def to_disk(self, *slices: int) -> None:
+        self.store.destage(slices)
+        self.store.flush()
+        self.settle()
+
+    def validate(self) -> None:
+        self.store.validate()  # type: ignore[attr-defined]
+        assert self.budget.used_bytes == self.store.stats().m_bucket_bytes
+
+    def close(self) -> None:
+        self.store.close()
+        self.io.close()
+        assert self.budget.used_bytes == 0, "what is closed holds no memory"
+        assert not (self.folder / "live").exists(), "RocksDB's folder goes with the store"
+
+    def break_disk(self) -> None:
+        """Nothing can be written from now on: where the files' folder was, there is a file."""
+        (self.folder / "files").mkdir(exist_ok=True)
+        (self.folder / "files").rename(self.folder / "away")
+        (self.folder / "files").write_text("in the way")
+
+    def heal_disk(self) -> None:
+        (self.folder / "files").unlink()
+        (self.folder / "away").rename(self.folder / "files")
+
+    def durable(self) -> dict[str, bytes]:
+        """The files that are kept for good, by name, and what is in them."""
+        return {p.name: p.read_bytes() for p in (self.folder / "files").glob("*")}
+
+
+@pytest.fixture(params=STORES)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    """Makes rigs that are closed, and looked over, after the test."""
+    rigs: list[Rig] = []
+
+    def make(kind: str, **options: int) -> Rig:
+        folder = tmp_path / str(len(rigs))
+        folder.mkdir()
+        rigs.append(Rig(kind, folder, **options))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.settle()
+        rig.validate()
+        rig.close()
+
+
+@pytest.fixture
+def rig(make: Callable[..., Rig], kind: str) -> Rig:
+    return make(kind)
+
+
+# -- appending and reading ----------------------------------------------------------------------------------
+
+WHEREVER: dict[str, Callable[[Rig], object]] = {
+    "as it is": lambda rig: None,
+    "flushed": lambda rig: (rig.store.flush(), rig.settle()),
+    "destaged": lambda rig: rig.to_disk(0, 10),
+    "partly destaged": lambda rig: rig.to_disk(10),
+    "persisted": lambda rig: rig.store.persist(),
+    "restored": lambda rig: rig.reopen(rig.store.persist()),
+}
+
+
+@pytest.mark.parametrize("where", WHEREVER)
+@pytest.mark.parametrize("late", [False, True])
+def test_blocks_are_read_by_slice_and_in_the_order_of_arrival(rig: Rig, where: str, late: bool) -> None:
+    rig.append((0, 10), (1, -5), (2, 10), (3, 0), (4, -5), late=late)
+    WHEREVER[where](rig)
+    rig.append((5, 10), (6, -5))
+    rig.validate()
+    assert rig.read(10, -5) == [1, 4, 6, 0, 2, 5]
+    assert rig.read(0, 0) == [3]
+    assert rig.read(99) == rig.read() == []
+
+
+def test_nothing_waits_for_the_disk_but_who_asks_for_it(rig: Rig) -> None:
+    with Gate(rig.io):
+        rig.append((0, 0), (1, 0), (2, 10))
+        rig.append((3, 0), (4, 20), late=True)
+        rig.store.destage([0])
+        rig.store.flush()
+        rig.store.destage([10])
+        rig.store.purge([20])
+        assert rig.read(0, 10, 20) == [0, 1, 3, 2], "what is being written is still in memory"
+        rig.validate()
+    rig.settle()
+    assert rig.read(0, 10, 20) == [0, 1, 3, 2]
+
+
+def test_a_reader_sees_what_was_there_when_it_began(rig: Rig) -> None:
+    rig.append((0, 0), (1, 0))
+    reader = rig.store.read([0])
+    assert rig.check(next(reader)) == 0
+    rig.append((2, 0))
+    rig.to_disk(0)
+    assert [rig.check(stored) for stored in reader] == [1]
+
+
+def test_reading_is_lazy(make: Callable[..., Rig]) -> None:
+    rig = make("rocksdb")
+    rig.append(*((seq, 0) for seq in range(60)))
+    rig.to_disk(0)
+    fetched = []
+    fetch = rig.p_bucket.fetch
+    rig.p_bucket.fetch = lambda *where: fetched.append(where) or fetch(*where)  # type: ignore[method-assign]
+    reader = rig.store.read([0])
+    assert fetched == []
+    assert [rig.check(next(reader)) for _ in range(2)] == [0, 1]
+    assert len(fetched) < 20, "a few blocks ahead, and not the whole window"
+    assert [rig.check(stored) for stored in reader] == [*range(2, 60)]
+    assert len(fetched) == 60, "each block once"
+
+
+def test_a_reader_that_gives_up_leaves_nothing_to_do(rig: Rig) -> None:
+    rig.append(*((seq, 0) for seq in range(20)))
+    rig.to_disk(0)
+    reader = rig.store.read([0])
+    next(reader)
+    rig.settle()
+    with Gate(rig.io):
+        for _ in range(3):
+            reader = rig.store.read([0])
+            waiting = threading.Thread(target=lambda reader=reader: next(reader))
+            waiting.start()
+    waiting.join(PATIENCE)
+    reader.close()
+    assert rig.read(0) == [*range(20)]
+
+
+def test_readers_beside_a_writer(make: Callable[..., Rig], kind: str) -> None:
+    rig = make(kind, budget=16 * KIB)
+    rig.append(*((seq, 0) for seq in range(20)))
+    begun, done = threading.Event(), threading.Event()
+    found: list[list[int]] = []
+    failures: list[BaseException] = []
+
+    def reading() -> None:
+        try:
+            while not done.is_set() or len(found) < 3:
+                found.append(rig.read(0))
+                begun.set()
+        except BaseException as error:
+            failures.append(error)
+            begun.set()
+
+    reader = threading.Thread(target=reading)
+    reader.start()
+    assert begun.wait(PATIENCE)
+    for round_ in range(20):
+        rig.append(*((100 + 10 * round_ + i, 10 + round_) for i in range(5)), size=KIB)
+        rig.store.destage([0, 10 + round_])
+        rig.store.flush()
+        if round_ % 5 == 4:
+            rig.store.persist()
+        rig.store.purge([9 + round_])
+    done.set()
+    reader.join(PATIENCE)
+    assert failures == []
+    assert all(seqs == [*range(20)] for seqs in found)
+
+
+# -- memory and disk ----------------------------------------------------------------------------------------
+
+
+def test_what_is_destaged_leaves_memory(rig: Rig) -> None:
+    rig.append((0, 0), (1, 10))
+    rig.append((2, 0), late=True)
+    sizes = {seq: block.size_bytes for seq, block in rig.blocks.items()}
+    rig.to_disk(0)
+    stats = rig.store.stats()
+    in_memory = {"memory": {0, 1, 2}, "tiered": {1}, "rocksdb": set[int]()}[rig.kind]
+    assert stats.m_bucket_bytes == sum(sizes[s] for s in in_memory)
+    assert stats.disk_only_bytes == sum(sizes[s] for s in sizes.keys() - in_memory)
+    assert stats.blocks == 3
+
+
+def test_late_blocks_go_straight_to_the_disk(make: Callable[..., Rig]) -> None:
+    rig = make("tiered")
+    rig.append((0, 0))
+    rig.append((1, 0), late=True)
+    rig.store.flush()
+    rig.settle()
+    stats = rig.store.stats()
+    assert (stats.m_bucket_bytes, stats.disk_only_bytes) == (rig.blocks[0].size_bytes, rig.blocks[1].size_bytes)
+
+
+def test_what_is_persisted_is_in_both_tiers_and_destaging_it_writes_nothing(make: Callable[..., Rig]) -> None:
+    rig = make("tiered")
+    rig.append((0, 0))
+    rig.store.persist()
+    size = rig.blocks[0].size_bytes
+    stats = rig.store.stats()
+    assert (stats.m_bucket_bytes, stats.p_bucket_bytes, stats.disk_only_bytes) == (size, size, 0)
+    before = rig.durable()
+    rig.to_disk(0)
+    assert rig.store.stats().disk_only_bytes == size
+    assert rig.durable() == before
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_memory_exceeds_the_budget_by_one_block_at_most(make: Callable[..., Rig], seed: int) -> None:
+    rig = make("tiered", budget=64 * KIB)
+    sizes = random.Random(seed)
+    for seq in range(300):
+        rig.append((seq, seq % 7), late=sizes.random() < 0.2, size=sizes.randrange(500, 5000))
+        rig.validate()
+    largest = max(block.size_bytes for block in rig.blocks.values())
+    assert rig.budget.peak_bytes <= 64 * KIB + largest
+    assert rig.store.stats().blocks == 300
+    assert rig.read(*range(7)) == sorted(range(300), key=lambda seq: (seq % 7, seq))
+    assert rig.budget.peak_bytes <= 64 * KIB + largest, "reading a window does not need it in memory"
+
+
+def test_stores_of_one_host_share_a_budget(make: Callable[..., Rig]) -> None:
+    first, second = make("tiered", budget=32 * KIB), make("tiered", budget=32 * KIB)
+    second.store.close()
+    second.budget = first.budget
+    second.store = second.open()
+    for seq in range(40):
+        first.append((seq, 0), size=2 * KIB)
+        second.append((seq, 0), size=2 * KIB)
+    assert first.budget.peak_bytes <= 34 * KIB + 100
+    assert first.read(0) == second.read(0) == [*range(40)]
+    second.store.close()  # so that what is left is the first one's
+    assert first.budget.used_bytes == first.store.stats().m_bucket_bytes
+    second.budget = MemoryBudget(1 << 30)
+    second.store = second.open()
+
+
+def test_an_m_bucket_has_its_own_limit(make: Callable[..., Rig]) -> None:
+    rig = make("tiered", budget=1 << 20, bucket_limit=10 * KIB)
+    rig.append(*((seq, 0) for seq in range(20)), size=2 * KIB)
+    rig.append((20, 10), size=2 * KIB)
+    rig.store.flush()
+    rig.settle()
+    assert rig.store.stats().m_bucket_bytes <= 10 * KIB + 2 * rig.blocks[0].size_bytes
+    assert rig.store.stats().m_bucket_bytes >= 8 * KIB, "and it is used"
+    assert rig.read(0, 10) == [*range(21)]
+
+
+def test_the_memory_store_keeps_all_whatever_the_budget(make: Callable[..., Rig]) -> None:
+    rig = make("memory", budget=4 * KIB)
+    rig.append(*((seq, 0) for seq in range(20)), size=KIB)
+    rig.to_disk(0)
+    assert rig.store.stats().disk_only_bytes == 0
+    assert rig.durable() == {} if (rig.folder / "files").exists() else True
+
+
+# -- purging ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", WHEREVER)
+def test_what_is_purged_is_gone_from_every_tier(rig: Rig, where: str) -> None:
+    rig.append((0, 0), (1, 10), (2, 0))
+    WHEREVER[where](rig)
+    rig.store.purge([0])
+    rig.validate()
+    assert rig.read(0, 10) == [1]
+    assert rig.store.stats().blocks == 1
+    rig.store.purge([0, 10])
+    rig.settle()
+    stats = rig.store.stats()
+    assert (stats.blocks, stats.m_bucket_bytes, stats.p_bucket_bytes) == (0, 0, 0)
+    assert rig.store.files() == {}
+    assert rig.p_bucket.disk_bytes() == 0, "RocksDB gives back the space"
+
+
+def test_what_is_purged_while_it_is_written_does_not_come_back(rig: Rig) -> None:
+    with Gate(rig.io):
+        rig.append((0, 0), (1, 10), late=True)
+        rig.store.destage([0, 10])
+        rig.store.flush()
+        rig.store.purge([0])
+        rig.validate()
+    rig.settle()
+    rig.validate()
+    assert rig.read(0, 10) == [1]
+    assert rig.store.stats().blocks == 1
+    rig.store.purge([10])
+    rig.settle()
+    assert rig.store.files() == {}
+
+
+# -- persisting and restoring -------------------------------------------------------------------------------
+
+
+def test_persist_returns_the_files_that_are_new(rig: Rig) -> None:
+    rig.append((0, 0), (1, 10))
+    first = rig.store.persist()
+    assert rig.store.persist() == []
+    rig.append((2, 0))
+    rig.append((3, 0), late=True)
+    rig.store.flush()
+    second = rig.store.persist()
+    assert {f.file_no for f in first}.isdisjoint(f.file_no for f in second)
+    assert sum(f.blocks for f in first) == sum(f.blocks for f in second) == 2
+    for file in (*first, *second):
+        assert Path(file.path).stat().st_size == file.size_bytes
+    assert rig.store.files() == {
+        f.file_no: counts
+        for f in (*first, *second)
+        for counts in [rig.store.files()[f.file_no]]
+        if sum(counts.values()) == f.blocks
+    }
+
+
+def test_slices_that_are_about_to_be_purged_need_not_be_written(make: Callable[..., Rig]) -> None:
+    for kind in ("memory", "tiered"):
+        rig = make(kind)
+        rig.append((0, 0), (1, 10))
+        files = rig.store.persist(skip=[0])
+        assert sum(f.blocks for f in files) == 1
+        assert rig.read(0, 10) == [0, 1], "they are still there"
+        rig.store.purge([0])
+        assert rig.store.persist() == []
+
+
+def test_a_store_is_restored_from_its_files(rig: Rig) -> None:
+    rig.append((0, 0), (1, 10))
+    files = rig.store.persist()
+    rig.append((2, 0), late=True)
+    files += rig.store.persist()
+    rig.reopen(files)
+    rig.validate()
+    assert rig.read(0, 10) == [0, 2, 1]
+    assert rig.store.stats().blocks == 3
+    assert (rig.store.stats().m_bucket_bytes > 0) == (rig.kind == "memory")
+    rig.append((3, 10))
+    new = rig.store.persist()
+    assert {f.path for f in new}.isdisjoint(f.path for f in files), "files are never overwritten"
+    rig.reopen([*files, *new])
+    assert rig.read(0, 10) == [0, 2, 1, 3]
+
+
+def test_purged_slices_of_a_file_are_not_restored(rig: Rig) -> None:
+    rig.append((0, 0), (1, 10), (2, 20))
+    (file,) = rig.store.persist()
+    rig.reopen([file], frozenset([0, 20]))
+    assert rig.read(0, 10, 20) == [1]
+    assert rig.store.files() == {file.file_no: {0: 0, 10: 1, 20: 0}}
+    rig.store.purge([10])
+    assert rig.store.files() == {}
+
+
+def test_files_do_not_change_once_they_are_written(rig: Rig) -> None:
+    rig.append((0, 0), (1, 10))
+    files = rig.store.persist()
+    before = rig.durable()
+    assert set(before) == {Path(f.path).name for f in files}
+    rig.store.purge([0])
+    rig.reopen(files, frozenset([0]))
+    rig.append((2, 30))
+    new = {Path(f.path).name for f in rig.store.persist()}
+    rig.store.purge([10])
+    rig.settle()
+    assert {name: data for name, data in rig.durable().items() if name not in new} == before
+
+
+def test_a_closed_store_leaves_its_files(make: Callable[..., Rig]) -> None:
+    rig = make("rocksdb")
+    rig.append((0, 0), (1, 0))
+    with Gate(rig.io):
+        rig.store.flush()
+        closing = threading.Thread(target=rig.store.close)
+        closing.start()
+    closing.join(PATIENCE)
+    (name,) = rig.durable()
+    assert name.endswith(".sst"), "what was being written is whole"
+    rig.store = rig.open()
+
+
+# -- rolling back -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["as it is", "flushed", "destaged", "persisted"])
+def test_a_rollback_forgets_what_came_since(rig: Rig, where: str) -> None:
+    rig.append((0, 0), (1, 10))
+    files = rig.store.persist()
+    kept = rig.durable()
+    rig.append((2, 0), (3, 20), late=True)
+    rig.append((4, 10))
+    rig.store.destage([0])
+    if where != "persisted":
+        WHEREVER[where](rig)
+    rig.store.rollback(2)
+    rig.validate()
+    assert rig.read(0, 10, 20) == [0, 1]
+    # The same numbers come again, for other blocks.
+    rig.append((2, 0), (3, 0))
+    assert rig.read(0, 10, 20) == [0, 2, 3, 1]
+    files += rig.store.persist()
+    assert set(rig.durable()) == {*kept, *(Path(f.path).name for f in files)}, "files of the attempt are gone"
+    rig.reopen(files)
+    assert rig.read(0, 10, 20) == [0, 2, 3, 1]
+
+
+def test_a_rollback_waits_for_what_is_being_written(rig: Rig) -> None:
+    rig.append((0, 0))
+    files = rig.store.persist()
+    with Gate(rig.io):
+        rig.append((1, 0), late=True)
+        rig.store.destage([0])
+        rig.store.flush()
+        rolling = threading.Thread(target=rig.store.rollback, args=(1,))
+        rolling.start()
+    rolling.join(PATIENCE)
+    rig.settle()
+    rig.validate()
+    assert rig.read(0) == [0]
+    assert set(rig.durable()) == {Path(f.path).name for f in files}
+
+
+def test_a_rollback_keeps_files_that_hold_something_older(rig: Rig) -> None:
+    """Its contract: it forgets the blocks, and the files that hold nothing else."""
+    rig.append((0, 0), late=True)
+    rig.to_disk(0)
+    rig.append((1, 0))
+    rig.store.rollback(1)
+    assert rig.read(0) == [0]
+    rig.reopen(rig.store.persist())
+    assert rig.read(0) == [0]
+
+
+# -- disks that fail ----------------------------------------------------------------------------------------
+
+
+def test_a_disk_that_fails_loses_nothing_and_is_reported(rig: Rig) -> None:
+    rig.append((0, 0), (1, 10))
+    files = rig.store.persist()
+    rig.break_disk()
+    rig.append((2, 0))
+    rig.append((3, 10), late=True)
+    for _ in range(2):
+        with pytest.raises(OSError, match="files"):
+            rig.store.persist()
+        rig.validate()
+        assert rig.read(0, 10) == [0, 2, 1, 3]
+    rig.heal_disk()
+    files += rig.store.persist()
+    rig.reopen(files)
+    assert rig.read(0, 10) == [0, 2, 1, 3]
+
+
+def test_a_destage_that_fails_is_made_up_for(make: Callable[..., Rig]) -> None:
+    for kind in ("tiered", "rocksdb"):
+        rig = make(kind)
+        rig.break_disk()
+        rig.append((0, 0), (1, 0))
+        rig.append((2, 0), late=True)
+        rig.to_disk(0)
+        rig.validate()
+        assert rig.read(0) == [0, 1, 2]
+        assert rig.store.stats().disk_only_bytes == 0
+        rig.heal_disk()
+        rig.store.flush()
+        rig.settle()
+        assert rig.store.stats().m_bucket_bytes == 0, "they were still to be let go"
+        assert rig.read(0) == [0, 1, 2]
+
+
+def test_blocks_may_be_purged_and_rolled_back_after_a_failure(rig: Rig) -> None:
+    rig.append((0, 0))
+    files = rig.store.persist()
+    rig.break_disk()
+    rig.append((1, 10), (2, 20), late=True)
+    rig.to_disk(10, 20)
+    rig.store.purge([10])
+    rig.validate()
+    assert rig.read(0, 10, 20) == [0, 2]
+    rig.store.rollback(1)
+    rig.validate()
+    assert rig.read(0, 10, 20) == [0]
+    rig.heal_disk()
+    assert rig.store.persist() == []
+    rig.reopen(files)
+    assert rig.read(0, 10, 20) == [0]
+
+
+@pytest.mark.timeout(60)
+def test_a_full_budget_and_a_broken_disk_together_lose_nothing(make: Callable[..., Rig]) -> None:
+    for kind in ("tiered", "rocksdb"):
+        rig = make(kind, budget=8 * KIB)
+        rig.break_disk()
+        rig.append(*((seq, 0) for seq in range(20)), size=KIB)
+        assert rig.read(0) == [*range(20)]
+        rig.heal_disk()
+        rig.reopen(rig.store.persist())
+        assert rig.read(0) == [*range(20)]
+
+
+@contextlib.contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    """The kernel's own way of failing a write half way, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_write_that_fails_half_way_loses_nothing(rig: Rig) -> None:
+    rig.append((0, 0))
+    files = rig.store.persist()
+    before = rig.durable()
+    with no_file_larger_than(256 * KIB):
+        rig.append(*((seq, 0) for seq in range(1, 5)), size=200 * KIB)
+        with pytest.raises(Exception, match=r"(?i)file too large|io error"):
+            rig.store.persist()
+        rig.validate()
+    assert rig.durable() == before, "half a file is no file"
+    assert rig.read(0) == [*range(5)]
+    files += rig.store.persist()
+    rig.reopen(files)
+    assert rig.read(0) == [*range(5)]
+
+
+def test_a_file_that_rocksdb_refuses_loses_nothing_and_leaves_nothing(rig: Rig) -> None:
+    rig.append((0, 0))
+    files = rig.store.persist()
+    in_the_way = rig.folder / "live" / f"{files[0].file_no + 1}.ingest"
+    in_the_way.mkdir()
+    rig.append((1, 0))
+    with pytest.raises(Exception, match="ingest"):
+        rig.store.persist()
+    rig.validate()
+    assert rig.read(0) == [0, 1]
+    files += rig.store.persist()
+    assert set(rig.durable()) == {Path(f.path).name for f in files}, "nobody would ever delete it"
+    rig.reopen(files)
+    assert rig.read(0) == [0, 1]
+
+
+# -- files that are damaged ---------------------------------------------------------------------------------
+
+
+def test_a_missing_or_truncated_file_is_named(rig: Rig) -> None:
+    rig.append((0, 0), (1, 10))
+    (file,) = rig.store.persist()
+    path, data = Path(file.path), Path(file.path).read_bytes()
+    for damaged in (None, b"", data[:-1], data[: len(data) // 2], data + b"\0"):
+        path.unlink()
+        if damaged is not None:
+            path.write_bytes(damaged)
+        with pytest.raises(CorruptState, match=path.name):
+            rig.reopen([file])
+        path.write_bytes(data)
+    rig.reopen([file])
+    assert rig.read(0, 10) == [0, 1]
+
+
+def test_another_file_under_the_name_is_noticed(rig: Rig) -> None:
+    rig.append((0, 0))
+    (first,) = rig.store.persist()
+    rig.append((1, 0))
+    (second,) = rig.store.persist()
+    shutil.copyfile(second.path, first.path)
+    with pytest.raises(CorruptState, match=Path(first.path).name):
+        rig.reopen([first])
+    rig.reopen([second])
+
+
+def test_a_damaged_file_never_gives_a_wrong_block(make: Callable[..., Rig]) -> None:
+    rig = make("rocksdb")
+    rig.append(*((seq, 0) for seq in range(12)), size=5 * KIB)
+    (file,) = rig.store.persist()
+    path, data = Path(file.path), Path(file.path).read_bytes()
+    noticed: Counter[str] = Counter()
+    for position in range(0, len(data), 1009):
+        rig.store.close()
+        path.unlink()
+        path.write_bytes(data[:position] + bytes([data[position] ^ 0x55]) + data[position + 1 :])
+        try:
+            rig.reopen([file])
+            found = rig.read(0)
+        except Exception as error:
+            noticed[type(error).__name__] += 1
+            assert path.name in str(error) or re.search(r"block \d+ of slice 0", str(error)), f"names neither: {error}"
+        else:
+            assert found == [*range(12)], "a byte that nobody reads"
+    assert noticed.keys() <= {"CorruptBlock", "CorruptState"}
+    assert noticed["CorruptBlock"] > 40
+    rig.store.close()
+    path.write_bytes(data)
+    rig.reopen([file])
+
+
+# -- everything in any order --------------------------------------------------------------------------------
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """A store against a dict, with a disk that may break and versions to go back to."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.temporary = tempfile.TemporaryDirectory(prefix="aion-test-")
+        self.rig = Rig(kind, Path(self.temporary.name), budget=12 * KIB, bucket_limit=4 * KIB)
+        self.live: dict[int, int] = {}  # seq -> slice
+        self.next_seq = 0
+        self.known: dict[int, SstFile] = {}
+        # The last version: its files, its purged slices, its blocks, its next seq, and its blocks' contents.
+        self.version: Any = ([], frozenset(), {}, 0, {})
+        self.generation = 0
+        self.broken = self.was_broken = False
+
+    slices = st.integers(0, 4)
+
+    def slice_us(self, number: int) -> int:
+        """Purged slices never come back: the numbers that were purged have new names."""
+        return number * 1000 + self.generation
+
+    def live_slices(self) -> list[int]:
+        return sorted(set(self.live.values()))
+
+    @rule(number=slices, late=st.booleans(), size=st.sampled_from([0, 900, 3000]), count=st.integers(1, 4))
+    def append(self, number: int, late: bool, size: int, count: int) -> None:
+        for _ in range(count):
+            self.rig.append((self.next_seq, self.slice_us(number)), late=late, size=size)
+            self.live[self.next_seq] = self.slice_us(number)
+            self.next_seq += 1
+
+    @rule(data=st.data())
+    def read(self, data: st.DataObject) -> None:
+        chosen = data.draw(st.lists(st.sampled_from([*self.live_slices(), -1])))
+        expected = sorted((s, seq) for seq, s in self.live.items() if s in chosen)
+        assert self.rig.read(*chosen) == [seq for _, seq in expected]
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), until=st.integers(0, 3))
+    def read_half_way(self, data: st.DataObject, until: int) -> None:
+        reader = self.rig.store.read(data.draw(st.lists(st.sampled_from(self.live_slices()), min_size=1)))
+        for stored, _ in zip(reader, range(until), strict=False):
+            self.rig.check(stored)
+        reader.close()  # type: ignore[attr-defined]
+
+    @rule(data=st.data())
+    def destage(self, data: st.DataObject) -> None:
+        self.rig.store.destage(data.draw(st.lists(st.sampled_from([*self.live_slices(), -1]), unique=True)))
+
+    @rule()
+    def flush(self) -> None:
+        self.rig.store.flush()
+
+    @rule()
+    def settle(self) -> None:
+        self.rig.settle()
+
+    @rule(data=st.data())
+    def purge(self, data: st.DataObject) -> None:
+        self.forget(data.draw(st.lists(st.sampled_from([*self.live_slices(), -1]), max_size=2, unique=True)))
+
+    def forget(self, slices: list[int]) -> None:
+        self.rig.store.purge(slices)
+        self.live = {seq: s for seq, s in self.live.items() if s not in slices}
+        self.generation += 1
+
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        """As a shard commits: what is dead need not be written, and is purged when the rest is."""
+        dead = data.draw(st.lists(st.sampled_from([*self.live_slices(), -1]), max_size=2, unique=True))
+        try:
+            files = self.rig.store.persist(skip=dead)
+        except OSError:
+            assert self.broken
+            return
+        self.known |= {f.file_no: f for f in files}
+        self.forget(dead)
+        holds = self.rig.store.files()
+        purged = frozenset(s for slices in holds.values() for s, n in slices.items() if not n)
+        contents = dict(self.rig.blocks)
+        self.version = ([self.known[no] for no in sorted(holds)], purged, dict(self.live), self.next_seq, contents)
+
+    @precondition(lambda self: not self.broken)
+    @rule()
+    def rollback(self) -> None:
+        self.next_seq = self.version[3]
+        self.rig.store.rollback(self.next_seq)
+        self.live = {seq: s for seq, s in self.live.items() if seq < self.next_seq}
+
+    @precondition(lambda self: not self.broken)
+    @rule()
+    def crash(self) -> None:
+        files, purged, live, self.next_seq, contents = self.version
+        self.rig.reopen(files, purged)
+        self.live, self.rig.blocks = dict(live), dict(contents)
+        self.generation += 1
+
+    @rule()
+    def break_or_heal(self) -> None:
+        self.rig.settle()
+        (self.rig.heal_disk if self.broken else self.rig.break_disk)()
+        self.broken, self.was_broken = not self.broken, True
+
+    @invariant()
+    def agrees(self) -> None:
+        store = self.rig.store
+        store.validate()  # type: ignore[attr-defined]
+        stats = store.stats()
+        total = sum(self.rig.blocks[seq].size_bytes for seq in self.live)
+        assert stats.blocks == len(self.live)
+        assert max(stats.m_bucket_bytes, stats.p_bucket_bytes) <= total <= stats.m_bucket_bytes + stats.disk_only_bytes
+        if self.rig.kind == "tiered" and not self.was_broken:
+            assert self.rig.budget.peak_bytes <= 12 * KIB + 3 * KIB + 100
+
+    def teardown(self) -> None:
+        expected = [seq for _, seq in sorted((s, seq) for seq, s in self.live.items())]
+        assert self.rig.read(*self.live_slices()) == expected
+        self.rig.close()
+        self.temporary.cleanup()
+
+
+def test_any_order_of_events(kind: str) -> None:
+    run_state_machine_as_test(lambda: StoreMachine(kind), settings=settings(stateful_step_count=40))
