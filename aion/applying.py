@@ -18,7 +18,6 @@ from aion.plan import Key, Plan, Window
 from aion.rows import pane_rows
 from aion.spilling import MEMORY_LIMIT_BYTES, group_by_key
 from aion.time import format_instant
-from state_backends import json_codec
 from state_backends.block import decode, is_quick
 from state_backends.codec_pool import CodecPool
 from state_backends.store import StoredBlock
@@ -193,9 +192,19 @@ def _to_table(plan: Plan, rows: list[Mapping[str, Any]], where: str) -> pa.Table
 def _plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     try:
         return batch.to_pylist()  # type: ignore[no-any-return]
-    except (OverflowError, ValueError):  # an instant that Python's calendar does not have: as Arrow spells it
-        columns = [c.cast(pa.string()) if pa.types.is_timestamp(c.type) else c for c in batch.columns]
+    except (OverflowError, ValueError):
+        columns = [_readable(column) for column in batch.columns]
         return pa.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()  # type: ignore[no-any-return]
+
+
+def _readable(column: pa.Array) -> pa.Array:
+    """Instants that Python's calendar does not have, as Arrow spells them; bytes that are no UTF-8, escaped."""
+    if pa.types.is_timestamp(column.type):
+        return column.cast(pa.string())
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        values = column.cast(pa.large_binary()).to_pylist()
+        return pa.array([None if v is None else v.decode(errors="backslashreplace") for v in values], pa.string())
+    return column
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ by one stable sort and one gather per megabytes of input. Nothing is done per ev
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from aion.hashing import ShardOfKeys
 from aion.plan import Plan
 from aion.slices import NO_SLICE
 from state_backends.block import Block, Codec, Compression, Kind, encode, is_quick
@@ -42,8 +43,8 @@ class _Piece(NamedTuple):
 class BlockBuilder:
     """Collects the batches of one task into blocks of one (shard, slice) each.
 
-    ``add`` takes a RecordBatch of ``plan.schema`` and the shard id of each row (int32), and yields blocks
-    that are full; ``finish`` yields the rest. ``target_bytes`` is what a block is filled to. With a ``pool``
+    ``add`` takes a RecordBatch of ``plan.schema`` and yields blocks that are full; ``finish`` yields the rest. The shard
+    id of each row (int32) comes with the batch, or is worked out by ``shard_of``. ``target_bytes`` is what a block is filled to. With a ``pool``
     blocks are encoded in its threads, some of them ahead of who takes them.
     """
 
@@ -56,6 +57,7 @@ class BlockBuilder:
         compression: Compression = Compression.NONE,
         codec: Codec = Codec.ARROW,
         pool: CodecPool | None = None,
+        shard_of: ShardOfKeys | None = None,
     ) -> None:
         self.plan = plan
         self.target_bytes = target_bytes
@@ -63,17 +65,20 @@ class BlockBuilder:
         self.compression = compression
         self.codec = codec
         self.pool = pool
+        self.shard_of = shard_of
         self._pending: list[pa.Table] = []
         self._pending_bytes = 0
         self._pending_rows = 0
 
-    def add(self, batch: pa.RecordBatch, shards: pa.Array) -> Iterator[ShardBlock]:
+    def add(self, batch: pa.RecordBatch, shards: pa.Array | None = None) -> Iterator[ShardBlock]:
         if batch.num_rows == 0:
             return
         batch = self._one_zero(batch)
         times = batch.column(self.plan.time)
         slices = slice_starts(self.plan, times)
         if self.plan.layout is None:
+            if shards is None:
+                shards = self._shards([batch.column(name) for name in self.plan.key], batch.num_rows)
             table = pa.table([shards, pa.array(slices), *batch.columns], [_SHARD, _SLICE, *batch.schema.names])
             self._pending.append(table)
             self._pending_bytes += batch.nbytes
@@ -107,9 +112,13 @@ class BlockBuilder:
 
     # -- partials -----------------------------------------------------------------------------------------
 
-    def _lift(self, batch: pa.RecordBatch, shards: pa.Array, slices: npt.NDArray[np.int64]) -> pa.Table:
+    def _shards(self, keys: Sequence[pa.Array], rows: int) -> pa.Array:
+        assert self.shard_of is not None, "neither Spark nor the builder knows the shards"
+        return pa.array(self.shard_of(keys, rows))
+
+    def _lift(self, batch: pa.RecordBatch, shards: pa.Array | None, slices: npt.NDArray[np.int64]) -> pa.Table:
         assert self.plan.layout is not None
-        keys = {_SHARD: shards, _SLICE: pa.array(slices)}
+        keys = {_SLICE: pa.array(slices)} if shards is None else {_SHARD: shards, _SLICE: pa.array(slices)}
         for name, field in zip(self.plan.key, self.plan.key_fields, strict=True):
             keys[field.name] = batch.column(name)
         return self.plan.layout.lift(keys, {n: batch.column(n) for n in self.plan.layout.columns})
@@ -117,7 +126,7 @@ class BlockBuilder:
     def _fold(self) -> None:
         assert self.plan.layout is not None
         together = pa.concat_tables(self._pending)
-        keys = [_SHARD, _SLICE, *(f.name for f in self.plan.key_fields)]
+        keys = [n for n in (_SHARD, _SLICE) if n in together.schema.names] + [f.name for f in self.plan.key_fields]
         self._pending = [self.plan.layout.combine(keys, together)]
         self._pending_rows = self._pending[0].num_rows
 
@@ -126,6 +135,10 @@ class BlockBuilder:
             self._fold()
         table = self._pending.pop()
         self._pending_rows = 0
+        if _SHARD not in table.schema.names:
+            # A key's partials are fewer than its events: only now is its shard worked out.
+            columns = [table.column(f.name).combine_chunks() for f in self.plan.key_fields]
+            table = table.append_column(_SHARD, self._shards(columns, table.num_rows))
         order = [(_SHARD, "ascending"), (_SLICE, "ascending")]
         order += [(f.name, "ascending") for f in self.plan.key_fields]
         table = table.take(pc.sort_indices(table, sort_keys=order)).combine_chunks()

@@ -10,11 +10,13 @@ from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
+from rocksdict import Cache
 
 from aion.aggregates import Aggregate
 from aion.config import Policy, load_policy
 from aion.errors import SchemaError
 from aion.executor import Executor
+from aion.hashing import ShardOfKeys
 from aion.plan import ApplyFunction, Plan, make_plan
 from aion.runtime import make_builder, make_operator, predicts, store_config
 from aion.time import instant_us
@@ -23,7 +25,7 @@ from state_backends.block import Block
 from state_backends.codec_pool import CodecPool
 from state_backends.m_bucket import MemoryBudget
 from state_backends.machine import memory_limit_bytes, memory_share_used
-from state_backends.p_bucket import PBucket
+from state_backends.p_bucket import PBucket, cache_bytes
 from state_backends.pressure import PressureManager
 from state_backends.store import BlockStore, StoredBlock
 
@@ -63,7 +65,9 @@ class LocalOperator:
         self._io = config.make_io()
         self._budget = MemoryBudget(config.budget(memory_limit_bytes()))
         folder = Path(self._folder.name)
-        p_bucket = PBucket(folder / "files", folder / "live", durable=False)
+        self._budget.reserved_bytes = cache_bytes(self._budget.limit_bytes)
+        cache = Cache(self._budget.reserved_bytes)
+        p_bucket = PBucket(folder / "files", folder / "live", durable=False, cache=cache)
         self._store = config.make_store(p_bucket, self._io, self._budget)
         self._codec = CodecPool(self.policy.io.codec_threads)
         self._pressure = PressureManager(self._budget, config.make_destage(), memory_share_used)
@@ -81,10 +85,9 @@ class LocalOperator:
         executor = self._executor or self._start(table.schema)
         plan = executor.plan
         rows = list(executor.end_batch())
-        builder = make_builder(plan, self.policy, self._codec)
+        builder = make_builder(plan, self.policy, self._codec, ShardOfKeys([0]))
         for batch in _conform(table, plan).to_batches():
-            shards = pa.repeat(pa.scalar(0, pa.int32()), batch.num_rows)
-            rows += executor.arrive([b.block for b in builder.add(batch, shards)])
+            rows += executor.arrive([b.block for b in builder.add(batch)])
         rows += executor.arrive([b.block for b in builder.finish()])
         return self._answer(rows)
 

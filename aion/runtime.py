@@ -7,6 +7,7 @@ from typing import Any
 
 from aion.builder import BlockBuilder
 from aion.config import Policy, Share
+from aion.hashing import ShardOfKeys
 from aion.lateness import FixedBound
 from aion.operator import Operator
 from aion.plan import Plan
@@ -28,7 +29,7 @@ def make_operator(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None
     )
 
 
-def make_builder(plan: Plan, policy: Policy, pool: CodecPool) -> BlockBuilder:
+def make_builder(plan: Plan, policy: Policy, pool: CodecPool, shard_of: ShardOfKeys | None) -> BlockBuilder:
     """What makes blocks of one task's events, or of one table's."""
     return BlockBuilder(
         plan,
@@ -36,6 +37,7 @@ def make_builder(plan: Plan, policy: Policy, pool: CodecPool) -> BlockBuilder:
         compression=Compression[policy.state.compression.upper()],
         codec=Codec[policy.state.codec.upper()],
         pool=pool,
+        shard_of=shard_of,
     )
 
 

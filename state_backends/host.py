@@ -22,7 +22,7 @@ from state_backends.io_thread import IoThread
 from state_backends.m_bucket import MemoryBudget
 from state_backends.machine import memory_limit_bytes, memory_share_used
 from state_backends.manifest import Identity
-from state_backends.p_bucket import CACHE_BYTES, PBucket
+from state_backends.p_bucket import PBucket, cache_bytes
 from state_backends.pressure import PressureManager, Sampler
 from state_backends.store import BlockStore, StoreStats
 from state_backends.stores import StoreConfig
@@ -49,7 +49,7 @@ class Host:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.budget = MemoryBudget(0)
         self._clock = clock
-        self._cache = Cache(CACHE_BYTES)
+        self._cache: Cache | None = None
         self._lock = threading.Lock()
         self._io: IoThread | None = None
         self._pressure: PressureManager | None = None
@@ -188,6 +188,8 @@ class Host:
         except ValueError as error:
             raise PolicyError(str(error)) from error
         self._io = config.make_io()
+        self.budget.reserved_bytes = cache_bytes(self.budget.limit_bytes)
+        self._cache = Cache(self.budget.reserved_bytes)
         self._prestage = prestage if config.prestages else None
         self._pressure = PressureManager(self.budget, policy, memory_share_used)
         if config.backend == "tiered":

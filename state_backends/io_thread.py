@@ -9,12 +9,13 @@ priority run in the order in which they came. A request can be raised (somebody 
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import threading
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any, Generic, TypeVar
@@ -59,7 +60,9 @@ class Request(Generic[T]):
 
     def cancel(self) -> None:
         """Gives the request up; a step under way is finished, and no other begins."""
-        self.future.cancel()
+        if self.future.cancel():
+            # Whoever waits for it is told now, not when the thread gets there.
+            self.future.set_running_or_notify_cancel()
 
     def result(self) -> T:
         return self.future.result()
@@ -149,10 +152,10 @@ class IoThread:
 
     def _raise(self, request: Request[Any], priority: Priority) -> None:
         with self._wake:
-            if priority < request.priority:
+            if priority < request.priority and not request.future.done():
                 # The old entry stays in the heap, and is passed over because it has the old priority.
                 request.priority = priority
-                if not request.running and not request.future.done():
+                if not request.running:
                     heapq.heappush(self._heap, (priority, request.number, request))
                     self._wake.notify()
 
@@ -219,8 +222,10 @@ class IoThread:
             else:
                 heapq.heappush(self._heap, (request.priority, request.number, request))
                 self._wake.notify()
-        if outcome is not None and request.future.set_running_or_notify_cancel():
-            outcome()
+        if outcome is not None and not request.future.cancelled():
+            with contextlib.suppress(InvalidStateError):  # cancelled just now
+                if request.future.set_running_or_notify_cancel():
+                    outcome()
 
     def _finished(self, request: Request[Any]) -> None:
         request.steps.close()

@@ -8,10 +8,14 @@ from state_backends.block import Block
 
 
 class MemoryBudget:
-    """Bytes of blocks in memory that the stores of one host may hold together."""
+    """Bytes of blocks in memory that the stores of one host may hold together.
+
+    ``reserved_bytes`` are taken off it for something else: RocksDB's block cache.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
+        self.reserved_bytes = 0
         self.used_bytes = 0
         self.peak_bytes = 0
         self._lock = threading.Lock()
@@ -29,7 +33,7 @@ class MemoryBudget:
 
     def left(self) -> int:
         """Bytes that may still be held; negative when the budget is exceeded."""
-        return self.limit_bytes - self.used_bytes
+        return self.limit_bytes - self.reserved_bytes - self.used_bytes
 
 
 class MBuckets:

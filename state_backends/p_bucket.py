@@ -40,7 +40,11 @@ _KEY = struct.Struct(">QQQ")
 _INDEX_KEY = struct.Struct(">Q")
 _SIGN = 1 << 63
 CACHE_BYTES = 4 << 20
-"""RocksDB's block cache: for index blocks and small blocks; one for a whole host."""
+
+
+def cache_bytes(budget_bytes: int) -> int:
+    """The part of a memory budget for RocksDB's block cache: it only serves indexes and small blocks."""
+    return min(CACHE_BYTES, budget_bytes // 16)
 
 
 class Indexed(NamedTuple):

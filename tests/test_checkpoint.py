@@ -549,6 +549,20 @@ def test_what_failed_attempts_left_is_deleted_in_the_end(make: Callable[..., Hos
     assert host.files() == host.named_files(*tokens[-2:])
 
 
+def test_nothing_is_deleted_before_spark_has_chosen(make: Callable[..., Host]) -> None:
+    """Several attempts of one batch may come to a commit; any of them may be the one that Spark takes."""
+    host = make(retain=2)
+    for base in (None, host.commit(None, (0, 0))):
+        rivals = []
+        for i in range(4):
+            rivals.append(host.commit(base, (10 + i, 10)))
+            if i == 1:
+                host.restart()
+        for i, rival in enumerate(rivals):
+            assert host.seqs(rival, 10) == [10 + i]
+        assert base is None or host.seqs(base, 0) == [0]
+
+
 def test_a_shard_can_be_moved_with_its_folder(make: Callable[..., Host]) -> None:
     host = make()
     token = host.commit(None, (0, 0), (1, 10))
@@ -563,16 +577,20 @@ def test_a_shard_can_be_moved_with_its_folder(make: Callable[..., Host]) -> None
 
 
 class ShardMachine(RuleBasedStateMachine):
-    """Attempts that are committed, aborted, left, superseded; hosts that come and go; versions old and new."""
+    """Attempts that are committed, aborted, left, superseded; hosts that come and go; versions old and new.
+
+    Spark asks for the version that it chose last, or for one that was committed on it (and so chooses that one), or,
+    when a user goes back to an older checkpoint, for one that the chosen one came from. It never asks for others.
+    """
 
     def __init__(self, kind: str, folder: Path) -> None:
         super().__init__()
         self.host = Host(kind, folder)
-        # Every version: the seqs and slices of its blocks, by contents.
+        # Every version: the seqs and slices of its blocks, by contents; and the version that it came from.
         self.versions: dict[str | None, dict[bytes, tuple[int, int]]] = {None: {}}
-        self.current: str | None = None
+        self.parents: dict[str | None, str | None] = {}
+        self.chosen: str | None = None
         self.attempt: str | None = None
-        self.base: str | None = None
         self.mine: dict[bytes, tuple[int, int]] = {}
         self.purging: set[int] = set()
         # Slices that are purged never come back, in no version that comes from the one that purged them.
@@ -580,14 +598,21 @@ class ShardMachine(RuleBasedStateMachine):
         self.next_seq = 0
         self.clock = 0
 
-    @rule(older=st.booleans(), data=st.data())
-    def open(self, older: bool, data: st.DataObject) -> None:
-        self.base = data.draw(st.sampled_from([*self.versions])) if older else self.current
-        self.attempt, snapshot = self.host.open(self.base)
-        self.mine = dict(self.versions[self.base])
+    def askable(self) -> list[str | None]:
+        older: list[str | None] = [self.chosen]
+        while older[-1] is not None:
+            older.append(self.parents[older[-1]])
+        return [*older, *(token for token, parent in self.parents.items() if parent == self.chosen)]
+
+    @rule(data=st.data(), other=st.booleans())
+    def open(self, data: st.DataObject, other: bool) -> None:
+        if other:
+            self.chosen = data.draw(st.sampled_from(self.askable()))
+        self.attempt, snapshot = self.host.open(self.chosen)
+        self.mine = dict(self.versions[self.chosen])
         self.purging = set()
         self.next_seq = snapshot["next_seq"] if snapshot else 0
-        assert (snapshot or {}).get("version") == self.base
+        assert (snapshot or {}).get("version") == self.chosen
 
     @precondition(lambda self: self.attempt)
     @rule(count=st.integers(1, 5), slice_=st.integers(0, 3), late=st.booleans())
@@ -596,7 +621,7 @@ class ShardMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.clock += 1
             slice_us = slice_ + 10 * (self.clock // 20)
-            if slice_us in self.purging | self.dead[self.base]:
+            if slice_us in self.purging | self.dead[self.chosen]:
                 continue
             known = set(self.host.blocks)
             self.host.append(self.attempt, (self.next_seq, slice_us), late=late)
@@ -625,15 +650,14 @@ class ShardMachine(RuleBasedStateMachine):
         self.purging |= set(purge)
 
     @precondition(lambda self: self.attempt)
-    @rule(taken=st.booleans())
-    def commit(self, taken: bool) -> None:
-        """Spark takes the version, or, if the task was killed a moment later, does not."""
+    @rule()
+    def commit(self) -> None:
+        """Whether Spark takes the version shows when it asks for the next one."""
         assert self.attempt
         self.host.shard.commit(self.attempt, {"next_seq": self.next_seq, "version": self.attempt})
         self.versions[self.attempt] = {d: p for d, p in self.mine.items() if p[1] not in self.purging}
-        self.dead[self.attempt] = self.dead[self.base] | self.purging
-        if taken:
-            self.current = self.attempt
+        self.parents[self.attempt] = self.chosen
+        self.dead[self.attempt] = self.dead[self.chosen] | self.purging
         self.attempt = None
 
     @precondition(lambda self: self.attempt)
@@ -650,7 +674,8 @@ class ShardMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.host.restart()
-        for token, blocks in self.versions.items():
+        for token in self.askable():
+            blocks = self.versions[token]
             slices = sorted({s for _, s in blocks.values()})
             assert self.host.seqs(token, *slices) == [seq for _, seq in sorted((s, q) for q, s in blocks.values())]
         self.host.stop()

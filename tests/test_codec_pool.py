@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 
 import numpy as np
@@ -356,3 +358,61 @@ def test_a_damaged_block_is_named_in_its_place(pool: CodecPool) -> None:
     assert [next(decoded).seq, next(decoded).seq] == [7, 8]
     with pytest.raises(CorruptBlock, match=r"^block 9: "):
         next(decoded)
+
+
+# -- the GIL ----------------------------------------------------------------------------------------------
+
+WIDE = pa.record_batch({"x": np.random.default_rng(0).random(1 << 20).round(3)})
+RAW = WIDE.serialize()
+PACKED = {name: pa.Codec(name).compress(RAW) for name in ("lz4", "zstd")}
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        pytest.param(lambda: zlib.crc32(RAW), id="checksum"),
+        pytest.param(lambda: WIDE.serialize(), id="serialise"),
+        *(
+            pytest.param(lambda name=name: pa.Codec(name).compress(RAW), id=f"compress {name}")
+            for name in PACKED
+        ),
+        *(
+            pytest.param(
+                lambda name=name: pa.Codec(name).decompress(PACKED[name], decompressed_size=RAW.size),
+                id=f"decompress {name}",
+            )
+            for name in PACKED
+        ),
+    ],
+)  # fmt: skip
+def test_what_codecs_are_made_of_runs_without_the_gil(work: Callable[[], object]) -> None:
+    """A thread is never made to give the GIL away here; if another runs meanwhile, it was given away freely."""
+    inside = seen = False
+    deadline = time.monotonic() + SECONDS
+
+    def run() -> None:
+        nonlocal inside
+        while not seen and time.monotonic() < deadline:
+            inside = True
+            work()
+            inside = False
+            time.sleep(0)
+
+    interval = sys.getswitchinterval()
+    thread = threading.Thread(target=run)
+    try:
+        sys.setswitchinterval(1000)
+        thread.start()
+        while not seen and thread.is_alive():
+            seen = inside
+            time.sleep(0)
+        thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert seen
+
+
+def test_that_test_would_tell() -> None:
+    with pytest.raises(AssertionError), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "SECONDS", 1)
+        test_what_codecs_are_made_of_runs_without_the_gil(lambda: sum(range(100_000)))

@@ -13,7 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import aion
+from aion.applying import dropped_events
 from aion.errors import CorruptBlock, FormatError, SchemaError
+from aion.operator import EmitDropped
+from aion.plan import make_plan
 from state_backends import block as block_module
 from state_backends.block import HEADER_BYTES, Block, Codec, Compression, Kind, check, decode, encode, parse
 
@@ -338,3 +342,24 @@ def test_a_codec_of_the_future_is_a_format_error_and_not_damage() -> None:
         data = block_module._pack(header._replace(body_bytes=0, **change))
         with pytest.raises(FormatError, match=r"^block 7: 9 is not a valid"):
             parse(data, "block 7")
+
+
+def test_a_dropped_event_whose_text_is_no_utf8_is_told_escaped() -> None:
+    """Spark's strings may hold any bytes; one late event of that kind must not end the query."""
+    schema = pa.schema([("ts", pa.timestamp("us")), ("s", pa.string()), ("n", pa.int64())])
+    plan = make_plan(
+        schema,
+        key=None,
+        time="ts",
+        windows=aion.Tumbling("1 second"),
+        aggregates=None,
+        apply=lambda key, window, events: {},
+        outputs="n bigint",
+    )
+    texts = pa.array([b"caf\xc3", b"\xc3\xa9", None], pa.binary()).cast(pa.string(), safe=False)
+    batch = pa.record_batch(
+        [pa.array([0, 1, 2**62]).cast(pa.timestamp("us")), texts, pa.array([1, 2, 3])], schema=schema
+    )
+    rows = dropped_events(plan, EmitDropped(0, None, None, "late"), batch)
+    events = [orjson.loads(text) for text in rows.column("event").to_pylist()]
+    assert [(e["s"], e["n"]) for e in events] == [("caf\\xc3", 1), ("é", 2), (None, 3)]

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator
-from concurrent.futures import CancelledError, Future
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, wait
 from typing import Any
 
 import pytest
 
-from state_backends.io_thread import IoThread, Priority
+from state_backends.io_thread import IoThread, Priority, Request, Steps
 
 PATIENCE = 10.0  # seconds after which a test that waits has failed
 
-Steps = Generator[int, None, Any]
 
-
-def future(request: Any) -> Future[Any]:
-    """What a submitted request comes to; a request may be its own future."""
-    return getattr(request, "future", request)  # type: ignore[no-any-return]
-
-
-def result(request: Any) -> Any:
-    return future(request).result(PATIENCE)
+def result(request: Request[Any]) -> Any:
+    return request.future.result(PATIENCE)
 
 
 @pytest.fixture
@@ -39,7 +32,7 @@ class Gate:
         self._entered, self._open = threading.Event(), threading.Event()
         io.submit(priority, self._steps())
 
-    def _steps(self) -> Steps:
+    def _steps(self) -> Steps[Any]:
         self._entered.set()
         assert self._open.wait(PATIENCE)
         yield 0
@@ -52,7 +45,7 @@ class Gate:
         self._open.set()
 
 
-def note(log: list[str], name: str, steps: int = 1) -> Steps:
+def note(log: list[str], name: str, steps: int = 1) -> Steps[str]:
     for number in range(steps):
         log.append(name if steps == 1 else f"{name}{number}")
         if number < steps - 1:
@@ -60,7 +53,7 @@ def note(log: list[str], name: str, steps: int = 1) -> Steps:
     return name
 
 
-def fail(error: BaseException) -> Steps:
+def fail(error: BaseException) -> Steps[Any]:
     raise error
     yield 0
 
@@ -87,7 +80,7 @@ def test_an_urgent_request_waits_for_one_step_at_most(io: IoThread) -> None:
     log: list[str] = []
     inside, go_on = threading.Event(), threading.Event()
 
-    def long() -> Steps:
+    def long() -> Steps[Any]:
         for number in range(5):
             log.append(f"destage{number}")
             if number == 2:
@@ -112,6 +105,53 @@ def test_requests_of_one_priority_do_not_interleave(io: IoThread) -> None:
     assert log == ["a0", "a1", "a2", "b0", "b1", "b2"]
 
 
+def test_a_request_can_be_raised(io: IoThread) -> None:
+    """Somebody waits for it now: it goes before what is less urgent than that, and is done once."""
+    log: list[str] = []
+    with Gate(io):
+        first = io.submit(Priority.DESTAGE, note(log, "first", steps=2))
+        second = io.submit(Priority.PRESTAGE, note(log, "second"))
+        third = io.submit(Priority.DESTAGE, note(log, "third", steps=2))
+        third.raise_to(Priority.READ)
+        third.raise_to(Priority.MAINTENANCE)
+    for request in (first, second, third):
+        result(request)
+    assert log == ["third0", "third1", "second", "first0", "first1"]
+
+
+def test_a_request_under_way_can_be_raised(io: IoThread) -> None:
+    log: list[str] = []
+    inside, go_on = threading.Event(), threading.Event()
+
+    def long() -> Steps[None]:
+        inside.set()
+        assert go_on.wait(PATIENCE)
+        yield 0
+        log.append("long")
+
+    request = io.submit(Priority.MAINTENANCE, long())
+    assert inside.wait(PATIENCE)
+    other = io.submit(Priority.DESTAGE, note(log, "other"))
+    request.raise_to(Priority.READ)
+    request.raise_to(Priority.READ)
+    go_on.set()
+    result(request), result(other)
+    assert log == ["long", "other"]
+
+
+def test_raising_what_is_over_does_nothing(io: IoThread) -> None:
+    done = io.submit(Priority.DESTAGE, note([], "done"))
+    result(done)
+    done.raise_to(Priority.READ)
+    with Gate(io):
+        cancelled = io.submit(Priority.DESTAGE, note([], "cancelled"))
+        cancelled.cancel()
+        cancelled.raise_to(Priority.READ)
+    assert result(io.submit(Priority.MAINTENANCE, note([], "alive"))) == "alive"
+    io.close()
+    assert io.stats.queued == 0
+
+
 # -- results and failures -----------------------------------------------------------------------------------
 
 
@@ -121,14 +161,14 @@ def test_a_future_holds_what_the_steps_return(io: IoThread) -> None:
 
 @pytest.mark.parametrize("error", [OSError("disk full"), AssertionError("a bug"), SystemExit(3), KeyboardInterrupt()])
 def test_a_failure_reaches_its_future_and_the_thread_goes_on(io: IoThread, error: BaseException) -> None:
-    assert future(io.submit(Priority.READ, fail(error))).exception(PATIENCE) is error
+    assert io.submit(Priority.READ, fail(error)).future.exception(PATIENCE) is error
     assert result(io.submit(Priority.READ, note([], "alive"))) == "alive"
 
 
 def test_steps_may_ask_for_more(io: IoThread) -> None:
     log: list[str] = []
 
-    def asking() -> Steps:
+    def asking() -> Steps[Any]:
         return io.submit(Priority.MAINTENANCE, note(log, "asked for"))
         yield 0
 
@@ -149,11 +189,21 @@ def test_what_is_cancelled_while_it_waits_never_runs(io: IoThread) -> None:
         result(cancelled)
 
 
+def test_who_waits_for_what_is_cancelled_is_woken(io: IoThread) -> None:
+    with Gate(io):
+        request = io.submit(Priority.PRESTAGE, note([], "cancelled"))
+        waiting = threading.Thread(target=wait, args=([request.future],), daemon=True)
+        waiting.start()
+        request.cancel()
+    waiting.join(PATIENCE / 4)
+    assert not waiting.is_alive()
+
+
 def test_what_is_cancelled_between_two_steps_takes_no_further_one(io: IoThread) -> None:
     log: list[str] = []
     inside, go_on, closed = threading.Event(), threading.Event(), threading.Event()
 
-    def long() -> Steps:
+    def long() -> Steps[Any]:
         try:
             log.append("first")
             inside.set()
@@ -173,7 +223,7 @@ def test_what_is_cancelled_between_two_steps_takes_no_further_one(io: IoThread) 
     assert result(io.submit(Priority.READ, note([], "alive"))) == "alive"
 
 
-def cancelling(request: Any) -> Steps:
+def cancelling(request: Request[Any]) -> Steps[None]:
     request.cancel()
     yield 0
 
@@ -183,7 +233,7 @@ def test_a_request_that_is_cancelled_while_it_runs_does_not_end_the_thread(io: I
     """A reader that gives up cancels what it asked for, and cannot know whether it is being read."""
     inside, go_on = threading.Event(), threading.Event()
 
-    def reading() -> Steps:
+    def reading() -> Steps[Any]:
         inside.set()
         assert go_on.wait(PATIENCE)
         if fails:
@@ -208,7 +258,7 @@ def test_closing_finishes_what_is_queued() -> None:
         closing = threading.Thread(target=io.close)
         closing.start()
     closing.join(PATIENCE)
-    assert all(future(r).done() for r in requests)
+    assert all(request.future.done() for request in requests)
     assert len(log) == 2 * len(Priority)
 
 
@@ -237,3 +287,64 @@ def test_what_is_queued_is_counted() -> None:
         assert io.stats.queued == 3 + len(Priority), "and the gate"
     io.close()
     assert io.stats.queued == 0
+
+
+def test_what_was_done_is_counted_by_priority() -> None:
+    io = IoThread()
+
+    def moving() -> Steps[None]:
+        yield 100
+        yield 20
+
+    with Gate(io):
+        io.submit(Priority.DESTAGE, moving())
+        io.submit(Priority.DESTAGE, fail(OSError()))
+    io.close()
+    stats = io.stats.by_priority["destage"]
+    assert (stats.requests, stats.steps, stats.bytes) == (2, 4, 120)
+    assert io.stats.by_priority["read"].requests == 1, "the gate"
+    assert stats.longest_wait_s <= stats.waited_s
+    assert io.stats.to_json()["by_priority"]["destage"]["bytes"] == 120
+
+
+# -- room, and rates ----------------------------------------------------------------------------------------------
+
+
+def test_who_fills_the_queue_waits_for_room() -> None:
+    io = IoThread(capacity=2)
+    io.wait_for_room()
+    with Gate(io):
+        io.submit(Priority.DESTAGE, note([], "queued"))
+        filling = threading.Thread(target=io.wait_for_room, daemon=True)
+        filling.start()
+        filling.join(0.05)
+        assert filling.is_alive(), "the gate and one more are all that there is room for"
+    filling.join(PATIENCE)
+    assert not filling.is_alive()
+    io.close()
+    io.wait_for_room()
+
+
+def test_a_rate_limit_slows_writes_down_and_never_reads() -> None:
+    now = [0.0]
+    io = IoThread(rate_limit=1000, clock=lambda: now[0])
+
+    def moving(size: int) -> Steps[str]:
+        yield size
+        return "moved"
+
+    writing = io.submit(Priority.DESTAGE, moving(10**9))
+    assert result(io.submit(Priority.READ, moving(10**9))) == "moved"
+    assert result(io.submit(Priority.PRESTAGE, moving(1))) == "moved"
+    assert not writing.future.done(), "it has a million seconds to go"
+    io.close()
+    assert result(writing) == "moved", "but whoever closes does not wait for them"
+
+
+def test_several_threads_are_possible() -> None:
+    io = IoThread(threads=2)
+    with Gate(io), Gate(io):
+        waiting = io.submit(Priority.READ, note([], "third"))
+        assert not waiting.future.done()
+    assert result(waiting) == "third"
+    io.close()

@@ -21,14 +21,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from aion.errors import CorruptState
+from aion.errors import CorruptState, StateError
 from state_backends.block import Block, Kind, encode
-from state_backends.io_thread import IoThread, Priority
+from state_backends.io_thread import IoThread, Priority, Request, Steps
+from state_backends.m_bucket import MemoryBudget
 from state_backends.p_bucket import PBucket
 from state_backends.store import BlockStore, SstFile
 from state_backends.stores import STORES
-from state_backends.tiered import MemoryBudget
-from tests.test_io_thread import PATIENCE, Gate, Steps, result
+from tests.test_io_thread import PATIENCE, Gate, result
 
 KIB = 1 << 10
 
@@ -40,7 +40,7 @@ def make_block(slice_us: int, number: int, size: int = 0) -> Block:
     return encode(batch, kind=Kind.EVENTS, slice_us=slice_us, events=1, min_us=slice_us, max_us=slice_us)
 
 
-def nothing() -> Steps:
+def nothing() -> Steps[None]:
     return
     yield 0
 
@@ -48,9 +48,11 @@ def nothing() -> Steps:
 class Rig:
     """A store with everything that it stands on. Blocks are (seq, slice)."""
 
-    def __init__(self, kind: str, folder: Path, *, budget: int = 1 << 30, bucket_limit: int = 1 << 30) -> None:
+    def __init__(
+        self, kind: str, folder: Path, *, budget: int = 1 << 30, bucket_limit: int = 1 << 30, keep: float = 0.0
+    ) -> None:
         self.kind, self.folder = kind, folder
-        self.bucket_limit = min(bucket_limit, budget)
+        self.options: dict[str, Any] = {"bucket_limit_bytes": min(bucket_limit, budget), "keep_fraction": keep}
         self.io = IoThread()
         self.budget = MemoryBudget(budget)
         self.blocks: dict[int, Block] = {}
@@ -59,7 +61,7 @@ class Rig:
 
     def open(self) -> BlockStore:
         self.p_bucket = PBucket(self.folder / "files", self.folder / "live", durable=True)
-        return STORES[self.kind](self.p_bucket, self.io, self.budget, bucket_limit_bytes=self.bucket_limit)
+        return STORES[self.kind](self.p_bucket, self.io, self.budget, **self.options)
 
     def reopen(self, files: Sequence[SstFile], purged: frozenset[int] = frozenset()) -> None:
         self.store.close()
@@ -72,9 +74,9 @@ class Rig:
             self.blocks[seq] = make_block(slice_us, self.numbers, size)
             self.store.append(seq, self.blocks[seq], late=late)
 
-    def read(self, *slices: int) -> list[int]:
+    def read(self, *slices: int, blocking: bool = False) -> list[int]:
         """The seqs of the blocks of these slices; their bytes are those that were appended."""
-        return [self.check(stored) for stored in self.store.read(slices)]
+        return [self.check(stored) for stored in self.store.read(slices, blocking=blocking)]
 
     def check(self, stored: Any) -> int:
         seq, block = stored
@@ -126,7 +128,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     """Makes rigs that are closed, and looked over, after the test."""
     rigs: list[Rig] = []
 
-    def make(kind: str, **options: int) -> Rig:
+    def make(kind: str, **options: Any) -> Rig:
         folder = tmp_path / str(len(rigs))
         folder.mkdir()
         rigs.append(Rig(kind, folder, **options))
@@ -163,7 +165,7 @@ def test_blocks_are_read_by_slice_and_in_the_order_of_arrival(rig: Rig, where: s
     WHEREVER[where](rig)
     rig.append((5, 10), (6, -5))
     rig.validate()
-    assert rig.read(10, -5) == [1, 4, 6, 0, 2, 5]
+    assert rig.read(10, -5) == rig.read(10, -5, blocking=True) == [1, 4, 6, 0, 2, 5]
     assert rig.read(0, 0) == [3]
     assert rig.read(99) == rig.read() == []
 
@@ -339,6 +341,155 @@ def test_the_memory_store_keeps_all_whatever_the_budget(make: Callable[..., Rig]
     rig.to_disk(0)
     assert rig.store.stats().disk_only_bytes == 0
     assert rig.durable() == {} if (rig.folder / "files").exists() else True
+
+
+# -- prestaging ---------------------------------------------------------------------------------------------
+
+
+def staged(make: Callable[..., Rig], *slices: int, **options: Any) -> Rig:
+    """A tiered store of six blocks on disk, with these slices prestaged."""
+    rig = make("tiered", **options)
+    rig.append((0, 0), (1, 0), (2, 0), (3, 10), (4, 10), (5, 20), size=KIB)
+    rig.to_disk(0, 10, 20)
+    assert rig.store.stats().m_bucket_bytes == 0
+    rig.store.prestage(slices)
+    return rig
+
+
+def test_what_is_prestaged_is_in_both_tiers_and_read_without_waiting(make: Callable[..., Rig]) -> None:
+    rig = staged(make, 0, 20)
+    rig.settle()
+    rig.validate()
+    size = sum(rig.blocks[seq].size_bytes for seq in (0, 1, 2, 5))
+    stats = rig.store.stats()
+    assert stats.m_bucket_bytes == stats.staging.staged_bytes == size
+    assert stats.p_bucket_bytes == sum(b.size_bytes for b in rig.blocks.values())
+    with Gate(rig.io):
+        assert rig.read(0, 20) == [0, 1, 2, 5], "the I/O thread is not asked"
+    stats = rig.store.stats()
+    assert (stats.staging.hits, stats.staging.misses, stats.staging.late) == (4, 0, 0)
+    assert rig.read(10) == [3, 4]
+    assert rig.store.stats().staging.misses == 2
+
+
+def test_what_is_prestaged_and_let_go_unread_was_staged_in_vain(make: Callable[..., Rig]) -> None:
+    rig = staged(make, 0)
+    rig.settle()
+    assert rig.check(next(rig.store.read([0]))) == 0
+    before = rig.durable()
+    rig.to_disk(0)
+    assert rig.store.stats().m_bucket_bytes == 0
+    assert rig.durable() == before, "it is on disk already"
+    assert rig.store.stats().staging.vain_bytes == sum(rig.blocks[seq].size_bytes for seq in (1, 2))
+    assert rig.read(0) == [0, 1, 2]
+
+
+def test_prestaging_again_does_nothing(make: Callable[..., Rig]) -> None:
+    rig = staged(make, 0)
+    with Gate(rig.io):
+        rig.store.prestage([0])
+        rig.validate()
+    rig.settle()
+    rig.store.prestage([0, 99])
+    rig.settle()
+    assert rig.store.stats().staging.staged_bytes == sum(rig.blocks[seq].size_bytes for seq in (0, 1, 2))
+
+
+def test_prestaging_takes_no_more_than_the_budget_has(make: Callable[..., Rig]) -> None:
+    rig = staged(make, 0, 10, 20, budget=4 * KIB)
+    rig.settle()
+    assert 0 < rig.store.stats().m_bucket_bytes <= 4 * KIB
+    assert rig.read(0, 10, 20) == [*range(6)]
+
+
+def test_what_is_not_wanted_any_more_is_not_staged(make: Callable[..., Rig]) -> None:
+    rig = make("tiered")
+    rig.append((0, 0), (1, 10), (2, 20))
+    rig.to_disk(0, 10, 20)
+    with Gate(rig.io):
+        rig.store.prestage([0, 10, 20])
+        rig.store.destage([0])
+        rig.store.purge([10])
+        rig.validate()
+    rig.settle()
+    rig.validate()
+    assert rig.store.stats().m_bucket_bytes == rig.blocks[2].size_bytes
+    assert rig.read(0, 10, 20) == [0, 2]
+
+
+@pytest.mark.parametrize("how", ["destage", "purge"])
+def test_a_reader_that_waits_for_a_staging_is_told_when_there_will_be_none(
+    make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    rig = make("tiered")
+    rig.append((0, 0))
+    rig.to_disk(0)
+    waits = threading.Event()
+    raise_to = Request.raise_to
+    monkeypatch.setattr(Request, "raise_to", lambda *to: (raise_to(*to), waits.set()))
+    found: list[Any] = []
+
+    def reading() -> None:
+        try:
+            found.append(rig.read(0))
+        except StateError as error:
+            found.append(error)
+
+    with Gate(rig.io):
+        rig.store.prestage([0])
+        reader = threading.Thread(target=reading, daemon=True)
+        reader.start()
+        assert waits.wait(PATIENCE), "it makes the staging urgent, and waits for it"
+        getattr(rig.store, how)([0])
+    reader.join(PATIENCE / 4)
+    assert not reader.is_alive(), "it waits for ever"
+    if how == "destage":
+        assert found == [[0]]
+    else:
+        assert "block 0 of slice 0 was purged" in str(found[0])
+
+
+def test_a_staging_that_fails_loses_nothing(make: Callable[..., Rig]) -> None:
+    rig = make("tiered")
+    rig.append((0, 0))
+    rig.to_disk(0)
+    fetch = rig.p_bucket.fetch
+
+    def failing(*where: int) -> Steps[Block]:
+        raise OSError("unreadable")
+        yield 0
+
+    rig.p_bucket.fetch = failing  # type: ignore[method-assign]
+    rig.store.prestage([0])
+    rig.settle()
+    rig.validate()
+    with pytest.raises(OSError, match="unreadable"):
+        rig.read(0)
+    rig.p_bucket.fetch = fetch  # type: ignore[method-assign]
+    assert rig.read(0) == [0]
+
+
+def test_a_part_of_each_slice_stays_if_it_is_told_to(make: Callable[..., Rig]) -> None:
+    """The bootstrap part: the first blocks, by which an execution can begin while the rest is staged."""
+    rig = make("tiered", keep=0.5)
+    rig.append(*((seq, 0) for seq in range(4)), size=KIB)
+    rig.to_disk(0)
+    assert rig.store.stats().m_bucket_bytes == rig.blocks[0].size_bytes * 2
+    with Gate(rig.io):
+        reader = rig.store.read([0])
+        assert [rig.check(next(reader)) for _ in range(2)] == [0, 1]
+    assert [rig.check(stored) for stored in reader] == [2, 3]
+
+
+def test_what_is_restored_can_be_prestaged(make: Callable[..., Rig]) -> None:
+    rig = staged(make)
+    rig.reopen(rig.store.persist())
+    rig.store.prestage([10])
+    assert rig.read(10) == [3, 4]
+    rig.settle()
+    rig.store.rollback(4)
+    rig.validate()
+    assert rig.read(10) == [3]
 
 
 # -- purging ------------------------------------------------------------------------------------------------
@@ -686,10 +837,10 @@ def test_a_damaged_file_never_gives_a_wrong_block(make: Callable[..., Rig]) -> N
 class StoreMachine(RuleBasedStateMachine):
     """A store against a dict, with a disk that may break and versions to go back to."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, keep: float) -> None:
         super().__init__()
         self.temporary = tempfile.TemporaryDirectory(prefix="aion-test-")
-        self.rig = Rig(kind, Path(self.temporary.name), budget=12 * KIB, bucket_limit=4 * KIB)
+        self.rig = Rig(kind, Path(self.temporary.name), budget=12 * KIB, bucket_limit=4 * KIB, keep=keep)
         self.live: dict[int, int] = {}  # seq -> slice
         self.next_seq = 0
         self.known: dict[int, SstFile] = {}
@@ -714,11 +865,15 @@ class StoreMachine(RuleBasedStateMachine):
             self.live[self.next_seq] = self.slice_us(number)
             self.next_seq += 1
 
-    @rule(data=st.data())
-    def read(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), blocking=st.booleans())
+    def read(self, data: st.DataObject, blocking: bool) -> None:
         chosen = data.draw(st.lists(st.sampled_from([*self.live_slices(), -1])))
         expected = sorted((s, seq) for seq, s in self.live.items() if s in chosen)
-        assert self.rig.read(*chosen) == [seq for _, seq in expected]
+        assert self.rig.read(*chosen, blocking=blocking) == [seq for _, seq in expected]
+
+    @rule(data=st.data())
+    def prestage(self, data: st.DataObject) -> None:
+        self.rig.store.prestage(data.draw(st.lists(st.sampled_from([*self.live_slices(), -1]), unique=True)))
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), until=st.integers(0, 3))
@@ -804,5 +959,6 @@ class StoreMachine(RuleBasedStateMachine):
         self.temporary.cleanup()
 
 
-def test_any_order_of_events(kind: str) -> None:
-    run_state_machine_as_test(lambda: StoreMachine(kind), settings=settings(stateful_step_count=40))
+@pytest.mark.parametrize(("kind", "keep"), [*((kind, 0.0) for kind in STORES), ("tiered", 0.3)])
+def test_any_order_of_events(kind: str, keep: float) -> None:
+    run_state_machine_as_test(lambda: StoreMachine(kind, keep), settings=settings(stateful_step_count=40))

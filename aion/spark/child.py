@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from aion.builder import ShardBlock
 from aion.config import policy_from_json
+from aion.hashing import ShardOfKeys
 from aion.plan import Plan
 from aion.runtime import make_builder
 from state_backends.codec_pool import CodecPool
@@ -20,25 +21,27 @@ _BATCH_BYTES = 4 << 20
 
 
 class Child:
-    """The function for ``mapInArrow``; its input is the shard id followed by the plan's columns."""
+    """The function for ``mapInArrow``; its input are the plan's columns and, if not ``shard_of``, the shard id."""
 
-    def __init__(self, plan: Plan, policy: dict[str, Any]) -> None:
+    def __init__(self, plan: Plan, policy: dict[str, Any], shard_of: ShardOfKeys | None) -> None:
         self._plan = plan
         self._policy = policy
+        self._shard_of = shard_of
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         policy = policy_from_json(self._policy)
         with CodecPool(policy.io.codec_threads) as pool:
-            builder = make_builder(self._plan, policy, pool)
+            builder = make_builder(self._plan, policy, pool, self._shard_of)
             for batch in batches:
                 events = pa.RecordBatch.from_arrays(
                     [
                         column if column.type == field.type else column.cast(field.type)
-                        for column, field in zip(batch.columns[1:], self._plan.schema, strict=True)
+                        for column, field in zip(batch.columns, self._plan.schema, strict=False)
                     ],
                     schema=self._plan.schema,
                 )
-                yield from _rows(builder.add(events, batch.column(0)))
+                shards = batch.column(len(self._plan.schema)) if self._shard_of is None else None
+                yield from _rows(builder.add(events, shards))
             yield from _rows(builder.finish())
 
 

@@ -16,6 +16,7 @@ from pyspark.sql.types import DoubleType, FloatType, StructType
 from aion.aggregates import Aggregate
 from aion.config import SPARK_PREFIX, Policy, policy_to_json, resolve
 from aion.errors import ConfigError, SchemaError, WatermarkError
+from aion.hashing import ShardOfKeys
 from aion.operator import Kind
 from aion.plan import DROPPED_COLUMNS, ApplyFunction, Plan, make_plan
 from aion.spark.child import BLOCK_ROWS, Child
@@ -103,9 +104,13 @@ def dropped(df: DataFrame) -> DataFrame:
 def _child(df: DataFrame, plan: Plan, policy: Policy, ids: Sequence[int]) -> DataFrame:
     """Only the columns that are needed cross into Python."""
     columns = {name: _column(df, name, plan) for name in plan.schema.names}
-    shard = shard_column([columns[name] for name in plan.key], ids)
-    needed = df.select(shard.alias("__aion_shard"), *(column.alias(name) for name, column in columns.items()))
-    return needed.mapInArrow(Child(plan, policy_to_json(policy)), BLOCK_ROWS)
+    needed = [column.alias(name) for name, column in columns.items()]
+    shard_of = None
+    if ShardOfKeys.covers([plan.schema.field(name).type for name in plan.key]):
+        shard_of = ShardOfKeys(ids)
+    else:
+        needed.append(shard_column([columns[name] for name in plan.key], ids).alias("__aion_shard"))
+    return df.select(*needed).mapInArrow(Child(plan, policy_to_json(policy), shard_of), BLOCK_ROWS)
 
 
 def _column(df: DataFrame, name: str, plan: Plan) -> Column:
