@@ -43,9 +43,9 @@ class _Piece(NamedTuple):
 class BlockBuilder:
     """Collects the batches of one task into blocks of one (shard, slice) each.
 
-    ``add`` takes a RecordBatch of ``plan.schema`` and yields blocks that are full; ``finish`` yields the rest. The shard
-    id of each row (int32) comes with the batch, or is worked out by ``shard_of``. ``target_bytes`` is what a block is filled to. With a ``pool``
-    blocks are encoded in its threads, some of them ahead of who takes them.
+    ``add`` takes a RecordBatch of ``plan.schema`` and yields blocks that are full; ``finish`` yields the rest. The
+    shard id of each row (int32) comes with the batch, or is worked out by ``shard_of``. ``target_bytes`` is what a
+    block is filled to. With a ``pool`` blocks are encoded in its threads, some of them ahead of who takes them.
     """
 
     def __init__(

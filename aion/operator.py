@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 from aion.lateness import FixedBound, LatenessHistogram
@@ -162,6 +163,10 @@ class WindowState:
     late_events: int = 0
     news: int = 0
 
+    def due_us(self, ref: WindowRef) -> int:
+        """The watermark at which something happens to the window by itself: its end, then its bound."""
+        return ref.end_us if self.status is Status.ACTIVE else ref.end_us + self.bound_us
+
     def move(self, happening: str) -> None:
         self.status = TRANSITIONS[self.status, happening]
 
@@ -206,6 +211,8 @@ class Operator:
         self._prestages_late = prestages_late
         self.watermark = Watermark()
         self.windows: dict[WindowRef, WindowState] = {}
+        # What happens to which window next, the soonest first; entries that are overtaken are passed over.
+        self._due: list[tuple[int, WindowRef]] = []
         # Every live slice with the windows that still need it.
         self.slices: dict[int, list[WindowRef]] = {}
         self._purged = [Runs(window.slide_us) for window in grid.windows]
@@ -230,9 +237,8 @@ class Operator:
         """What will be executed when the watermark gets there, so that it can be staged in the gap before."""
         soon = [
             ref
-            for ref, s in self.windows.items()
-            if (s.status is Status.ACTIVE and watermark_us >= ref.end_us)
-            or (s.status is Status.LATE and s.news and watermark_us >= ref.end_us + s.bound_us)
+            for ref in self._due_by(watermark_us)
+            if self.windows[ref].status is Status.ACTIVE or self.windows[ref].news
         ]
         slices = sorted({s for ref in soon for s in self._slices_of(ref)})
         return Prestage(tuple(slices)) if slices else None
@@ -240,13 +246,29 @@ class Operator:
     @property
     def next_due_us(self) -> int | None:
         """The next watermark at which something happens without any new event; None when nothing will."""
-        return min(
-            (
-                ref.end_us if state.status is Status.ACTIVE else ref.end_us + state.bound_us
-                for ref, state in self.windows.items()
-            ),
-            default=None,
-        )
+        while self._due and not self._is_due_at(*self._due[0]):
+            heappop(self._due)
+        return self._due[0][0] if self._due else None
+
+    def _is_due_at(self, due_us: int, ref: WindowRef) -> bool:
+        """Whether an entry of the heap still says what happens to a window next."""
+        state = self.windows.get(ref)
+        return state is not None and due_us == state.due_us(ref)
+
+    def _due_by(self, watermark_us: int) -> list[WindowRef]:
+        """Windows to which something happens up to there; only that part of the heap is looked at."""
+        found: set[WindowRef] = set()
+        at = [0] if self._due else []
+        while at:
+            i = at.pop()
+            if self._due[i][0] <= watermark_us:
+                if self._is_due_at(*self._due[i]):
+                    found.add(self._due[i][1])
+                at += [child for child in (2 * i + 1, 2 * i + 2) if child < len(self._due)]
+        return sorted(found, key=lambda ref: (ref.end_us, ref))
+
+    def _expect(self, ref: WindowRef) -> None:
+        heappush(self._due, (self.windows[ref].due_us(ref), ref))
 
     # -- events -------------------------------------------------------------------------------------------
 
@@ -315,6 +337,7 @@ class Operator:
                 state.move("end_passed")
                 state.late_from_seq = 0
             self.windows[ref] = state
+            self._expect(ref)
             self.counters.windows += 1
             takers.append(ref)
         return takers, too_late
@@ -333,21 +356,16 @@ class Operator:
         if not self.watermark.advance(to_us):
             return []
         actions: list[Action] = []
-        expired = sorted(
-            (ref for ref, s in self.windows.items() if s.status is Status.ACTIVE and to_us >= ref.end_us),
-            key=lambda ref: (ref.end_us, ref),
-        )
+        expired = [ref for ref in self._due_by(to_us) if self.windows[ref].status is Status.ACTIVE]
         for ref in expired:
             state = self.windows[ref]
             state.move("end_passed")
+            self._expect(ref)
             state.late_from_seq = self.next_seq
             actions.append(self._execute(ref, state, Kind.ON_TIME))
         if expired:
             actions += self._destage(expired)
-        gone = sorted(
-            (ref for ref, s in self.windows.items() if s.status is Status.LATE and to_us >= ref.end_us + s.bound_us),
-            key=lambda ref: (ref.end_us, ref),
-        )
+        gone = self._due_by(to_us)
         for ref in gone:
             state = self.windows[ref]
             state.move("bound_passed")
@@ -455,6 +473,7 @@ class Operator:
         for number, start, bound_us, status, *rest in columns:
             ref = WindowRef(number, start, self.grid.windows[number].end(start))
             self.windows[ref] = WindowState(bound_us, Status(status), *rest)
+            self._expect(ref)
         for s in snapshot["slices"]:
             self.slices[s] = [ref for ref in self._refs(s) if ref in self.windows]
         self._purged = [
@@ -470,6 +489,8 @@ class Operator:
             for ref in refs:
                 assert ref in self.windows, f"slice {s} names {ref}, which is gone"
                 assert ref.start_us <= s < ref.end_us, f"slice {s} lies outside of {ref}"
+        expected = {ref for due_us, ref in self._due if self._is_due_at(due_us, ref)}
+        assert expected == set(self.windows), "every window waits for what happens to it next"
         for ref, state in self.windows.items():
             assert state.status in (Status.ACTIVE, Status.LATE), f"{ref} is {state.status} and still kept"
             assert (state.status is Status.LATE) == self.watermark.passed(ref.end_us), f"{ref}: {state}"

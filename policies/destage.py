@@ -115,9 +115,11 @@ class StandardDestage:
             raise ValueError(f"victim {self.victim!r}: must be 'largest' or 'slowest'")
 
     def suggest(self, view: MemoryView) -> list[Suggestion]:
-        windows = [w for w in view.windows if w.gain_bytes > 0]
         pressure = view.pressure
         self.pressed = pressure >= self.moderate or (self.pressed and pressure > self.resume)
+        if not self.pressed and self.idle_after_s is None and self.idle_multiple is None:
+            return []  # without a look at the windows, which may be many
+        windows = [w for w in view.windows if w.gain_bytes > 0]
         if pressure >= self.scarce:
             why = f"memory is scarce: {pressure:.0%} of it is used, {self.scarce:.0%} or more"
             return [self._suggestion(w, why) for w in windows]

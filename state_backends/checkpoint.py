@@ -172,7 +172,7 @@ class Shard:
 
     def _rebuild(self, token: str | None, identity: Identity) -> None:
         self.close()
-        self._held, self._files, self._attempt, self._written = None, {}, None, []
+        self._held, self._files, self._attempt, self._written, self._retained = None, {}, None, [], []
         self.rebuilds += 1
         p_bucket = PBucket(self.folder / "files", self._live, durable=True, cache=self._cache)
         store = self._make_store(p_bucket)

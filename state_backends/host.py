@@ -188,8 +188,9 @@ class Host:
         except ValueError as error:
             raise PolicyError(str(error)) from error
         self._io = config.make_io()
-        self.budget.reserved_bytes = cache_bytes(self.budget.limit_bytes)
-        self._cache = Cache(self.budget.reserved_bytes)
+        size = cache_bytes(self.budget.limit_bytes)
+        self.budget.reserve(size)
+        self._cache = Cache(size)
         self._prestage = prestage if config.prestages else None
         self._pressure = PressureManager(self.budget, policy, memory_share_used)
         if config.backend == "tiered":
@@ -255,7 +256,9 @@ def _sweep(live: Path) -> None:
     for folder in live.glob("*-*"):
         pid, _, born = folder.name.partition("-")
         try:
-            alive = int(psutil.Process(int(pid)).create_time() * 1000) == int(born)
+            process = psutil.Process(int(pid))
+            same = int(process.create_time() * 1000) == int(born)
+            alive = same and process.status() != psutil.STATUS_ZOMBIE
         except (psutil.Error, ValueError):
             alive = False
         if not alive:

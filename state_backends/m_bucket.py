@@ -10,7 +10,7 @@ from state_backends.block import Block
 class MemoryBudget:
     """Bytes of blocks in memory that the stores of one host may hold together.
 
-    ``reserved_bytes`` are taken off it for something else: RocksDB's block cache.
+    ``reserved_bytes`` are taken off it: for RocksDB's block cache, and for what is being staged.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -30,6 +30,11 @@ class MemoryBudget:
         with self._lock:
             self.used_bytes += size_bytes
             self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+
+    def reserve(self, size_bytes: int) -> None:
+        """Keeps room for what is on its way into memory, or, if negative, gives it back."""
+        with self._lock:
+            self.reserved_bytes += size_bytes
 
     def left(self) -> int:
         """Bytes that may still be held; negative when the budget is exceeded."""

@@ -39,6 +39,8 @@ from state_backends.store import SstFile
 _KEY = struct.Struct(">QQQ")
 _INDEX_KEY = struct.Struct(">Q")
 _SIGN = 1 << 63
+_LAST = ((1 << 64) - 1, (1 << 64) - 1)
+_BLOCK_BYTES = 4096
 CACHE_BYTES = 4 << 20
 
 
@@ -86,6 +88,8 @@ class PBucket:
         part = path.with_suffix(".part")
         ordered = sorted(blocks, key=lambda b: (b[1].header.slice_us, b[0]))
         index = orjson.dumps([[b.header.slice_us, seq, b.size_bytes] for seq, b in ordered])
+        # RocksDB reads the first and the last data block of a file that it ingests: both are kept small.
+        index = index.ljust(_BLOCK_BYTES)
         try:
             writer = SstFileWriter(_options(self._cache))
             writer.open(str(part))
@@ -93,9 +97,8 @@ class PBucket:
             for seq, block in ordered:
                 writer[_key(file_no, block.header.slice_us, seq)] = bytes(block.data)
                 yield block.size_bytes
-            writer.finish()
-            if self.durable:
-                sync(part)
+            writer[_KEY.pack(file_no, *_LAST)] = b""
+            writer.finish()  # syncs the file
             part.rename(path)
             if self.durable:
                 sync(self.files)
@@ -200,7 +203,10 @@ def _options(cache: Cache) -> Options:
     options.set_compression_type(DBCompressionType.none())
     options.set_disable_auto_compactions(True)
     options.set_write_buffer_size(1 << 20)
+    # Blocks of one window are read one after the other: the kernel may read ahead.
+    options.set_advise_random_on_open(False)
     table = BlockBasedOptions()
+    table.set_block_size(_BLOCK_BYTES)
     table.set_block_cache(cache)
     options.set_block_based_table_factory(table)
     return options

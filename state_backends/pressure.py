@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Protocol, cast, overload
 
 from policies.destage import DestagePolicy, MemoryView, WindowView
 from state_backends.m_bucket import MemoryBudget
@@ -26,6 +27,49 @@ class Shrinkable(Protocol):
         """Frees memory; the reason if it refuses."""
 
 
+class _Windows(Sequence[WindowView]):
+    """The windows of all stores, looked at only if the policy does: mostly it need not."""
+
+    def __init__(self, stores: Mapping[Hashable, Shrinkable]) -> None:
+        self._stores = stores
+
+    @cached_property
+    def _views(self) -> list[WindowView]:
+        return [
+            WindowView(**{**view, "name": (name, view["name"])})
+            for name, store in self._stores.items()
+            for view in store.views()
+        ]
+
+    @cached_property
+    def names(self) -> set[Hashable]:
+        return {view.name for view in self._views}
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    @overload
+    def __getitem__(self, index: int) -> WindowView: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[WindowView]: ...
+    def __getitem__(self, index: int | slice) -> WindowView | Sequence[WindowView]:
+        return self._views[index]
+
+
+class Seldom:
+    """A reading that is taken again only after a while: memory does not fill in a quarter of a second."""
+
+    def __init__(self, read: Callable[[], float], every_s: float = 0.25) -> None:
+        self._read, self._every_s = read, every_s
+        self._value, self._until = 0.0, 0.0
+
+    def __call__(self) -> float:
+        now = time.monotonic()
+        if now >= self._until:
+            self._value, self._until = self._read(), now + self._every_s
+        return self._value
+
+
 class PressureManager:
     """Looks at the stores of a host now and then, and carries out what the policy suggests.
 
@@ -41,7 +85,7 @@ class PressureManager:
     ) -> None:
         self._budget = budget
         self._policy = policy
-        self._machine_share = machine_share
+        self._machine_share = Seldom(machine_share)
         self._clock = clock
         self._tick_lock = threading.Lock()
         self.destaged = 0
@@ -51,11 +95,7 @@ class PressureManager:
         """One look. ``stores``: by a name that tells them apart."""
         with self._tick_lock:
             by_name = dict(stores)
-            windows = [
-                WindowView(**{**view, "name": (name, view["name"])})
-                for name, store in by_name.items()
-                for view in store.views()
-            ]
+            windows = _Windows(by_name)
             view = MemoryView(
                 now_s=self._clock(),
                 used_bytes=self._budget.used_bytes,
@@ -64,9 +104,8 @@ class PressureManager:
                 median_execution_s=median_execution_s,
                 windows=windows,
             )
-            known = {w.name for w in windows}
             for suggestion in self._policy.suggest(view):
-                if suggestion.name not in known:
+                if suggestion.name not in windows.names:
                     refusal: str | None = "there is no such window in memory"
                 else:
                     store_name, slice_us = cast(LocalName, suggestion.name)

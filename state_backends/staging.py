@@ -48,6 +48,7 @@ class StagedReads:
         self._ledger = Ledger()
         self._memory = MBuckets(budget)
         self._stagings: dict[int, Request[None]] = {}  # seq -> the prestage under way
+        self._reserved: dict[int, int] = {}  # seq -> bytes of the budget that its prestage will need
         self._unread: set[int] = set()  # prestaged and not read since
         self._staging: dict[int, StagingStats] = {}  # by live slice
         self._past_staging = StagingStats()  # of purged slices
@@ -100,6 +101,9 @@ class StagedReads:
                 if size >= wanted or size + entry.size_bytes > room:
                     break
                 self._ledger.move(entry.seq, Move.STAGE)
+                # What is under way has its room already: appends must not take it too.
+                self._reserved[entry.seq] = entry.size_bytes
+                self._budget.reserve(entry.size_bytes)
                 last = self._stagings[entry.seq] = self._io.submit(Priority.PRESTAGE, self._stage_steps(entry))
                 size += entry.size_bytes
         if last is not None:
@@ -197,17 +201,22 @@ class StagedReads:
             block = yield from self._p.fetch(entry.file_no, entry.slice_us, entry.seq)
         except BaseException:
             with self._lock:
-                self._stagings.pop(entry.seq, None)
+                self._staging_over(entry.seq)
                 if entry.place is Place.STAGING:
                     self._ledger.move(entry.seq, Move.STAGE_FAILED)
             raise
         with self._lock:
-            self._stagings.pop(entry.seq, None)
+            self._staging_over(entry.seq)
             if entry.place is Place.STAGING:
                 self._ledger.move(entry.seq, Move.STAGED)
                 self._memory.hold(entry.seq, block)
                 self._unread.add(entry.seq)
                 self._staging.setdefault(entry.slice_us, StagingStats()).staged_bytes += entry.size_bytes
+
+    def _staging_over(self, seq: int) -> Request[None] | None:
+        """The prestage of a block came to an end, this or that; gives back the room that was kept for it."""
+        self._budget.reserve(-self._reserved.pop(seq, 0))
+        return self._stagings.pop(seq, None)
 
     def _load_all(self) -> None:
         """Stages every block that is only on disk, and waits for it."""

@@ -40,7 +40,7 @@ class TieredStore(StagedReads):
         keep_fraction: float = 0.0,
         prestages: bool = True,
         blocking: bool = True,
-        outbox_bytes: int = 8 * MIB,
+        outbox_bytes: int = 32 * MIB,
         read_ahead: int = 4,
     ) -> None:
         super().__init__(
@@ -203,6 +203,8 @@ class TieredStore(StagedReads):
             under_way: list[Future[Any]] = [*self._writes, *(r.future for r in self._stagings.values())]
         wait(under_way)
         with self._lock:
+            for seq in list(self._reserved):
+                self._staging_over(seq)
             self._memory.clear()
         self._io.submit(Priority.READ, _call(self._p.close)).result()
 
@@ -227,7 +229,7 @@ class TieredStore(StagedReads):
         for entry in entries:
             if entry.place is Place.STAGING:
                 self._ledger.move(entry.seq, Move.CANCEL)
-                request = self._stagings.pop(entry.seq, None)
+                request = self._staging_over(entry.seq)
                 if request is not None:
                     request.cancel()
             if entry.place not in IN_MEMORY:
@@ -267,7 +269,7 @@ class TieredStore(StagedReads):
         if entry.seq in self._unread:
             self._unread.discard(entry.seq)
             self._staging.setdefault(entry.slice_us, StagingStats()).vain_bytes += entry.size_bytes
-        request = self._stagings.pop(entry.seq, None)
+        request = self._staging_over(entry.seq)
         if request is not None:
             request.cancel()
         self._ledger.move(entry.seq, Move.PURGE)

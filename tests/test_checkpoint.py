@@ -590,6 +590,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.versions: dict[str | None, dict[bytes, tuple[int, int]]] = {None: {}}
         self.parents: dict[str | None, str | None] = {}
         self.chosen: str | None = None
+        self.rivals: list[str | None] = []  # what was committed on it: Spark may choose any of them
         self.attempt: str | None = None
         self.mine: dict[bytes, tuple[int, int]] = {}
         self.purging: set[int] = set()
@@ -602,12 +603,12 @@ class ShardMachine(RuleBasedStateMachine):
         older: list[str | None] = [self.chosen]
         while older[-1] is not None:
             older.append(self.parents[older[-1]])
-        return [*older, *(token for token, parent in self.parents.items() if parent == self.chosen)]
+        return [*older, *self.rivals]
 
     @rule(data=st.data(), other=st.booleans())
     def open(self, data: st.DataObject, other: bool) -> None:
         if other:
-            self.chosen = data.draw(st.sampled_from(self.askable()))
+            self.chosen, self.rivals = data.draw(st.sampled_from(self.askable())), []
         self.attempt, snapshot = self.host.open(self.chosen)
         self.mine = dict(self.versions[self.chosen])
         self.purging = set()
@@ -657,6 +658,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.host.shard.commit(self.attempt, {"next_seq": self.next_seq, "version": self.attempt})
         self.versions[self.attempt] = {d: p for d, p in self.mine.items() if p[1] not in self.purging}
         self.parents[self.attempt] = self.chosen
+        self.rivals.append(self.attempt)
         self.dead[self.attempt] = self.dead[self.chosen] | self.purging
         self.attempt = None
 

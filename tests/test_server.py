@@ -122,6 +122,7 @@ def test_one_that_was_killed_is_replaced_and_its_shards_come_back(
     session.commit({"next_seq": 2, "counters": {}})
     first = pid_of_by_file(application)
     os.kill(first, signal.SIGKILL)
+    wait_until(lambda: not psutil.pid_exists(first) or psutil.Process(first).status() == psutil.STATUS_ZOMBIE)
     wait_until(lambda: StateClient.find(application, watch_pid=executor.pid) is None)
     with pytest.raises(errors.ServerUnreachable):
         open_shard(client, tmp_path, "t1", "t2")

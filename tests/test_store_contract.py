@@ -402,6 +402,19 @@ def test_prestaging_takes_no_more_than_the_budget_has(make: Callable[..., Rig]) 
     assert rig.read(0, 10, 20) == [*range(6)]
 
 
+def test_prestaging_and_appending_do_not_both_take_the_same_room(make: Callable[..., Rig]) -> None:
+    """What is under way counts: or together they come to twice the budget."""
+    rig = make("tiered", budget=12 * KIB)
+    rig.append(*((seq, 0) for seq in range(9)), size=KIB)
+    rig.to_disk(0)
+    with Gate(rig.io):
+        rig.store.prestage([0])
+        rig.append(*((seq, 10) for seq in range(20, 30)), size=KIB)
+    rig.settle()
+    assert rig.budget.peak_bytes <= 12 * KIB + KIB
+    assert rig.read(0, 10) == [*range(9), *range(20, 30)]
+
+
 def test_what_is_not_wanted_any_more_is_not_staged(make: Callable[..., Rig]) -> None:
     rig = make("tiered")
     rig.append((0, 0), (1, 10), (2, 20))

@@ -1,0 +1,149 @@
+"""What the legs of `aion experiment store` share: blocks of real events, memory samples, a dropped page cache."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import psutil
+import pyarrow as pa
+from rocksdict import Cache
+
+from state_backends.block import Block, Kind, encode
+from state_backends.io_thread import IoThread
+from state_backends.m_bucket import MemoryBudget
+from state_backends.machine import memory_limit_bytes
+from state_backends.p_bucket import PBucket, cache_bytes
+from state_backends.stores import StoreConfig
+from state_backends.tiered import TieredStore
+
+MIB = 1 << 20
+MINUTE_US = 60_000_000
+BLOCK_BYTES = MIB
+SAMPLE_S = 0.02
+"""Between two looks at resident memory: 50 a second."""
+
+
+def random_batches(count: int, payload_bytes: int, seed: int, block_bytes: int = BLOCK_BYTES) -> list[pa.RecordBatch]:
+    """Batches of (key, ts, value, payload) events, each about ``block_bytes`` when encoded; nothing compresses."""
+    rng = np.random.default_rng(seed)
+    rows = max(1, block_bytes // (payload_bytes + 28))  # key, ts, value, and the offset of the payload
+    return [events(rng, rows, payload_bytes) for _ in range(count)]
+
+
+def events(rng: np.random.Generator, rows: int, payload_bytes: int, start_us: int = 0) -> pa.RecordBatch:
+    """Random events of one minute from ``start_us`` on."""
+    ends = np.arange(rows + 1, dtype=np.int32) * payload_bytes
+    payload = pa.Array.from_buffers(
+        pa.binary(), rows, [None, pa.py_buffer(ends), pa.py_buffer(rng.bytes(rows * payload_bytes))]
+    )
+    times = pa.array(start_us + rng.integers(0, MINUTE_US, rows)).cast(pa.timestamp("us"))
+    keys, values = pa.array(rng.integers(0, 100, rows)), pa.array(rng.random(rows))
+    return pa.record_batch([keys, times, values, payload], ["key", "ts", "value", "payload"])
+
+
+def encoded(batch: pa.RecordBatch, slice_us: int) -> Block:
+    """The batch as a block of kept events of one slice."""
+    end_us = slice_us + MINUTE_US
+    return encode(batch, kind=Kind.EVENTS, slice_us=slice_us, events=batch.num_rows, min_us=slice_us, max_us=end_us - 1)
+
+
+@contextmanager
+def opened_store(config: StoreConfig, folder: Path) -> Iterator[tuple[TieredStore, MemoryBudget]]:
+    """An empty store as an operator makes one, its files below ``folder`` and synced; RocksDB's cache in the budget."""
+    budget = MemoryBudget(config.budget(memory_limit_bytes()))
+    budget.reserved_bytes = cache_bytes(budget.limit_bytes)
+    io: IoThread = config.make_io()
+    cache = Cache(budget.reserved_bytes)
+    store = config.make_store(PBucket(folder / "files", folder / "live", durable=True, cache=cache), io, budget)
+    try:
+        yield store, budget
+    finally:
+        store.close()
+        io.close()
+
+
+def drop_page_cache(*folders: Path) -> int:
+    """Has every file below written to the device and forgotten by the page cache; returns their bytes.
+
+    Dirty pages cannot be dropped, hence the fsync. A file with several links counts once.
+    """
+    seen: dict[int, int] = {}
+    for path in (p for folder in folders for p in folder.rglob("*") if p.is_file()):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            status = os.fstat(fd)
+            seen[status.st_ino] = status.st_size
+        finally:
+            os.close(fd)
+    return sum(seen.values())
+
+
+class Sample(NamedTuple):
+    """Resident bytes of the process when so many bytes had been appended."""
+
+    appended_bytes: int
+    rss_bytes: int
+
+
+class MemorySampler:
+    """Looks at this process's resident memory every 20 ms, beside what is measured. A context manager.
+
+    ``appended_bytes`` is set by whoever is measured.
+    """
+
+    def __init__(self) -> None:
+        self.appended_bytes = 0
+        self.samples: list[Sample] = []
+        self._process = psutil.Process()
+        self.baseline_bytes = self.resident_bytes()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="memory-sampler", daemon=True)
+
+    def resident_bytes(self) -> int:
+        return int(self._process.memory_info().rss)
+
+    def __enter__(self) -> MemorySampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(SAMPLE_S):
+            self.samples.append(Sample(self.appended_bytes, self.resident_bytes()))
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Resident bytes above the baseline: the peak, and how much higher the last quarter lies than the second."""
+
+    peak_bytes: int
+    growth_bytes: int
+    samples: int
+
+
+def memory_use(samples: Sequence[Sample], baseline_bytes: int, total_bytes: int) -> Memory:
+    """Quarters are of the ``total_bytes`` appended: in the first one memory fills up to the budget.
+
+    Growth is the difference of the medians of two quarters: 0 when memory is flat. Raises ValueError if a quarter
+    has no sample.
+    """
+    quarters: list[list[int]] = [[], [], [], []]
+    for sample in samples:
+        quarters[min(3, 4 * sample.appended_bytes // total_bytes)].append(sample.rss_bytes)
+    if not quarters[1] or not quarters[3]:
+        raise ValueError(f"{len(samples)} samples are too few to tell how memory grows; take a larger state")
+    growth = statistics.median(quarters[3]) - statistics.median(quarters[1])
+    return Memory(max(s.rss_bytes for s in samples) - baseline_bytes, int(growth), len(samples))

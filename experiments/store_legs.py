@@ -1,0 +1,50 @@
+"""One measured leg of `aion experiment store` per process: ``python -m experiments.store_legs REQUEST``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from experiments.store_settings import Settings
+
+LEGS = {
+    "ingest": "experiments.store_ingest:ingest",
+    "disk": "experiments.store_disk:disk",
+    "late": "experiments.store_windows:late",
+    "past": "experiments.store_windows:past",
+}
+TIMEOUT_S = 900
+
+
+def run_leg(leg: str, contender: str, settings: Settings, folder: Path) -> dict[str, Any]:
+    """Runs a leg in a fresh Python; raises RuntimeError with what it printed if it fails.
+
+    Before it starts everything is on the disk that an earlier one wrote: nobody writes for somebody else.
+    """
+    request = {"leg": leg, "contender": contender, "settings": asdict(settings), "folder": str(folder)}
+    os.sync()
+    command = [sys.executable, "-m", "experiments.store_legs", json.dumps(request)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    if done.returncode:
+        raise RuntimeError(f"{leg} of {contender} failed:\n{done.stderr[-4000:]}")
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def perform(request: str) -> dict[str, Any]:
+    """What a leg measured, in bytes and seconds."""
+    asked = json.loads(request)
+    module, _, name = LEGS[asked["leg"]].partition(":")
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in asked["settings"].items()}
+    settings = Settings(**values)
+    found: dict[str, Any] = getattr(import_module(module), name)(asked["contender"], settings, Path(asked["folder"]))
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(perform(sys.argv[1])))

@@ -1,0 +1,36 @@
+"""What is asked of `aion experiment store`: plain values, that go to each leg's process as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+OVERCOMMIT = 20
+"""Issue 3: state is so many times the budget."""
+PAST_WINDOWS = (1, 10, 100, 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One experiment. ``gap_s``: how long after a late event its batch ends and the late execution begins."""
+
+    state_bytes: int = 1280 * MIB
+    disk_bytes: int = 256 * MIB
+    window_bytes: int = 96 * MIB
+    payload_bytes: int = 2304
+    commit_blocks: int = 32
+    gap_s: float = 1.0
+    past_windows: tuple[int, ...] = PAST_WINDOWS
+    past_batches: int = 60
+    past_events: int = 100_000
+    runs: int = 3
+    seed: int = 1
+
+    @property
+    def budget_bytes(self) -> int:
+        return self.state_bytes // OVERCOMMIT
+
+    @property
+    def ingest_window_bytes(self) -> int:
+        """Of one window while state is filled: an eighth of the budget, so that many share it."""
+        return self.budget_bytes // 8
