@@ -522,13 +522,13 @@ def test_a_file_is_kept_as_long_as_a_version_needs_it(make: Callable[..., Host])
 
 
 def test_a_new_host_deletes_what_the_one_before_would_have(make: Callable[..., Host]) -> None:
-    host = make(retain=2)
+    host = make(retain=3)
     tokens: list[str] = []
     for i in range(6):
         tokens.append(host.commit(tokens[-1] if tokens else None, (i, i), purge=[i - 1]))
         host.restart()
-    assert host.manifests() == set(tokens[-2:])
-    assert host.files() == host.named_files(*tokens[-2:])
+        assert host.manifests() == set(tokens[-3:])
+        assert host.files() == host.named_files(*tokens[-3:])
 
 
 def test_what_failed_attempts_left_is_deleted_in_the_end(make: Callable[..., Host]) -> None:

@@ -326,6 +326,15 @@ def test_a_longer_bound_after_a_restart_does_not_bring_purged_windows_back() -> 
     assert kinds(arrive(restarted, 0)) == [EmitDropped]
 
 
+def test_a_longer_bound_after_a_restart_does_not_make_windows_that_events_were_dropped_for() -> None:
+    """The slice's earlier block was told as dropped for the short window, and must not be in a pane of it after all."""
+    operator = make(Tumbling(10), Tumbling(40), bound=5)
+    advance(operator, 20)
+    assert [d.window for d in dropped(arrive(operator, 0))] == [WindowRef(0, 0, 10)]
+    restarted = make(Tumbling(10), Tumbling(40), bound=1000, snapshot=operator.snapshot())
+    assert [d.window for d in dropped(arrive(restarted, 0))] == [WindowRef(0, 0, 10)]
+
+
 def test_the_bound_of_a_window_is_fixed_when_it_is_made() -> None:
     operator = make(bound=100)
     arrive(operator, 0)
