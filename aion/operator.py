@@ -12,7 +12,7 @@ to be remembered per block.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
@@ -183,14 +183,7 @@ class Counters:
     executions: dict[str, int] = field(default_factory=lambda: {"on_time": 0, "late": 0, "final": 0})
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "events": self.events,
-            "late_events": self.late_events,
-            "dropped": self.dropped,
-            "windows": self.windows,
-            "purged_windows": self.purged_windows,
-            "executions": dict(self.executions),
-        }
+        return asdict(self)
 
 
 class Operator:
@@ -246,9 +239,13 @@ class Operator:
     @property
     def next_due_us(self) -> int | None:
         """The next watermark at which something happens without any new event; None when nothing will."""
+        self._pass_over()
+        return self._due[0][0] if self._due else None
+
+    def _pass_over(self) -> None:
+        """Drops entries at the head of the heap that events have overtaken."""
         while self._due and not self._is_due_at(*self._due[0]):
             heappop(self._due)
-        return self._due[0][0] if self._due else None
 
     def _is_due_at(self, due_us: int, ref: WindowRef) -> bool:
         """Whether an entry of the heap still says what happens to a window next."""
@@ -257,6 +254,7 @@ class Operator:
 
     def _due_by(self, watermark_us: int) -> list[WindowRef]:
         """Windows to which something happens up to there; only that part of the heap is looked at."""
+        self._pass_over()
         found: set[WindowRef] = set()
         at = [0] if self._due else []
         while at:

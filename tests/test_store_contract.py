@@ -808,15 +808,22 @@ def test_a_missing_or_truncated_file_is_named(rig: Rig) -> None:
     assert rig.read(0, 10) == [0, 1]
 
 
-def test_another_file_under_the_name_is_noticed(rig: Rig) -> None:
+def test_another_file_under_the_name_is_noticed(make: Callable[..., Rig]) -> None:
+    rig, other = make("tiered"), make("tiered")
     rig.append((0, 0))
     (first,) = rig.store.persist()
     rig.append((1, 0))
     (second,) = rig.store.persist()
-    shutil.copyfile(second.path, first.path)
-    with pytest.raises(CorruptState, match=Path(first.path).name):
-        rig.reopen([first])
+    other.append((0, 5))
+    (elsewhere,) = other.store.persist()
+    assert {first.size_bytes, second.size_bytes, elsewhere.size_bytes} == {first.size_bytes}
+    for wrong in (second, elsewhere):
+        Path(first.path).unlink()
+        shutil.copyfile(wrong.path, first.path)
+        with pytest.raises(CorruptState, match=Path(first.path).name):
+            rig.reopen([first])
     rig.reopen([second])
+    assert rig.read(0) == [1]
 
 
 def test_a_damaged_file_never_gives_a_wrong_block(make: Callable[..., Rig]) -> None:
