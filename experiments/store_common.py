@@ -98,11 +98,13 @@ class Sample(NamedTuple):
 class MemorySampler:
     """Looks at this process's resident memory every 20 ms, beside what is measured. A context manager.
 
-    ``appended_bytes`` is set by whoever is measured.
+    Whoever is measured says what it appended, and is looked at every ``every_bytes`` of it as well: however fast it
+    is, every quarter of its way is seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, every_bytes: int = 1 << 62) -> None:
         self.appended_bytes = 0
+        self._every_bytes = every_bytes
         self.samples: list[Sample] = []
         self._process = psutil.Process()
         self.baseline_bytes = self.resident_bytes()
@@ -120,9 +122,17 @@ class MemorySampler:
         self._stop.set()
         self._thread.join()
 
+    def appended(self, size_bytes: int) -> None:
+        before, self.appended_bytes = self.appended_bytes, self.appended_bytes + size_bytes
+        if before // self._every_bytes != self.appended_bytes // self._every_bytes:
+            self._look()
+
     def _run(self) -> None:
         while not self._stop.wait(SAMPLE_S):
-            self.samples.append(Sample(self.appended_bytes, self.resident_bytes()))
+            self._look()
+
+    def _look(self) -> None:
+        self.samples.append(Sample(self.appended_bytes, self.resident_bytes()))
 
 
 @dataclass(frozen=True, slots=True)

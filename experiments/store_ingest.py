@@ -35,7 +35,7 @@ def ingest(backend: str, settings: Settings, folder: Path) -> dict[str, Any]:
     gc.collect()
     config = StoreConfig(backend=backend, budget_bytes=settings.budget_bytes)
     # Its baseline is of before the store, so that all the store brings counts; and it ends before the store does.
-    sampler = MemorySampler()
+    sampler = MemorySampler(settings.state_bytes // 16)
     with opened_store(config, folder) as (store, budget), sampler:
         expired = 0
         begin, cpu = time.perf_counter(), time.process_time()
@@ -49,7 +49,7 @@ def ingest(backend: str, settings: Settings, folder: Path) -> dict[str, Any]:
             slice_us = (choose.randrange(expired) if late else window) * MINUTE_US
             block = encoded(batches[seq % POOL], slice_us)
             store.append(seq, block, late=late)
-            sampler.appended_bytes += block.size_bytes
+            sampler.appended(block.size_bytes)
             if (seq + 1) % settings.commit_blocks == 0:
                 store.persist()
         store.persist()

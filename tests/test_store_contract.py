@@ -407,9 +407,12 @@ def test_prestaging_and_appending_do_not_both_take_the_same_room(make: Callable[
     rig = make("tiered", budget=12 * KIB)
     rig.append(*((seq, 0) for seq in range(9)), size=KIB)
     rig.to_disk(0)
+    appending = threading.Thread(target=lambda: rig.append(*((seq, 10) for seq in range(20, 30)), size=KIB))
     with Gate(rig.io):
         rig.store.prestage([0])
-        rig.append(*((seq, 10) for seq in range(20, 30)), size=KIB)
+        appending.start()
+        appending.join(0.2)  # it is done, or waits for room that only the I/O thread can make
+    appending.join(PATIENCE)
     rig.settle()
     assert rig.budget.peak_bytes <= 12 * KIB + KIB
     assert rig.read(0, 10) == [*range(9), *range(20, 30)]
