@@ -11,9 +11,9 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from aion.actions import EmitDropped, Execute, Kind
 from aion.errors import ApplyError
 from aion.grouping import Piece
-from aion.operator import EmitDropped, Execute, Kind
 from aion.plan import Key, Plan, Window
 from aion.rows import pane_rows
 from aion.spilling import MEMORY_LIMIT_BYTES, group_by_key

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from aion.applying import apply_window, decode_all, dropped_events
-from aion.operator import (
+from aion.actions import (
     Action,
     Append,
     Arrived,
@@ -24,11 +23,12 @@ from aion.operator import (
     EmitDropped,
     Execute,
     Kind,
-    Operator,
     Prestage,
     Purge,
     WatermarkAdvanced,
 )
+from aion.applying import apply_window, decode_all, dropped_events
+from aion.operator import Operator
 from aion.plan import Plan
 from aion.rows import pane_rows
 from aion.spilling import MEMORY_LIMIT_BYTES

@@ -15,8 +15,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import Any
 
+from aion.actions import (
+    Action,
+    Append,
+    Arrived,
+    BatchEnded,
+    BlockFact,
+    Destage,
+    EmitDropped,
+    Event,
+    Execute,
+    Kind,
+    Prestage,
+    Purge,
+    WatermarkAdvanced,
+    WindowRef,
+)
 from aion.lateness import FixedBound, LatenessHistogram
 from aion.runs import Runs
 from aion.slices import NO_SLICE, SliceGrid
@@ -40,115 +56,6 @@ TRANSITIONS: dict[tuple[Status, str], Status] = {
     (Status.LATE, "bound_passed"): Status.FINAL,
     (Status.FINAL, "purge"): Status.PURGED,
 }
-
-
-class Kind(StrEnum):
-    ON_TIME = "on_time"
-    LATE = "late"
-    FINAL = "final"
-    DROPPED = "dropped"
-
-
-class WindowRef(NamedTuple):
-    """A window: the number of its definition, and its interval ``[start_us, end_us)``."""
-
-    definition: int
-    start_us: int
-    end_us: int
-
-
-# -- facts ------------------------------------------------------------------------------------------------
-
-
-class BlockFact(NamedTuple):
-    """A block that arrived: its slice, how many events it stands for, and its encoded size."""
-
-    slice_us: int
-    events: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    blocks: Sequence[BlockFact]
-
-
-@dataclass(frozen=True, slots=True)
-class WatermarkAdvanced:
-    to_us: int
-
-
-@dataclass(frozen=True, slots=True)
-class BatchEnded:
-    pass
-
-
-Event = Arrived | WatermarkAdvanced | BatchEnded
-
-# -- orders -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """Keep block ``index`` of the arrival under ``seq``; ``late`` ones go straight to the p-bucket."""
-
-    index: int
-    slice_us: int
-    seq: int
-    late: bool
-
-
-@dataclass(frozen=True, slots=True)
-class EmitDropped:
-    """Block ``index`` came too late for ``window`` (None: it has no event time); yield it as dropped."""
-
-    index: int
-    window: WindowRef | None
-    lateness_us: int | None
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Execute:
-    """Compute ``window`` over its ``slices`` and emit the pane.
-
-    ``changed_since``: only keys with a block above this seq have changed (-1: all of them have).
-    ``late_from``: blocks from this seq on are late for the window. ``events`` and ``late_events`` are those
-    of the window, of all keys together.
-    """
-
-    window: WindowRef
-    kind: Kind
-    pane: int
-    slices: tuple[int, ...]
-    changed_since: int
-    late_from: int
-    events: int
-    late_events: int
-
-
-@dataclass(frozen=True, slots=True)
-class Prestage:
-    """These slices will be read soon: bring what is on disk back into memory meanwhile (paper 3.2)."""
-
-    slices: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Destage:
-    """The windows of these slices have expired: their m-buckets may be freed."""
-
-    slices: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Purge:
-    """No window needs these slices any more; they never come back."""
-
-    slices: tuple[int, ...]
-
-
-Action = Append | EmitDropped | Execute | Prestage | Destage | Purge
 
 
 @dataclass(slots=True)
@@ -206,6 +113,8 @@ class Operator:
         self.windows: dict[WindowRef, WindowState] = {}
         # What happens to which window next, the soonest first; entries that are overtaken are passed over.
         self._due: list[tuple[int, WindowRef]] = []
+        # Late windows that got events since they were executed: all that the end of a batch looks at.
+        self._stirred: set[WindowRef] = set()
         # Every live slice with the windows that still need it.
         self.slices: dict[int, list[WindowRef]] = {}
         self._purged = [Runs(window.slide_us) for window in grid.windows]
@@ -298,6 +207,7 @@ class Operator:
                 state.news += block.events
                 if state.status is Status.LATE:
                     late += 1
+                    self._stirred.add(ref)
                     if state.news == block.events and self._prestages_late:
                         # The first late event since the last execution announces the next one.
                         stirred.update(self._slices_of(ref))
@@ -374,14 +284,8 @@ class Operator:
         return actions
 
     def _batch_ended(self) -> list[Action]:
-        due = sorted(
-            (
-                ref
-                for ref, s in self.windows.items()
-                if s.news and s.status is Status.LATE and self._trigger.due(news=s.news)
-            ),
-            key=lambda ref: (ref.end_us, ref),
-        )
+        due = [ref for ref in self._stirred if self._trigger.due(news=self.windows[ref].news)]
+        due.sort(key=lambda ref: (ref.end_us, ref))
         actions: list[Action] = [self._execute(ref, self.windows[ref], Kind.LATE) for ref in due]
         # What was staged for a late execution is let go after it (paper 3.2).
         return actions + self._destage(due)
@@ -400,6 +304,7 @@ class Operator:
         state.panes += 1
         state.executed_seq = state.last_seq
         state.news = 0
+        self._stirred.discard(ref)
         self.counters.executions[kind.value] += 1
         return action
 
@@ -472,6 +377,7 @@ class Operator:
             ref = WindowRef(number, start, self.grid.windows[number].end(start))
             self.windows[ref] = WindowState(bound_us, Status(status), *rest)
             self._expect(ref)
+        self._stirred = {ref for ref, state in self.windows.items() if state.status is Status.LATE and state.news}
         for s in snapshot["slices"]:
             self.slices[s] = [ref for ref in self._refs(s) if ref in self.windows]
         self._purged = [
@@ -489,6 +395,8 @@ class Operator:
                 assert ref.start_us <= s < ref.end_us, f"slice {s} lies outside of {ref}"
         expected = {ref for due_us, ref in self._due if self._is_due_at(due_us, ref)}
         assert expected == set(self.windows), "every window waits for what happens to it next"
+        stirred = {ref for ref, state in self.windows.items() if state.status is Status.LATE and state.news}
+        assert self._stirred == stirred, "late windows with news, and no others, wait for the trigger"
         for ref, state in self.windows.items():
             assert state.status in (Status.ACTIVE, Status.LATE), f"{ref} is {state.status} and still kept"
             assert (state.status is Status.LATE) == self.watermark.passed(ref.end_us), f"{ref}: {state}"

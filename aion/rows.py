@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from aion.operator import WindowRef
+from aion.actions import WindowRef
 from aion.plan import Plan
 
 

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import aion
+from aion.actions import Execute, WindowRef
+from aion.actions import Kind as PaneKind
 from aion.applying import apply_window
 from aion.builder import BlockBuilder
-from aion.operator import Execute, WindowRef
-from aion.operator import Kind as PaneKind
 from aion.plan import Plan, make_plan
 from state_backends.block import Block, Codec, Compression, Kind, decode, encode
 from state_backends.codec_pool import CodecPool

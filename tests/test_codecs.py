@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
+from aion.actions import EmitDropped
 from aion.applying import dropped_events
 from aion.errors import CorruptBlock, FormatError, SchemaError
-from aion.operator import EmitDropped
 from aion.plan import make_plan
 from state_backends import block as block_module
 from state_backends.block import HEADER_BYTES, Block, Codec, Compression, Kind, check, decode, encode, parse

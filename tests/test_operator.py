@@ -13,9 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from aion.lateness import FixedBound, LatenessHistogram
-from aion.operator import (
-    TRANSITIONS,
+from aion.actions import (
     Action,
     Append,
     Arrived,
@@ -26,12 +24,12 @@ from aion.operator import (
     Event,
     Execute,
     Kind,
-    Operator,
     Purge,
-    Status,
     WatermarkAdvanced,
     WindowRef,
 )
+from aion.lateness import FixedBound, LatenessHistogram
+from aion.operator import TRANSITIONS, Operator, Status
 from aion.slices import NO_SLICE, SliceGrid
 from aion.trigger import EveryBatch
 from aion.watermark import Watermark

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 import aion
 from aion import spilling
+from aion.actions import Execute, WindowRef
+from aion.actions import Kind as PaneKind
 from aion.applying import apply_window
 from aion.config import load_policy
 from aion.errors import ApplyError
 from aion.executor import Executor
 from aion.grouping import Group, Piece, key_codes
-from aion.operator import Execute, WindowRef
-from aion.operator import Kind as PaneKind
 from aion.plan import Plan, make_plan
 from aion.runtime import make_operator
 from aion.spilling import group_by_key, hash_rows

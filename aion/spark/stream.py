@@ -13,11 +13,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DoubleType, FloatType, StructType
 
+from aion.actions import Kind
 from aion.aggregates import Aggregate
 from aion.config import SPARK_PREFIX, Policy, policy_to_json, resolve
 from aion.errors import ConfigError, SchemaError, WatermarkError
 from aion.hashing import ShardOfKeys
-from aion.operator import Kind
 from aion.plan import DROPPED_COLUMNS, ApplyFunction, Plan, make_plan
 from aion.spark.child import BLOCK_ROWS, Child
 from aion.spark.root import Root, RootConfig
