@@ -18,7 +18,7 @@ from aion.errors import SchemaError
 from aion.executor import Executor
 from aion.hashing import ShardOfKeys
 from aion.plan import ApplyFunction, Plan, make_plan
-from aion.runtime import make_builder, make_operator, predicts, store_config
+from aion.runtime import make_builder, make_executor, make_operator, predicts, store_config
 from aion.time import instant_us
 from aion.windows import Periodic
 from state_backends.block import Block
@@ -135,7 +135,7 @@ class LocalOperator:
     def _start(self, schema: pa.Schema) -> Executor:
         plan = make_plan(normal_schema(schema, self._definition["time"]), **self._definition)
         operator = make_operator(plan, self.policy, None)
-        self._executor = Executor(plan, operator, _Embedded(self._store), self._codec)
+        self._executor = make_executor(plan, operator, _Embedded(self._store), self._codec, self.policy)
         if self._watermark is not None:
             for _ in self._executor.advance(self._watermark):
                 raise AssertionError("an operator without events has nothing to say")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from aion.builder import BlockBuilder
 from aion.config import Policy, Share
+from aion.executor import Executor, Session
 from aion.hashing import ShardOfKeys
 from aion.lateness import FixedBound
 from aion.operator import Operator
@@ -39,6 +42,24 @@ def make_builder(plan: Plan, policy: Policy, pool: CodecPool, shard_of: ShardOfK
         pool=pool,
         shard_of=shard_of,
     )
+
+
+def make_executor(plan: Plan, operator: Operator, session: Session, codec: CodecPool, policy: Policy) -> Executor:
+    """What carries out an operator's orders within what the policy allows."""
+    return Executor(
+        plan,
+        operator,
+        session,
+        codec,
+        memory_limit_bytes=policy.apply.memory_bytes,
+        spill_folder=policy.apply.spill_dir or _local_dir(),
+    )
+
+
+def _local_dir() -> str | None:
+    """Spark tells its workers where its own temporary files belong; None: there is no Spark, or it said nothing."""
+    told = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    return told if told and Path(told).is_dir() else None
 
 
 def prestages(policy: Policy) -> bool:

@@ -37,7 +37,7 @@ def test_the_presets_are_those_that_are_promised() -> None:
     assert config.differences("low_memory") == {
         "state.compression": "zstd", "memory.budget": "64MiB", "memory.bucket_limit": "8MiB",
         "memory.moderate": 0.6, "memory.resume": 0.4, "memory.scarce": 0.8,
-        "destage.idle_after": "30 seconds", "io.codec_threads": 1,
+        "destage.idle_after": "30 seconds", "io.codec_threads": 1, "apply.memory": "64MiB",
     }  # fmt: skip
     assert config.differences("low_latency") == {
         "memory.budget": "50%", "memory.bucket_limit": "256MiB", "memory.moderate": 0.85, "memory.resume": 0.75,
@@ -318,7 +318,7 @@ def test_explain_names_classes_of_the_user(tmp_path: Path) -> None:
     [
         ("low_memory", "neither events nor a watermark come to it for 30 seconds"),
         ("low_latency", "but for its first 10%"),
-        ("standard", "it is read from memory first, then from RocksDB"),
+        ("standard", "what only RocksDB has is fetched behind what memory has"),
         ("memory_only", "All of them stay in memory"),
         ("disk_only", "All of them go to RocksDB"),
         ("low_memory", "compressed with zstd"),

@@ -467,3 +467,42 @@ def test_windows_that_fit_use_no_files(tmp_path: Path) -> None:
     assert len(rows) == 6
     with pytest.raises(FileNotFoundError):
         list(apply_window(plan_of(digest), execute(1), iter(stored), memory_limit_bytes=9, spill_folder=str(missing)))
+
+
+# --- what the policy says -----------------------------------------------------------------------------------
+
+
+def events_of_keys(apply: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Panes of 20 keys whose events, a megabyte together, are grouped under such a policy."""
+
+    def last(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> Mapping[str, Any]:
+        rows = pa.Table.from_batches(list(events))
+        return {"n": rows.num_rows, "last": rows["v"][-1].as_py()}
+
+    rows = range(20_000)
+    columns = {"key": [i % 20 for i in rows], "ts": pa.array([1 for _ in rows], pa.timestamp("us"))}
+    table = pa.table({**columns, "v": [f"{i:05d}" * 10 for i in rows]})
+    windows = aion.Tumbling("1 minute")
+    with aion.LocalOperator(
+        windows=windows, key="key", time="ts", apply=last, schema="n long, last string", policy={"apply": apply}
+    ) as operator:
+        operator.process(table)
+        panes: list[dict[str, Any]] = operator.advance(60_000_000).to_pylist()
+        return sorted(panes, key=lambda row: row["key"])
+
+
+def test_the_policy_says_what_is_grouped_in_memory_and_where_the_rest_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[str | None] = []
+    real = tempfile.TemporaryFile
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **how: (folders.append(how["dir"]), real(**how))[1])
+    in_memory = events_of_keys({"memory": "64MiB"})
+    assert not folders
+    assert len(in_memory) == 20 and in_memory[3]["n"] == 1000 and in_memory[3]["last"] == "19983" * 10
+    assert events_of_keys({"memory": "64KiB", "spill_dir": str(tmp_path)}) == in_memory
+    assert set(folders) == {str(tmp_path)}
+    folders.clear()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
+    assert events_of_keys({"memory": "64KiB"}) == in_memory
+    assert set(folders) == {str(tmp_path)}, "Spark's own local folder"

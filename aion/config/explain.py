@@ -98,7 +98,7 @@ def _backend_words(policy: Policy, limit_bytes: int) -> _Words:
     return _Words(
         f"They stay in memory until its m-bucket has {bucket}, or all m-buckets of the host "
         f"{_budget(policy, limit_bytes)} ({windows} at a time); what is beyond goes to its p-bucket in RocksDB.",
-        "it is read from memory first, then from RocksDB.",
+        "it is read in the order in which its events came; what only RocksDB has is fetched behind what memory has.",
         f"Then it leaves memory for RocksDB{_but_for_its_start(policy)}.",
     )
 
@@ -118,8 +118,9 @@ def _late_words(policy: Policy) -> str:
             fetch = f"When its state is prestaged says {_plugin(policy.prestage.class_path, policy.prestage.arguments)}"
         case _:
             fetch = (
-                "Its state is prestaged, fetched back into memory before the execution is due: the first time as soon "
-                "as the window before it is purged, and then just as early as fetching was measured to take."
+                "The first of them starts prestaging: the window is back in memory when it is executed. What the next "
+                "batch will execute by the watermark alone is prestaged in the gap before that batch: just as early "
+                "as fetching was measured to take, and at once as long as nothing was measured."
             )
     return (
         f"They go straight to its p-bucket in RocksDB. {fetch} After the execution it leaves memory again"

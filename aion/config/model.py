@@ -223,6 +223,21 @@ class BlocksPolicy(_Section):
     )
 
 
+class ApplyPolicy(_Section):
+    """What a function given as ``apply=`` may take on the worker that runs it."""
+
+    memory_bytes: Size = Field(
+        default=256 << 20,
+        alias="memory",
+        description="Bytes of a window's events that are grouped by key in the worker's memory; larger windows are "
+        "grouped by way of temporary files.",
+    )
+    spill_dir: Location = Field(
+        default=None,
+        description="The local folder of those files; null: Spark's local folder, else the platform's temporary one.",
+    )
+
+
 class LatenessPolicy(_Section):
     """How late an event may be before its window is gone."""
 
@@ -250,6 +265,7 @@ class Policy(_Section):
     prestage: PrestagingPolicy = PrestagingPolicy()
     io: IoPolicy = IoPolicy()
     blocks: BlocksPolicy = BlocksPolicy()
+    apply: ApplyPolicy = ApplyPolicy()
     lateness: LatenessPolicy = LatenessPolicy()
     trigger: TriggerPolicy = TriggerPolicy()
 

@@ -14,10 +14,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from aion.config import policy_from_json
 from aion.errors import ServerUnreachable
-from aion.executor import Executor
 from aion.operator import Operator
 from aion.plan import Plan
-from aion.runtime import make_operator, predicts, store_config
+from aion.runtime import make_executor, make_operator, predicts, store_config
 from aion.slices import NO_SLICE
 from state_backends.block import parse
 from state_backends.client import RemoteSession, StateClient, executor_pid
@@ -133,7 +132,7 @@ class _ShardWork:
         self.session = session
         policy = policy_from_json(config.policy)
         self.operator: Operator = make_operator(config.plan, policy, session.snapshot)
-        self.executor = Executor(config.plan, self.operator, session, codec)
+        self.executor = make_executor(config.plan, self.operator, session, codec, policy)
         self._predicts = predicts(policy)
         self._delay_us = config.watermark_delay_us
         self._latest_us: int | None = None
