@@ -18,6 +18,7 @@ from rocksdict import Cache
 from aion.errors import PolicyError, ServerError
 from policies.prestage import PrestagePolicy
 from state_backends.checkpoint import Shard
+from state_backends.depot import LocalDepot
 from state_backends.io_thread import IoThread
 from state_backends.m_bucket import MemoryBudget
 from state_backends.machine import memory_limit_bytes, memory_share_used
@@ -224,7 +225,7 @@ class Host:
 
         return Shard(
             identity,
-            state_dir / identity.query / identity.operator / name,
+            LocalDepot(state_dir / identity.query / identity.operator / name),
             live_root / identity.query / identity.operator / name,
             store,
             retain=config.retain_versions,

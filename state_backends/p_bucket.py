@@ -33,6 +33,7 @@ from rocksdict import (
 
 from aion.errors import CorruptBlock, CorruptState
 from state_backends.block import Block, parse
+from state_backends.depot import PART, SST, sync
 from state_backends.io_thread import Steps
 from state_backends.store import SstFile
 
@@ -41,6 +42,7 @@ _INDEX_KEY = struct.Struct(">Q")
 _SIGN = 1 << 63
 _LAST = ((1 << 64) - 1, (1 << 64) - 1)
 _BLOCK_BYTES = 4096
+_CHUNK_BYTES = 1 << 20
 CACHE_BYTES = 4 << 20
 
 
@@ -84,8 +86,8 @@ class PBucket:
             file_no = self.next_file_no
             self.next_file_no += 1
         self.files.mkdir(parents=True, exist_ok=True)
-        path = self.files / f"{file_no:010d}-{self.tag}.sst"
-        part = path.with_suffix(".part")
+        path = self.files / f"{file_no:010d}-{self.tag}{SST}"
+        part = path.with_suffix(PART)
         ordered = sorted(blocks, key=lambda b: (b[1].header.slice_us, b[0]))
         index = orjson.dumps([[b.header.slice_us, seq, b.size_bytes] for seq, b in ordered])
         # RocksDB reads the first and the last data block of a file that it ingests: both are kept small.
@@ -99,13 +101,14 @@ class PBucket:
                 yield block.size_bytes
             writer[_KEY.pack(file_no, *_LAST)] = b""
             writer.finish()  # syncs the file
+            crc = yield from checksum(part)
             part.rename(path)
             if self.durable:
                 sync(self.files)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-        file = SstFile(file_no, str(path), path.stat().st_size, zlib.crc32(index), len(ordered))
+        file = SstFile(file_no, str(path), path.stat().st_size, crc, zlib.crc32(index), len(ordered))
         try:
             self._ingest(file)
         except BaseException:
@@ -218,10 +221,11 @@ def _no_wal() -> WriteOptions:
     return write
 
 
-def sync(path: Path) -> None:
-    """Makes a file's bytes, or a folder's names, survive a power cut."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def checksum(path: Path) -> Steps[int]:
+    """Steps that compute the CRC-32 of a file's bytes: several GB/s for what was written just now."""
+    crc = 0
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            crc = zlib.crc32(chunk, crc)
+            yield 0  # these bytes are counted where they were written
+    return crc

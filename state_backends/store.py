@@ -17,13 +17,18 @@ class StoredBlock(NamedTuple):
 
 
 class SstFile(NamedTuple):
-    """An immutable file of blocks: its number, path, size, and the CRC of its index of blocks."""
+    """An immutable file of blocks: its number, local path, size, and the CRC-32 of all its bytes and of its index."""
 
     file_no: int
     path: str
     size_bytes: int
+    crc: int
     index_crc: int
     blocks: int
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
 
 
 @dataclass(slots=True)
