@@ -27,6 +27,7 @@ from aion.operator import (
     Operator,
     Prestage,
     Purge,
+    Status,
     WatermarkAdvanced,
 )
 from aion.plan import Plan
@@ -130,6 +131,16 @@ class Executor:
         """Slices of the windows that will be executed when the watermark gets there."""
         plan = self.operator.plan(watermark_us) if watermark_us is not None else None
         return plan.slices if plan is not None else ()
+
+    def active_slices(self) -> tuple[int, ...]:
+        """Slices of the windows that have not ended, those first that are needed soonest."""
+        windows = self.operator.windows
+        ends = {
+            s: [ref.end_us for ref in refs if ref in windows and windows[ref].status is Status.ACTIVE]
+            for s, refs in self.operator.slices.items()
+        }
+        needed = [(min(found), s) for s, found in ends.items() if found]
+        return tuple(s for _, s in sorted(needed))
 
     @contextmanager
     def _timed(self) -> Iterator[Callable[[Iterator[StoredBlock]], Iterator[StoredBlock]]]:

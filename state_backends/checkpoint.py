@@ -185,7 +185,9 @@ class Shard:
         p_bucket = PBucket(self.depot.files, self._live, durable=True, cache=self._cache)
         store = self._make_store(p_bucket)
         try:
-            if token is not None:
+            if token is None:
+                self.depot.fetch([])
+            else:
                 manifest = self._load(token)
                 check_owner(manifest, identity)
                 self._files = {f.file_no: self._file(f) for f in manifest.files}

@@ -91,7 +91,7 @@ class BlockStore(Protocol):
         """Encoded bytes of these slices that only the disk has."""
 
     def prestage(self, slices: Sequence[int]) -> None:
-        """Starts bringing these slices into memory, as far as the budget allows. Does not wait."""
+        """Starts bringing these slices into memory, in this order, as far as the budget allows. Does not wait."""
 
     def views(self) -> list[dict[str, Any]]:
         """What a destage policy may know of each slice with anything in memory: see policies.destage.WindowView."""
