@@ -68,6 +68,10 @@ class ForeignState(StateError):
     """State that belongs to another query, operator, shard or definition."""
 
 
+class StorageError(StateError, OSError):
+    """The place where versions are kept cannot be reached, is not there, or refuses; the message names it."""
+
+
 class SessionSuperseded(StateError):
     """Another attempt of the same task opened the shard; this one must stop."""
 

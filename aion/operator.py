@@ -145,6 +145,14 @@ class Operator:
         slices = sorted({s for ref in soon for s in self._slices_of(ref)})
         return Prestage(tuple(slices)) if slices else None
 
+    def active_slices(self) -> tuple[int, ...]:
+        """Slices of the windows that have not ended, those first that are needed soonest."""
+        ends = {
+            s: [ref.end_us for ref in refs if ref in self.windows and self.windows[ref].status is Status.ACTIVE]
+            for s, refs in self.slices.items()
+        }
+        return tuple(s for _, s in sorted((min(found), s) for s, found in ends.items() if found))
+
     @property
     def next_due_us(self) -> int | None:
         """The next watermark at which something happens without any new event; None when nothing will."""

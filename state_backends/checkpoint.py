@@ -7,7 +7,7 @@ that only grow, and purges wait for the commit.
 
 from __future__ import annotations
 
-import os
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,23 +16,25 @@ from rocksdict import Cache
 
 from aion.errors import CorruptState, FormatError, SessionSuperseded
 from state_backends.block import Block
+from state_backends.depot import SST, Depot
 from state_backends.manifest import FileEntry, Identity, Manifest, check_owner, dump, load
-from state_backends.p_bucket import PBucket, sync
+from state_backends.p_bucket import PBucket
 from state_backends.store import BlockStore, SstFile, StoredBlock
 
 StoreFactory = Callable[[PBucket], BlockStore]
+log = logging.getLogger(__name__)
 
 
 class Shard:
     """One shard on its host: the version it holds and, between open and commit, the attempt at work on it.
 
-    Calls are serialised by the caller. ``folder`` keeps the versions, ``live`` RocksDB's own files.
+    Calls are serialised by the caller, except for reads. ``depot`` keeps the versions, ``live`` RocksDB's own files.
     """
 
     def __init__(
         self,
         identity: Identity,
-        folder: Path,
+        depot: Depot,
         live: Path,
         make_store: StoreFactory,
         *,
@@ -40,7 +42,7 @@ class Shard:
         cache: Cache | None = None,
     ) -> None:
         self.identity = identity
-        self.folder = folder
+        self.depot = depot
         self._live = live
         self._make_store = make_store
         self._retain = retain
@@ -108,25 +110,31 @@ class Shard:
         known = self._files | {f.file_no: f for f in self._written}
         # Slices never come back, so a slice that a file holds without one live block is a purged one.
         holds = {no: {s: 0 if s in dead else n for s, n in slices.items()} for no, slices in store.files().items()}
-        live = sorted(no for no, slices in holds.items() if any(slices.values()))
+        live = {no for no, slices in holds.items() if any(slices.values())}
         manifest = Manifest(
             token=attempt,
             parent=self._held.token if self._held else None,
             version=self._held.version + 1 if self._held else 1,
             identity=self.identity,
-            files=tuple(_entry(known[no]) for no in live),
+            files=tuple(_entry(known[no]) for no in sorted(live)),
             purged=tuple(sorted({s for no in live for s, n in holds[no].items() if not n})),
             next_file_no=self._p.next_file_no,
             snapshot=snapshot,
         )
-        self._write(manifest)
+        # First all files, then the manifest that names them: a version is there whole or not at all.
+        self.depot.publish([f.name for f in self._written if f.file_no in live])
+        self.depot.save(manifest.token, dump(manifest))
         store.purge(list(dead))
+        self.depot.release([f.name for no, f in known.items() if no not in live])
         self._files = {no: known[no] for no in live}
         self._held = manifest
         self._attempt = None
         self._retained.append(manifest)
         self._written = []
-        self._expire()
+        try:
+            self._expire()
+        except OSError as error:
+            log.warning("%s: old versions could not be deleted now: %s", self.depot.where(attempt), error)
 
     def abort(self, attempt: str) -> None:
         if self._attempt == attempt and self._store is not None:
@@ -157,7 +165,7 @@ class Shard:
         assert self._store is not None
         self._store.rollback(self._first_seq)
         for file in self._written:
-            Path(file.path).unlink(missing_ok=True)
+            self.depot.delete(file.name)
         self._written = []
 
     # -- versions -----------------------------------------------------------------------------------------
@@ -174,13 +182,16 @@ class Shard:
         self.close()
         self._held, self._files, self._attempt, self._written, self._retained = None, {}, None, [], []
         self.rebuilds += 1
-        p_bucket = PBucket(self.folder / "files", self._live, durable=True, cache=self._cache)
+        p_bucket = PBucket(self.depot.files, self._live, durable=True, cache=self._cache)
         store = self._make_store(p_bucket)
         try:
-            if token is not None:
+            if token is None:
+                self.depot.fetch([])
+            else:
                 manifest = self._load(token)
                 check_owner(manifest, identity)
                 self._files = {f.file_no: self._file(f) for f in manifest.files}
+                self.depot.fetch(list(self._files.values()))
                 store.restore(list(self._files.values()), frozenset(manifest.purged))
                 p_bucket.next_file_no = max(p_bucket.next_file_no, manifest.next_file_no)
                 self._held = manifest
@@ -191,32 +202,18 @@ class Shard:
         self._p, self._store = p_bucket, store
 
     def _load(self, token: str) -> Manifest:
-        path = self._path(token)
+        where = self.depot.where(token)
         try:
-            return load(path.read_bytes(), path.name)
+            return load(self.depot.load(token), where.rpartition("/")[2])
         except FileNotFoundError:
             raise CorruptState(
                 f"version {token} of shard {self.identity.shard} of operator {self.identity.operator!r} "
-                f"is what Spark asks for, but {path} does not exist"
+                f"is what Spark asks for, but {where} does not exist"
             ) from None
 
-    def _write(self, manifest: Manifest) -> None:
-        path = self._path(manifest.token)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        with part.open("wb") as out:
-            out.write(dump(manifest))
-            out.flush()
-            os.fsync(out.fileno())
-        part.rename(path)
-        sync(path.parent)
-
-    def _path(self, token: str) -> Path:
-        return self.folder / "manifests" / f"{token}.json"
-
     def _file(self, entry: FileEntry) -> SstFile:
-        path = self.folder / "files" / entry.name
-        return SstFile(entry.file_no, str(path), entry.size_bytes, entry.index_crc, entry.blocks)
+        path = self.depot.files / entry.name
+        return SstFile(entry.file_no, str(path), entry.size_bytes, entry.crc, entry.index_crc, entry.blocks)
 
     def _versions_before(self, manifest: Manifest) -> list[Manifest]:
         """The manifest and those it came from, as far back as they are still there and whole, oldest first."""
@@ -237,24 +234,24 @@ class Shard:
         current = self._retained[-1]
         self._retained = self._retained[-self._retain :]
         kept = {m.token for m in self._retained}
-        for path in (self.folder / "manifests").glob("*.json"):
-            if path.stem in kept:
+        for token in self.depot.tokens():
+            if token in kept:
                 continue
             try:
-                version = load(path.read_bytes(), path.name).version
+                version = load(self.depot.load(token), token).version
             except (CorruptState, FormatError, FileNotFoundError):
                 continue  # of whatever it is the remains, it is not ours to judge
             if version < current.version:
-                path.unlink(missing_ok=True)
+                self.depot.discard(token)
         given_out = self._retained[-2].next_file_no if len(self._retained) > 1 else 0
         needed = {f.name for m in self._retained for f in m.files}
-        for path in (self.folder / "files").glob("*.sst"):
-            number = path.name.partition("-")[0]
-            if path.name in needed or not number.isdecimal():
+        for name in self.depot.names():
+            number = name.partition("-")[0]
+            if name in needed or not number.isdecimal():
                 continue
-            if int(number) < given_out or path.stem.endswith(f"-{current.token}"):
-                path.unlink(missing_ok=True)
+            if int(number) < given_out or name.endswith(f"-{current.token}{SST}"):
+                self.depot.delete(name)
 
 
 def _entry(file: SstFile) -> FileEntry:
-    return FileEntry(file.file_no, Path(file.path).name, file.size_bytes, file.index_crc, file.blocks)
+    return FileEntry(file.file_no, file.name, file.size_bytes, file.crc, file.index_crc, file.blocks)

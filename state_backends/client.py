@@ -123,7 +123,7 @@ class StateClient:
                 "store": store.to_json(),
             },
         )
-        return RemoteSession(self, attempt, answer["snapshot"])
+        return RemoteSession(self, attempt, answer["snapshot"], rebuilt=answer["rebuilt"])
 
     def put(self, attempt: str, blocks: Iterable[tuple[int, bool, Block]]) -> None:
         descriptor = flight.FlightDescriptor.for_command(orjson.dumps({"attempt": attempt}))
@@ -151,10 +151,13 @@ class StateClient:
 class RemoteSession:
     """An attempt's work on one shard, through the server. The executor's ``Session`` protocol."""
 
-    def __init__(self, client: StateClient, attempt: str, snapshot: dict[str, Any] | None) -> None:
+    def __init__(
+        self, client: StateClient, attempt: str, snapshot: dict[str, Any] | None, *, rebuilt: bool = False
+    ) -> None:
         self._client = client
         self.attempt = attempt
         self.snapshot = snapshot
+        self.rebuilt = rebuilt  # from its version's files: nothing of it is in memory
 
     def append(self, blocks: Iterable[tuple[int, bool, Block]]) -> None:
         self._client.put(self.attempt, blocks)

@@ -19,6 +19,7 @@ from aion.errors import PolicyError, ServerError
 from policies.prestage import PrestagePolicy
 from state_backends.checkpoint import Shard
 from state_backends.io_thread import IoThread
+from state_backends.location import Location, locate
 from state_backends.m_bucket import MemoryBudget
 from state_backends.machine import memory_limit_bytes, memory_share_used
 from state_backends.manifest import Identity
@@ -62,7 +63,7 @@ class Host:
         self._opened: dict[ShardKey, float] = {}
         self._intervals: dict[ShardKey, float] = {}
         self._executions_s: list[float] = []
-        self._live_roots: set[Path] = set()
+        self._locations: dict[str, Location] = {}
         self._id = f"{os.getpid()}-{int(psutil.Process().create_time() * 1000)}"
 
     # -- attempts -----------------------------------------------------------------------------------------
@@ -76,13 +77,14 @@ class Host:
             self._check_owner(identity, request["run"], request["operator_uid"])
             self._start(config)
             if key not in self._shards:
-                self._shards[key] = self._make(identity, Path(request["state_dir"]), config), threading.Lock()
+                self._shards[key] = self._make(identity, request["state_dir"], config), threading.Lock()
             shard, lock = self._shards[key]
             self._attempts[request["attempt"]] = key
             self._note_interval(key)
         with lock:
+            before = shard.rebuilds
             snapshot = shard.open(request["token"], request["attempt"], identity)
-        return {"snapshot": snapshot}
+            return {"snapshot": snapshot, "rebuilt": shard.rebuilds > before}
 
     def shard(self, attempt: str) -> tuple[Shard, threading.Lock]:
         with self._lock:
@@ -133,10 +135,17 @@ class Host:
             self._planned = [p for p in self._planned if p.start_s > now]
             due = [(self._shards[p.key], p) for p in ready]
         for (shard, lock), planned in due:
-            with lock:
+            if not lock.acquire(blocking=False):
+                # The shard commits, maybe over a slow network: the others must not wait for that.
+                with self._lock:
+                    self._planned.append(planned)
+                continue
+            try:
                 # Another attempt may have come earlier than expected; what it needs it reads.
                 if shard.token == planned.token and shard.store is not None:
                     shard.store.prestage(planned.slices)
+            finally:
+                lock.release()
 
     # -- the whole ----------------------------------------------------------------------------------------
 
@@ -174,10 +183,9 @@ class Host:
             self._shards.clear()
         if self._io is not None:
             self._io.close()
-        for root in self._live_roots:
-            shutil.rmtree(root, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                root.parent.rmdir()
+        for location in self._locations.values():
+            shutil.rmtree(location.live / self._id, ignore_errors=True)
+            location.close()
 
     def _start(self, config: StoreConfig) -> None:
         self.budget.raise_to(config.budget(memory_limit_bytes()))
@@ -205,14 +213,15 @@ class Host:
             known = self._intervals.get(key)
             self._intervals[key] = now - before if known is None else 0.7 * known + 0.3 * (now - before)
 
-    def _make(self, identity: Identity, state_dir: Path, config: StoreConfig) -> Shard:
-        # RocksDB's own folder stands beside the versions, so that ingesting is a hard link.
-        live_root = state_dir / ".live" / self._id
-        if live_root not in self._live_roots:
-            _sweep(state_dir / ".live")
-            live_root.mkdir(parents=True, mode=0o700)
-            self._live_roots.add(live_root)
-        name = f"shard-{identity.shard:05d}"
+    def _make(self, identity: Identity, state_dir: str, config: StoreConfig) -> Shard:
+        location = self._locations.get(state_dir)
+        if location is None:
+            location = locate(state_dir)
+            _sweep(location.live)
+            (location.live / self._id).mkdir(parents=True, mode=0o700, exist_ok=True)
+            self._locations[state_dir] = location
+        names = identity.query, identity.operator, f"shard-{identity.shard:05d}"
+        live = location.live / self._id
         io, prestage = self._io, self._prestage
         assert io is not None
 
@@ -224,8 +233,8 @@ class Host:
 
         return Shard(
             identity,
-            state_dir / identity.query / identity.operator / name,
-            live_root / identity.query / identity.operator / name,
+            location.depot(names, live.joinpath("copies", *names)),
+            live.joinpath("rocksdb", *names),
             store,
             retain=config.retain_versions,
             cache=self._cache,

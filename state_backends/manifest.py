@@ -29,9 +29,12 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
+    """``crc``: CRC-32 of the whole file; ``index_crc``: of its index of blocks, which is what opening a shard reads."""
+
     file_no: int
     name: str
     size_bytes: int
+    crc: int
     index_crc: int
     blocks: int
 

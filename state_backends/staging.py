@@ -95,7 +95,7 @@ class StagedReads:
         with self._lock:
             # Never more than memory has room for, nor than a function needs that can begin before all is there.
             room, wanted = self._budget.left() - self._outbox_limit, self._wanted(slices)
-            for entry in self._ledger.of_slices(slices):
+            for entry in [e for s in dict.fromkeys(slices) for e in self._ledger.of_slices([s])]:
                 if entry.place is not Place.DISK:
                     continue
                 if size >= wanted or size + entry.size_bytes > room:

@@ -17,13 +17,18 @@ class StoredBlock(NamedTuple):
 
 
 class SstFile(NamedTuple):
-    """An immutable file of blocks: its number, path, size, and the CRC of its index of blocks."""
+    """An immutable file of blocks: its number, local path, size, and the CRC-32 of all its bytes and of its index."""
 
     file_no: int
     path: str
     size_bytes: int
+    crc: int
     index_crc: int
     blocks: int
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
 
 
 @dataclass(slots=True)
@@ -86,7 +91,7 @@ class BlockStore(Protocol):
         """Encoded bytes of these slices that only the disk has."""
 
     def prestage(self, slices: Sequence[int]) -> None:
-        """Starts bringing these slices into memory, as far as the budget allows. Does not wait."""
+        """Starts bringing these slices into memory, in this order, as far as the budget allows. Does not wait."""
 
     def views(self) -> list[dict[str, Any]]:
         """What a destage policy may know of each slice with anything in memory: see policies.destage.WindowView."""

@@ -175,9 +175,9 @@ class TieredStore(StagedReads):
             Path(file.path).unlink(missing_ok=True)
 
     def restore(self, files: Sequence[SstFile], purged: frozenset[int]) -> None:
-        for file in files:
-            index = self._io.submit(Priority.READ, self._p.adopt(file)).result()
-            with self._lock:
+        indexes = self._io.submit(Priority.READ, self._p.adopt(files)).result()
+        with self._lock:
+            for file, index in zip(files, indexes, strict=True):
                 slices = self._files[file.file_no] = {line.slice_us: 0 for line in index}
                 for line in index:
                     if line.slice_us not in purged:

@@ -134,6 +134,9 @@ class _ShardWork:
         self.operator: Operator = make_operator(config.plan, policy, session.snapshot)
         self.executor = make_executor(config.plan, self.operator, session, codec, policy)
         self._predicts = predicts(policy)
+        if session.rebuilt and (active := self.operator.active_slices()):
+            # What was in memory before comes back behind what this batch does.
+            session.prestage(active)
         self._delay_us = config.watermark_delay_us
         self._latest_us: int | None = None
 

@@ -1,0 +1,241 @@
+"""Versions on any file system that ``pyarrow.fs`` reaches: S3, Google Cloud Storage, Azure, HDFS, ...
+
+RocksDB reads local files only, so every file in use has a copy on the host, in a folder that goes with the server. A
+new file is written there and uploaded when a version is about to name it; what another host wrote is downloaded when
+the shard is opened. Credentials are those that pyarrow finds in the environment or in the instance's metadata.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from aion.errors import CorruptState, StorageError
+from state_backends.depot import MANIFEST, PART, SST
+from state_backends.store import SstFile
+
+THREADS = 8
+_CHUNK_BYTES = 4 << 20  # one request each, where a file is read in ranges
+_UNCONFIRMED_BYTES = 32 << 20  # an upload sends its parts in the background: this bounds the memory they take
+_WHOLE_PUTS = frozenset({"s3", "gcs", "abfs"})
+"""Types of file systems on which a file appears when it is complete; on others it is renamed into its place."""
+
+log = logging.getLogger(__name__)
+
+
+class Remote:
+    """A connection to the file system of a URI, and the threads that wait for it; shared by the shards of a host.
+
+    ``filesystem``: pyarrow's object and the path in it, where they are known already; otherwise the URI tells them
+    when they are first needed, which may take a request to the network.
+    """
+
+    def __init__(self, uri: str, filesystem: tuple[Any, str] | None = None) -> None:
+        self.uri = uri
+        self._connected: tuple[Any, str] | None = None
+        self._connecting = threading.Lock()
+        self._given = filesystem
+        self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="aion-remote")
+
+    def connect(self) -> tuple[Any, str]:
+        """pyarrow's file system, and the path in it. Raises StorageError naming the URI."""
+        with self._connecting:
+            if self._connected is None:
+                with told(f"state.dir {self.uri}"):
+                    fs, path = self._given or pafs.FileSystem.from_uri(pyarrow_uri(self.uri))
+                    path = path.rstrip("/")
+                    bucket = path.partition("/")[0]
+                    # Elsewhere folders are made as they are needed; buckets are the user's to make.
+                    if fs.type_name == "s3" and fs.get_file_info(bucket).type is pafs.FileType.NotFound:
+                        raise StorageError(f"state.dir {self.uri}: there is no bucket {bucket!r}")
+                    self._connected = fs, path
+            return self._connected
+
+    def close(self) -> None:
+        """Waits for what is under way; deletions that have not begun are left to whoever opens the shards next."""
+        self.pool.shutdown(wait=True, cancel_futures=True)
+
+
+class RemoteDepot:
+    """One shard's folder on a remote file system, and ``cache``, the host's copies of the files in use.
+
+    Remote: ``files/<number>-<attempt>.sst``, ``manifests/<token>.json``, exactly as in a local folder. What a shard
+    that is open on this host wrote or deleted is remembered, so that retention need not list folders at each commit.
+    """
+
+    def __init__(self, remote: Remote, folder: str, cache: Path) -> None:
+        self._remote = remote
+        self._folder = folder
+        self.files = cache
+        self._names: dict[str, set[str]] = {}  # "files", "manifests" -> what is there, once it was listed
+        self._deleting: set[Future[None]] = set()
+
+    def publish(self, names: Sequence[str]) -> None:
+        self._together(self._upload, names)
+
+    def fetch(self, files: Sequence[SstFile]) -> None:
+        self._names.clear()
+        self.files.mkdir(parents=True, exist_ok=True)
+        wanted = {f.name for f in files}
+        for path in self.files.iterdir():
+            if path.name not in wanted:
+                path.unlink(missing_ok=True)
+        self._together(self._download, [f for f in files if not Path(f.path).exists()])
+
+    def release(self, names: Collection[str]) -> None:
+        for name in names:
+            (self.files / name).unlink(missing_ok=True)
+
+    def delete(self, name: str) -> None:
+        (self.files / name).unlink(missing_ok=True)
+        self._delete("files", name)
+
+    def names(self) -> list[str]:
+        return self._list("files", SST)
+
+    def save(self, token: str, manifest: bytes) -> None:
+        self._put("manifests", token + MANIFEST, [manifest])
+
+    def load(self, token: str) -> bytes:
+        fs, path = self._at("manifests", token + MANIFEST)
+        with told(self.where(token)), fs.open_input_file(path) as file:
+            data: bytes = file.read(file.size())
+            return data
+
+    def tokens(self) -> list[str]:
+        return [name.removesuffix(MANIFEST) for name in self._list("manifests", MANIFEST)]
+
+    def discard(self, token: str) -> None:
+        self._delete("manifests", token + MANIFEST)
+
+    def where(self, token: str) -> str:
+        return self._uri("manifests", token + MANIFEST)
+
+    def settle(self) -> None:
+        """Waits until everything that was to be deleted is, or could not be."""
+        wait(set(self._deleting))
+
+    # -- one file -----------------------------------------------------------------------------------------
+
+    def _upload(self, name: str) -> None:
+        with (self.files / name).open("rb", buffering=0) as file:
+            self._put("files", name, iter(lambda: file.read(_CHUNK_BYTES), b""))
+
+    def _download(self, file: SstFile) -> None:
+        """A copy that is no whole copy is never seen under the file's name."""
+        path = Path(file.path)
+        part = path.with_suffix(PART)
+        size = crc = 0
+        fs, source = self._at("files", file.name)
+        try:
+            with told(self._uri("files", file.name)), fs.open_input_file(source) as remote, part.open("wb") as out:
+                while chunk := remote.read(_CHUNK_BYTES):
+                    size += len(chunk)
+                    crc = zlib.crc32(chunk, crc)
+                    out.write(chunk)
+        except FileNotFoundError:
+            raise CorruptState(f"file {file.name} is missing: {self._uri('files', file.name)} does not exist") from None
+        if (size, crc) != (file.size_bytes, file.crc):
+            part.unlink()
+            raise CorruptState(
+                f"file {file.name} at {self._uri('files', file.name)} is damaged: {size} bytes with CRC-32 {crc:08x} "
+                f"where its manifest says {file.size_bytes} with {file.crc:08x}"
+            )
+        part.rename(path)
+
+    def _put(self, kind: str, name: str, chunks: Iterable[bytes]) -> None:
+        fs, path = self._at(kind, name)
+        whole = fs.type_name in _WHOLE_PUTS
+        with told(self._uri(kind, name)):
+            if not whole:
+                fs.create_dir(path.rpartition("/")[0], recursive=True)
+            with fs.open_output_stream(path if whole else path + PART) as out:
+                unconfirmed = 0
+                for chunk in chunks:
+                    out.write(chunk)
+                    unconfirmed += len(chunk)
+                    if unconfirmed >= _UNCONFIRMED_BYTES:
+                        out.flush()
+                        unconfirmed = 0
+                if not whole:
+                    out.flush()
+            if not whole:
+                fs.move(path + PART, path)
+        if kind in self._names:
+            self._names[kind].add(name)
+
+    def _delete(self, kind: str, name: str) -> None:
+        """Nobody waits for it: what cannot be deleted now is found again by retention, here or on another host."""
+        known = self._names.get(kind)
+        if known is not None:
+            if name not in known:
+                return  # never uploaded, say
+            known.discard(name)
+
+        def delete() -> None:
+            try:
+                fs, path = self._at(kind, name)
+                with told(self._uri(kind, name)), contextlib.suppress(FileNotFoundError):
+                    fs.delete_file(path)
+            except StorageError as error:
+                log.warning("not deleted: %s", error)
+
+        with contextlib.suppress(RuntimeError):  # closed: as above
+            future = self._remote.pool.submit(delete)
+            self._deleting.add(future)
+            future.add_done_callback(self._deleting.discard)
+
+    # -- all of them --------------------------------------------------------------------------------------
+
+    def _list(self, kind: str, suffix: str) -> list[str]:
+        if kind not in self._names:
+            fs, path = self._at(kind)
+            with told(self._uri(kind)):
+                infos = fs.get_file_info(pafs.FileSelector(path, allow_not_found=True))
+            self._names[kind] = {i.base_name for i in infos if i.base_name.endswith(suffix)}
+        return list(self._names[kind])
+
+    def _together(self, function: Callable[[Any], None], arguments: Sequence[Any]) -> None:
+        """Calls wait for the network, so they wait at the same time. All are over when the first error is raised."""
+        futures = [self._remote.pool.submit(function, argument) for argument in arguments]
+        wait(futures)
+        for future in futures:
+            future.result()
+
+    def _at(self, *parts: str) -> tuple[Any, str]:
+        fs, base = self._remote.connect()
+        return fs, "/".join([base, self._folder, *parts])
+
+    def _uri(self, *parts: str) -> str:
+        return "/".join([self._remote.uri.partition("?")[0].rstrip("/"), self._folder, *parts])
+
+
+@contextlib.contextmanager
+def told(where: str) -> Iterator[None]:
+    """Turns what pyarrow raises into one error that names the place. FileNotFoundError goes through."""
+    try:
+        yield
+    except (FileNotFoundError, StorageError):
+        raise
+    except (OSError, pa.ArrowException) as error:
+        first, *_ = str(error).splitlines() or [type(error).__name__]
+        raise StorageError(f"{where}: {first}") from error
+
+
+def pyarrow_uri(uri: str) -> str:
+    """As pyarrow spells it: Spark's names of S3; and small files in one request instead of three."""
+    scheme, _, rest = uri.partition("://")
+    if scheme in ("s3a", "s3n"):
+        scheme = "s3"
+    if scheme == "s3" and "allow_delayed_open" not in rest:
+        rest += ("&" if "?" in rest else "?") + "allow_delayed_open=true"
+    return f"{scheme}://{rest}"
