@@ -22,10 +22,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from aion.errors import CorruptState, StateError
+from policies.destage import StandardDestage
 from state_backends.block import Block, Kind, encode
 from state_backends.io_thread import IoThread, Priority, Request, Steps
 from state_backends.m_bucket import MemoryBudget
 from state_backends.p_bucket import PBucket
+from state_backends.pressure import PressureManager
 from state_backends.store import BlockStore, SstFile
 from state_backends.stores import STORES
 from tests.test_io_thread import PATIENCE, Gate, result
@@ -341,6 +343,16 @@ def test_the_memory_store_keeps_all_whatever_the_budget(make: Callable[..., Rig]
     rig.to_disk(0)
     assert rig.store.stats().disk_only_bytes == 0
     assert rig.durable() == {} if (rig.folder / "files").exists() else True
+
+
+def test_the_memory_store_keeps_all_whatever_the_pressure(make: Callable[..., Rig]) -> None:
+    rig = make("memory", budget=4 * KIB)
+    rig.append(*((seq, 0) for seq in range(20)), size=KIB)
+    manager = PressureManager(rig.budget, StandardDestage(), lambda: 1.0)
+    manager.tick([("local", rig.store)])
+    rig.settle()
+    assert rig.store.stats().m_bucket_bytes == sum(b.size_bytes for b in rig.blocks.values())
+    assert (manager.destaged, manager.refused) == (0, 1)
 
 
 # -- prestaging ---------------------------------------------------------------------------------------------
