@@ -226,6 +226,30 @@ def test_a_reader_that_gives_up_leaves_nothing_to_do(rig: Rig) -> None:
     assert rig.read(0) == [*range(20)]
 
 
+@pytest.mark.parametrize("where", ["as it is", "destaged", "partly destaged"])
+def test_who_reads_from_a_store_that_is_closed_is_told_and_harms_nobody(rig: Rig, where: str) -> None:
+    """A server streams to whoever asked, while another attempt may have the shard rebuilt in the same folder."""
+    rig.append(*((seq, seq % 2 * 10) for seq in range(40)))
+    files = rig.store.persist()
+    WHEREVER[where](rig)
+    readers = [rig.store.read([0, 10], blocking=blocking) for blocking in (False, True)]
+    for reader in readers:
+        assert rig.check(next(reader)) == 0
+    rig.reopen(files)
+    with pytest.raises(StateError, match=r"slice \d+: its store was closed"):
+        for stored in readers[0]:
+            rig.check(stored)
+    # One that staged everything before it began has it.
+    found = [0]
+    try:
+        found += [rig.check(stored) for stored in readers[1]]
+    except StateError as error:
+        assert "closed" in str(error)
+    else:
+        assert len(found) == 40
+    assert rig.read(0, 10) == sorted(range(40), key=lambda seq: (seq % 2, seq))
+
+
 def test_readers_beside_a_writer(make: Callable[..., Rig], kind: str) -> None:
     rig = make(kind, budget=16 * KIB)
     rig.append(*((seq, 0) for seq in range(20)))
