@@ -165,14 +165,15 @@ class StagedReads:
         late = False
         while fetched is None:
             with self._lock:
+                # First: after a rollback, its number may be another block's by now.
+                if entry.place is Place.PURGED:
+                    raise StateError(f"block {entry.seq} of slice {entry.slice_us} was purged while it was read")
                 block = self._memory.get(entry.seq)
                 if block is not None:
                     if entry.seq in self._unread:
                         self._unread.discard(entry.seq)
                         self._count(entry, late=late, blocked_s=time.perf_counter() - begin)
                     return block
-                if entry.place is Place.PURGED:
-                    raise StateError(f"block {entry.seq} of slice {entry.slice_us} was purged while it was read")
                 staging = self._stagings.get(entry.seq)
                 # Let go since it was looked at: it is on disk then.
                 fetched = self._fetch(entry)

@@ -692,6 +692,23 @@ def test_a_rollback_forgets_what_came_since(rig: Rig, where: str) -> None:
     assert rig.read(0, 10, 20) == [0, 2, 3, 1]
 
 
+@pytest.mark.parametrize("where", ["as it is", "flushed", "destaged", "persisted"])
+def test_a_reader_from_before_a_rollback_never_gets_the_blocks_of_after_it(rig: Rig, where: str) -> None:
+    """The next attempt gives the same numbers to other blocks."""
+    rig.append((0, 0))
+    rig.store.persist()
+    rig.append(*((seq, 0) for seq in range(1, 20)))
+    reader = rig.store.read([0])
+    assert rig.check(next(reader)) == 0
+    before = dict(rig.blocks)
+    rig.store.rollback(1)
+    rig.append(*((seq, 0) for seq in range(1, 20)))
+    WHEREVER[where](rig)
+    with pytest.raises(StateError, match="purged while it was read"):
+        for seq, block in reader:
+            assert bytes(block.data) == bytes(before[seq].data)
+
+
 def test_a_rollback_waits_for_what_is_being_written(rig: Rig) -> None:
     rig.append((0, 0))
     files = rig.store.persist()
