@@ -248,7 +248,8 @@ class Shard:
                 path.unlink(missing_ok=True)
         given_out = self._retained[-2].next_file_no if len(self._retained) > 1 else 0
         needed = {f.name for m in self._retained for f in m.files}
-        for path in (self.folder / "files").glob("*.sst"):
+        files = self.folder / "files"
+        for path in (*files.glob("*.sst"), *files.glob("*.part")):  # half written, when a host was killed
             number = path.name.partition("-")[0]
             if path.name in needed or not number.isdecimal():
                 continue
