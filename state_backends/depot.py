@@ -45,7 +45,7 @@ class Depot(Protocol):
         """Removes a file for good, if it is there; called by several threads."""
 
     def names(self) -> list[str]:
-        """The names of all SST files, those of attempts that failed included."""
+        """The names of all SST files, those of attempts that failed and half written ones included."""
 
     def save(self, token: str, manifest: bytes) -> None:
         """Writes a manifest: durable and whole when this returns, and not to be seen before."""
@@ -87,7 +87,7 @@ class LocalDepot:
         (self.files / name).unlink(missing_ok=True)
 
     def names(self) -> list[str]:
-        return [path.name for path in self.files.glob("*" + SST)]
+        return [path.name for end in (SST, PART) for path in self.files.glob("*" + end)]
 
     def save(self, token: str, manifest: bytes) -> None:
         path = self._path(token)

@@ -20,6 +20,9 @@ class MemoryStore(TieredStore):
     def destage(self, slices: Sequence[int]) -> None:
         pass
 
+    def shrink(self, slice_us: int, keep_bytes: int) -> str | None:
+        return "this store keeps all of its blocks in memory"
+
     def restore(self, files: Sequence[SstFile], purged: frozenset[int]) -> None:
         super().restore(files, purged)
         self._load_all()

@@ -31,7 +31,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-from aion.errors import CorruptBlock, CorruptState
+from aion.errors import CorruptBlock, CorruptState, StateError
 from state_backends.block import Block, parse
 from state_backends.depot import PART, SST, sync
 from state_backends.io_thread import Steps
@@ -78,6 +78,7 @@ class PBucket:
         self.tag = "0"
         self.next_file_no = 0
         self._db: Rdict | None = None
+        self._closed = False
 
     # -- steps for the I/O thread -------------------------------------------------------------------------
 
@@ -182,7 +183,8 @@ class PBucket:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Closes RocksDB and removes its folder; call it when no request is under way."""
+        """Closes RocksDB and removes its folder, for good; call it when no request is under way."""
+        self._closed = True
         if self._db is not None:
             self._db.close()
             self._db = None
@@ -195,6 +197,9 @@ class PBucket:
     # -- RocksDB ------------------------------------------------------------------------------------------
 
     def _open(self) -> Rdict:
+        if self._closed:
+            # The folder may be another p-bucket's by now.
+            raise StateError(f"the p-bucket in {self.live} is closed")
         if self._db is None:
             shutil.rmtree(self.live, ignore_errors=True)
             self.live.mkdir(parents=True, mode=0o700)

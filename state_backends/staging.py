@@ -45,6 +45,7 @@ class StagedReads:
         self._outbox_limit = min(outbox_bytes, budget.limit_bytes // 8)
         self._read_ahead = read_ahead
         self._lock = threading.RLock()
+        self._closed = False
         self._ledger = Ledger()
         self._memory = MBuckets(budget)
         self._stagings: dict[int, Request[None]] = {}  # seq -> the prestage under way
@@ -87,7 +88,7 @@ class StagedReads:
             return sum(e.size_bytes for e in self._ledger.of_slices(slices) if e.place is Place.DISK)
 
     def prestage(self, slices: Sequence[int]) -> None:
-        if not self._prestages:
+        if not self._prestages or self._closed:
             return
         begin = time.monotonic()
         last: Request[None] | None = None
@@ -152,6 +153,8 @@ class StagedReads:
     def _fetch(self, entry: Entry) -> Request[Block] | None:
         """Starts reading a block that only the disk has; None where memory has it, or a prestage will."""
         with self._lock:
+            if self._closed:
+                raise StateError(f"block {entry.seq} of slice {entry.slice_us}: its store was closed while it was read")
             if entry.place is not Place.DISK:
                 return None
             return self._io.submit(Priority.READ, self._p.fetch(entry.file_no, entry.slice_us, entry.seq))
@@ -162,14 +165,15 @@ class StagedReads:
         late = False
         while fetched is None:
             with self._lock:
+                # First: after a rollback, its number may be another block's by now.
+                if entry.place is Place.PURGED:
+                    raise StateError(f"block {entry.seq} of slice {entry.slice_us} was purged while it was read")
                 block = self._memory.get(entry.seq)
                 if block is not None:
                     if entry.seq in self._unread:
                         self._unread.discard(entry.seq)
                         self._count(entry, late=late, blocked_s=time.perf_counter() - begin)
                     return block
-                if entry.place is Place.PURGED:
-                    raise StateError(f"block {entry.seq} of slice {entry.slice_us} was purged while it was read")
                 staging = self._stagings.get(entry.seq)
                 # Let go since it was looked at: it is on disk then.
                 fetched = self._fetch(entry)

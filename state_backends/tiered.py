@@ -103,7 +103,7 @@ class TieredStore(StagedReads):
     def shrink(self, slice_us: int, keep_bytes: int) -> str | None:
         """Frees a slice's memory but for its first ``keep_bytes``; the reason if there is nothing to free."""
         with self._lock:
-            if not self._memory.size(slice_us):
+            if self._closed or not self._memory.size(slice_us):
                 return "it has nothing in memory"
             if not self._shrink(slice_us, keep_bytes):
                 return "it holds no more than its bootstrap part"
@@ -200,6 +200,7 @@ class TieredStore(StagedReads):
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True  # nothing is asked of the p-bucket after this
             under_way: list[Future[Any]] = [*self._writes, *(r.future for r in self._stagings.values())]
         wait(under_way)
         with self._lock:

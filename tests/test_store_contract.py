@@ -22,10 +22,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from aion.errors import CorruptState, StateError
+from policies.destage import StandardDestage
 from state_backends.block import Block, Kind, encode
 from state_backends.io_thread import IoThread, Priority, Request, Steps
 from state_backends.m_bucket import MemoryBudget
 from state_backends.p_bucket import PBucket
+from state_backends.pressure import PressureManager
 from state_backends.store import BlockStore, SstFile
 from state_backends.stores import STORES
 from tests.test_io_thread import PATIENCE, Gate, result
@@ -224,6 +226,30 @@ def test_a_reader_that_gives_up_leaves_nothing_to_do(rig: Rig) -> None:
     assert rig.read(0) == [*range(20)]
 
 
+@pytest.mark.parametrize("where", ["as it is", "destaged", "partly destaged"])
+def test_who_reads_from_a_store_that_is_closed_is_told_and_harms_nobody(rig: Rig, where: str) -> None:
+    """A server streams to whoever asked, while another attempt may have the shard rebuilt in the same folder."""
+    rig.append(*((seq, seq % 2 * 10) for seq in range(40)))
+    files = rig.store.persist()
+    WHEREVER[where](rig)
+    readers = [rig.store.read([0, 10], blocking=blocking) for blocking in (False, True)]
+    for reader in readers:
+        assert rig.check(next(reader)) == 0
+    rig.reopen(files)
+    with pytest.raises(StateError, match=r"slice \d+: its store was closed"):
+        for stored in readers[0]:
+            rig.check(stored)
+    # One that staged everything before it began has it.
+    found = [0]
+    try:
+        found += [rig.check(stored) for stored in readers[1]]
+    except StateError as error:
+        assert "closed" in str(error)
+    else:
+        assert len(found) == 40
+    assert rig.read(0, 10) == sorted(range(40), key=lambda seq: (seq % 2, seq))
+
+
 def test_readers_beside_a_writer(make: Callable[..., Rig], kind: str) -> None:
     rig = make(kind, budget=16 * KIB)
     rig.append(*((seq, 0) for seq in range(20)))
@@ -341,6 +367,16 @@ def test_the_memory_store_keeps_all_whatever_the_budget(make: Callable[..., Rig]
     rig.to_disk(0)
     assert rig.store.stats().disk_only_bytes == 0
     assert rig.durable() == {} if (rig.folder / "files").exists() else True
+
+
+def test_the_memory_store_keeps_all_whatever_the_pressure(make: Callable[..., Rig]) -> None:
+    rig = make("memory", budget=4 * KIB)
+    rig.append(*((seq, 0) for seq in range(20)), size=KIB)
+    manager = PressureManager(rig.budget, StandardDestage(), lambda: 1.0)
+    manager.tick([("local", rig.store)])
+    rig.settle()
+    assert rig.store.stats().m_bucket_bytes == sum(b.size_bytes for b in rig.blocks.values())
+    assert (manager.destaged, manager.refused) == (0, 1)
 
 
 # -- prestaging ---------------------------------------------------------------------------------------------
@@ -654,6 +690,23 @@ def test_a_rollback_forgets_what_came_since(rig: Rig, where: str) -> None:
     assert set(rig.durable()) == {*kept, *(Path(f.path).name for f in files)}, "files of the attempt are gone"
     rig.reopen(files)
     assert rig.read(0, 10, 20) == [0, 2, 3, 1]
+
+
+@pytest.mark.parametrize("where", ["as it is", "flushed", "destaged", "persisted"])
+def test_a_reader_from_before_a_rollback_never_gets_the_blocks_of_after_it(rig: Rig, where: str) -> None:
+    """The next attempt gives the same numbers to other blocks."""
+    rig.append((0, 0))
+    rig.store.persist()
+    rig.append(*((seq, 0) for seq in range(1, 20)))
+    reader = rig.store.read([0])
+    assert rig.check(next(reader)) == 0
+    before = dict(rig.blocks)
+    rig.store.rollback(1)
+    rig.append(*((seq, 0) for seq in range(1, 20)))
+    WHEREVER[where](rig)
+    with pytest.raises(StateError, match="purged while it was read"):
+        for seq, block in reader:
+            assert bytes(block.data) == bytes(before[seq].data)
 
 
 def test_a_rollback_waits_for_what_is_being_written(rig: Rig) -> None:
