@@ -57,6 +57,8 @@ class Host:
         self._prestage: PrestagePolicy | None = None
         self._sampler: Sampler | None = None
         self._shards: dict[ShardKey, tuple[Shard, threading.Lock]] = {}
+        self._wanted: dict[ShardKey, tuple[str, StoreConfig]] = {}  # what each was made for
+        self._made = 0
         self._attempts: dict[str, ShardKey] = {}
         self._owners: dict[tuple[str, str], tuple[str, str]] = {}
         self._planned: list[_Planned] = []
@@ -76,11 +78,17 @@ class Host:
         with self._lock:
             self._check_owner(identity, request["run"], request["operator_uid"])
             self._start(config)
-            if key not in self._shards:
-                self._shards[key] = self._make(identity, request["state_dir"], config), threading.Lock()
+            known, wanted = self._shards.get(key), (request["state_dir"], config)
+            if known is None or self._wanted[key] != wanted:
+                # Also for a query that was restarted with another policy, or whose state was moved.
+                self._shards[key] = self._make(identity, *wanted), threading.Lock()
+                self._wanted[key] = wanted
             shard, lock = self._shards[key]
             self._attempts[request["attempt"]] = key
             self._note_interval(key)
+        if known is not None and known[0] is not shard:
+            with known[1]:
+                known[0].close()
         with lock:
             before = shard.rebuilds
             snapshot = shard.open(request["token"], request["attempt"], identity)
@@ -221,7 +229,8 @@ class Host:
             (location.live / self._id).mkdir(parents=True, mode=0o700, exist_ok=True)
             self._locations[state_dir] = location
         names = identity.query, identity.operator, f"shard-{identity.shard:05d}"
-        live = location.live / self._id
+        self._made += 1  # no two shards share a folder, not even one and its successor
+        live = location.live / self._id / str(self._made)
         io, prestage = self._io, self._prestage
         assert io is not None
 

@@ -83,6 +83,7 @@ class RemoteDepot:
         self._together(self._upload, names)
 
     def fetch(self, files: Sequence[SstFile]) -> None:
+        self._remote.connect()  # a wrong place is told before any work is done
         self._names.clear()
         self.files.mkdir(parents=True, exist_ok=True)
         wanted = {f.name for f in files}
@@ -107,7 +108,7 @@ class RemoteDepot:
 
     def load(self, token: str) -> bytes:
         fs, path = self._at("manifests", token + MANIFEST)
-        with told(self.where(token)), fs.open_input_file(path) as file:
+        with told(self.where(token), may_lack=True), fs.open_input_file(path) as file:
             data: bytes = file.read(file.size())
             return data
 
@@ -137,7 +138,11 @@ class RemoteDepot:
         size = crc = 0
         fs, source = self._at("files", file.name)
         try:
-            with told(self._uri("files", file.name)), fs.open_input_file(source) as remote, part.open("wb") as out:
+            with (
+                told(self._uri("files", file.name), may_lack=True),
+                fs.open_input_file(source) as remote,
+                part.open("wb") as out,
+            ):
                 while chunk := remote.read(_CHUNK_BYTES):
                     size += len(chunk)
                     crc = zlib.crc32(chunk, crc)
@@ -184,7 +189,7 @@ class RemoteDepot:
         def delete() -> None:
             try:
                 fs, path = self._at(kind, name)
-                with told(self._uri(kind, name)), contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError), told(self._uri(kind, name), may_lack=True):
                     fs.delete_file(path)
             except StorageError as error:
                 log.warning("not deleted: %s", error)
@@ -220,13 +225,15 @@ class RemoteDepot:
 
 
 @contextlib.contextmanager
-def told(where: str) -> Iterator[None]:
-    """Turns what pyarrow raises into one error that names the place. FileNotFoundError goes through."""
+def told(where: str, *, may_lack: bool = False) -> Iterator[None]:
+    """Turns what pyarrow raises into one error that names the place; with ``may_lack``, but for FileNotFoundError."""
     try:
         yield
-    except (FileNotFoundError, StorageError):
+    except StorageError:
         raise
     except (OSError, pa.ArrowException) as error:
+        if may_lack and isinstance(error, FileNotFoundError):
+            raise
         first, *_ = str(error).splitlines() or [type(error).__name__]
         raise StorageError(f"{where}: {first}") from error
 

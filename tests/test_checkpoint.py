@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 import aion
 from aion import aggregates as A
@@ -28,11 +29,16 @@ from state_backends.depot import LocalDepot
 from state_backends.io_thread import IoThread
 from state_backends.manifest import FileEntry, Identity, Manifest, dump, load
 from state_backends.p_bucket import PBucket
+from state_backends.remote import Remote, RemoteDepot
 from state_backends.stores import STORES
 from state_backends.tiered import MemoryBudget
 from tests.test_store_contract import make_block
 
 IDENTITY = Identity("query", "tolls", 3, 8, {"key": ["k"], "windows": {"w": 1}})
+
+
+KINDS = [*STORES, "remote"]
+"""The stores, their versions in a local folder; and the tiered one with versions on a file system that is not local."""
 
 
 class Host:
@@ -46,15 +52,24 @@ class Host:
 
     def start(self) -> None:
         self.io = IoThread()
-        depot = LocalDepot(self.folder / "state")
-        self.shard = Shard(IDENTITY, depot, self.folder / "live", self.make_store, retain=self.retain)
+        self.depot: LocalDepot | RemoteDepot = LocalDepot(self.folder / "state")
+        if self.kind == "remote":
+            # What pyarrow reaches by its own means; here it is a local folder, so that tests can look into it.
+            fs = SubTreeFileSystem(str(self.folder.parent), LocalFileSystem())
+            self.remote = Remote("test://remote", (fs, self.folder.name))
+            self.depot = RemoteDepot(self.remote, "state", self.folder / "copies")
+        self.shard = Shard(IDENTITY, self.depot, self.folder / "live", self.make_store, retain=self.retain)
 
     def make_store(self, p_bucket: PBucket) -> Any:
-        return STORES[self.kind](p_bucket, self.io, MemoryBudget(16 << 10), bucket_limit_bytes=8 << 10)
+        store = STORES["tiered" if self.kind == "remote" else self.kind]
+        return store(p_bucket, self.io, MemoryBudget(16 << 10), bucket_limit_bytes=8 << 10)
 
     def stop(self) -> None:
         self.shard.close()
         self.io.close()
+        if self.kind == "remote":
+            self.remote.close()
+            shutil.rmtree(self.folder / "copies", ignore_errors=True)  # the next host has none
 
     def restart(self) -> None:
         self.stop()
@@ -96,17 +111,24 @@ class Host:
     def manifest(self, token: str) -> Path:
         return self.folder / "state" / "manifests" / f"{token}.json"
 
+    def settle(self) -> None:
+        """What is to be deleted is deleted in the background where that takes its time."""
+        if isinstance(self.depot, RemoteDepot):
+            self.depot.settle()
+
     def manifests(self) -> set[str]:
+        self.settle()
         return {path.stem for path in (self.folder / "state" / "manifests").glob("*")}
 
     def files(self) -> set[str]:
+        self.settle()
         return {path.name for path in (self.folder / "state" / "files").glob("*")}
 
     def named_files(self, *tokens: str) -> set[str]:
         return {f.name for t in tokens for f in load(self.manifest(t).read_bytes(), t).files}
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -170,6 +170,22 @@ def test_arguments_do_not_change() -> None:
     assert repr(mine.destage.arguments) == 'Arguments({"names": ["a"]})'
 
 
+@pytest.mark.parametrize(
+    "place",
+    ["/x", "x/y:z", "c:/x", "file:///x", "s3://b/p?region=eu-west-1", "s3a://b", "gs://b/p", "hdfs://user@host:8020/p",
+     "abfss://c@account.dfs.core.windows.net/p", "fsspec+memory://x"],
+)  # fmt: skip
+def test_places_of_state_that_may_be(place: str) -> None:
+    assert load_policy({"state": {"dir": place}}).state.dir == place
+
+
+@pytest.mark.parametrize("place", ["s3://id:hunter2@bucket/p", "abfs://c@a/p?client_secret=hunter2"])
+def test_a_secret_in_a_place_is_refused_and_not_repeated(place: str) -> None:
+    with pytest.raises(PolicyError, match=r"state\.dir: .* with a secret in it.*environment") as told:
+        load_policy({"state": {"dir": place}})
+    assert "hunter2" not in str(told.value)
+
+
 def test_a_class_is_not_imported_by_reading_its_policy(tmp_path: Path) -> None:
     policy = load_policy(write(tmp_path, "destage: {class: 'no.such.module:Thing'}"))
     assert policy.destage.class_path == "no.such.module:Thing"
@@ -264,6 +280,9 @@ def test_a_policy_does_not_change() -> None:
         ("state: {shards: 0}", "state.shards: 0 is no number of shards; write 'auto' or an integer from 1"),
         ("state: {shards: true}", "state.shards: true is no number of shards"),
         ("state: {dir: 5}", "state.dir: 5 is no location; write a path"),
+        ("state: {dir: 'ftp://host/x'}", "state.dir: 'ftp://host/x' is of no file system that pyarrow reaches"),
+        ("state: {dir: 'dbfs:/x'}", "state.dir: 'dbfs:/x' is of no file system that pyarrow reaches; there are file"),
+        ("state: {dir: 's3:/bucket'}", "state.dir: 's3:/bucket' is no URI; write s3://..."),
         ("trigger: {kind: staleness}", "trigger.kind: 'staleness' is not possible; write 'every_batch'"),
         ("memory: {budget: 1MiB, bucket_limit: 2MiB}", "memory.bucket_limit: 2MiB is larger than "
          "memory.budget, 1MiB; set bucket_limit to at most '1MiB'"),

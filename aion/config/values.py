@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Literal
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema
 
@@ -30,6 +31,9 @@ _SIZE_UNITS = {"": 1, "b": 1} | {
     for base, tail in ((1024, "ib"), (1000, "b"))
     for power, letter in enumerate("kmgt", start=1)
 }
+_SCHEMES = ("file", "s3", "s3a", "gs", "abfs", "abfss", "hdfs", "viewfs")
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # at least two letters: one would be a drive
+_SECRET = re.compile(r"secret|token|password|key|sig", re.IGNORECASE)
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 80
 
@@ -214,6 +218,28 @@ def _location(value: object) -> object:
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if text is not None and (not isinstance(text, str) or not text.strip()):
         raise ConfigError(f"{show(value)} is no location; write a path, a URI ('s3://...') or null")
+    return text if text is None else location(text)
+
+
+def location(text: str) -> str:
+    """A path, or a URI of a file system that pyarrow reaches, as it is.
+
+    Raises ConfigError for other URIs, and for one with a secret in it, which is not repeated.
+    """
+    uri = _URI.match(text)
+    if uri is None:
+        return text
+    parts = urlsplit(text)
+    if parts.password is not None or any(_SECRET.search(name) for name, _ in parse_qsl(parts.query)):
+        raise ConfigError(
+            f"a location of {parts.scheme!r} with a secret in it, which others could read; leave that to the "
+            "environment or the instance, where pyarrow looks for it (AWS_ACCESS_KEY_ID, ...)"
+        )
+    scheme = parts.scheme
+    if scheme not in _SCHEMES and not scheme.startswith("fsspec+"):
+        raise ConfigError(f"{show(text)} is of no file system that pyarrow reaches; there are {', '.join(_SCHEMES)}")
+    if scheme != "file" and not text[uri.end() :].startswith("/"):
+        raise ConfigError(f"{show(text)} is no URI; write {scheme}://...")
     return text
 
 

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -16,6 +17,7 @@ from pyspark.sql.types import DoubleType, FloatType, StructType
 from aion.actions import Kind
 from aion.aggregates import Aggregate
 from aion.config import SPARK_PREFIX, Policy, policy_to_json, resolve
+from aion.config.values import location
 from aion.errors import ConfigError, SchemaError, WatermarkError
 from aion.hashing import ShardOfKeys
 from aion.plan import DROPPED_COLUMNS, ApplyFunction, Plan, make_plan
@@ -167,17 +169,20 @@ def _conf(spark: SparkSession, key: str) -> str:
 
 
 def _state_dir(spark: SparkSession, policy: Policy) -> str:
-    """Where versions are kept: as the policy says, else beside the checkpoints, else in the working folder."""
-    if policy.state.dir is not None:
-        place = policy.state.dir
-    else:
+    """Where versions are kept: as the policy says, else beside the checkpoints, else in the working folder.
+
+    A path or a URI: the state servers connect to it, with the credentials that are found where they run.
+    """
+    place = policy.state.dir
+    if place is None:
         checkpoints = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
-        place = f"{checkpoints.rstrip('/')}/aion-state" if checkpoints else "aion-state"
+        try:
+            place = location(f"{checkpoints.rstrip('/')}/aion-state") if checkpoints else "aion-state"
+        except ConfigError as error:
+            raise ConfigError(
+                f"state.dir: it is not set, and beside the checkpoints there is no place: {error}; "
+                "set spark.aion.state.dir"
+            ) from None
     if place.startswith("file:"):
-        place = "/" + place.removeprefix("file:").lstrip("/")
-    if "://" in place:
-        raise ConfigError(
-            f"state.dir: {place!r} is not a local path; this version keeps its state on a local or "
-            "mounted file system only: set spark.aion.state.dir to a path"
-        )
-    return str(Path(place).resolve())
+        place = unquote(urlsplit(place).path)
+    return place if "://" in place else str(Path(place).resolve())

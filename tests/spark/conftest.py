@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import aion
+from tests.object_store import CREDENTIALS
 
 SECOND = 1_000_000
 
@@ -20,6 +21,8 @@ SECOND = 1_000_000
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     folder = tmp_path_factory.mktemp("spark")
+    for name, value in CREDENTIALS.items():  # for tests with an object store: executors inherit the environment
+        os.environ.setdefault(name, value)
     builder = (
         SparkSession.builder.master("local[2,3]")  # a task may fail twice before the query does
         .appName("aion tests")

@@ -1,0 +1,84 @@
+"""A query whose versions lie in an object store, stopped and restarted from its checkpoint."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+import aion
+from tests.object_store import ObjectStore, serving
+from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes, plain
+from tests.spark.test_windowed import ALL, BOUND, batches, locally, naive, server_pid, strip
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[ObjectStore]:
+    with serving() as port:
+        yield ObjectStore(port)
+
+
+@pytest.fixture
+def place(spark: SparkSession) -> Iterator[Callable[[str], None]]:
+    """Sets where the session's queries keep their state; a session's setting comes before a policy's."""
+    before = spark.conf.get("spark.aion.state.dir")
+    yield lambda uri: spark.conf.set("spark.aion.state.dir", uri)
+    spark.conf.set("spark.aion.state.dir", before)
+
+
+def test_a_query_goes_on_with_its_state_in_an_object_store(
+    stream: FileStream, spark: SparkSession, tmp_path: Path, bucket: ObjectStore, place: Callable[[str], None]
+) -> None:
+    """Restarted with another backend and budget; then the state has moved, and the state server is another one."""
+
+    definition: dict[str, Any] = {
+        "key": "k",
+        "time": "ts",
+        "windows": aion.Tumbling("10 seconds"),
+        "aggregates": ALL,
+    }
+
+    def result(policy: dict[str, Any]) -> Any:
+        events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
+        return aion.windowed(events, **definition, policy={**BOUND, **policy})
+
+    tables: list[pa.Table] = []
+    batch = iter(batches(4, count=3))
+    stopped = Sink(spark, tmp_path / "stopped")
+    tables.append(stream.put(next(batch)))
+    place(bucket.uri("state"))
+    stopped.run(result({"memory": {"budget": "4KiB", "bucket_limit": "1KiB"}}))
+    tables.append(stream.put(next(batch)))
+    stopped.run(result({"state": {"backend": "rocksdb", "compression": "zstd"}}))
+    for path, data in bucket.objects().items():
+        bucket.put(path.replace("state/", "elsewhere/", 1), data)
+        bucket.fs.delete_file(f"{bucket.bucket}/{path}")
+    os.kill(server_pid(spark), signal.SIGKILL)
+    tables.append(stream.put(next(batch)))
+    place(bucket.uri("elsewhere"))
+    got = stopped.run(result({}))
+    assert {path.split("/")[0] for path in bucket.objects()} == {"elsewhere"}
+    assert {path.split("/")[1] for path in bucket.objects()} == {stopped.query_id}
+    undisturbed = naive(locally(tables, **definition, policy=BOUND))
+    # A run that stops has one batch more, without data, so it executes some windows earlier.
+    assert plain(strip(last_panes(got, "k").values())) == plain(strip(last_panes(undisturbed, "k").values()))
+    assert sum(r["events"] for r in got if r["kind"] == "dropped") == sum(
+        r["events"] for r in undisturbed if r["kind"] == "dropped"
+    )
+
+
+def test_a_bucket_that_is_not_there_is_named(
+    stream: FileStream, sink: Sink, bucket: ObjectStore, place: Callable[[str], None]
+) -> None:
+    stream.put([("a", 1001, 1.0)])
+    events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
+    place(bucket.uri("state", bucket="no-such-bucket"))
+    result = aion.windowed(events, key="k", time="ts", windows=aion.Tumbling("10 seconds"), aggregates=ALL)
+    with pytest.raises(Exception, match=r"StorageError: state\.dir s3://no-such-bucket.*there is no bucket"):
+        sink.run(result)

@@ -1,0 +1,417 @@
+"""Where versions lie: every kind of depot keeps whole things under their names, or says by name what is wrong."""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow.fs as pafs
+import pytest
+
+from aion.errors import CorruptState, StorageError
+from state_backends import remote as remote_module
+from state_backends.checkpoint import Shard
+from state_backends.depot import LocalDepot
+from state_backends.host import Host
+from state_backends.io_thread import IoThread
+from state_backends.location import LocalLocation, RemoteLocation, locate, scratch
+from state_backends.manifest import Identity
+from state_backends.remote import Remote, RemoteDepot
+from state_backends.store import SstFile
+from state_backends.stores import STORES, StoreConfig
+from state_backends.tiered import MemoryBudget
+from tests.test_io_thread import PATIENCE
+from tests.test_store_contract import make_block
+
+URI = "test://place/of?state"
+
+
+class Hooked:
+    """A file system of pyarrow's that asks ``before(call, path)`` first, which may raise, or wait."""
+
+    def __init__(self, fs: Any, before: Callable[[str, str], None]) -> None:
+        self._fs, self._before = fs, before
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._fs, name)
+        if not callable(found):
+            return found
+
+        def call(first: Any, *rest: Any, **options: Any) -> Any:
+            self._before(name, str(getattr(first, "base_dir", first)))
+            return found(first, *rest, **options)
+
+        return call
+
+
+class Place:
+    """A file system, and the hosts that have depots of one shard there."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind, self.folder = kind, folder
+        self.hosts = 0
+        self.remotes: list[Remote] = []
+        self.before: Callable[[str, str], None] = lambda call, path: None
+        fs = (
+            pafs._MockFileSystem()
+            if kind == "in memory"
+            else pafs.SubTreeFileSystem(str(folder), pafs.LocalFileSystem())
+        )
+        self.fs = Hooked(fs, lambda call, path: self.before(call, path))
+
+    def depot(self, shard: str = "shard") -> Any:
+        """That of a new host, which has copies of nothing."""
+        self.hosts += 1
+        if self.kind == "local":
+            return LocalDepot(self.folder / shard)
+        self.remotes.append(Remote(URI, (self.fs, "base")))
+        return RemoteDepot(self.remotes[-1], f"query/{shard}", self.folder / f"copies-{self.hosts}")
+
+    def close(self) -> None:
+        for remote in self.remotes:
+            remote.close()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[[str], Place]]:
+    places: list[Place] = []
+
+    def make(kind: str = "renamed") -> Place:
+        places.append(Place(kind, tmp_path))
+        return places[-1]
+
+    yield make
+    for place in places:
+        place.close()
+
+
+@pytest.fixture(params=["local", "renamed", "in memory"])
+def place(request: pytest.FixtureRequest, make: Callable[[str], Place]) -> Place:
+    return make(request.param)
+
+
+def write(depot: Any, name: str, data: bytes) -> SstFile:
+    """A file as PBucket leaves it: whole, under its name."""
+    depot.files.mkdir(parents=True, exist_ok=True)
+    path = depot.files / name
+    path.write_bytes(data)
+    return SstFile(int(name.partition("-")[0]), str(path), len(data), zlib.crc32(data), 0, 1)
+
+
+def here(depot: Any, file: SstFile) -> SstFile:
+    """The file as a manifest names it to another host."""
+    return file._replace(path=str(depot.files / file.name))
+
+
+# -- what they have in common -----------------------------------------------------------------------------------
+
+
+def test_manifests_are_what_was_saved(place: Place) -> None:
+    depot = place.depot()
+    assert depot.tokens() == []
+    for token in ("0001-a", "0002.b"):
+        depot.save(token, token.encode() * 1000)
+    for other in (depot, place.depot()):
+        assert sorted(other.tokens()) == ["0001-a", "0002.b"]
+        assert other.load("0002.b") == b"0002.b" * 1000
+        with pytest.raises(FileNotFoundError):
+            other.load("0003")
+    depot.discard("0001-a")
+    depot.discard("0001-a")
+    if isinstance(depot, RemoteDepot):
+        depot.settle()
+    assert place.depot().tokens() == depot.tokens() == ["0002.b"]
+
+
+def test_files_are_what_was_published(place: Place) -> None:
+    depot = place.depot()
+    files = [write(depot, f"000{i}-t.sst", os.urandom(1000 * i + 1)) for i in range(3)]
+    depot.publish([f.name for f in files])
+    assert sorted(depot.names()) == [f.name for f in files]
+    other = place.depot()
+    copies = [here(other, f) for f in files[1:]]
+    other.fetch(copies)
+    assert [Path(c.path).read_bytes() for c in copies] == [Path(f.path).read_bytes() for f in files[1:]]
+    for name in (files[0].name, files[0].name, "0009-none.sst"):
+        other.delete(name)
+    if isinstance(other, RemoteDepot):
+        other.settle()
+    assert sorted(place.depot().names()) == sorted(other.names()) == [f.name for f in files[1:]]
+
+
+def test_shards_know_nothing_of_one_another(place: Place) -> None:
+    one, two = place.depot("one"), place.depot("two")
+    one.save("t", b"1")
+    one.publish([write(one, "0001-t.sst", b"x").name])
+    assert (two.tokens(), two.names()) == ([], [])
+
+
+# -- file systems that are not local ----------------------------------------------------------------------------
+
+
+def test_a_file_is_fetched_once_and_checked_when_it_is(make: Callable[..., Place]) -> None:
+    place = make()
+    depot, other = place.depot(), place.depot()
+    file = write(depot, "0001-t.sst", os.urandom(5000))
+    depot.publish([file.name])
+    other.fetch([here(other, file)])
+    opened: list[str] = []
+    place.before = lambda call, path: opened.append(path) if call.startswith("open_input") else None
+    other.fetch([here(other, file)])
+    assert opened == [], "opening must not read what is there"
+
+
+def test_copies_that_a_version_does_not_need_make_room(make: Callable[..., Place]) -> None:
+    depot = make().depot()
+    one, two = (write(depot, f"000{i}-t.sst", b"x") for i in range(2))
+    depot.publish([one.name, two.name])
+    depot.release([one.name])
+    assert [p.name for p in depot.files.iterdir()] == [two.name]
+    assert sorted(depot.names()) == [one.name, two.name], "older versions still need it"
+    depot.fetch([one])
+    assert [p.name for p in depot.files.iterdir()] == [one.name]
+
+
+@pytest.mark.parametrize("what", ["flipped", "truncated", "longer", "emptied", "missing", "another"])
+def test_a_damaged_file_is_named_and_no_copy_of_it_stays(make: Callable[..., Place], what: str) -> None:
+    place = make()
+    depot, other = place.depot(), place.depot()
+    good, bad = (write(depot, f"000{i}-t.sst", os.urandom(5000)) for i in range(2))
+    depot.publish([good.name, bad.name])
+    path = place.folder / "base/query/shard/files" / bad.name
+    data = path.read_bytes()
+    path.unlink()
+    if what != "missing":
+        flipped = data[:999] + bytes([data[999] ^ 4]) + data[1000:]
+        other_file = Path(good.path).read_bytes()
+        damaged = {
+            "flipped": flipped,
+            "truncated": data[:-1],
+            "longer": data + b"x",
+            "emptied": b"",
+            "another": other_file,
+        }
+        path.write_bytes(damaged[what])
+    with pytest.raises(CorruptState, match=rf"file {bad.name}.*test://place/of/query/shard/files/{bad.name}"):
+        other.fetch([here(other, good), here(other, bad)])
+    assert [p.name for p in other.files.iterdir()] == [good.name]
+
+
+@pytest.mark.parametrize("call", ["open_output_stream", "move", "create_dir"])
+def test_what_could_not_be_uploaded_is_not_there(make: Callable[..., Place], call: str) -> None:
+    place = make()
+    depot = place.depot()
+    file = write(depot, "0001-t.sst", b"x" * 100)
+
+    def refuse(name: str, path: str) -> None:
+        if name == call:
+            raise OSError("no more space in the cloud\nwith details")
+
+    place.before = refuse
+    for publish in (lambda: depot.publish([file.name]), lambda: depot.save("t", b"manifest")):
+        with pytest.raises(StorageError, match=r"^test://place/of/query/shard/.*: no more space in the cloud$"):
+            publish()
+    place.before = lambda *_: None
+    assert (place.depot().names(), place.depot().tokens()) == ([], [])
+    assert Path(file.path).exists(), "the next attempt may have more luck"
+    depot.publish([file.name])
+    assert place.depot().names() == [file.name]
+
+
+def test_a_large_file_goes_in_parts(make: Callable[..., Place], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_module, "_CHUNK_BYTES", 1 << 10)
+    monkeypatch.setattr(remote_module, "_UNCONFIRMED_BYTES", 3 << 10)
+    place = make()
+    depot, other = place.depot(), place.depot()
+    file = write(depot, "0001-t.sst", os.urandom(10_001))
+    depot.publish([file.name])
+    other.fetch([here(other, file)])
+    assert Path(here(other, file).path).read_bytes() == Path(file.path).read_bytes()
+
+
+def test_folders_are_listed_once(make: Callable[..., Place]) -> None:
+    """Retention looks at each commit; what this host wrote and deleted since, it knows."""
+    place = make()
+    depot = place.depot()
+    calls: list[str] = []
+    place.before = lambda call, path: calls.append(call)
+    for i in range(5):
+        depot.publish([write(depot, f"{i}-t.sst", b"x").name])
+        depot.save(f"token-{i}", b"m")
+        depot.delete(f"{i - 1}-t.sst")
+        assert (depot.names(), len(depot.tokens())) == ([f"{i}-t.sst"], i + 1)
+    assert calls.count("get_file_info") == 2
+
+
+def test_what_cannot_be_deleted_is_no_error(make: Callable[..., Place], caplog: pytest.LogCaptureFixture) -> None:
+    place = make()
+    depot = place.depot()
+    depot.publish([write(depot, "0001-t.sst", b"x").name])
+
+    def refuse(call: str, path: str) -> None:
+        if call == "delete_file":
+            raise PermissionError("not yours")
+
+    place.before = refuse
+    depot.delete("0001-t.sst")
+    depot.settle()
+    assert "not deleted: test://place/of/query/shard/files/0001-t.sst: not yours" in caplog.text
+    assert place.depot().names() == ["0001-t.sst"], "retention will find it again"
+
+
+def test_a_file_system_that_cannot_be_reached_is_named() -> None:
+    remote = Remote("nowhere://to/be/found")
+    depot = RemoteDepot(remote, "query/shard", Path("unused"))
+    for _ in range(2):
+        with pytest.raises(StorageError, match=r"^state\.dir nowhere://to/be/found: "):
+            depot.tokens()
+    remote.close()
+
+
+# -- while it takes its time ------------------------------------------------------------------------------------
+
+IDENTITY = Identity("query", "tolls", 0, 2, {})
+
+
+class SlowUploads:
+    """Uploads of one shard that wait until they may go on."""
+
+    def __init__(self, place: Place, shard: str) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self.shard = shard
+        place.before = self.before
+
+    def before(self, call: str, path: str) -> None:
+        if call == "open_output_stream" and f"/{self.shard}/" in path:
+            self.begun.set()
+            assert self.may_end.wait(PATIENCE)
+
+
+def test_nobody_waits_for_the_uploads_of_another_shard(make: Callable[..., Place], tmp_path: Path) -> None:
+    """Nor does a reader of the same one, or whatever the I/O thread has to do for them."""
+    place = make()
+    io, budget = IoThread(), MemoryBudget(1 << 20)
+    shards = [
+        Shard(
+            IDENTITY,
+            place.depot(f"shard-{i}"),
+            tmp_path / f"live-{i}",
+            lambda p: STORES["tiered"](p, io, budget, bucket_limit_bytes=1 << 20),
+            retain=2,
+        )
+        for i in range(2)
+    ]
+    blocks = [make_block(0, n, 1000) for n in range(2)]
+    for i, shard in enumerate(shards):
+        shard.open(None, "first", IDENTITY)
+        shard.append("first", [(0, True, blocks[i])])
+    slow = SlowUploads(place, "shard-0")
+    with ThreadPoolExecutor(1) as pool:
+        committed = pool.submit(shards[0].commit, "first", {"next_seq": 1})
+        assert slow.begun.wait(PATIENCE)
+        shards[1].commit("first", {"next_seq": 1})
+        assert sorted(p.name for p in (tmp_path / "base/query").glob("*/manifests/*")) == ["first.json"]
+        store = shards[0].store
+        assert store is not None and store.size_on_disk([0]), "written, and let go"
+        assert [bytes(b.block.data) for b in store.read([0])] == [bytes(blocks[0].data)]
+        store.prestage([0])
+        assert [bytes(b.block.data) for b in store.read([0])] == [bytes(blocks[0].data)]
+        assert store.stats().staging.misses == 1, "the second time it was prestaged"
+        assert not committed.done()
+        slow.may_end.set()
+        committed.result(PATIENCE)
+    assert {shard.token for shard in shards} == {"first"}
+    for shard in shards:
+        shard.close()
+    io.close()
+
+
+def test_a_host_stages_for_others_while_a_shard_commits(
+    make: Callable[..., Place], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = make()
+    remote = Remote(URI, (place.fs, "base"))
+    monkeypatch.setattr("state_backends.host.locate", lambda _: RemoteLocation(remote, tmp_path / "scratch"))
+    clock = [0.0]
+    host = Host(clock=lambda: clock[0])
+    config = StoreConfig(backend="tiered", budget_bytes=32 << 20, bucket_limit_bytes=1 << 20)
+
+    def open_(shard: int, token: str | None, attempt: str) -> Shard:
+        request = {
+            "identity": {"query": "q", "operator": "o", "shard": shard, "shards": 2, "definition": {}},
+            "store": config.to_json(),
+            "state_dir": URI,
+            "run": "r",
+            "operator_uid": "u",
+            "token": token,
+            "attempt": attempt,
+        }
+        assert host.open(request)["rebuilt"] == (token is None)
+        return host.shard(attempt)[0]
+
+    try:
+        for i in range(2):
+            shard = open_(i, None, f"first-{i}")
+            shard.append(f"first-{i}", [(0, True, make_block(0, i, 1000))])
+            shard.commit(f"first-{i}", {"next_seq": 1, "counters": {}})
+        clock[0] = 100.0  # so that the next batch is expected in 100 s
+        open_(0, "first-0", "second-0")
+        open_(1, "first-1", "second-1")
+        for i in range(2):
+            shard, lock = host.shard(f"second-{i}")
+            with lock:
+                shard.commit(f"second-{i}", {"next_seq": 1, "counters": {}})
+            host.plan_prestage(f"second-{i}", [0], [])
+        stores = [host.shard(f"second-{i}")[0].store for i in range(2)]
+        clock[0] = 1000.0
+        with host.shard("second-0")[1]:  # as if it were at its commit
+            host.tick_prestages()
+            assert stores[1] is not None and [*stores[1].read([0])]
+            assert stores[1].stats().staging.misses == 0
+        host.tick_prestages()
+        assert stores[0] is not None and [*stores[0].read([0])]
+        assert stores[0].stats().staging.misses == 0, "what waited for the lock is not forgotten"
+    finally:
+        host.close()
+    assert not (tmp_path / "scratch").exists()
+
+
+# -- which one --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["{}", "file://{}", "file:{}"])
+def test_a_path_is_local_however_it_is_written(tmp_path: Path, text: str) -> None:
+    location = locate(text.format(tmp_path))
+    assert isinstance(location, LocalLocation)
+    assert location.live == tmp_path / ".live"
+    depot = location.depot(["query", "tolls", "shard-00000"], tmp_path / "unused")
+    assert depot.files == tmp_path / "query" / "tolls" / "shard-00000" / "files"
+
+
+def test_copies_lie_on_sparks_local_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path}/disk1/blockmgr-123,/mnt/disk2/blockmgr-456")
+    location = locate("s3://bucket/state")
+    assert isinstance(location, RemoteLocation)
+    folder = tmp_path / "disk1" / f"aion-{os.getuid()}"
+    assert location.live == folder / ".live"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    location.close()
+    assert not folder.exists()
+
+
+def test_copies_lie_in_no_folder_that_others_can_enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    folder = tmp_path / f"aion-{os.getuid()}"
+    folder.mkdir()
+    folder.chmod(0o755)
+    with pytest.raises(StorageError, match=rf"{folder} must belong to this user alone"):
+        scratch()
+    folder.rmdir()
+    folder.write_text("in the way")
+    with pytest.raises(StorageError, match="no folder for copies of remote files"):
+        locate("s3://bucket/state")

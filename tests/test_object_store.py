@@ -1,0 +1,205 @@
+"""Versions in an object store: a real S3 server, pyarrow's real client, hosts that share nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aion.errors import CorruptState, StorageError
+from state_backends.checkpoint import Shard
+from state_backends.io_thread import IoThread
+from state_backends.manifest import Identity, load
+from state_backends.p_bucket import PBucket
+from state_backends.remote import Remote, RemoteDepot
+from state_backends.stores import STORES
+from state_backends.tiered import MemoryBudget
+from tests.object_store import CREDENTIALS, ObjectStore, serving
+from tests.test_store_contract import make_block
+
+IDENTITY = Identity("query", "tolls", 3, 8, {"key": ["k"]})
+BLOCK_BYTES = 3000
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with serving() as port:
+        yield port
+
+
+@pytest.fixture
+def bucket(port: int) -> ObjectStore:
+    return ObjectStore(port)
+
+
+class Host:
+    """A host with one shard in the object store, and copies of nothing when it starts."""
+
+    def __init__(self, uri: str, folder: Path, *, kind: str = "tiered", retain: int = 100) -> None:
+        self.folder = folder
+        self.io = IoThread()
+        self.remote = Remote(uri)
+        self.depot = RemoteDepot(self.remote, "query/tolls/shard-00003", folder / "copies")
+        self.store = STORES[kind]
+        self.shard = Shard(IDENTITY, self.depot, folder / "live", self.make_store, retain=retain)
+
+    def make_store(self, p_bucket: PBucket) -> Any:
+        return self.store(p_bucket, self.io, MemoryBudget(64 << 10), bucket_limit_bytes=16 << 10)
+
+    def commit(self, token: str | None, attempt: str, *blocks: tuple[int, int], purge: Sequence[int] = ()) -> str:
+        """The next version: (seq, slice) more, these slices less."""
+        self.shard.open(token, attempt, IDENTITY)
+        for seq, slice_us in blocks:
+            self.shard.append(attempt, [(seq, False, make_block(slice_us, seq, BLOCK_BYTES))])
+        self.shard.purge(attempt, purge)
+        self.shard.commit(attempt, {"next_seq": max([seq + 1 for seq, _ in blocks], default=0)})
+        self.depot.settle()
+        return attempt
+
+    def seqs(self, token: str | None, *slices: int) -> list[int]:
+        """Of the blocks of a version, whose bytes are those that were appended."""
+        self.shard.open(token, "reader", IDENTITY)
+        stored = list(self.shard.read("reader", slices))
+        self.shard.abort("reader")
+        for seq, block in stored:
+            assert bytes(block.data) == bytes(make_block(block.header.slice_us, seq, BLOCK_BYTES).data)
+        return [seq for seq, _ in stored]
+
+    def close(self) -> None:
+        self.shard.close()
+        self.io.close()
+        self.remote.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@pytest.fixture
+def hosts(bucket: ObjectStore, tmp_path: Path) -> Iterator[Any]:
+    made: list[Host] = []
+
+    def host(uri: str | None = None, **options: Any) -> Host:
+        made.append(Host(uri or bucket.uri("state"), tmp_path / f"host-{len(made)}", **options))
+        return made[-1]
+
+    yield host
+    for each in made:
+        each.close()
+
+
+def names(bucket: ObjectStore, kind: str) -> set[str]:
+    prefix = f"state/query/tolls/shard-00003/{kind}/"
+    return {path.removeprefix(prefix) for path in bucket.objects() if path.startswith(prefix)}
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_another_host_goes_on_where_one_stopped(bucket: ObjectStore, hosts: Any, kind: str) -> None:
+    one = hosts(kind=kind)
+    first = one.commit(None, "1", (0, 0), (1, 10))
+    second = one.commit(first, "2", (2, 0), purge=[10])
+    other = hosts(bucket.uri("state/").replace("s3://", "s3a://"), kind=kind)  # as Spark spells it
+    assert other.seqs(second, 0, 10) == [0, 2]
+    third = other.commit(second, "3", (3, 20))
+    assert one.seqs(third, 0, 10, 20) == [0, 2, 3], "the first host sees what the other one did"
+    assert one.seqs(first, 0, 10, 20) == [0, 1], "and goes back if it must"
+    assert names(bucket, "manifests") == {"1.json", "2.json", "3.json"}
+    manifests = [load(data, path) for path, data in bucket.objects().items() if "/manifests/" in path]
+    assert names(bucket, "files") == {f.name for m in manifests for f in m.files}
+
+
+def test_a_failed_attempt_uploads_nothing(bucket: ObjectStore, hosts: Any) -> None:
+    host = hosts()
+    token = host.commit(None, "1", (0, 0))
+    before = bucket.objects()
+    host.shard.open(token, "2", IDENTITY)
+    host.shard.append("2", [(1, True, make_block(0, 1, BLOCK_BYTES))])
+    host.shard.destage("2", [0])
+    host.shard.abort("2")
+    host.depot.settle()
+    assert bucket.objects() == before
+    assert host.seqs(token, 0) == [0]
+
+
+def test_what_nobody_can_ask_for_is_deleted(bucket: ObjectStore, hosts: Any) -> None:
+    host, token = hosts(retain=2), None
+    manifests: dict[str, Any] = {}
+    for i in range(6):
+        token = host.commit(token, f"{i}", (i, i), purge=[i - 1])
+        if i == 3:
+            host = hosts(retain=2)  # what the one before would have deleted
+        prefix = "state/query/tolls/shard-00003/manifests"
+        manifests[token] = load(bucket.get(f"{bucket.bucket}/{prefix}/{token}.json"), token)
+        kept = list(manifests)[-2:]
+        assert names(bucket, "manifests") == {f"{t}.json" for t in kept}
+        assert names(bucket, "files") == {f.name for t in kept for f in manifests[t].files}
+    copies = {path.name for path in (host.folder / "copies").iterdir()}
+    assert copies == {f.name for f in manifests["5"].files}, "of what the current version needs, and no more"
+
+
+@pytest.mark.parametrize("what", ["flipped", "truncated", "emptied", "missing"])
+def test_a_damaged_object_is_named(bucket: ObjectStore, hosts: Any, what: str) -> None:
+    one = hosts()
+    first = one.commit(None, "1", (0, 0))
+    second = one.commit(first, "2", (1, 0))
+    path = next(p for p in bucket.objects() if p.endswith("-2.sst"))
+    data = bucket.objects()[path]
+    if what == "missing":
+        bucket.fs.delete_file(f"{bucket.bucket}/{path}")
+    else:
+        middle = len(data) // 2
+        flipped = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+        bucket.put(path, {"flipped": flipped, "truncated": data[:-1], "emptied": b""}[what])
+    other = hosts()
+    with pytest.raises(CorruptState, match=f"{path.rpartition('/')[2]}.*s3://{bucket.bucket}/{path}"):
+        other.shard.open(second, "3", IDENTITY)
+    assert other.seqs(first, 0) == [0], "a version that does not need it is whole"
+    bucket.put(path, data)
+    assert other.seqs(second, 0) == [0, 1]
+
+
+def test_a_damaged_manifest_is_named(bucket: ObjectStore, hosts: Any) -> None:
+    token = hosts().commit(None, "1", (0, 0))
+    path = next(p for p in bucket.objects() if p.endswith(".json"))
+    bucket.put(path, bucket.objects()[path].replace(b"tolls", b"t0lls"))
+    with pytest.raises(CorruptState, match=r"manifest 1\.json"):
+        hosts().shard.open(token, "2", IDENTITY)
+
+
+def test_an_upload_that_fails_fails_the_commit_and_nothing_else(bucket: ObjectStore, hosts: Any) -> None:
+    host = hosts()
+    token = host.commit(None, "1", (0, 0))
+    before = bucket.objects()
+    host.shard.open(token, "2", IDENTITY)
+    host.shard.append("2", [(1, False, make_block(0, 1, BLOCK_BYTES))])
+    with (
+        bucket.denied(),
+        pytest.raises(StorageError, match=rf"^s3://{bucket.bucket}/state/.*2\.sst: .*INVALID_ACCESS_KEY_ID"),
+    ):
+        host.shard.commit("2", {"next_seq": 2})
+    assert [seq for seq, _ in host.shard.read("2", [0])] == [0, 1], "the attempt may try again"
+    host.shard.abort("2")
+    host.depot.settle()
+    assert bucket.objects() == before
+    assert host.seqs(token, 0) == [0]
+    assert hosts().seqs(host.commit(token, "3", (1, 0)), 0) == [0, 1]
+
+
+def test_a_place_that_is_not_there_or_not_ours_is_named(bucket: ObjectStore, hosts: Any) -> None:
+    nowhere = hosts(bucket.uri("state", bucket="no-such-bucket"))
+    with pytest.raises(
+        StorageError, match=r"^state\.dir s3://no-such-bucket/state.*there is no bucket 'no-such-bucket'$"
+    ):
+        nowhere.shard.open(None, "1", IDENTITY)
+    ours = hosts()
+    with bucket.denied(), pytest.raises(StorageError, match=rf"^state\.dir s3://{bucket.bucket}/state.*ACCESS_DENIED"):
+        ours.shard.open(None, "1", IDENTITY)
+    assert ours.commit(None, "1", (0, 0)), "what was refused before is tried again"
+
+
+def test_a_server_that_does_not_answer_is_named(hosts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    host = hosts("s3://bucket/state?scheme=http&endpoint_override=127.0.0.1:1&region=us-east-1")
+    with pytest.raises(StorageError, match=r"^state\.dir s3://bucket/state\?.*: .*NETWORK_CONNECTION"):
+        host.shard.open(None, "1", IDENTITY)
