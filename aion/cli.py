@@ -1,4 +1,4 @@
-"""The command line: ``aion demo | experiment | policy``. Each command imports what it needs, when it runs."""
+"""The command line: ``aion demo | experiment | inspect | policy``. Each command imports what it needs, when it runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from aion import __version__
-from aion.errors import AionError, PolicyError
+from aion.errors import AionError, ConfigError, PolicyError
 
 
 class _Aion(TyperGroup):
@@ -69,6 +69,26 @@ def demo(
 ) -> None:
     """Stream real late flights through Spark, and compare the panes with the truth."""
     raise typer.Exit(import_module("experiments.demo").run(flights=flights, out=out))
+
+
+@app.command()
+def inspect(
+    state: Annotated[str, typer.Argument(metavar="DIR", help="A state folder: spark.aion.state.dir, path or URI.")],
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Set aside what is damaged, and go back to the newest whole versions.")
+    ] = False,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="With --repair: the query's Spark checkpoint, to be set back as well.")
+    ] = None,
+    contents: Annotated[bool, typer.Option(help="Read every byte and verify all checksums.")] = True,
+) -> None:
+    """Show versions, files, windows, tiers and lateness of a state folder, and verify it. Exit code 1: damaged."""
+    from aion.inspecting import inspect
+
+    if checkpoint is not None and not repair:
+        raise ConfigError("--checkpoint is for --repair; nothing is changed without")
+    if not inspect(state, repair=repair, checkpoint=checkpoint, contents=contents):
+        raise typer.Exit(1)
 
 
 @policy_app.command()

@@ -14,7 +14,7 @@ from typing import Any
 
 from rocksdict import Cache
 
-from aion.errors import CorruptState, FormatError, SessionSuperseded
+from aion.errors import CorruptBlock, CorruptState, FormatError, SessionSuperseded
 from state_backends.block import Block
 from state_backends.depot import SST, Depot
 from state_backends.manifest import FileEntry, Identity, Manifest, check_owner, dump, load
@@ -88,7 +88,15 @@ class Shard:
             store.append(seq, block, late=late)
 
     def read(self, attempt: str, slices: Sequence[int], *, blocking: bool = False) -> Iterator[StoredBlock]:
-        return self._working(attempt).read(slices, blocking=blocking)
+        return self._told(self._working(attempt).read(slices, blocking=blocking))
+
+    def _told(self, blocks: Iterator[StoredBlock]) -> Iterator[StoredBlock]:
+        """The blocks; whoever meets a damaged one learns of which version it is."""
+        try:
+            yield from blocks
+        except CorruptBlock as error:
+            version = f"version {self.token} in {self.depot.where(self.token)}" if self.token else "no version yet"
+            raise CorruptBlock(f"{error}; {version}") from error
 
     def prestage(self, attempt: str, slices: Sequence[int]) -> None:
         self._working(attempt).prestage(slices)
@@ -196,6 +204,9 @@ class Shard:
                 p_bucket.next_file_no = max(p_bucket.next_file_no, manifest.next_file_no)
                 self._held = manifest
                 self._retained = self._versions_before(manifest)
+        except CorruptState as error:
+            store.close()
+            raise CorruptState(f"version {token} in {self.depot.where(token or '')}: {error}") from error
         except BaseException:
             store.close()
             raise
@@ -204,7 +215,10 @@ class Shard:
     def _load(self, token: str) -> Manifest:
         where = self.depot.where(token)
         try:
-            return load(self.depot.load(token), where.rpartition("/")[2])
+            manifest = load(self.depot.load(token), where.rpartition("/")[2])
+            if manifest.token != token:
+                raise CorruptState(f"{where} is the manifest of another version, {manifest.token}")
+            return manifest
         except FileNotFoundError:
             raise CorruptState(
                 f"version {token} of shard {self.identity.shard} of operator {self.identity.operator!r} "

@@ -36,6 +36,17 @@ def runtime_dir(application: str) -> Path:
     return Path(tempfile.gettempdir()) / f"aion-{os.getuid()}" / digest
 
 
+def running_servers() -> list[tuple[int, dict[str, Any]]]:
+    """Pid and statistics of every state server of this user on this host that answers."""
+    found = []
+    for pid in runtime_dir("").parent.glob("*/" + PID):
+        client = StateClient(pid.parent)
+        with contextlib.suppress(ServerError, OSError, ValueError):
+            found.append((int(pid.read_text()), client.stats()))
+        client.close()
+    return found
+
+
 def executor_pid() -> int:
     """The JVM that this worker belongs to; without one, the process that started it."""
     for process in psutil.Process().parents():

@@ -7,8 +7,10 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
+
+import pyarrow.fs as pafs
 
 from aion.errors import StorageError
 from state_backends.depot import Depot, LocalDepot
@@ -23,6 +25,9 @@ class Location(Protocol):
     def depot(self, names: Sequence[str], cache: Path) -> Depot:
         """That of a shard; ``names`` are query, operator and shard. ``cache``: a folder for copies of its files."""
 
+    def filesystem(self) -> tuple[Any, str]:
+        """pyarrow's file system and the folder in it. Raises StorageError naming the URI."""
+
     def close(self) -> None:
         """Call it when no shard is open any more."""
 
@@ -36,6 +41,9 @@ class LocalLocation:
 
     def depot(self, names: Sequence[str], cache: Path) -> LocalDepot:
         return LocalDepot(self.folder.joinpath(*names))
+
+    def filesystem(self) -> tuple[Any, str]:
+        return pafs.LocalFileSystem(), str(self.folder.absolute())
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -52,6 +60,9 @@ class RemoteLocation:
 
     def depot(self, names: Sequence[str], cache: Path) -> RemoteDepot:
         return RemoteDepot(self.remote, "/".join(names), cache)
+
+    def filesystem(self) -> tuple[Any, str]:
+        return self.remote.connect()
 
     def close(self) -> None:
         self.remote.close()

@@ -63,8 +63,8 @@ def dump(manifest: Manifest) -> bytes:
 
 def load(data: bytes, name: str) -> Manifest:
     """Raises CorruptState or FormatError naming the manifest."""
-    body, _, crc = data.rstrip(b"\n").rpartition(b"\n")
-    if crc != b"%08x" % zlib.crc32(body):
+    body, trailer = data[:-10], data[-10:]
+    if trailer != b"\n%08x\n" % zlib.crc32(body):
         raise CorruptState(f"manifest {name}: its checksum differs from the one it was written with")
     value = orjson.loads(body)
     found = value.pop("format", None)

@@ -41,8 +41,8 @@ EFFECTS = {
 
 # The shell: where everything comes together. What is not listed here of aion is core, and imports no shell.
 TOP = {
-    "aion", "aion.applying", "aion.cli", "aion.executor", "aion.local", "aion.metrics", "aion.runtime", "aion.spark",
-    "aion.spilling",
+    "aion", "aion.applying", "aion.cli", "aion.executor", "aion.inspecting", "aion.local", "aion.metrics",
+    "aion.runtime", "aion.spark", "aion.spilling",
 }  # fmt: skip
 
 

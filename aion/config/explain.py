@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from aion.config.model import Policy, bucket_limit_bytes, budget_bytes
-from aion.config.values import Multiple, Share, format_bytes
+from aion.config.values import Multiple, Share, about_bytes, format_bytes
 from aion.time import format_duration, format_instant
 
 # The window that is told of: one minute of an arbitrary day.
@@ -162,7 +162,7 @@ def _pressure(policy: Policy, limit_bytes: int) -> Story:
         )
 
     def used(share: float) -> str:
-        return f"{share * 100:.4g}% of the budget ({_about(share * total_bytes)})"
+        return f"{share * 100:.4g}% of the budget ({about_bytes(share * total_bytes)})"
 
     first = "the largest first" if memory.victim == "largest" else "the one to which events come slowest first"
     return [
@@ -181,7 +181,7 @@ def _pressure(policy: Policy, limit_bytes: int) -> Story:
 def _budget(policy: Policy, limit_bytes: int) -> str:
     size_bytes, budget = budget_bytes(policy, limit_bytes), policy.memory.budget
     if isinstance(budget, Share):
-        return f"{_about(size_bytes)}, {budget} of the {_about(limit_bytes)} that it has here"
+        return f"{about_bytes(size_bytes)}, {budget} of the {about_bytes(limit_bytes)} that it has here"
     return format_bytes(size_bytes)
 
 
@@ -198,12 +198,3 @@ def _plugin(class_path: str, arguments: object) -> str:
 
 def _threads(count: int) -> str:
     return f"{count} thread" if count == 1 else f"{count} threads"
-
-
-def _about(size_bytes: float) -> str:
-    """Three digits at least, with the unit that fits: 307 MiB, 1.5 GiB."""
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if size_bytes >= 1024**power:
-            size = size_bytes / 1024**power
-            return f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
-    return f"{size_bytes:.0f} B"

@@ -243,6 +243,15 @@ def location(text: str) -> str:
     return text
 
 
+def about_bytes(size_bytes: float) -> str:
+    """Three digits at least, with the unit that fits: 307 MiB, 1.5 GiB."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size_bytes >= 1024**power:
+            size = size_bytes / 1024**power
+            return f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
 # -- the types ----------------------------------------------------------------------------------------
 
 _SIZE_TEXT = {"type": "string", "pattern": r"^\s*[0-9]+(\s*|(\.[0-9]+)?\s*([KkMmGgTt][Ii]?)?[Bb]\s*)$"}

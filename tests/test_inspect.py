@@ -1,0 +1,243 @@
+"""A damaged state folder: whatever is damaged is named with its version, nobody reads on as if it were whole."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import aion
+from aion.cli import app
+from aion.errors import ConfigError
+from aion.inspecting import SET_ASIDE, set_back
+from state_backends.audit import ShardFinding, StateFolder, plan_repair
+from state_backends.checkpoint import Shard
+from state_backends.depot import LocalDepot
+from state_backends.io_thread import IoThread
+from state_backends.manifest import Identity
+from state_backends.stores import STORES
+from state_backends.tiered import MemoryBudget
+from tests.test_operator import make
+from tests.test_store_contract import make_block
+
+SLICES = (0, 10, 20)
+POSITIONS = 40  # of each file, in the corruption tests
+Blocks = list[tuple[int, bytes]]
+
+
+class Writer:
+    """The versions of one shard, one for each batch, as a state server makes them."""
+
+    def __init__(self, state: Path, shard: int, live: Path) -> None:
+        self.identity = Identity("query", "tolls", shard, 2, {})
+        self.folder = state / "query" / "tolls" / f"shard-{shard:05d}"
+        self._live = live / str(shard)
+
+    def __enter__(self) -> Writer:
+        self._io = IoThread()
+        self.shard = Shard(
+            self.identity,
+            LocalDepot(self.folder),
+            self._live,
+            lambda p: STORES["tiered"](p, self._io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
+            retain=100,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shard.close()
+        self._io.close()
+
+    def commit(self, token: str | None, batch: int, seqs: Sequence[int]) -> str:
+        attempt = f"{batch:010d}-{'ab'[self.identity.shard]}{batch}"
+        self.shard.open(token, attempt, self.identity)
+        for seq in seqs:
+            salt = 1000 * self.identity.shard + seq
+            self.shard.append(attempt, [(seq, False, make_block(SLICES[seq % 3], salt, 300))])
+        snapshot = make(aion.Tumbling(10)).snapshot() | {"next_seq": seqs[-1] + 1}
+        self.shard.commit(attempt, snapshot)
+        return attempt
+
+    def read(self, token: str) -> Blocks:
+        """All blocks of a version, by an attempt that changes nothing."""
+        self.shard.open(token, "reader", self.identity)
+        try:
+            return [(seq, bytes(block.data)) for seq, block in self.shard.read("reader", SLICES)]
+        finally:
+            self.shard.abort("reader")
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """Two shards; the first has versions of batches 0, 1, 2, the other of 0 and 2."""
+    state = tmp_path / "state"
+    for shard, batches in ((0, (0, 1, 2)), (1, (0, 2))):
+        with Writer(state, shard, tmp_path / "live") as writer:
+            token = None
+            for n, batch in enumerate(batches):
+                token = writer.commit(token, batch, range(4 * n, 4 * n + 4))
+    return state
+
+
+def look(state: Path) -> dict[str, ShardFinding]:
+    folder = StateFolder(str(state))
+    try:
+        return {shard[2]: folder.check(shard) for shard in folder.shards()}
+    finally:
+        folder.close()
+
+
+def damages(data: bytes, other: bytes, rng: random.Random) -> Iterator[tuple[str, bytes]]:
+    """Ways in which a file's bytes may come to be others."""
+    yield "emptied", b""
+    yield "swapped", other
+    for position in sorted({0, len(data) - 1, *rng.sample(range(len(data)), min(POSITIONS, len(data)))}):
+        flipped = bytearray(data)
+        flipped[position] ^= 1 << rng.randrange(8)
+        yield f"flipped at {position}", bytes(flipped)
+        yield f"truncated to {position}", data[:position]
+
+
+# -- corruption -----------------------------------------------------------------------------------------------
+
+
+def test_whatever_is_damaged_is_named_by_inspect(state: Path) -> None:
+    rng = random.Random(1)
+    files = sorted(p for p in state.rglob("*") if p.is_file())
+    assert len(files) == 10, "a file and a manifest for each of five versions"
+    for path in files:
+        data = path.read_bytes()
+        other = next(p for p in files if p.suffix == path.suffix and p.parts[-3] != path.parts[-3])
+        for how, content in damages(data, other.read_bytes(), rng):
+            path.write_bytes(content)
+            found = look(state)
+            where = str(path.relative_to(state))
+            lines = [line for finding in found.values() for line in finding.damage]
+            assert any(line.startswith(f"{where}: ") for line in lines), (how, where, lines)
+            broken = [v for finding in found.values() for v in finding.versions if v.problem is not None]
+            assert broken and {f"shard-{path.parts[-3][-5:]}"} == {
+                name for name, finding in found.items() if any(v.problem for v in finding.versions)
+            }, how
+        path.write_bytes(data)
+    assert not any(finding.damage for finding in look(state).values())
+
+
+def test_a_missing_file_is_named_with_its_versions(state: Path) -> None:
+    path = min((state / "query/tolls/shard-00000/files").iterdir())
+    path.unlink()
+    finding = look(state)["shard-00000"]
+    assert finding.damage == [
+        f"query/tolls/shard-00000/files/{path.name}: it is missing; "
+        "named by version 0000000000-a0, 0000000001-a1, 0000000002-a2"
+    ]
+    assert finding.newest is None
+
+
+# -- repair ---------------------------------------------------------------------------------------------------
+
+
+def newest_file(state: Path, shard: int, batch: int) -> Path:
+    (path,) = (state / f"query/tolls/shard-{shard:05d}/files").glob(f"*-{batch:010d}-*.sst")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("damaged", "batch"),
+    [([(0, 2)], 1), ([(1, 2)], 1), ([(0, 1)], 0), ([(0, 2), (1, 2)], 1), ([(0, 1), (1, 2)], 0), ([(1, 0)], None)],
+)
+def test_the_newest_batch_after_which_every_shard_is_whole(
+    state: Path, damaged: list[tuple[int, int]], batch: int | None
+) -> None:
+    for shard, of_batch in damaged:
+        newest_file(state, shard, of_batch).write_bytes(b"")
+    plan = plan_repair("query", list(look(state).values()))
+    assert (plan.batch, plan.last) == (batch, 2)
+    assert plan.replay == range((-1 if batch is None else batch) + 1, 3)
+
+
+def test_of_two_attempts_of_the_last_batch_both_must_be_whole(state: Path, tmp_path: Path) -> None:
+    """Which one Spark chose only its checkpoint knows."""
+    with Writer(state, 0, tmp_path / "live") as writer:
+        writer.shard.open("0000000001-a1", "0000000002-zz", writer.identity)
+        writer.shard.append("0000000002-zz", [(8, False, make_block(0, 77, 300))])
+        writer.shard.commit("0000000002-zz", make(aion.Tumbling(10)).snapshot() | {"next_seq": 9})
+    findings = list(look(state).values())
+    assert plan_repair("query", findings).batch == 2
+    (state / "query/tolls/shard-00000/manifests/0000000002-a2.json").write_bytes(b"")
+    assert plan_repair("query", list(look(state).values())).batch == 1
+
+
+def test_a_shard_that_is_younger_than_the_batch_had_no_state_then(state: Path) -> None:
+    shard = state / "query/tolls/shard-00001"
+    for path in (*shard.glob("manifests/0000000002*"), *shard.glob("files/*-0000000002-*")):
+        path.unlink()
+    (first,) = shard.glob("manifests/*.json")
+    first.rename(first.with_name("0000000001-b0.json"))
+    newest_file(state, 0, 1).write_bytes(b"")
+    assert plan_repair("query", list(look(state).values())).batch is None, "its token is not its name"
+
+
+def test_repair_sets_aside_what_is_damaged_and_sets_the_checkpoint_back(state: Path, tmp_path: Path) -> None:
+    path = newest_file(state, 0, 2)
+    path.write_bytes(path.read_bytes()[:-1])
+    checkpoint = tmp_path / "checkpoint"
+    for log in ("offsets", "commits"):
+        (checkpoint / log).mkdir(parents=True)
+        for batch in range(3):
+            (checkpoint / log / str(batch)).write_text("v1")
+            (checkpoint / log / f".{batch}.crc").write_text("")
+    (checkpoint / "metadata").write_text('{"id":"query"}')
+    run = CliRunner().invoke(app, ["inspect", str(state), "--repair", "--checkpoint", str(checkpoint)])
+    assert run.exit_code == 0, run.output
+    said = " ".join(run.output.split())
+    assert "the newest batch after which every shard is whole is 1; replay: 2" in said
+    assert sorted(p.name for p in (checkpoint / "commits").iterdir()) == [".0.crc", ".1.crc", "0", "1"]
+    assert sorted(p.name for p in (checkpoint / SET_ASIDE / "offsets").iterdir()) == [".2.crc", "2"]
+    assert path.with_name(path.name + ".damaged").exists() and not path.exists()
+    assert CliRunner().invoke(app, ["inspect", str(state)]).exit_code == 0
+    with Writer(state, 0, tmp_path / "live") as writer:
+        assert [seq for seq, _ in writer.read("0000000001-a1")] == [0, 3, 6, 1, 4, 7, 2, 5]
+
+
+def test_nothing_is_changed_without_repair(state: Path) -> None:
+    newest_file(state, 1, 2).write_bytes(b"")
+    before = {p: p.read_bytes() for p in state.rglob("*") if p.is_file()}
+    assert CliRunner().invoke(app, ["inspect", str(state)]).exit_code == 1
+    assert {p: p.read_bytes() for p in state.rglob("*") if p.is_file()} == before
+
+
+def test_a_newer_format_is_not_damage_to_be_set_aside(state: Path) -> None:
+    path = state / "query/tolls/shard-00000/manifests/0000000002-a2.json"
+    body = path.read_bytes().rpartition(b"\n")[0].rpartition(b"\n")[0].replace(b'"format":1', b'"format":99')
+    path.write_bytes(body + b"\n%08x\n" % zlib.crc32(body))
+    found = CliRunner().invoke(app, ["inspect", str(state), "--repair"])
+    assert "format 99" in found.output
+    assert path.exists()
+
+
+def test_the_checkpoint_must_be_that_query_s(tmp_path: Path) -> None:
+    (tmp_path / "metadata").write_text('{"id":"another"}')
+    with pytest.raises(ConfigError, match="not the checkpoint of query"):
+        set_back(tmp_path, "query", 1)
+
+
+# -- what it shows --------------------------------------------------------------------------------------------
+
+
+def test_inspect_shows_what_is_there(state: Path) -> None:
+    run = CliRunner().invoke(app, ["inspect", str(state)])
+    assert run.exit_code == 0, run.output
+    for part in ("query query", "tolls", "0 to 2", "every version is whole", "watermark", "lateness"):
+        assert part in run.output, run.output
+    shutil.rmtree(state)
+    assert CliRunner().invoke(app, ["inspect", str(state)]).exit_code == 2, "there is no such folder"
+
+
+def test_checkpoint_without_repair_is_refused(state: Path) -> None:
+    run = CliRunner().invoke(app, ["inspect", str(state), "--checkpoint", str(state)])
+    assert run.exit_code == 2 and "--repair" in run.output
