@@ -9,10 +9,11 @@ from typing import Any
 
 from aion.builder import BlockBuilder
 from aion.config import Policy, Share
+from aion.errors import FormatError
 from aion.executor import Executor, Session
 from aion.hashing import ShardOfKeys
 from aion.lateness import FixedBound
-from aion.operator import Operator
+from aion.operator import SNAPSHOT_VERSION, Operator
 from aion.plan import Plan
 from aion.trigger import EveryBatch
 from state_backends.block import Codec, Compression
@@ -21,7 +22,12 @@ from state_backends.stores import StoreConfig
 
 
 def make_operator(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None) -> Operator:
-    """The operator of one shard, new or as it was at ``snapshot``."""
+    """The operator of one shard, new or as it was at ``snapshot``. Raises FormatError for a newer Aion's."""
+    if snapshot is not None and snapshot["version"] != SNAPSHOT_VERSION:
+        raise FormatError(
+            f"the operator's snapshot was written in format {snapshot['version']}; "
+            f"this Aion reads format {SNAPSHOT_VERSION}"
+        )
     return Operator(
         plan.grid,
         bound=FixedBound(policy.lateness.initial_bound_us),

@@ -1,19 +1,21 @@
-"""A version of a shard: an immutable manifest that names its files. Pure but for nothing: bytes in and out.
+"""A version of a shard: an immutable manifest that names its files. Pure: bytes in and out.
 
-The file is one JSON object, a newline, and the CRC-32 of the object's bytes as eight hexadecimal digits.
+The file is one JSON object, a newline, and the CRC-32 of the object's bytes as eight hexadecimal digits: all of it is
+covered, the operator's snapshot included. ``docs/state-format.md`` describes every field.
 """
 
 from __future__ import annotations
 
 import zlib
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
 
 import orjson
 
 from aion.errors import CorruptState, ForeignState, FormatError
 
 FORMAT = 1
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +68,28 @@ def load(data: bytes, name: str) -> Manifest:
     body, trailer = data[:-10], data[-10:]
     if trailer != b"\n%08x\n" % zlib.crc32(body):
         raise CorruptState(f"manifest {name}: its checksum differs from the one it was written with")
-    value = orjson.loads(body)
-    found = value.pop("format", None)
-    if found != FORMAT:
-        raise FormatError(f"manifest {name}: written in format {found}; this Aion reads format {FORMAT}")
-    return Manifest(
-        token=value["token"],
-        parent=value["parent"],
-        version=value["version"],
-        identity=Identity(**value["identity"]),
-        files=tuple(FileEntry(**f) for f in value["files"]),
-        purged=tuple(value["purged"]),
-        next_file_no=value["next_file_no"],
-        snapshot=value["snapshot"],
-    )
+    try:
+        value = orjson.loads(body)
+        found = value.pop("format", None)
+        if found != FORMAT:
+            raise FormatError(f"manifest {name}: written in format {found}; this Aion reads format {FORMAT}")
+        return Manifest(
+            token=value["token"],
+            parent=value["parent"],
+            version=value["version"],
+            identity=_known(Identity, value["identity"]),
+            files=tuple(_known(FileEntry, f) for f in value["files"]),
+            purged=tuple(value["purged"]),
+            next_file_no=value["next_file_no"],
+            snapshot=value["snapshot"],
+        )
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CorruptState(f"manifest {name}: not of the shape of format {FORMAT}: {error!r}") from error
+
+
+def _known(kind: type[T], value: dict[str, Any]) -> T:
+    """The fields that this Aion knows: a later one of the same format may have added others."""
+    return kind(**{f.name: value[f.name] for f in fields(kind)})  # type: ignore[arg-type]
 
 
 def check_owner(manifest: Manifest, wanted: Identity) -> None:

@@ -41,6 +41,7 @@ _KEY = struct.Struct(">QQQ")
 _INDEX_KEY = struct.Struct(">Q")
 _SIGN = 1 << 63
 _LAST = ((1 << 64) - 1, (1 << 64) - 1)
+_TABLE_FORMAT = 6  # of RocksDB's files: docs/state-format.md. Stays, whatever a later RocksDB prefers
 _BLOCK_BYTES = 4096
 _CHUNK_BYTES = 1 << 20
 _FILES_AT_ONCE = 64  # about 0.1 s, for which an urgent read of another shard waits
@@ -240,6 +241,7 @@ def _options(cache: Cache) -> Options:
     # Blocks of one window are read one after the other: the kernel may read ahead.
     options.set_advise_random_on_open(False)
     table = BlockBasedOptions()
+    table.set_format_version(_TABLE_FORMAT)
     table.set_block_size(_BLOCK_BYTES)
     table.set_block_cache(cache)
     options.set_block_based_table_factory(table)

@@ -1,0 +1,391 @@
+"""Stored state is what docs/state-format.md says: read by a reader that was written from that page, and knows no Aion.
+
+The reader uses struct, json and zlib (and pyarrow for the bodies of blocks, which are Arrow's).
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+
+import aion
+from aion import aggregates as A
+from aion.config import load_policy
+from aion.errors import FormatError
+from aion.executor import Executor
+from aion.hashing import ShardOfKeys
+from aion.plan import Plan, make_plan
+from aion.runtime import make_builder, make_operator
+from state_backends.block import Codec, Compression, Kind, encode
+from state_backends.checkpoint import Shard
+from state_backends.codec_pool import CodecPool
+from state_backends.depot import LocalDepot
+from state_backends.io_thread import IoThread
+from state_backends.manifest import Identity, dump, load
+from state_backends.stores import STORES
+from state_backends.tiered import MemoryBudget
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "state-format.md").read_text()
+
+# -- the reader -------------------------------------------------------------------------------------------------
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    body, crc, nothing = path.read_bytes().split(b"\n")
+    assert nothing == b"" and re.fullmatch(rb"[0-9a-f]{8}", crc)
+    assert int(crc, 16) == zlib.crc32(body)
+    manifest: dict[str, Any] = json.loads(body)
+    assert manifest["format"] == 1
+    return manifest
+
+
+def read_version(shard: Path, token: str) -> dict[tuple[int, int], bytes]:
+    """The live blocks of a version, by slice and seq."""
+    manifest = read_manifest(shard / "manifests" / f"{token}.json")
+    blocks: dict[tuple[int, int], bytes] = {}
+    for file in manifest["files"]:
+        data = (shard / "files" / file["name"]).read_bytes()
+        assert (len(data), zlib.crc32(data)) == (file["size_bytes"], file["crc"])
+        entries = list(read_table(data))
+        (key, index), *rest, (last_key, last) = entries
+        number = struct.pack(">Q", file["file_no"])
+        assert key == number and zlib.crc32(index) == file["index_crc"]
+        assert len(index) >= 4096
+        assert last_key == number + b"\xff" * 16 and last == b""
+        found = {}
+        for key, value in rest:
+            file_no, slice_, seq = struct.unpack(">QQQ", key)
+            assert file_no == file["file_no"]
+            found[slice_ - 2**63, seq] = value
+        assert json.loads(index) == [[s, seq, len(value)] for (s, seq), value in found.items()]
+        assert len(found) == file["blocks"]
+        blocks |= {key: value for key, value in found.items() if key[0] not in manifest["purged"]}
+    return blocks
+
+
+def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of an SST file."""
+    end = len(data) - 53
+    mark, _, _, metaindex_size, zeros, version, magic = struct.unpack("<x4sIII24sI8s", data[end:])
+    assert mark == bytes.fromhex("3e007a00") and zeros == bytes(24)
+    assert (version, magic) == (6, bytes.fromhex("f7cff485b741e288"))
+    meta = dict(table_block(data, end - 5 - metaindex_size, metaindex_size))
+    where, size, _ = varints(meta[b"rocksdb.index"], 0, 2)
+    for _, handle in table_block(data, where, size, in_index=True):
+        where, size, _ = varints(handle, 0, 2)
+        for key, value in table_block(data, where, size):
+            assert key.endswith(bytes.fromhex("0100000000000000"))
+            yield key[:-8], value
+
+
+def table_block(data: bytes, where: int, size: int, *, in_index: bool = False) -> Iterator[tuple[bytes, bytes]]:
+    assert data[where + size] == 0, "not compressed"
+    block = data[where : where + size]
+    (unused,) = struct.unpack("<I", block[-4:])
+    at, end, key = 0, size - 4 - 4 * unused, b""
+    while at < end:
+        if in_index:
+            shared, new, at = varints(block, at, 2)
+        else:
+            shared, new, length, at = varints(block, at, 3)
+        key = key[:shared] + block[at : at + new]
+        at += new
+        if in_index:
+            length = varints(block, at, 2)[-1] - at
+        yield key, block[at : at + length]
+        at += length
+
+
+def varints(data: bytes, at: int, count: int) -> tuple[int, ...]:
+    """So many integers, and where the next one begins."""
+    found = []
+    for _ in range(count):
+        value = 0
+        for place in itertools.count(0, 7):
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << place
+            if byte < 0x80:
+                break
+        found.append(value)
+    return (*found, at)
+
+
+HEADER = {
+    "magic": "4s", "version": "B", "kind": "B", "codec": "B", "compression": "B", "slice": "q", "rows": "I",
+    "events": "I", "earliest": "q", "latest": "q", "raw": "Q", "length": "Q", "body crc": "I", "header crc": "I",
+}  # fmt: skip
+
+
+def read_block(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """The header's fields, and the body, decompressed."""
+    header = dict(zip(HEADER, struct.unpack("<" + "".join(HEADER.values()), data[:64]), strict=True))
+    assert (header["magic"], header["version"]) == (b"AION", 1)
+    assert header["header crc"] == zlib.crc32(data[:60])
+    body = data[64:]
+    assert (header["length"], header["body crc"]) == (len(body), zlib.crc32(body))
+    if header["compression"]:
+        body = pa.decompress(body, header["raw"], codec={1: "lz4", 2: "zstd"}[header["compression"]], asbytes=True)
+    assert len(body) == header["raw"]
+    return header, body
+
+
+# -- what it reads ----------------------------------------------------------------------------------------------
+
+SCHEMA = pa.schema([("ts", pa.timestamp("us")), ("k", pa.string()), ("v", pa.int64())])
+IDENTITY = {"query": "q", "operator": "o", "shard": 3, "shards": 8}
+
+
+class Rig:
+    """A shard in a folder, as a host would have it."""
+
+    def __init__(self, folder: Path, definition: dict[str, Any]) -> None:
+        self.folder = folder
+        self.identity = Identity(**IDENTITY, definition=definition)  # type: ignore[arg-type]
+        self.io = IoThread()
+        self.shard = Shard(
+            self.identity,
+            LocalDepot(folder / "state"),
+            folder / "live",
+            lambda p: STORES["tiered"](p, self.io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
+            retain=100,
+        )
+
+    def close(self) -> None:
+        self.shard.close()
+        self.io.close()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    rigs: list[Rig] = []
+
+    def make(definition: dict[str, Any] | None = None) -> Rig:
+        rigs.append(Rig(tmp_path, definition or {}))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.close()
+
+
+class OfShard:
+    """What an executor needs of a session."""
+
+    def __init__(self, shard: Shard, attempt: str) -> None:
+        self.shard, self.attempt = shard, attempt
+
+    def append(self, blocks: Any) -> None:
+        self.shard.append(self.attempt, list(blocks))
+
+    def read(self, slices: Any, *, blocking: bool = False) -> Any:
+        return self.shard.read(self.attempt, slices, blocking=blocking)
+
+    def prestage(self, slices: Any) -> None:
+        self.shard.prestage(self.attempt, slices)
+
+    def release(self, destage: Any, purge: Any) -> None:
+        self.shard.destage(self.attempt, destage)
+        self.shard.purge(self.attempt, purge)
+
+
+def make_definition(**how: Any) -> Plan:
+    windows = {"ten": aion.Tumbling(10_000_000), "thirty": aion.Tumbling(30_000_000)}
+    arguments = {"aggregates": None, "apply": None, "outputs": None} | how
+    return make_plan(SCHEMA, key="k", time="ts", windows=windows, **arguments)
+
+
+def run_batches(rig: Rig, plan: Plan, codec: str) -> list[str]:
+    """Three batches, the last of which has late events and makes a window final; the tokens of their versions."""
+    policy = load_policy({"state": {"codec": codec, "compression": "zstd"}, "lateness": {"initial_bound": "20s"}})
+    tokens: list[str] = []
+    seconds = [([1, 5, 12], 0), ([15, 22], 14), ([8, 33, 35], 31)]
+    pool = CodecPool(0)
+    for number, (times, watermark) in enumerate(seconds):
+        token = f"{number:010d}-{number:016x}"
+        snapshot = rig.shard.open(tokens[-1] if tokens else None, token, rig.identity)
+        operator = make_operator(plan, policy, snapshot)
+        executor = Executor(plan, operator, OfShard(rig.shard, token), pool)
+        if watermark:
+            list(executor.advance(watermark * 1_000_000))
+        table = pa.table([[t * 1_000_000 for t in times], ["a", "b", "a"][: len(times)], times], schema=SCHEMA)
+        builder = make_builder(plan, policy, pool, ShardOfKeys([0]))
+        made = [b.block for batch in table.to_batches() for b in builder.add(batch)]
+        list(executor.arrive(made + [b.block for b in builder.finish()]))
+        list(executor.end_batch())
+        rig.shard.commit(token, operator.snapshot())
+        tokens.append(token)
+    pool.close()
+    return tokens
+
+
+EVENTS = {"apply": lambda key, window, events: {"n": 1}, "outputs": "n int"}
+PARTIALS = {"aggregates": {"n": A.count(), "total": A.sum("v")}}
+
+
+@pytest.mark.parametrize("how", [EVENTS, PARTIALS], ids=["events", "partials"])
+@pytest.mark.parametrize("codec", ["arrow", "json"])
+def test_versions_are_as_the_page_says(make: Callable[..., Rig], codec: str, how: dict[str, Any]) -> None:
+    plan = make_definition(**how)
+    rig = make(plan.definition)
+    tokens = run_batches(rig, plan, codec)
+    for number, token in enumerate(tokens):
+        manifest = read_manifest(rig.folder / "state" / "manifests" / f"{token}.json")
+        identity = manifest["identity"]
+        assert {k: identity[k] for k in IDENTITY} == IDENTITY
+        assert (manifest["token"], manifest["version"]) == (token, number + 1)
+        assert manifest["parent"] == (tokens[number - 1] if number else None)
+        blocks = read_version(rig.folder / "state", token)
+        # As Aion reads it, rebuilt from files that RocksDB has ingested more than once by now.
+        snapshot = rig.shard.open(token, "reader", rig.identity)
+        assert snapshot == manifest["snapshot"]
+        stored = rig.shard.read("reader", range(-60_000_000, 60_000_000, 10_000_000))
+        assert {(b.header.slice_us, seq): bytes(b.data) for seq, b in stored} == blocks
+        assert {s for s, _ in blocks} == set(snapshot["slices"])
+        assert max(seq for _, seq in blocks) < snapshot["next_seq"]
+        schema = pa.schema([(name, {"int64": pa.int64(), "string": pa.string()}.get(t) or pa.timestamp("us"))
+                            for name, t in identity["definition"]["block"]])  # fmt: skip
+        for (slice_us, _), data in blocks.items():
+            header, body = read_block(data)
+            assert (header["slice"], header["kind"], header["codec"]) == (slice_us, how is PARTIALS, codec == "json")
+            assert slice_us <= header["earliest"] <= header["latest"] < slice_us + 10_000_000
+            if codec == "arrow":
+                rows = pa.ipc.read_record_batch(pa.py_buffer(body), schema).to_pylist()
+            else:
+                rows = [json.loads(line) for line in body.splitlines()]
+                assert all(list(row) == schema.names for row in rows)
+            assert len(rows) == header["rows"]
+            if how is EVENTS:  # whose values are their seconds
+                times = [row["v"] * 1_000_000 for row in rows]
+                assert (header["earliest"], header["latest"]) == (min(times), max(times))
+                assert header["events"] == len(rows)
+        assert sum(read_block(data)[0]["events"] for data in blocks.values()) == [3, 5, 8][number]
+        assert set(snapshot["windows"]["status"]) <= {"active", "late"}
+
+
+def test_files_of_any_shape_are_as_the_page_says(make: Callable[..., Rig]) -> None:
+    """Blocks of many tables' size and of none, times before 1970, slices that are purged, several files."""
+    rig = make()
+    token, blocks = None, {}
+    for attempt, count in enumerate([1, 200, 40]):
+        rig.shard.open(token, f"t.{attempt}", rig.identity)
+        for i in range(count):
+            seq, slice_us, size = len(blocks), (i % 7 - 3) * 10**12, [0, 10, 5000, 70_000][i % 4]
+            batch = pa.record_batch({"x": [bytes([i]) * size]})
+            compression = [Compression.NONE, Compression.LZ4, Compression.ZSTD][i % 3]
+            block = encode(
+                batch, kind=Kind.EVENTS, slice_us=slice_us, events=9, min_us=slice_us, max_us=-(i % 2),
+                compression=compression, codec=Codec(i % 2),
+            )  # fmt: skip
+            blocks[slice_us, seq] = bytes(block.data)
+            rig.shard.append(f"t.{attempt}", [(seq, i % 5 == 0, block)])
+        purged = [-2 * 10**12] if attempt == 2 else []
+        rig.shard.purge(f"t.{attempt}", purged)
+        token = f"t.{attempt}"
+        rig.shard.commit(token, {"next_seq": len(blocks)})
+        found = read_version(rig.folder / "state", token)
+        assert found == {key: data for key, data in blocks.items() if key[0] not in purged}
+        for data in found.values():
+            header, body = read_block(data)
+            assert (header["events"], len(body)) == (9, header["raw"])
+    assert read_manifest(rig.folder / "state" / "manifests" / f"{token}.json")["purged"] == purged
+    assert token
+
+
+# -- what the page lists ----------------------------------------------------------------------------------------
+
+
+def rows_of(heading: str) -> list[list[str]]:
+    """The rows of the first table below a heading."""
+    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    end = next((i for i, line in enumerate(lines) if i and not line.startswith("|")), len(lines))
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:end]]
+
+
+def names_in(text: str) -> list[str]:
+    return re.findall(r"`([a-z_]+)`", text)
+
+
+def test_the_page_lists_every_field(make: Callable[..., Rig]) -> None:
+    plan = make_definition(**PARTIALS)
+    rig = make(plan.definition)
+    token = run_batches(rig, plan, "arrow")[-1]
+    manifest = read_manifest(rig.folder / "state" / "manifests" / f"{token}.json")
+    listed = {names_in(first)[0]: names_in(text) for first, text in rows_of("Manifest")}
+    assert list(listed) == list(manifest)
+    assert list(manifest["identity"]) == listed["identity"]
+    assert list(manifest["files"][0]) == listed["files"]
+    assert set(manifest["identity"]["definition"]) <= set(names_in(PAGE))
+    snapshot = {name: names_in(text) for first, text in rows_of("Snapshot") for name in names_in(first)}
+    assert list(snapshot) == list(manifest["snapshot"])
+    assert set(manifest["snapshot"]["windows"]) <= set(snapshot["windows"])
+
+
+def test_the_page_lists_the_header_of_a_block() -> None:
+    types = {"u8": "B", "u32": "I", "i64": "q", "u64": "Q", "4 bytes": "4s"}
+    rows = rows_of("Blocks")
+    assert [types[type_] for _, type_, _ in rows] == list(HEADER.values())
+    places = itertools.accumulate((struct.calcsize("<" + code) for code in HEADER.values()), initial=0)
+    assert [int(at) for at, _, _ in rows] == [*places][:-1]
+
+
+# -- newer formats, and pickles ---------------------------------------------------------------------------------
+
+
+def test_a_field_that_came_later_is_passed_over(make: Callable[..., Rig]) -> None:
+    plan = make_definition(**PARTIALS)
+    rig = make(plan.definition)
+    path = rig.folder / "state" / "manifests" / f"{run_batches(rig, plan, 'arrow')[-1]}.json"
+    manifest = load(path.read_bytes(), path.name)
+    value = read_manifest(path)
+    for part in (value, value["identity"], value["files"][0], value["snapshot"]):
+        part["later"] = 1
+    body = orjson.dumps(value)
+    found = load(body + b"\n%08x\n" % zlib.crc32(body), "m")
+    assert found.snapshot.pop("later") == 1
+    assert found == manifest
+    assert load(dump(manifest), "m") == manifest
+
+
+def test_a_newer_snapshot_is_refused(make: Callable[..., Rig]) -> None:
+    plan = make_definition(**PARTIALS)
+    rig = make(plan.definition)
+    token = run_batches(rig, plan, "arrow")[-1]
+    snapshot = read_manifest(rig.folder / "state" / "manifests" / f"{token}.json")["snapshot"]
+    policy = load_policy({})
+    assert make_operator(plan, policy, snapshot).snapshot() == snapshot
+    with pytest.raises(FormatError, match=r"snapshot was written in format 2; this Aion reads format 1"):
+        make_operator(plan, policy, {**snapshot, "version": 2})
+
+
+PICKLES = re.compile(
+    r"\b(_?pickle|cloudpickle|dill|joblib|marshal|shelve|copyreg|\w+_pickle|__reduce\w*)\b", re.IGNORECASE
+)
+
+
+def test_nothing_pickles() -> None:
+    """What is stored, or goes to the state server, can be read without being run. Spark sends the user's functions."""
+    files = [p for package in ("aion", "state_backends", "policies") for p in (ROOT / package).rglob("*.py")]
+    used = {}
+    for path in files:
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        names = [n.module for n in nodes if isinstance(n, ast.ImportFrom)]
+        names += [n.name for n in nodes if isinstance(n, ast.alias)]
+        names += [n.attr for n in nodes if isinstance(n, ast.Attribute)]
+        names += [n.arg for n in nodes if isinstance(n, ast.keyword)]
+        used[path.name] = [name for name in names if name and PICKLES.search(name)]
+    assert {name: found for name, found in used.items() if found} == {}
+    assert PICKLES.search("cloudpickle.dumps") and PICKLES.search("allow_pickle") and len(files) > 50
