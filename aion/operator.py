@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from aion.lateness import FixedBound, LatenessHistogram
 from aion.runs import Runs
 from aion.slices import NO_SLICE, SliceGrid
-from aion.trigger import Trigger
+from aion.trigger import LateView, Trigger
 from aion.watermark import Watermark
 
 NEVER = 2**63 - 1
@@ -378,7 +378,9 @@ class Operator:
             (
                 ref
                 for ref, s in self.windows.items()
-                if s.news and s.status is Status.LATE and self._trigger.due(news=s.news)
+                if s.news
+                and s.status is Status.LATE
+                and self._trigger.due(LateView(0, 0, s.news, s.late_events, s.bound_us))
             ),
             key=lambda ref: (ref.end_us, ref),
         )
