@@ -36,7 +36,7 @@ from aion.actions import (
 from aion.lateness import FixedBound, LatenessHistogram
 from aion.runs import Runs
 from aion.slices import NO_SLICE, SliceGrid
-from aion.trigger import Trigger
+from aion.trigger import LateView, Trigger
 from aion.watermark import Watermark
 
 NEVER = 2**63 - 1
@@ -64,6 +64,7 @@ class WindowState:
     status: Status = Status.ACTIVE
     panes: int = 0
     executed_seq: int = -1
+    executed_us: int = 0  # the lateness of the last execution
     last_seq: int = -1
     late_from_seq: int = NEVER
     events: int = 0
@@ -137,11 +138,12 @@ class Operator:
 
     def plan(self, watermark_us: int) -> Prestage | None:
         """What will be executed when the watermark gets there, so that it can be staged in the gap before."""
-        soon = [
+        soon = {
             ref
             for ref in self._due_by(watermark_us)
             if self.windows[ref].status is Status.ACTIVE or self.windows[ref].news
-        ]
+        }
+        soon |= {ref for ref, due in self._late_dues().items() if due is not None and due <= watermark_us}
         slices = sorted({s for ref in soon for s in self._slices_of(ref)})
         return Prestage(tuple(slices)) if slices else None
 
@@ -157,7 +159,13 @@ class Operator:
     def next_due_us(self) -> int | None:
         """The next watermark at which something happens without any new event; None when nothing will."""
         self._pass_over()
-        return self._due[0][0] if self._due else None
+        dues = [due for due in self._late_dues().values() if due is not None]
+        return min([*dues, self._due[0][0]] if self._due else dues, default=None)
+
+    def _late_dues(self) -> dict[WindowRef, int | None]:
+        """The watermarks at which the trigger wants to look again at late windows with news, whatever comes."""
+        later = {ref: self._trigger.next_due_us(self._view(ref)) for ref in self._stirred}
+        return {ref: None if us is None else ref.end_us + us for ref, us in later.items()}
 
     def _pass_over(self) -> None:
         """Drops entries at the head of the heap that events have overtaken."""
@@ -265,8 +273,12 @@ class Operator:
         ]
 
     def _observe_late(self, ref: WindowRef, events: int) -> None:
-        assert self.watermark.at_us is not None
-        self.lateness.observe(self.watermark.at_us - ref.end_us, events)
+        self.lateness.observe(self._lateness_of(ref), events)
+
+    def _lateness_of(self, ref: WindowRef) -> int:
+        """The watermark minus the window's end."""
+        assert self.watermark.at_us is not None, "nothing is late without a watermark"
+        return self.watermark.at_us - ref.end_us
 
     def _advanced(self, to_us: int) -> list[Action]:
         if not self.watermark.advance(to_us):
@@ -292,11 +304,26 @@ class Operator:
         return actions
 
     def _batch_ended(self) -> list[Action]:
-        due = [ref for ref in self._stirred if self._trigger.due(news=self.windows[ref].news)]
+        due = [ref for ref in self._stirred if self._trigger.due(self._view(ref))]
         due.sort(key=lambda ref: (ref.end_us, ref))
         actions: list[Action] = [self._execute(ref, self.windows[ref], Kind.LATE) for ref in due]
         # What was staged for a late execution is let go after it (paper 3.2).
         return actions + self._destage(due)
+
+    def _view(self, ref: WindowRef) -> LateView:
+        """A late window as its trigger sees it."""
+        state = self.windows[ref]
+        return LateView(
+            lateness_us=self._lateness_of(ref),
+            executed_us=state.executed_us,
+            news=state.news,
+            late_events=state.late_events,
+            bound_us=state.bound_us,
+            on_time_events=state.events - state.late_events,
+            # A window that was made late has had no execution on time.
+            executions=state.panes - (state.late_from_seq > 0),
+            step_us=self.watermark.step_us,
+        )
 
     def _execute(self, ref: WindowRef, state: WindowState, kind: Kind) -> Execute:
         action = Execute(
@@ -311,6 +338,7 @@ class Operator:
         )
         state.panes += 1
         state.executed_seq = state.last_seq
+        state.executed_us = self._lateness_of(ref)
         state.news = 0
         self._stirred.discard(ref)
         self.counters.executions[kind.value] += 1
@@ -361,6 +389,7 @@ class Operator:
                 "status": [s.status.value for s in states],
                 "panes": [s.panes for s in states],
                 "executed_seq": [s.executed_seq for s in states],
+                "executed_us": [s.executed_us for s in states],
                 "last_seq": [s.last_seq for s in states],
                 "late_from_seq": [s.late_from_seq for s in states],
                 "events": [s.events for s in states],
@@ -379,7 +408,7 @@ class Operator:
         w = snapshot["windows"]
         columns = zip(
             w["definition"], w["start_us"], w["bound_us"], w["status"], w["panes"], w["executed_seq"],
-            w["last_seq"], w["late_from_seq"], w["events"], w["late_events"], w["news"], strict=True,
+            w["executed_us"], w["last_seq"], w["late_from_seq"], w["events"], w["late_events"], w["news"], strict=True,
         )  # fmt: skip
         for number, start, bound_us, status, *rest in columns:
             ref = WindowRef(number, start, self.grid.windows[number].end(start))

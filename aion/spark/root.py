@@ -73,6 +73,7 @@ class Root(StatefulProcessor):
             if shard not in self._work:
                 work = self._open(shard)
                 yield from work.advance(timerValues.getCurrentWatermarkInMs())
+                yield from work.end_batch()
                 # Spark deletes the expired timer itself, after this.
                 self._set_timer(work, but=expiredTimerInfo.getExpiryTimeInMs())
         except BaseException:
