@@ -49,7 +49,9 @@ class WatermarkAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class BatchEnded:
-    pass
+    """``last``: nothing will come any more, so that no late window waits for its trigger."""
+
+    last: bool = False
 
 
 Event = Arrived | WatermarkAdvanced | BatchEnded
@@ -83,7 +85,8 @@ class Execute:
 
     ``changed_since``: only keys with a block above this seq have changed (-1: all of them have).
     ``late_from``: blocks from this seq on are late for the window. ``events`` and ``late_events`` are those
-    of the window, of all keys together.
+    of the window, of all keys together. ``staleness``: of the interval that it ends, ``t * n / (T * N)`` with N the
+    late events so far (paper 3.4): 0 for an execution on time.
     """
 
     window: WindowRef
@@ -94,6 +97,7 @@ class Execute:
     late_from: int
     events: int
     late_events: int
+    staleness: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

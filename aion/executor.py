@@ -91,9 +91,9 @@ class Executor:
         facts = [BlockFact(b.header.slice_us, b.header.events, b.size_bytes) for b in blocks]
         yield from self._carry_out(self.operator.handle(Arrived(facts)), blocks)
 
-    def end_batch(self) -> Iterator[pa.RecordBatch]:
-        """Late executions that the trigger asks for."""
-        yield from self._carry_out(self.operator.handle(BatchEnded()), ())
+    def end_batch(self, *, last: bool = False) -> Iterator[pa.RecordBatch]:
+        """Late executions that the trigger asks for; with ``last``, of all windows that have news."""
+        yield from self._carry_out(self.operator.handle(BatchEnded(last)), ())
 
     def _carry_out(self, actions: Sequence[Action], blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
         appends = [a for a in actions if isinstance(a, Append)]

@@ -74,6 +74,7 @@ class LocalOperator:
         self._pressure = PressureManager(self._budget, config.make_destage(), memory_share_used)
         self._executor: Executor | None = None
         self._watermark: int | None = None
+        self._has_events = False  # in the batch at work
         self._closed = False
 
     def process(self, table: pa.Table | pa.RecordBatch) -> pa.Table:
@@ -85,7 +86,9 @@ class LocalOperator:
             table = pa.Table.from_batches([table])
         executor = self._executor or self._start(table.schema)
         plan = executor.plan
-        rows = list(executor.end_batch())
+        # A batch is an advance, if there is one, and what is processed after it: as on Spark.
+        rows = list(executor.end_batch()) if self._has_events else []
+        self._has_events = True
         builder = make_builder(plan, self.policy, self._codec, ShardOfKeys([0]))
         for batch in _conform(table, plan).to_batches():
             rows += executor.arrive([b.block for b in builder.add(batch)])
@@ -99,15 +102,16 @@ class LocalOperator:
             self._watermark = at_us if self._watermark is None else max(at_us, self._watermark)
             return pa.table({})
         rows = [*self._executor.end_batch(), *self._executor.advance(at_us)]
+        self._has_events = False
         return self._answer(rows)
 
     def close(self) -> pa.Table:
-        """Returns the late panes that were still to come, and lets go of everything."""
+        """Executes late windows that got events since they were executed last; lets go of everything."""
         if self._closed:
             return pa.table({})
         self._closed = True
         try:
-            return self._answer(self._executor.end_batch()) if self._executor else pa.table({})
+            return self._answer(self._executor.end_batch(last=True)) if self._executor else pa.table({})
         finally:
             self._store.close()
             self._codec.close()

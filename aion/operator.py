@@ -12,8 +12,6 @@ to be remembered per block.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from heapq import heappop, heappush
 from typing import Any
 
@@ -34,64 +32,13 @@ from aion.actions import (
     WindowRef,
 )
 from aion.lateness import FixedBound, LatenessHistogram
+from aion.lifecycle import WINDOW_COLUMNS, Counters, Status, WindowState
 from aion.runs import Runs
 from aion.slices import NO_SLICE, SliceGrid
 from aion.trigger import LateView, Trigger
 from aion.watermark import Watermark
 
-NEVER = 2**63 - 1
 SNAPSHOT_VERSION = 1
-
-
-class Status(StrEnum):
-    ACTIVE = "active"
-    LATE = "late"
-    FINAL = "final"
-    PURGED = "purged"
-
-
-# The life of a window as a table: (status, what happens) -> status. Anything else is a bug.
-TRANSITIONS: dict[tuple[Status, str], Status] = {
-    (Status.ACTIVE, "end_passed"): Status.LATE,
-    (Status.LATE, "bound_passed"): Status.FINAL,
-    (Status.FINAL, "purge"): Status.PURGED,
-}
-
-
-@dataclass(slots=True)
-class WindowState:
-    bound_us: int
-    status: Status = Status.ACTIVE
-    panes: int = 0
-    executed_seq: int = -1
-    executed_us: int = 0  # the lateness of the last execution
-    last_seq: int = -1
-    late_from_seq: int = NEVER
-    events: int = 0
-    late_events: int = 0
-    news: int = 0
-
-    def due_us(self, ref: WindowRef) -> int:
-        """The watermark at which something happens to the window by itself: its end, then its bound."""
-        return ref.end_us if self.status is Status.ACTIVE else ref.end_us + self.bound_us
-
-    def move(self, happening: str) -> None:
-        self.status = TRANSITIONS[self.status, happening]
-
-
-@dataclass(slots=True)
-class Counters:
-    """What an operator did so far; windows and executions count windows of the shard, not of keys."""
-
-    events: int = 0
-    late_events: int = 0
-    dropped: int = 0
-    windows: int = 0
-    purged_windows: int = 0
-    executions: dict[str, int] = field(default_factory=lambda: {"on_time": 0, "late": 0, "final": 0})
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Operator:
@@ -104,12 +51,14 @@ class Operator:
         bound: FixedBound,
         trigger: Trigger,
         prestages_late: bool = True,
+        staleness_bound: float | None = None,
         snapshot: Mapping[str, Any] | None = None,
     ) -> None:
         self.grid = grid
         self._bound = bound
         self._trigger = trigger
         self._prestages_late = prestages_late
+        self._staleness_bound = staleness_bound
         self.watermark = Watermark()
         self.windows: dict[WindowRef, WindowState] = {}
         # What happens to which window next, the soonest first; entries that are overtaken are passed over.
@@ -133,8 +82,8 @@ class Operator:
                 return self._arrived(blocks)
             case WatermarkAdvanced(to_us):
                 return self._advanced(to_us)
-            case BatchEnded():
-                return self._batch_ended()
+            case BatchEnded(last):
+                return self._batch_ended(last)
 
     def plan(self, watermark_us: int) -> Prestage | None:
         """What will be executed when the watermark gets there, so that it can be staged in the gap before."""
@@ -303,8 +252,10 @@ class Operator:
             actions += self._purge(gone)
         return actions
 
-    def _batch_ended(self) -> list[Action]:
-        due = [ref for ref in self._stirred if self._trigger.due(self._view(ref))]
+    def _batch_ended(self, last: bool) -> list[Action]:
+        due = [ref for ref in self._stirred if last or self._trigger.due(self._view(ref))]
+        for ref in self._stirred.difference(due):
+            self.windows[ref].looked = self.windows[ref].stale(self._lateness_of(ref))
         due.sort(key=lambda ref: (ref.end_us, ref))
         actions: list[Action] = [self._execute(ref, self.windows[ref], Kind.LATE) for ref in due]
         # What was staged for a late execution is let go after it (paper 3.2).
@@ -335,11 +286,9 @@ class Operator:
             state.late_from_seq,
             state.events,
             state.late_events,
+            state.stale(self._lateness_of(ref)) / state.all_staleness if state.all_staleness else 0.0,
         )
-        state.panes += 1
-        state.executed_seq = state.last_seq
-        state.executed_us = self._lateness_of(ref)
-        state.news = 0
+        state.executed(self._lateness_of(ref))
         self._stirred.discard(ref)
         self.counters.executions[kind.value] += 1
         return action
@@ -358,7 +307,9 @@ class Operator:
     def _purge(self, gone: Sequence[WindowRef]) -> list[Action]:
         touched = sorted({s for ref in gone for s in self._slices_of(ref)})
         for ref in gone:
-            self.windows.pop(ref).move("purge")
+            state = self.windows.pop(ref)
+            state.move("purge")
+            self.counters.staleness.observe(state, self._staleness_bound)
             self._purged[ref.definition].add(ref.start_us)
             self.counters.purged_windows += 1
         free = []
@@ -376,7 +327,6 @@ class Operator:
     def snapshot(self) -> dict[str, Any]:
         """Everything that a restart needs, as JSON values; columns instead of one object per window."""
         refs = list(self.windows)
-        states = list(self.windows.values())
         return {
             "version": SNAPSHOT_VERSION,
             "watermark_us": self.watermark.at_us,
@@ -385,16 +335,7 @@ class Operator:
             "windows": {
                 "definition": [r.definition for r in refs],
                 "start_us": [r.start_us for r in refs],
-                "bound_us": [s.bound_us for s in states],
-                "status": [s.status.value for s in states],
-                "panes": [s.panes for s in states],
-                "executed_seq": [s.executed_seq for s in states],
-                "executed_us": [s.executed_us for s in states],
-                "last_seq": [s.last_seq for s in states],
-                "late_from_seq": [s.late_from_seq for s in states],
-                "events": [s.events for s in states],
-                "late_events": [s.late_events for s in states],
-                "news": [s.news for s in states],
+                **{name: [getattr(state, name) for state in self.windows.values()] for name in WINDOW_COLUMNS},
             },
             "slices": sorted(self.slices),
             "purged": [runs.to_json() for runs in self._purged],
@@ -406,13 +347,12 @@ class Operator:
         self.watermark = Watermark(snapshot["watermark_us"], snapshot["watermark_step_us"])
         self.next_seq = snapshot["next_seq"]
         w = snapshot["windows"]
-        columns = zip(
-            w["definition"], w["start_us"], w["bound_us"], w["status"], w["panes"], w["executed_seq"],
-            w["executed_us"], w["last_seq"], w["late_from_seq"], w["events"], w["late_events"], w["news"], strict=True,
-        )  # fmt: skip
-        for number, start, bound_us, status, *rest in columns:
+        columns = zip(w["definition"], w["start_us"], *(w[name] for name in WINDOW_COLUMNS), strict=True)
+        for number, start, *values in columns:
             ref = WindowRef(number, start, self.grid.windows[number].end(start))
-            self.windows[ref] = WindowState(bound_us, Status(status), *rest)
+            state = WindowState(**dict(zip(WINDOW_COLUMNS, values, strict=True)))
+            state.status = Status(state.status)
+            self.windows[ref] = state
             self._expect(ref)
         self._stirred = {ref for ref, state in self.windows.items() if state.status is Status.LATE and state.news}
         for s in snapshot["slices"]:
@@ -421,7 +361,7 @@ class Operator:
             Runs(window.slide_us, runs) for window, runs in zip(self.grid.windows, snapshot["purged"], strict=True)
         ]
         self.lateness = LatenessHistogram.from_json(snapshot["lateness"])
-        self.counters = Counters(**snapshot["counters"])
+        self.counters = Counters.from_json(snapshot["counters"])
 
     def validate(self) -> None:
         """Every cross-collection invariant; raises AssertionError with the story."""

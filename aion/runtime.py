@@ -15,7 +15,7 @@ from aion.hashing import ShardOfKeys
 from aion.lateness import FixedBound
 from aion.operator import SNAPSHOT_VERSION, Operator
 from aion.plan import Plan
-from aion.trigger import EveryBatch
+from aion.trigger import Count, EveryBatch, Forecast, Interval, Staleness, Trigger
 from state_backends.block import Codec, Compression
 from state_backends.codec_pool import CodecPool
 from state_backends.stores import StoreConfig
@@ -31,11 +31,27 @@ def make_operator(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None
     return Operator(
         plan.grid,
         bound=FixedBound(policy.lateness.initial_bound_us),
-        trigger=EveryBatch(),
+        trigger=make_trigger(policy),
         # Late events announce an execution in the same batch: nothing predicts it earlier than they do.
         prestages_late=prestages(policy),
+        staleness_bound=policy.trigger.bound if policy.trigger.kind == "staleness" else None,
         snapshot=snapshot,
     )
+
+
+def make_trigger(policy: Policy, forecast: Forecast | None = None) -> Trigger:
+    """What decides when a late window runs again; ``forecast``: what is known of the late events of this shard."""
+    told = policy.trigger
+    match told.kind:
+        case "every_batch":
+            return EveryBatch()
+        case "interval":
+            return Interval(told.interval_us)
+        case "count":
+            return Count(told.count)
+        case "staleness":
+            bound = told.bound if told.executions is None else None
+            return Staleness(bound, executions=told.executions, solver=told.solver, forecast=forecast)
 
 
 def make_builder(plan: Plan, policy: Policy, pool: CodecPool, shard_of: ShardOfKeys | None) -> BlockBuilder:

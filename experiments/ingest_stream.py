@@ -67,7 +67,8 @@ def session(cores: int, work_dir: Path, *, policy: str | None, memory: str = "4g
     if policy is not None:
         import aion
 
-        builder = aion.configure(builder, policy=policy)
+        # As eager as ListState's user is, who computes whatever changed in each batch.
+        builder = aion.configure(builder, policy=policy, trigger_kind="every_batch")
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark

@@ -49,6 +49,7 @@ def late_policy(contender: str, window_bytes: int) -> dict[str, Any]:
         "memory": {"budget": 4 * window_bytes, "bucket_limit": 2 * window_bytes},
         "prestage": {"mode": "none" if contender == "unstaged" else "predictive"},
         "lateness": {"initial_bound": "1d"},
+        "trigger": {"kind": "every_batch"},
     }
 
 

@@ -266,7 +266,8 @@ def _add(total: dict[str, Any], part: dict[str, Any]) -> None:
         if isinstance(value, dict):
             _add(total.setdefault(name, {}), value)
         else:
-            total[name] = total.get(name, 0) + value
+            known = total.get(name, 0)
+            total[name] = max(known, value) if name == "largest" else known + value
 
 
 def _sweep(live: Path) -> None:

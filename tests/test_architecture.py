@@ -18,8 +18,8 @@ PACKAGES = ("aion", "state_backends", "policies", "experiments")
 # What DESIGN.md calls pure; a module that calls itself pure is taken at its word as well.
 PURE_BY_DESIGN = {
     "aion.actions", "aion.aggregates", "aion.builder", "aion.distribution", "aion.errors", "aion.lateness",
-    "aion.operator", "aion.plan", "aion.replay", "aion.rows", "aion.schema", "aion.slices", "aion.staleness",
-    "aion.time", "aion.trigger", "aion.watermark", "aion.windows",
+    "aion.lifecycle", "aion.operator", "aion.plan", "aion.replay", "aion.rows", "aion.schema", "aion.slices",
+    "aion.staleness", "aion.time", "aion.trigger", "aion.watermark", "aion.windows",
     "state_backends", "state_backends.block", "state_backends.ledger", "state_backends.manifest",
     "state_backends.store", "state_backends.wire", "policies",
 }  # fmt: skip

@@ -42,9 +42,11 @@ def test_the_presets_are_those_that_are_promised() -> None:
     assert config.differences("low_latency") == {
         "memory.budget": "50%", "memory.bucket_limit": "256MiB", "memory.moderate": 0.85, "memory.resume": 0.75,
         "memory.scarce": 0.95, "memory.victim": "slowest", "destage.keep_fraction": 0.1, "io.codec_threads": 4,
+        "trigger.kind": "every_batch",
     }  # fmt: skip
     assert config.differences("demo") == {
         "memory.budget": "256KiB", "memory.bucket_limit": "32KiB", "lateness.initial_bound": "3 days",
+        "trigger.kind": "every_batch",
     }  # fmt: skip
 
 
@@ -322,6 +324,8 @@ def test_explain_names_classes_of_the_user(tmp_path: Path) -> None:
         ("memory_only", "All of them stay in memory"),
         ("disk_only", "All of them go to RocksDB"),
         ("low_memory", "compressed with zstd"),
+        ("standard", "as seldom as keeps its staleness within 0.05"),
+        ("low_latency", "once in each batch that brought it late events"),
         ("demo", "the watermark reaches 2025-01-04T12:01:00Z, its end plus the bound"),
     ],
 )

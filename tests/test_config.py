@@ -283,7 +283,14 @@ def test_a_policy_does_not_change() -> None:
         ("state: {dir: 'ftp://host/x'}", "state.dir: 'ftp://host/x' is of no file system that pyarrow reaches"),
         ("state: {dir: 'dbfs:/x'}", "state.dir: 'dbfs:/x' is of no file system that pyarrow reaches; there are file"),
         ("state: {dir: 's3:/bucket'}", "state.dir: 's3:/bucket' is no URI; write s3://..."),
-        ("trigger: {kind: staleness}", "trigger.kind: 'staleness' is not possible; write 'every_batch'"),
+        (
+            "trigger: {kind: hourly}",
+            "trigger.kind: 'hourly' is not possible; write 'staleness', 'interval', 'count' or 'every_batch'",
+        ),
+        ("trigger: {bound: 0}", "trigger.bound: 0 is out of range; write a share above 0 and below 1, e.g. 0.05"),
+        ("trigger: {executions: 0}", "0 is no number of executions; write an integer from 1, or null"),
+        ("trigger: {interval: 0}", "trigger.interval: 0 is no interval; write a duration above 0, e.g. '1m'"),
+        ("trigger: {count: 1.5}", "trigger.count: 1.5 is no number of events; write an integer from 1"),
         ("memory: {budget: 1MiB, bucket_limit: 2MiB}", "memory.bucket_limit: 2MiB is larger than "
          "memory.budget, 1MiB; set bucket_limit to at most '1MiB'"),
         ("memory: {budget: 1MiB}", "memory.bucket_limit: 64MiB is larger than memory.budget, 1MiB; "

@@ -61,7 +61,7 @@ AGGREGATES = {
 
 
 def policy(name: str, bound: int) -> Policy:
-    return load_policy(POLICIES[name], {"lateness.initial_bound": bound})
+    return load_policy(POLICIES[name], {"lateness.initial_bound": bound, "trigger.kind": "every_batch"})
 
 
 # -- what is run ------------------------------------------------------------------------------------------
@@ -480,7 +480,7 @@ def test_the_columns_of_a_result() -> None:
 
 
 def test_what_late_events_trigger_comes_out_of_the_next_call() -> None:
-    with seconds_operator() as operator:
+    with seconds_operator(policy={"trigger": {"kind": "every_batch"}}) as operator:
         operator.process(pa.table({"ts": at(1)}))
         assert operator.advance(10_000_000)["kind"].to_pylist() == ["on_time"]
         assert operator.process(pa.table({"ts": at(2)})).num_rows == 0

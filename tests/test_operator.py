@@ -29,7 +29,8 @@ from aion.actions import (
     WindowRef,
 )
 from aion.lateness import FixedBound, LatenessHistogram
-from aion.operator import TRANSITIONS, Operator, Status
+from aion.lifecycle import TRANSITIONS, Status
+from aion.operator import Operator
 from aion.slices import NO_SLICE, SliceGrid
 from aion.trigger import EveryBatch
 from aion.watermark import Watermark
@@ -189,7 +190,17 @@ def test_the_first_events_of_a_window_may_all_be_late() -> None:
     advance(operator, 50)
     assert arrive(operator, 0, events=2) == [Append(0, 0, 0, True)]
     assert executes(end_batch(operator)) == [
-        Execute(WindowRef(0, 0, 10), Kind.LATE, 0, (0,), changed_since=-1, late_from=0, events=2, late_events=2)
+        Execute(
+            WindowRef(0, 0, 10),
+            Kind.LATE,
+            0,
+            (0,),
+            changed_since=-1,
+            late_from=0,
+            events=2,
+            late_events=2,
+            staleness=0.4,
+        )
     ]
     assert executed(advance(operator, 110)) == []
 

@@ -55,8 +55,8 @@ def _after_its_end(policy: Policy) -> Story:
     return [
         (
             f"events come after that: late, but within the bound of {bound}",
-            f"{_late_words(policy)} The window is executed again once in each batch that brought it late events; its "
-            "pane of kind late replaces the earlier ones.",
+            f"{_late_words(policy)} The window is executed again {_trigger_words(policy)}; its pane of kind late "
+            "replaces the earlier ones.",
         ),
         (
             f"the watermark reaches {format_instant(_END_US + bound_us)}, its end plus the bound",
@@ -65,6 +65,24 @@ def _after_its_end(policy: Policy) -> Story:
         ),
         (f"events come later than {bound} after its end", "They come out as rows of kind dropped."),
     ]
+
+
+def _trigger_words(policy: Policy) -> str:
+    trigger = policy.trigger
+    match trigger.kind:
+        case "every_batch":
+            return "once in each batch that brought it late events"
+        case "interval":
+            return f"once in each {format_duration(trigger.interval_us)} after its end that has news"
+        case "count":
+            return "at each late event" if trigger.count == 1 else f"after every {trigger.count:,} late events of it"
+    if trigger.executions is not None:
+        times = "once" if trigger.executions == 1 else f"{trigger.executions} times"
+        return f"{times} at most, the final execution included, at the instants that keep it freshest"
+    return (
+        f"as seldom as keeps its staleness within {trigger.bound:g}: the time since its last execution as a share of "
+        "the bound, times the share of its late events that came since"
+    )
 
 
 class _Words(NamedTuple):

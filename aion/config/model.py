@@ -20,11 +20,15 @@ from aion.config.values import (
     Bound,
     Budget,
     CodecThreads,
+    EventCount,
+    Executions,
     Fraction,
     Idle,
+    Interval,
     IoThreads,
     Location,
     Multiple,
+    OpenFraction,
     Rate,
     Shards,
     Share,
@@ -251,9 +255,28 @@ class LatenessPolicy(_Section):
 class TriggerPolicy(_Section):
     """When a window that has late events is executed again."""
 
-    kind: Literal["every_batch"] = Field(
-        default="every_batch", description="every_batch: once for each batch that brought late events."
+    kind: Literal["staleness", "interval", "count", "every_batch"] = Field(
+        default="staleness",
+        description="staleness: as seldom as keeps results fresh; interval: once in each interval after the window's "
+        "end that has news; count: after so many late events; every_batch: once for each batch that brought late "
+        "events.",
     )
+    bound: OpenFraction = Field(
+        default=0.05,
+        description="For staleness: the largest (t * n) / (T * N) between two executions of a window; t of the bound "
+        "T on lateness went by, and n of its N late events came.",
+    )
+    executions: Executions = Field(
+        default=None,
+        description="For staleness: at most so many late executions of a window, the final one among them, at the "
+        "best instants, in the place of bound; null: as many as bound asks for.",
+    )
+    solver: Literal["exact", "descent"] = Field(
+        default="exact",
+        description="For staleness: how the instants are planned; descent is the paper's heuristic, for comparison.",
+    )
+    interval_us: Interval = Field(default=60_000_000, alias="interval", description="For interval: how long one is.")
+    count: EventCount = Field(default=1000, description="For count: so many late events of a window make an execution.")
 
 
 class Policy(_Section):

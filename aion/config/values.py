@@ -23,6 +23,7 @@ from aion.time import duration_us, format_duration
 _MAX_BOUND_US = 3_652_500 * 86_400_000_000  # 10,000 years: a window's end plus it stays inside of 64 bits
 _MAX_BLOCK_BYTES = 1 << 30  # one value of a Spark row ends at 2 GiB, and blocks overshoot their target
 _MAX_THREADS = 1024
+_MAX_COUNT = 1 << 53  # what JSON numbers carry
 _SIZE = re.compile(r"\s*([+-]?\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)\s*", re.ASCII)
 _PLAIN = re.compile(r"\s*([+-]?\d{0,20}\.?\d{1,20}(?:[eE][+-]?\d{1,3})?)\s*()", re.ASCII)
 _MARKED = re.compile(r"\s*([+-]?\d{0,20}\.?\d{1,20})\s*([%x])\s*", re.ASCII)
@@ -214,6 +215,34 @@ def _threads(least: int) -> Callable[[object], int]:
     return count
 
 
+def _at_least_one(what: str, or_else: str) -> Callable[[object], int]:
+    def count(value: object) -> int:
+        number = _whole(value)
+        if number is None or not 1 <= number <= _MAX_COUNT:
+            raise ConfigError(f"{show(value)} is no number of {what}; write an integer from 1{or_else}")
+        return number
+
+    return count
+
+
+def _executions(value: object) -> int | None:
+    return None if value is None else _at_least_one("executions", ", or null")(value)
+
+
+def _open_fraction(value: Any) -> float:
+    share = _fraction(value)
+    if not 0 < share < 1:
+        raise ConfigError(f"{show(value)} is out of range; write a share above 0 and below 1, e.g. 0.05")
+    return share
+
+
+def _interval(value: Any) -> int:
+    interval_us = _bound(value)
+    if interval_us == 0:
+        raise ConfigError(f"{show(value)} is no interval; write a duration above 0, e.g. '1m'")
+    return interval_us
+
+
 def _location(value: object) -> object:
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if text is not None and (not isinstance(text, str) or not text.strip()):
@@ -325,3 +354,28 @@ IoThreads = Annotated[
     "integer from 1",
 ]
 Location = Annotated[str | None, BeforeValidator(_location), "path, URI, or null"]
+OpenFraction = Annotated[
+    float,
+    PlainValidator(_open_fraction),
+    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, _PERCENT_TEXT]}),
+    "share above 0 and below 1, such as 0.05, or 5%",
+]
+Interval = Annotated[
+    int,
+    PlainValidator(_interval),
+    PlainSerializer(format_duration, return_type=str),
+    WithJsonSchema(_BOUND_TEXT),
+    "duration above 0 with its unit such as 90s or 10m",
+]
+EventCount = Annotated[
+    int,
+    PlainValidator(_at_least_one("events", "")),
+    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": _MAX_COUNT}),
+    "integer from 1",
+]
+Executions = Annotated[
+    int | None,
+    PlainValidator(_executions),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": _MAX_COUNT}, _NULL]}),
+    "integer from 1, or null",
+]

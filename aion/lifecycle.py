@@ -1,0 +1,126 @@
+"""The life of one window as a table, and what is remembered of it; what an operator counts. Pure (DESIGN section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+from aion.actions import WindowRef
+
+NEVER = 2**63 - 1
+
+
+class Status(StrEnum):
+    ACTIVE = "active"
+    LATE = "late"
+    FINAL = "final"
+    PURGED = "purged"
+
+
+# The life of a window as a table: (status, what happens) -> status. Anything else is a bug.
+TRANSITIONS: dict[tuple[Status, str], Status] = {
+    (Status.ACTIVE, "end_passed"): Status.LATE,
+    (Status.LATE, "bound_passed"): Status.FINAL,
+    (Status.FINAL, "purge"): Status.PURGED,
+}
+
+
+@dataclass(slots=True)
+class WindowState:
+    bound_us: int
+    status: Status = Status.ACTIVE
+    panes: int = 0
+    executed_seq: int = -1
+    executed_us: int = 0  # the lateness of the last execution
+    last_seq: int = -1
+    late_from_seq: int = NEVER
+    events: int = 0
+    late_events: int = 0
+    news: int = 0
+    # Time and events, multiplied, of the stalest interval between two executions; and what they were for that interval,
+    # or are for the one that runs, when it was looked at before.
+    stalest: int = 0
+    stalest_before: int = 0
+    looked: int = 0
+
+    def due_us(self, ref: WindowRef) -> int:
+        """The watermark at which something happens to the window by itself: its end, then its bound."""
+        return ref.end_us if self.status is Status.ACTIVE else ref.end_us + self.bound_us
+
+    def stale(self, lateness_us: int) -> int:
+        """Microseconds since the last execution, up to the bound, times events since then: t * n (paper 3.4)."""
+        return (min(lateness_us, self.bound_us) - self.executed_us) * self.news
+
+    def executed(self, lateness_us: int) -> None:
+        """Notes an execution over all that came."""
+        if self.status is not Status.ACTIVE and (stale := self.stale(lateness_us)) > self.stalest:
+            self.stalest, self.stalest_before = stale, self.looked
+        self.panes += 1
+        self.executed_seq, self.executed_us = self.last_seq, lateness_us
+        self.news = self.looked = 0
+
+    @property
+    def all_staleness(self) -> int:
+        """T * N, as of now: what ``stale`` is measured against."""
+        return self.bound_us * self.late_events
+
+    def move(self, happening: str) -> None:
+        self.status = TRANSITIONS[self.status, happening]
+
+
+WINDOW_COLUMNS = tuple(f.name for f in fields(WindowState))
+"""What a snapshot holds of each window, a column each."""
+
+
+@dataclass(slots=True)
+class StalenessKept:
+    """Of windows that got late events and are gone: the largest staleness between two executions (paper 3.4).
+
+    ``windows``: how many; ``total``: the sum of their maxima; ``largest``: of all. ``kept``: those that stayed within
+    the trigger's bound. Of the others, ``missed_between_looks``: a single step of the watermark, or the events that
+    came with it, took them past it: batches are too far apart. ``missed_otherwise``: fewer late events came than were
+    expected, so that each weighs more.
+    """
+
+    windows: int = 0
+    kept: int = 0
+    missed_between_looks: int = 0
+    missed_otherwise: int = 0
+    total: float = 0.0
+    largest: float = 0.0
+
+    def observe(self, state: WindowState, bound: float | None) -> None:
+        if not state.all_staleness:
+            return
+        staleness = state.stalest / state.all_staleness
+        self.windows += 1
+        self.total += staleness
+        self.largest = max(self.largest, staleness)
+        if bound is None or staleness <= bound * (1 + 1e-9):
+            self.kept += bound is not None
+        elif state.stalest_before <= bound * state.all_staleness:
+            self.missed_between_looks += 1
+        else:
+            self.missed_otherwise += 1
+
+
+@dataclass(slots=True)
+class Counters:
+    """What an operator did so far; windows and executions count windows of the shard, not of keys."""
+
+    events: int = 0
+    late_events: int = 0
+    dropped: int = 0
+    windows: int = 0
+    purged_windows: int = 0
+    executions: dict[str, int] = field(default_factory=lambda: {"on_time": 0, "late": 0, "final": 0})
+    staleness: StalenessKept = field(default_factory=StalenessKept)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Counters:
+        return cls(**{**value, "staleness": StalenessKept(**value["staleness"])})
