@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
 import numpy as np
@@ -52,12 +52,19 @@ class LateDistribution:
         # An atom is all of its height at once: what is said of shares inside it says nothing.
         inside_atom = np.zeros(len(x), dtype=bool)
         inside_atom[1:-1] = (x[1:-1] == x[:-2]) & (x[1:-1] == x[2:])
-        kept = ~inside_atom
-        self.lateness: Floats = x[kept]
-        self.share: Floats = f[kept]
+        self._keep(x[~inside_atom], f[~inside_atom])
+
+    def _keep(self, x: Floats, f: Floats) -> None:
+        self.lateness, self.share = x, f
         # Steps of a plan are few and scalar: lists are several times as fast for them as arrays.
         self._x: list[float] = self.lateness.tolist()
         self._f: list[float] = self.share.tolist()
+
+    def to_horizon(self) -> LateDistribution:
+        """The same, but with the horizon for its end: the last execution is the one before the purge."""
+        late = LateDistribution.__new__(LateDistribution)
+        late._keep(np.append(self.lateness, 1.0), np.append(self.share, 1.0))
+        return late
 
     @classmethod
     def uniform(cls) -> LateDistribution:
@@ -104,7 +111,7 @@ class LateDistribution:
 
     @property
     def end(self) -> float:
-        """The lateness after which nothing comes any more."""
+        """The lateness after which nothing comes any more, or the horizon."""
         return self._x[-1]
 
     def at(self, lateness: float) -> float:
@@ -136,7 +143,11 @@ class LateDistribution:
 
     def quantile(self, share: float) -> float:
         """The earliest lateness by which ``share`` (in [0, 1]) has come."""
-        return float(np.interp(share, self.share, self.lateness)) if share > 0 else self._x[0]
+        x, f = self._x, self._f
+        above = bisect_left(f, share)
+        if not above:
+            return x[0]
+        return x[above - 1] + (share - f[above - 1]) / (f[above] - f[above - 1]) * (x[above] - x[above - 1])
 
     def first(self, per_time: float, per_share: float, target: float) -> float:
         """The earliest lateness x with ``per_time * x + per_share * at(x) >= target``; inf when there is none."""
@@ -158,18 +169,25 @@ class LateDistribution:
 
     # -- placement ----------------------------------------------------------------------------------------
 
-    def place(self, after: float, bound: float, at_most: int) -> tuple[list[float], list[float]]:
-        """Executions after one at ``after``, each as late as staleness ``bound`` allows: lateness and share of each.
+    def seen(self, after: float | None) -> tuple[float, float]:
+        """The lateness of an execution and the share that it saw.
 
-        It stops at the end of the distribution, or after ``at_most``.
+        ``after``: its lateness; it saw what came at that instant. None: the on-time one, which saw nothing late.
+        """
+        return (0.0, 0.0) if after is None else (after, self.at(after))
+
+    def place(self, after: float | None, bound: float, at_most: int) -> tuple[list[float], list[float]]:
+        """Executions after one as of ``seen``, each as late as staleness ``bound`` allows: lateness and share of each.
+
+        It stops where nothing comes any more, or after ``at_most``.
         """
         x, f = self._x, self._f
         last = len(x) - 1
-        at, by = after, self.at(after)
-        low = bisect_right(x, at) - 1
+        at, by = self.seen(after)
+        low = 0 if after is None else bisect_right(x, at) - 1
         times: list[float] = []
         shares: list[float] = []
-        while len(times) < at_most and low < last:
+        while len(times) < at_most and low < last and by < 1.0:
             # Of the knots from here on, staleness at the first ones is within the bound, at the others above it.
             here, above = low, last + 1
             while above - low > 1:
@@ -190,7 +208,7 @@ class LateDistribution:
                 b = width * (bottom - by) + height * (left - at)
                 rest = bound - (left - at) * (bottom - by)
                 u = 2 * rest / (b + math.sqrt(b * b + 4 * a * rest))
-                end_at, end_by = left + u * width, bottom + u * height
+                end_at, end_by = min(left + u * width, x[above]), min(bottom + u * height, f[above])
                 while (end_at - at) * (end_by - by) > bound:
                     end_at, end_by = math.nextafter(end_at, left), math.nextafter(end_by, bottom)
             else:

@@ -27,7 +27,13 @@ from aion.distribution import Floats, LateDistribution
 
 Solver = Literal["exact", "descent"]
 BALANCE = 1e-8
-"""Staleness of a plan's intervals differs by no more than about twice this, relatively, where there are no atoms."""
+"""Staleness of a plan's intervals differs by no more than about twice this, relatively, where there are no atoms.
+
+Nor a gap with so little before it that the instant in it hangs on the last bit of the bound. The maximum is always as
+exact as the bits allow.
+"""
+FINEST = 1e-18
+"""Where there is no balance, because of an atom, the bound is bisected to its last bit, or so near to 0."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +89,15 @@ def plan(
     *,
     bound: float | None = None,
     executions: int | None = None,
-    after: float = 0.0,
+    after: float | None = None,
     solver: Solver = "exact",
 ) -> Plan:
     """The fewest executions for a ``bound``, or the given number of them, at the smallest maximum of staleness.
 
-    ``after``: lateness of an execution that already was. With ``executions`` at most so many; fewer where more are of
-    no use. ``descent``: the paper's own way to the smallest maximum. It need not arrive there; where it ends above the
-    bound, the executions are left where the bound put them. Raises ValueError as ``check`` does.
+    ``after``: lateness of a late execution that already was; None: the on-time one. With ``executions`` at most so
+    many; fewer where more are of no use. ``descent``: the paper's own way to the smallest maximum. It need not arrive
+    there; where it ends above the bound, the executions are left where the bound put them. Raises ValueError as
+    ``check`` does.
     """
     check(bound, executions, solver)
     placed = fewest(late, bound, after=after) if bound is not None else None
@@ -104,7 +111,7 @@ def plan(
     return placed if placed is not None and bound is not None and found.maximum > bound else found
 
 
-def fewest(late: LateDistribution, bound: float, *, after: float = 0.0) -> Plan:
+def fewest(late: LateDistribution, bound: float, *, after: float | None = None) -> Plan:
     """Each execution as late as ``bound`` allows, one after the other.
 
     No placement that keeps the bound has fewer: whatever another one does, its i-th execution is never later than the
@@ -114,14 +121,16 @@ def fewest(late: LateDistribution, bound: float, *, after: float = 0.0) -> Plan:
     return _plan(late, after, *late.place(after, bound, 2 + math.ceil(bound**-0.5) + len(late.lateness)))
 
 
-def balanced(late: LateDistribution, executions: int, *, after: float = 0.0, bound: float | None = None) -> Plan:
+def balanced(
+    late: LateDistribution, executions: int, *, after: float | None = None, bound: float | None = None
+) -> Plan:
     """The smallest maximum of staleness for so many executions, by bisecting the bound.
 
     ``bound``: one that so many are known to keep. A bound is kept iff, with all executions but the last placed as late
     as it allows, the last interval keeps it too.
     """
-    already = late.at(after)
-    most = math.sqrt(max(late.end - after, 0.0) * (1.0 - already))
+    last, already = late.seen(after)
+    most = math.sqrt(max(late.end - last, 0.0) * (1.0 - already))
     if executions == 1 or not most:
         return _plan(late, after, *late.place(after, math.inf, 1))
 
@@ -158,7 +167,7 @@ def balanced(late: LateDistribution, executions: int, *, after: float = 0.0, bou
 def _root(
     excess: Callable[[float], float], low: float, low_excess: float, high: float, high_excess: float, guess: float
 ) -> None:
-    """Calls ``excess`` ever closer to where it falls through 0, between ``low`` and ``high``, to BALANCE.
+    """Calls ``excess`` ever closer to where it falls through 0, between ``low`` and ``high``.
 
     Chandrupatla's method (1997): inverse quadratic interpolation where that is safe, else bisection, so that neither
     the bends of a smooth distribution nor the jumps at atoms make it slow. It begins with ``guess``.
@@ -166,9 +175,9 @@ def _root(
     # a: the latest point, b: the one across the root, c: the one before.
     (a, fa), (b, fb) = (high, high_excess), (low, low_excess)
     share = (guess - a) / (b - a)
-    while abs(fa) > BALANCE / 2 * a and abs(b - a) > BALANCE * high:
-        tolerance = BALANCE / 4 * high / abs(b - a)
-        x = a + min(max(share, tolerance), 1 - tolerance) * (b - a)
+    while abs(fa) > BALANCE / 2 * a and abs(b - a) > (least := max(2.3e-16 * max(a, b), FINEST * high)):
+        margin = min(least / abs(b - a), 0.5)
+        x = a + min(max(share, margin), 1 - margin) * (b - a)
         fx = excess(x)
         if (fx > 0) == (fa > 0):
             c, fc = a, fa
@@ -182,8 +191,8 @@ def _root(
             share = 0.5
 
 
-def _plan(late: LateDistribution, after: float, times: Sequence[float], shares: Sequence[float]) -> Plan:
-    return Plan(np.array(times, dtype=np.float64), np.array(shares, dtype=np.float64), after, late.at(after))
+def _plan(late: LateDistribution, after: float | None, times: Sequence[float], shares: Sequence[float]) -> Plan:
+    return Plan(np.array(times, dtype=np.float64), np.array(shares, dtype=np.float64), *late.seen(after))
 
 
 # -- the paper's way --------------------------------------------------------------------------------------
@@ -202,7 +211,7 @@ def descent(
     late: LateDistribution,
     executions: int,
     *,
-    after: float = 0.0,
+    after: float | None = None,
     rate: float = 1.0,
     iterations: int = 1000,
     tolerance: float = 1e-6,
@@ -214,11 +223,11 @@ def descent(
     if that gradient did not change), until the standard deviation of all staleness is below ``tolerance`` times
     their mean, or for so many ``iterations``. The paper gives neither rate, tolerance nor number.
     """
-    already = late.at(after)
-    if after >= late.end:
+    last, already = late.seen(after)
+    if already == 1.0:
         return Descent(_plan(late, after, [], []), 0, True)
     wanted = already + (1.0 - already) * np.arange(1, executions) / executions
-    t = [after, *(max(late.quantile(w), after) for w in wanted.tolist()), late.end]
+    t = [last, *(max(late.quantile(w), last) for w in wanted.tolist()), late.end]
     done = 0
     for done in range(iterations + 1):
         f = [already, *(late.at(x) for x in t[1:-1]), 1.0]

@@ -188,13 +188,13 @@ class Staleness:
         self.forecast: Forecast = forecast if forecast is not None else NothingKnown()
         self._version = self.forecast.version
         self._known: dict[int, _Known] = {}
-        self._rests: dict[tuple[int, int, int], _Rest] = {}
+        self._rests: dict[tuple[int, int | None, int], _Rest] = {}
 
     def due(self, view: LateView) -> bool:
         left = self._left(view)
         if not view.news or left == 1:
             return False
-        rest = self._rest(view.bound_us, view.executed_us, left)
+        rest = self._rest(view.bound_us, self._last(view), left)
         most = rest.level if self.bound is None else self.bound
         staleness = self.staleness(view)
         if (staleness if self.bound is None else self._after_one_more(view)) >= most * NEARLY:
@@ -213,7 +213,7 @@ class Staleness:
         left = self._left(view)
         if not view.news or left == 1:
             return None
-        rest = self._rest(view.bound_us, view.executed_us, left)
+        rest = self._rest(view.bound_us, self._last(view), left)
         as_planned = self._reaches(view, 0, rest.level)
         if self.bound is None:
             at = as_planned
@@ -268,6 +268,10 @@ class Staleness:
         last = view.executed_us / view.bound_us
         return late.first(news, level * sure, level * (came + sure) + last * news)
 
+    def _last(self, view: LateView) -> int | None:
+        """The lateness of the last late execution; None: there was none yet."""
+        return view.executed_us if view.executions or view.executed_us else None
+
     def _left(self, view: LateView) -> int:
         """Executions that may still be made, the final one among them; 0: as many as the bound asks for."""
         return 0 if self.executions is None else max(self.executions - view.executions, 1)
@@ -291,20 +295,23 @@ class Staleness:
         if known is None:
             _make_room(self._known, REMEMBERED_DISTRIBUTIONS)
             within = float(self.forecast.late_share(np.array([bound_us], dtype=np.float64))[0])
-            late = LateDistribution.sampled(self.forecast.late_share, horizon=bound_us) if within > 0 else None
-            known = self._known[bound_us] = _Known(late or LateDistribution.uniform(), within)
+            late = LateDistribution.uniform()
+            if within > 0:
+                late = LateDistribution.sampled(self.forecast.late_share, horizon=bound_us)
+            # Of so many executions one is left for the end: what is not expected after it may come all the same.
+            late = late.to_horizon() if self.bound is None else late
+            known = self._known[bound_us] = _Known(late, within)
         return known
 
-    def _rest(self, bound_us: int, executed_us: int, left: int) -> _Rest:
-        """The plan for what follows an execution at ``executed_us``; ``left`` as of ``_left``."""
+    def _rest(self, bound_us: int, last_us: int | None, left: int) -> _Rest:
+        """The plan for what follows an execution; ``last_us`` as of ``_last``, ``left`` as of ``_left``."""
         late = self._distribution(bound_us).late
-        key = (bound_us, executed_us, left)
+        key = (bound_us, last_us, left)
         rest = self._rests.get(key)
         if rest is None:
             _make_room(self._rests, REMEMBERED_PLANS)
-            found = plan(
-                late, bound=self.bound, executions=left or None, after=executed_us / bound_us, solver=self.solver
-            )
+            after = None if last_us is None else last_us / bound_us
+            found = plan(late, bound=self.bound, executions=left or None, after=after, solver=self.solver)
             instant = float(found.instants[0]) if found.executions else 1.0
             rest = self._rests[key] = _Rest(instant, found.maximum)
         return rest

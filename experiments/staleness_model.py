@@ -228,6 +228,7 @@ def _atoms(rng: np.random.Generator) -> LateDistribution:
     """Events that come all at once: anywhere, or at every step of a watermark; with an even floor or without."""
     atoms = int(rng.integers(1, 30))
     at = np.arange(1, atoms + 1) / (atoms + 1) if rng.random() < 0.5 else np.sort(rng.uniform(0, 1, atoms))
+    at[0] *= rng.integers(2)  # also at lateness 0: in the batch of the on-time execution
     floor = rng.choice([0.0, rng.uniform(0, 0.5)])
     shares = np.cumsum(_weights(rng, atoms)) * (1 - floor)
     x = np.concatenate([[0.0], np.repeat(at, 2), [1.0]])
