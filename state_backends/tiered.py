@@ -163,14 +163,17 @@ class TieredStore(StagedReads):
         return files
 
     def rollback(self, from_seq: int) -> None:
-        with self._lock:
-            writes = list(self._writes)
-        wait(writes)
-        with self._lock:
-            for entry in [e for e in self._ledger if e.seq >= from_seq]:
-                self._forget(entry)
-            unwanted = [f for f in self._new_files if f.file_no not in self._files]
-            self._new_files = [f for f in self._new_files if f.file_no in self._files]
+        while True:
+            with self._lock:
+                # Memory pressure may begin to write meanwhile, but not while the lock is held.
+                writes = [write for write in tuple(self._writes) if not write.done()]
+                if not writes:
+                    for entry in [e for e in self._ledger if e.seq >= from_seq]:
+                        self._forget(entry)
+                    unwanted = [f for f in self._new_files if f.file_no not in self._files]
+                    self._new_files = [f for f in self._new_files if f.file_no in self._files]
+                    break
+            wait(writes)
         for file in unwanted:
             Path(file.path).unlink(missing_ok=True)
 

@@ -30,6 +30,7 @@ from state_backends.p_bucket import PBucket
 from state_backends.pressure import PressureManager
 from state_backends.store import BlockStore, SstFile
 from state_backends.stores import STORES
+from tests.simulated_disk import Disk, Job, OnDisk, at_rest
 from tests.test_io_thread import PATIENCE, Gate, result
 
 KIB = 1 << 10
@@ -61,9 +62,10 @@ class Rig:
         self.numbers = 0
         self.store = self.open()
 
-    def open(self) -> BlockStore:
+    def open(self, disk: Disk | None = None) -> BlockStore:
         self.p_bucket = PBucket(self.folder / "files", self.folder / "live", durable=True)
-        return STORES[self.kind](self.p_bucket, self.io, self.budget, **self.options)
+        p_bucket: Any = OnDisk(self.p_bucket, disk) if disk else self.p_bucket
+        return STORES[self.kind](p_bucket, self.io, self.budget, **self.options)
 
     def reopen(self, files: Sequence[SstFile], purged: frozenset[int] = frozenset()) -> None:
         self.store.close()
@@ -723,6 +725,31 @@ def test_a_rollback_waits_for_what_is_being_written(rig: Rig) -> None:
     rig.validate()
     assert rig.read(0) == [0]
     assert set(rig.durable()) == {Path(f.path).name for f in files}
+
+
+def test_a_rollback_waits_for_what_memory_pressure_writes_meanwhile(make: Callable[..., Rig]) -> None:
+    """Or the file, when it is written, is taken for that of the blocks that have those numbers by then."""
+    rig, disk = make("tiered"), Disk()
+    rig.store.close()
+    rig.store = rig.open(disk)
+    disk.hold()
+    rig.append((0, 0), late=True)
+    rig.store.flush()
+    rig.append((1, 10))
+    rolling = Job(lambda: rig.store.rollback(0))
+    at_rest(rig.io, disk, [rolling])
+    assert rolling.is_alive(), "it waits for the first file"
+    assert rig.store.shrink(10, 0) is None, "which writes a second one"
+    while rolling.is_alive():
+        disk.step()
+        at_rest(rig.io, disk, [rolling])
+    rig.append((0, 0), (1, 10))
+    rig.store.destage([10])
+    rig.store.flush()
+    disk.go()
+    rig.settle()
+    rig.validate()
+    assert rig.read(0, 10) == [0, 1]
 
 
 def test_a_rollback_keeps_files_that_hold_something_older(rig: Rig) -> None:
