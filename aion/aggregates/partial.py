@@ -1,0 +1,288 @@
+"""What every partial state is: lifted from rows, combined, kept as Arrow columns. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from aion.aggregates.groups import Groups, Ints, Mask, spread, total_by_group
+from aion.errors import IntegerOverflow
+
+States: TypeAlias = list[pa.Array]
+"""The columns of one partial, a row for each group."""
+Done: TypeAlias = "Mapping[Partial, States]"
+
+
+class Present(NamedTuple):
+    """The rows in which a column, or all of some columns, are not null: their groups, and their values."""
+
+    groups: Groups
+    values: list[pa.Array]
+    mask: Mask | None
+
+
+class Rows:
+    """Columns of events in groups, each converted once for all the partials that read it."""
+
+    def __init__(self, columns: Mapping[str, Any], groups: Groups) -> None:
+        self.groups = groups
+        self._columns = columns
+        self._made: dict[Any, Any] = {}
+
+    def array(self, name: str) -> pa.Array:
+        return self._once(("array", name), lambda: combined(self._columns[name]))
+
+    def present(self, *names: str) -> Present:
+        return self._once(names, lambda: self._present(names))  # type: ignore[no-any-return]
+
+    def doubles(self, name: str) -> npt.NDArray[np.float64]:
+        """The values that are present, as doubles."""
+        return self._once(("doubles", name), lambda: to_doubles(self.present(name).values[0]))  # type: ignore[no-any-return]
+
+    def _present(self, names: tuple[str, ...]) -> Present:
+        arrays = [self.array(name) for name in names]
+        masks = [a.is_valid().to_numpy(zero_copy_only=False) for a in arrays if a.null_count]
+        if not masks:
+            return Present(self.groups, arrays, None)
+        mask = np.logical_and.reduce(masks)
+        return Present(self.groups.of(mask), [a.filter(pa.array(mask)) for a in arrays], mask)
+
+    def _once(self, what: Any, make: Callable[[], Any]) -> Any:
+        if what not in self._made:
+            self._made[what] = make()
+        return self._made[what]
+
+
+@dataclass(frozen=True)
+class Partial:
+    """One part of an aggregate's state. Equal partials of several aggregates are kept once.
+
+    ``needs`` names the partials whose states must be worked out before this one's. ``holistic``: its size has no
+    bound, because it holds (some of) the events' values. ``commutative``: the order of arrival makes no difference.
+    ``invertible``: what was combined can be taken out again.
+    """
+
+    holistic = False
+    commutative = True
+    invertible = False
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The event columns that it is lifted from."""
+        return ()
+
+    @property
+    def types(self) -> tuple[pa.DataType, ...]:
+        """The types of its own columns."""
+        raise NotImplementedError
+
+    @property
+    def needs(self) -> tuple[Partial, ...]:
+        return ()
+
+    def lift(self, rows: Rows, done: Done) -> States:
+        """The state of each group of events."""
+        raise NotImplementedError
+
+    def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
+        """The state of each group of states, ``old`` having a row for each of them, in the order of arrival."""
+        raise NotImplementedError
+
+    def spec(self) -> list[Any]:
+        """What stored state of it depends on, as JSON values."""
+        return [type(self).__name__, *self.columns, *map(str, self.types)]
+
+
+# -- counts -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Counted(Partial):
+    """How many events, or with a column, how many of its values are not null."""
+
+    column: str | None = None
+    invertible = True
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return () if self.column is None else (self.column,)
+
+    @property
+    def types(self) -> tuple[pa.DataType, ...]:
+        return (pa.int64(),)
+
+    def lift(self, rows: Rows, done: Done) -> States:
+        groups = rows.groups if self.column is None else rows.present(self.column).groups
+        return [pa.array(groups.counts)]
+
+    def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
+        return [pa.array(total_by_group(groups, old[self][0].to_numpy()))]
+
+
+EVENTS = Counted()
+
+# -- smallest and largest ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Extreme(Partial):
+    """The smallest or largest value of a column; NaN is the largest of all."""
+
+    column: str
+    type: pa.DataType
+    largest: bool
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    @property
+    def types(self) -> tuple[pa.DataType, ...]:
+        return (self.type,)
+
+    def lift(self, rows: Rows, done: Done) -> States:
+        there = rows.present(self.column)
+        return [extremes(there.groups, there.values[0], largest=self.largest)]
+
+    def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
+        groups, values, _ = present(groups, old[self][0])
+        return [extremes(groups, values[0], largest=self.largest)]
+
+    def spec(self) -> list[Any]:
+        return [*super().spec(), self.largest]
+
+
+def extremes(groups: Groups, values: pa.Array, *, largest: bool) -> pa.Array:
+    """The smallest or largest of the values of each group, none of them null; null for an empty group."""
+    if pa.types.is_floating(values.type):
+        found = _double_extremes(groups, to_doubles(values), largest=largest)
+        return spread(found, groups.there).cast(values.type)
+    integers = as_integers(values)
+    if integers is None:
+        return _extremes_of_any_type(groups, values, largest=largest)
+    info = np.iinfo(np.int64)
+    found = np.full(groups.count, info.min if largest else info.max, np.int64)
+    (np.maximum if largest else np.minimum).at(found, groups.ids, integers)
+    return from_integers(spread(found, groups.there), values.type)
+
+
+def _double_extremes(groups: Groups, values: npt.NDArray[np.float64], *, largest: bool) -> npt.NDArray[np.float64]:
+    if largest:  # maximum.at hands NaN on, which is what is wanted
+        found = np.full(groups.count, -np.inf)
+        with np.errstate(invalid="ignore"):
+            np.maximum.at(found, groups.ids, values)
+        return found + 0.0  # -0.0 and 0.0 are one value
+    nan = np.isnan(values)
+    some = bool(nan.any())
+    found = np.full(groups.count, np.inf)
+    np.minimum.at(found, groups.ids, np.where(nan, np.inf, values) if some else values)
+    if some:
+        found[(groups.of(~nan).counts == 0) & (groups.counts > 0)] = np.nan
+    return found + 0.0
+
+
+def _extremes_of_any_type(groups: Groups, values: pa.Array, *, largest: bool) -> pa.Array:
+    """By Arrow's own grouped kernel, for strings and the like."""
+    return by_kernel(groups, values, "max" if largest else "min")
+
+
+def by_kernel(groups: Groups, values: pa.Array, kernel: str) -> pa.Array:
+    """One of Arrow's grouped kernels; null for an empty group."""
+    table = pa.table({"group": pa.array(groups.ids), "value": values})
+    options = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
+    result = table.group_by("group", use_threads=False).aggregate([("value", kernel, options)])
+    at = np.full(groups.count, -1, np.int64)
+    at[result.column("group").to_numpy()] = np.arange(result.num_rows)
+    return combined(result.column(f"value_{kernel}")).take(pa.array(at, mask=at < 0))
+
+
+# -- values as numbers ------------------------------------------------------------------------------------
+
+
+def combined(column: Any) -> pa.Array:
+    """A column in one piece."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    column = column.combine_chunks()
+    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+
+
+def present(groups: Groups, *columns: pa.Array) -> Present:
+    """The rows of states in which the first of the columns is not null."""
+    if not columns[0].null_count:
+        return Present(groups, list(columns), None)
+    mask = columns[0].is_valid().to_numpy(zero_copy_only=False)
+    return Present(groups.of(mask), [c.filter(pa.array(mask)) for c in columns], mask)
+
+
+def to_doubles(values: pa.Array) -> npt.NDArray[np.float64]:
+    """Numbers without nulls as doubles, rounded if they must be."""
+    if not pa.types.is_float64(values.type):
+        values = values.cast(pa.float64(), safe=False)
+    return values.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def to_int64(values: pa.Array) -> Ints:
+    """Integers without nulls; raises IntegerOverflow for an unsigned one of more than 63 bits."""
+    try:
+        return values.cast(pa.int64()).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    except pa.ArrowInvalid as error:
+        raise IntegerOverflow(f"{error}; cast the column to double") from None
+
+
+def as_integers(values: pa.Array) -> Ints | None:
+    """Values without nulls as integers of the same order; None for a type that is no integer inside."""
+    t, type_ = pa.types, values.type
+    if t.is_boolean(type_):
+        values = values.cast(pa.int8())
+    elif t.is_temporal(type_) and not t.is_interval(type_):
+        values = values.view(pa.int32() if type_.bit_width == 32 else pa.int64())
+    elif not t.is_integer(type_) or t.is_uint64(type_):
+        return None
+    return values.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)  # type: ignore[no-any-return]
+
+
+def from_integers(values: pa.Array, type_: pa.DataType) -> pa.Array:
+    """What :func:`as_integers` made, with nulls."""
+    if pa.types.is_temporal(type_):
+        return (values.cast(pa.int32()) if type_.bit_width == 32 else values).view(type_)
+    return values.cast(type_)
+
+
+def orderable(values: pa.Array) -> Ints:
+    """Values without nulls as integers of the same order; equal for equal values, and for those only."""
+    if pa.types.is_floating(values.type):
+        return ordered_doubles(to_doubles(values))
+    integers = as_integers(values)
+    if integers is not None:
+        return integers
+    return pc.rank(values, tiebreaker="dense").to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
+
+
+def ordered_doubles(values: npt.NDArray[np.float64]) -> Ints:
+    """Doubles as integers of the same order: NaN last, -0.0 and 0.0 one."""
+    bits = canonical(values).view(np.int64)
+    return bits ^ ((bits >> 63) & np.int64(2**63 - 1))
+
+
+def canonical(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Doubles as Spark tells them apart: one zero, and one NaN."""
+    values = values + 0.0
+    nan = np.isnan(values)
+    return np.where(nan, np.nan, values) if nan.any() else values
+
+
+def needs_all(partials: Sequence[Partial]) -> list[Partial]:
+    """The partials and all that they need, each behind what it needs."""
+    found: dict[Partial, None] = {}
+    for partial in partials:
+        for needed in needs_all(partial.needs):
+            found.setdefault(needed)
+        found.setdefault(partial)
+    return list(found)
