@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aion.aggregates.groups import number
-from aion.aggregates.partial import combined
+from aion.aggregates.values import combined
 from aion.hashing import ShardOfKeys
 from aion.plan import Plan
 from aion.slices import NO_SLICE

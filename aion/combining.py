@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from aion.aggregates import Layout
-from aion.aggregates.groups import Groups, Ints, Part, number, pack, total_by_group
-from aion.aggregates.partial import combined
+from aion.aggregates.groups import Groups, Part, number, pack, total_by_group
+from aion.aggregates.values import Ints, combined
 from aion.operator import Execute
 from aion.plan import Plan
 from aion.rows import pane_rows

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from aion.aggregates.groups import Groups, Ints
+from aion.aggregates.groups import Groups
 from aion.aggregates.lists import one_zero
 from aion.aggregates.partial import Done, Partial, Rows, States
+from aion.aggregates.values import Ints
 from aion.digests import hash_rows
 
 _Bytes = npt.NDArray[np.uint8]

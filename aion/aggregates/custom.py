@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from aion.aggregates.groups import Groups, Ints
-from aion.aggregates.partial import Done, Partial, Rows, States, combined
+from aion.aggregates.groups import Groups
+from aion.aggregates.partial import Done, Partial, Rows, States
+from aion.aggregates.values import Ints, combined
 from aion.errors import ApplyError
 
 Function = Callable[..., Any]

@@ -12,27 +12,49 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from aion.aggregates.groups import Groups
+from aion.aggregates.values import Doubles
 
-Doubles: TypeAlias = npt.NDArray[np.float64]
 Pair: TypeAlias = tuple[Doubles, Doubles]
 
 # Above this a slab's unit could overflow; what is beyond is added up scaled down, all of its bits being far from 0.
 _LARGE = 2.0**900
 _SCALE = 2.0**-200
+# Rows of one group in a row wait for one another; if they are this many, they are better added as a stretch.
+_LONG_RUN = 256
 
 
-def sum_by_group(groups: Groups, values: Doubles) -> Pair:
-    """The sum of each group, 0 for an empty one, as (high, low); infinities and NaN as IEEE 754 adds them."""
+def sum_by_group(groups: Groups, values: Doubles, largest: float | None = None) -> Pair:
+    """The sum of each group, 0 for an empty one, as (high, low); infinities and NaN as IEEE 754 adds them.
+
+    ``largest``: the :func:`magnitude` of the values, if it is known.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         if not len(values):
             return np.zeros(groups.count), np.zeros(groups.count)
-        largest = float(np.maximum(values.max(), -values.min()))
+        if largest is None:
+            largest = magnitude(values)
         if largest <= _LARGE:
             return _sum(groups, values, largest)
         return _sum_with_extremes(groups, values)
+
+
+def magnitude(values: Doubles) -> float:
+    """The largest of the absolute values; NaN if there is one among them, and 0 if there is none at all."""
+    return float(np.maximum(values.max(), -values.min())) if len(values) else 0.0
+
+
+def add_by_group(groups: Groups, values: Doubles) -> Doubles:
+    """The plain sum of each group, 0 for an empty one: in an order of numpy's own."""
+    sums = np.zeros(groups.count)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if len(values) > _LONG_RUN * groups.count and groups.are_sorted:
+            some = np.flatnonzero(groups.counts)
+            sums[some] = np.add.reduceat(values, groups.offsets[some]) if len(some) else 0.0
+        else:
+            np.add.at(sums, groups.ids, values)
+    return sums
 
 
 def _sum(groups: Groups, values: Doubles, largest: float) -> Pair:
@@ -41,22 +63,21 @@ def _sum(groups: Groups, values: Doubles, largest: float) -> Pair:
     # 2**spare is more than the rows of any group, so a slab of that many bits less than a double has cannot carry out.
     spare = int(groups.most + 2).bit_length()
     unit = float(np.ldexp(1.0, int(np.frexp(largest)[1]) + spare))
-    ids = groups.ids
     while True:
         slab = values + unit
         slab -= unit
-        sums: Doubles = np.bincount(ids, weights=slab, minlength=groups.count)  # type: ignore[assignment]
+        sums = add_by_group(groups, slab)
         if high is None:
             high = sums
         else:
             high, low = add_double(high, low, sums)
-        rest = values - slab
-        left = np.count_nonzero(rest) if rest.any() else 0
+        rest = np.subtract(values, slab, out=slab)
+        left = np.count_nonzero(rest)
         if not left:
             return high, low
         if 2 * left < len(rest):
             rows = np.flatnonzero(rest)
-            rest, ids = rest[rows], ids[rows]
+            rest, groups = rest[rows], groups.of(rows)
         values, unit = rest, unit * 2.0 ** (spare - 53)
 
 
@@ -74,8 +95,7 @@ def _sum_with_extremes(groups: Groups, values: Doubles) -> Pair:
         fits = np.isfinite(together[0])
         high, low = np.where(fits, together[0], high + more[0]), np.where(fits, together[1], 0.0)
     special = groups.of(~finite)
-    sums = np.bincount(special.ids, weights=values[~finite], minlength=groups.count)
-    high = np.where(special.counts > 0, sums, high)
+    high = np.where(special.counts > 0, add_by_group(special, values[~finite]), high)
     return high, np.where(np.isfinite(high), low, 0.0)
 
 

@@ -6,16 +6,16 @@ for each group. Keys are hashed once, however many aggregates there are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-Ints: TypeAlias = npt.NDArray[np.int64]
-Mask: TypeAlias = npt.NDArray[np.bool_]
+from aion.aggregates.values import Ints, Mask, as_integers, from_integers
 
 _I64_MAX = 2**63 - 1
 # A table of all codes that could occur is cheaper than hashing, as long as it is not much longer than the rows.
@@ -73,21 +73,54 @@ class Numbered(Groups):
         self.keys = keys
 
 
-class Part:
-    """One column of a composite code: values from 0 to ``size``, exclusive."""
+class Part(NamedTuple):
+    """One column of a composite code: values from 0 to ``size``, exclusive, which is at least 1."""
 
-    def __init__(self, codes: npt.NDArray[Any], size: int) -> None:
-        self.codes = codes
-        self.size = size if size > 1 else 1
+    codes: npt.NDArray[Any]
+    size: int
 
 
 def number(columns: Sequence[pa.Array]) -> Numbered:
     """Numbers the rows of one or more key columns; nulls are a key like any other."""
-    encoded = [column.dictionary_encode(null_encoding="encode") for column in columns]
-    parts = [Part(e.indices.to_numpy(zero_copy_only=False), len(e.dictionary)) for e in encoded]
-    groups, codes = pack(parts)
-    keys = [e.dictionary.take(pa.array(c)) for e, c in zip(encoded, codes, strict=True)]
-    return Numbered(groups.ids, groups.count, keys)
+    encoded = [encode(column) for column in columns]
+    groups, codes = pack([part for part, _ in encoded])
+    numbered = Numbered(groups.ids, groups.count, [decode(c) for (_, decode), c in zip(encoded, codes, strict=True)])
+    numbered.counts = groups.counts
+    return numbered
+
+
+def encode(column: pa.Array) -> tuple[Part, Callable[[Ints], pa.Array]]:
+    """A column's values as codes, and the way back."""
+    integers = None if column.null_count or not len(column) else as_integers(column)
+    if integers is not None and (found := _as_steps(integers)) is not None:
+        part, low, step = found
+        return part, lambda codes: from_integers(pa.array(codes * step + low), column.type)
+    encoded = column.dictionary_encode(null_encoding="encode")
+    part = Part(encoded.indices.to_numpy(zero_copy_only=False), max(len(encoded.dictionary), 1))
+    return part, lambda codes: encoded.dictionary.take(pa.array(codes))
+
+
+def _as_steps(integers: Ints) -> tuple[Part, int, int] | None:
+    """Integers that lie close together, or as multiples of a step (as slices do), need not be hashed.
+
+    Returns the codes, the lowest value, and the step; None for integers that are too far apart.
+    """
+    low = int(integers.min())
+    span, most, step = int(integers.max()) - low, max(len(integers), _TABLE_LEAST), 1
+    if span > _I64_MAX:
+        return None
+    if span >= most:
+        step = math.gcd(span, int(np.gcd.reduce(integers[:: len(integers) // 64 + 1] - low)))
+        if span // step >= most:
+            return None
+    codes = integers - low
+    if step > 1:
+        codes //= step
+        again = codes * step
+        again += low
+        if bool((again != integers).any()):
+            return None
+    return Part(codes, span // step + 1), low, step
 
 
 def pack(parts: Sequence[Part]) -> tuple[Groups, list[Ints]]:
@@ -96,7 +129,7 @@ def pack(parts: Sequence[Part]) -> tuple[Groups, list[Ints]]:
     Groups come in the order of the first part, then of the second, ... unless there are so many codes that they have
     to be hashed.
     """
-    codes, total = parts[0].codes.astype(np.int64), parts[0].size
+    codes, total = parts[0].codes.astype(np.int64, copy=False), parts[0].size
     # What the leading digit of a code stands for, once several parts have been made into one.
     known: list[Ints] | None = None
     digits: list[int] = []
@@ -105,8 +138,8 @@ def pack(parts: Sequence[Part]) -> tuple[Groups, list[Ints]]:
             groups, present = _compact(codes, total)
             known = _unpacked(present, digits, known)
             assert len(known) == number_of_part
-            codes, total, digits = groups.ids.copy(), groups.count, []
-        codes *= part.size
+            codes, total, digits = groups.ids, groups.count, []
+        codes = codes * part.size
         codes += part.codes
         total *= part.size
         digits.append(part.size)
@@ -150,13 +183,6 @@ def stable_order(ids: Ints, count: int) -> Ints:
         order = order[np.argsort(digit[order], kind="stable")]
         shift += 16
     return order
-
-
-def spread(values: npt.NDArray[Any], there: Mask | None) -> pa.Array:
-    """An Arrow array that is null where ``there`` is not; NaN stays NaN."""
-    if there is None:
-        return pa.array(values, from_pandas=False)
-    return pa.array(values, mask=~there, from_pandas=False)
 
 
 def total_by_group(groups: Groups, values: Ints) -> Ints:

@@ -11,7 +11,8 @@ import pyarrow as pa
 from aion.aggregates.binding import Bound
 from aion.aggregates.groups import Groups, number
 from aion.aggregates.lists import Distinct, Values
-from aion.aggregates.partial import EVENTS, Partial, Rows, States, combined, needs_all
+from aion.aggregates.partial import EVENTS, Partial, Rows, States, needs_all
+from aion.aggregates.values import combined
 from aion.errors import IntegerOverflow
 
 

@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aion.aggregates.groups import Groups, Ints, Part, pack
-from aion.aggregates.partial import Done, Partial, Rows, States, canonical, combined, orderable, to_doubles
+from aion.aggregates.groups import Groups, Part, encode, pack
+from aion.aggregates.partial import Done, Partial, Rows, States
+from aion.aggregates.values import Ints, canonical, combined, orderable, to_doubles
 
 
 def lists_of(groups: Groups, values: pa.Array) -> pa.ListArray:
@@ -118,12 +119,10 @@ class Distinct(Partial):
 
 def distinct(groups: Groups, columns: list[pa.Array]) -> States:
     """For each column the values of each group's distinct rows, none of them null."""
-    encoded = [one_zero(column).dictionary_encode() for column in columns]
-    parts = [Part(groups.ids, groups.count)]
-    parts += [Part(e.indices.to_numpy(zero_copy_only=False), len(e.dictionary)) for e in encoded]
-    _, (ids, *codes) = pack(parts)
+    encoded = [encode(one_zero(column)) for column in columns]
+    _, (ids, *codes) = pack([Part(groups.ids, max(groups.count, 1)), *(part for part, _ in encoded)])
     found = Groups(ids, groups.count)
-    return [lists_of(found, e.dictionary.take(pa.array(c))) for e, c in zip(encoded, codes, strict=True)]
+    return [lists_of(found, decode(c)) for (_, decode), c in zip(encoded, codes, strict=True)]
 
 
 def one_zero(values: pa.Array) -> pa.Array:

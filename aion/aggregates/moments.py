@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from aion.aggregates.doubled import Doubles, Pair, divided
-from aion.aggregates.groups import Groups, spread
+from aion.aggregates.doubled import Pair, add_by_group, divided
+from aion.aggregates.groups import Groups
 from aion.aggregates.partial import Counted, Done, Partial, Rows, States
 from aion.aggregates.sums import DoubleSum
+from aion.aggregates.values import Doubles, spread
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ class SquaredDeviations(Partial):
         with np.errstate(invalid="ignore", over="ignore"):
             means = _doubles(done[self.needs[0]][0]) / n
             distances = rows.doubles(self.column) - means[groups.ids]
-            error = np.bincount(groups.ids, weights=distances, minlength=groups.count)
+            error = add_by_group(groups, distances)
             distances *= distances
-            squares = np.bincount(groups.ids, weights=distances, minlength=groups.count)
+            squares = add_by_group(groups, distances)
             return [pa.array(_at_least_0(squares - error * error / n))]
 
     def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
@@ -59,7 +60,7 @@ class SquaredDeviations(Partial):
         with np.errstate(invalid="ignore", over="ignore"):
             distances = (means[0] - common[0][groups.ids]) + (means[1] - common[1][groups.ids])
             terms = _doubles(old[self][0]) + np.where(n == 0, 0.0, n * distances * distances)
-            return [pa.array(np.bincount(groups.ids, weights=terms, minlength=groups.count))]
+            return [pa.array(add_by_group(groups, terms))]
 
 
 def _means(sums: States, counts: States) -> Pair:

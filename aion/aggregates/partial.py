@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aion.aggregates.groups import Groups, Ints, Mask, spread, total_by_group
-from aion.errors import IntegerOverflow
+from aion.aggregates.doubled import magnitude
+from aion.aggregates.groups import Groups, total_by_group
+from aion.aggregates.values import Doubles, Mask, as_integers, combined, from_integers, spread, to_doubles
 
 States: TypeAlias = list[pa.Array]
 """The columns of one partial, a row for each group."""
@@ -41,9 +41,13 @@ class Rows:
     def present(self, *names: str) -> Present:
         return self._once(names, lambda: self._present(names))  # type: ignore[no-any-return]
 
-    def doubles(self, name: str) -> npt.NDArray[np.float64]:
+    def doubles(self, name: str) -> Doubles:
         """The values that are present, as doubles."""
         return self._once(("doubles", name), lambda: to_doubles(self.present(name).values[0]))  # type: ignore[no-any-return]
+
+    def magnitude(self, name: str) -> float:
+        """The largest absolute value; NaN if there is one among them."""
+        return self._once(("magnitude", name), lambda: magnitude(self.doubles(name)))  # type: ignore[no-any-return]
 
     def _present(self, names: tuple[str, ...]) -> Present:
         arrays = [self.array(name) for name in names]
@@ -148,6 +152,11 @@ class Extreme(Partial):
 
     def lift(self, rows: Rows, done: Done) -> States:
         there = rows.present(self.column)
+        if pa.types.is_floating(self.type):
+            has_nan = bool(np.isnan(rows.magnitude(self.column)))
+            values = rows.doubles(self.column)
+            found = double_extremes(there.groups, values, largest=self.largest, has_nan=has_nan)
+            return [spread(found, there.groups.there).cast(self.type)]
         return [extremes(there.groups, there.values[0], largest=self.largest)]
 
     def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
@@ -161,29 +170,34 @@ class Extreme(Partial):
 def extremes(groups: Groups, values: pa.Array, *, largest: bool) -> pa.Array:
     """The smallest or largest of the values of each group, none of them null; null for an empty group."""
     if pa.types.is_floating(values.type):
-        found = _double_extremes(groups, to_doubles(values), largest=largest)
-        return spread(found, groups.there).cast(values.type)
+        doubles = to_doubles(values)
+        has_nan = bool(np.isnan(magnitude(doubles)))
+        return spread(double_extremes(groups, doubles, largest=largest, has_nan=has_nan), groups.there).cast(
+            values.type
+        )
     integers = as_integers(values)
     if integers is None:
         return _extremes_of_any_type(groups, values, largest=largest)
     info = np.iinfo(np.int64)
-    found = np.full(groups.count, info.min if largest else info.max, np.int64)
-    (np.maximum if largest else np.minimum).at(found, groups.ids, integers)
-    return from_integers(spread(found, groups.there), values.type)
+    extreme = np.full(groups.count, info.min if largest else info.max, np.int64)
+    (np.maximum if largest else np.minimum).at(extreme, groups.ids, integers)
+    return from_integers(spread(extreme, groups.there), values.type)
 
 
-def _double_extremes(groups: Groups, values: npt.NDArray[np.float64], *, largest: bool) -> npt.NDArray[np.float64]:
+def double_extremes(groups: Groups, values: Doubles, *, largest: bool, has_nan: bool) -> Doubles:
+    """The smallest or largest of the doubles of each group; anything for an empty one."""
     if largest:  # maximum.at hands NaN on, which is what is wanted
         found = np.full(groups.count, -np.inf)
         with np.errstate(invalid="ignore"):
             np.maximum.at(found, groups.ids, values)
         return found + 0.0  # -0.0 and 0.0 are one value
-    nan = np.isnan(values)
-    some = bool(nan.any())
     found = np.full(groups.count, np.inf)
-    np.minimum.at(found, groups.ids, np.where(nan, np.inf, values) if some else values)
-    if some:
-        found[(groups.of(~nan).counts == 0) & (groups.counts > 0)] = np.nan
+    if has_nan:
+        nan = np.isnan(values)
+        np.minimum.at(found, groups.ids, np.where(nan, np.inf, values))
+        found[groups.of(~nan).counts == 0] = np.nan
+    else:
+        np.minimum.at(found, groups.ids, values)
     return found + 0.0
 
 
@@ -202,80 +216,12 @@ def by_kernel(groups: Groups, values: pa.Array, kernel: str) -> pa.Array:
     return combined(result.column(f"value_{kernel}")).take(pa.array(at, mask=at < 0))
 
 
-# -- values as numbers ------------------------------------------------------------------------------------
-
-
-def combined(column: Any) -> pa.Array:
-    """A column in one piece."""
-    if not isinstance(column, pa.ChunkedArray):
-        return column
-    column = column.combine_chunks()
-    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
-
-
 def present(groups: Groups, *columns: pa.Array) -> Present:
     """The rows of states in which the first of the columns is not null."""
     if not columns[0].null_count:
         return Present(groups, list(columns), None)
     mask = columns[0].is_valid().to_numpy(zero_copy_only=False)
     return Present(groups.of(mask), [c.filter(pa.array(mask)) for c in columns], mask)
-
-
-def to_doubles(values: pa.Array) -> npt.NDArray[np.float64]:
-    """Numbers without nulls as doubles, rounded if they must be."""
-    if not pa.types.is_float64(values.type):
-        values = values.cast(pa.float64(), safe=False)
-    return values.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-
-
-def to_int64(values: pa.Array) -> Ints:
-    """Integers without nulls; raises IntegerOverflow for an unsigned one of more than 63 bits."""
-    try:
-        return values.cast(pa.int64()).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-    except pa.ArrowInvalid as error:
-        raise IntegerOverflow(f"{error}; cast the column to double") from None
-
-
-def as_integers(values: pa.Array) -> Ints | None:
-    """Values without nulls as integers of the same order; None for a type that is no integer inside."""
-    t, type_ = pa.types, values.type
-    if t.is_boolean(type_):
-        values = values.cast(pa.int8())
-    elif t.is_temporal(type_) and not t.is_interval(type_):
-        values = values.view(pa.int32() if type_.bit_width == 32 else pa.int64())
-    elif not t.is_integer(type_) or t.is_uint64(type_):
-        return None
-    return values.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)  # type: ignore[no-any-return]
-
-
-def from_integers(values: pa.Array, type_: pa.DataType) -> pa.Array:
-    """What :func:`as_integers` made, with nulls."""
-    if pa.types.is_temporal(type_):
-        return (values.cast(pa.int32()) if type_.bit_width == 32 else values).view(type_)
-    return values.cast(type_)
-
-
-def orderable(values: pa.Array) -> Ints:
-    """Values without nulls as integers of the same order; equal for equal values, and for those only."""
-    if pa.types.is_floating(values.type):
-        return ordered_doubles(to_doubles(values))
-    integers = as_integers(values)
-    if integers is not None:
-        return integers
-    return pc.rank(values, tiebreaker="dense").to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
-
-
-def ordered_doubles(values: npt.NDArray[np.float64]) -> Ints:
-    """Doubles as integers of the same order: NaN last, -0.0 and 0.0 one."""
-    bits = canonical(values).view(np.int64)
-    return bits ^ ((bits >> 63) & np.int64(2**63 - 1))
-
-
-def canonical(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Doubles as Spark tells them apart: one zero, and one NaN."""
-    values = values + 0.0
-    nan = np.isnan(values)
-    return np.where(nan, np.nan, values) if nan.any() else values
 
 
 def needs_all(partials: Sequence[Partial]) -> list[Partial]:

@@ -10,18 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aion.aggregates.groups import Groups, Ints
-from aion.aggregates.partial import (
-    Done,
-    Partial,
-    Rows,
-    States,
-    as_integers,
-    extremes,
-    ordered_doubles,
-    present,
-    to_doubles,
-)
+from aion.aggregates.groups import Groups
+from aion.aggregates.partial import Done, Partial, Rows, States, extremes, present
+from aion.aggregates.values import Ints, as_integers, ordered_doubles, to_doubles
 
 # Before all times, for events that have none: they are first and last only among themselves.
 _NO_TIME = -(2**63)

@@ -11,14 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aion.aggregates.doubled import Doubles
-from aion.aggregates.groups import Groups, Ints, Mask, stable_order
+from aion.aggregates.groups import Groups, stable_order
 from aion.aggregates.lists import each_list, joined, lengths_of, lists_of, offsets_of
-from aion.aggregates.partial import (
-    Done,
-    Partial,
-    Rows,
-    States,
+from aion.aggregates.partial import Done, Partial, Rows, States
+from aion.aggregates.values import (
+    Doubles,
+    Ints,
+    Mask,
     as_integers,
     combined,
     from_integers,

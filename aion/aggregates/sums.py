@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aion.aggregates.doubled import sum_by_group
-from aion.aggregates.groups import Groups, Ints, spread, total_by_group
-from aion.aggregates.partial import Done, Partial, Rows, States, by_kernel, present, to_int64
+from aion.aggregates.doubled import add_by_group, add_double, sum_by_group
+from aion.aggregates.groups import Groups, total_by_group
+from aion.aggregates.partial import Done, Partial, Rows, States, by_kernel, present
+from aion.aggregates.values import Ints, spread, to_int64
 from aion.errors import IntegerOverflow
 
 _I64_MIN, _I64_MAX = -(2**63), 2**63 - 1
@@ -69,19 +70,19 @@ class DoubleSum(_Sum):
 
     def lift(self, rows: Rows, done: Done) -> States:
         groups = rows.present(self.column).groups
-        high, low = sum_by_group(groups, rows.doubles(self.column))
+        high, low = sum_by_group(groups, rows.doubles(self.column), rows.magnitude(self.column))
         return [spread(high, groups.there), pa.array(low)]
 
     def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
         groups, (highs, lows), _ = present(groups, *old[self])
-        there = groups.there
-        high_values, low_values = highs.to_numpy(), lows.to_numpy()
+        high, low = sum_by_group(groups, highs.to_numpy())
+        low_values = lows.to_numpy()
         if low_values.any():
-            ids = groups.ids
-            groups = Groups(np.concatenate((ids, ids)), groups.count)
-            high_values = np.concatenate((high_values, low_values))
-        high, low = sum_by_group(groups, high_values)
-        return [spread(high, there), pa.array(low)]
+            # What plain additions of the low parts round away is as small as what no pair could hold anyway.
+            total = add_double(high, low, add_by_group(groups, low_values))
+            fits = np.isfinite(high)
+            high, low = np.where(fits, total[0], high), np.where(fits, total[1], 0.0)
+        return [spread(high, groups.there), pa.array(low)]
 
 
 @dataclass(frozen=True)
