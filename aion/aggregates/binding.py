@@ -92,6 +92,12 @@ class _Asked(NamedTuple):
             raise self.refuse(f"cannot order values of type {type_}")
         return type_
 
+    def kept(self, i: int = 0) -> pa.DataType:
+        type_ = self.type(i)
+        if not _can_be_kept(type_):
+            raise self.refuse(f"cannot keep values of type {type_}")
+        return type_
+
     def hashed(self, i: int = 0) -> pa.DataType:
         type_ = self.type(i)
         if not _can_be_told_apart(type_):
@@ -163,7 +169,7 @@ def _by_time(asked: _Asked, *, last: bool) -> _Made:
     time_type = asked.schema.field(asked.time).type
     ignore = asked.aggregate.option("ignorenulls")
     picked = Picked(
-        asked.aggregate.columns[0], asked.type(), asked.time, time_type, last, last, is_time=True, skip_nulls=ignore
+        asked.aggregate.columns[0], asked.kept(), asked.time, time_type, last, last, is_time=True, skip_nulls=ignore
     )
     return (picked,), asked.type(), _second
 
@@ -171,10 +177,10 @@ def _by_time(asked: _Asked, *, last: bool) -> _Made:
 def _by_order(asked: _Asked, *, largest: bool) -> _Made:
     (value, order), k = asked.aggregate.columns, asked.aggregate.option("k")
     if k is not None:
-        best = Best(value, asked.type(), order, asked.ordered(1), k, largest)
+        best = Best(value, asked.kept(), order, asked.ordered(1), k, largest)
         return (best,), pa.list_(asked.type()), plain if value == order else _second
     # Of equal ones Spark keeps the one that it sees last.
-    return (Picked(value, asked.type(), order, asked.ordered(1), largest, last=True),), asked.type(), _second
+    return (Picked(value, asked.kept(), order, asked.ordered(1), largest, last=True),), asked.type(), _second
 
 
 def _top_k(asked: _Asked) -> _Made:
@@ -198,7 +204,7 @@ def _approx_count_distinct(asked: _Asked) -> _Made:
 
 
 def _collect_list(asked: _Asked) -> _Made:
-    return (Values(asked.aggregate.columns[0], asked.type()),), pa.list_(asked.type()), plain
+    return (Values(asked.aggregate.columns[0], asked.kept()),), pa.list_(asked.type()), plain
 
 
 def _percentile(asked: _Asked) -> _Made:
@@ -289,6 +295,15 @@ def _can_be_ordered(type_: pa.DataType) -> bool:
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError):
         return False
     return not t.is_null(type_)
+
+
+def _can_be_kept(type_: pa.DataType) -> bool:
+    """Whether Arrow can move values of the type about."""
+    try:
+        pa.nulls(1, type_).take(pa.array([0])).filter(pa.array([True]))
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError):
+        return False
+    return True
 
 
 def _can_be_told_apart(type_: pa.DataType) -> bool:

@@ -49,13 +49,24 @@ class Rows:
         """The largest absolute value; NaN if there is one among them."""
         return self._once(("magnitude", name), lambda: magnitude(self.doubles(name)))  # type: ignore[no-any-return]
 
+    def groups_of(self, *names: str) -> Groups:
+        """The groups of the rows in which the columns are present."""
+        mask = self._mask(names)
+        return self.groups if mask is None else self._once(("groups", names), lambda: self.groups.of(mask))
+
     def _present(self, names: tuple[str, ...]) -> Present:
+        arrays, mask = [self.array(name) for name in names], self._mask(names)
+        values = arrays if mask is None else [a.filter(pa.array(mask)) for a in arrays]
+        return Present(self.groups_of(*names), values, mask)
+
+    def _mask(self, names: tuple[str, ...]) -> Mask | None:
+        return self._once(("mask", names), lambda: self._made_mask(names))  # type: ignore[no-any-return]
+
+    def _made_mask(self, names: tuple[str, ...]) -> Mask | None:
         arrays = [self.array(name) for name in names]
         masks = [a.is_valid().to_numpy(zero_copy_only=False) for a in arrays if a.null_count]
-        if not masks:
-            return Present(self.groups, arrays, None)
-        mask = np.logical_and.reduce(masks)
-        return Present(self.groups.of(mask), [a.filter(pa.array(mask)) for a in arrays], mask)
+        mask: Mask | None = np.logical_and.reduce(masks) if masks else None
+        return mask
 
     def _once(self, what: Any, make: Callable[[], Any]) -> Any:
         if what not in self._made:
@@ -122,7 +133,7 @@ class Counted(Partial):
         return (pa.int64(),)
 
     def lift(self, rows: Rows, done: Done) -> States:
-        groups = rows.groups if self.column is None else rows.present(self.column).groups
+        groups = rows.groups if self.column is None else rows.groups_of(self.column)
         return [pa.array(groups.counts)]
 
     def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
