@@ -99,12 +99,14 @@ def _sum_with_extremes(groups: Groups, values: Doubles) -> Pair:
     return high, np.where(np.isfinite(high), low, 0.0)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def add_double(high: Doubles, low: Doubles, other: Doubles) -> Pair:
     """Pair plus double, exact to 2**-105 of the result (Joldes et al., algorithm 4)."""
     total, error = _two_sum(high, other)
     return _fast_two_sum(total, low + error)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def add_pairs(a: Pair, b: Pair) -> Pair:
     """Pair plus pair, exact to 2**-104 of the result where the signs agree (Joldes et al., algorithm 6)."""
     high, error = _two_sum(a[0], b[0])
@@ -113,14 +115,14 @@ def add_pairs(a: Pair, b: Pair) -> Pair:
     return _fast_two_sum(high, rest + error)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def divided(a: Pair, by: Doubles) -> Pair:
     """Pair divided by integers below 2**53, exact to about 2**-100."""
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        quotient = a[0] / by
-        product, error = _two_product(quotient, by)
-        high, low = _fast_two_sum(quotient, ((a[0] - product) - error + a[1]) / by)
-        fits = np.isfinite(low)
-        return np.where(fits, high, quotient), np.where(fits, low, 0.0)
+    quotient = a[0] / by
+    product, error = _two_product(quotient, by)
+    high, low = _fast_two_sum(quotient, ((a[0] - product) - error + a[1]) / by)
+    fits = np.isfinite(low)
+    return np.where(fits, high, quotient), np.where(fits, low, 0.0)
 
 
 def _two_sum(a: Doubles, b: Doubles) -> Pair:
