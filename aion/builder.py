@@ -15,6 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from aion.aggregates.groups import number
+from aion.aggregates.values import combined
 from aion.hashing import ShardOfKeys
 from aion.plan import Plan
 from aion.slices import NO_SLICE
@@ -85,11 +87,16 @@ class BlockBuilder:
             if self._pending_bytes >= self.buffer_bytes:
                 yield from self._encoded(self._flush_events(final=False))
         else:
-            self._pending.append(self._lift(batch, shards, slices))
-            self._pending_rows += self._pending[-1].num_rows
-            # Folding when the partials have doubled keeps the work linear and the memory bounded.
-            if len(self._pending) > 1 and self._pending_rows > 2 * max(self._pending[0].num_rows, 65536):
-                self._fold()
+            for rows in self._stretches(batch):
+                part = None if shards is None else shards[rows]
+                self._pending.append(self._lift(batch[rows], part, slices[rows]))
+                self._pending_rows += self._pending[-1].num_rows
+                self._pending_bytes += self._pending[-1].nbytes
+                # Folding when the partials have doubled keeps the work linear and the memory bounded.
+                if len(self._pending) > 1 and self._pending_rows > 2 * max(self._pending[0].num_rows, 65536):
+                    self._fold()
+                if self._pending_bytes >= self.buffer_bytes:
+                    yield from self._encoded(self._flush_partials(final=False))
 
     def _one_zero(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Float keys as Spark groups them: 0.0 and -0.0 are one key, and so is every NaN."""
@@ -108,13 +115,22 @@ class BlockBuilder:
         if self.plan.layout is None:
             yield from self._encoded(self._flush_events(final=True))
         else:
-            yield from self._encoded(self._flush_partials())
+            yield from self._encoded(self._flush_partials(final=True))
 
     # -- partials -----------------------------------------------------------------------------------------
 
     def _shards(self, keys: Sequence[pa.Array], rows: int) -> pa.Array:
         assert self.shard_of is not None, "neither Spark nor the builder knows the shards"
         return pa.array(self.shard_of(keys, rows))
+
+    def _stretches(self, batch: pa.RecordBatch) -> Iterator[slice]:
+        """The rows to lift at once. Where values are kept, a key's are one row, which must not become a huge block."""
+        assert self.plan.layout is not None
+        step = batch.num_rows
+        if self.plan.layout.holistic:
+            size = sum(batch.column(name).nbytes for name in self.plan.layout.columns)
+            step = max(step * self.target_bytes // max(size, 1), 1)
+        return (slice(start, start + step) for start in range(0, batch.num_rows, step))
 
     def _lift(self, batch: pa.RecordBatch, shards: pa.Array | None, slices: npt.NDArray[np.int64]) -> pa.Table:
         assert self.plan.layout is not None
@@ -125,26 +141,46 @@ class BlockBuilder:
 
     def _fold(self) -> None:
         assert self.plan.layout is not None
-        together = pa.concat_tables(self._pending)
+        together = pa.concat_tables(self._pending).combine_chunks()
         keys = [n for n in (_SHARD, _SLICE) if n in together.schema.names] + [f.name for f in self.plan.key_fields]
-        self._pending = [self.plan.layout.combine(keys, together)]
-        self._pending_rows = self._pending[0].num_rows
+        if self.plan.layout.holistic:
+            parts = pa.array(self._parts(together, keys))
+            folded = self.plan.layout.combine([*keys, _PART], together.append_column(_PART, parts))
+            folded = folded.take(pc.sort_indices(folded.column(_PART))).drop_columns([_PART])
+        else:
+            folded = self.plan.layout.combine(keys, together)
+        self._pending, self._pending_rows, self._pending_bytes = [folded], folded.num_rows, folded.nbytes
 
-    def _flush_partials(self) -> Iterator[_Piece]:
+    def _parts(self, partials: pa.Table, keys: Sequence[str]) -> npt.NDArray[np.int64]:
+        """Numbers the partials of each key so that those of one number make a row of about the target size."""
+        groups = number([combined(partials.column(name)) for name in keys])
+        events = partials.column("p0").to_numpy()
+        event_bytes = partials.nbytes / max(int(events.sum()), 1)
+        before = np.cumsum(events[groups.order]) - events[groups.order]
+        begins = groups.offsets[:-1]
+        before -= np.repeat(before[begins], groups.counts)
+        parts = np.empty(partials.num_rows, np.int64)
+        parts[groups.order] = before * event_bytes // self.target_bytes
+        return parts
+
+    def _flush_partials(self, *, final: bool) -> Iterator[_Piece]:
+        """Sorts what is pending by (shard, slice, key) and yields full pieces; the rest waits for more."""
         if len(self._pending) > 1:
             self._fold()
         table = self._pending.pop()
-        self._pending_rows = 0
+        if not final and table.nbytes < self.buffer_bytes // 2:
+            self._pending = [table]
+            return
         if _SHARD not in table.schema.names:
             # A key's partials are fewer than its events: only now is its shard worked out.
-            columns = [table.column(f.name).combine_chunks() for f in self.plan.key_fields]
+            columns = [combined(table.column(f.name)) for f in self.plan.key_fields]
             table = table.append_column(_SHARD, self._shards(columns, table.num_rows))
-        order = [(_SHARD, "ascending"), (_SLICE, "ascending")]
-        order += [(f.name, "ascending") for f in self.plan.key_fields]
-        table = table.take(pc.sort_indices(table, sort_keys=order)).combine_chunks()
+        order = [_SHARD, _SLICE, *(f.name for f in self.plan.key_fields)]
+        table = table.take(pc.sort_indices(table, sort_keys=[(name, "ascending") for name in order])).combine_chunks()
         for shard, slice_us, start, stop in _runs(table.column(_SHARD).to_numpy(), table.column(_SLICE).to_numpy()):
             rows = table.slice(start, stop - start).select(self.plan.block_schema.names)
             yield from self._pieces(shard, slice_us, rows)
+        self._pending_rows = self._pending_bytes = 0
 
     # -- kept events --------------------------------------------------------------------------------------
 
@@ -207,7 +243,7 @@ class BlockBuilder:
 
 # No user's column can have these names: they are never joined with the user's in one namespace but here,
 # and a NUL cannot be typed into a Spark column name that survives its parser.
-_SHARD, _SLICE = "\0shard", "\0slice"
+_SHARD, _SLICE, _PART = "\0shard", "\0slice", "\0part"
 
 
 def slice_starts(plan: Plan, times: pa.Array) -> npt.NDArray[np.int64]:

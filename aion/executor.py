@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from contextlib import closing, contextmanager
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -28,16 +28,14 @@ from aion.actions import (
     WatermarkAdvanced,
 )
 from aion.applying import apply_window, decode_all, dropped_events
+from aion.combining import combine_windows, tagged, windows_at_once
 from aion.operator import Operator
 from aion.plan import Plan
 from aion.rows import pane_rows
-from aion.spilling import MEMORY_LIMIT_BYTES
+from aion.spilling import MEMORY_LIMIT_BYTES, parts_by_key
 from state_backends.block import Block, decode
 from state_backends.codec_pool import CodecPool
 from state_backends.store import StoredBlock
-
-# Windows whose partials are combined in one pass: enough to share slices, few enough to stay small.
-WINDOWS_AT_ONCE = 64
 
 
 class Session(Protocol):
@@ -108,8 +106,8 @@ class Executor:
         # On-time executions stand before final ones, and both before what they make free.
         executes = [a for a in actions if isinstance(a, Execute)]
         if self.plan.layout is not None:
-            for start in range(0, len(executes), WINDOWS_AT_ONCE):
-                yield from self._combine(executes[start : start + WINDOWS_AT_ONCE])
+            for some in windows_at_once(self.plan.layout, executes):
+                yield from self._combine(some)
         else:
             for execute in executes:
                 with self._timed() as seen:
@@ -150,59 +148,13 @@ class Executor:
 
     def _combine(self, executes: Sequence[Execute]) -> Iterator[pa.RecordBatch]:
         """Each slice is read and decoded once, however many of the windows share it."""
-        layout = self.plan.layout
-        assert layout is not None
         slices = sorted({s for e in executes for s in e.slices})
-        table, of_slice, seqs = self._load(slices)
-        if table is None:
-            return
-        # The rows of each window: its slices stand next to each other.
-        begins = np.searchsorted(of_slice, [e.slices[0] for e in executes], side="left")
-        ends = np.searchsorted(of_slice, [e.slices[-1] for e in executes], side="right")
-        lengths = ends - begins
-        window_of = np.repeat(np.arange(len(executes)), lengths)
-        rows = _ranges(begins, lengths)
-        if len(rows) != table.num_rows or bool((rows[1:] <= rows[:-1]).any()):
-            table, seqs = table.take(pa.array(rows)), seqs[rows]
-        late = seqs >= np.array([e.late_from for e in executes])[window_of]
-        events = table.column("p0").to_numpy()
-        table = table.append_column("window", pa.array(window_of))
-        table = table.append_column("late", pa.array(np.where(late, events, 0)))
-        table = table.append_column("seq", pa.array(seqs))
-        keys = ["window", *(f.name for f in self.plan.key_fields)]
-        combined = layout.combine(keys, table, {"late": "sum", "seq": "max"})
-        changed = (
-            combined.column("seq").to_numpy()
-            > np.array([e.changed_since for e in executes])[combined.column("window").to_numpy()]
-        )
-        if not changed.all():
-            combined = combined.filter(pa.array(changed))
-        yield self._panes(combined, executes)
-
-    def _load(self, slices: Sequence[int]) -> tuple[pa.Table | None, Any, Any]:
-        """Partials of the slices with, per row, its slice and its block's seq."""
-        decoded = list(decode_all(self.plan, self.session.read(slices), self.codec))
-        if not decoded:
-            return None, None, None
-        lengths = [d.batch.num_rows for d in decoded]
-        table = pa.Table.from_batches([d.batch for d in decoded])
-        return table, np.repeat([d.slice_us for d in decoded], lengths), np.repeat([d.seq for d in decoded], lengths)
-
-    def _panes(self, combined: pa.Table, executes: Sequence[Execute]) -> pa.RecordBatch:
-        layout = self.plan.layout
-        assert layout is not None
-        which = combined.column("window").to_numpy()
-        return pane_rows(
-            self.plan,
-            keys=[combined.column(f.name) for f in self.plan.key_fields],
-            outputs=list(layout.lower(combined).values()),
-            windows=[e.window for e in executes],
-            which=which,
-            pane=np.array([e.pane for e in executes], np.int32)[which],
-            kind=pa.array([e.kind.value for e in executes]).take(pa.array(which)),
-            events=combined.column("p0"),
-            late_events=combined.column("late"),
-        )
+        with closing(decode_all(self.plan, self.session.read(slices), self.codec)) as decoded:
+            names = [field.name for field in self.plan.key_fields]
+            batches = (tagged(d.batch, d.slice_us, d.seq) for d in decoded)
+            with closing(parts_by_key(names, batches, self.memory_limit_bytes, self.spill_folder)) as parts:
+                for part in parts:
+                    yield from combine_windows(self.plan, part, executes, self.memory_limit_bytes)
 
     # -- too late -----------------------------------------------------------------------------------------
 
@@ -215,7 +167,7 @@ class Executor:
         return pane_rows(
             self.plan,
             keys=[partials.column(f.name) for f in self.plan.key_fields],
-            outputs=list(self.plan.layout.lower(partials).values()),
+            outputs=list(self.plan.layout.lower(self.plan.layout.states(partials)).values()),
             windows=[action.window],
             which=np.zeros(partials.num_rows, np.int64),
             kind=pa.repeat(Kind.DROPPED.value, partials.num_rows),
@@ -224,11 +176,3 @@ class Executor:
             lateness_us=action.lateness_us,
             reason=action.reason,
         )
-
-
-def _ranges(begins: Any, lengths: Any) -> Any:
-    """``begins[i], begins[i] + 1, ...`` of each length, one after the other."""
-    if not len(lengths) or not lengths.sum():
-        return np.zeros(0, np.int64)
-    offsets = np.repeat(begins - np.concatenate(([0], np.cumsum(lengths)[:-1])), lengths)
-    return np.arange(lengths.sum()) + offsets

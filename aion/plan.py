@@ -110,9 +110,7 @@ class Plan:
             "time": self.time,
             "windows": [[name, window.spec()] for name, window in self.windows.items()],
             "block": [[f.name, str(f.type)] for f in self.block_schema],
-            "partials": [
-                [p.column, p.prepare, p.lift, p.combine] for p in (self.layout.partials if self.layout else ())
-            ],
+            "partials": self.layout.spec() if self.layout else [],
         }
 
     @cached_property
@@ -153,7 +151,7 @@ def make_plan(
             raise ConfigError("schema= belongs to apply=; aggregates know their types")
         if not aggregates:
             raise ConfigError("aggregates: none given; e.g. aggregates={'n': aion.aggregates.count()}")
-        layout = agg.Layout([agg.bind(name, a, schema) for name, a in aggregates.items()])
+        layout = agg.Layout([agg.bind(name, a, schema, time) for name, a in aggregates.items()])
         result = pa.schema([pa.field(b.name, b.type) for b in layout.bound])
         kept = pa.schema([schema.field(n) for n in dict.fromkeys((*keys, time, *layout.columns))])
     _check_names(keys, result.names)

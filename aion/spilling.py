@@ -15,9 +15,9 @@ from contextlib import ExitStack, closing
 from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from aion.digests import Hashes, hash_rows
 from aion.grouping import Group, Piece, group_in_memory, key_codes
 from aion.plan import Key
 
@@ -27,8 +27,6 @@ FILES = 32
 MAX_SPLITS = 12
 """Two keys share a file after as many splits with a probability of 2**-60; memory has to do for them then."""
 _LEAST_BUFFER_BYTES = 1 << 14
-
-_Hashes = npt.NDArray[np.uint64]
 
 
 def group_by_key(
@@ -53,6 +51,47 @@ def group_by_key(
             yield from _split(names, chain(_drained(held), pieces), limit_bytes, folder)
             return
     yield from group_in_memory(names, held)
+
+
+def parts_by_key(
+    names: Sequence[str],
+    batches: Iterator[pa.RecordBatch],
+    limit_bytes: int = MEMORY_LIMIT_BYTES,
+    folder: str | None = None,
+) -> Generator[list[pa.RecordBatch], None, None]:
+    """The batches in parts, all rows of a key in the same one and in the same order; one part if they fit in memory.
+
+    Memory and files are as in :func:`group_by_key`. A single key that is larger than the limit is a part all the same,
+    and so is everything where there is no key.
+    """
+    held: deque[Piece] = deque()
+    size = 0
+    for batch in batches:
+        held.append(Piece(batch, True, False))
+        size += batch.nbytes
+        if size > limit_bytes and names:
+            del batch
+            rest = (Piece(b, True, False) for b in batches)
+            yield from _split_parts(names, chain(_drained(held), rest), limit_bytes, folder)
+            return
+    yield [piece.batch for piece in _drained(held)]
+
+
+def _split_parts(
+    names: Sequence[str], pieces: Iterator[Piece], limit_bytes: int, folder: str | None, splits: int = 0
+) -> Generator[list[pa.RecordBatch], None, None]:
+    with ExitStack() as stack:
+
+        def new_file() -> _File:
+            file = _File(names, folder, max(limit_bytes // (4 * FILES), _LEAST_BUFFER_BYTES))
+            return stack.enter_context(closing(file))
+
+        for file in _fill(names, pieces, splits, new_file):
+            with closing(file):
+                if file.size_bytes <= limit_bytes or file.key is not None or splits == MAX_SPLITS:
+                    yield [piece.batch for piece in file.drain()]
+                else:
+                    yield from _split_parts(names, file.drain(), limit_bytes, folder, splits + 1)
 
 
 def _drained(pieces: deque[Piece]) -> Iterator[Piece]:
@@ -102,7 +141,7 @@ def _fill(names: Sequence[str], pieces: Iterator[Piece], seed: int, new_file: Ca
     return files.values()
 
 
-def _parts(batch: pa.RecordBatch, hashes: _Hashes, largest: np.uint64) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _parts(batch: pa.RecordBatch, hashes: Hashes, largest: np.uint64) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The number of each file that gets rows of the batch, and those rows, in their order."""
     numbers = (hashes % np.uint64(FILES)).astype(np.uint8)
     numbers[hashes == largest] = FILES
@@ -181,59 +220,3 @@ class _File:
             self.key = tuple(column[0].as_py() for column in self._first.columns)
         if self.key is not None and key_codes(pa.Table.from_batches([self._first, keys])).any():
             self.key = None
-
-
-# -- hashes -----------------------------------------------------------------------------------------------
-
-
-def hash_rows(columns: Sequence[pa.Array], seed: int) -> _Hashes:
-    """64 bits for each row, equal for equal keys; independent of those of another seed."""
-    hashes = _mixed(np.full(len(columns[0]), seed + 1, np.uint64))
-    for column in columns:
-        hashes = _mixed(hashes ^ _digests(column))
-    return hashes
-
-
-def _digests(column: pa.Array) -> _Hashes:
-    """64 bits for each value: itself, where it is not longer."""
-    type_ = column.type
-    if pa.types.is_null(type_):
-        return np.full(len(column), _NULL)
-    if pa.types.is_boolean(type_):
-        column = column.cast(pa.uint8())
-    elif not pa.types.is_primitive(type_) and not pa.types.is_decimal(type_):
-        encoded = column.cast(pa.large_binary()).dictionary_encode()
-        values = np.append(_digests_of_bytes(encoded.dictionary), _NULL)
-        return np.asarray(values[encoded.indices.fill_null(len(values) - 1).to_numpy()])
-    bits = column.type.bit_width
-    words = np.frombuffer(column.buffers()[1], _UINTS[min(bits, 64)]).reshape(-1, max(bits // 64, 1))
-    words = words[column.offset : column.offset + len(column)].astype(np.uint64)
-    digests: _Hashes = words[:, 0]
-    for word in words.T[1:]:
-        digests = _mixed(digests) ^ word
-    digests[column.is_null().to_numpy(zero_copy_only=False)] = _NULL  # whatever lies under it
-    return digests
-
-
-def _digests_of_bytes(values: pa.LargeBinaryArray) -> _Hashes:
-    """For each value the sum over its bytes of 64 bits that a byte at a place stands for."""
-    _, offsets, data = values.buffers()
-    ends = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
-    lengths = np.diff(ends)
-    octets = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]].astype(np.uint64)
-    places = np.arange(ends[0], ends[-1]) - np.repeat(ends[:-1], lengths)
-    sums = np.concatenate(([np.uint64(0)], np.cumsum(_mixed((places.astype(np.uint64) << np.uint64(8)) | octets))))
-    return _mixed(sums[ends[1:] - ends[0]] - sums[ends[:-1] - ends[0]] + lengths.astype(np.uint64))
-
-
-def _mixed(words: _Hashes) -> _Hashes:
-    """Each word scattered over 64 bits, one to one (the finaliser of splitmix64)."""
-    words = words + np.uint64(0x9E3779B97F4A7C15)
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
-
-
-# A number like any other, but not one of those that keys are likely to be.
-_NULL = np.uint64(0xD1B54A32D192ED03)
-_UINTS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}

@@ -17,7 +17,8 @@ PACKAGES = ("aion", "state_backends", "policies", "experiments")
 
 # What DESIGN.md calls pure; a module that calls itself pure is taken at its word as well.
 PURE_BY_DESIGN = {
-    "aion.actions", "aion.aggregates", "aion.builder", "aion.distribution", "aion.errors", "aion.lateness",
+    "aion.actions", "aion.aggregates", "aion.aggregates.binding", "aion.aggregates.layout", "aion.aggregates.partial",
+    "aion.builder", "aion.combining", "aion.digests", "aion.distribution", "aion.errors", "aion.lateness",
     "aion.lifecycle", "aion.operator", "aion.plan", "aion.replay", "aion.rows", "aion.schema", "aion.slices",
     "aion.staleness", "aion.time", "aion.trigger", "aion.watermark", "aion.windows",
     "state_backends", "state_backends.block", "state_backends.ledger", "state_backends.manifest",
@@ -28,7 +29,8 @@ PURE_BY_DESIGN = {
 HARMLESS = {
     "__future__", "base64", "bisect", "collections", "collections.abc", "dataclasses", "datetime", "decimal", "enum",
     "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics",
-    "struct", "typing", "zlib", "numpy", "numpy.typing", "orjson", "pyarrow", "pyarrow.compute", "scipy",
+    "contextlib", "datasketches", "struct", "typing", "zlib", "numpy", "numpy.typing", "orjson", "pyarrow",
+    "pyarrow.compute", "scipy",
 }  # fmt: skip
 
 # Effects that hide in harmless modules, and builtins.

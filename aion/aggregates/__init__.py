@@ -1,0 +1,87 @@
+"""Aggregates as lift / combine / lower over Arrow columns (Scotty, seed 000 section IV.B). Pure.
+
+Named and typed as in ``pyspark.sql.functions``, with Spark's null, NaN and overflow handling:
+
+* nulls are skipped; a group of nothing but nulls has a null ``sum``, ``mean``, ``min``, ``median``, ...;
+* NaN is larger than every other number, and equal to itself; 0.0 and -0.0 are one value;
+* integers sum to 64 bits and an overflow raises IntegerOverflow; decimals stay decimals.
+
+An aggregate names the *partials* it needs; equal partials of several aggregates are kept once, so ``count``, ``sum``,
+``mean`` and ``stddev`` of a column share. A partial is lifted from the events of many groups by a few numpy or Arrow
+passes and merged by as many; ``lower`` turns the states of many groups into one result column.
+
+*Decomposable* aggregates keep partials of a fixed or bounded size. *Holistic* ones (median, percentile, count_distinct,
+collect_list, collect_set) keep the values of their columns, once for each key and slice, as lists beside the other
+partials. What is declared of each (decomposable, commutative, invertible) is in :class:`Bound`.
+"""
+
+from aion.aggregates.binding import Bound, bind
+from aion.aggregates.functions import (
+    Aggregate,
+    aggregate,
+    approx_count_distinct,
+    approx_percentile,
+    avg,
+    collect_list,
+    collect_set,
+    count,
+    count_distinct,
+    first,
+    last,
+    max,
+    max_by,
+    mean,
+    median,
+    min,
+    min_by,
+    percentile,
+    percentile_approx,
+    std,
+    stddev,
+    stddev_pop,
+    stddev_samp,
+    sum,
+    top_k,
+    var_pop,
+    var_samp,
+    variance,
+)
+from aion.aggregates.layout import Layout
+from aion.aggregates.partial import EVENTS, Partial, States
+
+__all__ = [
+    "EVENTS",
+    "Aggregate",
+    "Bound",
+    "Layout",
+    "Partial",
+    "States",
+    "aggregate",
+    "approx_count_distinct",
+    "approx_percentile",
+    "avg",
+    "bind",
+    "collect_list",
+    "collect_set",
+    "count",
+    "count_distinct",
+    "first",
+    "last",
+    "max",
+    "max_by",
+    "mean",
+    "median",
+    "min",
+    "min_by",
+    "percentile",
+    "percentile_approx",
+    "std",
+    "stddev",
+    "stddev_pop",
+    "stddev_samp",
+    "sum",
+    "top_k",
+    "var_pop",
+    "var_samp",
+    "variance",
+]

@@ -1,0 +1,115 @@
+"""The state columns of a set of aggregates, and the three steps over them: lift, combine, lower. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from aion.aggregates.binding import Bound
+from aion.aggregates.groups import Groups, number
+from aion.aggregates.lists import Distinct, Values
+from aion.aggregates.partial import EVENTS, Partial, Rows, States, needs_all
+from aion.aggregates.values import combined
+from aion.errors import IntegerOverflow
+
+
+class Layout:
+    """The columns ``p0, p1, ...`` of the partials of some aggregates, each partial kept once; ``p0`` counts events.
+
+    Where all values of a column are kept anyway, its distinct ones are not kept beside them.
+    """
+
+    def __init__(self, bound: Sequence[Bound]) -> None:
+        self.bound = tuple(bound)
+        asked = needs_all([EVENTS, *(p for b in bound for p in b.partials)])
+        self._from_values = {
+            p: values
+            for p in asked
+            if isinstance(p, Distinct)
+            and len(p.names) == 1
+            and (values := Values(p.names[0], p.value_types[0])) in asked
+        }
+        self.partials: dict[Partial, tuple[str, ...]] = {}
+        self.fields: list[pa.Field] = []
+        for partial in asked:
+            if partial not in self._from_values:
+                fields = [pa.field(f"p{len(self.fields) + i}", type_) for i, type_ in enumerate(partial.types)]
+                self.partials[partial] = tuple(field.name for field in fields)
+                self.fields += fields
+
+    @property
+    def columns(self) -> list[str]:
+        """The event columns that the partials are made from."""
+        return list(dict.fromkeys(column for p in self.partials for column in p.columns))
+
+    @property
+    def holistic(self) -> bool:
+        """Some of the columns hold values of the events, so that a state may grow without bound."""
+        return any(p.holistic for p in self.partials)
+
+    def spec(self) -> list[Any]:
+        """What stored states depend on, as JSON values."""
+        return [partial.spec() for partial in self.partials]
+
+    def lift(self, keys: Mapping[str, Any], events: Mapping[str, Any]) -> pa.Table:
+        """Events to states, one row per distinct key: the key columns, then the states' columns.
+
+        Raises IntegerOverflow, and ApplyError for a function of the user's own.
+        """
+        groups = number([combined(column) for column in keys.values()])
+        rows = Rows(events, groups)
+        done: dict[Partial, States] = {}
+        for partial in self.partials:
+            with self._named(partial):
+                done[partial] = partial.lift(rows, done)
+        return self._table(dict(zip(keys, groups.keys, strict=True)), done)
+
+    def combine(self, keys: Sequence[str], states: pa.Table) -> pa.Table:
+        """States of many blocks, in the order of arrival, to one row per distinct key."""
+        groups = number([combined(states.column(name)) for name in keys])
+        done = self.merge(groups, lambda name: combined(states.column(name)))
+        return self._table(dict(zip(keys, groups.keys, strict=True)), done)
+
+    def merge(self, groups: Groups, column: Callable[[str], pa.Array]) -> dict[Partial, States]:
+        """The states of each group; ``column`` gives those to be merged, by the names of ``fields``."""
+        old = {partial: [column(name) for name in names] for partial, names in self.partials.items()}
+        done: dict[Partial, States] = {}
+        for partial in self.partials:
+            with self._named(partial):
+                done[partial] = partial.combine(groups, old, done)
+        return done
+
+    def states(self, table: Any) -> dict[Partial, States]:
+        """The columns of a table or batch as states."""
+        return {p: [combined(table.column(name)) for name in names] for p, names in self.partials.items()}
+
+    def lower(self, states: Mapping[Partial, States]) -> dict[str, pa.Array]:
+        """The result columns, by the user's names."""
+        found: dict[str, pa.Array] = {}
+        derived: dict[Partial, States] = {}
+        for partial, values in self._from_values.items():
+            assert isinstance(partial, Distinct)
+            derived[partial] = partial.of_all(states[values])
+        for bound in self.bound:
+            try:
+                parts = (derived[p] if p in derived else states[p] for p in bound.partials)
+                found[bound.name] = bound.lower(*parts)
+            except IntegerOverflow as error:
+                raise IntegerOverflow(f"aggregates: {bound.name!r} = {bound.aggregate}: {error}") from None
+        return found
+
+    def _table(self, keys: Mapping[str, pa.Array], states: Mapping[Partial, States]) -> pa.Table:
+        columns = [*keys.values(), *(column for p in self.partials for column in states[p])]
+        return pa.table(columns, names=[*keys, *(field.name for field in self.fields)])
+
+    @contextmanager
+    def _named(self, partial: Partial) -> Iterator[None]:
+        """Tells an overflow with the aggregates that it happened to."""
+        try:
+            yield
+        except IntegerOverflow as error:
+            whose = [f"{b.name!r} = {b.aggregate}" for b in self.bound if partial in needs_all(b.partials)]
+            raise IntegerOverflow(f"aggregates: {', '.join(whose)}: {error}") from None

@@ -1,0 +1,245 @@
+"""What every partial state is: lifted from rows, combined, kept as Arrow columns. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from aion.aggregates.doubled import magnitude
+from aion.aggregates.groups import Groups, total_by_group
+from aion.aggregates.values import Doubles, Mask, as_integers, combined, from_integers, spread, to_doubles
+
+States: TypeAlias = list[pa.Array]
+"""The columns of one partial, a row for each group."""
+Done: TypeAlias = "Mapping[Partial, States]"
+
+
+class Present(NamedTuple):
+    """The rows in which a column, or all of some columns, are not null: their groups, and their values."""
+
+    groups: Groups
+    values: list[pa.Array]
+    mask: Mask | None
+
+
+class Rows:
+    """Columns of events in groups, each converted once for all the partials that read it."""
+
+    def __init__(self, columns: Mapping[str, Any], groups: Groups) -> None:
+        self.groups = groups
+        self._columns = columns
+        self._made: dict[Any, Any] = {}
+
+    def array(self, name: str) -> pa.Array:
+        return self._once(("array", name), lambda: combined(self._columns[name]))
+
+    def present(self, *names: str) -> Present:
+        return self._once(names, lambda: self._present(names))  # type: ignore[no-any-return]
+
+    def doubles(self, name: str) -> Doubles:
+        """The values that are present, as doubles."""
+        return self._once(("doubles", name), lambda: to_doubles(self.present(name).values[0]))  # type: ignore[no-any-return]
+
+    def magnitude(self, name: str) -> float:
+        """The largest absolute value; NaN if there is one among them."""
+        return self._once(("magnitude", name), lambda: magnitude(self.doubles(name)))  # type: ignore[no-any-return]
+
+    def groups_of(self, *names: str) -> Groups:
+        """The groups of the rows in which the columns are present."""
+        mask = self._mask(names)
+        return self.groups if mask is None else self._once(("groups", names), lambda: self.groups.of(mask))
+
+    def _present(self, names: tuple[str, ...]) -> Present:
+        arrays, mask = [self.array(name) for name in names], self._mask(names)
+        values = arrays if mask is None else [a.filter(pa.array(mask)) for a in arrays]
+        return Present(self.groups_of(*names), values, mask)
+
+    def _mask(self, names: tuple[str, ...]) -> Mask | None:
+        return self._once(("mask", names), lambda: self._made_mask(names))  # type: ignore[no-any-return]
+
+    def _made_mask(self, names: tuple[str, ...]) -> Mask | None:
+        arrays = [self.array(name) for name in names]
+        masks = [a.is_valid().to_numpy(zero_copy_only=False) for a in arrays if a.null_count]
+        mask: Mask | None = np.logical_and.reduce(masks) if masks else None
+        return mask
+
+    def _once(self, what: Any, make: Callable[[], Any]) -> Any:
+        if what not in self._made:
+            self._made[what] = make()
+        return self._made[what]
+
+
+@dataclass(frozen=True)
+class Partial:
+    """One part of an aggregate's state. Equal partials of several aggregates are kept once.
+
+    ``needs`` names the partials whose states must be worked out before this one's. ``holistic``: its size has no
+    bound, because it holds (some of) the events' values. ``commutative``: the order of arrival makes no difference.
+    ``invertible``: what was combined can be taken out again.
+    """
+
+    holistic = False
+    commutative = True
+    invertible = False
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The event columns that it is lifted from."""
+        return ()
+
+    @property
+    def types(self) -> tuple[pa.DataType, ...]:
+        """The types of its own columns."""
+        raise NotImplementedError
+
+    @property
+    def needs(self) -> tuple[Partial, ...]:
+        return ()
+
+    def lift(self, rows: Rows, done: Done) -> States:
+        """The state of each group of events."""
+        raise NotImplementedError
+
+    def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
+        """The state of each group of states, ``old`` having a row for each of them, in the order of arrival."""
+        raise NotImplementedError
+
+    def spec(self) -> list[Any]:
+        """What stored state of it depends on, as JSON values."""
+        return [type(self).__name__, *self.columns, *map(str, self.types)]
+
+
+# -- counts -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Counted(Partial):
+    """How many events, or with a column, how many of its values are not null."""
+
+    column: str | None = None
+    invertible = True
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return () if self.column is None else (self.column,)
+
+    @property
+    def types(self) -> tuple[pa.DataType, ...]:
+        return (pa.int64(),)
+
+    def lift(self, rows: Rows, done: Done) -> States:
+        groups = rows.groups if self.column is None else rows.groups_of(self.column)
+        return [pa.array(groups.counts)]
+
+    def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
+        return [pa.array(total_by_group(groups, old[self][0].to_numpy()))]
+
+
+EVENTS = Counted()
+
+# -- smallest and largest ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Extreme(Partial):
+    """The smallest or largest value of a column; NaN is the largest of all."""
+
+    column: str
+    type: pa.DataType
+    largest: bool
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    @property
+    def types(self) -> tuple[pa.DataType, ...]:
+        return (self.type,)
+
+    def lift(self, rows: Rows, done: Done) -> States:
+        there = rows.present(self.column)
+        if pa.types.is_floating(self.type):
+            has_nan = bool(np.isnan(rows.magnitude(self.column)))
+            values = rows.doubles(self.column)
+            found = double_extremes(there.groups, values, largest=self.largest, has_nan=has_nan)
+            return [spread(found, there.groups.there).cast(self.type)]
+        return [extremes(there.groups, there.values[0], largest=self.largest)]
+
+    def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
+        groups, values, _ = present(groups, old[self][0])
+        return [extremes(groups, values[0], largest=self.largest)]
+
+    def spec(self) -> list[Any]:
+        return [*super().spec(), self.largest]
+
+
+def extremes(groups: Groups, values: pa.Array, *, largest: bool) -> pa.Array:
+    """The smallest or largest of the values of each group, none of them null; null for an empty group."""
+    if pa.types.is_floating(values.type):
+        doubles = to_doubles(values)
+        has_nan = bool(np.isnan(magnitude(doubles)))
+        return spread(double_extremes(groups, doubles, largest=largest, has_nan=has_nan), groups.there).cast(
+            values.type
+        )
+    integers = as_integers(values)
+    if integers is None:
+        return _extremes_of_any_type(groups, values, largest=largest)
+    info = np.iinfo(np.int64)
+    extreme = np.full(groups.count, info.min if largest else info.max, np.int64)
+    (np.maximum if largest else np.minimum).at(extreme, groups.ids, integers)
+    return from_integers(spread(extreme, groups.there), values.type)
+
+
+def double_extremes(groups: Groups, values: Doubles, *, largest: bool, has_nan: bool) -> Doubles:
+    """The smallest or largest of the doubles of each group; anything for an empty one."""
+    if largest:  # maximum.at hands NaN on, which is what is wanted
+        found = np.full(groups.count, -np.inf)
+        with np.errstate(invalid="ignore"):
+            np.maximum.at(found, groups.ids, values)
+        return found + 0.0  # -0.0 and 0.0 are one value
+    found = np.full(groups.count, np.inf)
+    if has_nan:
+        nan = np.isnan(values)
+        np.minimum.at(found, groups.ids, np.where(nan, np.inf, values))
+        found[groups.of(~nan).counts == 0] = np.nan
+    else:
+        np.minimum.at(found, groups.ids, values)
+    return found + 0.0
+
+
+def _extremes_of_any_type(groups: Groups, values: pa.Array, *, largest: bool) -> pa.Array:
+    """By Arrow's own grouped kernel, for strings and the like."""
+    return by_kernel(groups, values, "max" if largest else "min")
+
+
+def by_kernel(groups: Groups, values: pa.Array, kernel: str) -> pa.Array:
+    """One of Arrow's grouped kernels; null for an empty group."""
+    table = pa.table({"group": pa.array(groups.ids), "value": values})
+    options = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
+    result = table.group_by("group", use_threads=False).aggregate([("value", kernel, options)])
+    at = np.full(groups.count, -1, np.int64)
+    at[result.column("group").to_numpy()] = np.arange(result.num_rows)
+    return combined(result.column(f"value_{kernel}")).take(pa.array(at, mask=at < 0))
+
+
+def present(groups: Groups, *columns: pa.Array) -> Present:
+    """The rows of states in which the first of the columns is not null."""
+    if not columns[0].null_count:
+        return Present(groups, list(columns), None)
+    mask = columns[0].is_valid().to_numpy(zero_copy_only=False)
+    return Present(groups.of(mask), [c.filter(pa.array(mask)) for c in columns], mask)
+
+
+def needs_all(partials: Sequence[Partial]) -> list[Partial]:
+    """The partials and all that they need, each behind what it needs."""
+    found: dict[Partial, None] = {}
+    for partial in partials:
+        for needed in needs_all(partial.needs):
+            found.setdefault(needed)
+        found.setdefault(partial)
+    return list(found)

@@ -1,0 +1,170 @@
+"""Sums: of integers (an overflow is an error), of decimals, and of doubles with their compensation. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal, localcontext
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from aion.aggregates.doubled import add_by_group, add_double, sum_by_group
+from aion.aggregates.groups import Groups, total_by_group
+from aion.aggregates.partial import Done, Partial, Rows, States, by_kernel, present
+from aion.aggregates.values import Ints, spread, to_int64
+from aion.errors import IntegerOverflow
+
+_I64_MIN, _I64_MAX = -(2**63), 2**63 - 1
+
+
+@dataclass(frozen=True)
+class _Sum(Partial):
+    column: str
+    invertible = True
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+
+@dataclass(frozen=True)
+class IntegerSum(_Sum):
+    """The sum as a 64-bit integer; null where there is no value. Raises IntegerOverflow."""
+
+    @property
+    def types(self) -> tuple[pa.DataType, ...]:
+        return (pa.int64(),)
+
+    def lift(self, rows: Rows, done: Done) -> States:
+        there = rows.present(self.column)
+        return [_integer_sums(there.groups, to_int64(there.values[0]))]
+
+    def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
+        groups, values, _ = present(groups, *old[self])
+        return [_integer_sums(groups, to_int64(values[0]))]
+
+
+def _integer_sums(groups: Groups, values: Ints) -> pa.Array:
+    if not len(values) or max(-int(values.min()), int(values.max())) * groups.most <= _I64_MAX:
+        return spread(total_by_group(groups, values), groups.there)
+    # The halves of so few numbers cannot overflow; the whole might.
+    low = total_by_group(groups, values & 0xFFFFFFFF)
+    high = total_by_group(groups, values >> 32) + (low >> 32)
+    beyond = np.flatnonzero((high < -(2**31)) | (high >= 2**31))
+    if len(beyond):
+        total = (int(high[beyond[0]]) << 32) + (int(low[beyond[0]]) & 0xFFFFFFFF)
+        raise IntegerOverflow(f"{total} does not fit into a bigint; cast the column to decimal or double")
+    return spread((high << 32) | (low & 0xFFFFFFFF), groups.there)
+
+
+@dataclass(frozen=True)
+class DoubleSum(_Sum):
+    """The sum as a pair of doubles, high and low, whose sum it is; high is null where there is no value."""
+
+    @property
+    def types(self) -> tuple[pa.DataType, ...]:
+        return (pa.float64(), pa.float64())
+
+    def lift(self, rows: Rows, done: Done) -> States:
+        groups = rows.present(self.column).groups
+        high, low = sum_by_group(groups, rows.doubles(self.column), rows.magnitude(self.column))
+        return [spread(high, groups.there), pa.array(low)]
+
+    def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
+        groups, (highs, lows), _ = present(groups, *old[self])
+        high, low = sum_by_group(groups, highs.to_numpy())
+        low_values = lows.to_numpy()
+        if low_values.any():
+            # What plain additions of the low parts round away is as small as what no pair could hold anyway.
+            total = add_double(high, low, add_by_group(groups, low_values))
+            fits = np.isfinite(high)
+            high, low = np.where(fits, total[0], high), np.where(fits, total[1], 0.0)
+        return [spread(high, groups.there), pa.array(low)]
+
+
+@dataclass(frozen=True)
+class DecimalSum(_Sum):
+    """The exact sum of decimals of up to 38 digits; null where there is no value. Raises IntegerOverflow."""
+
+    scale: int
+
+    @property
+    def types(self) -> tuple[pa.DataType, ...]:
+        return (pa.decimal128(38, self.scale),)
+
+    def lift(self, rows: Rows, done: Done) -> States:
+        there = rows.present(self.column)
+        return [self._sums(there.groups, there.values[0])]
+
+    def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
+        groups, values, _ = present(groups, *old[self])
+        return [self._sums(groups, values[0])]
+
+    def _sums(self, groups: Groups, values: pa.Array) -> pa.Array:
+        type_ = self.types[0]
+        values = values.cast(type_)
+        if not _may_overflow(values, groups.most):
+            return by_kernel(groups, values, "sum")
+        total = by_kernel(groups, values.cast(pa.decimal256(76, self.scale)), "sum")
+        for value in pc.min_max(total).as_py().values():
+            if value is not None and abs(_unscaled(value, self.scale)) >= 10**38:
+                raise IntegerOverflow(f"{value} does not fit into {type_}; cast the column to double")
+        return total.cast(type_)
+
+
+def _may_overflow(values: pa.Array, most: int) -> bool:
+    extremes = [abs(_unscaled(v, values.type.scale)) for v in pc.min_max(values).as_py().values() if v is not None]
+    return max(extremes, default=0) * most >= 10**38
+
+
+def _unscaled(value: Decimal, scale: int) -> int:
+    """The integer that stands for a decimal, without its point, exactly."""
+    with localcontext() as context:
+        context.prec = 80
+        return int(value.scaleb(scale))
+
+
+# -- lower ------------------------------------------------------------------------------------------------
+
+
+def lower_mean(total: States, n: States) -> pa.Array:
+    return pc.divide(total[0], n[0].cast(pa.float64(), safe=False))
+
+
+def decimal_sum_type(source: pa.Decimal128Type) -> pa.DataType:
+    return pa.decimal128(min(source.precision + 10, 38), source.scale)
+
+
+def decimal_mean_type(source: pa.Decimal128Type) -> pa.DataType:
+    # Spark's DecimalType.bounded(p + 4, s + 4): each at most 38.
+    return pa.decimal128(min(source.precision + 4, 38), min(source.scale + 4, 38))
+
+
+def lower_decimal_sum(total: States, result: pa.DataType) -> pa.Array:
+    try:
+        return total[0].cast(result)
+    except pa.ArrowInvalid:
+        raise IntegerOverflow(f"a sum does not fit into {result}; cast the column to double") from None
+
+
+def lower_decimal_mean(total: States, n: States, result: pa.Decimal128Type) -> pa.Array:
+    # Exact: one result per group in Python's decimals, for whose division Arrow's has no rounding mode.
+    step = Decimal(1).scaleb(-result.scale)
+    with localcontext() as context:
+        context.prec = 76
+        values = [
+            None if t is None or not c else (t / c).quantize(step, rounding=ROUND_HALF_UP)
+            for t, c in zip(total[0].to_pylist(), n[0].to_pylist(), strict=True)
+        ]
+    try:
+        return pa.array(values, result)
+    except pa.ArrowInvalid:
+        raise IntegerOverflow(f"a mean does not fit into {result}; cast the column to double") from None
+
+
+def plain(values: Any) -> pa.Array:
+    """A state of one column that is the result already."""
+    return values[0]

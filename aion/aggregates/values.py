@@ -1,0 +1,88 @@
+"""Arrow columns as numpy arrays and back. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from aion.errors import IntegerOverflow
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Doubles: TypeAlias = npt.NDArray[np.float64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+
+def combined(column: Any) -> pa.Array:
+    """A column in one piece."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    column = column.combine_chunks()
+    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+
+
+def to_doubles(values: pa.Array) -> Doubles:
+    """Numbers without nulls as doubles, rounded if they must be."""
+    if not pa.types.is_float64(values.type):
+        values = values.cast(pa.float64(), safe=False)
+    return values.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def to_int64(values: pa.Array) -> Ints:
+    """Integers without nulls; raises IntegerOverflow for an unsigned one of more than 63 bits."""
+    try:
+        return values.cast(pa.int64()).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    except pa.ArrowInvalid as error:
+        raise IntegerOverflow(f"{error}; cast the column to double") from None
+
+
+def as_integers(values: pa.Array) -> Ints | None:
+    """Values without nulls as integers of the same order; None for a type that is no integer inside."""
+    t, type_ = pa.types, values.type
+    if t.is_boolean(type_):
+        values = values.cast(pa.int8())
+    elif t.is_temporal(type_) and not t.is_interval(type_):
+        values = values.view(pa.int32() if type_.bit_width == 32 else pa.int64())
+    elif not t.is_integer(type_) or t.is_uint64(type_):
+        return None
+    return values.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)  # type: ignore[no-any-return]
+
+
+def from_integers(values: pa.Array, type_: pa.DataType) -> pa.Array:
+    """What :func:`as_integers` made, with nulls."""
+    if pa.types.is_temporal(type_):
+        return (values.cast(pa.int32()) if type_.bit_width == 32 else values).view(type_)
+    return values.cast(type_)
+
+
+def orderable(values: pa.Array) -> Ints:
+    """Values without nulls as integers of the same order; equal for equal values, and for those only."""
+    if pa.types.is_floating(values.type):
+        return ordered_doubles(to_doubles(values))
+    integers = as_integers(values)
+    if integers is not None:
+        return integers
+    return pc.rank(values, tiebreaker="dense").to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
+
+
+def ordered_doubles(values: Doubles) -> Ints:
+    """Doubles as integers of the same order: NaN last, -0.0 and 0.0 one."""
+    bits = canonical(values).view(np.int64)
+    return bits ^ ((bits >> 63) & np.int64(2**63 - 1))
+
+
+def canonical(values: Doubles) -> Doubles:
+    """Doubles as Spark tells them apart: one zero, and one NaN."""
+    values = values + 0.0
+    nan = np.isnan(values)
+    return np.where(nan, np.nan, values) if nan.any() else values
+
+
+def spread(values: npt.NDArray[Any], there: Mask | None) -> pa.Array:
+    """An Arrow array that is null where ``there`` is not; NaN stays NaN."""
+    if there is None:
+        return pa.array(values, from_pandas=False)
+    return pa.array(values, mask=~there, from_pandas=False)
