@@ -20,7 +20,7 @@ class LateDistribution:
 
     Straight between knots. Two knots at one lateness are an atom, two of one share a gap. What lies beyond the horizon
     is left out, since the window is gone by then; the rest is scaled to 1. ``lateness`` and ``share``: the knots, from
-    (0, 0) to where the share becomes 1.
+    (0, 0) to where the share becomes 1; ``atoms``: whether there are any.
     """
 
     def __init__(self, lateness: ArrayLike, events: ArrayLike, *, horizon: float = 1.0) -> None:
@@ -56,6 +56,7 @@ class LateDistribution:
 
     def _keep(self, x: Floats, f: Floats) -> None:
         self.lateness, self.share = x, f
+        self.atoms = bool((np.diff(x) == 0).any())
         # Steps of a plan are few and scalar: lists are several times as fast for them as arrays.
         self._x: list[float] = self.lateness.tolist()
         self._f: list[float] = self.share.tolist()

@@ -32,8 +32,9 @@ BALANCE = 1e-8
 Nor a gap with so little before it that the instant in it hangs on the last bit of the bound. The maximum is always as
 exact as the bits allow.
 """
-FINEST = 1e-18
-"""Where there is no balance, because of an atom, the bound is bisected to its last bit, or so near to 0."""
+FINEST = 2.3e-16
+FINEST_AT_ATOMS = 1e-10
+"""Where there is no balance the bound is bisected so far, relatively: a spike is one to its last bit, an atom never."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,8 @@ def balanced(
         low, low_excess, high = high, high_excess, min(2 * high, most)
     # Intervals whose roots keep their sum while they are made even.
     guess = high + high_excess / executions
-    _root(excess, low, low_excess, high, high_excess, guess)
+    finest = FINEST_AT_ATOMS if late.atoms else FINEST
+    _root(excess, (low, low_excess), (high, high_excess), guess, finest)
     times, shares = best
     if shares[-1] < 1.0:
         times, shares = [*times, late.end], [*shares, 1.0]
@@ -165,17 +167,19 @@ def balanced(
 
 
 def _root(
-    excess: Callable[[float], float], low: float, low_excess: float, high: float, high_excess: float, guess: float
+    excess: Callable[[float], float], low: tuple[float, float], high: tuple[float, float], guess: float, finest: float
 ) -> None:
-    """Calls ``excess`` ever closer to where it falls through 0, between ``low`` and ``high``.
+    """Calls ``excess`` ever closer to where it falls through 0, between ``low`` and ``high``: points and excess there.
 
     Chandrupatla's method (1997): inverse quadratic interpolation where that is safe, else bisection, so that neither
-    the bends of a smooth distribution nor the jumps at atoms make it slow. It begins with ``guess``.
+    the bends of a smooth distribution nor the jumps at atoms make it slow. It begins with ``guess``, and ends within
+    BALANCE of 0 or ``finest`` of the jump across it.
     """
     # a: the latest point, b: the one across the root, c: the one before.
-    (a, fa), (b, fb) = (high, high_excess), (low, low_excess)
+    (a, fa), (b, fb) = high, low
+    smallest = finest * a / 100
     share = (guess - a) / (b - a)
-    while abs(fa) > BALANCE / 2 * a and abs(b - a) > (least := max(2.3e-16 * max(a, b), FINEST * high)):
+    while abs(fa) > BALANCE / 2 * a and abs(b - a) > (least := max(finest * max(a, b), smallest)):
         margin = min(least / abs(b - a), 0.5)
         x = a + min(max(share, margin), 1 - margin) * (b - a)
         fx = excess(x)
