@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from experiments.ingest import ingest
+from experiments.restore import restore
 from experiments.store import store
 
 app = typer.Typer(help="Measure Aion: workloads, baselines, figures.", no_args_is_help=True)
@@ -18,4 +19,5 @@ def _experiments() -> None:
 
 # One line per experiment. Their modules import nothing heavy at the top.
 app.command("ingest")(ingest)
+app.command("restore")(restore)
 app.command("store")(store)
