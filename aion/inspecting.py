@@ -34,7 +34,7 @@ def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: 
             console.print(_shards(query, found))
             console.print(_operators(found))
         console.print(_servers())
-        damage = [line for finding in findings for line in finding.damage]
+        damage = list(dict.fromkeys(line for finding in findings for line in finding.damage))
         if not damage:
             console.print("every version is whole" if contents else "every version has its files, of the right size")
             return True

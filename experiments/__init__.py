@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from experiments.ingest import ingest
+from experiments.restore import restore
 from experiments.staleness import staleness
 from experiments.store import store
 
@@ -19,5 +20,6 @@ def _experiments() -> None:
 
 # One line per experiment. Their modules import nothing heavy at the top.
 app.command("ingest")(ingest)
+app.command("restore")(restore)
 app.command("store")(store)
 app.command("staleness")(staleness)

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from aion.errors import FormatError, StateError
-from state_backends.depot import MANIFEST, SST
+from state_backends.depot import MANIFEST, OPERATOR, SST
 from state_backends.location import locate
-from state_backends.manifest import FileEntry, Manifest, load
+from state_backends.manifest import FileEntry, Manifest, load, load_operator
 
 _CHUNK_BYTES = 4 << 20
 DAMAGED = ".damaged"
@@ -52,12 +52,15 @@ class ShardFinding:
     files: dict[str, str | None] = field(default_factory=dict)
     files_bytes: int = 0
     orphans: list[str] = field(default_factory=list)
+    operator_problem: str | None = None
 
     @property
     def damage(self) -> list[str]:
         """What is wrong, a line for each file or manifest, with the versions that cannot be used for it."""
         where = f"{self.query}/{self.operator}/{self.shard}"
         lines = []
+        if self.operator_problem is not None:
+            lines.append(f"{self.query}/{self.operator}/{OPERATOR}: {self.operator_problem}; needed by new shards")
         for name, problem in self.files.items():
             if problem is not None:
                 of = [v.token for v in self.versions if v.manifest and any(f.name == name for f in v.manifest.files)]
@@ -133,6 +136,7 @@ class StateFolder:
         named = {f.name for v in finding.versions if v.manifest for f in v.manifest.files}
         finding.files = {name: problem for name, problem in finding.files.items() if name in named}
         finding.versions.sort(key=lambda v: (v.manifest.version if v.manifest else v.batch + 1, v.token))
+        finding.operator_problem = self._operator(shard)
         finding.orphans = sorted(set(there) - named)
         return finding
 
@@ -141,12 +145,26 @@ class StateFolder:
         folder = f"{self._base}/{finding.query}/{finding.operator}/{finding.shard}"
         bad = [f"{folder}/files/{name}" for name, problem in finding.files.items() if problem is not None]
         bad += [f"{folder}/manifests/{v.token}{MANIFEST}" for v in finding.versions if v.problem and not v.newer]
+        if finding.operator_problem is not None:
+            bad.append(f"{self._base}/{finding.query}/{finding.operator}/{OPERATOR}")
         moved = []
         for path in bad:
             if self._fs.get_file_info(path).type is pafs.FileType.File:
                 self._fs.move(path, path + DAMAGED)
                 moved.append(path + DAMAGED)
         return moved
+
+    def _operator(self, shard: tuple[str, str, str]) -> str | None:
+        path = f"{self._base}/{shard[0]}/{shard[1]}/{OPERATOR}"
+        try:
+            with self._fs.open_input_stream(path) as stream:
+                found = load_operator(stream.read(), OPERATOR)
+        except FileNotFoundError:
+            return None  # it is written with an operator's first version
+        except (StateError, OSError) as error:
+            return str(error)
+        owner = f"{found['query']}/{found['operator']}"
+        return None if owner == f"{shard[0]}/{shard[1]}" else f"it is that of {owner}"
 
     def _version(self, folder: str, token: str) -> Version:
         path = f"{folder}/manifests/{token}{MANIFEST}"

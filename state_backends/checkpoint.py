@@ -16,8 +16,18 @@ from rocksdict import Cache
 
 from aion.errors import CorruptBlock, CorruptState, FormatError, SessionSuperseded
 from state_backends.block import Block
-from state_backends.depot import SST, Depot
-from state_backends.manifest import FileEntry, Identity, Manifest, check_owner, dump, load
+from state_backends.depot import OPERATOR, SST, Depot
+from state_backends.manifest import (
+    FileEntry,
+    Identity,
+    Manifest,
+    check_operator,
+    check_owner,
+    dump,
+    dump_operator,
+    load,
+    load_operator,
+)
 from state_backends.p_bucket import PBucket
 from state_backends.store import BlockStore, SstFile, StoredBlock
 
@@ -68,7 +78,7 @@ class Shard:
         """
         held = self._held.token if self._held else None
         if self._store is None or held != token:
-            self._rebuild(token, identity)
+            self._rebuild(token, attempt, identity)
         elif self._attempt is not None:
             self._undo()
         if self._held is not None:
@@ -186,7 +196,7 @@ class Shard:
             )
         return self._store
 
-    def _rebuild(self, token: str | None, identity: Identity) -> None:
+    def _rebuild(self, token: str | None, attempt: str, identity: Identity) -> None:
         self.close()
         self._held, self._files, self._attempt, self._written, self._retained = None, {}, None, [], []
         self.rebuilds += 1
@@ -195,6 +205,7 @@ class Shard:
         try:
             if token is None:
                 self.depot.fetch([])
+                self._claim(attempt, identity)
             else:
                 manifest = self._load(token)
                 check_owner(manifest, identity)
@@ -211,6 +222,20 @@ class Shard:
             store.close()
             raise
         self._p, self._store = p_bucket, store
+
+    def _claim(self, attempt: str, identity: Identity) -> None:
+        """A shard without a version asks the file that the operator's shards share whether all is as it was.
+
+        Until the first batch has come through nothing counts yet, and the definition may still change.
+        """
+        batch = attempt.partition("-")[0]
+        found, mine = self.depot.owner(), dump_operator(identity)
+        if found is None or (batch.isdecimal() and not int(batch)):
+            if found != mine:
+                self.depot.claim(mine)
+        else:
+            name = f"{OPERATOR} of operator {identity.operator!r}"
+            check_operator(load_operator(found, name), identity, f"the state of {name}")
 
     def _load(self, token: str) -> Manifest:
         where = self.depot.where(token)

@@ -17,6 +17,7 @@ from state_backends.store import SstFile
 MANIFEST = ".json"
 SST = ".sst"
 PART = ".part"
+OPERATOR = "operator.json"
 
 
 class Depot(Protocol):
@@ -62,6 +63,12 @@ class Depot(Protocol):
     def where(self, token: str) -> str:
         """Where a manifest lies, for people."""
 
+    def owner(self) -> bytes | None:
+        """The file that all shards of the operator share, if it is there."""
+
+    def claim(self, owner: bytes) -> None:
+        """Writes that file, in place of the one that may be there; shards may do so at the same time."""
+
 
 class LocalDepot:
     """A folder of a local or mounted file system: files stay where they were written.
@@ -91,14 +98,7 @@ class LocalDepot:
 
     def save(self, token: str, manifest: bytes) -> None:
         path = self._path(token)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(PART)
-        with part.open("wb") as out:
-            out.write(manifest)
-            out.flush()
-            os.fsync(out.fileno())
-        part.rename(path)
-        sync(path.parent)
+        self._write(path, path.with_suffix(PART), manifest)
 
     def load(self, token: str) -> bytes:
         return self._path(token).read_bytes()
@@ -111,6 +111,25 @@ class LocalDepot:
 
     def where(self, token: str) -> str:
         return str(self._path(token))
+
+    def owner(self) -> bytes | None:
+        try:
+            return (self.folder.parent / OPERATOR).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def claim(self, owner: bytes) -> None:
+        path = self.folder.parent / OPERATOR
+        self._write(path, path.with_name(f"{OPERATOR}.{self.folder.name}{PART}"), owner)
+
+    def _write(self, path: Path, part: Path, data: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        part.rename(path)
+        sync(path.parent)
 
     def _path(self, token: str) -> Path:
         # Not with_suffix: a token may have a dot.

@@ -7,6 +7,7 @@ covered, the operator's snapshot included. ``docs/state-format.md`` describes ev
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
@@ -59,21 +60,16 @@ class Manifest:
 
 
 def dump(manifest: Manifest) -> bytes:
-    body = orjson.dumps({"format": FORMAT, **asdict(manifest)})
-    return body + b"\n%08x\n" % zlib.crc32(body)
+    return _seal(asdict(manifest))
 
 
 def load(data: bytes, name: str) -> Manifest:
     """Raises CorruptState or FormatError naming the manifest."""
-    body, trailer = data[:-10], data[-10:]
-    if trailer != b"\n%08x\n" % zlib.crc32(body):
-        raise CorruptState(f"manifest {name}: its checksum differs from the one it was written with")
-    try:
-        value = orjson.loads(body)
-        found = value.pop("format", None)
-        if found != FORMAT:
-            raise FormatError(f"manifest {name}: written in format {found}; this Aion reads format {FORMAT}")
-        return Manifest(
+    what = f"manifest {name}"
+    value = _unseal(data, what)
+    return _shaped(
+        what,
+        lambda: Manifest(
             token=value["token"],
             parent=value["parent"],
             version=value["version"],
@@ -82,9 +78,46 @@ def load(data: bytes, name: str) -> Manifest:
             purged=tuple(value["purged"]),
             next_file_no=value["next_file_no"],
             snapshot=value["snapshot"],
-        )
+        ),
+    )
+
+
+def dump_operator(identity: Identity) -> bytes:
+    """What all shards of an operator have in common: a file of its own, for shards that have no version yet."""
+    return _seal({name: getattr(identity, name) for name in _OPERATOR})
+
+
+def load_operator(data: bytes, name: str) -> dict[str, Any]:
+    """Raises CorruptState or FormatError naming the file."""
+    value = _unseal(data, name)
+    return _shaped(name, lambda: {field: value[field] for field in _OPERATOR})
+
+
+_OPERATOR = ("query", "operator", "shards", "definition")
+
+
+def _seal(value: dict[str, Any]) -> bytes:
+    body = orjson.dumps({"format": FORMAT, **value})
+    return body + b"\n%08x\n" % zlib.crc32(body)
+
+
+def _unseal(data: bytes, what: str) -> dict[str, Any]:
+    body, trailer = data[:-10], data[-10:]
+    if trailer != b"\n%08x\n" % zlib.crc32(body):
+        raise CorruptState(f"{what}: its checksum differs from the one it was written with")
+    value: dict[str, Any] = _shaped(what, lambda: dict(orjson.loads(body)))
+    found = value.pop("format", None)
+    if found != FORMAT:
+        raise FormatError(f"{what}: written in format {found}; this Aion reads format {FORMAT}")
+    return value
+
+
+def _shaped(what: str, read: Callable[[], T]) -> T:
+    """What ``read`` makes of a value whose checksum is right, which yet may be another one's."""
+    try:
+        return read()
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise CorruptState(f"manifest {name}: not of the shape of format {FORMAT}: {error!r}") from error
+        raise CorruptState(f"{what}: not of the shape of format {FORMAT}: {error!r}") from error
 
 
 def _known(kind: type[T], value: dict[str, Any]) -> T:
@@ -94,17 +127,19 @@ def _known(kind: type[T], value: dict[str, Any]) -> T:
 
 def check_owner(manifest: Manifest, wanted: Identity) -> None:
     """Raises ForeignState that says what differs."""
-    found = manifest.identity
+    check_operator(asdict(manifest.identity), wanted, f"the state of version {manifest.token}")
+
+
+def check_operator(found: Mapping[str, Any], wanted: Identity, whose: str) -> None:
+    """``found``: fields of an Identity. Raises ForeignState that says what differs."""
     for what in ("query", "operator", "shard", "shards"):
-        if getattr(found, what) != getattr(wanted, what):
+        if what in found and found[what] != getattr(wanted, what):
             hint = " (Spark fixes the number of shuffle partitions in the checkpoint)" if what == "shards" else ""
-            raise ForeignState(
-                f"the state of version {manifest.token} belongs to {what} {getattr(found, what)!r}, "
-                f"not {getattr(wanted, what)!r}{hint}"
-            )
-    changed = [k for k in wanted.definition if found.definition.get(k) != wanted.definition[k]]
+            raise ForeignState(f"{whose} belongs to {what} {found[what]!r}, not {getattr(wanted, what)!r}{hint}")
+    definition = found["definition"]
+    changed = [k for k in wanted.definition if definition.get(k) != wanted.definition[k]]
     if changed:
-        was = "; ".join(f"{k}: was {found.definition.get(k)}, is {wanted.definition[k]}" for k in changed)
+        was = "; ".join(f"{k}: was {definition.get(k)}, is {wanted.definition[k]}" for k in changed)
         raise ForeignState(
             f"operator {wanted.operator!r} was started with another definition ({was}); "
             "start it with a new checkpoint, or give it another name"

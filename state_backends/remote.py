@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from aion.errors import CorruptState, StorageError
-from state_backends.depot import MANIFEST, PART, SST
+from state_backends.depot import MANIFEST, OPERATOR, PART, SST
 from state_backends.store import SstFile
 
 THREADS = 8
@@ -121,6 +121,18 @@ class RemoteDepot:
     def where(self, token: str) -> str:
         return self._uri("manifests", token + MANIFEST)
 
+    def owner(self) -> bytes | None:
+        fs, _ = self._remote.connect()
+        path, where = self._operator()
+        with contextlib.suppress(FileNotFoundError), told(where, may_lack=True), fs.open_input_file(path) as file:
+            data: bytes = file.read(file.size())
+            return data
+        return None
+
+    def claim(self, owner: bytes) -> None:
+        path, where = self._operator()
+        self._write(path, where, [owner], part=f".{self._folder.rpartition('/')[2]}{PART}")
+
     def settle(self) -> None:
         """Waits until everything that was to be deleted is, or could not be."""
         wait(set(self._deleting))
@@ -158,12 +170,18 @@ class RemoteDepot:
         part.rename(path)
 
     def _put(self, kind: str, name: str, chunks: Iterable[bytes]) -> None:
-        fs, path = self._at(kind, name)
+        _, path = self._at(kind, name)
+        self._write(path, self._uri(kind, name), chunks)
+        if kind in self._names:
+            self._names[kind].add(name)
+
+    def _write(self, path: str, where: str, chunks: Iterable[bytes], part: str = PART) -> None:
+        fs, _ = self._remote.connect()
         whole = fs.type_name in _WHOLE_PUTS
-        with told(self._uri(kind, name)):
+        with told(where):
             if not whole:
                 fs.create_dir(path.rpartition("/")[0], recursive=True)
-            with fs.open_output_stream(path if whole else path + PART) as out:
+            with fs.open_output_stream(path if whole else path + part) as out:
                 unconfirmed = 0
                 for chunk in chunks:
                     out.write(chunk)
@@ -174,9 +192,7 @@ class RemoteDepot:
                 if not whole:
                     out.flush()
             if not whole:
-                fs.move(path + PART, path)
-        if kind in self._names:
-            self._names[kind].add(name)
+                fs.move(path + part, path)
 
     def _delete(self, kind: str, name: str) -> None:
         """Nobody waits for it: what cannot be deleted now is found again by retention, here or on another host."""
@@ -216,12 +232,22 @@ class RemoteDepot:
         for future in futures:
             future.result()
 
+    def _operator(self) -> tuple[str, str]:
+        """The path of the file that the operator's shards share, and its URI."""
+        _, base = self._remote.connect()
+        names = [self._folder.rpartition("/")[0], OPERATOR]
+        return "/".join(filter(None, [base, *names])), "/".join(filter(None, [self._shown, *names]))
+
     def _at(self, *parts: str) -> tuple[Any, str]:
         fs, base = self._remote.connect()
         return fs, "/".join([base, self._folder, *parts])
 
     def _uri(self, *parts: str) -> str:
-        return "/".join([self._remote.uri.partition("?")[0].rstrip("/"), self._folder, *parts])
+        return "/".join([self._shown, self._folder, *parts])
+
+    @property
+    def _shown(self) -> str:
+        return self._remote.uri.partition("?")[0].rstrip("/")
 
 
 @contextlib.contextmanager

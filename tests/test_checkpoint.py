@@ -431,6 +431,42 @@ def test_the_state_of_somebody_else_is_refused(
     assert host.seqs(token, 0) == [0], "and is still there for whose it is"
 
 
+def test_a_shard_without_a_version_is_told_too(host: Host) -> None:
+    """The others have state: this one is new, and would be filled with what belongs to them."""
+    other = replace(IDENTITY, shards=16)
+    host.open(None)
+    host.restart()
+    with pytest.raises(ForeignState, match=r"operator\.json.*'tolls'.*shards 8, not 16"):
+        host.open(None, other)
+    with pytest.raises(ForeignState, match=r"another definition.*windows: was \{'w': 1\}, is \{'w': 2\}"):
+        host.open(None, replace(IDENTITY, definition={"key": ["k"], "windows": {"w": 2}}))
+    assert host.seqs(host.commit(None, (0, 0)), 0) == [0], "and is still there for whose it is"
+
+
+def test_until_the_first_batch_is_through_everything_may_change(host: Host) -> None:
+    other = replace(IDENTITY, shards=16)
+    for identity in (IDENTITY, other):
+        host.shard.open(None, "0000000000-first", identity)
+        host.restart()
+    host.shard.open(None, "0000000001-second", other)
+    host.restart()
+    with pytest.raises(ForeignState, match="shards 16, not 8"):
+        host.shard.open(None, "0000000001-second", IDENTITY)
+
+
+def test_damage_to_what_the_shards_share_is_named(make: Callable[..., Host]) -> None:
+    host = make()
+    token = host.commit(None, (0, 0))
+    path = host.folder / "operator.json"
+    data = path.read_bytes()
+    for damaged in (data.replace(b"tolls", b"t0lls"), data[:-5], b""):
+        path.write_bytes(damaged)
+        host.restart()
+        with pytest.raises(CorruptState, match=r"operator\.json of operator 'tolls'"):
+            host.open(None)
+    assert host.seqs(token, 0) == [0], "a shard that has a version does not need it"
+
+
 SCHEMA = pa.schema([("ts", pa.timestamp("us")), ("k", pa.string()), ("j", pa.string()), ("v", pa.int64())])
 
 

@@ -133,8 +133,9 @@ def test_what_nobody_can_ask_for_is_deleted(bucket: ObjectStore, hosts: Any) -> 
         kept = list(manifests)[-2:]
         assert names(bucket, "manifests") == {f"{t}.json" for t in kept}
         assert names(bucket, "files") == {f.name for t in kept for f in manifests[t].files}
-    copies = {path.name for path in (host.folder / "copies").iterdir()}
-    assert copies == {f.name for f in manifests["5"].files}, "of what the current version needs, and no more"
+    copies = {path.name: path for path in (host.folder / "copies").iterdir()}
+    assert set(copies) == {f.name for f in manifests["5"].files}, "of what the current version needs, and no more"
+    assert {path.stat().st_nlink for path in copies.values()} == {2}, "RocksDB has them by hard link"
 
 
 @pytest.mark.parametrize("what", ["flipped", "truncated", "emptied", "missing"])
@@ -160,7 +161,7 @@ def test_a_damaged_object_is_named(bucket: ObjectStore, hosts: Any, what: str) -
 
 def test_a_damaged_manifest_is_named(bucket: ObjectStore, hosts: Any) -> None:
     token = hosts().commit(None, "1", (0, 0))
-    path = next(p for p in bucket.objects() if p.endswith(".json"))
+    path = next(p for p in bucket.objects() if p.endswith("/manifests/1.json"))
     bucket.put(path, bucket.objects()[path].replace(b"tolls", b"t0lls"))
     with pytest.raises(CorruptState, match=r"manifest 1\.json"):
         hosts().shard.open(token, "2", IDENTITY)

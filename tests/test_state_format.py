@@ -329,6 +329,9 @@ def test_the_page_lists_every_field(make: Callable[..., Rig]) -> None:
     assert list(manifest["identity"]) == listed["identity"]
     assert list(manifest["files"][0]) == listed["files"]
     assert set(manifest["identity"]["definition"]) <= set(names_in(PAGE))
+    shared = read_manifest(rig.folder / "operator.json")
+    assert shared.pop("format") == 1
+    assert shared == {name: manifest["identity"][name] for name in ("query", "operator", "shards", "definition")}
     snapshot = {name: names_in(text) for first, text in rows_of("Snapshot") for name in names_in(first)}
     assert list(snapshot) == list(manifest["snapshot"])
     assert set(manifest["snapshot"]["windows"]) <= set(snapshot["windows"])

@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from aion.config import policy_from_json
-from aion.errors import ServerUnreachable
+from aion.errors import ForeignState, ServerUnreachable
 from aion.operator import Operator
 from aion.plan import Plan
 from aion.runtime import make_executor, make_operator, predicts, store_config
@@ -24,6 +24,7 @@ from state_backends.codec_pool import CodecPool
 from state_backends.manifest import Identity
 
 TOKEN_SCHEMA = "token string"
+STATE_PARTITIONS = "spark.sql.streaming.internal.stateStore.partitions"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class RootConfig:
     application: str
     state_dir: str
     shards: int
+    partitions: int
     retain_versions: int
     watermark_delay_us: int | None
     """What withWatermark was told, where the watermark is on the event time itself."""
@@ -98,6 +100,7 @@ class Root(StatefulProcessor):
         token = known[0] if known else None
         context = TaskContext.get()
         assert context is not None
+        self._check_partitions(context)
         batch = context.getLocalProperty("streaming.sql.batchId") or "0"
         attempt = f"{int(batch):010d}-{uuid.uuid4().hex[:16]}"
         session = _connect(self._config, context, shard, token, attempt)
@@ -105,6 +108,16 @@ class Root(StatefulProcessor):
         self._token.update((attempt,))
         self._work[shard] = work = _ShardWork(self._config, session, self._codec)
         return work
+
+    def _check_partitions(self, context: TaskContext) -> None:
+        """Spark takes as many partitions as the checkpoint says, and shards are where their number puts them."""
+        fixed = context.getLocalProperty(STATE_PARTITIONS) or context.getLocalProperty("spark.sql.shuffle.partitions")
+        if fixed and int(fixed) != self._config.partitions:
+            raise ForeignState(
+                f"the checkpoint of operator {self._config.name!r} fixes {fixed} shuffle partitions, and "
+                f"spark.sql.shuffle.partitions is {self._config.partitions} now; set it to {fixed}, or start with a "
+                "new checkpoint"
+            )
 
     def _set_timer(self, work: _ShardWork, but: int | None = None) -> None:
         """One timer per shard, at the next watermark that makes something due."""

@@ -84,6 +84,7 @@ def windowed(
             application=spark.sparkContext.applicationId,
             state_dir=_state_dir(spark, resolved),
             shards=shards,
+            partitions=partitions,
             retain_versions=int(_conf(spark, "spark.sql.streaming.minBatchesToRetain")),
             watermark_delay_us=_delay_us(df, time),
         )

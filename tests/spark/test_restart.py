@@ -1,0 +1,55 @@
+"""What a query finds when it is restarted: other settings, other places; and what it must not find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import aion
+from tests.spark.conftest import EVENTS_DDL, FileStream, Sink
+from tests.spark.test_windowed import ALL, BOUND
+
+
+@pytest.fixture
+def conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
+    """Sets what is set back afterwards."""
+    before: dict[str, str] = {}
+
+    def set_(key: str, value: str) -> None:
+        before.setdefault(key, spark.conf.get(key) or "")
+        spark.conf.set(key, value)
+
+    yield set_
+    for key, value in before.items():
+        spark.conf.set(key, value)
+
+
+def counted(stream: FileStream, **policy: Any) -> Any:
+    events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
+    return aion.windowed(
+        events, key="k", time="ts", windows=aion.Tumbling("10 seconds"), aggregates=ALL, policy={**BOUND, **policy}
+    )
+
+
+def test_other_shuffle_partitions_are_refused_by_name(
+    stream: FileStream, sink: Sink, conf: Callable[[str, str], None]
+) -> None:
+    """Spark takes those of the checkpoint, whatever the session says, and shards would not lie where they lay."""
+    stream.put([("a", 1001, 1.0)])
+    sink.run(counted(stream, state={"shards": 4}))
+    conf("spark.sql.shuffle.partitions", "3")
+    stream.put([("a", 1002, 1.0)])
+    with pytest.raises(Exception, match=r"ForeignState.*'windowed' fixes 2 shuffle partitions, and.* is 3 now"):
+        sink.run(counted(stream, state={"shards": 4}))
+
+
+def test_another_number_of_shards_is_refused_by_name(stream: FileStream, sink: Sink) -> None:
+    """Also by shards that are new, and have no state that could tell."""
+    stream.put([("a", 1001, 1.0)])
+    sink.run(counted(stream, state={"shards": 1}))
+    stream.put([(key, 1002, 1.0) for key in "abcdefgh"])
+    with pytest.raises(Exception, match=r"ForeignState.*belongs to shards 1, not 64"):
+        sink.run(counted(stream, state={"shards": 64}))

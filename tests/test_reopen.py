@@ -1,0 +1,204 @@
+"""A shard that comes back on its host: under another policy, from another place, with nothing of it in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import aion
+from aion import aggregates as A
+from aion.config import load_policy, policy_to_json
+from aion.executor import Executor
+from aion.hashing import ShardOfKeys
+from aion.plan import make_plan
+from aion.runtime import make_builder, make_operator
+from state_backends.block import Block
+from state_backends.codec_pool import CodecPool
+from state_backends.host import Host
+from state_backends.store import StoredBlock
+from state_backends.stores import StoreConfig
+from tests.test_store_contract import Rig, make_block
+
+SECOND = 1_000_000
+CONFIG = StoreConfig(backend="tiered", budget_bytes=1 << 20, bucket_limit_bytes=1 << 18)
+
+
+class OneHost:
+    """A host as the state server has it, and the attempts of one shard on it."""
+
+    def __init__(self) -> None:
+        self.host = Host()
+        self.attempts = 0
+
+    def open(self, place: Path, config: StoreConfig, token: str | None) -> tuple[str, dict[str, Any]]:
+        """An attempt, and what its opening answered."""
+        self.attempts += 1
+        attempt = f"attempt.{self.attempts}"
+        request = {
+            "identity": {"query": "q", "operator": "o", "shard": 0, "shards": 1, "definition": {}},
+            "store": config.to_json(),
+            "state_dir": str(place),
+            "run": "r",
+            "operator_uid": "u",
+            "token": token,
+            "attempt": attempt,
+        }
+        return attempt, self.host.open(request)
+
+    def commit(self, attempt: str, *seqs: int) -> str:
+        shard, _ = self.host.shard(attempt)
+        shard.append(attempt, [(seq, False, make_block(0, seq, 1000)) for seq in seqs])
+        shard.commit(attempt, {"next_seq": max(seqs) + 1, "counters": {}})
+        return attempt
+
+    def seqs(self, attempt: str) -> list[int]:
+        shard, _ = self.host.shard(attempt)
+        return [seq for seq, _ in shard.read(attempt, [0])]
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[OneHost]:
+    one = OneHost()
+    yield one
+    one.host.close()
+    assert not list(tmp_path.glob("*/.live")), "nothing of RocksDB's own is left"
+
+
+def test_the_same_policy_and_place_are_the_same_shard(one: OneHost, tmp_path: Path) -> None:
+    attempt, answer = one.open(tmp_path / "state", CONFIG, None)
+    assert answer == {"snapshot": None, "rebuilt": True}
+    token = one.commit(attempt, 0, 1)
+    attempt, answer = one.open(tmp_path / "state", StoreConfig(**CONFIG.to_json()), token)
+    assert not answer["rebuilt"]
+    assert one.seqs(attempt) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"backend": "rocksdb"}, {"backend": "memory"}, {"bucket_limit_bytes": 100}, {"retain_versions": 3}],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_another_policy_finds_the_same_state(one: OneHost, tmp_path: Path, changed: dict[str, Any]) -> None:
+    token = one.commit(one.open(tmp_path / "state", CONFIG, None)[0], 0, 1)
+    zombie, _ = one.open(tmp_path / "state", CONFIG, token)
+    other = StoreConfig(**{**CONFIG.to_json(), **changed})
+    attempt, answer = one.open(tmp_path / "state", other, token)
+    assert answer == {"snapshot": {"next_seq": 2, "counters": {}}, "rebuilt": True}
+    assert one.seqs(attempt) == [0, 1]
+    with pytest.raises(aion.errors.SessionSuperseded):
+        one.commit(zombie, 2)
+    token = one.commit(attempt, 2)
+    attempt, answer = one.open(tmp_path / "state", other, token)
+    assert not answer["rebuilt"]
+    assert one.seqs(attempt) == [0, 1, 2]
+
+
+def test_state_that_was_moved_is_found_where_it_is_now(one: OneHost, tmp_path: Path) -> None:
+    token = one.commit(one.open(tmp_path / "state", CONFIG, None)[0], 0)
+    shutil.copytree(tmp_path / "state" / "q", tmp_path / "moved" / "q")
+    shutil.rmtree(tmp_path / "state" / "q")
+    attempt, answer = one.open(tmp_path / "moved", CONFIG, token)
+    assert answer["rebuilt"]
+    assert one.seqs(attempt) == [0]
+    one.commit(attempt, 1)
+    assert not (tmp_path / "state" / "q").exists()
+
+
+# -- memory comes back -------------------------------------------------------------------------------------------
+
+
+def test_prestaging_keeps_the_order_that_it_was_given(tmp_path: Path) -> None:
+    with contextlib.closing(Rig("tiered", tmp_path, budget=8000)) as rig:
+        for slice_ in range(4):
+            rig.append((slice_, slice_), size=3000)
+        rig.to_disk(*range(4))
+        rig.store.prestage([2, 3, 0, 1])
+        rig.settle()
+        assert {view["name"] for view in rig.store.views()} == {2, 3}, "as many as there is room for"
+        assert rig.read(2, 3) == [2, 3]
+        assert (rig.store.stats().staging.hits, rig.store.stats().staging.misses) == (2, 0)
+
+
+class Session:
+    """An attempt that remembers what it was asked to prestage."""
+
+    def __init__(self, snapshot: dict[str, Any] | None = None, *, rebuilt: bool = False) -> None:
+        self.snapshot, self.rebuilt = snapshot, rebuilt
+        self.prestaged: list[Sequence[int]] = []
+
+    def append(self, blocks: Any) -> None:
+        for _ in blocks:
+            pass
+
+    def read(self, slices: Sequence[int], *, blocking: bool = False) -> Iterator[StoredBlock]:
+        return iter(())
+
+    def prestage(self, slices: Sequence[int]) -> None:
+        self.prestaged.append(slices)
+
+    def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
+        pass
+
+
+SCHEMA = pa.schema([("ts", pa.timestamp("us")), ("v", pa.int64())])
+POLICY = load_policy({"lateness": {"initial_bound": "1h"}})
+
+
+def plan_of(windows: Any) -> Any:
+    how: dict[str, Any] = {"aggregates": {"n": A.count()}, "apply": None, "outputs": None}
+    return make_plan(SCHEMA, key=None, time="ts", windows=windows, **how)
+
+
+def at_work(plan: Any, seconds: Sequence[int], watermark_s: int) -> Executor:
+    """A shard with an event at each of these seconds, and then the watermark."""
+    pool = CodecPool(0)
+    executor = Executor(plan, make_operator(plan, POLICY, None), Session(), pool)
+    table = pa.table([[s * SECOND for s in seconds], list(seconds)], schema=SCHEMA)
+    builder = make_builder(plan, POLICY, pool, ShardOfKeys([0]))
+    blocks: list[Block] = [b.block for batch in table.to_batches() for b in builder.add(batch)]
+    list(executor.arrive(blocks + [b.block for b in builder.finish()]))
+    list(executor.advance(watermark_s * SECOND))
+    pool.close()
+    return executor
+
+
+def test_what_active_windows_need_comes_back_by_when_it_is_needed() -> None:
+    # Of a day's window the old slices are needed last, however old they are.
+    windows = {"day": aion.Tumbling("1 day"), "ten": aion.Tumbling("10 seconds")}
+    executor = at_work(plan_of(windows), [1, 12, 23, 34, 35], 20)
+    assert executor.operator.active_slices() == (20 * SECOND, 30 * SECOND, 0, 10 * SECOND)
+    sliding = at_work(plan_of(aion.Sliding("20 seconds", "10 seconds")), [1, 12, 23, 34], 20)
+    assert sliding.operator.active_slices() == (10 * SECOND, 20 * SECOND, 30 * SECOND), (
+        "the first one is nobody's that is active"
+    )
+    assert at_work(plan_of(aion.Tumbling("10 seconds")), [1, 12], 20).operator.active_slices() == ()
+
+
+@pytest.mark.parametrize("rebuilt", [True, False])
+def test_a_shard_that_was_rebuilt_asks_for_its_active_windows(rebuilt: bool) -> None:
+    from aion.spark.root import RootConfig, _ShardWork
+
+    plan = plan_of(aion.Tumbling("10 seconds"))
+    snapshot = at_work(plan, [1, 12, 23, 34], 20).operator.snapshot()
+    config = RootConfig(
+        plan=plan,
+        policy=policy_to_json(POLICY),
+        name="o",
+        uid="u",
+        application="a",
+        state_dir="s",
+        shards=1,
+        partitions=1,
+        retain_versions=2,
+        watermark_delay_us=None,
+    )
+    session, pool = Session(snapshot, rebuilt=rebuilt), CodecPool(0)
+    _ShardWork(config, session, pool)  # type: ignore[arg-type]
+    pool.close()
+    assert session.prestaged == ([(20 * SECOND, 30 * SECOND)] if rebuilt else [])
