@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, wait
 
-from aion.errors import StateError
+from aion.errors import CorruptBlock, StateError
 from policies.sizing import m_bucket_bytes
 from state_backends.block import Block
 from state_backends.io_thread import IoThread, Priority, Request, Steps
@@ -154,7 +154,20 @@ class StagedReads:
         with self._lock:
             if entry.place is not Place.DISK:
                 return None
-            return self._io.submit(Priority.READ, self._p.fetch(entry.file_no, entry.slice_us, entry.seq))
+            return self._io.submit(Priority.READ, self._read_steps(entry))
+
+    def _read_steps(self, entry: Entry) -> Steps[Block]:
+        """Reads a block from the file that holds it when its turn comes: merging moves blocks."""
+        while True:
+            file_no = entry.file_no
+            try:
+                return (yield from self._p.fetch(file_no, entry.slice_us, entry.seq))
+            except CorruptBlock:
+                with self._lock:
+                    if entry.place is Place.PURGED:
+                        raise _purged(entry) from None
+                    if entry.file_no == file_no:
+                        raise
 
     def _take(self, entry: Entry, fetched: Request[Block] | None) -> Block:
         """The block, from where it is now; counts how staging did."""
@@ -169,7 +182,7 @@ class StagedReads:
                         self._count(entry, late=late, blocked_s=time.perf_counter() - begin)
                     return block
                 if entry.place is Place.PURGED:
-                    raise StateError(f"block {entry.seq} of slice {entry.slice_us} was purged while it was read")
+                    raise _purged(entry)
                 staging = self._stagings.get(entry.seq)
                 # Let go since it was looked at: it is on disk then.
                 fetched = self._fetch(entry)
@@ -198,7 +211,7 @@ class StagedReads:
         try:
             if entry.place is not Place.STAGING:
                 return
-            block = yield from self._p.fetch(entry.file_no, entry.slice_us, entry.seq)
+            block = yield from self._read_steps(entry)
         except BaseException:
             with self._lock:
                 self._staging_over(entry.seq)
@@ -224,3 +237,7 @@ class StagedReads:
             entries = [self._ledger.move(e.seq, Move.STAGE) for e in list(self._ledger) if e.place is Place.DISK]
         for entry in entries:
             self._io.submit(Priority.READ, self._stage_steps(entry)).result()
+
+
+def _purged(entry: Entry) -> StateError:
+    return StateError(f"block {entry.seq} of slice {entry.slice_us} was purged while it was read")

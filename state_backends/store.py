@@ -119,6 +119,14 @@ class BlockStore(Protocol):
     def files(self) -> dict[int, dict[int, int]]:
         """For each file with live blocks: every slice it holds, and how many live blocks of it (maybe 0)."""
 
+    def compact(self, among: Collection[int] | None = None, *, held_bytes: int = 0, disk_bytes: int = 0) -> None:
+        """Starts merging some of these files in the background, if that is worth it, or uses what was merged.
+
+        ``among``: the files of the last version; none of their blocks will be rolled back. None: of a store without
+        versions, all. ``held_bytes``, ``disk_bytes``: see :func:`state_backends.compaction.choose`. A merged file is
+        among those that the next :meth:`persist` returns.
+        """
+
     def stats(self) -> StoreStats:
         """What is where, in bytes, and how staging did."""
 

@@ -16,18 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from state_backends.block import Block
+from state_backends.compaction import DEFAULTS, Limits
 from state_backends.io_thread import IoThread, Priority, Steps
-from state_backends.ledger import IN_MEMORY, Entry, Move, Place
+from state_backends.ledger import IN_MEMORY, NO_FILE, Entry, Move, Place
 from state_backends.m_bucket import MemoryBudget
+from state_backends.merging import MergedFiles
 from state_backends.p_bucket import PBucket
-from state_backends.staging import StagedReads
 from state_backends.store import SstFile, StagingStats, StoreStats
 
 MIB = 1 << 20
 log = logging.getLogger(__name__)
 
 
-class TieredStore(StagedReads):
+class TieredStore(MergedFiles):
     """The standard policy. See :class:`state_backends.store.BlockStore` for the protocol."""
 
     def __init__(
@@ -42,6 +43,7 @@ class TieredStore(StagedReads):
         blocking: bool = True,
         outbox_bytes: int = 32 * MIB,
         read_ahead: int = 4,
+        limits: Limits = DEFAULTS,
     ) -> None:
         super().__init__(
             p_bucket,
@@ -51,6 +53,7 @@ class TieredStore(StagedReads):
             blocking=blocking,
             outbox_bytes=outbox_bytes,
             read_ahead=read_ahead,
+            limits=limits,
         )
         self._bucket_limit = bucket_limit_bytes
         self._keep_fraction = keep_fraction
@@ -58,8 +61,6 @@ class TieredStore(StagedReads):
         self._outbox_bytes = 0
         self._leaving: set[int] = set()  # being written, to be let go afterwards
         self._writes: set[Future[SstFile]] = set()
-        self._new_files: list[SstFile] = []
-        self._files: dict[int, dict[int, int]] = {}  # file -> slice -> live blocks of it in that file
         self._expired: set[int] = set()  # live slices that were destaged because their windows expired
         self._touched: dict[int, float] = {}  # slice -> when a watermark last concerned it
         self._appended: dict[int, tuple[float, float, int]] = {}  # slice -> first, last append, bytes
@@ -136,8 +137,7 @@ class TieredStore(StagedReads):
 
     def purge(self, slices: Sequence[int]) -> None:
         with self._lock:
-            for entry in self._ledger.of_slices(slices):
-                self._forget(entry)
+            self._forget(self._ledger.of_slices(slices))
             for slice_us in slices:
                 self._past_staging.add(self._staging.pop(slice_us, StagingStats()))
                 self._appended.pop(slice_us, None)
@@ -151,24 +151,28 @@ class TieredStore(StagedReads):
 
     def persist(self, skip: Collection[int] = ()) -> list[SstFile]:
         with self._lock:
-            leaving = set(self._outbox)
-            pending = [e.seq for e in self._ledger if e.place is Place.MEMORY and e.slice_us not in skip]
-            if pending:
-                self._write(pending, Priority.LATE_WRITE, leave=False, leaving=leaving)
-            writes = list(self._writes)
-        for write in writes:
-            write.result()
-        with self._lock:
-            files, self._new_files = self._new_files, []
-        return files
+            self._use_merged()
+        while True:
+            own: Future[SstFile] | None = None
+            with self._lock:
+                pending = [e.seq for e in self._ledger if e.place is Place.MEMORY and e.slice_us not in skip]
+                if pending:
+                    own = self._write(pending, Priority.LATE_WRITE, leave=False, leaving=set(self._outbox))
+                writes = [w for w in list(self._writes) if not w.done()]
+                if not writes:
+                    files, self._new_files = self._new_files, []
+                    return files
+            wait(writes)
+            if own is not None:
+                own.result()
+            # A write that was under way may have failed: what it left in memory is tried again, and then told.
 
     def rollback(self, from_seq: int) -> None:
         with self._lock:
             writes = list(self._writes)
         wait(writes)
         with self._lock:
-            for entry in [e for e in self._ledger if e.seq >= from_seq]:
-                self._forget(entry)
+            self._forget([e for e in self._ledger if e.seq >= from_seq])
             unwanted = [f for f in self._new_files if f.file_no not in self._files]
             self._new_files = [f for f in self._new_files if f.file_no in self._files]
         for file in unwanted:
@@ -178,15 +182,15 @@ class TieredStore(StagedReads):
         for file in files:
             index = self._io.submit(Priority.READ, self._p.adopt(file)).result()
             with self._lock:
-                slices = self._files[file.file_no] = {line.slice_us: 0 for line in index}
+                self._files.add(file.file_no, [(line.slice_us, line.size_bytes) for line in index])
                 for line in index:
                     if line.slice_us not in purged:
-                        slices[line.slice_us] += 1
+                        self._files.gain(file.file_no, line.slice_us, line.size_bytes)
                         self._ledger.add(line.seq, line.slice_us, line.size_bytes, Place.DISK, file.file_no)
 
     def files(self) -> dict[int, dict[int, int]]:
         with self._lock:
-            return {no: dict(slices) for no, slices in self._files.items()}
+            return self._files.counts()
 
     def stats(self) -> StoreStats:
         with self._lock:
@@ -199,6 +203,7 @@ class TieredStore(StagedReads):
             return stats
 
     def close(self) -> None:
+        self._stop_merging()
         with self._lock:
             under_way: list[Future[Any]] = [*self._writes, *(r.future for r in self._stagings.values())]
         wait(under_way)
@@ -217,6 +222,13 @@ class TieredStore(StagedReads):
             assert self._ledger.memory_bytes == self._memory.total_bytes
             assert set(self._outbox) <= {e.seq for e in self._ledger if e.place is Place.MEMORY}
             assert self._outbox_bytes == sum(self._outbox.values())
+            live = dict.fromkeys(self._files, 0)
+            for entry in self._ledger:
+                if entry.file_no != NO_FILE:
+                    live[entry.file_no] += entry.size_bytes
+            # No file without a live block, either.
+            assert live == {no: self._files[no].live_bytes for no in self._files}
+            assert all(live.values())
 
     # -- leaving memory -----------------------------------------------------------------------------------
 
@@ -262,25 +274,21 @@ class TieredStore(StagedReads):
             self._unread.discard(entry.seq)
             self._staging.setdefault(entry.slice_us, StagingStats()).vain_bytes += entry.size_bytes
 
-    def _forget(self, entry: Entry) -> None:
-        self._memory.let_go(entry.seq)
-        self._unpost(entry.seq)
-        self._leaving.discard(entry.seq)
-        if entry.seq in self._unread:
-            self._unread.discard(entry.seq)
-            self._staging.setdefault(entry.slice_us, StagingStats()).vain_bytes += entry.size_bytes
-        request = self._staging_over(entry.seq)
-        if request is not None:
-            request.cancel()
-        self._ledger.move(entry.seq, Move.PURGE)
-        if entry.file_no in self._files:
-            self._files[entry.file_no][entry.slice_us] -= 1
-            self._drop_if_dead(entry.file_no)
-
-    def _drop_if_dead(self, file_no: int) -> None:
-        if not any(self._files[file_no].values()):
-            del self._files[file_no]
-            self._io.submit(Priority.MAINTENANCE, self._p.drop(file_no))
+    def _forget(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            self._memory.let_go(entry.seq)
+            self._unpost(entry.seq)
+            self._leaving.discard(entry.seq)
+            if entry.seq in self._unread:
+                self._unread.discard(entry.seq)
+                self._staging.setdefault(entry.slice_us, StagingStats()).vain_bytes += entry.size_bytes
+            request = self._staging_over(entry.seq)
+            if request is not None:
+                request.cancel()
+            self._ledger.move(entry.seq, Move.PURGE)
+            if entry.file_no in self._files:
+                self._files.lose(entry.file_no, entry.slice_us, entry.size_bytes)
+        self._drop_dead(*{entry.file_no for entry in entries})
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -289,7 +297,9 @@ class TieredStore(StagedReads):
         first, _, size = self._appended.get(entry.slice_us, (now, now, 0))
         self._appended[entry.slice_us] = (first, now, size + entry.size_bytes)
 
-    def _write(self, seqs: list[int], priority: Priority, *, leave: bool, leaving: set[int] | None = None) -> None:
+    def _write(
+        self, seqs: list[int], priority: Priority, *, leave: bool, leaving: set[int] | None = None
+    ) -> Future[SstFile]:
         """Starts writing blocks as one file; those that leave are let go once it is on disk."""
         blocks = [(seq, self._memory[seq]) for seq in seqs]
         for seq in seqs:
@@ -299,6 +309,7 @@ class TieredStore(StagedReads):
         future = self._io.submit(priority, self._write_steps(blocks)).future
         self._writes.add(future)
         future.add_done_callback(self._written)
+        return future
 
     def _written(self, future: Future[SstFile]) -> None:
         self._writes.discard(future)
@@ -321,16 +332,16 @@ class TieredStore(StagedReads):
             raise
         with self._lock:
             self._new_files.append(file)
-            slices = self._files[file.file_no] = {block.header.slice_us: 0 for _, block in blocks}
-            for seq, block in blocks:
+            self._files.add(file.file_no, [(block.header.slice_us, block.size_bytes) for _, block in blocks])
+            for seq, _ in blocks:
                 if seq not in self._ledger:
                     continue  # purged while it was being written
                 entry = self._ledger.move(seq, Move.WRITTEN, file_no=file.file_no)
-                slices[block.header.slice_us] += 1
+                self._files.gain(file.file_no, entry.slice_us, entry.size_bytes)
                 if seq in self._leaving:
                     self._leaving.discard(seq)
                     self._evict(entry)
-            self._drop_if_dead(file.file_no)
+            self._drop_dead(file.file_no)
         return file
 
 

@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from aion.errors import CorruptState, StateError
 from state_backends.block import Block, Kind, encode
+from state_backends.compaction import DEFAULTS, Limits
 from state_backends.io_thread import IoThread, Priority, Request, Steps
 from state_backends.m_bucket import MemoryBudget
 from state_backends.p_bucket import PBucket
@@ -49,10 +50,21 @@ class Rig:
     """A store with everything that it stands on. Blocks are (seq, slice)."""
 
     def __init__(
-        self, kind: str, folder: Path, *, budget: int = 1 << 30, bucket_limit: int = 1 << 30, keep: float = 0.0
+        self,
+        kind: str,
+        folder: Path,
+        *,
+        budget: int = 1 << 30,
+        bucket_limit: int = 1 << 30,
+        keep: float = 0.0,
+        limits: Limits = DEFAULTS,
     ) -> None:
         self.kind, self.folder = kind, folder
-        self.options: dict[str, Any] = {"bucket_limit_bytes": min(bucket_limit, budget), "keep_fraction": keep}
+        self.options: dict[str, Any] = {
+            "bucket_limit_bytes": min(bucket_limit, budget),
+            "keep_fraction": keep,
+            "limits": limits,
+        }
         self.io = IoThread()
         self.budget = MemoryBudget(budget)
         self.blocks: dict[int, Block] = {}
@@ -857,13 +869,18 @@ def test_a_damaged_file_never_gives_a_wrong_block(make: Callable[..., Rig]) -> N
 # -- everything in any order --------------------------------------------------------------------------------
 
 
+EAGER = Limits(fan_in=2, worth_bytes=1, file_share=1.0, disk=100.0)
+"""Merges whatever there is."""
+
+
 class StoreMachine(RuleBasedStateMachine):
     """A store against a dict, with a disk that may break and versions to go back to."""
 
     def __init__(self, kind: str, keep: float) -> None:
         super().__init__()
         self.temporary = tempfile.TemporaryDirectory(prefix="aion-test-")
-        self.rig = Rig(kind, Path(self.temporary.name), budget=12 * KIB, bucket_limit=4 * KIB, keep=keep)
+        folder = Path(self.temporary.name)
+        self.rig = Rig(kind, folder, budget=12 * KIB, bucket_limit=4 * KIB, keep=keep, limits=EAGER)
         self.live: dict[int, int] = {}  # seq -> slice
         self.next_seq = 0
         self.known: dict[int, SstFile] = {}
@@ -942,6 +959,11 @@ class StoreMachine(RuleBasedStateMachine):
         purged = frozenset(s for slices in holds.values() for s, n in slices.items() if not n)
         contents = dict(self.rig.blocks)
         self.version = ([self.known[no] for no in sorted(holds)], purged, dict(self.live), self.next_seq, contents)
+
+    @rule()
+    def compact(self) -> None:
+        """Only what is in the last version: nothing else is there for good."""
+        self.rig.store.compact([f.file_no for f in self.version[0]])
 
     @precondition(lambda self: not self.broken)
     @rule()
