@@ -7,6 +7,7 @@ that only grow, and purges wait for the commit.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,9 @@ from rocksdict import Cache
 
 from aion.errors import CorruptState, FormatError, SessionSuperseded, StateError
 from state_backends.block import Block
+from state_backends.faults import disk_error, disk_errors
 from state_backends.manifest import FileEntry, Identity, Manifest, check_owner, dump, load
+from state_backends.merging import delete
 from state_backends.p_bucket import PBucket, sync
 from state_backends.retention import Doomed, Retention
 from state_backends.store import BlockStore, SstFile, StoredBlock
@@ -162,7 +165,7 @@ class Shard:
         live = self._store.files()
         for file in self._written:
             if file.file_no not in live:
-                Path(file.path).unlink(missing_ok=True)
+                delete(file)
         self._written = [f for f in self._written if f.file_no in live]
 
     # -- versions -----------------------------------------------------------------------------------------
@@ -197,23 +200,33 @@ class Shard:
     def _load(self, token: str) -> Manifest:
         path = self._path(token)
         try:
-            return load(path.read_bytes(), path.name)
+            data = path.read_bytes()
         except FileNotFoundError:
             raise CorruptState(
                 f"version {token} of shard {self.identity.shard} of operator {self.identity.operator!r} "
                 f"is what Spark asks for, but {path} does not exist"
             ) from None
+        except OSError as error:
+            raise disk_error("reading a version", path.parent, error) from error
+        return load(data, path.name)
 
     def _write(self, manifest: Manifest) -> None:
         path = self._path(manifest.token)
-        path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
-        with part.open("wb") as out:
-            out.write(dump(manifest))
-            out.flush()
-            os.fsync(out.fileno())
-        part.rename(path)
-        sync(path.parent)
+        try:
+            with disk_errors("writing a version", path.parent):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with part.open("wb") as out:
+                    out.write(dump(manifest))
+                    out.flush()
+                    os.fsync(out.fileno())
+                part.rename(path)
+                sync(path.parent)
+        except BaseException:
+            for left in (part, path):  # a version that its writer was told is none must not look like one
+                with contextlib.suppress(OSError):
+                    left.unlink()
+            raise
 
     def _path(self, token: str) -> Path:
         return self.folder / "manifests" / f"{token}.json"
@@ -233,7 +246,7 @@ class Shard:
                 self._retention = Retention(self._retain, self._versions_before(manifest))
             else:
                 self._delete(self._retention.committed(manifest, self._p.has))
-            if self._retention.sweep_due():
+            if self._retention.sweep_due:
                 self._delete(self._sweep(self._retention))
             held, disk = self._retention.held_bytes, self._retention.disk_bytes
             self._store.compact(self._files, held_bytes=held, disk_bytes=disk)

@@ -101,7 +101,7 @@ class MergedFiles(StagedReads):
             if not self._closing:
                 self._merged = _Merged(file, entries, choice.files)
                 return
-        _delete(file)
+        delete(file)
 
     def _choose(self, among: Collection[int], held_bytes: int, disk_bytes: int) -> Choice | None:
         views = [
@@ -171,9 +171,10 @@ class MergedFiles(StagedReads):
                 self._merge.cancel()
             merged, self._merged = self._merged, None
         if merged is not None:
-            _delete(merged.file)
+            delete(merged.file)
 
 
-def _delete(file: SstFile) -> None:
+def delete(file: SstFile) -> None:
+    """Deletes a file that nobody names."""
     with contextlib.suppress(OSError):  # then it is an orphan, which retention finds
         Path(file.path).unlink()

@@ -1,9 +1,7 @@
 """The persistent side of a shard: immutable SST files, and the RocksDB that has ingested them.
 
-A file is written once with RocksDB's own writer and then ingested by hard link, so the durable copy and the
-one that reads are the same bytes on disk. Keys are ``file number | slice | seq``, big endian: files never
-overlap, so each lands on the lowest level, nothing is ever compacted into something else, and the blocks of
-one slice stand together in each file. An 8-byte key (the file number alone) holds the file's index of blocks.
+A file is written once with RocksDB's own writer and then ingested by hard link, so the durable copy and the one that
+reads are the same bytes on disk; :mod:`state_backends.sst_file` says what is in it.
 
 Used by the I/O thread only, except where said. Sources of the layout: FACTS ("rocksdict"), DESIGN section 2.
 """
@@ -11,57 +9,38 @@ Used by the I/O thread only, except where said. Sources of the layout: FACTS ("r
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import logging
 import os
 import shutil
-import struct
 import threading
 import zlib
 from bisect import bisect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import orjson
-from rocksdict import (
-    BlockBasedOptions,
-    Cache,
-    DBCompressionType,
-    IngestExternalFileOptions,
-    Options,
-    Rdict,
-    SstFileWriter,
-    WriteOptions,
-)
+from rocksdict import Cache, IngestExternalFileOptions, Rdict, WriteOptions
 
 from aion.errors import CorruptBlock, CorruptState
 from state_backends.block import Block, parse
 from state_backends.faults import disk_error, disk_errors, from_rocksdb, is_rocksdb_io
 from state_backends.io_thread import Steps
+from state_backends.sst_file import Indexed, NewFile, block_key, index_key, rocksdb_options, sync
 from state_backends.store import SstFile
 
-_KEY = struct.Struct(">QQQ")
-_INDEX_KEY = struct.Struct(">Q")
-_SIGN = 1 << 63
-_LAST = ((1 << 64) - 1, (1 << 64) - 1)
-_BLOCK_BYTES = 4096
-_SYNC_BYTES = 8 << 20
-_OWN_FILE_BYTES = 1 << 20
 CACHE_BYTES = 4 << 20
+# Another file system, or one that knows no links, or no more of them.
+_CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+# RocksDB that fails may not let itself be closed, and keeps its folder locked then: each gets one of its own.
+_db_numbers = itertools.count()
 log = logging.getLogger(__name__)
 
 
 def cache_bytes(budget_bytes: int) -> int:
     """The part of a memory budget for RocksDB's block cache: it only serves indexes and small blocks."""
     return min(CACHE_BYTES, budget_bytes // 16)
-
-
-class Indexed(NamedTuple):
-    """A line of a file's index of blocks."""
-
-    slice_us: int
-    seq: int
-    size_bytes: int
 
 
 class PBucket:
@@ -85,7 +64,7 @@ class PBucket:
         self.tag = "0"
         self.next_file_no = 0
         self._db: Rdict | None = None
-        self._db_path = live / "db"
+        self._db_path = live
         self._failed = False
         self._held: dict[int, SstFile] = {}  # by RocksDB
         self._writing: set[int] = set()
@@ -120,7 +99,7 @@ class PBucket:
         try:
             with disk_errors("writing state", self.files):
                 self.files.mkdir(parents=True, exist_ok=True)
-                out = NewFile(file_no, part, index, _options(self._cache))
+                out = NewFile(file_no, part, index, rocksdb_options(self._cache))
                 yield out
                 out.finish()
                 part.rename(path)
@@ -140,7 +119,7 @@ class PBucket:
         """Steps that read one block; raises CorruptBlock if it is not there or damaged, DiskError if unreadable."""
         name = f"block {seq} of slice {slice_us} in file {file_no}"
         try:
-            value = self._open().get(_key(file_no, slice_us, seq))
+            value = self._open().get(block_key(file_no, slice_us, seq))
         except Exception as error:  # rocksdict raises plain Exceptions
             if isinstance(error, OSError) or is_rocksdb_io(error):
                 raise disk_error(f"reading {name}", self.files, error) from error
@@ -161,7 +140,7 @@ class PBucket:
             if Path(file.path).stat().st_size != file.size_bytes:
                 raise CorruptState(f"{name}: not of the {file.size_bytes} bytes that its manifest says")
             self._ingest(file)
-            index = self._open().get(_INDEX_KEY.pack(file.file_no))
+            index = self._open().get(index_key(file.file_no))
         except (FileNotFoundError, CorruptState) as error:
             raise CorruptState(f"file {name} cannot be read: {error}") from error
         except Exception as error:  # rocksdict raises plain Exceptions for what RocksDB refuses
@@ -179,7 +158,7 @@ class PBucket:
         for first, last in self._runs([file.file_no for file in dropped]):
             if self._db is None or self._failed:
                 break  # one that is made anew knows nothing of them
-            begin, end = _INDEX_KEY.pack(first), _INDEX_KEY.pack(last + 1)
+            begin, end = index_key(first), index_key(last + 1)
             try:
                 self._db.delete_range(begin, end, write_opt=_no_wal())
                 yield 0
@@ -212,8 +191,12 @@ class PBucket:
         if self._db is None:
             shutil.rmtree(self.live, ignore_errors=True)
             self.live.mkdir(parents=True, mode=0o700)
-            self._db, self._failed = Rdict(str(self._db_path), _options(self._cache)), False
+            self._db_path, self._failed = self._new_path(), False
+            self._db = Rdict(str(self._db_path), rocksdb_options(self._cache))
         return self._db
+
+    def _new_path(self) -> Path:
+        return self.live / f"db-{next(_db_numbers)}"
 
     def _ingest(self, file: SstFile) -> None:
         db = self._open()
@@ -231,14 +214,15 @@ class PBucket:
 
     def _renew(self, old: Rdict) -> Rdict:
         """Makes RocksDB anew beside the old one, which is read from until the new one has everything."""
-        path = self.live / f"db-{self.next_file_no}"
-        shutil.rmtree(path, ignore_errors=True)
-        db = Rdict(str(path), _options(self._cache))
+        path = self._new_path()
+        db: Rdict | None = None
         try:
+            db = Rdict(str(path), rocksdb_options(self._cache))
             for file in list(self._held.values()):
                 self._ingest_into(db, file)
         except BaseException:
-            _close(db)
+            if db is not None:
+                _close(db)
             shutil.rmtree(path, ignore_errors=True)
             raise
         path, self._db_path = self._db_path, path
@@ -252,8 +236,10 @@ class PBucket:
         try:
             try:
                 os.link(file.path, link)
-            except OSError:
-                shutil.copyfile(file.path, link)  # another file system
+            except OSError as error:
+                if error.errno not in _CANNOT_LINK:
+                    raise
+                shutil.copyfile(file.path, link)
             how = IngestExternalFileOptions()
             how.set_move_files(True)
             db.ingest_external_file([str(link)], how)
@@ -274,39 +260,6 @@ class PBucket:
         return runs
 
 
-class NewFile:
-    """A file that is being written; ``file`` is known when it is whole and has been ingested."""
-
-    file: SstFile
-
-    def __init__(self, file_no: int, part: Path, index: Sequence[Indexed], options: Options) -> None:
-        self.file_no = file_no
-        self._part = part
-        # RocksDB reads the first and the last data block of a file that it ingests: both are kept small.
-        lines = orjson.dumps([tuple(line) for line in index]).ljust(_BLOCK_BYTES)
-        self.index_crc = zlib.crc32(lines)
-        self._writer = SstFileWriter(options)
-        self._writer.open(str(part))
-        self._writer[_INDEX_KEY.pack(file_no)] = lines
-        self._unsynced = 0
-
-    def put(self, slice_us: int, seq: int, value: bytes) -> None:
-        self._writer[_key(self.file_no, slice_us, seq)] = value
-        self._unsynced += len(value)
-
-    def sync_due(self) -> bool:
-        """Whether so much was written that syncing all at the end would keep the I/O thread for long."""
-        return self._unsynced >= _SYNC_BYTES
-
-    def sync(self) -> None:
-        sync(self._part)
-        self._unsynced = 0
-
-    def finish(self) -> None:
-        self._writer[_KEY.pack(self.file_no, *_LAST)] = b""
-        self._writer.finish()  # syncs the file
-
-
 def _close(db: Rdict) -> None:
     """Closes RocksDB, whatever it says: one that has failed says that it cannot flush what nobody needs."""
     try:
@@ -314,31 +267,7 @@ def _close(db: Rdict) -> None:
     except Exception as error:
         if not from_rocksdb(error):
             raise
-        log.info("RocksDB was closed after it had failed: %s", error)
-
-
-def _key(file_no: int, slice_us: int, seq: int) -> bytes:
-    return _KEY.pack(file_no, slice_us + _SIGN, seq)
-
-
-def _options(cache: Cache) -> Options:
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    # Blocks are compressed, or not, by their codec; and files are never merged: they are born sorted.
-    options.set_compression_type(DBCompressionType.none())
-    options.set_disable_auto_compactions(True)
-    options.set_write_buffer_size(1 << 20)
-    # Its log and its list of files grow with every commit: they are started anew now and then.
-    options.set_max_log_file_size(_OWN_FILE_BYTES)
-    options.set_keep_log_file_num(2)
-    options.set_max_manifest_file_size(_OWN_FILE_BYTES)
-    # Blocks of one window are read one after the other: the kernel may read ahead.
-    options.set_advise_random_on_open(False)
-    table = BlockBasedOptions()
-    table.set_block_size(_BLOCK_BYTES)
-    table.set_block_cache(cache)
-    options.set_block_based_table_factory(table)
-    return options
+        log.info("RocksDB was closed after it had failed: %s", str(error))
 
 
 def _no_wal() -> WriteOptions:
@@ -347,10 +276,4 @@ def _no_wal() -> WriteOptions:
     return write
 
 
-def sync(path: Path) -> None:
-    """Makes a file's bytes, or a folder's names, survive a power cut."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+__all__ = ["Indexed", "PBucket", "cache_bytes", "sync"]

@@ -68,6 +68,7 @@ class Retention:
     def committed(self, manifest: Manifest, in_hand: Callable[[int], bool]) -> Doomed:
         """There is a new version, a child of the one before. ``in_hand``: whether the store has a file of a number."""
         self._add(manifest)
+        self._until_sweep -= 1
         doomed = Doomed([], [])
         while len(self._versions) > self._retain:
             doomed.manifests.append(manifest_name(self._versions.popleft().token))
@@ -78,13 +79,10 @@ class Retention:
         self._judge_strays(doomed, in_hand)
         return doomed
 
+    @property
     def sweep_due(self) -> bool:
-        """Whether to look through the folder with this commit; it is taken for done."""
-        self._until_sweep -= 1
-        if self._until_sweep > 0:
-            return False
-        self._until_sweep = self._retain
-        return True
+        """Whether to look through the folder with this commit."""
+        return self._until_sweep <= 0
 
     def unknown(self, manifests: Iterable[str]) -> list[str]:
         """Of the names in the folder of manifests those that have to be looked into for :meth:`sweep`."""
@@ -97,6 +95,7 @@ class Retention:
         A manifest that is no whole one has no version (None). If its name says that it was never finished, its
         attempt was at work when the current version was made at the latest; otherwise it is not ours to judge.
         """
+        self._until_sweep = self._retain
         current = self._versions[-1]
         for name, version in versions.items():
             if version is None and name.endswith(".part"):

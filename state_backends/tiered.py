@@ -8,27 +8,26 @@ blocks are marked as being moved, stay readable meanwhile, and leave memory only
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from pathlib import Path
 from typing import Any
 
+from aion.errors import DiskError
 from state_backends.block import Block
 from state_backends.compaction import DEFAULTS, Limits
 from state_backends.io_thread import IoThread, Priority, Steps
 from state_backends.ledger import IN_MEMORY, NO_FILE, Entry, Move, Place
 from state_backends.m_bucket import MemoryBudget
-from state_backends.merging import MergedFiles
+from state_backends.merging import delete
 from state_backends.p_bucket import PBucket
 from state_backends.store import SstFile, StagingStats, StoreStats
+from state_backends.writing import OutboxWrites
 
 MIB = 1 << 20
-log = logging.getLogger(__name__)
 
 
-class TieredStore(MergedFiles):
+class TieredStore(OutboxWrites):
     """The standard policy. See :class:`state_backends.store.BlockStore` for the protocol."""
 
     def __init__(
@@ -57,10 +56,6 @@ class TieredStore(MergedFiles):
         )
         self._bucket_limit = bucket_limit_bytes
         self._keep_fraction = keep_fraction
-        self._outbox: dict[int, int] = {}  # seq -> bytes, waiting to be written and then let go
-        self._outbox_bytes = 0
-        self._leaving: set[int] = set()  # being written, to be let go afterwards
-        self._writes: set[Future[SstFile]] = set()
         self._expired: set[int] = set()  # live slices that were destaged because their windows expired
         self._touched: dict[int, float] = {}  # slice -> when a watermark last concerned it
         self._appended: dict[int, tuple[float, float, int]] = {}  # slice -> first, last append, bytes
@@ -86,13 +81,25 @@ class TieredStore(MergedFiles):
             if left < self._outbox_limit or not self._keeps(entry, late):
                 self._post(entry)
             exceeded = left < 0
-            if self._outbox and (exceeded or self._outbox_bytes >= self._outbox_limit):
+            if self._outbox and (exceeded or self._outbox_bytes >= self._write_at_bytes):
                 self._write(list(self._outbox), Priority.LATE_WRITE, leave=True)
             # Back-pressure: whoever fills memory waits for the disk, instead of growing.
             waiting = list(self._writes) if exceeded else []
         if waiting:
             wait(waiting)
+            self._refuse_if_stuck(entry, waiting)
         self._io.wait_for_room()
+
+    def _refuse_if_stuck(self, entry: Entry, writes: Sequence[Future[SstFile]]) -> None:
+        """Raises DiskError, and does not keep the block, if memory is full and the disk takes nothing."""
+        failed = [error for write in writes if (error := write.exception()) is not None]
+        with self._lock:
+            if not failed or entry.place is not Place.MEMORY or self._budget.left() >= 0:
+                return
+            self._forget([entry])
+        if isinstance(failed[-1], DiskError):
+            raise DiskError(f"memory is full, and no block can leave it: {failed[-1]}") from failed[-1]
+        raise failed[-1]
 
     def destage(self, slices: Sequence[int]) -> None:
         with self._lock:
@@ -144,29 +151,6 @@ class TieredStore(MergedFiles):
                 self._expired.discard(slice_us)
                 self._touched.pop(slice_us, None)
 
-    def flush(self) -> None:
-        with self._lock:
-            if self._outbox:
-                self._write(list(self._outbox), Priority.DESTAGE, leave=True)
-
-    def persist(self, skip: Collection[int] = ()) -> list[SstFile]:
-        with self._lock:
-            self._use_merged()
-        while True:
-            own: Future[SstFile] | None = None
-            with self._lock:
-                pending = [e.seq for e in self._ledger if e.place is Place.MEMORY and e.slice_us not in skip]
-                if pending:
-                    own = self._write(pending, Priority.LATE_WRITE, leave=False, leaving=set(self._outbox))
-                writes = [w for w in list(self._writes) if not w.done()]
-                if not writes:
-                    files, self._new_files = self._new_files, []
-                    return files
-            wait(writes)
-            if own is not None:
-                own.result()
-            # A write that was under way may have failed: what it left in memory is tried again, and then told.
-
     def rollback(self, from_seq: int) -> None:
         with self._lock:
             writes = list(self._writes)
@@ -176,7 +160,7 @@ class TieredStore(MergedFiles):
             unwanted = [f for f in self._new_files if f.file_no not in self._files]
             self._new_files = [f for f in self._new_files if f.file_no in self._files]
         for file in unwanted:
-            Path(file.path).unlink(missing_ok=True)
+            delete(file)
 
     def restore(self, files: Sequence[SstFile], purged: frozenset[int]) -> None:
         for file in files:
@@ -197,6 +181,8 @@ class TieredStore(MergedFiles):
             m, p = self._ledger.memory_bytes, self._ledger.disk_bytes
             both = sum(e.size_bytes for e in self._ledger if e.place is Place.BOTH)
             stats = StoreStats(len(self._ledger), m, p, p - both)
+            stats.failed_writes, stats.failed_merges = self.failed_writes, self.failed_merges
+            stats.merges, stats.merged_bytes = self.merges, self.merged_bytes
             stats.staging.add(self._past_staging)
             for staging in self._staging.values():
                 stats.staging.add(staging)
@@ -258,91 +244,10 @@ class TieredStore(MergedFiles):
                 self._evict(entry)
         return went
 
-    def _post(self, entry: Entry) -> None:
-        if entry.seq not in self._outbox:
-            self._outbox[entry.seq] = entry.size_bytes
-            self._outbox_bytes += entry.size_bytes
-
-    def _unpost(self, seq: int) -> None:
-        self._outbox_bytes -= self._outbox.pop(seq, 0)
-
-    def _evict(self, entry: Entry) -> None:
-        # Only from BOTH, which the table enforces: a block leaves memory after it has reached the disk.
-        self._ledger.move(entry.seq, Move.EVICT)
-        self._memory.let_go(entry.seq)
-        if entry.seq in self._unread:
-            self._unread.discard(entry.seq)
-            self._staging.setdefault(entry.slice_us, StagingStats()).vain_bytes += entry.size_bytes
-
-    def _forget(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            self._memory.let_go(entry.seq)
-            self._unpost(entry.seq)
-            self._leaving.discard(entry.seq)
-            if entry.seq in self._unread:
-                self._unread.discard(entry.seq)
-                self._staging.setdefault(entry.slice_us, StagingStats()).vain_bytes += entry.size_bytes
-            request = self._staging_over(entry.seq)
-            if request is not None:
-                request.cancel()
-            self._ledger.move(entry.seq, Move.PURGE)
-            if entry.file_no in self._files:
-                self._files.lose(entry.file_no, entry.slice_us, entry.size_bytes)
-        self._drop_dead(*{entry.file_no for entry in entries})
-
-    # -- writing ------------------------------------------------------------------------------------------
-
     def _note_append(self, entry: Entry) -> None:
         now = time.monotonic()
         first, _, size = self._appended.get(entry.slice_us, (now, now, 0))
         self._appended[entry.slice_us] = (first, now, size + entry.size_bytes)
-
-    def _write(
-        self, seqs: list[int], priority: Priority, *, leave: bool, leaving: set[int] | None = None
-    ) -> Future[SstFile]:
-        """Starts writing blocks as one file; those that leave are let go once it is on disk."""
-        blocks = [(seq, self._memory[seq]) for seq in seqs]
-        for seq in seqs:
-            self._ledger.move(seq, Move.WRITE)
-            self._unpost(seq)
-        self._leaving |= set(seqs) if leave else leaving or set()
-        future = self._io.submit(priority, self._write_steps(blocks)).future
-        self._writes.add(future)
-        future.add_done_callback(self._written)
-        return future
-
-    def _written(self, future: Future[SstFile]) -> None:
-        self._writes.discard(future)
-        if not future.cancelled() and future.exception() is not None:
-            # Whoever persists is told; a destage has nobody to tell but the log.
-            log.error("a write failed; its blocks stay in memory: %s", future.exception())
-
-    def _write_steps(self, blocks: list[tuple[int, Block]]) -> Steps[SstFile]:
-        try:
-            file = yield from self._p.write(blocks)
-        except BaseException:
-            with self._lock:
-                for seq, _ in blocks:
-                    # A failed destage loses nothing: the blocks are in memory, and due again.
-                    if seq in self._ledger:
-                        entry = self._ledger.move(seq, Move.WRITE_FAILED)
-                        if seq in self._leaving:
-                            self._leaving.discard(seq)
-                            self._post(entry)
-            raise
-        with self._lock:
-            self._new_files.append(file)
-            self._files.add(file.file_no, [(block.header.slice_us, block.size_bytes) for _, block in blocks])
-            for seq, _ in blocks:
-                if seq not in self._ledger:
-                    continue  # purged while it was being written
-                entry = self._ledger.move(seq, Move.WRITTEN, file_no=file.file_no)
-                self._files.gain(file.file_no, entry.slice_us, entry.size_bytes)
-                if seq in self._leaving:
-                    self._leaving.discard(seq)
-                    self._evict(entry)
-            self._drop_dead(file.file_no)
-        return file
 
 
 def _call(function: object) -> Steps[None]:

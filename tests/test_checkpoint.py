@@ -40,9 +40,16 @@ class Host:
     """A host that holds one shard, and can be replaced by another that knows its folder only."""
 
     def __init__(
-        self, kind: str, folder: Path, retain: int = 100, limits: Limits = DEFAULTS, budget: int = 16 << 10
+        self,
+        kind: str,
+        folder: Path,
+        retain: int = 100,
+        limits: Limits = DEFAULTS,
+        budget: int = 16 << 10,
+        block_bytes: int = 600,
     ) -> None:
-        self.kind, self.folder, self.retain, self.limits, self.budget = kind, folder, retain, limits, budget
+        self.kind, self.folder, self.retain, self.limits = kind, folder, retain, limits
+        self.budget, self.block_bytes = budget, block_bytes
         self.blocks: dict[bytes, int] = {}
         self.attempts = 0
         self.start()
@@ -72,7 +79,7 @@ class Host:
     def append(self, attempt: str, *blocks: tuple[int, int], late: bool = False) -> None:
         """Blocks as (seq, slice); each has contents of its own, also if its seq was given before."""
         for seq, slice_us in blocks:
-            block = make_block(slice_us, len(self.blocks), 600)
+            block = make_block(slice_us, len(self.blocks), self.block_bytes)
             self.blocks[bytes(block.data)] = seq
             self.shard.append(attempt, [(seq, late, block)])
 

@@ -203,7 +203,7 @@ class Folder:
         self.chain.append(manifest)
         self.manifests[manifest_name(manifest.token)] = manifest
         self.delete(self.retention.committed(manifest, self.has))
-        if self.retention.sweep_due():
+        if self.retention.sweep_due:
             versions = {n: self.manifests[n].version for n in self.retention.unknown(self.manifests)}
             self.delete(self.retention.sweep(versions, self.disk, self.has))
         kept = self.chain[-self.retain :]
@@ -364,8 +364,13 @@ def test_a_file_that_is_named_after_it_was_seen_stays() -> None:
 
 
 def test_sweeps_come_seldom() -> None:
-    retention = Retention(5, [manifest(1)])
-    assert [retention.sweep_due() for _ in range(11)] == [i % 5 == 0 for i in range(11)]
+    retention, due = Retention(5, [manifest(1)]), []
+    for version in range(2, 14):
+        due.append(retention.sweep_due)
+        if version > 2 and retention.sweep_due:  # the first one fails
+            retention.sweep({}, [], lambda _: False)
+        retention.committed(manifest(version), lambda _: False)
+    assert due == [True, True, *[False] * 4, True, *[False] * 4, True]
 
 
 @pytest.mark.parametrize("merged", [False, True])
