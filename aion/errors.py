@@ -60,6 +60,13 @@ class CorruptState(StateError):
     """A manifest or a file of a version is damaged or missing; the message names file and version."""
 
 
+class DiskError(StateError, OSError):
+    """The disk under a state folder is full, read-only or failing; the message names the folder and the cause.
+
+    Nothing that was committed is harmed; what was not could not be kept.
+    """
+
+
 class FormatError(StateError):
     """State written by a newer Aion than this one."""
 

@@ -154,6 +154,7 @@ class LocalOperator:
             self._store.processing_bytes_per_s = read / max(took, 1e-6)
             executor.executions.clear()
         self._store.flush()
+        self._store.compact()
         if predicts(self.policy):
             self._store.prestage(executor.due_next(executor.operator.watermark.expected_next()))
         self._pressure.tick([("local", self._store)])

@@ -20,11 +20,17 @@ class StateMetrics:
 
     ``operators``: by name, the counters of its last commits summed over shards: ``events``, ``late_events``,
     ``dropped``, ``windows``, ``purged_windows``, ``executions`` by kind. Windows are counted per shard.
+    ``failed_writes``: files that the disk did not take; their blocks stayed in memory. ``merges``: of files, by which
+    ``merged_bytes`` were written once more; ``failed_merges`` changed nothing.
     """
 
     m_bucket_bytes: int
     p_bucket_bytes: int
     disk_only_bytes: int
+    failed_writes: int
+    merges: int
+    merged_bytes: int
+    failed_merges: int
     peak_m_bucket_bytes: int
     budget_bytes: int
     blocks: int

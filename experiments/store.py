@@ -23,6 +23,7 @@ CONTENDERS: dict[str, tuple[str, ...]] = {
     "disk": ("plain", "p-bucket"),
     "late": ("memory", "prestaged", "unstaged"),
     "past": ("all",),
+    "blobs": ("sst", "blob-files"),
 }
 PACKAGES = ("aion", "pyarrow", "numpy", "rocksdict", "psutil")
 
@@ -44,11 +45,11 @@ def store(
     ),
     events: Annotated[int, typer.Option(min=1000, help="Events of an on-time batch.")] = DEFAULTS.past_events,
     runs: Annotated[int, typer.Option(min=1, help="Measured runs of each leg.")] = DEFAULTS.runs,
-    legs: Annotated[str, typer.Option(help="Some of: ingest,disk,late,past.")] = "",
+    legs: Annotated[str, typer.Option(help="Some of: ingest,disk,late,past,blobs.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Of the generated events.")] = DEFAULTS.seed,
     out: Annotated[Path, typer.Option(help="For results; state lies there while it is measured.")] = Path("out/store"),
 ) -> None:
-    """Memory, ingestion, disk, late executions and many past windows of the tiered store, against targets."""
+    """Memory, ingestion, disk, late executions and many past windows of the tiered store; blob files."""
     # Here, not above: `aion --help` imports this module and needs none of it.
     from experiments import bench
     from experiments.ingest import wide_console
@@ -136,6 +137,14 @@ def line(leg: str, found: dict[str, Any]) -> str:
             f"{found['seconds'] * 1e3:,.0f} ms; blocks prestaged {found['hits']}, too late {found['late']}, "
             f"missed {found['misses']}"
         )
+    if leg == "blobs":
+        return (
+            "; ".join(
+                f"{what} " + ", ".join(f"{size}: {v / MIB:,.0f}" for size, v in found[f"{what}_bytes_per_s"].items())
+                for what in ("write", "read")
+            )
+            + " MiB/s"
+        )
     return ", ".join(f"{int(k):,}: {s * 1e3:.2f} ms" for k, s in found["seconds"].items())
 
 
@@ -173,6 +182,7 @@ def remarks(settings: Settings) -> str:
             "The plain file is synced once, at the end, and read in blocks that are kept, as staging keeps them.",
             f"late execution: the call that ends the batch of a late event, {settings.gap_s:g} s after it; a window of "
             f"{window:,.0f} MiB, page cache dropped before the event; the function looks at every byte of the payload.",
+            "blob files: values are put without a log, and flushed with each commit; SST files: written and ingested.",
             f"on-time batch: {settings.past_events:,} events of one window and its execution, while as many past "
             "windows are kept; the I/O of the batch before is done when it begins.",
         ]

@@ -18,6 +18,7 @@ LEGS = {
     "disk": "experiments.store_disk:disk",
     "late": "experiments.store_windows:late",
     "past": "experiments.store_windows:past",
+    "blobs": "experiments.store_blobs:blobs",
 }
 TIMEOUT_S = 900
 

@@ -20,6 +20,7 @@ INGEST_AT_LEAST = 0.8
 DISK_AT_LEAST = 0.6
 PRESTAGED_AT_MOST = 1.15
 PAST_AT_MOST = 1.10
+BLOB_SIZES = ("1 MiB", "64 KiB")
 
 Results = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 """What every measured run found, by leg and contender."""
@@ -79,6 +80,9 @@ def checks(results: Results, settings: Settings) -> list[Check]:
     late_target: tuple[Any, ...] = ("at most", PRESTAGED_AT_MOST)
     ratio("late", "seconds", "prestaged", "memory", "late execution: prestaged / in memory", *late_target)
     ratio("late", "seconds", "unstaged", "memory", "late execution: without prestaging / in memory")
+    for what, verb in (("write", "writing"), ("read", "reading")):
+        for size in BLOB_SIZES:
+            ratio("blobs", f"{what}_bytes_per_s.{size}", "blob-files", "sst", f"{verb} {size}: blob files / SST files")
     fewest, *more = settings.past_windows
     past, past_cpu = past_series(results), past_series(results, "cpu_seconds")
 
@@ -121,6 +125,10 @@ def figures(results: Results) -> list[tuple[str, str, str, dict[str, list[float]
         ("past", "an on-time batch", "µs", scaled(past, 1e6)),
         ("past-io", "the I/O thread's work for it, beside or after it", "µs", scaled(past_io, 1e6)),
     ]
+    for what, words in (("write", "writing"), ("read", "reading")):
+        for size in BLOB_SIZES:
+            values = of("blobs", f"{what}_bytes_per_s.{size}", 1 / MIB)
+            found.append((f"blobs-{what}-{size.replace(' ', '')}", f"{words} values of {size}", "MiB/s", values))
     return [line for line in found if line[3]]
 
 

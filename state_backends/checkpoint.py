@@ -7,6 +7,7 @@ that only grow, and purges wait for the commit.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,9 +15,9 @@ from typing import Any
 
 from rocksdict import Cache
 
-from aion.errors import CorruptBlock, CorruptState, FormatError, SessionSuperseded
+from aion.errors import CorruptBlock, CorruptState, FormatError, SessionSuperseded, StateError
 from state_backends.block import Block
-from state_backends.depot import OPERATOR, SST, Depot
+from state_backends.depot import MANIFEST, OPERATOR, Depot
 from state_backends.manifest import (
     FileEntry,
     Identity,
@@ -29,6 +30,7 @@ from state_backends.manifest import (
     load_operator,
 )
 from state_backends.p_bucket import PBucket
+from state_backends.retention import Doomed, Retention
 from state_backends.store import BlockStore, SstFile, StoredBlock
 
 StoreFactory = Callable[[PBucket], BlockStore]
@@ -64,9 +66,8 @@ class Shard:
         self._attempt: str | None = None
         self._first_seq = 0
         self._purging: list[int] = []
-        self._written: list[SstFile] = []  # by the attempt at work, and named by no manifest yet
-        # Versions that may still be asked for, oldest first.
-        self._retained: list[Manifest] = []
+        self._written: list[SstFile] = []  # by the attempt at work or by merging, and named by no manifest yet
+        self._retention: Retention | None = None  # known from the first commit after a rebuild on
         self.rebuilds = 0
 
     # -- an attempt ---------------------------------------------------------------------------------------
@@ -147,12 +148,9 @@ class Shard:
         self._files = {no: known[no] for no in live}
         self._held = manifest
         self._attempt = None
-        self._retained.append(manifest)
+        unnamed = [Path(f.path).name for f in self._written if f.file_no not in self._files]
         self._written = []
-        try:
-            self._expire()
-        except OSError as error:
-            log.warning("%s: old versions could not be deleted now: %s", self.depot.where(attempt), error)
+        self._expire(manifest, unnamed)
 
     def abort(self, attempt: str) -> None:
         if self._attempt == attempt and self._store is not None:
@@ -182,9 +180,13 @@ class Shard:
         """Forgets everything that the attempt at work did."""
         assert self._store is not None
         self._store.rollback(self._first_seq)
+        # What merging wrote holds blocks of the version: the store goes on with it.
+        live = self._store.files()
         for file in self._written:
-            self.depot.delete(file.name)
-        self._written = []
+            if file.file_no not in live:
+                with contextlib.suppress(OSError):  # then it is an orphan, which retention finds
+                    self.depot.delete(file.name)
+        self._written = [f for f in self._written if f.file_no in live]
 
     # -- versions -----------------------------------------------------------------------------------------
 
@@ -198,7 +200,7 @@ class Shard:
 
     def _rebuild(self, token: str | None, attempt: str, identity: Identity) -> None:
         self.close()
-        self._held, self._files, self._attempt, self._written, self._retained = None, {}, None, [], []
+        self._held, self._files, self._attempt, self._written, self._retention = None, {}, None, [], None
         self.rebuilds += 1
         p_bucket = PBucket(self.depot.files, self._live, durable=True, cache=self._cache)
         store = self._make_store(p_bucket)
@@ -214,7 +216,6 @@ class Shard:
                 store.restore(list(self._files.values()), frozenset(manifest.purged))
                 p_bucket.next_file_no = max(p_bucket.next_file_no, manifest.next_file_no)
                 self._held = manifest
-                self._retained = self._versions_before(manifest)
         except CorruptState as error:
             store.close()
             raise CorruptState(f"version {token} in {self.depot.where(token or '')}: {error}") from error
@@ -254,6 +255,24 @@ class Shard:
         path = self.depot.files / entry.name
         return SstFile(entry.file_no, str(path), entry.size_bytes, entry.crc, entry.index_crc, entry.blocks)
 
+    # -- what is kept, and what is merged -----------------------------------------------------------------
+
+    def _expire(self, manifest: Manifest, unnamed: Sequence[str]) -> None:
+        """Deletes what nobody can ask for any more, and has the rest merged. The version is made: nothing raises."""
+        assert self._p is not None and self._store is not None
+        try:
+            self._delete(Doomed([], list(unnamed)))
+            if self._retention is None:
+                self._retention = Retention(self._retain, self._versions_before(manifest))
+            else:
+                self._delete(self._retention.committed(manifest, self._p.has))
+            if self._retention.sweep_due:
+                self._delete(self._sweep(self._retention))
+            held, disk = self._retention.held_bytes, self._retention.disk_bytes
+            self._store.compact(self._files, held_bytes=held, disk_bytes=disk)
+        except (OSError, StateError) as error:
+            log.warning("what shard %d does not need is left for later: %s", self.identity.shard, error)
+
     def _versions_before(self, manifest: Manifest) -> list[Manifest]:
         """The manifest and those it came from, as far back as they are still there and whole, oldest first."""
         chain = [manifest]
@@ -264,32 +283,32 @@ class Shard:
                 break  # nobody asks for it now; whoever does will be told
         return chain[::-1]
 
-    def _expire(self) -> None:
-        """Deletes what nobody can ask for any more: old versions, failed attempts, and files that only they needed.
-
-        Spark has chosen the version that this one came from. So other versions as old as that one lost, and files of
-        numbers that were given out before it belong to attempts that are over.
-        """
-        current = self._retained[-1]
-        self._retained = self._retained[-self._retain :]
-        kept = {m.token for m in self._retained}
-        for token in self.depot.tokens():
-            if token in kept:
-                continue
+    def _sweep(self, retention: Retention) -> Doomed:
+        """Looks through the folder for what nobody told of: other attempts, and what crashes left."""
+        assert self._p is not None
+        versions: dict[str, int | None] = {}
+        for name in retention.unknown(self.depot.manifests()):
             try:
-                version = load(self.depot.load(token), token).version
+                versions[name] = load(self.depot.load(name.removesuffix(MANIFEST)), name).version
             except (CorruptState, FormatError, FileNotFoundError):
-                continue  # of whatever it is the remains, it is not ours to judge
-            if version < current.version:
-                self.depot.discard(token)
-        given_out = self._retained[-2].next_file_no if len(self._retained) > 1 else 0
-        needed = {f.name for m in self._retained for f in m.files}
-        for name in self.depot.names():
-            number = name.partition("-")[0]
-            if name in needed or not number.isdecimal():
-                continue
-            if int(number) < given_out or name.endswith(f"-{current.token}{SST}"):
-                self.depot.delete(name)
+                versions[name] = None
+        return retention.sweep(versions, self.depot.names(), self._p.has)
+
+    def _delete(self, doomed: Doomed) -> None:
+        """Deletes; what the disk does not let go is tried again after the next commit."""
+        left = Doomed([], [])
+        for delete, names, kept in (
+            (self.depot.discard, doomed.manifests, left.manifests),
+            (self.depot.delete, doomed.files, left.files),
+        ):
+            for name in names:
+                try:
+                    delete(name)
+                except OSError as error:
+                    log.warning("cannot delete %s; it is tried again: %s", name, error)
+                    kept.append(name)
+        if self._retention is not None:
+            self._retention.spared(left)
 
 
 def _entry(file: SstFile) -> FileEntry:

@@ -7,11 +7,13 @@ folder on the host with copies of the files in use: new ones are written there f
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from state_backends.faults import disk_error, disk_errors
 from state_backends.store import SstFile
 
 MANIFEST = ".json"
@@ -54,10 +56,10 @@ class Depot(Protocol):
     def load(self, token: str) -> bytes:
         """Raises FileNotFoundError."""
 
-    def tokens(self) -> list[str]:
-        """Of all manifests."""
+    def manifests(self) -> list[str]:
+        """The names of all manifests, ``<token>.json``, and of half written ones."""
 
-    def discard(self, token: str) -> None:
+    def discard(self, name: str) -> None:
         """Removes a manifest, if it is there."""
 
     def where(self, token: str) -> str:
@@ -94,20 +96,31 @@ class LocalDepot:
         (self.files / name).unlink(missing_ok=True)
 
     def names(self) -> list[str]:
-        return [path.name for end in (SST, PART) for path in self.files.glob("*" + end)]
+        return [path.name for path in self.files.glob("*") if path.suffix in (SST, PART)]
 
     def save(self, token: str, manifest: bytes) -> None:
         path = self._path(token)
-        self._write(path, path.with_suffix(PART), manifest)
+        try:
+            self._write(path, path.with_suffix(PART), manifest)
+        except BaseException:
+            with contextlib.suppress(OSError):  # a version that its writer was told is none must not look like one
+                path.unlink()
+            raise
 
     def load(self, token: str) -> bytes:
-        return self._path(token).read_bytes()
+        path = self._path(token)
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise disk_error("reading a version", path.parent, error) from error
 
-    def tokens(self) -> list[str]:
-        return [path.stem for path in self._manifests.glob("*" + MANIFEST)]
+    def manifests(self) -> list[str]:
+        return [path.name for path in self._manifests.glob("*") if path.suffix in (MANIFEST, PART)]
 
-    def discard(self, token: str) -> None:
-        self._path(token).unlink(missing_ok=True)
+    def discard(self, name: str) -> None:
+        (self._manifests / name).unlink(missing_ok=True)
 
     def where(self, token: str) -> str:
         return str(self._path(token))
@@ -123,13 +136,19 @@ class LocalDepot:
         self._write(path, path.with_name(f"{OPERATOR}.{self.folder.name}{PART}"), owner)
 
     def _write(self, path: Path, part: Path, data: bytes) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        part.rename(path)
-        sync(path.parent)
+        try:
+            with disk_errors("writing a version", path.parent):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with part.open("wb") as out:
+                    out.write(data)
+                    out.flush()
+                    os.fsync(out.fileno())
+                part.rename(path)
+                sync(path.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise
 
     def _path(self, token: str) -> Path:
         # Not with_suffix: a token may have a dot.

@@ -5,7 +5,7 @@ The invariant behind every row: a live block is in memory, on disk, or both; nev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -30,6 +30,7 @@ class Move(StrEnum):
     STAGED = "staged"
     STAGE_FAILED = "stage_failed"
     CANCEL = "cancel"
+    RELOCATE = "relocate"  # into another file
     PURGE = "purge"
 
 
@@ -42,6 +43,9 @@ TRANSITIONS: dict[tuple[Place, Move], Place] = {
     (Place.STAGING, Move.STAGED): Place.BOTH,
     (Place.STAGING, Move.STAGE_FAILED): Place.DISK,
     (Place.STAGING, Move.CANCEL): Place.DISK,
+    (Place.BOTH, Move.RELOCATE): Place.BOTH,
+    (Place.DISK, Move.RELOCATE): Place.DISK,
+    (Place.STAGING, Move.RELOCATE): Place.STAGING,
     **{(place, Move.PURGE): Place.PURGED for place in Place if place is not Place.PURGED},
 }
 
@@ -121,6 +125,10 @@ class Ledger:
             for s in sorted(set(slices))
             for _, entry in sorted(self._slices.get(s, {}).items())
         ]  # fmt: skip
+
+    def of_files(self, files: Collection[int], slices: Iterable[int]) -> list[Entry]:
+        """Live blocks that these files hold, by slice and then in the order of arrival; ``slices``: of the files."""
+        return [entry for entry in self.of_slices(slices) if entry.file_no in files]
 
     def _count(self, entry: Entry, sign: int) -> None:
         if entry.place in IN_MEMORY:

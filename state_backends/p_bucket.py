@@ -1,64 +1,47 @@
 """The persistent side of a shard: immutable SST files, and the RocksDB that has ingested them.
 
-A file is written once with RocksDB's own writer and then ingested by hard link, so the durable copy and the
-one that reads are the same bytes on disk. Keys are ``file number | slice | seq``, big endian: files never
-overlap, so each lands on the lowest level, nothing is ever compacted into something else, and the blocks of
-one slice stand together in each file. An 8-byte key (the file number alone) holds the file's index of blocks.
+A file is written once with RocksDB's own writer and then ingested by hard link, so the durable copy and the one that
+reads are the same bytes on disk; :mod:`state_backends.sst_file` says what is in it.
 
 Used by the I/O thread only, except where said. Sources of the layout: FACTS ("rocksdict"), DESIGN section 2.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
+import logging
 import os
 import shutil
-import struct
 import threading
 import zlib
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-import orjson
-from rocksdict import (
-    BlockBasedOptions,
-    Cache,
-    DBCompressionType,
-    IngestExternalFileOptions,
-    Options,
-    Rdict,
-    SstFileWriter,
-    WriteOptions,
-)
+from rocksdict import Cache, IngestExternalFileOptions, Rdict, WriteOptions
 
 from aion.errors import CorruptBlock, CorruptState, StateError
 from state_backends.block import Block, parse
 from state_backends.depot import PART, SST, sync
+from state_backends.faults import disk_error, disk_errors, from_rocksdb, is_rocksdb_io
 from state_backends.io_thread import Steps
+from state_backends.sst_file import Indexed, NewFile, block_key, checksum, index_key, read_index, rocksdb_options
 from state_backends.store import SstFile
 
-_KEY = struct.Struct(">QQQ")
-_INDEX_KEY = struct.Struct(">Q")
-_SIGN = 1 << 63
-_LAST = ((1 << 64) - 1, (1 << 64) - 1)
-_TABLE_FORMAT = 6  # of RocksDB's files: docs/state-format.md. Stays, whatever a later RocksDB prefers
-_BLOCK_BYTES = 4096
-_CHUNK_BYTES = 1 << 20
 _FILES_AT_ONCE = 64  # about 0.1 s, for which an urgent read of another shard waits
 CACHE_BYTES = 4 << 20
+# Another file system, or one that knows no links, or no more of them.
+_CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+# RocksDB that fails may not let itself be closed, and keeps its folder locked then: each gets one of its own.
+_db_numbers = itertools.count()
+log = logging.getLogger(__name__)
 
 
 def cache_bytes(budget_bytes: int) -> int:
     """The part of a memory budget for RocksDB's block cache: it only serves indexes and small blocks."""
     return min(CACHE_BYTES, budget_bytes // 16)
-
-
-class Indexed(NamedTuple):
-    """A line of a file's index of blocks."""
-
-    slice_us: int
-    seq: int
-    size_bytes: int
 
 
 class PBucket:
@@ -68,6 +51,9 @@ class PBucket:
     :meth:`close`; both should be on one file system, otherwise ingesting copies. ``durable``: files are synced to the
     device, and deleted by the versions that name them; otherwise as soon as they are dropped. ``cache``: RocksDB's
     block cache, shared by a host's shards.
+
+    What the disk refuses is raised as DiskError. RocksDB that once could not write never writes again, so it is made
+    anew, from the same files, when it is next needed.
     """
 
     def __init__(self, files: Path, live: Path, *, durable: bool, cache: Cache | None = None) -> None:
@@ -79,52 +65,67 @@ class PBucket:
         self.tag = "0"
         self.next_file_no = 0
         self._db: Rdict | None = None
+        self._db_path = live
         self._closed = False
+        self._failed = False
+        self._held: dict[int, SstFile] = {}  # by RocksDB
+        self._writing: set[int] = set()
+
+    def has(self, file_no: int) -> bool:
+        """Whether a file is being written, or can be read. From any thread."""
+        return file_no in self._writing or file_no in self._held
 
     # -- steps for the I/O thread -------------------------------------------------------------------------
 
     def write(self, blocks: Sequence[tuple[int, Block]]) -> Steps[SstFile]:
         """Steps that write (seq, block) pairs as one file and ingest it."""
+        ordered = sorted(blocks, key=lambda b: (b[1].header.slice_us, b[0]))
+        with self.writing([Indexed(b.header.slice_us, seq, b.size_bytes) for seq, b in ordered]) as out:
+            for seq, block in ordered:
+                out.put(block.header.slice_us, seq, bytes(block.data))
+                yield block.size_bytes
+            yield from out.seal()
+        return out.file
+
+    @contextlib.contextmanager
+    def writing(self, index: Sequence[Indexed], mark: str = "") -> Iterator[NewFile]:
+        """A new file, to be given the blocks of its index in this order and sealed; then it is ingested, or gone.
+
+        ``mark``: what its name ends with. Raises DiskError.
+        """
         with self._numbers:
             file_no = self.next_file_no
             self.next_file_no += 1
-        self.files.mkdir(parents=True, exist_ok=True)
-        path = self.files / f"{file_no:010d}-{self.tag}{SST}"
+            self._writing.add(file_no)
+        path = self.files / f"{file_no:010d}-{self.tag}{mark}{SST}"
         part = path.with_suffix(PART)
-        ordered = sorted(blocks, key=lambda b: (b[1].header.slice_us, b[0]))
-        index = orjson.dumps([[b.header.slice_us, seq, b.size_bytes] for seq, b in ordered])
-        # RocksDB reads the first and the last data block of a file that it ingests: both are kept small.
-        index = index.ljust(_BLOCK_BYTES)
         try:
-            writer = SstFileWriter(_options(self._cache))
-            writer.open(str(part))
-            writer[_INDEX_KEY.pack(file_no)] = index
-            for seq, block in ordered:
-                writer[_key(file_no, block.header.slice_us, seq)] = bytes(block.data)
-                yield block.size_bytes
-            writer[_KEY.pack(file_no, *_LAST)] = b""
-            writer.finish()  # syncs the file
-            crc = yield from checksum(part)
-            part.rename(path)
-            if self.durable:
-                sync(self.files)
+            with disk_errors("writing state", self.files):
+                self.files.mkdir(parents=True, exist_ok=True)
+                out = NewFile(file_no, path.name, part, index, rocksdb_options(self._cache))
+                yield out
+                part.rename(path)
+                if self.durable:
+                    sync(self.files)
+                out.file = SstFile(file_no, str(path), out.size_bytes, out.crc, out.index_crc, len(index))
+                self._ingest([out.file])
         except BaseException:
-            part.unlink(missing_ok=True)
+            for left in (part, path):  # nobody will ever name it
+                with contextlib.suppress(OSError):
+                    left.unlink()
             raise
-        file = SstFile(file_no, str(path), path.stat().st_size, crc, zlib.crc32(index), len(ordered))
-        try:
-            self._ingest([file])
-        except BaseException:
-            path.unlink(missing_ok=True)  # nobody will ever name it
-            raise
-        return file
+        finally:
+            self._writing.discard(file_no)
 
     def fetch(self, file_no: int, slice_us: int, seq: int) -> Steps[Block]:
-        """Steps that read one block; raises CorruptBlock if it is not there."""
-        name = f"block {seq} of slice {slice_us} in file {file_no}"
+        """Steps that read one block; raises CorruptBlock if it is not there or damaged, DiskError if unreadable."""
+        held = self._held.get(file_no)
+        name = f"block {seq} of slice {slice_us} in file {held.name if held else file_no}"
         try:
-            value = self._open().get(_key(file_no, slice_us, seq))
+            value = self._open().get(block_key(file_no, slice_us, seq))
         except Exception as error:  # rocksdict raises plain Exceptions
+            if isinstance(error, OSError) or is_rocksdb_io(error):
+                raise disk_error(f"reading {name}", self.files, error) from error
             raise CorruptBlock(f"{name}: RocksDB cannot read it: {error}") from error
         if value is None:
             raise CorruptBlock(f"{name}: the file does not hold it")
@@ -132,16 +133,17 @@ class PBucket:
         return parse(value, name)
 
     def adopt(self, files: Sequence[SstFile]) -> Steps[list[list[Indexed]]]:
-        """Steps that take over existing files; returns the index of each. Raises CorruptState naming the file.
+        """Steps that take over existing files; returns the index of each.
 
         Takes as long as there are files: of each, only its index and a few small parts are read, whatever its size.
+        Raises CorruptState, or DiskError, naming the file.
         """
         indexes: list[list[Indexed]] = []
         for begin in range(0, len(files), _FILES_AT_ONCE):
             yield 0
             batch = files[begin : begin + _FILES_AT_ONCE]
             try:
-                self._take_over(batch)
+                found = self._take_over(batch)
             except CorruptState:
                 if len(batch) == 1:
                     raise
@@ -149,46 +151,62 @@ class PBucket:
                     yield 0
                     self._take_over([file])
                 raise
-            keys = [_INDEX_KEY.pack(file.file_no) for file in batch]
-            for file, index in zip(batch, self._open().get(keys), strict=True):
+            for file, index in zip(batch, found, strict=True):
                 if index is None or zlib.crc32(index) != file.index_crc:
-                    raise CorruptState(f"file {file.name}: its index of blocks is not the one its manifest names")
-                indexes.append([Indexed(*line) for line in orjson.loads(index)])
+                    # A file in another one's place hides blocks of a third one: which one it is, its bytes tell.
+                    bad = next((f for f in files if checksum(Path(f.path)) != f.crc), file)
+                    raise CorruptState(f"file {bad.name}: its index of blocks is not the one its manifest names")
+                indexes.append(read_index(index, file.name))
                 self.next_file_no = max(self.next_file_no, file.file_no + 1)
         return indexes
 
-    def _take_over(self, files: Sequence[SstFile]) -> None:
+    def _take_over(self, files: Sequence[SstFile]) -> list[bytes | None]:
+        """Ingests files; the values of their indexes."""
         names = ", ".join(file.name for file in files)
         try:
             for file in files:
                 if Path(file.path).stat().st_size != file.size_bytes:
                     raise CorruptState(f"file {file.name}: not of the {file.size_bytes} bytes that its manifest says")
             self._ingest(files)
-        except OSError as error:
+            found: list[bytes | None] = self._open().get([index_key(file.file_no) for file in files])
+            return found
+        except FileNotFoundError as error:
             raise CorruptState(f"file {names} cannot be read: {error}") from error
         except CorruptState:
             raise
         except Exception as error:  # rocksdict raises plain Exceptions for what RocksDB refuses
+            if isinstance(error, OSError) or is_rocksdb_io(error):
+                raise disk_error(f"opening file {names}", self.files, error) from error
             raise CorruptState(f"file {names} is no whole SST file: {error}") from error
 
-    def drop(self, file_no: int) -> Steps[None]:
-        """Steps that make RocksDB forget a file; if it is durable, the other link is retention's to delete."""
-        if self._db is not None:
-            begin, end = _INDEX_KEY.pack(file_no), _INDEX_KEY.pack(file_no + 1)
-            self._db.delete_range(begin, end, write_opt=_no_wal())
-            yield 0
-            # A compaction over exactly this range unlinks the file, and rewrites nothing.
-            self._db.compact_range(begin, end)
+    def drop(self, *file_nos: int) -> Steps[None]:
+        """Steps that make RocksDB forget files; if they are durable, the other links are retention's to delete."""
+        dropped = [self._held.pop(no) for no in sorted(file_nos) if no in self._held]
+        for first, last in self._runs([file.file_no for file in dropped]):
+            if self._db is None or self._failed:
+                break  # one that is made anew knows nothing of them
+            begin, end = index_key(first), index_key(last + 1)
+            try:
+                self._db.delete_range(begin, end, write_opt=_no_wal())
+                yield 0
+                # A compaction over exactly this range unlinks the files, and rewrites nothing.
+                self._db.compact_range(begin, end)
+            except Exception as error:
+                if not from_rocksdb(error):
+                    raise
+                self._failed = True
+                log.warning("RocksDB in %s could not drop files and will be made anew: %s", self.live, error)
         if not self.durable:
-            for path in self.files.glob(f"{file_no:010d}-*.sst"):
-                path.unlink(missing_ok=True)
+            for file in dropped:
+                Path(file.path).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Closes RocksDB and removes its folder, for good; call it when no request is under way."""
         self._closed = True
         if self._db is not None:
-            self._db.close()
+            _close(self._db)
             self._db = None
+        self._held.clear()
         shutil.rmtree(self.live, ignore_errors=True)
 
     def disk_bytes(self) -> int:
@@ -204,48 +222,87 @@ class PBucket:
         if self._db is None:
             shutil.rmtree(self.live, ignore_errors=True)
             self.live.mkdir(parents=True, mode=0o700)
-            self._db = Rdict(str(self.live / "db"), _options(self._cache))
+            self._db_path, self._failed = self._new_path(), False
+            self._db = Rdict(str(self._db_path), rocksdb_options(self._cache))
         return self._db
+
+    def _new_path(self) -> Path:
+        return self.live / f"db-{next(_db_numbers)}"
 
     def _ingest(self, files: Sequence[SstFile]) -> None:
         """All or none; one call for many is several times quicker than many calls."""
         db = self._open()
+        if not self._failed:
+            try:
+                self._ingest_into(db, files)
+            except Exception as error:
+                if not is_rocksdb_io(error):
+                    raise
+                # It may be the disk's fault now, or that of something earlier that RocksDB does not get over.
+                self._failed = True
+        if self._failed:
+            self._ingest_into(self._renew(db), files)
+        self._held.update((file.file_no, file) for file in files)
+
+    def _renew(self, old: Rdict) -> Rdict:
+        """Makes RocksDB anew beside the old one, which is read from until the new one has everything."""
+        path = self._new_path()
+        db: Rdict | None = None
+        try:
+            db = Rdict(str(path), rocksdb_options(self._cache))
+            self._ingest_into(db, list(self._held.values()))
+        except BaseException:
+            if db is not None:
+                _close(db)
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+        path, self._db_path = self._db_path, path
+        self._db, self._failed = db, False
+        _close(old)
+        shutil.rmtree(path, ignore_errors=True)
+        return db
+
+    def _ingest_into(self, db: Rdict, files: Sequence[SstFile]) -> None:
+        if not files:
+            return
         links = {self.live / f"{file.file_no}.ingest": file.path for file in files}
         try:
             for link, path in links.items():
                 try:
                     os.link(path, link)
-                except OSError:
-                    shutil.copyfile(path, link)  # another file system
+                except OSError as error:
+                    if error.errno not in _CANNOT_LINK:
+                        raise
+                    shutil.copyfile(path, link)
             how = IngestExternalFileOptions()
             how.set_move_files(True)
             db.ingest_external_file([str(link) for link in links], how)
         except BaseException:
             for link in links:
-                if link.is_file():
+                with contextlib.suppress(OSError):
                     link.unlink()
             raise
 
+    def _runs(self, file_nos: Sequence[int]) -> list[tuple[int, int]]:
+        """First and last of stretches of numbers between which nothing is that stays."""
+        stays = sorted(self._held.keys() | self._writing)
+        runs: list[tuple[int, int]] = []
+        for no in file_nos:
+            if runs and bisect(stays, runs[-1][1]) == bisect(stays, no):
+                runs[-1] = (runs[-1][0], no)
+            else:
+                runs.append((no, no))
+        return runs
 
-def _key(file_no: int, slice_us: int, seq: int) -> bytes:
-    return _KEY.pack(file_no, slice_us + _SIGN, seq)
 
-
-def _options(cache: Cache) -> Options:
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    # Blocks are compressed, or not, by their codec; and files are never merged: they are born sorted.
-    options.set_compression_type(DBCompressionType.none())
-    options.set_disable_auto_compactions(True)
-    options.set_write_buffer_size(1 << 20)
-    # Blocks of one window are read one after the other: the kernel may read ahead.
-    options.set_advise_random_on_open(False)
-    table = BlockBasedOptions()
-    table.set_format_version(_TABLE_FORMAT)
-    table.set_block_size(_BLOCK_BYTES)
-    table.set_block_cache(cache)
-    options.set_block_based_table_factory(table)
-    return options
+def _close(db: Rdict) -> None:
+    """Closes RocksDB, whatever it says: one that has failed says that it cannot flush what nobody needs."""
+    try:
+        db.close()
+    except Exception as error:
+        if not from_rocksdb(error):
+            raise
+        log.info("RocksDB was closed after it had failed: %s", str(error))
 
 
 def _no_wal() -> WriteOptions:
@@ -254,12 +311,4 @@ def _no_wal() -> WriteOptions:
     return write
 
 
-def checksum(path: Path) -> Steps[int]:
-    """Steps that compute the CRC-32 of a file's bytes: about 5 GB/s for what was written just now."""
-    crc = 0
-    chunk = memoryview(bytearray(_CHUNK_BYTES))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(chunk):
-            crc = zlib.crc32(chunk[:count], crc)
-            yield 0  # these bytes are counted where they were written
-    return crc
+__all__ = ["Indexed", "PBucket", "cache_bytes", "sync"]

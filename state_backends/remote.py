@@ -112,11 +112,11 @@ class RemoteDepot:
             data: bytes = file.read(file.size())
             return data
 
-    def tokens(self) -> list[str]:
-        return [name.removesuffix(MANIFEST) for name in self._list("manifests", MANIFEST)]
+    def manifests(self) -> list[str]:
+        return self._list("manifests", MANIFEST)
 
-    def discard(self, token: str) -> None:
-        self._delete("manifests", token + MANIFEST)
+    def discard(self, name: str) -> None:
+        self._delete("manifests", name)
 
     def where(self, token: str) -> str:
         return self._uri("manifests", token + MANIFEST)

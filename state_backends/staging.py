@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, wait
 
-from aion.errors import StateError
+from aion.errors import CorruptBlock, StateError
 from policies.sizing import m_bucket_bytes
 from state_backends.block import Block
 from state_backends.io_thread import IoThread, Priority, Request, Steps
@@ -157,7 +157,20 @@ class StagedReads:
                 raise StateError(f"block {entry.seq} of slice {entry.slice_us}: its store was closed while it was read")
             if entry.place is not Place.DISK:
                 return None
-            return self._io.submit(Priority.READ, self._p.fetch(entry.file_no, entry.slice_us, entry.seq))
+            return self._io.submit(Priority.READ, self._read_steps(entry))
+
+    def _read_steps(self, entry: Entry) -> Steps[Block]:
+        """Reads a block from the file that holds it when its turn comes: merging moves blocks."""
+        while True:
+            file_no = entry.file_no
+            try:
+                return (yield from self._p.fetch(file_no, entry.slice_us, entry.seq))
+            except CorruptBlock:
+                with self._lock:
+                    if entry.place is Place.PURGED:
+                        raise _purged(entry) from None
+                    if entry.file_no == file_no:
+                        raise
 
     def _take(self, entry: Entry, fetched: Request[Block] | None) -> Block:
         """The block, from where it is now; counts how staging did."""
@@ -167,7 +180,7 @@ class StagedReads:
             with self._lock:
                 # First: after a rollback, its number may be another block's by now.
                 if entry.place is Place.PURGED:
-                    raise StateError(f"block {entry.seq} of slice {entry.slice_us} was purged while it was read")
+                    raise _purged(entry)
                 block = self._memory.get(entry.seq)
                 if block is not None:
                     if entry.seq in self._unread:
@@ -202,7 +215,7 @@ class StagedReads:
         try:
             if entry.place is not Place.STAGING:
                 return
-            block = yield from self._p.fetch(entry.file_no, entry.slice_us, entry.seq)
+            block = yield from self._read_steps(entry)
         except BaseException:
             with self._lock:
                 self._staging_over(entry.seq)
@@ -228,3 +241,7 @@ class StagedReads:
             entries = [self._ledger.move(e.seq, Move.STAGE) for e in list(self._ledger) if e.place is Place.DISK]
         for entry in entries:
             self._io.submit(Priority.READ, self._stage_steps(entry)).result()
+
+
+def _purged(entry: Entry) -> StateError:
+    return StateError(f"block {entry.seq} of slice {entry.slice_us} was purged while it was read")

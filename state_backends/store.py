@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple, Protocol
 
 from state_backends.block import Block
@@ -53,17 +53,26 @@ class StagingStats:
 
 @dataclass(slots=True)
 class StoreStats:
-    """Bytes are encoded bytes of live blocks; a block in both tiers counts in both."""
+    """Bytes are encoded bytes of live blocks; a block in both tiers counts in both.
+
+    ``failed_writes``: of files; their blocks stayed in memory. ``merges``: of files, by which ``merged_bytes`` were
+    written once more; ``failed_merges`` changed nothing.
+    """
 
     blocks: int = 0
     m_bucket_bytes: int = 0
     p_bucket_bytes: int = 0
     disk_only_bytes: int = 0
+    failed_writes: int = 0
+    merges: int = 0
+    merged_bytes: int = 0
+    failed_merges: int = 0
     staging: StagingStats = field(default_factory=StagingStats)
 
     def add(self, other: StoreStats) -> None:
-        for name in ("blocks", "m_bucket_bytes", "p_bucket_bytes", "disk_only_bytes"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for field_ in fields(self):
+            if field_.name != "staging":
+                setattr(self, field_.name, getattr(self, field_.name) + getattr(other, field_.name))
         self.staging.add(other.staging)
 
     def to_json(self) -> dict[str, Any]:
@@ -77,7 +86,10 @@ class BlockStore(Protocol):
     """How fast executions get through blocks, as far as it is known: what the size of m-buckets depends on."""
 
     def append(self, seq: int, block: Block, *, late: bool) -> None:
-        """Keeps a block. May wait for I/O when the memory budget is used up."""
+        """Keeps a block. May wait for I/O when the memory budget is used up.
+
+        Raises DiskError, and does not keep it, if then nothing can be written.
+        """
 
     def read(self, slices: Sequence[int], *, blocking: bool = False) -> Iterator[StoredBlock]:
         """The live blocks of these slices, lazily, by slice and in the order of arrival.
@@ -123,6 +135,14 @@ class BlockStore(Protocol):
 
     def files(self) -> dict[int, dict[int, int]]:
         """For each file with live blocks: every slice it holds, and how many live blocks of it (maybe 0)."""
+
+    def compact(self, among: Collection[int] | None = None, *, held_bytes: int = 0, disk_bytes: int = 0) -> None:
+        """Starts merging some of these files in the background, if that is worth it, or uses what was merged.
+
+        ``among``: the files of the last version; none of their blocks will be rolled back. None: of a store without
+        versions, all. ``held_bytes``, ``disk_bytes``: see :func:`state_backends.compaction.choose`. A merged file is
+        among those that the next :meth:`persist` returns.
+        """
 
     def stats(self) -> StoreStats:
         """What is where, in bytes, and how staging did."""

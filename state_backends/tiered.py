@@ -8,26 +8,26 @@ blocks are marked as being moved, stay readable meanwhile, and leave memory only
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from pathlib import Path
 from typing import Any
 
+from aion.errors import DiskError
 from state_backends.block import Block
+from state_backends.compaction import DEFAULTS, Limits
 from state_backends.io_thread import IoThread, Priority, Steps
-from state_backends.ledger import IN_MEMORY, Entry, Move, Place
+from state_backends.ledger import IN_MEMORY, NO_FILE, Entry, Move, Place
 from state_backends.m_bucket import MemoryBudget
+from state_backends.merging import delete
 from state_backends.p_bucket import PBucket
-from state_backends.staging import StagedReads
 from state_backends.store import SstFile, StagingStats, StoreStats
+from state_backends.writing import OutboxWrites
 
 MIB = 1 << 20
-log = logging.getLogger(__name__)
 
 
-class TieredStore(StagedReads):
+class TieredStore(OutboxWrites):
     """The standard policy. See :class:`state_backends.store.BlockStore` for the protocol."""
 
     def __init__(
@@ -42,6 +42,7 @@ class TieredStore(StagedReads):
         blocking: bool = True,
         outbox_bytes: int = 32 * MIB,
         read_ahead: int = 4,
+        limits: Limits = DEFAULTS,
     ) -> None:
         super().__init__(
             p_bucket,
@@ -51,15 +52,10 @@ class TieredStore(StagedReads):
             blocking=blocking,
             outbox_bytes=outbox_bytes,
             read_ahead=read_ahead,
+            limits=limits,
         )
         self._bucket_limit = bucket_limit_bytes
         self._keep_fraction = keep_fraction
-        self._outbox: dict[int, int] = {}  # seq -> bytes, waiting to be written and then let go
-        self._outbox_bytes = 0
-        self._leaving: set[int] = set()  # being written, to be let go afterwards
-        self._writes: set[Future[SstFile]] = set()
-        self._new_files: list[SstFile] = []
-        self._files: dict[int, dict[int, int]] = {}  # file -> slice -> live blocks of it in that file
         self._expired: set[int] = set()  # live slices that were destaged because their windows expired
         self._touched: dict[int, float] = {}  # slice -> when a watermark last concerned it
         self._appended: dict[int, tuple[float, float, int]] = {}  # slice -> first, last append, bytes
@@ -85,13 +81,25 @@ class TieredStore(StagedReads):
             if left < self._outbox_limit or not self._keeps(entry, late):
                 self._post(entry)
             exceeded = left < 0
-            if self._outbox and (exceeded or self._outbox_bytes >= self._outbox_limit):
+            if self._outbox and (exceeded or self._outbox_bytes >= self._write_at_bytes):
                 self._write(list(self._outbox), Priority.LATE_WRITE, leave=True)
             # Back-pressure: whoever fills memory waits for the disk, instead of growing.
             waiting = list(self._writes) if exceeded else []
         if waiting:
             wait(waiting)
+            self._refuse_if_stuck(entry, waiting)
         self._io.wait_for_room()
+
+    def _refuse_if_stuck(self, entry: Entry, writes: Sequence[Future[SstFile]]) -> None:
+        """Raises DiskError, and does not keep the block, if memory is full and the disk takes nothing."""
+        failed = [error for write in writes if (error := write.exception()) is not None]
+        with self._lock:
+            if not failed or entry.place is not Place.MEMORY or self._budget.left() >= 0:
+                return
+            self._forget([entry])
+        if isinstance(failed[-1], DiskError):
+            raise DiskError(f"memory is full, and no block can leave it: {failed[-1]}") from failed[-1]
+        raise failed[-1]
 
     def destage(self, slices: Sequence[int]) -> None:
         with self._lock:
@@ -136,31 +144,12 @@ class TieredStore(StagedReads):
 
     def purge(self, slices: Sequence[int]) -> None:
         with self._lock:
-            for entry in self._ledger.of_slices(slices):
-                self._forget(entry)
+            self._forget(self._ledger.of_slices(slices))
             for slice_us in slices:
                 self._past_staging.add(self._staging.pop(slice_us, StagingStats()))
                 self._appended.pop(slice_us, None)
                 self._expired.discard(slice_us)
                 self._touched.pop(slice_us, None)
-
-    def flush(self) -> None:
-        with self._lock:
-            if self._outbox:
-                self._write(list(self._outbox), Priority.DESTAGE, leave=True)
-
-    def persist(self, skip: Collection[int] = ()) -> list[SstFile]:
-        with self._lock:
-            leaving = set(self._outbox)
-            pending = [e.seq for e in self._ledger if e.place is Place.MEMORY and e.slice_us not in skip]
-            if pending:
-                self._write(pending, Priority.LATE_WRITE, leave=False, leaving=leaving)
-            writes = list(self._writes)
-        for write in writes:
-            write.result()
-        with self._lock:
-            files, self._new_files = self._new_files, []
-        return files
 
     def rollback(self, from_seq: int) -> None:
         while True:
@@ -168,40 +157,42 @@ class TieredStore(StagedReads):
                 # Memory pressure may begin to write meanwhile, but not while the lock is held.
                 writes = [write for write in tuple(self._writes) if not write.done()]
                 if not writes:
-                    for entry in [e for e in self._ledger if e.seq >= from_seq]:
-                        self._forget(entry)
+                    self._forget([e for e in self._ledger if e.seq >= from_seq])
                     unwanted = [f for f in self._new_files if f.file_no not in self._files]
                     self._new_files = [f for f in self._new_files if f.file_no in self._files]
                     break
             wait(writes)
         for file in unwanted:
-            Path(file.path).unlink(missing_ok=True)
+            delete(file)
 
     def restore(self, files: Sequence[SstFile], purged: frozenset[int]) -> None:
         indexes = self._io.submit(Priority.READ, self._p.adopt(files)).result()
         with self._lock:
             for file, index in zip(files, indexes, strict=True):
-                slices = self._files[file.file_no] = {line.slice_us: 0 for line in index}
+                self._files.add(file.file_no, [(line.slice_us, line.size_bytes) for line in index])
                 for line in index:
                     if line.slice_us not in purged:
-                        slices[line.slice_us] += 1
+                        self._files.gain(file.file_no, line.slice_us, line.size_bytes)
                         self._ledger.add(line.seq, line.slice_us, line.size_bytes, Place.DISK, file.file_no)
 
     def files(self) -> dict[int, dict[int, int]]:
         with self._lock:
-            return {no: dict(slices) for no, slices in self._files.items()}
+            return self._files.counts()
 
     def stats(self) -> StoreStats:
         with self._lock:
             m, p = self._ledger.memory_bytes, self._ledger.disk_bytes
             both = sum(e.size_bytes for e in self._ledger if e.place is Place.BOTH)
             stats = StoreStats(len(self._ledger), m, p, p - both)
+            stats.failed_writes, stats.failed_merges = self.failed_writes, self.failed_merges
+            stats.merges, stats.merged_bytes = self.merges, self.merged_bytes
             stats.staging.add(self._past_staging)
             for staging in self._staging.values():
                 stats.staging.add(staging)
             return stats
 
     def close(self) -> None:
+        self._stop_merging()
         with self._lock:
             self._closed = True  # nothing is asked of the p-bucket after this
             under_way: list[Future[Any]] = [*self._writes, *(r.future for r in self._stagings.values())]
@@ -221,6 +212,13 @@ class TieredStore(StagedReads):
             assert self._ledger.memory_bytes == self._memory.total_bytes
             assert set(self._outbox) <= {e.seq for e in self._ledger if e.place is Place.MEMORY}
             assert self._outbox_bytes == sum(self._outbox.values())
+            live = dict.fromkeys(self._files, 0)
+            for entry in self._ledger:
+                if entry.file_no != NO_FILE:
+                    live[entry.file_no] += entry.size_bytes
+            # No file without a live block, either.
+            assert live == {no: self._files[no].live_bytes for no in self._files}
+            assert all(live.values())
 
     # -- leaving memory -----------------------------------------------------------------------------------
 
@@ -250,92 +248,10 @@ class TieredStore(StagedReads):
                 self._evict(entry)
         return went
 
-    def _post(self, entry: Entry) -> None:
-        if entry.seq not in self._outbox:
-            self._outbox[entry.seq] = entry.size_bytes
-            self._outbox_bytes += entry.size_bytes
-
-    def _unpost(self, seq: int) -> None:
-        self._outbox_bytes -= self._outbox.pop(seq, 0)
-
-    def _evict(self, entry: Entry) -> None:
-        # Only from BOTH, which the table enforces: a block leaves memory after it has reached the disk.
-        self._ledger.move(entry.seq, Move.EVICT)
-        self._memory.let_go(entry.seq)
-        if entry.seq in self._unread:
-            self._unread.discard(entry.seq)
-            self._staging.setdefault(entry.slice_us, StagingStats()).vain_bytes += entry.size_bytes
-
-    def _forget(self, entry: Entry) -> None:
-        self._memory.let_go(entry.seq)
-        self._unpost(entry.seq)
-        self._leaving.discard(entry.seq)
-        if entry.seq in self._unread:
-            self._unread.discard(entry.seq)
-            self._staging.setdefault(entry.slice_us, StagingStats()).vain_bytes += entry.size_bytes
-        request = self._staging_over(entry.seq)
-        if request is not None:
-            request.cancel()
-        self._ledger.move(entry.seq, Move.PURGE)
-        if entry.file_no in self._files:
-            self._files[entry.file_no][entry.slice_us] -= 1
-            self._drop_if_dead(entry.file_no)
-
-    def _drop_if_dead(self, file_no: int) -> None:
-        if not any(self._files[file_no].values()):
-            del self._files[file_no]
-            self._io.submit(Priority.MAINTENANCE, self._p.drop(file_no))
-
-    # -- writing ------------------------------------------------------------------------------------------
-
     def _note_append(self, entry: Entry) -> None:
         now = time.monotonic()
         first, _, size = self._appended.get(entry.slice_us, (now, now, 0))
         self._appended[entry.slice_us] = (first, now, size + entry.size_bytes)
-
-    def _write(self, seqs: list[int], priority: Priority, *, leave: bool, leaving: set[int] | None = None) -> None:
-        """Starts writing blocks as one file; those that leave are let go once it is on disk."""
-        blocks = [(seq, self._memory[seq]) for seq in seqs]
-        for seq in seqs:
-            self._ledger.move(seq, Move.WRITE)
-            self._unpost(seq)
-        self._leaving |= set(seqs) if leave else leaving or set()
-        future = self._io.submit(priority, self._write_steps(blocks)).future
-        self._writes.add(future)
-        future.add_done_callback(self._written)
-
-    def _written(self, future: Future[SstFile]) -> None:
-        self._writes.discard(future)
-        if not future.cancelled() and future.exception() is not None:
-            # Whoever persists is told; a destage has nobody to tell but the log.
-            log.error("a write failed; its blocks stay in memory: %s", future.exception())
-
-    def _write_steps(self, blocks: list[tuple[int, Block]]) -> Steps[SstFile]:
-        try:
-            file = yield from self._p.write(blocks)
-        except BaseException:
-            with self._lock:
-                for seq, _ in blocks:
-                    # A failed destage loses nothing: the blocks are in memory, and due again.
-                    if seq in self._ledger:
-                        entry = self._ledger.move(seq, Move.WRITE_FAILED)
-                        if seq in self._leaving:
-                            self._leaving.discard(seq)
-                            self._post(entry)
-            raise
-        with self._lock:
-            self._new_files.append(file)
-            slices = self._files[file.file_no] = {block.header.slice_us: 0 for _, block in blocks}
-            for seq, block in blocks:
-                if seq not in self._ledger:
-                    continue  # purged while it was being written
-                entry = self._ledger.move(seq, Move.WRITTEN, file_no=file.file_no)
-                slices[block.header.slice_us] += 1
-                if seq in self._leaving:
-                    self._leaving.discard(seq)
-                    self._evict(entry)
-            self._drop_if_dead(file.file_no)
-        return file
 
 
 def _call(function: object) -> Steps[None]:

@@ -21,8 +21,9 @@ PURE_BY_DESIGN = {
     "aion.builder", "aion.combining", "aion.digests", "aion.distribution", "aion.errors", "aion.lateness",
     "aion.lifecycle", "aion.operator", "aion.plan", "aion.replay", "aion.rows", "aion.schema", "aion.slices",
     "aion.staleness", "aion.time", "aion.trigger", "aion.watermark", "aion.windows",
-    "state_backends", "state_backends.block", "state_backends.ledger", "state_backends.manifest",
-    "state_backends.store", "state_backends.wire", "policies",
+    "state_backends", "state_backends.block", "state_backends.compaction", "state_backends.ledger",
+    "state_backends.live_files", "state_backends.manifest", "state_backends.retention", "state_backends.store",
+    "state_backends.wire", "policies",
 }  # fmt: skip
 
 # Everything else has, or may have, an effect: a clock, a thread, a file, a process, a random number, Spark.

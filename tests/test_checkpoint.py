@@ -25,14 +25,16 @@ from aion.errors import CorruptState, ForeignState, FormatError, SessionSupersed
 from aion.plan import make_plan
 from state_backends.block import Block
 from state_backends.checkpoint import Shard
+from state_backends.compaction import DEFAULTS, Limits
 from state_backends.depot import LocalDepot
 from state_backends.io_thread import IoThread
 from state_backends.manifest import FileEntry, Identity, Manifest, dump, load
 from state_backends.p_bucket import PBucket
 from state_backends.remote import Remote, RemoteDepot
+from state_backends.retention import MERGED
 from state_backends.stores import STORES
 from state_backends.tiered import MemoryBudget
-from tests.test_store_contract import make_block
+from tests.test_store_contract import EAGER, make_block
 
 IDENTITY = Identity("query", "tolls", 3, 8, {"key": ["k"], "windows": {"w": 1}})
 
@@ -44,8 +46,17 @@ KINDS = [*STORES, "remote"]
 class Host:
     """A host that holds one shard, and can be replaced by another that knows its folder only."""
 
-    def __init__(self, kind: str, folder: Path, retain: int = 100) -> None:
-        self.kind, self.folder, self.retain = kind, folder, retain
+    def __init__(
+        self,
+        kind: str,
+        folder: Path,
+        retain: int = 100,
+        limits: Limits = DEFAULTS,
+        budget: int = 16 << 10,
+        block_bytes: int = 600,
+    ) -> None:
+        self.kind, self.folder, self.retain, self.limits = kind, folder, retain, limits
+        self.budget, self.block_bytes = budget, block_bytes
         self.blocks: dict[bytes, int] = {}
         self.attempts = 0
         self.start()
@@ -62,7 +73,8 @@ class Host:
 
     def make_store(self, p_bucket: PBucket) -> Any:
         store = STORES["tiered" if self.kind == "remote" else self.kind]
-        return store(p_bucket, self.io, MemoryBudget(16 << 10), bucket_limit_bytes=8 << 10)
+        options: dict[str, Any] = {"bucket_limit_bytes": self.budget // 2, "limits": self.limits}
+        return store(p_bucket, self.io, MemoryBudget(self.budget), **options)
 
     def stop(self) -> None:
         self.shard.close()
@@ -84,7 +96,7 @@ class Host:
     def append(self, attempt: str, *blocks: tuple[int, int], late: bool = False) -> None:
         """Blocks as (seq, slice); each has contents of its own, also if its seq was given before."""
         for seq, slice_us in blocks:
-            block = make_block(slice_us, len(self.blocks), 600)
+            block = make_block(slice_us, len(self.blocks), self.block_bytes)
             self.blocks[bytes(block.data)] = seq
             self.shard.append(attempt, [(seq, late, block)])
 
@@ -121,8 +133,11 @@ class Host:
         return {path.stem for path in (self.folder / "state" / "manifests").glob("*")}
 
     def files(self) -> set[str]:
+        """What lies there, but for what merging has under way: it is the store's, not yet a version's."""
         self.settle()
-        return {path.name for path in (self.folder / "state" / "files").glob("*")}
+        names = {path.name for path in (self.folder / "state" / "files").glob("*")}
+        named = self.named_files(*self.manifests())
+        return {name for name in names if MERGED not in name or name in named}
 
     def named_files(self, *tokens: str) -> set[str]:
         return {f.name for t in tokens for f in load(self.manifest(t).read_bytes(), t).files}
@@ -645,7 +660,7 @@ class ShardMachine(RuleBasedStateMachine):
 
     def __init__(self, kind: str, folder: Path) -> None:
         super().__init__()
-        self.host = Host(kind, folder)
+        self.host = Host(kind, folder, limits=EAGER)
         # Every version: the seqs and slices of its blocks, by contents; and the version that it came from.
         self.versions: dict[str | None, dict[bytes, tuple[int, int]]] = {None: {}}
         self.parents: dict[str | None, str | None] = {}

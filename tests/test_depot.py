@@ -113,19 +113,19 @@ def here(depot: Any, file: SstFile) -> SstFile:
 
 def test_manifests_are_what_was_saved(place: Place) -> None:
     depot = place.depot()
-    assert depot.tokens() == []
+    assert depot.manifests() == []
     for token in ("0001-a", "0002.b"):
         depot.save(token, token.encode() * 1000)
     for other in (depot, place.depot()):
-        assert sorted(other.tokens()) == ["0001-a", "0002.b"]
+        assert sorted(other.manifests()) == ["0001-a.json", "0002.b.json"]
         assert other.load("0002.b") == b"0002.b" * 1000
         with pytest.raises(FileNotFoundError):
             other.load("0003")
-    depot.discard("0001-a")
-    depot.discard("0001-a")
+    depot.discard("0001-a.json")
+    depot.discard("0001-a.json")
     if isinstance(depot, RemoteDepot):
         depot.settle()
-    assert place.depot().tokens() == depot.tokens() == ["0002.b"]
+    assert place.depot().manifests() == depot.manifests() == ["0002.b.json"]
 
 
 def test_files_are_what_was_published(place: Place) -> None:
@@ -148,7 +148,7 @@ def test_shards_know_nothing_of_one_another(place: Place) -> None:
     one, two = place.depot("one"), place.depot("two")
     one.save("t", b"1")
     one.publish([write(one, "0001-t.sst", b"x").name])
-    assert (two.tokens(), two.names()) == ([], [])
+    assert (two.manifests(), two.names()) == ([], [])
 
 
 # -- file systems that are not local ----------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_what_could_not_be_uploaded_is_not_there(make: Callable[..., Place], cal
         with pytest.raises(StorageError, match=r"^test://place/of/query/shard/.*: no more space in the cloud$"):
             publish()
     place.before = lambda *_: None
-    assert (place.depot().names(), place.depot().tokens()) == ([], [])
+    assert (place.depot().names(), place.depot().manifests()) == ([], [])
     assert Path(file.path).exists(), "the next attempt may have more luck"
     depot.publish([file.name])
     assert place.depot().names() == [file.name]
@@ -244,7 +244,7 @@ def test_folders_are_listed_once(make: Callable[..., Place]) -> None:
         depot.publish([write(depot, f"{i}-t.sst", b"x").name])
         depot.save(f"token-{i}", b"m")
         depot.delete(f"{i - 1}-t.sst")
-        assert (depot.names(), len(depot.tokens())) == ([f"{i}-t.sst"], i + 1)
+        assert (depot.names(), len(depot.manifests())) == ([f"{i}-t.sst"], i + 1)
     assert calls.count("get_file_info") == 2
 
 
@@ -269,7 +269,7 @@ def test_a_file_system_that_cannot_be_reached_is_named() -> None:
     depot = RemoteDepot(remote, "query/shard", Path("unused"))
     for _ in range(2):
         with pytest.raises(StorageError, match=r"^state\.dir nowhere://to/be/found: "):
-            depot.tokens()
+            depot.manifests()
     remote.close()
 
 

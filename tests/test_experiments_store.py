@@ -26,7 +26,7 @@ from experiments.store_common import (
     random_batches,
 )
 from experiments.store_legs import LEGS, perform, run_leg
-from experiments.store_report import Check, checks, past_series, series
+from experiments.store_report import BLOB_SIZES, Check, checks, past_series, series
 from experiments.store_settings import OVERCOMMIT, Settings
 from experiments.store_windows import mean_of_payloads
 from state_backends.block import decode
@@ -177,7 +177,7 @@ def test_state_is_so_many_budgets() -> None:
 def test_legs_can_be_chosen() -> None:
     assert set(choose("")) == set(CONTENDERS) == set(LEGS)
     assert list(choose("late, ingest")) == ["ingest", "late"]
-    with pytest.raises(typer.BadParameter, match="there are ingest, disk, late, past"):
+    with pytest.raises(typer.BadParameter, match="there are ingest, disk, late, past, blobs"):
         choose("inges")
 
 
@@ -213,6 +213,23 @@ def test_past(tmp_path: Path) -> None:
     found = request("past", "all", tmp_path)
     assert set(found["seconds"]) == {"1", "3"}
     assert "1: " in line("past", found)
+
+
+@pytest.mark.parametrize("contender", CONTENDERS["blobs"])
+def test_blobs(contender: str, tmp_path: Path) -> None:
+    found = request("blobs", contender, tmp_path)
+    assert all(found[f"{what}_bytes_per_s"].keys() == set(BLOB_SIZES) for what in ("write", "read"))
+    assert found["dropped_bytes"] >= found["bytes"] > 2 * 0.9 * TINY.disk_bytes
+    assert "64 KiB: " in line("blobs", found)
+
+
+def test_blob_files_are_compared_without_a_target() -> None:
+    def run(factor: float) -> dict[str, Any]:
+        speeds = {size: factor * (i + 1) for i, size in enumerate(BLOB_SIZES)}
+        return {"write_bytes_per_s": speeds, "read_bytes_per_s": speeds}
+
+    found = checks({"blobs": {"sst": [run(10)], "blob-files": [run(8), run(9)]}}, DEFAULTS)
+    assert [(check.measured, check.words) for check in found] == [(pytest.approx(0.85), "no target")] * 4
 
 
 def test_ingest_in_a_process_of_its_own(tmp_path: Path) -> None:

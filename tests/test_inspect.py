@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import aion
 from aion.cli import app
-from aion.errors import ConfigError
+from aion.errors import ConfigError, StateError
 from aion.inspecting import SET_ASIDE, set_back
 from state_backends.audit import ShardFinding, StateFolder, plan_repair
 from state_backends.checkpoint import Shard
@@ -123,6 +123,32 @@ def test_whatever_is_damaged_is_named_by_inspect(state: Path) -> None:
             assert mine == {name for name, finding in found.items() if finding.damage}, how
         path.write_bytes(data)
     assert not any(finding.damage for finding in look(state).values())
+
+
+@pytest.mark.parametrize("suffix", [".json", ".sst"])
+def test_a_damaged_version_is_an_error_with_names_and_never_other_blocks(
+    state: Path, tmp_path: Path, suffix: str
+) -> None:
+    rng = random.Random(2)
+    with Writer(state, 0, tmp_path / "live") as writer:
+        files = sorted(writer.folder.rglob("*" + suffix))
+        newest = max(p.stem for p in (writer.folder / "manifests").iterdir())
+        whole = writer.read(newest)
+        other = next((state / "query/tolls/shard-00001").rglob("*" + suffix)).read_bytes()
+    for path in files if suffix == ".sst" else [writer.folder / "manifests" / f"{newest}.json"]:
+        data = path.read_bytes()
+        for how, content in damages(data, other, rng):
+            path.unlink()  # not in place: RocksDB's link would see it
+            path.write_bytes(content)
+            with Writer(state, 0, tmp_path / "live") as writer:
+                try:
+                    read = writer.read(newest)
+                except StateError as error:
+                    assert path.name in str(error), (how, error)
+                    assert suffix == ".json" or newest in str(error), (how, error)
+                else:
+                    assert suffix == ".sst" and read == whole, f"{how}: only bytes that hold nothing may go unnoticed"
+        path.write_bytes(data)
 
 
 def test_a_missing_file_is_named_with_its_versions(state: Path) -> None:

@@ -69,7 +69,10 @@ def read_version(shard: Path, token: str) -> dict[tuple[int, int], bytes]:
             file_no, slice_, seq = struct.unpack(">QQQ", key)
             assert file_no == file["file_no"]
             found[slice_ - 2**63, seq] = value
-        assert json.loads(index) == [[s, seq, len(value)] for (s, seq), value in found.items()]
+        assert json.loads(index) == {
+            "file": file["name"],
+            "blocks": [[s, seq, len(value)] for (s, seq), value in found.items()],
+        }
         assert len(found) == file["blocks"]
         blocks |= {key: value for key, value in found.items() if key[0] not in manifest["purged"]}
     return blocks

@@ -1,0 +1,130 @@
+"""What is in an SST file of blocks, and how one is written.
+
+Keys are ``file number | slice | seq``, big endian: files never overlap, so RocksDB puts each on its lowest level and
+never compacts it into something else, and the blocks of one slice stand together in each file. An 8-byte key (the
+file number alone) holds the file's index of blocks.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import orjson
+from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, SstFileWriter
+
+from aion.errors import CorruptState
+from state_backends.depot import sync
+from state_backends.io_thread import Steps
+from state_backends.store import SstFile
+
+_KEY = struct.Struct(">QQQ")
+_INDEX_KEY = struct.Struct(">Q")
+_SIGN = 1 << 63
+_LAST = ((1 << 64) - 1, (1 << 64) - 1)
+_TABLE_FORMAT = 6  # of RocksDB's files: docs/state-format.md. Stays, whatever a later RocksDB prefers
+_BLOCK_BYTES = 4096
+_CHUNK_BYTES = 1 << 20
+_SYNC_BYTES = 8 << 20
+_OWN_FILE_BYTES = 1 << 20
+
+
+class Indexed(NamedTuple):
+    """A line of a file's index of blocks."""
+
+    slice_us: int
+    seq: int
+    size_bytes: int
+
+
+class NewFile:
+    """A file that is being written; ``file`` is known when it is whole and has been ingested."""
+
+    file: SstFile
+
+    def __init__(self, file_no: int, name: str, part: Path, index: Sequence[Indexed], options: Options) -> None:
+        self.file_no = file_no
+        self._part = part
+        # RocksDB reads the first and the last data block of a file that it ingests: both are kept small.
+        # The name is in it so that no file can be taken for another with blocks of the same numbers and sizes.
+        lines = orjson.dumps({"file": name, "blocks": [tuple(line) for line in index]}).ljust(_BLOCK_BYTES)
+        self.index_crc = zlib.crc32(lines)
+        self._writer = SstFileWriter(options)
+        self._writer.open(str(part))
+        self._writer[index_key(file_no)] = lines
+        self._unsynced = 0
+        self.size_bytes = self.crc = 0  # of the whole file, when it is sealed
+
+    def put(self, slice_us: int, seq: int, value: bytes) -> None:
+        self._writer[block_key(self.file_no, slice_us, seq)] = value
+        self._unsynced += len(value)
+
+    def sync_due(self) -> bool:
+        """Whether so much was written that syncing all at the end would keep the I/O thread for long."""
+        return self._unsynced >= _SYNC_BYTES
+
+    def sync(self) -> None:
+        sync(self._part)
+        self._unsynced = 0
+
+    def seal(self) -> Steps[None]:
+        """Steps that end the file and compute the CRC-32 of its bytes: some 5 GB/s for what was written just now."""
+        self._writer[_KEY.pack(self.file_no, *_LAST)] = b""
+        self._writer.finish()  # syncs the file
+        yield 0
+        chunk = memoryview(bytearray(_CHUNK_BYTES))
+        with self._part.open("rb", buffering=0) as file:
+            while count := file.readinto(chunk):
+                self.size_bytes += count
+                self.crc = zlib.crc32(chunk[:count], self.crc)
+                yield 0  # these bytes are counted where they were written
+
+
+def checksum(path: Path) -> int:
+    """The CRC-32 of a file's bytes, all at once."""
+    crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            crc = zlib.crc32(chunk, crc)
+    return crc
+
+
+def read_index(index: bytes, name: str) -> list[Indexed]:
+    """The index of blocks of the file of that name. Raises CorruptState."""
+    found = orjson.loads(index)
+    if found["file"] != name:
+        raise CorruptState(f"file {name}: it is another one, {found['file']}")
+    return [Indexed(*line) for line in found["blocks"]]
+
+
+def index_key(file_no: int) -> bytes:
+    """Where the file's index of blocks is; and what all keys of a file begin with."""
+    return _INDEX_KEY.pack(file_no)
+
+
+def block_key(file_no: int, slice_us: int, seq: int) -> bytes:
+    return _KEY.pack(file_no, slice_us + _SIGN, seq)
+
+
+def rocksdb_options(cache: Cache) -> Options:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    # Blocks are compressed, or not, by their codec; and files are never merged: they are born sorted.
+    options.set_compression_type(DBCompressionType.none())
+    options.set_disable_auto_compactions(True)
+    options.set_write_buffer_size(1 << 20)
+    # Its log and its list of files grow with every commit: they are started anew now and then.
+    options.set_max_log_file_size(_OWN_FILE_BYTES)
+    options.set_keep_log_file_num(2)
+    options.set_max_manifest_file_size(_OWN_FILE_BYTES)
+    # Blocks of one window are read one after the other: the kernel may read ahead.
+    options.set_advise_random_on_open(False)
+    table = BlockBasedOptions()
+    table.set_format_version(_TABLE_FORMAT)
+    table.set_block_size(_BLOCK_BYTES)
+    table.set_block_cache(cache)
+    options.set_block_based_table_factory(table)
+    return options

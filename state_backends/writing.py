@@ -1,0 +1,143 @@
+"""Blocks on their way from memory to the disk: an outbox of what is due, writes under way, and what is let go then.
+
+A lock is never held across I/O: blocks are marked as being written, stay readable meanwhile, and leave memory only
+when they are safely on disk. A write that fails loses nothing: its blocks are in memory, and due again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future, wait
+from typing import Any
+
+from state_backends.block import Block
+from state_backends.io_thread import Priority, Steps
+from state_backends.ledger import Entry, Move, Place
+from state_backends.merging import MergedFiles
+from state_backends.store import SstFile, StagingStats
+
+log = logging.getLogger(__name__)
+
+
+class OutboxWrites(MergedFiles):
+    """The part of a store that writes; blocks, places and lock are those of the parts that read and merge."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._outbox: dict[int, int] = {}  # seq -> bytes, waiting to be written and then let go
+        self._outbox_bytes = 0
+        self._write_at_bytes = self._outbox_limit  # more, as long as the disk fails
+        self._leaving: set[int] = set()  # being written, to be let go afterwards
+        self._writes: set[Future[SstFile]] = set()
+        self.failed_writes = 0
+
+    def flush(self) -> None:
+        with self._lock:
+            if self._outbox:
+                self._write(list(self._outbox), Priority.DESTAGE, leave=True)
+
+    def persist(self, skip: Collection[int] = ()) -> list[SstFile]:
+        with self._lock:
+            self._use_merged()
+        while True:
+            own: Future[SstFile] | None = None
+            with self._lock:
+                pending = [e.seq for e in self._ledger if e.place is Place.MEMORY and e.slice_us not in skip]
+                if pending:
+                    own = self._write(pending, Priority.LATE_WRITE, leave=False, leaving=set(self._outbox))
+                writes = [w for w in list(self._writes) if not w.done()]
+                if not writes:
+                    files, self._new_files = self._new_files, []
+                    return files
+            wait(writes)
+            if own is not None:
+                own.result()
+            # A write that was under way may have failed: what it left in memory is tried again, and then told.
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    def _write(
+        self, seqs: list[int], priority: Priority, *, leave: bool, leaving: set[int] | None = None
+    ) -> Future[SstFile]:
+        """Starts writing blocks as one file; those that leave are let go once it is on disk."""
+        blocks = [(seq, self._memory[seq]) for seq in seqs]
+        for seq in seqs:
+            self._ledger.move(seq, Move.WRITE)
+            self._unpost(seq)
+        self._leaving |= set(seqs) if leave else leaving or set()
+        future = self._io.submit(priority, self._write_steps(blocks)).future
+        self._writes.add(future)
+        future.add_done_callback(self._written)
+        return future
+
+    def _written(self, future: Future[SstFile]) -> None:
+        self._writes.discard(future)
+        if not future.cancelled() and future.exception() is not None:
+            # Whoever persists is told; a destage has nobody to tell but the log.
+            log.error("a write failed; its blocks stay in memory: %s", future.exception())
+
+    def _write_steps(self, blocks: list[tuple[int, Block]]) -> Steps[SstFile]:
+        try:
+            file = yield from self._p.write(blocks)
+        except BaseException:
+            with self._lock:
+                self.failed_writes += 1
+                for seq, _ in blocks:
+                    # A failed destage loses nothing: the blocks are in memory, and due again.
+                    if seq in self._ledger:
+                        entry = self._ledger.move(seq, Move.WRITE_FAILED)
+                        if seq in self._leaving:
+                            self._leaving.discard(seq)
+                            self._post(entry)
+                # Not with every block that comes: each time it is more that fails.
+                self._write_at_bytes = self._outbox_bytes + self._outbox_limit
+            raise
+        with self._lock:
+            self._write_at_bytes = self._outbox_limit
+            self._new_files.append(file)
+            self._files.add(file.file_no, [(block.header.slice_us, block.size_bytes) for _, block in blocks])
+            for seq, _ in blocks:
+                if seq not in self._ledger:
+                    continue  # purged while it was being written
+                entry = self._ledger.move(seq, Move.WRITTEN, file_no=file.file_no)
+                self._files.gain(file.file_no, entry.slice_us, entry.size_bytes)
+                if seq in self._leaving:
+                    self._leaving.discard(seq)
+                    self._evict(entry)
+            self._drop_dead(file.file_no)
+        return file
+
+    # -- leaving memory -----------------------------------------------------------------------------------
+
+    def _post(self, entry: Entry) -> None:
+        if entry.seq not in self._outbox:
+            self._outbox[entry.seq] = entry.size_bytes
+            self._outbox_bytes += entry.size_bytes
+
+    def _unpost(self, seq: int) -> None:
+        self._outbox_bytes -= self._outbox.pop(seq, 0)
+
+    def _evict(self, entry: Entry) -> None:
+        # Only from BOTH, which the table enforces: a block leaves memory after it has reached the disk.
+        self._ledger.move(entry.seq, Move.EVICT)
+        self._memory.let_go(entry.seq)
+        if entry.seq in self._unread:
+            self._unread.discard(entry.seq)
+            self._staging.setdefault(entry.slice_us, StagingStats()).vain_bytes += entry.size_bytes
+
+    def _forget(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            self._memory.let_go(entry.seq)
+            self._unpost(entry.seq)
+            self._leaving.discard(entry.seq)
+            if entry.seq in self._unread:
+                self._unread.discard(entry.seq)
+                self._staging.setdefault(entry.slice_us, StagingStats()).vain_bytes += entry.size_bytes
+            request = self._staging_over(entry.seq)
+            if request is not None:
+                request.cancel()
+            self._ledger.move(entry.seq, Move.PURGE)
+            if entry.file_no in self._files:
+                self._files.lose(entry.file_no, entry.slice_us, entry.size_bytes)
+        self._drop_dead(*{entry.file_no for entry in entries})
