@@ -69,11 +69,15 @@ class PBucket:
         self._closed = False
         self._failed = False
         self._held: dict[int, SstFile] = {}  # by RocksDB
-        self._writing: set[int] = set()
+        self._writing: dict[int, str] = {}  # with the names, but for their suffix
 
-    def has(self, file_no: int) -> bool:
-        """Whether a file is being written, or can be read. From any thread."""
-        return file_no in self._writing or file_no in self._held
+    def has(self, name: str) -> bool:
+        """Whether a file of that name is being written, or can be read. From any thread."""
+        number, stem = name.partition("-")[0], Path(name).stem
+        if not number.isdecimal():
+            return False
+        held = self._held.get(int(number))
+        return self._writing.get(int(number)) == stem or (held is not None and Path(held.path).stem == stem)
 
     # -- steps for the I/O thread -------------------------------------------------------------------------
 
@@ -96,8 +100,8 @@ class PBucket:
         with self._numbers:
             file_no = self.next_file_no
             self.next_file_no += 1
-            self._writing.add(file_no)
-        path = self.files / f"{file_no:010d}-{self.tag}{mark}{SST}"
+            stem = self._writing[file_no] = f"{file_no:010d}-{self.tag}{mark}"
+        path = self.files / f"{stem}{SST}"
         part = path.with_suffix(PART)
         try:
             with disk_errors("writing state", self.files):
@@ -115,7 +119,7 @@ class PBucket:
                     left.unlink()
             raise
         finally:
-            self._writing.discard(file_no)
+            del self._writing[file_no]
 
     def fetch(self, file_no: int, slice_us: int, seq: int) -> Steps[Block]:
         """Steps that read one block; raises CorruptBlock if it is not there or damaged, DiskError if unreadable."""
@@ -285,7 +289,7 @@ class PBucket:
 
     def _runs(self, file_nos: Sequence[int]) -> list[tuple[int, int]]:
         """First and last of stretches of numbers between which nothing is that stays."""
-        stays = sorted(self._held.keys() | self._writing)
+        stays = sorted(self._held.keys() | self._writing.keys())
         runs: list[tuple[int, int]] = []
         for no in file_nos:
             if runs and bisect(stays, runs[-1][1]) == bisect(stays, no):

@@ -65,8 +65,8 @@ class Retention:
         for manifest in chain:
             self._add(manifest)
 
-    def committed(self, manifest: Manifest, in_hand: Callable[[int], bool]) -> Doomed:
-        """There is a new version, a child of the one before. ``in_hand``: whether the store has a file of a number."""
+    def committed(self, manifest: Manifest, in_hand: Callable[[str], bool]) -> Doomed:
+        """There is a new version, a child of the one before. ``in_hand``: whether the store has a file."""
         self._add(manifest)
         self._until_sweep -= 1
         doomed = Doomed([], [])
@@ -89,7 +89,7 @@ class Retention:
         known = {manifest_name(v.token) for v in self._versions} | self._strays.manifests.keys()
         return sorted(set(manifests) - known)
 
-    def sweep(self, versions: Mapping[str, int | None], files: Iterable[str], in_hand: Callable[[int], bool]) -> Doomed:
+    def sweep(self, versions: Mapping[str, int | None], files: Iterable[str], in_hand: Callable[[str], bool]) -> Doomed:
         """What the folder holds besides: ``versions`` of :meth:`unknown` manifests, and the names of all files.
 
         A manifest that is no whole one has no version (None). If its name says that it was never finished, its
@@ -136,7 +136,7 @@ class Retention:
         self.disk_bytes += sum(new.values())
         self._named = named
 
-    def _judge_strays(self, doomed: Doomed, in_hand: Callable[[int], bool]) -> None:
+    def _judge_strays(self, doomed: Doomed, in_hand: Callable[[str], bool]) -> None:
         current = self._versions[-1]
         given_out = self._versions[-2].next_file_no if len(self._versions) > 1 else 0
         for name in [n for n, version in self._strays.manifests.items() if version < current.version]:
@@ -145,7 +145,7 @@ class Retention:
         for name, number in list(self._strays.files.items()):
             if name in self._named:  # written when it was seen, and named since
                 del self._strays.files[name]
-            elif number < given_out and not in_hand(number):
+            elif number < given_out and not in_hand(name):
                 del self._strays.files[name]
                 doomed.files.append(name)
 

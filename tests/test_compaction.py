@@ -218,8 +218,8 @@ class Folder:
         for name in doomed.manifests:
             del self.manifests[name]
 
-    def has(self, number: int) -> bool:
-        return number in self.live or (self.merge is not None and self.merge[2] == number)
+    def has(self, name: str) -> bool:
+        return name in {self.names[no] for no in (*self.live, *([self.merge[2]] if self.merge else []))}
 
     def choose(self, number: int) -> None:
         views = [FileView(no, self.size[no], sum(of.values()), max(of)) for no, of in self.live.items()]
@@ -338,7 +338,7 @@ def test_a_sweep_tells_the_dead_from_those_that_may_be_chosen() -> None:
         "0000000005-x.sst", "0000000006-x.sst",  # of those that may not be
         "notes.txt",
     ]  # fmt: skip
-    found = retention.sweep(versions, files, lambda no: no == 4)
+    found = retention.sweep(versions, files, lambda name: name == "0000000004-x.part")
     assert (found.manifests, found.files) == (["lost.json"], ["0000000003-x.sst"])
     later = retention.committed(manifest(4, 1, 6, next_file_no=8), lambda _: False)
     assert later.manifests == ["v1.json", "rival.json", "dead.part"]
