@@ -71,6 +71,9 @@ class Depot(Protocol):
     def claim(self, owner: bytes) -> None:
         """Writes that file, in place of the one that may be there; shards may do so at the same time."""
 
+    def close(self) -> None:
+        """Lets go of copies: the shard is closed and does not come back to this depot."""
+
 
 class LocalDepot:
     """A folder of a local or mounted file system: files stay where they were written.
@@ -134,6 +137,9 @@ class LocalDepot:
     def claim(self, owner: bytes) -> None:
         path = self.folder.parent / OPERATOR
         self._write(path, path.with_name(f"{OPERATOR}.{self.folder.name}{PART}"), owner)
+
+    def close(self) -> None:
+        """Nothing to do: there are no copies."""
 
     def _write(self, path: Path, part: Path, data: bytes) -> None:
         try:

@@ -89,6 +89,7 @@ class Host:
         if known is not None and known[0] is not shard:
             with known[1]:
                 known[0].close()
+                known[0].depot.close()
         with lock:
             before = shard.rebuilds
             snapshot = shard.open(request["token"], request["attempt"], identity)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import threading
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -132,6 +133,9 @@ class RemoteDepot:
     def claim(self, owner: bytes) -> None:
         path, where = self._operator()
         self._write(path, where, [owner], part=f".{self._folder.rpartition('/')[2]}{PART}")
+
+    def close(self) -> None:
+        shutil.rmtree(self.files, ignore_errors=True)
 
     def settle(self) -> None:
         """Waits until everything that was to be deleted is, or could not be."""

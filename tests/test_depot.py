@@ -144,6 +144,14 @@ def test_files_are_what_was_published(place: Place) -> None:
     assert sorted(place.depot().names()) == sorted(other.names()) == [f.name for f in files[1:]]
 
 
+def test_closing_lets_go_of_copies_only(place: Place) -> None:
+    depot = place.depot()
+    depot.publish([write(depot, "0001-t.sst", b"x").name])
+    depot.close()
+    assert depot.files.exists() == (place.kind == "local")
+    assert place.depot().names() == ["0001-t.sst"]
+
+
 def test_shards_know_nothing_of_one_another(place: Place) -> None:
     one, two = place.depot("one"), place.depot("two")
     one.save("t", b"1")
