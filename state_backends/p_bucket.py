@@ -150,6 +150,7 @@ class PBucket:
             begin, end = _INDEX_KEY.pack(file_no), _INDEX_KEY.pack(file_no + 1)
             self._db.delete_range(begin, end, write_opt=_no_wal())
             yield 0
+        if self._db is not None:  # closed meanwhile: its folder goes with all that is in it
             # A compaction over exactly this range unlinks the file, and rewrites nothing.
             self._db.compact_range(begin, end)
         if not self.durable:

@@ -581,6 +581,20 @@ def test_what_is_purged_while_it_is_written_does_not_come_back(rig: Rig) -> None
     assert rig.store.files() == {}
 
 
+def test_a_p_bucket_may_be_closed_while_a_file_is_dropped(tmp_path: Path) -> None:
+    bucket = PBucket(tmp_path / "files", tmp_path / "live", durable=False)
+    for _ in bucket.write([(0, make_block(0, 0))]):
+        pass
+    dropping = bucket.drop(0)
+    next(dropping)
+    bucket.close()
+    assert list(dropping) == []
+    assert list((tmp_path / "files").iterdir()) == []
+    with pytest.raises(StateError, match="closed"):
+        list(bucket.write([(1, make_block(0, 1))]))
+    assert not (tmp_path / "live").exists()
+
+
 # -- persisting and restoring -------------------------------------------------------------------------------
 
 
