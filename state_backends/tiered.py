@@ -156,6 +156,7 @@ class TieredStore(StagedReads):
             if pending:
                 self._write(pending, Priority.LATE_WRITE, leave=False, leaving=leaving)
             writes = list(self._writes)
+        wait(writes)  # all of them: if one failed, nothing else is under way when that is told
         for write in writes:
             write.result()
         with self._lock:
