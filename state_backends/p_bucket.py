@@ -193,6 +193,8 @@ class PBucket:
             try:
                 self._db.delete_range(begin, end, write_opt=_no_wal())
                 yield 0
+                if self._db is None:
+                    break  # closed meanwhile: its folder goes with all that is in it
                 # A compaction over exactly this range unlinks the files, and rewrites nothing.
                 self._db.compact_range(begin, end)
             except Exception as error:

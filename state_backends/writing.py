@@ -34,7 +34,7 @@ class OutboxWrites(MergedFiles):
 
     def flush(self) -> None:
         with self._lock:
-            if self._outbox:
+            if self._outbox and not self._closed:
                 self._write(list(self._outbox), Priority.DESTAGE, leave=True)
 
     def persist(self, skip: Collection[int] = ()) -> list[SstFile]:

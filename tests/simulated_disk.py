@@ -20,7 +20,8 @@ KINDS = {"write": "write", "fetch": "read", "adopt": "read", "drop": "drop"}
 
 
 class Disk:
-    """``hold`` stops the I/O thread at its next step, ``step`` lets it take one, ``go`` all that come.
+    """``hold`` stops the I/O thread at its next step, ``step`` lets it take one
+    if it waits for that, ``go`` all that come.
 
     What is in ``failing`` ("write", "read", "drop") raises OSError after ``fails_after`` more steps of that kind.
     ``cut``: the power is off. Every step fails, and nothing tidies up what was half done.
@@ -41,8 +42,9 @@ class Disk:
 
     def step(self) -> None:
         with self._changed:
-            self._leave, self._stopped = 1, False
-            self._changed.notify_all()
+            if self._stopped:
+                self._leave, self._stopped = 1, False
+                self._changed.notify_all()
 
     def go(self) -> None:
         with self._changed:
@@ -130,12 +132,13 @@ class Job(threading.Thread):
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for something that has not happened yet."""
+        """Whether it waits for something, and has not been told yet that it happened."""
         frame = sys._current_frames().get(self.ident or 0)
         if frame is None or frame.f_code is not threading.Condition.wait.__code__:
             return False
-        waiter = frame.f_locals.get("waiter")
-        return waiter is not None and waiter.locked()
+        # Nothing public tells: whoever notifies takes the waiter out.
+        found = frame.f_locals
+        return found.get("waiter") in found["self"]._waiters
 
 
 def at_rest(io: IoThread, disk: Disk, jobs: Collection[Job]) -> None:

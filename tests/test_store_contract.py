@@ -593,6 +593,20 @@ def test_what_is_purged_while_it_is_written_does_not_come_back(rig: Rig) -> None
     assert rig.store.files() == {}
 
 
+def test_a_p_bucket_may_be_closed_while_a_file_is_dropped(tmp_path: Path) -> None:
+    bucket = PBucket(tmp_path / "files", tmp_path / "live", durable=False)
+    for _ in bucket.write([(0, make_block(0, 0))]):
+        pass
+    dropping = bucket.drop(0)
+    next(dropping)
+    bucket.close()
+    assert list(dropping) == []
+    assert list((tmp_path / "files").iterdir()) == []
+    with pytest.raises(StateError, match="closed"):
+        list(bucket.write([(1, make_block(0, 1))]))
+    assert not (tmp_path / "live").exists()
+
+
 # -- persisting and restoring -------------------------------------------------------------------------------
 
 
@@ -614,6 +628,28 @@ def test_persist_returns_the_files_that_are_new(rig: Rig) -> None:
         for counts in [rig.store.files()[f.file_no]]
         if sum(counts.values()) == f.blocks
     }
+
+
+def test_persist_is_over_when_it_is_over_also_if_it_fails(make: Callable[..., Rig]) -> None:
+    rig, disk = make("tiered"), Disk()
+    rig.store.close()
+    rig.store = rig.open(disk)
+    disk.hold()
+    rig.append((0, 0), late=True)
+    rig.store.flush()
+    rig.append((1, 0))
+    persisting = Job(rig.store.persist)
+    at_rest(rig.io, disk, [persisting])
+    disk.fail({"write"})
+    disk.step()
+    at_rest(rig.io, disk, [persisting])
+    assert persisting.is_alive(), "the first file failed, and the second is still to be written"
+    disk.fail(())
+    disk.go()
+    persisting.join(PATIENCE)
+    assert isinstance(persisting.error, OSError)
+    assert rig.read(0) == [0, 1]
+    assert len(rig.store.persist()) == 2, "the second file, and the first one again"
 
 
 def test_slices_that_are_about_to_be_purged_need_not_be_written(make: Callable[..., Rig]) -> None:
