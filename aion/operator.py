@@ -17,7 +17,7 @@ from enum import StrEnum
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
-from aion.lateness import FixedBound, LatenessHistogram
+from aion.lateness import FixedBound, Lateness
 from aion.runs import Runs
 from aion.slices import NO_SLICE, SliceGrid
 from aion.trigger import Trigger
@@ -210,7 +210,7 @@ class Operator:
         self.slices: dict[int, list[WindowRef]] = {}
         self._purged = [Runs(window.slide_us) for window in grid.windows]
         self.next_seq = 0
-        self.lateness = LatenessHistogram()
+        self.lateness = Lateness()
         self.counters = Counters()
         if snapshot is not None:
             self._restore(snapshot)
@@ -327,7 +327,7 @@ class Operator:
             gone = known is not None or ref.start_us in self._purged[ref.definition]
             if gone or self.watermark.passed(ref.end_us + bound_us):
                 assert now is not None
-                self.lateness.observe(now - ref.end_us, block.events)
+                self.lateness.observe(ref.end_us, now, block.events)
                 too_late.append((ref, now - ref.end_us))
                 continue
             state = WindowState(bound_us)
@@ -348,7 +348,7 @@ class Operator:
 
     def _observe_late(self, ref: WindowRef, events: int) -> None:
         assert self.watermark.at_us is not None
-        self.lateness.observe(self.watermark.at_us - ref.end_us, events)
+        self.lateness.observe(ref.end_us, self.watermark.at_us, events)
 
     def _advanced(self, to_us: int) -> list[Action]:
         if not self.watermark.advance(to_us):
@@ -477,7 +477,7 @@ class Operator:
         self._purged = [
             Runs(window.slide_us, runs) for window, runs in zip(self.grid.windows, snapshot["purged"], strict=True)
         ]
-        self.lateness = LatenessHistogram.from_json(snapshot["lateness"])
+        self.lateness = Lateness.from_json(snapshot["lateness"])
         self.counters = Counters(**snapshot["counters"])
 
     def validate(self) -> None:
