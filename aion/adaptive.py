@@ -22,8 +22,10 @@ from aion.regimes import change
 from policies.cleanup import Cleanup, Decision, Reason, decide
 
 SNAPSHOT_VERSION = 1
-MOVED = 0.02
+MOVED = 0.05
 """By so much of the late events, anywhere, or by so much of their number, a distribution is another one."""
+FEW_EVENTS = 30
+"""Fewer late events make no outlook."""
 _POINTS = 48
 _HALVINGS = 12
 
@@ -179,6 +181,16 @@ class AdaptiveBound:
         """For a window with that bound."""
         return Forecast(bound_us, self.outlook)
 
+    def still_to_come(self, bound_us: int, lateness_us: int = -1) -> float | None:
+        """The share of all events of a window that is expected after ``lateness_us``, and in time for its bound.
+
+        -1: after the end of the window. None as long as nothing is known.
+        """
+        if self.outlook is None:
+            return None
+        after, lost = self.outlook.later_than([lateness_us, bound_us - 1])
+        return float(self.outlook.late_share * max(0.0, after - lost))
+
     # -- deciding -----------------------------------------------------------------------------------------
 
     def _ask(self, at_us: int, others: Lateness | None) -> None:
@@ -217,7 +229,7 @@ class AdaptiveBound:
         self._next_us = None
 
     def _modelled(self, known: Arrivals) -> Arrivals:
-        if self.model == "empirical":
+        if self.model == "empirical" or known.watched_us < self.asked.initial_bound_us:
             return known
         if self.model == "auto":
             found = choose(known)
@@ -228,7 +240,7 @@ class AdaptiveBound:
     def _look_out(self, known: Arrivals) -> None:
         """A new outlook if the old one is not good any more."""
         late = float(known.later[0])
-        if late <= 0.0:
+        if late * known.events < FEW_EVENTS:
             return
         edges, later = known.edges_us, known.later / late
         before = self.outlook

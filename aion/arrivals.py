@@ -43,8 +43,6 @@ from aion.sketch import Ints
 
 LAGS = 2
 FEW_EVENTS = 20
-FEWEST_EPOCHS = 8
-"""A variance between fewer epochs than that says nothing."""
 SLOWEST_FALL = 7 / 8
 """From octave to octave: a tail like 1 / x ** 0.19. A few outliers may look heavier than any that is of use."""
 

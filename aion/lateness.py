@@ -3,13 +3,13 @@
 Lateness is the watermark at arrival minus the end of the event's window, never negative. An event that comes later than
 its window's bound is observed like any other: what is learnt does not depend on what was kept.
 
-Observations are kept by *when the window ended*, in at most 32 epochs of equal length, and not by when the event came.
+Observations are kept by *when the window ended*, in at most 64 epochs of equal length, and not by when the event came.
 A window that ended an hour ago cannot have shown an event that is two hours late; to tell "none is so late" from "none
 can have come yet", one has to know for how long each window has been watched (:mod:`aion.arrivals`). Epochs also show
 how much the lateness varies from one stretch of time to the next, which single events that are delayed together do not.
 
 Epochs are as long as a power of two of microseconds and begin at its multiples: two shards' epochs fit into each other.
-When there would be more than 32, neighbours are joined, up to a quarter of the half-life; from then on the oldest is
+When there would be more than 64, neighbours are joined, up to an eighth of the half-life; from then on the oldest is
 forgotten. So memory reaches 4 to 8 half-lives back, and a young history is as finely divided as an old one. Fading is a
 weight of ``2 ** (-age / half-life)`` on each epoch when it is asked for: counts stay integers, and merging shards gives
 the same in any order.
@@ -26,7 +26,7 @@ import numpy.typing as npt
 from aion.errors import FormatError
 from aion.sketch import EDGES_US, Ints, LatenessSketch, pack, unpack
 
-MOST_EPOCHS = 32
+MOST_EPOCHS = 64
 HALF_LIFE_US = 7 * 86_400_000_000
 SNAPSHOT_VERSION = 1
 
@@ -222,7 +222,7 @@ class Lateness:
         """Forget what is before the beginning; then join neighbours, or forget the oldest, until there are few."""
         self._keep_from(None if self.since_us is None else -(-self.since_us // self.width_us))
         while self.epochs and max(self.epochs) - min(self.epochs) >= MOST_EPOCHS:
-            if 8 * self.width_us <= self.half_life_us:
+            if 16 * self.width_us <= self.half_life_us:
                 self._double()
                 # An epoch that began before the beginning would not have seen all of its windows.
                 self._keep_from(None if self.since_us is None else -(-self.since_us // self.width_us))

@@ -3,14 +3,14 @@
 A model knows a quantile better than order statistics do from the same events, if it is right. So it is fitted, tested
 and only then believed:
 
-- Fit: maximum likelihood on some forty cells of lateness that have about equal shares, finer in the tail, given that
-  an event is no later than anything could be seen (:mod:`aion.arrivals`).
+- Fit: maximum likelihood (Fisher scoring) on some forty cells of lateness that have about equal shares, finer in the
+  tail, given that an event is no later than anything could be seen (:mod:`aion.arrivals`).
 - Choice (``auto``): the smallest BIC of those that pass a goodness-of-fit test on these cells (likelihood ratio against
   any other shares, level 1 %); of a mixture only if nothing simpler passes. The test takes every event for independent:
   where many are delayed together, which makes it reject too often, no smooth model shall pass for the truth. When none
   passes, or there is too little to test, what was seen itself: ``empirical``.
 - Confidence: *if the model is right*, a share later than b is at most ``later * exp(t * se)``, with the standard error
-  of its logarithm from the parameters' (observed information, delta method). That is what the confidence of a bound
+  of its logarithm from the parameters' (Fisher information, delta method). That is what the confidence of a bound
   from a model means; the empirical one's holds for any distribution.
 
 scipy is imported when something is fitted, not before.
@@ -32,8 +32,11 @@ from aion.sketch import Ints
 CELLS = 32
 FEWEST_EVENTS = 100
 """Independent late events below which nothing is fitted."""
+MOST_EVENTS = 20_000
+"""Independent late events above which ``auto`` fits nothing: they know each percent to a tenth of it."""
 FIT_LEVEL = 0.01
-_STEP = 1e-4
+MOST_STEPS = 25
+_STEP = 1e-6
 
 Cdf = Callable[[Floats, Floats], Floats]
 """(x, parameters) -> share up to x; x above 0 and of the size of 1, parameters any real numbers."""
@@ -239,8 +242,9 @@ def fit(known: Arrivals, names: Sequence[str] = tuple(FAMILIES)) -> dict[str, Fi
 
 def choose(known: Arrivals) -> Fit | None:
     """The one with the smallest BIC of those that pass, a mixture only if nothing simpler does; None if none does."""
-    if known.independent[_resolved(known)].min(initial=np.inf) < known.weighed / 2:
-        # Events come together: no smooth distribution would pass, and five fits take their time.
+    independent = float(known.independent[_resolved(known)].min(initial=np.inf))
+    if independent < known.weighed / 2 or independent * float(known.later[0]) > MOST_EVENTS:
+        # Events come together, and no smooth distribution would pass; or order statistics are as good as any model.
         return None
     for names in (SIMPLE, ("mixture",)):
         fits = fit(known, names).values()
@@ -268,35 +272,63 @@ def _cells(edges_us: Ints, upto: Floats, watched_us: int) -> tuple[Floats, Float
 def _fit(
     family: Family, ends: Floats, shares: Floats, x: Floats, events: float, tested: float, scale_us: float
 ) -> Fit | None:
-    from scipy.optimize import minimize
     from scipy.special import chdtrc
 
-    def expected(p: Floats) -> Floats:
+    def cells(p: Floats) -> Floats:
         """Shares of the cells under the model, given that an event is no later than the last cell's end."""
         whole = family.cdf(ends, p)
-        return np.asarray(np.maximum(np.diff(whole, prepend=0.0) / max(1e-12, whole[-1]), 1e-12))
-
-    def loss(p: Floats) -> float:
-        if np.abs(p).max() > 50:
-            return 1e9
-        return float(-shares @ np.log(expected(p)))
+        found = whole.copy()
+        found[1:] -= whole[:-1]
+        return np.asarray(np.maximum(found / np.maximum(1e-12, whole[-1]), 1e-12))
 
     with np.errstate(all="ignore"):
-        found = minimize(loss, family.start(x, shares), method="BFGS", options={"gtol": 1e-6, "maxiter": 60})
-        p, least = np.asarray(found.x), float(found.fun)
-        if not np.isfinite(least) or least >= 1e9:
+        p, loss, information = _scoring(cells, shares, family.start(x, shares))
+        if not np.isfinite(loss):
             return None
-        covariance = _inverse(_hessian(loss, p), events)
-        test, degrees = _likelihood_ratio(shares, expected(p), tested)
+        test, degrees = _likelihood_ratio(shares, cells(p), tested)
     degrees -= len(p)
     return Fit(
         family=family,
         parameters=p,
         scale_us=scale_us,
-        covariance=covariance,
-        bic=2 * events * least + len(p) * float(np.log(events)),
+        covariance=_inverse(information, events),
+        bic=2 * events * loss + len(p) * float(np.log(events)),
         p=float(chdtrc(degrees, max(0.0, test))) if degrees >= 1 else 0.0,
     )
+
+
+def _scoring(cells: Callable[[Floats], Floats], shares: Floats, p: Floats) -> tuple[Floats, float, Floats]:
+    """Maximum likelihood by Fisher scoring: parameters, minus the log-likelihood of one event, its information."""
+
+    def loss(p: Floats) -> float:
+        found = float(-shares @ np.log(cells(p)))
+        return found if np.isfinite(found) else np.inf
+
+    def slopes(p: Floats, at_p: Floats) -> Floats:
+        steps = _STEP * np.maximum(1.0, np.abs(p))
+        return np.stack([(cells(p + d) - at_p) / s for d, s in zip(np.diag(steps), steps, strict=True)])
+
+    least = loss(p)
+    for _ in range(MOST_STEPS):
+        expected = cells(p)
+        slope = slopes(p, expected)
+        information = (slope / expected) @ slope.T
+        damped = information + 1e-8 * np.trace(information) * np.eye(len(p))
+        if not np.isfinite(damped).all():
+            return p, np.inf, information
+        step = np.linalg.solve(damped, slope @ (shares / expected))
+        gained = 0.0
+        for halvings in range(12):
+            tried = p + step * 0.5**halvings
+            reached = loss(tried)
+            if reached < least:
+                p, gained, least = tried, least - reached, reached
+                break
+        if gained < 1e-9:
+            break
+    expected = cells(p)
+    slope = slopes(p, expected)
+    return p, least, (slope / expected) @ slope.T
 
 
 def _likelihood_ratio(shares: Floats, expected: Floats, events: float) -> tuple[float, int]:
@@ -310,18 +342,6 @@ def _likelihood_ratio(shares: Floats, expected: Floats, events: float) -> tuple[
     if pairs:
         pairs[-1] = (pairs[-1][0] + a, pairs[-1][1] + b)
     return 2 * events * sum(s * float(np.log(s / m)) for s, m in pairs if s > 0), len(pairs) - 1
-
-
-def _hessian(function: Callable[[Floats], float], at: Floats) -> Floats:
-    steps = _STEP * np.maximum(1.0, np.abs(at))
-    size = len(at)
-    matrix = np.empty((size, size))
-    for i in range(size):
-        for j in range(i + 1):
-            a, b = np.eye(size)[i] * steps[i], np.eye(size)[j] * steps[j]
-            value = function(at + a + b) - function(at + a - b) - function(at - a + b) + function(at - a - b)
-            matrix[i, j] = matrix[j, i] = value / (4 * steps[i] * steps[j])
-    return matrix
 
 
 def _inverse(information: Floats, events: float) -> Floats | None:

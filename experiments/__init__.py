@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from experiments.cleanup import cleanup
 from experiments.ingest import ingest
 from experiments.store import store
 
@@ -17,5 +18,6 @@ def _experiments() -> None:
 
 
 # One line per experiment. Their modules import nothing heavy at the top.
+app.command("cleanup")(cleanup)
 app.command("ingest")(ingest)
 app.command("store")(store)

@@ -21,7 +21,7 @@ at most 2 %.
 
 If a coverage asks for more, nothing is guessed: the conservative bound stays. That is ``initial_bound``, or a longer
 one if that is what is supported for the highest coverage that is; and if history shows that even ``initial_bound``
-loses too much, it is as long as history goes back. ``max_bound`` is never exceeded. So more coverage never gives a
+loses too much, it is the longest lateness seen. ``max_bound`` is never exceeded. So more coverage never gives a
 shorter bound: each of these steps can only grow with it.
 
 ``max_state`` trades coverage for room: a bound with which the windows that are kept would have taken more is cut, and
@@ -93,6 +93,7 @@ class History(Protocol):
 class Reason(StrEnum):
     """What decided a bound."""
 
+    FIXED = "fixed"
     NO_HISTORY = "no_history"
     UNSUPPORTED = "unsupported"
     LEARNT = "learnt"
@@ -104,19 +105,20 @@ class Reason(StrEnum):
 class Cleanup:
     """What the user asked for. Shares are above 0 and below 1, durations in microseconds.
 
-    Raises ValueError for what cannot be.
+    ``coverage`` None: nothing, every window gets ``initial_bound``. Raises ValueError for what cannot be.
     """
 
     initial_bound_us: int
-    coverage: float = 0.99
+    coverage: float | None = 0.99
     confidence: float = 0.95
     max_bound_us: int = 7 * 86_400_000_000
     max_state_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("coverage", "confidence"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)}: must be above 0 and below 1")
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 1:
+                raise ValueError(f"{name} {value}: must be above 0 and below 1")
         if not 0 <= self.initial_bound_us <= self.max_bound_us:
             raise ValueError(f"initial_bound_us {self.initial_bound_us}: must be from 0 to max_bound_us")
         if self.max_state_bytes is not None and self.max_state_bytes < 1:
@@ -150,16 +152,18 @@ def decide(asked: Cleanup, known: History | None, *, at_least_us: int = 0, room_
     with which windows take ``max_state_bytes``; None as long as that is not known.
     """
     conservative_us = max(asked.initial_bound_us, at_least_us)
-    if known is None:
+    if asked.coverage is None:
+        reason, bound_us, why = Reason.FIXED, asked.initial_bound_us, "the initial bound: no coverage is asked for"
+    elif known is None:
         reason, bound_us = Reason.NO_HISTORY, conservative_us
         why = f"no late event yet of a window watched long enough: the conservative bound, {short_duration(bound_us)}"
     else:
-        learnt_us, missing = _learnt(asked, known)
-        if not missing:
-            reason, bound_us, why = Reason.LEARNT, learnt_us, _why_learnt(asked, known, learnt_us)
+        bound_us, missing = _learnt(asked, asked.coverage, known)
+        if missing:
+            reason, (bound_us, which) = Reason.UNSUPPORTED, _conservative(asked, asked.coverage, known, conservative_us)
+            why = f"{missing}: {which}, {short_duration(bound_us)}"
         else:
-            reason, bound_us = Reason.UNSUPPORTED, _conservative(asked, known, conservative_us)
-            why = f"{missing}: the conservative bound, {short_duration(bound_us)}"
+            reason, why = Reason.LEARNT, _why_learnt(asked, asked.coverage, known, bound_us)
     if bound_us > asked.max_bound_us:
         reason, bound_us = Reason.MAX_BOUND, asked.max_bound_us
         why = f"cut to max_bound, {short_duration(bound_us)}, from: {why}"
@@ -176,9 +180,9 @@ def decide(asked: Cleanup, known: History | None, *, at_least_us: int = 0, room_
     return Decision(bound_us, reason, why, known.late_share, min(known.late_share, lost))
 
 
-def _learnt(asked: Cleanup, known: History) -> tuple[int, str]:
+def _learnt(asked: Cleanup, coverage: float, known: History) -> tuple[int, str]:
     """The smallest bound that covers enough, and what history lacks for it to count; "" if nothing."""
-    allowed = 1.0 - asked.coverage
+    allowed = 1.0 - coverage
     fits = known.at_most(asked.confidence) <= allowed
     first = int(np.argmax(fits))
     if known.watched_us < asked.initial_bound_us:
@@ -188,7 +192,7 @@ def _learnt(asked: Cleanup, known: History) -> tuple[int, str]:
         return 0, f"events in only {known.epochs} stretches of time"
     if not fits[first]:
         events = f"{known.events:,} {'' if known.of_all else 'late '}events"
-        return 0, f"{events} do not support {asked.coverage:.6g} with confidence {asked.confidence:.6g}"
+        return 0, f"{events} do not support {coverage:.6g} with confidence {asked.confidence:.6g}"
     bound_us = int(known.edges_us[first]) + 1
     if known.unseen > MOST_UNSEEN * allowed:
         return 0, f"{known.unseen:.2g} of {_whom(known)} may be later than anything one could have seen yet"
@@ -198,22 +202,24 @@ def _learnt(asked: Cleanup, known: History) -> tuple[int, str]:
     return bound_us, ""
 
 
-def _conservative(asked: Cleanup, known: History, least_us: int) -> int:
-    """At least as long as what would be supported for any smaller coverage."""
-    if float(known.later_than(least_us - 1)) > 1.0 - asked.coverage:
-        return max(least_us, known.watched_us)
+def _conservative(asked: Cleanup, coverage: float, known: History, least_us: int) -> tuple[int, str]:
+    """At least as long as what would be supported for any smaller coverage; and what it is."""
+    losing, longest_us = float(known.later_than(least_us - 1)), int(known.edges_us[-1])
+    if losing > 1.0 - coverage and longest_us >= least_us:
+        return longest_us + 1, f"{short_duration(least_us)} lose {losing:.2%}, so the longest seen"
+    conservative = "the conservative bound"
     # An edge is somebody's bound if the one before it leaves too much to some coverage that is supported.
     before = np.concatenate([[np.inf], known.at_most(asked.confidence)[:-1]])
     supported = (TIMES_THE_BOUND * (known.edges_us + 1) <= known.watched_us) & (MOST_UNSEEN * before > known.unseen)
     if known.epochs < FEWEST_EPOCHS or known.watched_us < asked.initial_bound_us or not supported.any():
-        return least_us
-    return max(least_us, int(known.edges_us[np.flatnonzero(supported)[-1]]) + 1)
+        return least_us, conservative
+    return max(least_us, int(known.edges_us[np.flatnonzero(supported)[-1]]) + 1), conservative
 
 
-def _why_learnt(asked: Cleanup, known: History, bound_us: int) -> str:
+def _why_learnt(asked: Cleanup, coverage: float, known: History, bound_us: int) -> str:
     later = float(known.later_than(bound_us - 1))
     return (
-        f"covers {asked.coverage:.6g} of {_whom(known)} with confidence {asked.confidence:.6g}: of {known.events:,} "
+        f"covers {coverage:.6g} of {_whom(known)} with confidence {asked.confidence:.6g}: of {known.events:,} "
         f"that were watched for up to {short_duration(known.watched_us)}, {later:.2%} came later ({known.source})"
     )
 
