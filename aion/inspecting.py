@@ -12,8 +12,9 @@ from rich.table import Table
 
 from aion.config.values import about_bytes
 from aion.errors import ConfigError
-from aion.lateness import LatenessHistogram
-from aion.time import format_duration, format_instant
+from aion.lateness import Lateness
+from aion.sketch import LatenessSketch
+from aion.time import format_instant, short_duration
 from state_backends.audit import Repair, ShardFinding, StateFolder, by_query, plan_repair
 from state_backends.client import running_servers
 
@@ -87,12 +88,12 @@ def _operators(findings: list[ShardFinding]) -> Table:
         newest = [f.newest.manifest for f in findings if f.operator == operator and f.newest and f.newest.manifest]
         snapshots = [m.snapshot for m in newest]
         windows: Counter[str] = Counter()
-        lateness = LatenessHistogram()
+        lateness = LatenessSketch()
         for snapshot in snapshots:
             windows.update(snapshot["windows"]["status"])
-            lateness.merge(LatenessHistogram.from_json(snapshot["lateness"]))
+            lateness.merge(LatenessSketch(Lateness.from_json(snapshot["lateness"]["lateness"]).counts))
         watermarks = [s["watermark_us"] for s in snapshots if s["watermark_us"] is not None]
-        shares = [format_duration(lateness.quantile_us(share)) for share in (0.5, 0.99, 1.0)]
+        shares = [short_duration(int(lateness.quantile_us(share))) for share in (0.5, 0.99, 1.0)]
         table.add_row(
             operator,
             format_instant(min(watermarks)) if watermarks else "none",

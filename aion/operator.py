@@ -31,7 +31,7 @@ from aion.actions import (
     WatermarkAdvanced,
     WindowRef,
 )
-from aion.lateness import FixedBound, LatenessHistogram
+from aion.lateness import Bound, Lateness
 from aion.lifecycle import WINDOW_COLUMNS, Counters, Status, WindowState
 from aion.runs import Runs
 from aion.slices import NO_SLICE, SliceGrid
@@ -48,7 +48,7 @@ class Operator:
         self,
         grid: SliceGrid,
         *,
-        bound: FixedBound,
+        bound: Bound,
         trigger: Trigger,
         prestages_late: bool = True,
         staleness_bound: float | None = None,
@@ -69,7 +69,6 @@ class Operator:
         self.slices: dict[int, list[WindowRef]] = {}
         self._purged = [Runs(window.slide_us) for window in grid.windows]
         self.next_seq = 0
-        self.lateness = LatenessHistogram()
         self.counters = Counters()
         if snapshot is not None:
             self._restore(snapshot)
@@ -95,6 +94,11 @@ class Operator:
         soon |= {ref for ref, due in self._late_dues().items() if due is not None and due <= watermark_us}
         slices = sorted({s for ref in soon for s in self._slices_of(ref)})
         return Prestage(tuple(slices)) if slices else None
+
+    @property
+    def lateness(self) -> Lateness:
+        """What was learnt of how late events come."""
+        return self._bound.lateness
 
     def active_slices(self) -> tuple[int, ...]:
         """Slices of the windows that have not ended, those first that are needed soonest."""
@@ -181,6 +185,8 @@ class Operator:
             if late or too_late:
                 self.counters.late_events += block.events
             self.slices.setdefault(block.slice_us, takers)
+            if self.watermark.at_us is not None:
+                self._bound.observe_state(block.slice_us, self.watermark.at_us, block.size_bytes)
             actions.append(Append(index, block.slice_us, seq, late == len(takers)))
         if stirred:
             actions.append(Prestage(tuple(sorted(stirred))))
@@ -202,7 +208,7 @@ class Operator:
             gone = known is not None or ref.start_us in self._purged[ref.definition]
             if gone or self.watermark.passed(ref.end_us + bound_us):
                 assert now is not None
-                self.lateness.observe(now - ref.end_us, block.events)
+                self._bound.observe(ref.end_us, now, block.events)
                 too_late.append((ref, now - ref.end_us))
                 continue
             state = WindowState(bound_us)
@@ -222,7 +228,8 @@ class Operator:
         ]
 
     def _observe_late(self, ref: WindowRef, events: int) -> None:
-        self.lateness.observe(self._lateness_of(ref), events)
+        assert self.watermark.at_us is not None
+        self._bound.observe(ref.end_us, self.watermark.at_us, events)
 
     def _lateness_of(self, ref: WindowRef) -> int:
         """The watermark minus the window's end."""
@@ -230,8 +237,11 @@ class Operator:
         return self.watermark.at_us - ref.end_us
 
     def _advanced(self, to_us: int) -> list[Action]:
+        before_us = self.watermark.at_us
         if not self.watermark.advance(to_us):
             return []
+        # What came until here is complete up to where the watermark was: what is decided from it holds from now on.
+        self._bound.advance(before_us, to_us)
         actions: list[Action] = []
         expired = [ref for ref in self._due_by(to_us) if self.windows[ref].status is Status.ACTIVE]
         for ref in expired:
@@ -239,6 +249,7 @@ class Operator:
             state.move("end_passed")
             self._expect(ref)
             state.late_from_seq = self.next_seq
+            self._bound.observe_on_time(ref.end_us, state.events)
             actions.append(self._execute(ref, state, Kind.ON_TIME))
         if expired:
             actions += self._destage(expired)
@@ -339,7 +350,7 @@ class Operator:
             },
             "slices": sorted(self.slices),
             "purged": [runs.to_json() for runs in self._purged],
-            "lateness": self.lateness.to_json(),
+            "lateness": self._bound.to_json(),
             "counters": self.counters.to_json(),
         }
 
@@ -360,7 +371,6 @@ class Operator:
         self._purged = [
             Runs(window.slide_us, runs) for window, runs in zip(self.grid.windows, snapshot["purged"], strict=True)
         ]
-        self.lateness = LatenessHistogram.from_json(snapshot["lateness"])
         self.counters = Counters.from_json(snapshot["counters"])
 
     def validate(self) -> None:

@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from aion.adaptive import AdaptiveBound, Expected
 from aion.builder import BlockBuilder
 from aion.config import Policy, Share
 from aion.errors import FormatError
 from aion.executor import Executor, Session
 from aion.hashing import ShardOfKeys
-from aion.lateness import FixedBound
 from aion.operator import SNAPSHOT_VERSION, Operator
 from aion.plan import Plan
 from aion.trigger import Count, EveryBatch, Forecast, Interval, Staleness, Trigger
+from policies.cleanup import Cleanup
 from state_backends.block import Codec, Compression
 from state_backends.codec_pool import CodecPool
 from state_backends.stores import StoreConfig
@@ -28,15 +29,31 @@ def make_operator(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None
             f"the operator's snapshot was written in format {snapshot['version']}; "
             f"this Aion reads format {SNAPSHOT_VERSION}"
         )
+    bound = make_bound(plan, policy, snapshot)
     return Operator(
         plan.grid,
-        bound=FixedBound(policy.lateness.initial_bound_us),
-        trigger=make_trigger(policy),
+        bound=bound,
+        trigger=make_trigger(policy, Expected(bound)),
         # Late events announce an execution in the same batch: nothing predicts it earlier than they do.
         prestages_late=prestages(policy),
         staleness_bound=policy.trigger.bound if policy.trigger.kind == "staleness" else None,
         snapshot=snapshot,
     )
+
+
+def make_bound(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None) -> AdaptiveBound:
+    """What learns how late events come, and says how long new windows are kept."""
+    told = policy.lateness
+    asked = Cleanup(
+        told.initial_bound_us,
+        coverage=told.coverage,
+        confidence=told.confidence,
+        max_bound_us=max(told.max_bound_us, told.initial_bound_us),
+        max_state_bytes=told.max_state_bytes,
+    )
+    longest_us = max((window.size_us for window in plan.grid.windows), default=0)
+    known = snapshot["lateness"] if snapshot is not None else None
+    return AdaptiveBound(asked, half_life_us=told.half_life_us, model=told.model, ahead_us=longest_us, snapshot=known)
 
 
 def make_trigger(policy: Policy, forecast: Forecast | None = None) -> Trigger:

@@ -72,6 +72,14 @@ def format_duration(us: int) -> str:
     return f"{us} microseconds"
 
 
+def short_duration(us: int) -> str:
+    """A duration for people, to three digits: ``4_321_987_654`` -> ``"1.2 hours"``."""
+    for name, scale in (("days", 86_400_000_000), ("hours", 3_600_000_000), ("minutes", 60_000_000), ("s", 1_000_000)):
+        if abs(us) >= scale:
+            return f"{us / scale:.3g} {name}"
+    return f"{us / 1000:.3g} ms"
+
+
 def instant_us(value: int | datetime) -> int:
     """Microseconds since the epoch of an int (already µs) or a datetime (naive ones are UTC)."""
     if isinstance(value, bool) or not isinstance(value, int | datetime):

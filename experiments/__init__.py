@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from experiments.cleanup import cleanup
 from experiments.ingest import ingest
 from experiments.restore import restore
 from experiments.staleness import staleness
@@ -19,6 +20,7 @@ def _experiments() -> None:
 
 
 # One line per experiment. Their modules import nothing heavy at the top.
+app.command("cleanup")(cleanup)
 app.command("ingest")(ingest)
 app.command("restore")(restore)
 app.command("store")(store)

@@ -46,6 +46,7 @@ def test_the_presets_are_those_that_are_promised() -> None:
     }  # fmt: skip
     assert config.differences("demo") == {
         "memory.budget": "256KiB", "memory.bucket_limit": "32KiB", "lateness.initial_bound": "3 days",
+        "lateness.coverage": None,
         "trigger.kind": "every_batch",
     }  # fmt: skip
 

@@ -61,7 +61,9 @@ AGGREGATES = {
 
 
 def policy(name: str, bound: int) -> Policy:
-    return load_policy(POLICIES[name], {"lateness.initial_bound": bound, "trigger.kind": "every_batch"})
+    return load_policy(
+        POLICIES[name], {"lateness.initial_bound": bound, "lateness.coverage": None, "trigger.kind": "every_batch"}
+    )
 
 
 # -- what is run ------------------------------------------------------------------------------------------

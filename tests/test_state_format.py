@@ -371,7 +371,7 @@ def test_a_newer_snapshot_is_refused(make: Callable[..., Rig]) -> None:
     rig = make(plan.definition)
     token = run_batches(rig, plan, "arrow")[-1]
     snapshot = read_manifest(rig.folder / "state" / "manifests" / f"{token}.json")["snapshot"]
-    policy = load_policy({})
+    policy = load_policy({"lateness": {"initial_bound": "20s"}})
     assert make_operator(plan, policy, snapshot).snapshot() == snapshot
     with pytest.raises(FormatError, match=r"snapshot was written in format 2; this Aion reads format 1"):
         make_operator(plan, policy, {**snapshot, "version": 2})

@@ -20,6 +20,7 @@ from aion.config.values import (
     Bound,
     Budget,
     CodecThreads,
+    Coverage,
     EventCount,
     Executions,
     Fraction,
@@ -27,6 +28,7 @@ from aion.config.values import (
     Interval,
     IoThreads,
     Location,
+    MaxState,
     Multiple,
     OpenFraction,
     Rate,
@@ -248,7 +250,36 @@ class LatenessPolicy(_Section):
     initial_bound_us: Bound = Field(
         default=600_000_000,
         alias="initial_bound",
-        description="Time that a window is kept after its end; fixed for a window when it is made.",
+        description="Time that a window is kept after its end, as long as too little is known of how late events come.",
+    )
+    coverage: Coverage = Field(
+        default=0.99,
+        description="The share of late events that a window is kept for, once the data has shown how late they come; "
+        "null: every window is kept for initial_bound.",
+    )
+    confidence: OpenFraction = Field(
+        default=0.95, description="How sure it has to be that a bound covers so much, given what was seen."
+    )
+    model: Literal["auto", "empirical", "lognormal", "gamma", "weibull", "pareto", "mixture"] = Field(
+        default="auto",
+        description="What lateness is taken to be distributed like: auto is the best model that fits, and empirical, "
+        "just what was seen, where none does.",
+    )
+    max_bound_us: Bound = Field(
+        default=7 * 86_400_000_000,
+        alias="max_bound",
+        description="No window is kept longer than this after its end, or than initial_bound if that is longer.",
+    )
+    max_state_bytes: MaxState = Field(
+        default=None,
+        alias="max_state",
+        description="Windows are kept shorter than coverage asks for where a shard's state would take more than this; "
+        "null: whatever it takes.",
+    )
+    half_life_us: Interval = Field(
+        default=7 * 86_400_000_000,
+        alias="half_life",
+        description="After so much event time, what was seen counts half as much as what is seen now.",
     )
 
 

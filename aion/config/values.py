@@ -379,3 +379,16 @@ Executions = Annotated[
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": _MAX_COUNT}, _NULL]}),
     "integer from 1, or null",
 ]
+MaxState = Annotated[
+    int | None,
+    PlainValidator(lambda value: None if value is None else size_bytes(value)),
+    PlainSerializer(lambda value: None if value is None else format_bytes(value), return_type=str | None),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, _SIZE_TEXT, _NULL]}),
+    "size such as 1GiB, or null",
+]
+Coverage = Annotated[
+    float | None,
+    PlainValidator(lambda value: None if value is None else _open_fraction(value)),
+    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, _PERCENT_TEXT, _NULL]}),
+    "share above 0 and below 1, such as 0.99, or null",
+]

