@@ -164,6 +164,7 @@ class AdaptiveBound:
         self._patience_us = 0
         self._at_least_us = 0
         self._room_us: int | None = None
+        self._relearning = False
         if snapshot is not None:
             self._restore(snapshot)
 
@@ -235,7 +236,8 @@ class AdaptiveBound:
             self._room_us = self._room_us if room is None else room
         self.decision = decide(self.asked, known, at_least_us=self._at_least_us, room_us=self._room_us)
         if self.decision.reason is Reason.LEARNT:
-            self._at_least_us = 0
+            self._at_least_us, self._relearning = 0, False
+        self.decision = self._said(self.decision)
         self._next_us = at_us + lateness.width_us
 
     def _start_again(self, at_us: int, span_us: int, changed: str) -> None:
@@ -245,9 +247,14 @@ class AdaptiveBound:
         if self.decision.reason is not Reason.MAX_STATE:
             self._at_least_us = max(self._at_least_us, self.decision.bound_us)
         self.lateness.restart(at_us)
-        again = decide(self.asked, None, at_least_us=self._at_least_us, room_us=self._room_us)
-        self.decision = replace(again, why=f"lateness has changed, {changed}: {again.why}")
-        self._next_us = None
+        self._relearning, self._next_us = True, None
+        self.decision = self._said(decide(self.asked, None, at_least_us=self._at_least_us, room_us=self._room_us))
+
+    def _said(self, decision: Decision) -> Decision:
+        """With the change of regime that made it, until there is history again."""
+        if not self._relearning:
+            return decision
+        return replace(decision, why=f"lateness has changed: {self.last_change}; {decision.why}")
 
     def _modelled(self, known: Arrivals) -> Arrivals:
         if self.model == "empirical" or known.watched_us < self.asked.initial_bound_us:
@@ -292,6 +299,7 @@ class AdaptiveBound:
             "patience_us": self._patience_us,
             "at_least_us": self._at_least_us,
             "room_us": self._room_us,
+            "relearning": self._relearning,
         }
 
     def _settings(self) -> dict[str, Any]:
@@ -307,6 +315,7 @@ class AdaptiveBound:
         self.last_change = snapshot["last_change"]
         self._patience_us = snapshot["patience_us"]
         self._at_least_us = snapshot["at_least_us"]
+        self._relearning = snapshot["relearning"]
         if snapshot["settings"] == self._settings():
             # With other settings it is asked again at the next advance; until then what is asked now is conservative.
             decision = snapshot["decision"]

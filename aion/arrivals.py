@@ -135,14 +135,15 @@ def arrivals(cohorts: Cohorts, *, of_all: bool = False) -> Arrivals | None:
     ratio = np.maximum(1.0, together / np.maximum(alone, _TINY))
     enough = np.flatnonzero(_beyond(n.sum(axis=0)) >= FEW_EVENTS)
     ratio[len(enough) :] = ratio[enough[-1]] if len(enough) else 1.0
-    # Nothing later, or nothing earlier: as many as their weights are worth (Kish).
-    at_risk[:first], squares[:first] = at_risk[first], squares[first]
+    # Nothing later: as many as their weights are worth (Kish).
     independent = np.where(
         alone > _TINY, later * below / np.maximum(alone, _TINY), at_risk**2 / np.maximum(squares, _TINY)
     )
 
-    unseen = _unseen(edges, later, watched_us)
     size = (weight * n).sum(axis=1)
+    weighed = float(size.sum() ** 2 / np.maximum(_TINY, (weight**2 * n).sum()))
+    independent[:first] = weighed
+    unseen = _unseen(edges, later, watched_us)
     windows = max(1.0, float((cohorts.weights * cohorts.windows).sum()))
     return Arrivals(
         edges_us=edges,
@@ -156,7 +157,7 @@ def arrivals(cohorts: Cohorts, *, of_all: bool = False) -> Arrivals | None:
         longest_us=longest_us,
         events=int(n.sum()),
         epochs=len(n),
-        weighed=float(size.sum() ** 2 / max(_TINY, (weight**2 * n).sum())),
+        weighed=weighed,
         per_window=float((cohorts.weights * cohorts.on_time).sum()) / windows,
         of_all=of_all,
     )

@@ -11,8 +11,8 @@ how much the lateness varies from one stretch of time to the next, which single 
 Epochs are as long as a power of two of microseconds and begin at its multiples: two shards' epochs fit into each other.
 When there would be more than 64, neighbours are joined, up to an eighth of the half-life; from then on the oldest is
 forgotten. So memory reaches 4 to 8 half-lives back, and a young history is as finely divided as an old one. Fading is a
-weight of ``2 ** (-age / half-life)`` on each epoch when it is asked for: counts stay integers, and merging shards gives
-the same in any order.
+weight of ``2 ** (-age / half-life)`` on each epoch when it is asked for: counts stay integers, and the shards of a
+query merge to the same in any order.
 """
 
 from __future__ import annotations
@@ -148,17 +148,20 @@ class Lateness:
         self.forget_before(us)
 
     def merge(self, other: Lateness) -> None:
-        """Take in what another shard observed; the half-life stays this one's."""
+        """Take in what another shard observed; the half-life stays this one's.
+
+        The same in any order for shards that begin at the same watermark, as those of a query do; if not, what was
+        before the latest beginning is forgotten, and with it up to one epoch after it.
+        """
         self.forgotten += other.forgotten
+        if other.since_us is not None:
+            self.forget_before(other.since_us)
         while self.width_us < other.width_us:
             self._double()
         shift = (self.width_us // other.width_us).bit_length() - 1
         for index, epoch in other.epochs.items():
             self.epochs.setdefault(index >> shift, Epoch()).merge(epoch)
-        if other.since_us is not None:
-            self.forget_before(other.since_us)
-        else:
-            self._fit()
+        self._fit()
 
     def copy(self) -> Lateness:
         other = Lateness(self.half_life_us)

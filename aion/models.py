@@ -13,17 +13,19 @@ and only then believed:
   of its logarithm from the parameters' (Fisher information, delta method). That is what the confidence of a bound
   from a model means; the empirical one's holds for any distribution.
 
+A watermark that moves in steps rounds lateness down. Where a step is not small against it, no model fits what is seen,
+and it is what is seen that a bound has to cover.
+
 scipy is imported when something is fitted, not before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from aion.arrivals import Arrivals
 from aion.lateness import Floats
@@ -171,9 +173,10 @@ class Fit:
 
     def up_to(self, lateness_us: Any) -> Floats:
         """The share of late events that is at most so late, of any shape."""
-        # What comes up to 7 us late comes before 8: latenesses are whole microseconds, rounded down.
-        x = (np.asarray(lateness_us, np.float64) + 1.0) / self.scale_us
-        return np.where(x > 0, self.family.cdf(np.maximum(x, 1e-12), self.parameters), 0.0)
+        at = np.asarray(lateness_us, np.float64)
+        # What is seen as 7 us late is less than 8 us late.
+        x = (np.maximum(at, 0.0) + 1.0) / self.scale_us
+        return np.where(at < 0, 0.0, self.family.cdf(x, self.parameters))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +197,13 @@ class Modelled(Arrivals):
         from scipy.special import stdtrit
 
         assert self.fit.covariance is not None, "only a fit that passes says how sure it is"
-        at, p = np.maximum((self.edges_us + 1.0) / self.fit.scale_us, 1e-12), self.fit.parameters
+        p = self.fit.parameters
 
         def logarithm(parameters: Floats) -> Floats:
-            return np.asarray(np.log(np.maximum(1.0 - self.fit.family.cdf(at, parameters), 1e-300)))
+            moved = replace(self.fit, parameters=parameters)
+            return np.asarray(np.log(np.maximum(1.0 - moved.up_to(self.edges_us), 1e-300)))
 
-        slopes = np.empty((len(p), len(at)))
+        slopes = np.empty((len(p), len(self.edges_us)))
         for i, step in enumerate(_STEP * np.maximum(1.0, np.abs(p))):
             moved = np.eye(len(p))[i] * step
             slopes[i] = (logarithm(p + moved) - logarithm(p - moved)) / (2 * step)
@@ -226,23 +230,28 @@ def fit(known: Arrivals, names: Sequence[str] = tuple(FAMILIES)) -> dict[str, Fi
         return {}
     # Given that it is late, and no later than could be seen.
     upto = np.clip((late - known.later) / max(1e-12, late - known.unseen), 0.0, 1.0)
-    resolved = known.independent[_resolved(known)]
-    events = float(resolved.min()) * float(late) if len(resolved) else 0.0
+    events = _independent(known) * float(late)
     if events < FEWEST_EVENTS:
         return {}
-    edges, shares = _cells(known.edges_us, upto, known.watched_us)
+    ends, shares = _cells(known.edges_us, upto, known.watched_us)
     if len(shares) < 4:
         return {}
-    scale_us = float(known.edges_us[int(np.searchsorted(upto, 0.5))]) + 1.0
-    middles = (np.concatenate([[0.0], edges[:-1]]) + edges) / 2 / scale_us
+    # The median, but not one of zero, which a watermark that moves in steps gives to many.
+    scale_us = float(known.edges_us[max(2, int(np.searchsorted(upto, 0.5)))]) + 1.0
+    middles = (np.concatenate([[0.0], ends[:-1]]) + ends) / 2 / scale_us
     tested = known.weighed * float(late)
-    fits = (_fit(FAMILIES[name], edges / scale_us, shares, middles, events, tested, scale_us) for name in names)
-    return {found.family.name: found for found in fits if found is not None}
+    found: dict[str, Fit] = {}
+    for name in names:
+        fitted = _fit(FAMILIES[name], ends / scale_us, shares, middles, events, tested)
+        if fitted is not None:
+            p, covariance, bic, passed = fitted
+            found[name] = Fit(FAMILIES[name], p, scale_us, covariance, bic, passed)
+    return found
 
 
 def choose(known: Arrivals) -> Fit | None:
     """The one with the smallest BIC of those that pass, a mixture only if nothing simpler does; None if none does."""
-    independent = float(known.independent[_resolved(known)].min(initial=np.inf))
+    independent = _independent(known)
     if independent < known.weighed / 2 or independent * float(known.later[0]) > MOST_EVENTS:
         # Events come together, and no smooth distribution would pass; or order statistics are as good as any model.
         return None
@@ -254,13 +263,14 @@ def choose(known: Arrivals) -> Fit | None:
     return None
 
 
-def _resolved(known: Arrivals) -> npt.NDArray[np.bool_]:
-    """Where some of the late events are later, and some are not."""
-    return np.asarray((known.later > known.unseen) & (known.later < known.later[0]))
+def _independent(known: Arrivals) -> float:
+    """As how many independent events, of all, the events count: where some of the late ones are later, and some not."""
+    resolved = (known.later > known.unseen) & (known.later < known.later[0])
+    return float(np.median(known.independent[resolved])) if resolved.any() else 0.0
 
 
 def _cells(edges_us: Ints, upto: Floats, watched_us: int) -> tuple[Floats, Floats]:
-    """Right ends (in us, exclusive) and shares of cells: equal shares, and halves of halves in the tail."""
+    """Right ends (in us) and shares of cells: equal shares, and halves of halves in the tail."""
     wanted = np.concatenate([np.arange(1, CELLS) / CELLS, 1 - 0.5 ** np.arange(1, 8) / CELLS])
     at = np.unique(np.searchsorted(upto, wanted))
     at = at[(at > 0) & (at < len(upto) - 1)]
@@ -270,8 +280,9 @@ def _cells(edges_us: Ints, upto: Floats, watched_us: int) -> tuple[Floats, Float
 
 
 def _fit(
-    family: Family, ends: Floats, shares: Floats, x: Floats, events: float, tested: float, scale_us: float
-) -> Fit | None:
+    family: Family, ends: Floats, shares: Floats, x: Floats, events: float, tested: float
+) -> tuple[Floats, Floats | None, float, float] | None:
+    """Parameters, their covariance, BIC and the test's p; None if it does not fit at all."""
     from scipy.special import chdtrc
 
     def cells(p: Floats) -> Floats:
@@ -287,14 +298,8 @@ def _fit(
             return None
         test, degrees = _likelihood_ratio(shares, cells(p), tested)
     degrees -= len(p)
-    return Fit(
-        family=family,
-        parameters=p,
-        scale_us=scale_us,
-        covariance=_inverse(information, events),
-        bic=2 * events * loss + len(p) * float(np.log(events)),
-        p=float(chdtrc(degrees, max(0.0, test))) if degrees >= 1 else 0.0,
-    )
+    bic = 2 * events * loss + len(p) * float(np.log(events))
+    return p, _inverse(information, events), bic, float(chdtrc(degrees, max(0.0, test))) if degrees >= 1 else 0.0
 
 
 def _scoring(cells: Callable[[Floats], Floats], shares: Floats, p: Floats) -> tuple[Floats, float, Floats]:
@@ -313,10 +318,11 @@ def _scoring(cells: Callable[[Floats], Floats], shares: Floats, p: Floats) -> tu
         expected = cells(p)
         slope = slopes(p, expected)
         information = (slope / expected) @ slope.T
-        damped = information + 1e-8 * np.trace(information) * np.eye(len(p))
-        if not np.isfinite(damped).all():
+        if not np.isfinite(information).all() or np.trace(information) <= 0:
             return p, np.inf, information
-        step = np.linalg.solve(damped, slope @ (shares / expected))
+        values, vectors = np.linalg.eigh(information)
+        damped = np.maximum(values, 0.0) + 1e-8 * values[-1]
+        step = vectors @ (vectors.T @ (slope @ (shares / expected)) / damped)
         gained = 0.0
         for halvings in range(12):
             tried = p + step * 0.5**halvings

@@ -3,11 +3,11 @@
 Epochs are the replicates. Late events are cut at the latenesses that half, a quarter, an eighth, ... of them exceed;
 of each epoch old enough to tell, the share of what came up to the end of a cell that lies in it (and of what came up to
 the first cut, the share that was late at all) is compared, as an angle, ``asin(sqrt(share))``, which makes its variance
-the same for any share. The three latest such epochs must *all* lie outside the prediction interval of the ones before
-them (Student's t, with fewer degrees of freedom the more neighbours have in common; level 1 % for each, divided by the
-number of cells), on the same side, and all by a factor of 1.5 in the odds. So what single epochs do, as in a burst, is
-no new regime; what they did before is part of what is expected; and where one follows from the other, as nights follow
-days, a history has to be long before anything counts as new.
+the same for any share. The three latest such epochs must *all* lie outside the prediction interval of the older half
+of them (Student's t, with fewer degrees of freedom the more neighbours have in common; level 1 % for each, divided by
+the number of cells), on the same side, and all by a factor of 1.5 in the odds. So what single epochs do, as in a burst,
+is no new regime; what they did before is part of what is expected; and where one follows from the other, as nights
+follow days, a history has to be long before anything counts as new.
 
 Why not Kolmogorov-Smirnov: it takes events for independent, which makes every burst a change; and it looks at the
 middle of a distribution, where a bound does not lie.
@@ -56,26 +56,31 @@ def _tested(cohorts: Cohorts, low_us: int, high_us: int, level: float) -> str | 
     inside = late[:, (cohorts.edges_us > low_us) & (cohorts.edges_us <= high_us)].sum(axis=1)
     some = upto > 0
     inside, upto = inside[some], upto[some]
-    before = len(upto) - LATEST
+    before = len(upto) // 2
     if before < FEWEST_EPOCHS:
         return None
-    usual = inside[:before].sum() / upto[:before].sum()
-    if (usual * upto[before:]).min() < FEW_EVENTS and inside[before:].min() < FEW_EVENTS:
+    # The older half is what was usual; a change that was missed at first can be found until it is that old itself.
+    parts = [slice(0, before), slice(len(upto) - LATEST, None)]
+    (was, was_upto), (now, now_upto) = ((inside[part], upto[part]) for part in parts)
+    usual = was.sum() / was_upto.sum()
+    if (usual * now_upto).min() < FEW_EVENTS and now.min() < FEW_EVENTS:
         return None
-    angles = np.arcsin(np.sqrt((inside + 0.375) / (upto + 0.75)))
-    spread = np.maximum(angles[:before].std(ddof=1), 0.5 / np.sqrt(upto.min()))
-    degrees = _independent(angles[:before]) - 1
+    angles, latest = (np.arcsin(np.sqrt((k + 0.375) / (n + 0.75))) for k, n in ((was, was_upto), (now, now_upto)))
+    degrees = _independent(angles) - 1
     if degrees < 1:
         return None
-    t = (angles[before:] - angles[:before].mean()) / (spread * np.sqrt(1 + 1 / before))
-    shares = (inside[before:] + 0.375) / (upto[before:] + 0.75)
+    spread = np.maximum(angles.std(ddof=1), 0.5 / np.sqrt(upto.min()))
+    t = (latest - angles.mean()) / (spread * np.sqrt(1 + 1 / before))
+    shares = (now + 0.375) / (now_upto + 0.75)
     odds = np.log(shares / (1 - shares)) - np.log((usual + 1e-12) / (1 - usual + 1e-12))
     limit, far = stdtrit(degrees, 1 - level / 2), np.log(ODDS)
-    for side, more in ((1, "more"), (-1, "fewer")):
-        if (side * t > limit).all() and (side * odds > far).all():
-            what = "late" if low_us < 0 else f"later than {short_duration(low_us)}"
-            return f"{more} events are {what}: {shares.min():.2%} to {shares.max():.2%} where {usual:.2%} were usual"
-    return None
+    if not any((side * t > limit).all() and (side * odds > far).all() for side in (-1, 1)):
+        return None
+    than = "were late" if low_us < 0 else f"were later than {short_duration(low_us)}"
+    return (
+        f"of the events up to {short_duration(high_us)} late {shares.min():.2%} to {shares.max():.2%} {than}, "
+        f"where {usual:.2%} were usual"
+    )
 
 
 def _independent(values: Floats) -> float:

@@ -74,9 +74,12 @@ def format_duration(us: int) -> str:
 
 def short_duration(us: int) -> str:
     """A duration for people, to three digits: ``4_321_987_654`` -> ``"1.2 hours"``."""
-    for name, scale in (("days", 86_400_000_000), ("hours", 3_600_000_000), ("minutes", 60_000_000), ("s", 1_000_000)):
+    for name, scale in (("day", 86_400_000_000), ("hour", 3_600_000_000), ("minute", 60_000_000)):
         if abs(us) >= scale:
-            return f"{us / scale:.3g} {name}"
+            count = f"{us / scale:.3g}"
+            return f"{count} {name}" if count == "1" else f"{count} {name}s"
+    if abs(us) >= MICROS_PER_SECOND:
+        return f"{us / MICROS_PER_SECOND:.3g} s"
     return f"{us / 1000:.3g} ms"
 
 

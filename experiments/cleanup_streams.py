@@ -1,7 +1,7 @@
 """Streams whose lateness is known, and what a bound would have done to them: for `aion experiment cleanup`. Seeded.
 
-A stream is replayed as the operator would live it: windows of one minute, a watermark that advances every few seconds
-and is the clock, late events observed at the watermark they find, whatever becomes of them. What is counted is what a
+A stream is replayed as the operator would live it: windows of one minute, a watermark that advances every second and
+is the clock, late events observed at the watermark they find, whatever becomes of them. What is counted is what a
 bound decides: who came in time, and how many bytes were kept for how long.
 """
 
@@ -132,7 +132,7 @@ def synthetic(kind: str, days: float, per_minute: int, seed: int) -> Stream:
         whole = sum(weight for weight, _ in parts)
         later = (lambda s: sum(weight * part(s) for weight, part in parts) / whole,)
     late_us = (np.minimum(seconds, 1e9) * SECOND_US).astype(np.int64)
-    return Stream(kind, MINUTE_US, 10 * SECOND_US, window, late_us, events - late, regime, later)
+    return Stream(kind, MINUTE_US, SECOND_US, window, late_us, events - late, regime, later)
 
 
 KINDS = ("log-normal", "pareto", "bursts", "daily rhythm", "regime change")
@@ -160,16 +160,18 @@ def replay(stream: Stream, bound: AdaptiveBound) -> Replay:
     bounds = np.zeros(stream.windows, np.int64)
     changes: list[tuple[int, Decision]] = []
     at = made = ended = asked = 0
-    before: int | None = None
-    for batch in range(stream.windows * window_us // step_us):
+    # Watermarks at which nothing comes, begins or ends are passed over.
+    starts = np.arange(stream.windows) * window_us // step_us
+    last = stream.windows * window_us // step_us
+    stops = np.unique(np.concatenate([starts, keys[0, first]]))
+    for batch in stops[stops < last].tolist():
         now = batch * step_us
         decision = bound.decision
-        bound.advance(before, now)
+        bound.advance(now - step_us if batch else None, now)
         if bound.decision is not decision:
             asked += 1
             if not changes or bound.decision.bound_us != changes[-1][1].bound_us:
                 changes.append((made, bound.decision))
-        before = now
         while (ended + 1) * window_us <= now:
             bound.observe_on_time((ended + 1) * window_us, on_time[ended])
             ended += 1
