@@ -15,12 +15,13 @@ import numpy.typing as npt
 
 from aion.slicing.edges import CELLS_PER_EVENT, MIN_CELLS, EdgeSet, Micros, assign, is_sorted
 from aion.slicing.folds import Fold, Values
+from aion.slicing.ranges import identity
 from aion.slicing.rows import Rows
 
 Index = npt.NDArray[np.intp]
 
-# Adding to few places again and again waits for memory; with so many bins the processor does not notice.
-_BINS_WANTED = 1 << 10
+# Adding to one place again and again, the processor waits for itself; so bins are few only where they have to be.
+_BINS_PER_EVENT, _BINS_AT_MOST = 1 / 4, 1 << 15
 
 
 def slice_batch(
@@ -38,7 +39,7 @@ def slice_batch(
     unit = gcd(edges.unit_us, gap_us or 0)
     affordable = CELLS_PER_EVENT * len(times_us) + MIN_CELLS
     if (high - low) // unit < affordable and edges.density * (high - low) < affordable:
-        unit = _finer(unit, high - low, min(len(times_us) // 8, _BINS_WANTED))
+        unit = _finer(unit, high - low, min(int(len(times_us) * _BINS_PER_EVENT), _BINS_AT_MOST))
         return _by_bins(times_us, values, (low, high, unit), edges, gap_us, folds)
     known = edges.covering(times_us) if gap_us is None else None
     if known is not None:
@@ -73,16 +74,34 @@ def _by_bins(
         cells = np.flatnonzero(marks)
         of_begin = of_begin[np.searchsorted(begins, cells, side="right") - 1]
         begins = cells
-    events = np.add.reduceat(np.bincount(bins, minlength=size), begins)
+    counts = np.zeros(size, np.int64)
+    np.add.at(counts, bins, 1)
+    events = np.add.reduceat(counts, begins)
     kept = np.flatnonzero(events)
     rows: Rows = {"edge": of_begin[kept], "events": events[kept]}
     if gap_us is not None:
-        for name, fold in (("first", _EARLIEST), ("last", _LATEST)):
-            rows[name] = fold.stretches(fold.at(bins, times_us, size), begins)[kept]
+        rows["first"], rows["last"] = _bounds(times_us, bins, counts, begins[kept])
     for name, fold in folds.items():
         assert values is not None
         rows[name] = fold.stretches(fold.at(bins, values, size), begins)[kept]
     return rows
+
+
+def _bounds(times_us: Micros, bins: Index, counts: Values, begins: Index) -> tuple[Micros, Micros]:
+    """The first and last event time from each of ``begins`` to the next; only the outermost bins are looked into."""
+    taken = np.flatnonzero(counts)
+    places = np.searchsorted(taken, begins)
+    outer = taken[places], taken[np.append(places[1:], len(taken)) - 1]
+    marks = np.zeros(len(counts), np.bool_)
+    for of_slices in outer:
+        marks[of_slices] = True
+    some = np.flatnonzero(marks[bins])
+    found = []
+    for of_slices, ufunc in zip(outer, (np.minimum, np.maximum), strict=True):
+        extremes = np.full(len(counts), identity(ufunc, np.int64))
+        ufunc.at(extremes, bins[some], times_us[some])
+        found.append(extremes[of_slices])
+    return found[0], found[1]
 
 
 def _by_slots(slots: Index, values: Values | None, edges: Micros, folds: Mapping[str, Fold]) -> Rows:
@@ -132,6 +151,3 @@ def _finer(unit_us: int, span_us: int, bins_wanted: int) -> int:
         while unit_us % factor == 0 and span_us // unit_us * factor < bins_wanted:
             unit_us //= factor
     return unit_us
-
-
-_EARLIEST, _LATEST = Fold(np.minimum), Fold(np.maximum)

@@ -112,7 +112,7 @@ def assign(times_us: Micros, edges: Micros) -> Index:
     spacings = np.diff(edges)
     if not len(spacings) or (spacings == spacings[0]).all():
         width = int(spacings[0]) if len(spacings) else max(int(times_us.max()) - int(edges[0]), 0) + 1
-        return np.clip((times_us - edges[0]) // width, -1, len(edges) - 1).astype(np.intp, copy=False)
+        return np.asarray(np.clip((times_us - edges[0]) // width, -1, len(edges) - 1), np.intp)
     if is_sorted(times_us):
         bounds = np.concatenate(([0], np.searchsorted(times_us, edges), [len(times_us)]))
         return np.repeat(np.arange(-1, len(edges)), np.diff(bounds))

@@ -63,7 +63,7 @@ def reduce_ranges(ufunc: np.ufunc, values: Values, begins: Index, ends: Index) -
 class RangeTree:
     """A tree over a growing column: range aggregates in O(log n), a change of m neighbours in O(m + log n).
 
-    Leaves are written where the owner wants them; what was never written is the identity.
+    Leaves are written where the owner wants them. What lies beside a range never counts, whatever it is.
     """
 
     def __init__(self, ufunc: np.ufunc, dtype: npt.DTypeLike) -> None:
@@ -81,13 +81,6 @@ class RangeTree:
             self._grow(end)
         self._levels[0][begin:end] = values
         self._lift(begin, end)
-
-    def clear(self, begin: int, end: int) -> None:
-        """Sets the leaves ``[begin, end)`` to the identity."""
-        end = min(end, len(self))
-        if begin < end:
-            self._levels[0][begin:end] = self._identity
-            self._lift(begin, end)
 
     def ranges(self, begins: Index, ends: Index) -> Values:
         """The aggregate of the leaves ``[begin, end)`` of each range; none may be empty."""

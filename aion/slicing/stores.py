@@ -93,16 +93,12 @@ class EagerStore(LazyStore):
         return self._trees["events"].ranges(at, until), found
 
     def _replace_tail(self, at: int, rows: Rows) -> None:
-        moves, end = self.rows.moves, self.rows.front + len(self.rows)
+        moves = self.rows.moves
         super()._replace_tail(at, rows)
         if self.rows.moves != moves:
-            # All rows lie elsewhere now. That is as rare as the table's growing.
-            at, end = 0, len(self._trees["events"])
-        begin = self.rows.front + at
+            at = 0  # All rows lie elsewhere now. That is as rare as the table's growing.
         for name, tree in self._trees.items():
-            written = self.rows[name][at:]
-            tree.write(begin, written)
-            tree.clear(begin + len(written), end)
+            tree.write(self.rows.front + at, self.rows[name][at:])
 
 
 def ranges_of(
