@@ -180,3 +180,6 @@ class _EventTree:
 
     def drop_front(self, rows: int) -> None:
         self.rows.drop_front(rows)
+
+    def fuse_front(self, rows: int) -> None:
+        """Single events cannot be fused."""

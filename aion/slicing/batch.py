@@ -68,12 +68,11 @@ def _by_bins(
         begins = np.maximum(of_begin - base, 0) // unit
     if gap_us is not None:
         step = gap_us // unit
-        marks = np.zeros(size, np.bool_)
-        marks[(edges.origin_us - base) // unit % step :: step] = True
-        marks[begins] = True
-        cells = np.flatnonzero(marks)
-        of_begin = of_begin[np.searchsorted(begins, cells, side="right") - 1]
-        begins = cells
+        marks = np.zeros(size, np.int8)
+        marks[(edges.origin_us - base) // unit % step :: step] = 1
+        marks[begins] = 2
+        begins = np.flatnonzero(marks)
+        of_begin = of_begin[np.cumsum(marks[begins] == 2) - 1]
     counts = np.zeros(size, np.int64)
     np.add.at(counts, bins, 1)
     events = np.add.reduceat(counts, begins)
@@ -90,8 +89,8 @@ def _by_bins(
 def _bounds(times_us: Micros, bins: Index, counts: Values, begins: Index) -> tuple[Micros, Micros]:
     """The first and last event time from each of ``begins`` to the next; only the outermost bins are looked into."""
     taken = np.flatnonzero(counts)
-    places = np.searchsorted(taken, begins)
-    outer = taken[places], taken[np.append(places[1:], len(taken)) - 1]
+    ends = np.cumsum(np.add.reduceat((counts > 0).astype(np.int64), begins))
+    outer = taken[np.concatenate(([0], ends[:-1]))], taken[ends - 1]
     marks = np.zeros(len(counts), np.bool_)
     for of_slices in outer:
         marks[of_slices] = True

@@ -102,18 +102,19 @@ class EdgeSet:
 
 
 def assign(times_us: Micros, edges: Micros) -> Index:
-    """For each time the number of the last of the sorted, distinct ``edges`` at or before it; -1 before the first.
+    """For each time the number of the last of the sorted ``edges`` at or before it; -1 before the first.
 
     In the order of preference: integer division where edges are evenly spaced, counting where times are sorted, a
     lookup grid where edges are not, and a search where even a fine grid has many edges in one cell.
     """
     if not len(edges) or not len(times_us):
         return np.full(len(times_us), -1, np.intp)
+    if edges[0] == edges[-1]:
+        return np.where(times_us >= edges[0], len(edges) - 1, -1)
     spacings = np.diff(edges)
-    if not len(spacings) or (spacings == spacings[0]).all():
-        width = int(spacings[0]) if len(spacings) else max(int(times_us.max()) - int(edges[0]), 0) + 1
-        return np.asarray(np.clip((times_us - edges[0]) // width, -1, len(edges) - 1), np.intp)
-    if is_sorted(times_us):
+    if (spacings == spacings[0]).all():
+        return np.asarray(np.clip((times_us - edges[0]) // spacings[0], -1, len(edges) - 1), np.intp)
+    if len(edges) < len(times_us) and is_sorted(times_us):
         bounds = np.concatenate(([0], np.searchsorted(times_us, edges), [len(times_us)]))
         return np.repeat(np.arange(-1, len(edges)), np.diff(bounds))
     found = _through_grid(times_us, edges, spacings)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aion.slicing.edges import EdgeSet, Micros
+from aion.slicing.edges import EdgeSet, Micros, assign
 from aion.windows import Periodic
 
 Index = npt.NDArray[np.intp]
@@ -60,6 +60,9 @@ class PeriodicWindows:
 
         ``rows_us``: the starts of all slices that there are, in order. In order of definition, then of time.
         """
+        # Rows before these are in windows that ended before.
+        skipped = int(np.searchsorted(rows_us, after_us - self.longest_us))
+        rows_us, among = rows_us[skipped:], None if among is None else among[skipped:]
         nothing = np.empty(0, np.int64)
         if not len(rows_us) or (among is not None and not among.any()):
             return Due(nothing, nothing, nothing, nothing, nothing)
@@ -80,16 +83,17 @@ class PeriodicWindows:
             which, numbers = self._holding(inhabited, lowest, highest)
         ends_us = self._phases[which] + numbers * self._slides[which]
         starts_us = ends_us - self._sizes[which]
-        begins, ends = np.searchsorted(rows_us, starts_us), np.searchsorted(rows_us, ends_us)
+        # The first row at or after each bound.
+        begins, ends = np.split(assign(np.concatenate((starts_us, ends_us)) - 1, rows_us) + 1, 2)
         if among is None:
             full = ends > begins
         else:
             before = np.concatenate(([0], np.cumsum(among)))
             full = before[ends] > before[begins]
-        if full.all():
-            return Due(self._numbers[which], starts_us, ends_us, begins, ends)
-        kept = np.flatnonzero(full)
-        return Due(self._numbers[which[kept]], starts_us[kept], ends_us[kept], begins[kept], ends[kept])
+        if not full.all():
+            kept = np.flatnonzero(full)
+            which, starts_us, ends_us, begins, ends = (a[kept] for a in (which, starts_us, ends_us, begins, ends))
+        return Due(self._numbers[which], starts_us, ends_us, begins + skipped, ends + skipped)
 
     def _holding(self, rows_us: Micros, lowest: Micros, highest: Micros) -> tuple[Index, Micros]:
         """The windows of each definition, numbered ``lowest`` to ``highest``, that any of the rows is part of."""

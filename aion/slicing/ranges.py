@@ -33,6 +33,11 @@ def identity(ufunc: np.ufunc, dtype: npt.DTypeLike) -> Any:
     return np.inf if ufunc is np.minimum else -np.inf
 
 
+def running_max(values: Values) -> Values:
+    """The maximum up to each place. What is sorted already, as most is, need not be gone through one by one."""
+    return values if (values[1:] >= values[:-1]).all() else np.maximum.accumulate(values)
+
+
 def reduce_ranges(ufunc: np.ufunc, values: Values, begins: Index, ends: Index) -> Values:
     """``ufunc`` over ``values[begin:end]`` for each range; none may be empty. Any order, any overlap.
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aion.slicing.folds import Fold
+from aion.slicing.ranges import running_max
 
 Values = npt.NDArray[Any]
 Index = npt.NDArray[np.intp]
@@ -90,9 +91,9 @@ def join_by_gap(old: Rows, new: Rows, gap_us: int, folds: Mapping[str, Fold]) ->
         levels = levels[order]
         bounds = np.flatnonzero(np.diff(levels)) + 1
         apart[bounds - 1] = True
-        reach = np.concatenate([np.maximum.accumulate(part) for part in np.split(lasts, bounds)])
+        reach = np.concatenate([running_max(part) for part in np.split(lasts, bounds)])
     else:
-        reach = np.maximum.accumulate(lasts)
+        reach = running_max(lasts)
     apart |= firsts[1:] - reach[:-1] > gap_us
     joined = _reduced(both, order, np.flatnonzero(np.concatenate(([True], apart))), folds)
     if mixed:

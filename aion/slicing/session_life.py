@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from aion.slicing.folds import Fold, Values
 from aion.slicing.panes import Computed, Kind, computed, stacked
+from aion.slicing.ranges import running_max
 from aion.slicing.rows import Rows, Table
 from aion.slicing.sessions import Intervals, merge_intervals
 from aion.slicing.stores import Store, ranges_of
@@ -81,7 +82,7 @@ class SessionLife:
             ranges = lambda begins, ends: ranges_of(some, self._folds, begins, ends)  # noqa: E731
         if not len(rows["first"]):
             return []
-        reach = np.maximum.accumulate(rows["last"])
+        reach = running_max(rows["last"])
         begins = np.flatnonzero(np.concatenate(([True], rows["first"][1:] - reach[:-1] > gap_us)))
         ends = np.append(begins[1:], len(reach))
         firsts, lasts = rows["first"][begins], reach[ends - 1]

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from aion.slicing.ranges import running_max
+
 Micros = npt.NDArray[np.int64]
 Index = npt.NDArray[np.intp]
 Flags = npt.NDArray[np.bool_]
@@ -122,12 +124,12 @@ def _running_max(values: Micros, restarts: Flags) -> Micros:
     """The maximum so far, beginning anew after each place where ``restarts`` (one shorter) is set."""
     group = np.concatenate(([0], np.cumsum(restarts)))
     if not group[-1]:
-        return np.maximum.accumulate(values)
+        return running_max(values)
     low, high = int(values.min()), int(values.max())
     if int(group[-1] + 1) * (high - low + 1) < 2**62:
         # Lifted above all of the groups before, so that one pass is enough.
         lift = group * (high - low + 1) - low
-        return np.asarray(np.maximum.accumulate(values + lift) - lift)
+        return np.asarray(running_max(values + lift) - lift)
     distinct, ranks = np.unique(values, return_inverse=True)
-    ranks = np.maximum.accumulate(ranks + group * len(distinct)) - group * len(distinct)
+    ranks = running_max(ranks + group * len(distinct)) - group * len(distinct)
     return np.asarray(distinct[ranks])

@@ -31,6 +31,9 @@ Index = npt.NDArray[np.intp]
 _FARTHEST_US = 2**60
 _BEYOND_US = 2**62
 
+_SETTLED = 64
+"""Fewer slices than this are not worth joining."""
+
 
 class Slicer:
     """``windows`` are told apart by their position; ``aggregates`` are named by the user.
@@ -125,7 +128,7 @@ class Slicer:
             if self._sessions is not None:
                 found += self._sessions.advance(self._store, before_us, now_us)
             self._store.rows["news"][:] = False
-            self._store.drop_front(self._unneeded_slices(self._store, now_us))
+            self._let_go(self._store, now_us)
         if self._log is not None and len(self._log.rows):
             for life in self._lives:
                 found += life.advance(self._log, before_us, now_us)
@@ -216,17 +219,22 @@ class Slicer:
             for due, on_time in found
         ]
 
-    def _unneeded_slices(self, store: Store, now_us: int) -> int:
-        """How many slices from the front on no window needs any more."""
+    def _let_go(self, store: Store, now_us: int) -> None:
+        """Drops slices from the front on that no window needs, and joins those that only a session still does."""
         rows = store.rows
-        unneeded = len(rows)
+        settled = len(rows)
         if self._periodic:
             gone_us = now_us - self._bound_us - self._periodic.longest_us
-            unneeded = int(np.searchsorted(rows["edge"], gone_us, side="right"))
-        if self._sessions is not None:
-            live = rows["level"][:unneeded] < self._sessions.closed
-            unneeded = int(live.argmax()) if live.any() else unneeded
-        return unneeded
+            settled = int(np.searchsorted(rows["edge"], gone_us, side="right"))
+        if self._sessions is None:
+            store.drop_front(settled)
+            return
+        live = rows["level"][:settled] < self._sessions.closed
+        unneeded = int(live.argmax()) if live.any() else settled
+        store.drop_front(unneeded)
+        # Joining moves all that is behind as well, so it waits until it pays.
+        if self._periodic and settled - unneeded >= max(_SETTLED, len(rows) // 2):
+            store.fuse_front(settled - unneeded)
 
     def _nothing(self) -> Computed:
         none = np.empty(0, np.int64)

@@ -32,6 +32,7 @@ class Store(Protocol):
     def add(self, new: Rows) -> None: ...
     def ranges(self, begins: Index, ends: Index) -> tuple[Values, dict[str, Values]]: ...
     def drop_front(self, rows: int) -> None: ...
+    def fuse_front(self, rows: int) -> None: ...
 
 
 class LazyStore:
@@ -61,6 +62,15 @@ class LazyStore:
 
     def drop_front(self, rows: int) -> None:
         self.rows.drop_front(rows)
+
+    def fuse_front(self, rows: int) -> None:
+        """Joins what is left of the first rows for sessions only: no edge between them matters any more."""
+        assert self._gap_us is not None
+        every = self.rows.tail(0)
+        front = {name: column[:rows] for name, column in every.items()}
+        front["edge"] = np.full(rows, every["edge"][0])
+        fused = join_by_gap({name: column[:0] for name, column in front.items()}, front, self._gap_us, self._folds)
+        self._replace_tail(0, {name: np.concatenate((fused[name], every[name][rows:])) for name in every})
 
     def _replace_tail(self, at: int, rows: Rows) -> None:
         self.rows.replace_tail(at, rows)
