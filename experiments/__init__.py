@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from experiments.ingest import ingest
+from experiments.slicing import slicing
 from experiments.store import store
 
 app = typer.Typer(help="Measure Aion: workloads, baselines, figures.", no_args_is_help=True)
@@ -19,3 +20,4 @@ def _experiments() -> None:
 # One line per experiment. Their modules import nothing heavy at the top.
 app.command("ingest")(ingest)
 app.command("store")(store)
+app.command("slicing")(slicing)

@@ -122,14 +122,14 @@ class FlatFat(Slicer):
         self.whole_batches = whole_batches
         self._make_store = lambda folds, dtype, gap_us: _EventTree(self, folds, dtype, gap_us)
 
-    def sliced(self, times_us: np.ndarray, values: Any) -> Rows:
+    def sliced(self, times_us: np.ndarray, values: Any, extent: tuple[int, int]) -> Rows:
         order = np.argsort(times_us, kind="stable")
         times = times_us[order]
         ones = np.ones(len(times), np.int64)
         rows: Rows = {"edge": times, "events": ones, "news": ones.astype(np.bool_), "arrival": order}
         if self._sessions is not None:
             rows |= {"first": times, "last": times}
-        return rows | {name: values[order] for name in self._partials}
+        return rows | dict.fromkeys(self._partials, values[order])
 
 
 class _EventTree:
@@ -140,6 +140,7 @@ class _EventTree:
         self.rows = LazyStore(folds, dtype, gap_us).rows
         self._folds = dict(folds)
         self._trees = {name: RangeTree(fold.combine, dtype) for name, fold in folds.items()}
+        self.news_from = 0
 
     def add(self, new: Rows) -> None:
         arrival = new.pop("arrival")
@@ -167,6 +168,7 @@ class _EventTree:
             both = {name: np.concatenate((column, new[name])) for name, column in tail.items()}
             order = np.argsort(both["edge"], kind="stable")
             new = {name: column[order] for name, column in both.items()}
+        self.news_from = min(self.news_from, at)
         moves = self.rows.moves
         self.rows.replace_tail(at, new)
         if self.rows.moves != moves:
@@ -180,6 +182,7 @@ class _EventTree:
 
     def drop_front(self, rows: int) -> None:
         self.rows.drop_front(rows)
+        self.news_from = max(self.news_from - rows, 0)
 
     def fuse_front(self, rows: int) -> None:
         """Single events cannot be fused."""

@@ -25,17 +25,23 @@ _BINS_PER_EVENT, _BINS_AT_MOST = 1 / 4, 1 << 15
 
 
 def slice_batch(
-    times_us: Micros, values: Values | None, edges: EdgeSet, gap_us: int | None, folds: Mapping[str, Fold]
+    times_us: Micros,
+    values: Values | None,
+    edges: EdgeSet,
+    gap_us: int | None,
+    folds: Mapping[str, Fold],
+    extent: tuple[int, int] | None = None,
 ) -> Rows:
     """``edge``, ``events`` and the partials of every slice with an event, in order; with a gap, ``first`` and ``last``.
 
     With ``gap_us`` slices are cut as well where a session of that gap may end, so that every slice lies in one session:
     at gaps between events where the batch is sorted, otherwise at multiples of the gap, because in a cell as wide as
-    the gap nothing can split a session. ``values`` may be None if ``folds`` is empty.
+    the gap nothing can split a session. ``values`` may be None if ``folds`` is empty. ``extent``: the first and last
+    time, for whom it is known.
     """
     if is_sorted(times_us):
         return _of_sorted(times_us, values, edges, gap_us, folds)
-    low, high = int(times_us.min()), int(times_us.max())
+    low, high = extent or (int(times_us.min()), int(times_us.max()))
     unit = gcd(edges.unit_us, gap_us or 0)
     affordable = CELLS_PER_EVENT * len(times_us) + MIN_CELLS
     if (high - low) // unit < affordable and edges.density * (high - low) < affordable:

@@ -101,10 +101,10 @@ class Slicer:
         if low < -_FARTHEST_US or high > _FARTHEST_US:
             raise ConfigError(f"event time {low if low < -_FARTHEST_US else high} is too far from the epoch")
         if low < self._now_us:
-            self._add_late(times_us, column)
+            self._add_late(times_us, column, (low, high))
             return
         if self._store is not None:
-            rows = self.sliced(times_us, column)
+            rows = self.sliced(times_us, column, (low, high))
             if self._sessions is not None:
                 rows["level"] = np.zeros(len(rows["edge"]), np.int64)
             self._store.add(rows)
@@ -127,7 +127,8 @@ class Slicer:
                 found += self._periodic_panes(self._store, before_us, now_us)
             if self._sessions is not None:
                 found += self._sessions.advance(self._store, before_us, now_us)
-            self._store.rows["news"][:] = False
+            self._store.rows["news"][self._store.news_from :] = False
+            self._store.news_from = len(self._store.rows)
             self._let_go(self._store, now_us)
         if self._log is not None and len(self._log.rows):
             for life in self._lives:
@@ -139,10 +140,10 @@ class Slicer:
             self._log.rows.drop_front(unneeded)
         return lowered(stacked([self._nothing(), *found]), self._aggregates)
 
-    def sliced(self, times_us: Micros, values: Values | None) -> Rows:
-        """The slices of a batch as rows, in order, without their level."""
+    def sliced(self, times_us: Micros, values: Values | None, extent: tuple[int, int]) -> Rows:
+        """The slices of a batch as rows, in order, without their level. ``extent``: its first and last time."""
         gap_us = None if self._sessions is None else self._sessions.gaps_us[0]
-        rows = slice_batch(times_us, values, self._periodic.edges, gap_us, self._partials)
+        rows = slice_batch(times_us, values, self._periodic.edges, gap_us, self._partials, extent)
         rows["news"] = np.ones(len(rows["edge"]), np.bool_)
         return rows
 
@@ -181,11 +182,11 @@ class Slicer:
         if self._lives:
             self._log = EventLog(dtype)
 
-    def _add_late(self, times_us: Micros, values: Values | None) -> None:
+    def _add_late(self, times_us: Micros, values: Values | None, extent: tuple[int, int]) -> None:
         """A batch of which some events are behind the watermark: keeps what comes in time for any window."""
         in_time = np.zeros(len(times_us), np.bool_)
         if self._store is not None:
-            rows = self.sliced(times_us, values)
+            rows = self.sliced(times_us, values, extent)
             kept = np.zeros(len(rows["edge"]), np.bool_)
             if self._periodic:
                 kept |= self._periodic.last_ends(rows["edge"]) + self._bound_us > self._now_us
@@ -209,9 +210,9 @@ class Slicer:
 
     def _periodic_panes(self, store: Store, before_us: int, now_us: int) -> list[Computed]:
         edges = store.rows["edge"]
-        late_news = store.rows["news"] & (edges < before_us)
         found = []
-        if late_news.any():
+        if store.news_from < len(edges) and edges[store.news_from] < before_us:
+            late_news = store.rows["news"] & (edges < before_us)
             found.append((self._periodic.ending(before_us - self._bound_us, before_us, edges, late_news), False))
         found.append((self._periodic.ending(before_us, now_us, edges), True))
         return [
