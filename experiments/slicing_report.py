@@ -164,7 +164,7 @@ def remarks(settings: Settings) -> str:
     return "\n".join(
         [
             f"one thread; batches of {settings.batch:,} events, after each a watermark {DELAY_US / 1e6:g} s behind the "
-            "latest event; sum of an integer, and count; events are generated, and panes compared, outside of the timing.",
+            "latest event; sum of an integer, and count; generating events and comparing panes is not timed.",
             "events/s: events over seconds of the processor, median of the runs. By the clock they are fewer while "
             "others use the machine; on a quiet one both are the same.",
             f"slow contenders are measured for {settings.seconds:g} s a run. FlatFAT inserts events one by one, is "
