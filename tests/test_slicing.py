@@ -350,14 +350,18 @@ def test_a_watermark_never_goes_back() -> None:
 
 
 def test_slices_go_when_no_window_needs_them() -> None:
-    for store in ("lazy", "eager"):
-        operator = Slicer([Tumbling(10), Sliding(40, 5), Session(3)], AGGREGATES, bound_us=10, store=store)
-        sizes = []
-        for at in range(0, 30_000, 100):
-            operator.process(np.arange(at, at + 90), np.ones(90, np.int64))
-            operator.advance(at + 90)
-            sizes.append(len(operator.slices["edge"]))
-        assert max(sizes) < 60
+    """Long enough for the table to be moved in its buffers, again and again."""
+    windows = [Tumbling(10), Sliding(40, 5), Session(3)]
+    operators = [Slicer(windows, AGGREGATES, bound_us=10, store=store) for store in ("lazy", "eager")]
+    for at in range(0, 20_000, 100):
+        panes = []
+        for operator in operators:
+            operator.process(np.arange(at, at + 90), np.arange(at, at + 90) % 7)
+            panes.append(operator.advance(at + 90).rows())
+            assert len(operator.slices["edge"]) < 60
+        assert panes[0] == panes[1]
+        for definition, _, start, end, _, _, total, *_ in panes[0]:
+            assert definition == 2 or total == sum(t % 7 for t in range(max(start, 0), end) if t % 100 < 90)
 
 
 def test_a_session_that_never_ends_keeps_few_slices() -> None:

@@ -59,8 +59,8 @@ class SessionLife:
             firsts = np.concatenate((rows["first"][live], new["first"][accepted]))
             lasts = np.concatenate((rows["last"][live], new["last"][accepted]))
             made, of = merge_intervals(Intervals(np.zeros_like(firsts), firsts, lasts), gap)
+            # One with a live session in it lives: that ends as late as its last event says, or later.
             lives = made.lasts + gap + self._bound_us > watermark_us
-            lives[of[: len(live)]] = True
             accepted = accepted[lives[of[len(live) :]]]
             levels[accepted] = level
         return levels
