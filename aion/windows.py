@@ -1,14 +1,16 @@
 """Where: window definitions over event time. Pure; knows nothing of when a window runs.
 
-Ends are exclusive. Windows are aligned to the Unix epoch plus ``offset``, as in Spark and Flink.
+Ends are exclusive, except where said. Windows are aligned to the Unix epoch plus ``offset``, as in Spark and Flink.
+Tumbling and sliding windows are context-free: their edges are known without events. The others are context-aware:
+events decide where their windows begin and end (Disco, seed 001 section 2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aion.errors import WindowError
 from aion.time import duration_us, format_duration
@@ -113,6 +115,123 @@ class Sliding(Periodic):
     __repr__ = __str__
 
 
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Session:
+    """Windows of activity: events of a key with no more than ``gap`` between one and the next.
+
+    ``Session("30 minutes")``. A session starts at its first event and ends ``gap`` after its last; an event exactly
+    ``gap`` after the last one still belongs to it, as in Spark and Flink. Raises WindowError for a gap that is not
+    positive.
+    """
+
+    gap_us: int
+
+    def __init__(self, gap: Duration) -> None:
+        object.__setattr__(self, "gap_us", _positive(gap, "Session: gap"))
+
+    def end(self, last_us: int) -> int:
+        """The end of a session of which the last event is at ``last_us``."""
+        return last_us + self.gap_us
+
+    def spec(self) -> dict[str, int | str]:
+        return {"type": "session", "gap_us": self.gap_us}
+
+    def __str__(self) -> str:
+        return f"session {format_duration(self.gap_us)}"
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Count:
+    """Windows of ``n`` events of a key in event-time order, equal times in the order of arrival.
+
+    ``Count(100)``, or ``Count(100, 10)`` for a new one every 10 events. Window k holds the events number
+    ``k * slide`` to ``k * slide + n - 1``; it starts at the first one's time and ends one microsecond after the last
+    one's. A late event therefore moves all later windows. Raises WindowError for numbers that are no positive
+    integers, or a slide beyond ``n`` (the events between windows would belong to none).
+    """
+
+    n: int
+    slide: int
+
+    def __init__(self, n: int, slide: int | None = None) -> None:
+        object.__setattr__(self, "n", _positive_number(n, "Count: n"))
+        object.__setattr__(self, "slide", self.n if slide is None else _positive_number(slide, "Count: slide"))
+        if self.slide > self.n:
+            raise WindowError(
+                f"Count: a slide of {self.slide} is more than the {self.n} events of a window, so events between "
+                "windows would be lost; use a slide of at most n"
+            )
+
+    def spec(self) -> dict[str, int | str]:
+        return {"type": "count", "n": self.n, "slide": self.slide}
+
+    def __str__(self) -> str:
+        return f"count {self.n}" if self.slide == self.n else f"count {self.n} by {self.slide}"
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class PerRecord:
+    """One window for each event of a key: all events from ``size`` before it up to its own time, both inclusive.
+
+    ``PerRecord("5 minutes")``; Kafka Streams calls such windows sliding (seed 003). Events of the same time share
+    their window. Raises WindowError for a size that is not positive.
+    """
+
+    size_us: int
+
+    def __init__(self, size: Duration) -> None:
+        object.__setattr__(self, "size_us", _positive(size, "PerRecord: size"))
+
+    def spec(self) -> dict[str, int | str]:
+        return {"type": "per_record", "size_us": self.size_us}
+
+    def __str__(self) -> str:
+        return f"per record {format_duration(self.size_us)}"
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Punctuated:
+    """Windows between punctuation events of a key: each starts at one, which is its first, and ends at the next.
+
+    ``predicate`` says which events are punctuation: the name of a boolean column, or a function of an Arrow record
+    batch that returns one boolean per row. What comes before the first punctuation is in a window of its own, which
+    starts at its first event. Raises WindowError for a predicate that is neither.
+    """
+
+    predicate: str | Callable[[Any], Any]
+
+    def __post_init__(self) -> None:
+        if not (callable(self.predicate) or (isinstance(self.predicate, str) and self.predicate)):
+            raise WindowError(
+                f"Punctuated: {self.predicate!r} is no predicate; give the name of a boolean column, or a function of "
+                "a record batch"
+            )
+
+    def spec(self) -> dict[str, int | str]:
+        # A function cannot be compared with that of an earlier run; its name is the best there is.
+        return {"type": "punctuated", "predicate": self._name}
+
+    @property
+    def _name(self) -> str:
+        if isinstance(self.predicate, str):
+            return self.predicate
+        return str(getattr(self.predicate, "__qualname__", type(self.predicate).__qualname__))
+
+    def __str__(self) -> str:
+        return f"punctuated by {self._name}"
+
+    __repr__ = __str__
+
+
+Definition = Periodic | Session | Count | PerRecord | Punctuated
+
+
 def named(windows: Periodic | Sequence[Periodic] | Mapping[str, Periodic]) -> dict[str, Periodic]:
     """Definitions by name, in order; unnamed ones are called by their own words (``tumbling 1 minute``).
 
@@ -140,6 +259,12 @@ def _positive(value: Duration, what: str) -> int:
     if us <= 0:
         raise WindowError(f"{what} of {value!r} is not positive; give e.g. '1 minute'")
     return us
+
+
+def _positive_number(value: int, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise WindowError(f"{what} of {value!r} is no positive number of events; give e.g. 100")
+    return value
 
 
 def _offset(value: Duration, period_us: int) -> int:

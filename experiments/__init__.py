@@ -7,6 +7,7 @@ import typer
 from experiments.cleanup import cleanup
 from experiments.ingest import ingest
 from experiments.restore import restore
+from experiments.slicing import slicing
 from experiments.staleness import staleness
 from experiments.store import store
 
@@ -25,3 +26,4 @@ app.command("ingest")(ingest)
 app.command("restore")(restore)
 app.command("store")(store)
 app.command("staleness")(staleness)
+app.command("slicing")(slicing)

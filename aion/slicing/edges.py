@@ -1,0 +1,181 @@
+"""The edges of all periodic windows together, and which slice an event is in (Scotty, seed 000 section III). Pure.
+
+Where :class:`aion.slices.SliceGrid` takes a pass over the events for each family of edges, here the edges of a stretch
+of time are laid out once, so that the cost per event does not depend on the number of windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import gcd
+
+import numpy as np
+import numpy.typing as npt
+
+from aion.windows import Family
+
+Micros = npt.NDArray[np.int64]
+Index = npt.NDArray[np.intp]
+
+# A lookup grid with more cells than this per event or edge costs more than it saves.
+CELLS_PER_EVENT = 4
+MIN_CELLS = 1 << 14
+# So many passes correct what a grid cell with several edges says; with more, searching is as good.
+_CORRECTIONS = 4
+# Temporary arrays of this many events stay in the cache.
+_AT_ONCE = 1 << 15
+
+
+class EdgeSet:
+    """The edges that at least one of some families has; none at all without families.
+
+    ``families``: those that add edges of their own. ``unit_us``: every edge is ``origin_us`` plus a multiple of it (0
+    without families). ``density``: at most so many edges per microsecond.
+    """
+
+    def __init__(self, families: Iterable[Family]) -> None:
+        self.families = _without_redundant({Family(f.period_us, f.phase_us % f.period_us) for f in families})
+        self._periods = np.array([f.period_us for f in self.families], np.int64)
+        self._phases = np.array([f.phase_us for f in self.families], np.int64)
+        self.density = float((1 / self._periods).sum())
+        self.unit_us = self.origin_us = 0
+        if self.families:
+            first = self.families[0].phase_us
+            self.unit_us = gcd(*(f.period_us for f in self.families), *(f.phase_us - first for f in self.families))
+            self.origin_us = first % self.unit_us
+
+    def between(self, low_us: int, high_us: int) -> Micros:
+        """The last edge at or before ``low_us``, and all up to ``high_us``, in order and each once.
+
+        Takes time and memory in proportion to the edges; ``density`` tells how many to expect.
+        """
+        below = (low_us - self._phases) // self._periods
+        floors = below * self._periods + self._phases
+        counts = (high_us - self._phases) // self._periods - below
+        before = np.cumsum(counts) - counts
+        total = int(counts.sum())
+        firsts, periods = floors + self._periods, self._periods
+        if len(self.families) > 1:
+            firsts, periods, before = (np.repeat(a, counts) for a in (firsts, periods, before))
+        edges = firsts + (np.arange(total) - before) * periods
+        floor = int(floors.max())
+        if len(self.families) == 1:
+            return np.concatenate(([floor], edges))
+        return np.concatenate(([floor], _distinct(edges, low_us, high_us, self.unit_us, self.origin_us)))
+
+    def starts(self, times_us: Micros) -> Micros:
+        """The slice start of each event time, as ``SliceGrid.starts``; any order, any number of windows."""
+        if len(self.families) == 1 or not len(times_us):
+            return self.floors(times_us)
+        edges = self.covering(times_us)
+        return self.floors(times_us) if edges is None else edges[assign(times_us, edges)]
+
+    def covering(self, times_us: Micros) -> Micros | None:
+        """Edges enough to tell the slice of each of these times; None where there are too many to lay out.
+
+        Stretches without an event are left out, so edges may be missing there: a few instants that lie far apart do
+        not cost all edges between them.
+        """
+        low, high = int(times_us.min()), int(times_us.max())
+        affordable = CELLS_PER_EVENT * len(times_us) + MIN_CELLS
+        if self.density * (high - low) <= affordable:
+            return self.between(low, high)
+        in_order = times_us if is_sorted(times_us) else np.sort(times_us)
+        steps = np.diff(in_order)
+        holes = np.sort(np.argpartition(steps, -min(16, len(steps)))[-16:]) if len(steps) else np.empty(0, np.intp)
+        if self.density * (high - low - float(steps[holes].sum())) > affordable:
+            return None
+        firsts = in_order[np.concatenate(([0], holes + 1))].tolist()
+        lasts = in_order[np.concatenate((holes, [len(in_order) - 1]))].tolist()
+        runs = [self.between(first, last) for first, last in zip(firsts, lasts, strict=True)]
+        # Two runs inside of one slice both begin with its start.
+        return np.unique(np.concatenate(runs))
+
+    def floors(self, times_us: Micros) -> Micros:
+        """As ``starts``, with a pass or two over the times for each family: where edges are too many to lay out."""
+        result: Micros | None = None
+        for period, phase in self.families:
+            floor = (times_us - phase) // period * period + phase
+            result = floor if result is None else np.maximum(result, floor, out=result)
+        assert result is not None, "no family has no edges"
+        return result
+
+
+def assign(times_us: Micros, edges: Micros) -> Index:
+    """For each time the number of the last of the sorted ``edges`` at or before it; -1 before the first.
+
+    In the order of preference: integer division where edges are evenly spaced, counting where times are sorted, a
+    lookup grid where edges are not, and a search where even a fine grid has many edges in one cell.
+    """
+    if not len(edges) or not len(times_us):
+        return np.full(len(times_us), -1, np.intp)
+    if edges[0] == edges[-1]:
+        return np.where(times_us >= edges[0], len(edges) - 1, -1)
+    spacings = np.diff(edges)
+    if (spacings == spacings[0]).all():
+        return np.asarray(np.clip((times_us - edges[0]) // spacings[0], -1, len(edges) - 1), np.intp)
+    if len(edges) < len(times_us) and is_sorted(times_us):
+        bounds = np.concatenate(([0], np.searchsorted(times_us, edges), [len(times_us)]))
+        return np.repeat(np.arange(-1, len(edges)), np.diff(bounds))
+    found = _through_grid(times_us, edges, spacings)
+    return np.asarray(np.searchsorted(edges, times_us, side="right") - 1) if found is None else found
+
+
+def is_sorted(times_us: Micros) -> bool:
+    """Whether no time is before its predecessor; disorder is mostly found in the first few."""
+    head = times_us[:256]
+    return bool((head[1:] >= head[:-1]).all() and (times_us[1:] >= times_us[:-1]).all())
+
+
+def _through_grid(times_us: Micros, edges: Micros, spacings: Micros) -> Index | None:
+    """Looked up in a table of equally wide cells from the first edge on; None where none is fine enough."""
+    low, span = int(edges[0]), int(edges[-1] - edges[0])
+    affordable = CELLS_PER_EVENT * len(times_us) + MIN_CELLS
+    unit = int(np.gcd.reduce(spacings))
+    aligned = span // unit < affordable
+    # Where every edge begins a cell, a cell is in one slice. Otherwise cells are so narrow that few hold two edges.
+    affordable = min(affordable, 64 * len(edges))
+    shift = max(span.bit_length() - affordable.bit_length() + 1, 0)
+    counts = np.bincount((edges - low) // unit if aligned else (edges - low) >> shift)
+    corrections = 0 if aligned else int(counts.max())
+    if corrections > _CORRECTIONS:
+        return None
+    # The last entry is that of cell -1: of all times before the first edge.
+    table = np.append(np.cumsum(counts) - (1 if aligned else counts + 1), -1)
+    following = np.append(edges[1:], (np.iinfo(np.int64).max, edges[0]))
+    found = np.empty(len(times_us), np.intp)
+    for begin in range(0, len(times_us), _AT_ONCE):
+        times = times_us[begin : begin + _AT_ONCE]
+        cells = times - low
+        cells = np.floor_divide(cells, unit, out=cells) if aligned else np.right_shift(cells, shift, out=cells)
+        np.minimum(np.maximum(cells, -1, out=cells), len(counts) - 1, out=cells)
+        some = table.take(cells, out=found[begin : begin + _AT_ONCE], mode="wrap")
+        for _ in range(corrections):
+            some += times >= following.take(some, mode="wrap")
+    return found
+
+
+def _distinct(edges: Micros, low_us: int, high_us: int, unit_us: int, origin_us: int) -> Micros:
+    """The edges in ``(low_us, high_us]``, sorted, each once: marked on a grid where that is cheaper than sorting."""
+    if not len(edges):
+        return edges
+    base = (low_us - origin_us) // unit_us * unit_us + origin_us
+    cells = (high_us - base) // unit_us + 1
+    if cells > 64 * len(edges):
+        return np.unique(edges)
+    marks = np.zeros(cells, np.bool_)
+    marks[(edges - base) // unit_us] = True
+    return np.asarray(np.flatnonzero(marks) * unit_us + base)
+
+
+def _without_redundant(families: set[Family]) -> tuple[Family, ...]:
+    """Without those of which every edge is an edge of another one."""
+    kept = sorted(families)
+    periods = np.array([f.period_us for f in kept], np.int64)
+    phases = np.array([f.phase_us for f in kept], np.int64)
+    return tuple(
+        f
+        for number, f in enumerate(kept)
+        # A finer family has a shorter period, so it comes before; two of one period and phase are one.
+        if not ((f.period_us % periods[:number] == 0) & ((f.phase_us - phases[:number]) % periods[:number] == 0)).any()
+    )

@@ -1,0 +1,223 @@
+"""Kafka's sliding windows as seed 003 proposes them: the plain design, and the one in O(sqrt N). Pure.
+
+There is one window: from ``size`` before the stream time, which is the latest event time so far, up to it, both
+inclusive. Each record that is not older is added to it and yields its aggregate. Both designs can only apply a value to
+an aggregate, never take one away, so they keep aggregates *from* some time *to now*: the plain one from every record
+on, the other from the end of every bucket on. :func:`aion.slicing.per_record.record_windows` gives the windows of the
+whole stream at once instead, and is what a slicer uses; these two show what a record costs in a store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, floor, sqrt
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from aion.errors import WindowError
+from aion.slicing.folds import as_values
+from aion.slicing.ranges import identity
+
+Micros = npt.NDArray[np.int64]
+Values = npt.NDArray[Any]
+
+
+class Storage(Protocol):
+    """Where a design keeps what it knows: values by time, of which several may be equal, and aggregates by key."""
+
+    def add_value(self, time_us: int, value: Any) -> None: ...
+    def values(self, low_us: int, high_us: int) -> Values:
+        """Of the records in ``[low_us, high_us]``."""
+
+    def put_aggregates(self, keys: Micros, aggregates: Values) -> None: ...
+    def aggregates(self, low: int, high: int) -> tuple[Micros, Values]:
+        """Keys in ``[low, high]`` in order, and their aggregates."""
+
+    def drop(self, times_before_us: int, keys_before: int) -> None:
+        """Forgets values and aggregates before these."""
+
+
+@dataclass(slots=True)
+class Costs:
+    """What a design did: values applied to an aggregate, and aggregates written."""
+
+    folds: int = 0
+    writes: int = 0
+
+
+class PlainDesign:
+    """Of every record in the window the aggregate from its time on: N folds and N writes for a record, no values."""
+
+    def __init__(self, size_us: int, combine: np.ufunc, storage: Storage) -> None:
+        self._size_us = size_us
+        self._combine = combine
+        self._storage = storage
+        self._now_us: int | None = None
+        self.costs = Costs()
+
+    def process(self, times_us: Micros, values: npt.ArrayLike) -> tuple[Values, npt.NDArray[np.bool_]]:
+        """For each record, in the order of arrival, the window's aggregate after it, and whether it was in time."""
+        column = as_values(values)
+        results, in_time = column.copy(), np.ones(len(column), np.bool_)
+        for n, (time_us, value) in enumerate(zip(times_us.tolist(), column, strict=True)):
+            self._now_us = time_us if self._now_us is None else max(self._now_us, time_us)
+            oldest_us = self._now_us - self._size_us
+            if time_us < oldest_us:
+                in_time[n] = False
+                continue
+            self._storage.drop(oldest_us, oldest_us)
+            results[n] = self._add(time_us, value, oldest_us)
+        return results, in_time
+
+    def _add(self, time_us: int, value: Any, oldest_us: int) -> Any:
+        assert self._now_us is not None
+        keys, aggregates = self._storage.aggregates(oldest_us, self._now_us)
+        until = int(np.searchsorted(keys, time_us, side="right"))
+        changed = self._combine(aggregates[:until], value)
+        self.costs.folds += until + 1
+        if not until or keys[until - 1] != time_us:
+            own = self._combine(aggregates[until], value) if until < len(keys) else value
+            keys, changed = np.append(keys[:until], time_us), np.append(changed, own)
+        self._storage.put_aggregates(keys[: len(changed)], changed)
+        self.costs.writes += len(changed)
+        return changed[0]
+
+
+class BucketDesign:
+    """Values in buckets of a fixed width, of each bucket the aggregate from its end on: N/M + M for a record.
+
+    ``buckets``: M, how many of them a window spans; :func:`best_buckets` tells which number costs least.
+    """
+
+    def __init__(self, size_us: int, combine: np.ufunc, storage: Storage, buckets: int) -> None:
+        if buckets < 1:
+            raise WindowError(f"buckets: {buckets} of them cannot hold a window; give at least 1")
+        self._size_us = size_us
+        self._width_us = max(ceil(size_us / buckets), 1)
+        self._combine = combine
+        self._storage = storage
+        self._now_us: int | None = None
+        self.costs = Costs()
+
+    def process(self, times_us: Micros, values: npt.ArrayLike) -> tuple[Values, npt.NDArray[np.bool_]]:
+        """As :meth:`PlainDesign.process`, with the same results."""
+        column = as_values(values)
+        results, in_time = column.copy(), np.ones(len(column), np.bool_)
+        for n, (time_us, value) in enumerate(zip(times_us.tolist(), column, strict=True)):
+            self._now_us = time_us if self._now_us is None else max(self._now_us, time_us)
+            oldest_us = self._now_us - self._size_us
+            if time_us < oldest_us:
+                in_time[n] = False
+                continue
+            self._storage.drop(oldest_us, oldest_us // self._width_us)
+            self._add(time_us, value, oldest_us)
+            results[n] = self._window(oldest_us)
+        return results, in_time
+
+    def _add(self, time_us: int, value: Any, oldest_us: int) -> None:
+        assert self._now_us is not None
+        bucket = time_us // self._width_us
+        keys, aggregates = self._storage.aggregates(oldest_us // self._width_us, self._now_us // self._width_us)
+        until = int(np.searchsorted(keys, bucket))
+        changed = self._combine(aggregates[:until], value)
+        self.costs.folds += until
+        if until == len(keys) or keys[until] != bucket:
+            following = identity(self._combine, aggregates.dtype if len(keys) else np.asarray(value).dtype)
+            if until < len(keys):
+                following = self._combine(aggregates[until], self._fold(int(keys[until]), oldest_us))
+            keys, changed = np.append(keys[:until], bucket), np.append(changed, following)
+        if len(changed):
+            self._storage.put_aggregates(keys[: len(changed)], changed)
+            self.costs.writes += len(changed)
+        self._storage.add_value(time_us, value)
+
+    def _window(self, oldest_us: int) -> Any:
+        assert self._now_us is not None
+        keys, aggregates = self._storage.aggregates(oldest_us // self._width_us, self._now_us // self._width_us)
+        return self._combine(aggregates[0], self._fold(int(keys[0]), oldest_us))
+
+    def _fold(self, bucket: int, oldest_us: int) -> Any:
+        begin_us = bucket * self._width_us
+        values = self._storage.values(max(begin_us, oldest_us), begin_us + self._width_us - 1)
+        self.costs.folds += len(values)
+        return self._combine.reduce(values) if len(values) else identity(self._combine, values.dtype)
+
+
+class MemoryStorage:
+    """Sorted arrays."""
+
+    def __init__(self, dtype: npt.DTypeLike) -> None:
+        self._values = _Sorted(dtype)
+        self._aggregates = _Sorted(dtype)
+
+    def add_value(self, time_us: int, value: Any) -> None:
+        self._values.insert(self._values.place(time_us + 1), time_us, value)
+
+    def values(self, low_us: int, high_us: int) -> Values:
+        return self._values.between(low_us, high_us)[1]
+
+    def put_aggregates(self, keys: Micros, aggregates: Values) -> None:
+        at = self._aggregates.place(int(keys[0]))
+        known, known_values = self._aggregates.tail(at)
+        if len(keys) > len(known) or known[len(keys) - 1] != keys[-1]:
+            self._aggregates.insert(at + len(keys) - 1, int(keys[-1]), aggregates[-1])
+            known, known_values = self._aggregates.tail(at)
+        known_values[: len(keys)] = aggregates
+
+    def aggregates(self, low: int, high: int) -> tuple[Micros, Values]:
+        return self._aggregates.between(low, high)
+
+    def drop(self, times_before_us: int, keys_before: int) -> None:
+        self._values.drop(times_before_us)
+        self._aggregates.drop(keys_before)
+
+
+class _Sorted:
+    """Pairs in order of their keys: appended to cheaply, dropped from the front for nothing."""
+
+    def __init__(self, dtype: npt.DTypeLike) -> None:
+        self._keys, self._values = np.empty(64, np.int64), np.empty(64, dtype)
+        self._begin = self._end = 0
+
+    def place(self, key: int) -> int:
+        return int(np.searchsorted(self._keys[self._begin : self._end], key))
+
+    def tail(self, at: int) -> tuple[Micros, Values]:
+        where = slice(self._begin + at, self._end)
+        return self._keys[where], self._values[where]
+
+    def between(self, low: int, high: int) -> tuple[Micros, Values]:
+        where = slice(self._begin + self.place(low), self._begin + self.place(high + 1))
+        return self._keys[where], self._values[where]
+
+    def insert(self, at: int, key: int, value: Any) -> None:
+        if self._end == len(self._keys):
+            size = self._end - self._begin
+            for name in ("_keys", "_values"):
+                old = getattr(self, name)
+                new = np.empty(max(2 * size, 64), old.dtype)
+                new[:size] = old[self._begin : self._end]
+                setattr(self, name, new)
+            self._begin, self._end = 0, size
+        at += self._begin
+        for column, item in ((self._keys, key), (self._values, value)):
+            column[at + 1 : self._end + 1] = column[at : self._end]
+            column[at] = item
+        self._end += 1
+
+    def drop(self, before: int) -> None:
+        if self._begin < self._end and self._keys[self._begin] < before:
+            self._begin += self.place(before)
+
+
+def best_buckets(records: int, read_cost: float, write_cost: float) -> int:
+    """How many buckets make a record cheapest: N/M values are read for it, M aggregates written.
+
+    ``read_cost``: of applying one value of a bucket. ``write_cost``: of changing one aggregate. In any unit, and
+    measured where the store is: on disk a write costs more, so fewer buckets are better. sqrt(N) if both are equal.
+    """
+    ideal = sqrt(records * read_cost / write_cost)
+    choices = {min(max(m, 1), max(records, 1)) for m in (floor(ideal), ceil(ideal))}
+    return min(choices, key=lambda m: (records / m * read_cost + m * write_cost, m))

@@ -1,0 +1,177 @@
+"""What a record costs in Kafka's sliding windows, by the two designs of seed 003, in memory and in RocksDB."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aion.slicing.per_record import record_windows
+from aion.slicing.ranges import reduce_ranges
+from aion.slicing.record_designs import BucketDesign, MemoryStorage, PlainDesign, Storage, best_buckets
+
+SPACING_US = 5_000
+STORAGES = ("memory", "RocksDB")
+_KEY = struct.Struct(">cQI")
+_VALUE = struct.Struct("<q")
+
+
+class RocksStorage:
+    """Values and aggregates as single entries, in order of their keys; nothing is kept in memory beside."""
+
+    def __init__(self, folder: Path) -> None:
+        from rocksdict import Options, Rdict
+
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        self._db = Rdict(str(folder), options)
+        self._values = 0
+
+    def close(self) -> None:
+        self._db.close()
+
+    def add_value(self, time_us: int, value: Any) -> None:
+        self._values += 1
+        self._db[_key(b"v", time_us, self._values)] = _VALUE.pack(int(value))
+
+    def values(self, low_us: int, high_us: int) -> np.ndarray:
+        return np.array([value for _, value in self._scan(b"v", low_us, high_us)], np.int64)
+
+    def put_aggregates(self, keys: np.ndarray, aggregates: np.ndarray) -> None:
+        for key, value in zip(keys.tolist(), aggregates.tolist(), strict=True):
+            self._db[_key(b"a", key)] = _VALUE.pack(value)
+
+    def aggregates(self, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
+        found = list(self._scan(b"a", low, high))
+        return np.array([key for key, _ in found], np.int64), np.array([value for _, value in found], np.int64)
+
+    def drop(self, times_before_us: int, keys_before: int) -> None:
+        self._db.delete_range(_key(b"v", -(2**62)), _key(b"v", times_before_us))
+        self._db.delete_range(_key(b"a", -(2**62)), _key(b"a", keys_before))
+
+    def _scan(self, kind: bytes, low: int, high: int) -> Iterator[tuple[int, int]]:
+        last = _key(kind, high, 2**32 - 1)
+        entries = self._db.iter()
+        entries.seek(_key(kind, low))
+        while entries.valid() and (key := entries.key()) <= last:
+            yield _KEY.unpack(key)[1] - 2**63, _VALUE.unpack(entries.value())[0]
+            entries.next()
+
+
+def _key(kind: bytes, number: int, tie: int = 0) -> bytes:
+    return _KEY.pack(kind, number + 2**63, tie)
+
+
+@contextmanager
+def storage(kind: str, folder: Path) -> Iterator[Storage]:
+    if kind == "memory":
+        yield MemoryStorage(np.int64)
+        return
+    with tempfile.TemporaryDirectory(dir=folder, prefix="records-") as place:
+        rocks = RocksStorage(Path(place))
+        try:
+            yield rocks
+        finally:
+            rocks.close()
+
+
+def measure_records(records: int, seed: int, folder: Path, measured: int = 40) -> dict[str, Any]:
+    """Costs of reading a value and of writing an aggregate, the number of buckets they suggest, and what it brings.
+
+    ``records``: in one window. ``measured``: how many records are timed, after a window full of them. Raises
+    AssertionError where two designs differ.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    times = np.arange(records + measured) * SPACING_US
+    values = rng.integers(0, 1_000, len(times))
+    size_us = (records - 1) * SPACING_US
+    found: dict[str, Any] = {"records": records, "measured": measured, "storages": {}}
+    begun = time.perf_counter()
+    windows = record_windows(np.zeros(len(times), np.int64), times, size_us)
+    expected = reduce_ranges(np.add, values, windows.begins, windows.ends)
+    found["vectorised_us"] = (time.perf_counter() - begun) / len(times) * 1e6
+    for kind in STORAGES:
+        read_us, write_us = unit_costs(kind, records, folder)
+        best = best_buckets(records, read_us, write_us)
+        choices = sorted({max(best // 8, 1), best, min(best * 8, records), isqrt(records)})
+        designs: dict[str, dict[str, float]] = {}
+        for buckets in (0, *choices):
+            with storage(kind, folder) as store:
+                design = (
+                    BucketDesign(size_us, np.add, store, buckets) if buckets else PlainDesign(size_us, np.add, store)
+                )
+                _fill(store, times[:records], values[:records], size_us, buckets)
+                begun = time.perf_counter()
+                results, in_time = design.process(times[records:], values[records:])
+                seconds = time.perf_counter() - begun
+            assert in_time.all() and (results == expected[records:]).all(), f"{kind}, {buckets} buckets: other results"
+            designs[f"{buckets} buckets" if buckets else "plain"] = {
+                "buckets": buckets,
+                "us": seconds / measured * 1e6,
+                "folds": design.costs.folds / measured,
+                "writes": design.costs.writes / measured,
+            }
+        found["storages"][kind] = {"read_us": read_us, "write_us": write_us, "best": best, "designs": designs}
+    return found
+
+
+def unit_costs(kind: str, records: int, folder: Path) -> tuple[float, float]:
+    """Microseconds for reading one more value of a bucket, and for reading and writing one more aggregate.
+
+    Of a few and of many at once, so that what a call costs by itself drops out.
+    """
+    few, many = max(records // 16, 1), max(records, 2)
+    with storage(kind, folder) as store:
+        for key in range(many):
+            store.add_value(key, key)
+        store.put_aggregates(*_one_by_one(store, many))
+
+        def read(size: int) -> None:
+            np.add.reduce(store.values(0, size - 1))
+
+        def write(size: int) -> None:
+            keys, aggregates = store.aggregates(0, size - 1)
+            store.put_aggregates(keys, aggregates + 1)
+
+        costs = []
+        for step in (read, write):
+            seconds = [min(_timed(step, size) for _ in range(5)) for size in (few, many)]
+            costs.append(max((seconds[1] - seconds[0]) / (many - few) * 1e6, 1e-6))
+    return costs[0], costs[1]
+
+
+def _one_by_one(store: Storage, keys: int) -> tuple[np.ndarray, np.ndarray]:
+    """Puts all but the last, one at a time: a store takes one new key at a time; returns what is still to be put."""
+    for key in range(keys - 1):
+        store.put_aggregates(np.array([key]), np.array([key]))
+    return np.array([keys - 1]), np.array([keys - 1])
+
+
+def _timed(step: Any, size: int) -> float:
+    begun = time.perf_counter()
+    step(size)
+    return time.perf_counter() - begun
+
+
+def _fill(store: Storage, times: np.ndarray, values: np.ndarray, size_us: int, buckets: int) -> None:
+    """The state after these records, put together at once: one by one the plain design would take its square."""
+    totals = values[::-1].cumsum()[::-1]
+    if not buckets:
+        for time_us, total in zip(times, totals, strict=True):
+            store.put_aggregates(np.array([time_us]), np.array([total]))
+        return
+    width_us = max(-(-size_us // buckets), 1)
+    for time_us, value in zip(times.tolist(), values.tolist(), strict=True):
+        store.add_value(time_us, value)
+    keys, begins = np.unique(times // width_us, return_index=True)
+    after = np.append(totals[begins[1:]], 0)
+    for key, total in zip(keys, after, strict=True):
+        store.put_aggregates(np.array([key]), np.array([total]))

@@ -1,0 +1,85 @@
+"""Session, count, per-record and punctuated windows as definitions; the periodic ones are in ``test_windows``."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aion.errors import WindowError
+from aion.slicing.edges import assign
+from aion.windows import Count, Definition, PerRecord, Punctuated, Session
+
+
+def is_marker(batch: Any) -> Any:
+    return batch["marker"]
+
+
+SOME: list[Definition] = [
+    Session("30 minutes"),
+    Count(100),
+    Count(100, 10),
+    PerRecord(timedelta(minutes=5)),
+    Punctuated("marker"),
+    Punctuated(is_marker),
+]
+
+
+@pytest.mark.parametrize("window", SOME, ids=str)
+def test_definitions_travel_to_workers(window: Definition) -> None:
+    assert pickle.loads(pickle.dumps(window)) == window
+    assert copy.deepcopy(window) == window
+    assert hash(copy.copy(window)) == hash(window)
+
+
+def test_definitions_are_told_apart_by_their_words_and_specs() -> None:
+    assert [str(window) for window in SOME] == [
+        "session 30 minutes",
+        "count 100",
+        "count 100 by 10",
+        "per record 5 minutes",
+        "punctuated by marker",
+        "punctuated by is_marker",
+    ]
+    specs = [tuple(sorted(window.spec().items())) for window in SOME]
+    assert len(set(specs)) == len(SOME)
+    assert Session(1_800_000_000).spec() == SOME[0].spec()
+    assert Count(100, 100) == Count(100) != Count(100, 10)
+
+
+def test_a_session_ends_the_gap_after_its_last_event() -> None:
+    assert Session("5 s").end(-7_000_000) == -2_000_000
+
+
+@pytest.mark.parametrize(
+    ("make", "shown"),
+    [
+        (lambda: Session(0), "0"),
+        (lambda: Session("-1 s"), "'-1 s'"),
+        (lambda: Session("1 month"), "month"),
+        (lambda: Count(0), "0"),
+        (lambda: Count(-3), "-3"),
+        (lambda: Count(True), "True"),
+        (lambda: Count(2.0), "2.0"),  # type: ignore[arg-type]
+        (lambda: Count(3, 0), "0"),
+        (lambda: Count(3, 4), "slide of 4"),
+        (lambda: PerRecord(0), "0"),
+        (lambda: PerRecord("soon"), "'soon'"),
+        (lambda: Punctuated(""), "''"),
+        (lambda: Punctuated(None), "None"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_window_that_cannot_be_is_refused_and_shown(make: Any, shown: str) -> None:
+    with pytest.raises(WindowError) as caught:
+        make()
+    assert shown in str(caught.value)
+
+
+def test_punctuations_are_edges_to_which_events_are_assigned() -> None:
+    """Each window begins at a punctuation; what comes before the first one has a window of its own."""
+    punctuations = np.array([-5, 10, 11])
+    assert assign(np.array([-6, -5, 9, 10, 11, 500]), punctuations).tolist() == [-1, 0, 0, 1, 2, 2]
