@@ -152,8 +152,11 @@ class BlockBuilder:
         self._pending, self._pending_rows, self._pending_bytes = [folded], folded.num_rows, folded.nbytes
 
     def _parts(self, partials: pa.Table, keys: Sequence[str]) -> npt.NDArray[np.int64]:
-        """Numbers the partials of each key so that those of one number make a row of about the target size."""
-        groups = number([combined(partials.column(name)) for name in keys])
+        """Numbers the partials of each key so that those of one number make a row of about the target size.
+
+        As there is no splitting a row later on, it is how a block of many values of one key is kept small.
+        """
+        groups = number([combined(partials.column(name)) for name in keys], partials.num_rows)
         events = partials.column("p0").to_numpy()
         event_bytes = partials.nbytes / max(int(events.sum()), 1)
         before = np.cumsum(events[groups.order]) - events[groups.order]
@@ -164,7 +167,7 @@ class BlockBuilder:
         return parts
 
     def _flush_partials(self, *, final: bool) -> Iterator[_Piece]:
-        """Sorts what is pending by (shard, slice, key) and yields full pieces; the rest waits for more."""
+        """Folds what is pending; yields it sorted by (shard, slice, key), unless so little is left that it can wait."""
         if len(self._pending) > 1:
             self._fold()
         table = self._pending.pop()

@@ -76,11 +76,7 @@ class _Loaded:
         self._seqs: Ints = table.column(_SEQ).to_numpy()
         self._events: Ints = table.column("p0").to_numpy()
         self.row_bytes = table.nbytes // table.num_rows
-        columns = [combined(table.column(field.name)) for field in plan.key_fields]
-        numbered = number(columns) if columns else None
-        self._keys = [] if numbered is None else numbered.keys
-        self._key_count = 1 if numbered is None else numbered.count
-        self._key_of = np.zeros(table.num_rows, np.int64) if numbered is None else numbered.ids
+        self._keys = number([combined(table.column(field.name)) for field in plan.key_fields], table.num_rows)
 
     def panes(self, executes: Sequence[Execute], begins: Ints, lengths: Ints) -> pa.RecordBatch:
         layout = self._plan.layout
@@ -105,7 +101,7 @@ class _Loaded:
         states = layout.merge(groups, column)
         return pane_rows(
             self._plan,
-            keys=[values.take(pa.array(keys)) for values in self._keys],
+            keys=[values.take(pa.array(keys)) for values in self._keys.keys],
             outputs=list(layout.lower(states).values()),
             windows=[e.window for e in executes],
             which=windows,
@@ -116,7 +112,7 @@ class _Loaded:
         )
 
     def _grouped(self, window_of: Ints, rows: Ints, windows: int) -> tuple[Groups, list[Ints]]:
-        return pack([Part(window_of, windows), Part(self._key_of[rows], self._key_count)])
+        return pack([Part(window_of, windows), Part(self._keys.ids[rows], self._keys.count)])
 
     def _are_all(self, rows: Ints) -> bool:
         return len(rows) == self._table.num_rows and bool((rows[1:] > rows[:-1]).all())

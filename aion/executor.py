@@ -163,6 +163,8 @@ class Executor:
         if self.plan.layout is None:
             return dropped_events(self.plan, action, batch)
         partials = pa.Table.from_batches([batch])
+        if self.plan.layout.holistic:  # the values of a key may be several rows
+            partials = self.plan.layout.combine([field.name for field in self.plan.key_fields], partials)
         late = action.window is not None
         return pane_rows(
             self.plan,

@@ -53,10 +53,6 @@ class Plan:
     outputs: pa.Schema
     blocking: bool = True
 
-    @property
-    def keeps_events(self) -> bool:
-        return self.apply is not None
-
     @cached_property
     def grid(self) -> SliceGrid:
         return SliceGrid(tuple(self.windows.values()))
@@ -131,7 +127,8 @@ def make_plan(
 ) -> Plan:
     """Checks a definition against the input's schema.
 
-    ``blocking``: whether ``apply`` needs all events before it can begin (paper 3.3); folding partials never does.
+    ``blocking``: whether ``apply`` needs all events before it can begin (paper 3.3); partials, those that hold values
+    included, are decoded while the rest is read.
     ``schema`` must hold the time as ``timestamp[us]``. Raises SchemaError, WindowError or ConfigError.
     """
     keys = (key,) if isinstance(key, str) else tuple(key or ())

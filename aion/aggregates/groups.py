@@ -80,8 +80,10 @@ class Part(NamedTuple):
     size: int
 
 
-def number(columns: Sequence[pa.Array]) -> Numbered:
-    """Numbers the rows of one or more key columns; nulls are a key like any other."""
+def number(columns: Sequence[pa.Array], rows: int) -> Numbered:
+    """Numbers the rows by the values of all columns, nulls being one; without any column they are one group."""
+    if not columns:
+        return Numbered(np.zeros(rows, np.int64), min(rows, 1), [])
     encoded = [encode(column) for column in columns]
     groups, codes = pack([part for part, _ in encoded])
     numbered = Numbered(groups.ids, groups.count, [decode(c) for (_, decode), c in zip(encoded, codes, strict=True)])

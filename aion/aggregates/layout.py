@@ -59,7 +59,7 @@ class Layout:
 
         Raises IntegerOverflow, and ApplyError for a function of the user's own.
         """
-        groups = number([combined(column) for column in keys.values()])
+        groups = number([combined(column) for column in keys.values()], len(next(iter(keys.values()))))
         rows = Rows(events, groups)
         done: dict[Partial, States] = {}
         for partial in self.partials:
@@ -69,7 +69,7 @@ class Layout:
 
     def combine(self, keys: Sequence[str], states: pa.Table) -> pa.Table:
         """States of many blocks, in the order of arrival, to one row per distinct key."""
-        groups = number([combined(states.column(name)) for name in keys])
+        groups = number([combined(states.column(name)) for name in keys], states.num_rows)
         done = self.merge(groups, lambda name: combined(states.column(name)))
         return self._table(dict(zip(keys, groups.keys, strict=True)), done)
 

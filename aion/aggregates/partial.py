@@ -39,7 +39,7 @@ class Rows:
         return self._once(("array", name), lambda: combined(self._columns[name]))
 
     def present(self, *names: str) -> Present:
-        return self._once(names, lambda: self._present(names))  # type: ignore[no-any-return]
+        return self._once(("present", names), lambda: self._present(names))  # type: ignore[no-any-return]
 
     def doubles(self, name: str) -> Doubles:
         """The values that are present, as doubles."""

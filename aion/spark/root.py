@@ -18,6 +18,7 @@ from aion.operator import Operator
 from aion.plan import Plan
 from aion.runtime import make_executor, make_operator, predicts, store_config
 from aion.slices import NO_SLICE
+from aion.spark.frames import to_frame
 from state_backends.block import parse
 from state_backends.client import RemoteSession, StateClient, executor_pid
 from state_backends.codec_pool import CodecPool
@@ -190,15 +191,7 @@ class _ShardWork:
 def _frames(batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
     for batch in batches:
         if batch.num_rows:
-            yield batch.to_pandas(types_mapper=_pandas_type)
-
-
-def _pandas_type(type_: pa.DataType) -> pd.ArrowDtype | None:
-    """Arrow's own types inside pandas: integers with nulls stay integers, times stay exact.
-
-    pyspark wants nested values as Python objects.
-    """
-    return None if pa.types.is_nested(type_) else pd.ArrowDtype(type_)
+            yield to_frame(batch)
 
 
 _clients: dict[str, StateClient] = {}
