@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from experiments.chaos import chaos
 from experiments.ingest import ingest
 from experiments.store import store
 
@@ -17,5 +18,6 @@ def _experiments() -> None:
 
 
 # One line per experiment. Their modules import nothing heavy at the top.
+app.command("chaos")(chaos)
 app.command("ingest")(ingest)
 app.command("store")(store)

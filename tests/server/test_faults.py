@@ -279,23 +279,21 @@ def test_rocksdb_that_refuses_to_write_after_a_full_disk_is_opened_anew(
 ) -> None:
     """What it could not append to its own list of files it would not touch again."""
     client = connect()
-    token = None
-    manifest, largest = 0, 1
-    seq = 0
-    while manifest < 2 * largest:
-        attempt = open_shard(client, tmp_path, token, token := f"t{seq}")
-        for _ in range(20):
-            attempt.append([(seq, True, block(seq, slice_us=seq))])
-            seq += 1
-        attempt.commit(snapshot(seq))
+    tiny = StoreConfig(backend="tiered", budget_bytes=1, bucket_limit_bytes=1)  # each block becomes a file at once
+    attempt = open_shard(client, tmp_path, None, "t1", store=tiny)
+    manifest, largest, seq = 0, 1, 0
+    while manifest < largest + 200:
+        attempt.append([(seq, True, block(seq, slice_us=seq))])
+        seq += 1
         manifest = max(p.stat().st_size for p in (tmp_path / ".live").rglob("MANIFEST-*"))
         largest = max(p.stat().st_size for p in tmp_path.rglob("*.sst"))
+    attempt.commit(snapshot(seq))
     with limited(server_of(application).pid, psutil.RLIMIT_FSIZE, manifest + 20):
-        attempt = open_shard(client, tmp_path, token, "failing")
+        attempt = open_shard(client, tmp_path, "t1", "failing")
         attempt.append([(seq, True, block(seq, slice_us=seq))])
         with pytest.raises(errors.ServerError, match=r"MANIFEST.*File too large"):
             attempt.commit(snapshot(seq + 1))
-    attempt = open_shard(client, tmp_path, token, "again")
+    attempt = open_shard(client, tmp_path, "t1", "again")
     attempt.append([(seq, True, block(seq, slice_us=seq))])
     attempt.commit(snapshot(seq + 1))
     assert values(open_shard(client, tmp_path, "again", "more"), *range(seq + 1)) == list(range(seq + 1))
