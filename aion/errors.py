@@ -87,5 +87,13 @@ class ServerError(StateError):
     """The state server cannot be started or reached, or failed to answer."""
 
 
+class RequestError(ServerError):
+    """A request that the state server cannot make sense of; it changed nothing. The message names the field."""
+
+
+class OutOfMemory(ServerError):
+    """The state server could not get the memory for a request."""
+
+
 class ServerUnreachable(ServerError):
     """No state server answers: it ended, was killed, or hangs."""

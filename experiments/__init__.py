@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from experiments.chaos import chaos
 from experiments.cleanup import cleanup
 from experiments.ingest import ingest
 from experiments.restore import restore
@@ -22,6 +23,7 @@ def _experiments() -> None:
 
 # One line per experiment. Their modules import nothing heavy at the top.
 app.command("cleanup")(cleanup)
+app.command("chaos")(chaos)
 app.command("ingest")(ingest)
 app.command("restore")(restore)
 app.command("store")(store)

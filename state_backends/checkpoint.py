@@ -120,8 +120,8 @@ class Shard:
         self._working(attempt)
         self._purging += slices
 
-    def commit(self, attempt: str, snapshot: dict[str, Any]) -> None:
-        """Makes the attempt the current version, whole or not at all; its token is the attempt's name."""
+    def commit(self, attempt: str, snapshot: dict[str, Any], token: str | None = None) -> None:
+        """Makes the attempt the current version, whole or not at all; its token is the attempt's name, if not given."""
         store = self._working(attempt)
         dead = frozenset(self._purging)
         assert self._p is not None
@@ -131,7 +131,7 @@ class Shard:
         holds = {no: {s: 0 if s in dead else n for s, n in slices.items()} for no, slices in store.files().items()}
         live = {no for no, slices in holds.items() if any(slices.values())}
         manifest = Manifest(
-            token=attempt,
+            token=token or attempt,
             parent=self._held.token if self._held else None,
             version=self._held.version + 1 if self._held else 1,
             identity=self.identity,
@@ -158,9 +158,9 @@ class Shard:
             self._attempt = None
 
     def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
-            self._store = None
+        store, self._store = self._store, None  # whatever closing it says, it is not used again
+        if store is not None:
+            store.close()
 
     @property
     def token(self) -> str | None:

@@ -3,46 +3,60 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import subprocess
 import sys
-import tempfile
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 import psutil
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from aion.errors import ServerError
-from state_backends import wire
+from aion.errors import OutOfMemory, ServerError, ServerUnreachable
+from state_backends import processes, wire
 from state_backends.block import Block
 from state_backends.manifest import Identity
-from state_backends.server import PID, SOCKET, elected, private
+from state_backends.patience import Patience
+from state_backends.server_folder import LOG, PID, SOCKET, elected, evict, occupant, private, runtime_dir
+from state_backends.session import REPLAY_BYTES, RemoteSession
 from state_backends.store import StoredBlock
 from state_backends.stores import StoreConfig
 
-START_SECONDS = 30.0
+START_SECONDS = 60.0
+REQUEST_TIMEOUT_SECONDS = 30.0
+PING_SECONDS = 10.0
+_LOG_BYTES = 1 << 20
+_FAILED = "Unexpected error in RPC handling"  # gRPC of an exception in C++, where only memory can be wanting
 
+# What the server inherits: how to run, and what the file systems that pyarrow reaches look for. Nothing else, since a
+# worker's environment holds the secret by which Spark knows it.
+_INHERITED = frozenset(
+    {"HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONHOME", "PYTHONPATH", "SHELL",
+     "SPARK_LOCAL_DIRS", "SSL_CERT_DIR", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV",
+     "CLASSPATH", "JAVA_HOME", "KRB5CCNAME", "KRB5_CONFIG",
+     "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"}
+)  # fmt: skip
+_INHERITED_PREFIXES = ("ARROW_", "AWS_", "AZURE_", "GOOGLE_", "HADOOP_", "LC_", "LIBHDFS", "MALLOC_")
 
-def runtime_dir(application: str) -> Path:
-    """Where the server of an application lives on this host: short, since a socket's path is limited."""
-    digest = hashlib.sha256(application.encode()).hexdigest()[:12]
-    return Path(tempfile.gettempdir()) / f"aion-{os.getuid()}" / digest
+_children: list[subprocess.Popen[bytes]] = []
 
 
 def running_servers() -> list[tuple[int, dict[str, Any]]]:
     """Pid and statistics of every state server of this user on this host that answers."""
     found = []
     for pid in runtime_dir("").parent.glob("*/" + PID):
-        client = StateClient(pid.parent)
-        with contextlib.suppress(ServerError, OSError, ValueError):
-            found.append((int(pid.read_text()), client.stats()))
+        server = occupant(pid.parent)
+        if server is None or not _answers(pid.parent, os.getpid(), PING_SECONDS):
+            continue
+        client = StateClient(pid.parent, os.getpid())
+        with contextlib.suppress(ServerError):
+            found.append((server.pid, client.stats()))
         client.close()
     return found
 
@@ -57,58 +71,69 @@ def executor_pid() -> int:
 
 
 class StateClient:
-    """A connection to the state server of this host."""
+    """A connection to the state server of this host, and to the next one when that is gone.
 
-    def __init__(self, folder: Path) -> None:
+    Whatever cannot be reached raises ServerUnreachable, at the latest when the server has given no sign of life for
+    ``timeout_s``: see :mod:`state_backends.patience`. Close it.
+    """
+
+    def __init__(self, folder: Path, watch_pid: int, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> None:
         self._folder = folder
-        self._flight = flight.FlightClient(f"grpc+unix://{folder / SOCKET}")
+        self._watch_pid = watch_pid
+        self._lock = threading.Lock()
+        self._patience = Patience(folder, timeout_s, lambda seconds: _answers(folder, watch_pid, seconds))
+        self._flight = _connection(folder)
+        self.generation = 0
+        self.replay_bytes_left = REPLAY_BYTES
 
     @classmethod
-    def connect(cls, application: str, *, watch_pid: int) -> StateClient:
+    def connect(cls, application: str, *, watch_pid: int, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> StateClient:
         """Connects, starting the server if there is none; of several at once a lock file elects one.
 
-        ``watch_pid``: the executor in whose absence the server has no reason to live.
-        Raises ServerError when none can be started.
+        A server that is there and does not answer is killed. ``watch_pid``: the executor in whose absence the server
+        has no reason to live. Raises ServerError when none can be started.
         """
         folder = runtime_dir(application)
-        client = cls.find(application, watch_pid=watch_pid)
-        if client is not None:
-            return client
-        with elected(folder):
-            client = cls.find(application, watch_pid=watch_pid)
-            if client is None:
-                _start(folder, watch_pid)
-                client = cls.find(application, watch_pid=watch_pid)
-        if client is None:
-            raise ServerError(f"the state server in {folder} was started and does not answer")
-        return client
+        _ensure(folder, watch_pid, timeout_s)
+        return cls(folder, watch_pid, timeout_s)
 
     @classmethod
-    def find(cls, application: str, *, watch_pid: int) -> StateClient | None:
+    def find(
+        cls, application: str, *, watch_pid: int, timeout_s: float = REQUEST_TIMEOUT_SECONDS
+    ) -> StateClient | None:
         """A connection to the server if one answers, else None."""
         folder = runtime_dir(application)
-        if not (folder / SOCKET).exists():
+        if not _answers(folder, watch_pid, min(PING_SECONDS, timeout_s)):
             return None
-        client = cls(folder)
-        try:
-            client.act("ping", {"executor_pid": watch_pid}, timeout=10.0)
-        except ServerError:
-            client.close()
-            return None
-        return client
+        return cls(folder, watch_pid, timeout_s)
+
+    def reconnect(self, seen: int) -> None:
+        """Connects to the server that there is now, starting one if need be. ``seen``: the generation that was lost.
+
+        Raises ServerError when none can be started.
+        """
+        with self._lock:
+            if self.generation != seen:
+                return  # another session of this client was faster
+            _ensure(self._folder, self._watch_pid, self._patience.timeout_s)
+            with contextlib.suppress(flight.FlightError, pa.ArrowException, OSError):
+                self._flight.close()
+            self._flight = _connection(self._folder)
+            self.generation += 1
 
     def act(self, name: str, request: dict[str, Any], timeout: float | None = None) -> Any:
-        """Raises what the server raised, or ServerError when it cannot be reached."""
-        options = flight.FlightCallOptions(timeout=timeout) if timeout else flight.FlightCallOptions()
+        """Raises what the server raised, or ServerUnreachable when it cannot be reached."""
+        options = flight.FlightCallOptions(timeout=timeout or self._patience.limit_s)
         try:
-            body = pa.py_buffer(orjson.dumps(request))
-            (result,) = self._flight.do_action(flight.Action(name, body), options)
+            with self._patience.waiting(name):
+                body = pa.py_buffer(orjson.dumps(request))
+                (result,) = self._flight.do_action(flight.Action(name, body), options)
         except (flight.FlightError, pa.ArrowException, OSError) as error:
-            wire.raise_error(str(error))
+            self._raise(error, name, given_up=timeout is None and isinstance(error, flight.FlightTimedOutError))
         return orjson.loads(result.body.to_pybytes())
 
     def stats(self) -> dict[str, Any]:
-        result: dict[str, Any] = self.act("stats", {}, timeout=10.0)
+        result: dict[str, Any] = self.act("stats", {}, timeout=PING_SECONDS)
         return result
 
     def open(
@@ -122,83 +147,115 @@ class StateClient:
         state_dir: str,
         store: StoreConfig,
     ) -> RemoteSession:
-        answer = self.act(
-            "open",
-            {
-                "identity": asdict(identity),
-                "token": token,
-                "attempt": attempt,
-                "run": run,
-                "operator_uid": operator_uid,
-                "state_dir": state_dir,
-                "store": store.to_json(),
-            },
-        )
-        return RemoteSession(self, attempt, answer["snapshot"], rebuilt=answer["rebuilt"])
+        """Starts an attempt on the version ``token`` (None: the very first); what it commits has its own name."""
+        opening = {
+            "identity": asdict(identity),
+            "token": token,
+            "attempt": attempt,
+            "run": run,
+            "operator_uid": operator_uid,
+            "state_dir": state_dir,
+            "store": store.to_json(),
+        }
+        return RemoteSession(self, opening)
 
-    def put(self, attempt: str, blocks: Iterable[tuple[int, bool, Block]]) -> None:
-        descriptor = flight.FlightDescriptor.for_command(orjson.dumps({"attempt": attempt}))
+    def put(self, session: str, blocks: Iterable[tuple[int, bool, Block]]) -> None:
+        descriptor = flight.FlightDescriptor.for_command(orjson.dumps({"session": session}))
+        options = flight.FlightCallOptions(timeout=self._patience.limit_s)
         try:
-            writer, _ = self._flight.do_put(descriptor, wire.BLOCKS)
-            with writer:
-                for message in wire.pack(blocks):
-                    writer.write_batch(message)
+            with self._patience.waiting("put"):
+                writer, _ = self._flight.do_put(descriptor, wire.BLOCKS, options)
+                with writer:
+                    for message in wire.pack(blocks):
+                        writer.write_batch(message)
         except (flight.FlightError, pa.ArrowException, OSError) as error:
-            wire.raise_error(str(error))
+            self._raise(error, "put", given_up=isinstance(error, flight.FlightTimedOutError))
 
-    def get(self, attempt: str, slices: Sequence[int], *, blocking: bool) -> Iterator[StoredBlock]:
-        request = {"attempt": attempt, "slices": list(slices), "blocking": blocking}
+    def get(self, session: str, slices: Sequence[int], *, blocking: bool) -> Iterator[StoredBlock]:
+        request = {"session": session, "slices": list(slices), "blocking": blocking}
         ticket = flight.Ticket(orjson.dumps(request))
+        reader: Any = None
+        given_up = threading.Event()
+
+        def give_up() -> None:
+            given_up.set()
+            reader.cancel()
+
         try:
-            for chunk in self._flight.do_get(ticket):
+            with self._patience.waiting("read"):
+                reader = self._flight.do_get(ticket)
+            while True:
+                # No limit for the whole: how long it takes is a matter of who reads, too.
+                with self._patience.waiting("read", give_up):
+                    chunk = reader.read_chunk()
                 yield from wire.stored(chunk.data)
+        except StopIteration:
+            return
         except (flight.FlightError, pa.ArrowException, OSError) as error:
-            wire.raise_error(str(error))
+            self._raise(error, "read", given_up=given_up.is_set())
+        finally:
+            if reader is not None:
+                reader.cancel()  # a reader that stops early: the server need not go on
 
     def close(self) -> None:
+        self._patience.close()
         self._flight.close()
 
+    def _raise(self, error: Exception, what: str, *, given_up: bool) -> NoReturn:
+        if given_up:
+            raise ServerError(
+                f"the state server answers, and has not got on with {what!r} for {self._patience.limit_s:g} s: "
+                "its disk may be stuck; io.request_timeout sets how long a task waits"
+            ) from error
+        try:
+            if _FAILED in str(error):
+                raise OutOfMemory(
+                    f"the state server failed at {what!r} and could not say why: most likely it has no memory left; "
+                    "lower memory.budget, or give the host or container more"
+                )
+            wire.raise_error(str(error))
+        except OutOfMemory as lack:
+            # A process in which anything may have failed half-way is not to be trusted: locks, threads, memory.
+            with contextlib.suppress(ServerError):
+                if (server := occupant(self._folder)) is not None:
+                    processes.kill(server, PING_SECONDS)
+            raise ServerUnreachable(f"{lack}. It was ended") from error
 
-class RemoteSession:
-    """An attempt's work on one shard, through the server. The executor's ``Session`` protocol."""
 
-    def __init__(
-        self, client: StateClient, attempt: str, snapshot: dict[str, Any] | None, *, rebuilt: bool = False
-    ) -> None:
-        self._client = client
-        self.attempt = attempt
-        self.snapshot = snapshot
-        self.rebuilt = rebuilt  # from its version's files: nothing of it is in memory
+def _connection(folder: Path) -> flight.FlightClient:
+    # gRPC remembers that nobody answered at an address, for all connections: not for these.
+    return flight.FlightClient(
+        f"grpc+unix://{folder / SOCKET}", generic_options=[("grpc.use_local_subchannel_pool", 1)]
+    )
 
-    def append(self, blocks: Iterable[tuple[int, bool, Block]]) -> None:
-        self._client.put(self.attempt, blocks)
 
-    def read(self, slices: Sequence[int], *, blocking: bool = False) -> Iterator[StoredBlock]:
-        return self._client.get(self.attempt, slices, blocking=blocking)
+def _answers(folder: Path, watch_pid: int, seconds: float) -> bool:
+    """Whether a server lives there and says so; it serves ``watch_pid`` from then on."""
+    if not (folder / SOCKET).exists():
+        return False
+    connection = _connection(folder)
+    try:
+        body = pa.py_buffer(orjson.dumps({"executor_pid": watch_pid}))
+        list(connection.do_action(flight.Action("ping", body), flight.FlightCallOptions(timeout=seconds)))
+    except (flight.FlightError, pa.ArrowException, OSError):
+        return False
+    finally:
+        connection.close()
+    return True
 
-    def prestage(self, slices: Sequence[int]) -> None:
-        self._client.act("prestage", {"attempt": self.attempt, "slices": list(slices)})
 
-    def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
-        self._client.act("release", {"attempt": self.attempt, "destage": list(destage), "purge": list(purge)})
-
-    def commit(
-        self, snapshot: dict[str, Any], prestage: Sequence[int] = (), executions: Sequence[tuple[int, float]] = ()
-    ) -> None:
-        """``prestage``: slices that the next attempt is expected to read; ``executions``: bytes and seconds of each."""
-        self._client.act(
-            "commit",
-            {
-                "attempt": self.attempt,
-                "snapshot": snapshot,
-                "prestage": list(prestage),
-                "executions": list(executions),
-            },
-        )
-
-    def abort(self) -> None:
-        with contextlib.suppress(ServerError):
-            self._client.act("abort", {"attempt": self.attempt})
+def _ensure(folder: Path, watch_pid: int, timeout_s: float) -> None:
+    """Sees to it that a server answers. Raises ServerError."""
+    seconds = min(PING_SECONDS, timeout_s)
+    if _answers(folder, watch_pid, seconds):
+        return
+    with elected(folder):
+        if _answers(folder, watch_pid, seconds):
+            return
+        evict(folder)
+        _start(folder, watch_pid)
+        if not _answers(folder, watch_pid, PING_SECONDS):
+            raise ServerUnreachable(f"the state server in {folder} was started and does not answer")
 
 
 def _start(folder: Path, watch_pid: int) -> None:
@@ -206,19 +263,35 @@ def _start(folder: Path, watch_pid: int) -> None:
     private(folder)
     for stale in (PID, SOCKET):  # of a server that was killed
         (folder / stale).unlink(missing_ok=True)
-    log = folder / "log"
+    log = folder / LOG
+    if log.exists() and log.stat().st_size > _LOG_BYTES:
+        log.unlink()
     with log.open("ab") as out:
         server = subprocess.Popen(
-            [sys.executable, "-m", "state_backends.server", "--dir", str(folder), "--watch", str(watch_pid)],
+            # -P: modules are found where this process found its own, and not wherever it happens to run.
+            [sys.executable, "-P", "-m", "state_backends.server", "--dir", str(folder), "--watch", str(watch_pid)],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            env=_environment(os.environ),
         )
+    _children[:] = [server, *(child for child in _children if child.poll() is None)]
     deadline = time.monotonic() + START_SECONDS
     while not (folder / PID).exists():
         if server.poll() is not None or time.monotonic() > deadline:
+            code = server.poll()
+            if code is None:
+                server.kill()
+                server.wait()
             said = log.read_text(errors="replace")[-2000:] if log.exists() else ""
-            raise ServerError(f"the state server did not start (exit code {server.poll()}): {said}")
+            raise ServerError(f"the state server did not start (exit code {code}): {said}")
         time.sleep(0.02)
+
+
+def _environment(ours: Mapping[str, str]) -> dict[str, str]:
+    kept = {k: v for k, v in ours.items() if k in _INHERITED or k.startswith(_INHERITED_PREFIXES)}
+    return {**kept, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
+
+
+__all__ = ["RemoteSession", "StateClient", "executor_pid", "runtime_dir"]

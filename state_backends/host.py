@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import psutil
 from rocksdict import Cache
 
-from aion.errors import PolicyError, ServerError
+from aion.errors import AionError, PolicyError, RequestError, ServerError, ServerUnreachable, SessionSuperseded
+from policies.destage import DestagePolicy
 from policies.prestage import PrestagePolicy
+from state_backends import live_folder, requests
+from state_backends.block import Block
 from state_backends.checkpoint import Shard
+from state_backends.guard import Guard, GuardedDestage, GuardedPrestage
 from state_backends.io_thread import IoThread
-from state_backends.location import Location, locate
+from state_backends.live_folder import LiveFolder
+from state_backends.location import LocalLocation, Location, locate
 from state_backends.m_bucket import MemoryBudget
 from state_backends.machine import memory_limit_bytes, memory_share_used
 from state_backends.manifest import Identity
 from state_backends.p_bucket import PBucket, cache_bytes
 from state_backends.pressure import PressureManager, Sampler
-from state_backends.store import BlockStore, StoreStats
+from state_backends.store import BlockStore, StoredBlock, StoreStats
 from state_backends.stores import StoreConfig
 
 ShardKey = tuple[str, str, int]
+_REMEMBERED = 32  # sessions of a shard that are over and may still hear so
 
 
 class _Planned(NamedTuple):
@@ -40,8 +45,17 @@ class _Planned(NamedTuple):
     slices: Sequence[int]
 
 
+@dataclass(slots=True)
+class _Session:
+    """A turn of an attempt at a shard. ``last_seq``: of the newest block; numbers only grow."""
+
+    key: ShardKey
+    attempt: str
+    last_seq: int = -1
+
+
 class Host:
-    """The shards of a host and what they share.
+    """The shards of a host and what they share. Requests have been checked: see :mod:`state_backends.requests`.
 
     The first operator's policy decides about the I/O thread and about memory pressure; the budget is the largest that
     any operator asks for. RocksDB's block cache is part of the budget.
@@ -59,61 +73,134 @@ class Host:
         self._shards: dict[ShardKey, tuple[Shard, threading.Lock]] = {}
         self._wanted: dict[ShardKey, tuple[str, StoreConfig]] = {}  # what each was made for
         self._made = 0
-        self._attempts: dict[str, ShardKey] = {}
+        self._sessions: dict[str, _Session] = {}
+        self._at_work: dict[ShardKey, str] = {}
+        self._over: dict[ShardKey, deque[str]] = {}
+        self._guard: Guard | None = None
         self._owners: dict[tuple[str, str], tuple[str, str]] = {}
         self._planned: list[_Planned] = []
         self._opened: dict[ShardKey, float] = {}
         self._intervals: dict[ShardKey, float] = {}
         self._executions_s: list[float] = []
-        self._locations: dict[str, Location] = {}
-        self._id = f"{os.getpid()}-{int(psutil.Process().create_time() * 1000)}"
+        self._locations: dict[str, tuple[Location, LiveFolder]] = {}
+        self._id = live_folder.own_name()
 
     # -- attempts -----------------------------------------------------------------------------------------
 
-    def open(self, request: dict[str, Any]) -> dict[str, Any]:
+    def open(self, request: requests.Open) -> dict[str, Any]:
         """Starts an attempt; see :meth:`Shard.open`. Raises PolicyError for a policy class that cannot be used."""
-        identity = Identity(**request["identity"])
-        config = StoreConfig(**request["store"])
+        identity, config = request.identity.known(), request.store.config()
         key = (identity.query, identity.operator, identity.shard)
         with self._lock:
-            self._check_owner(identity, request["run"], request["operator_uid"])
+            known = self._sessions.get(request.session)
+            if known is not None and known.key != key:
+                raise RequestError(f"open: session {request.session} is at work on another shard")
+            self._check_owner(identity, request.run, request.operator_uid)
             self._start(config)
-            known, wanted = self._shards.get(key), (request["state_dir"], config)
-            if known is None or self._wanted[key] != wanted:
+            there, wanted = self._shards.get(key), (request.state_dir, config)
+            if there is None or self._wanted[key] != wanted:
                 # Also for a query that was restarted with another policy, or whose state was moved.
                 self._shards[key] = self._make(identity, *wanted), threading.Lock()
                 self._wanted[key] = wanted
             shard, lock = self._shards[key]
-            self._attempts[request["attempt"]] = key
-            self._note_interval(key)
-        if known is not None and known[0] is not shard:
-            with known[1]:
-                known[0].close()
-                known[0].depot.close()
+            self._end(self._at_work.get(key))
+            self._at_work[key] = request.session
+            self._sessions[request.session] = session = _Session(key, request.attempt)
+            if request.session == request.attempt or key not in self._opened:
+                self._note_interval(key)
+        if there is not None and there[0] is not shard:
+            with there[1]:
+                there[0].close()
+                there[0].depot.close()
         with lock:
             before = shard.rebuilds
-            snapshot = shard.open(request["token"], request["attempt"], identity)
+            try:
+                snapshot = shard.open(request.token, request.session, identity)
+            except BaseException:
+                self.ended(request.session)
+                raise
+            session.last_seq = snapshot["next_seq"] - 1 if snapshot else -1
             return {"snapshot": snapshot, "rebuilt": shard.rebuilds > before}
 
-    def shard(self, attempt: str) -> tuple[Shard, threading.Lock]:
-        with self._lock:
-            key = self._attempts.get(attempt)
-            if key is None:
-                raise ServerError(f"attempt {attempt} was never opened here; the state server was restarted")
-            return self._shards[key]
+    def append(self, name: str, blocks: Callable[[int], Sequence[tuple[int, bool, Block]]]) -> None:
+        """``blocks``: given the number of the last block so far, those that come now."""
+        with self._turn(name) as (session, shard):
+            found = blocks(session.last_seq)
+            # What fails half-way is undone with the attempt; its numbers are not given out twice.
+            session.last_seq = max([session.last_seq, *(seq for seq, _, _ in found)])
+            shard.append(name, found)
 
-    def ended(self, attempt: str) -> None:
-        with self._lock:
-            self._attempts.pop(attempt, None)
+    def read(self, request: requests.Read) -> Iterator[StoredBlock]:
+        """Not in turn: a read goes on beside appends."""
+        _, shard, _ = self._find(request.session)
+        return shard.read(request.session, request.slices, blocking=request.blocking)
 
-    def plan_prestage(self, attempt: str, slices: Sequence[int], executions: Sequence[tuple[int, float]]) -> None:
+    def prestage(self, request: requests.Prestage) -> None:
+        with self._turn(request.session) as (_, shard):
+            shard.prestage(request.session, request.slices)
+
+    def release(self, request: requests.Release) -> None:
+        with self._turn(request.session) as (_, shard):
+            shard.destage(request.session, request.destage)
+            shard.purge(request.session, request.purge)
+
+    def commit(self, request: requests.Commit) -> None:
+        with self._turn(request.session) as (session, shard):
+            if request.snapshot["next_seq"] <= session.last_seq:
+                raise RequestError(f"commit: snapshot.next_seq is not above block {session.last_seq}, which is there")
+            shard.commit(request.session, request.snapshot, token=session.attempt)
+        self.plan_prestage(session.key, session.attempt, request.prestage, request.executions)
+        self.ended(request.session)
+
+    def abort(self, request: requests.Abort) -> None:
+        with self._turn(request.session) as (_, shard):
+            shard.abort(request.session)
+        self.ended(request.session)
+
+    def ended(self, name: str) -> None:
+        with self._lock:
+            self._end(name)
+
+    def _end(self, name: str | None) -> None:
+        session = self._sessions.pop(name, None) if name is not None else None
+        if session is not None and name is not None:
+            self._over.setdefault(session.key, deque(maxlen=_REMEMBERED)).append(name)
+            if self._at_work.get(session.key) == name:
+                del self._at_work[session.key]
+
+    def _find(self, name: str) -> tuple[_Session, Shard, threading.Lock]:
+        with self._lock:
+            session = self._sessions.get(name)
+            if session is not None:
+                return session, *self._shards[session.key]
+            if any(name in over for over in self._over.values()):
+                raise SessionSuperseded(f"session {name} is over: it was ended, or another attempt took its place")
+        raise ServerUnreachable(f"session {name} was never opened here: the state server was restarted")
+
+    @contextlib.contextmanager
+    def _turn(self, name: str) -> Iterator[tuple[_Session, Shard]]:
+        session, shard, lock = self._find(name)
+        with lock:
+            try:
+                yield session, shard
+            except AionError:
+                raise
+            except BaseException:
+                # What RocksDB failed to write once it may refuse for good. The versions are whole: whoever opens the
+                # shard next gets it built from them.
+                with contextlib.suppress(Exception):
+                    shard.close()
+                raise
+
+    def plan_prestage(
+        self, key: ShardKey, token: str, slices: Sequence[int], executions: Sequence[tuple[int, float]]
+    ) -> None:
         """Stages these slices of a shard just before its next attempt is due (paper 3.2).
 
-        ``executions``: bytes and seconds of each execution of this attempt.
+        ``token``: the version that they are of; ``executions``: bytes and seconds of each execution that led to it.
         """
         with self._lock:
             self._executions_s = [*self._executions_s, *(s for _, s in executions)][-256:]
-            key = self._attempts[attempt]
             shard, _ = self._shards[key]
             if executions and shard.store is not None:
                 read, took = sum(b for b, _ in executions), sum(s for _, s in executions)
@@ -124,7 +211,7 @@ class Host:
             due = self._opened[key] + self._intervals.get(key, 0.0)
             size = shard.store.size_on_disk(slices)
             start = self._prestage.start_at_s(max(due, now), size, now)
-            self._planned.append(_Planned(start, key, attempt, tuple(slices)))
+            self._planned.append(_Planned(start, key, token, tuple(slices)))
         self.tick_prestages()
 
     # -- what happens now and then ------------------------------------------------------------------------
@@ -192,18 +279,26 @@ class Host:
             self._shards.clear()
         if self._io is not None:
             self._io.close()
-        for location in self._locations.values():
-            shutil.rmtree(location.live / self._id, ignore_errors=True)
+        if self._guard is not None:
+            self._guard.close()
+        for location, live in self._locations.values():
+            live.close()
             location.close()
 
+    def still_here(self) -> None:
+        """Tells those with whom folders are shared; call it now and then."""
+        with self._lock:
+            folders = [live for _, live in self._locations.values()]
+        for live in folders:
+            live.touch()
+
     def _start(self, config: StoreConfig) -> None:
-        self.budget.raise_to(config.budget(memory_limit_bytes()))
+        limit = memory_limit_bytes()
         if self._io is not None:
+            self.budget.raise_to(min(config.budget(limit), limit))
             return
-        try:
-            policy, prestage = config.make_destage(), config.make_prestage()
-        except ValueError as error:
-            raise PolicyError(str(error)) from error
+        policy, prestage = self._make_policies(config)
+        self.budget.raise_to(min(config.budget(limit), limit))
         self._io = config.make_io()
         size = cache_bytes(self.budget.limit_bytes)
         self.budget.reserve(size)
@@ -212,6 +307,24 @@ class Host:
         self._pressure = PressureManager(self.budget, policy, memory_share_used)
         if config.backend == "tiered":
             self._sampler = Sampler(self.tick)
+
+    def _make_policies(self, config: StoreConfig) -> tuple[DestagePolicy, PrestagePolicy]:
+        """Those of the user's are kept from doing harm. Raises PolicyError."""
+        guard = Guard() if config.destage_class or config.prestage_class else None
+        try:
+            if guard is None:
+                return config.make_destage(), config.make_prestage()
+            destage, prestage = guard.make(config.make_destage), guard.make(config.make_prestage)
+        except ValueError as error:
+            if guard is not None:
+                guard.close()
+            raise PolicyError(str(error)) from error
+        self._guard = guard
+        if config.destage_class:
+            destage = GuardedDestage(guard, config.destage_class, destage)
+        if config.prestage_class:
+            prestage = GuardedPrestage(guard, config.prestage_class, prestage)
+        return destage, prestage
 
     def _note_interval(self, key: ShardKey) -> None:
         """Learns how long a batch takes to come after the one before: an average that follows."""
@@ -223,15 +336,16 @@ class Host:
             self._intervals[key] = now - before if known is None else 0.7 * known + 0.3 * (now - before)
 
     def _make(self, identity: Identity, state_dir: str, config: StoreConfig) -> Shard:
-        location = self._locations.get(state_dir)
-        if location is None:
+        if state_dir not in self._locations:
             location = locate(state_dir)
-            _sweep(location.live)
-            (location.live / self._id).mkdir(parents=True, mode=0o700, exist_ok=True)
-            self._locations[state_dir] = location
+            live_folder.sweep(location.live)
+            self._locations[state_dir] = location, LiveFolder(location.live, self._id)
+        location, own = self._locations[state_dir]
+        if isinstance(location, LocalLocation):
+            self._check_hands(location.folder, identity, own.path)
         names = identity.query, identity.operator, f"shard-{identity.shard:05d}"
         self._made += 1  # no two shards share a folder, not even one and its successor
-        live = location.live / self._id / str(self._made)
+        live = own.path / str(self._made)
         io, prestage = self._io, self._prestage
         assert io is not None
 
@@ -249,6 +363,13 @@ class Host:
             retain=config.retain_versions,
             cache=self._cache,
         )
+
+    def _check_hands(self, state_dir: Path, identity: Identity, own: Path) -> None:
+        """State that another user keeps is not touched; whose files are ours is seen from one that we made there."""
+        for folder in (state_dir / identity.query, state_dir / identity.query / identity.operator):
+            with contextlib.suppress(FileNotFoundError):
+                if (uid := folder.lstat().st_uid) != own.lstat().st_uid:
+                    raise ServerError(f"{folder} belongs to another user ({uid}); its state is not this query's")
 
     def _check_owner(self, identity: Identity, run: str, uid: str) -> None:
         """Two operators of one query must not share a name: they would share their state."""
@@ -269,17 +390,3 @@ def _add(total: dict[str, Any], part: dict[str, Any]) -> None:
         else:
             known = total.get(name, 0)
             total[name] = max(known, value) if name == "largest" else known + value
-
-
-def _sweep(live: Path) -> None:
-    """Removes what servers that were killed left behind: folders named by a process that is no more."""
-    for folder in live.glob("*-*"):
-        pid, _, born = folder.name.partition("-")
-        try:
-            process = psutil.Process(int(pid))
-            same = int(process.create_time() * 1000) == int(born)
-            alive = same and process.status() != psutil.STATUS_ZOMBIE
-        except (psutil.Error, ValueError):
-            alive = False
-        if not alive:
-            shutil.rmtree(folder, ignore_errors=True)

@@ -166,7 +166,7 @@ class PBucket:
 
     def _take_over(self, files: Sequence[SstFile]) -> list[bytes | None]:
         """Ingests files; the values of their indexes."""
-        names = ", ".join(file.name for file in files)
+        names = f"file {files[0].name}" if len(files) == 1 else f"{len(files)} files"
         try:
             for file in files:
                 if Path(file.path).stat().st_size != file.size_bytes:
@@ -175,13 +175,13 @@ class PBucket:
             found: list[bytes | None] = self._open().get([index_key(file.file_no) for file in files])
             return found
         except FileNotFoundError as error:
-            raise CorruptState(f"file {names} cannot be read: {error}") from error
+            raise CorruptState(f"{names} cannot be read: {error}") from error
         except CorruptState:
             raise
         except Exception as error:  # rocksdict raises plain Exceptions for what RocksDB refuses
             if isinstance(error, OSError) or is_rocksdb_io(error):
-                raise disk_error(f"opening file {names}", self.files, error) from error
-            raise CorruptState(f"file {names} is no whole SST file: {error}") from error
+                raise disk_error(f"opening {names}", self.files, error) from error
+            raise CorruptState(f"{names}: no whole SST file: {error}") from error
 
     def drop(self, *file_nos: int) -> Steps[None]:
         """Steps that make RocksDB forget files; if they are durable, the other links are retention's to delete."""

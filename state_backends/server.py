@@ -1,182 +1,113 @@
 """The state server: one per executor host and application (DESIGN section 2).
 
-Hot state outlives Python workers here. It moves bytes and runs none of the user's code. It listens on a unix
-socket in a folder that only its user can enter, and ends by itself when no executor it serves is left.
+Hot state outlives Python workers here. It listens on a unix socket in a folder that only its user can enter, and ends
+by itself when no executor it serves is left, or when nobody can find it any more. Who may do what: docs/security.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
+import faulthandler
+import logging
 import os
-import select
-import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
-import psutil
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from aion.errors import AionError, ServerError
-from state_backends import wire
+from aion.errors import AionError, RequestError, ServerError
+from state_backends import processes, requests, server_folder, wire
 from state_backends.host import Host
+from state_backends.processes import Process
+from state_backends.server_folder import PID, SOCKET, Lease
 
-SOCKET, PID = "socket", "pid"
+log = logging.getLogger(__name__)
+
+MOST_EXECUTORS = 1024
+LOOK_SECONDS = 0.5
+TOUCH_SECONDS = 600.0
+ENDING_SECONDS = 20.0
 
 
 class StateServer(flight.FlightServerBase):  # type: ignore[misc]
-    """The Flight face of a :class:`Host`; sessions are named by their attempt's token."""
+    """The Flight face of a :class:`Host`: takes requests apart, and names what goes wrong with them."""
 
     def __init__(self, socket: Path, host: Host, watch: Watch) -> None:
         self.host = host
         self.watch = watch
         super().__init__(f"grpc+unix://{socket}")
+        socket.chmod(0o600)
 
     def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
         with _told():
-            request = orjson.loads(action.body.to_pybytes() or b"{}")
-            return iter([flight.Result(pa.py_buffer(orjson.dumps(self._act(action.type, request))))])
+            request = requests.action(action.type, action.body.to_pybytes())
+            return iter([flight.Result(pa.py_buffer(orjson.dumps(self._act(request))))])
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _told():
-            attempt = orjson.loads(descriptor.command)["attempt"]
-            shard, lock = self.host.shard(attempt)
+            request = requests.parse(requests.Put, descriptor.command, "put")
             for chunk in reader:
-                with lock:
-                    shard.append(attempt, list(wire.unpack(chunk.data)))
+                self.host.append(request.session, partial(requests.blocks, chunk.data))
 
     def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
         with _told():
-            request = orjson.loads(ticket.ticket)
-            shard, _ = self.host.shard(request["attempt"])
-            blocks = shard.read(request["attempt"], request["slices"], blocking=request["blocking"])
-            return flight.GeneratorStream(wire.BLOCKS, _messages(blocks))
+            request = requests.parse(requests.Read, ticket.ticket, "read")
+            return flight.GeneratorStream(wire.BLOCKS, _messages(self.host.read(request)))
 
-    def _act(self, name: str, request: dict[str, Any]) -> Any:
-        match name:
-            case "ping":
-                self.watch.add(request["executor_pid"])
+    def _act(self, request: requests.Request) -> Any:
+        match request:
+            case requests.Ping():
+                self.watch.add(request.executor_pid)
                 return {"pid": os.getpid()}
-            case "open":
-                return self.host.open(request)
-            case "stats":
+            case requests.Stats():
                 return self.host.stats()
-        attempt = request["attempt"]
-        shard, lock = self.host.shard(attempt)
-        with lock:
-            match name:
-                case "release":
-                    shard.destage(attempt, request["destage"])
-                    shard.purge(attempt, request["purge"])
-                case "prestage":
-                    shard.prestage(attempt, request["slices"])
-                case "commit":
-                    shard.commit(attempt, request["snapshot"])
-                case "abort":
-                    shard.abort(attempt)
-                    self.host.ended(attempt)
-                case _:
-                    raise ServerError(f"unknown action {name!r}")
-        if name == "commit":
-            self.host.plan_prestage(attempt, request["prestage"], request["executions"])
-            self.host.ended(attempt)
+            case requests.Open():
+                return self.host.open(request)
+            case requests.Prestage():
+                self.host.prestage(request)
+            case requests.Release():
+                self.host.release(request)
+            case requests.Commit():
+                self.host.commit(request)
+            case requests.Abort():
+                self.host.abort(request)
         return {}
 
 
 class Watch:
-    """Ends the server when no executor that it serves is alive any more."""
+    """The executors that a server serves."""
 
     def __init__(self) -> None:
-        self._poll = select.poll()
-        self._fds: dict[int, int] = {}
+        self._executors: dict[int, Process] = {}
         self._lock = threading.Lock()
-        self._woken = os.pipe()
-        self._poll.register(self._woken[0], select.POLLIN)
 
     def add(self, pid: int) -> None:
+        """Raises RequestError unless it is a process of this user."""
+        found = processes.find(pid)
+        if found is None:
+            return  # over already
+        if processes.owner(pid) != os.geteuid():
+            raise RequestError(f"ping: process {pid} is another user's; a server serves its own user only")
         with self._lock:
-            if pid in self._fds.values():
-                return
-            try:
-                fd = os.pidfd_open(pid)
-            except ProcessLookupError:
-                return
-            self._fds[fd] = pid
-            self._poll.register(fd, select.POLLIN)
-            os.write(self._woken[1], b".")  # poll again, with the new one
+            if pid not in self._executors and len(self._living()) >= MOST_EXECUTORS:
+                raise RequestError(f"ping: {MOST_EXECUTORS:,} executors are being served already")
+            self._executors[pid] = found
 
-    def until_alone(self) -> None:
-        while True:
-            with self._lock:
-                if not self._fds:
-                    return
-            for fd, _ in self._poll.poll():
-                with self._lock:
-                    if fd == self._woken[0]:
-                        os.read(fd, 1)
-                    elif fd in self._fds:
-                        self._poll.unregister(fd)
-                        os.close(fd)
-                        del self._fds[fd]
+    def is_alone(self) -> bool:
+        with self._lock:
+            return not self._living()
 
-
-@contextlib.contextmanager
-def elected(folder: Path) -> Iterator[None]:
-    """Holds the lock of a server's folder: of several workers that want to start one, one does.
-
-    The lock file is removed by the server that ends, so whoever waited for it must look whether the file it
-    locked is still the one that others see.
-    """
-    path = folder.parent / f"{folder.name}.lock"
-    while True:
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        private(folder.parent)
-        try:
-            lock = path.open("w")
-        except FileNotFoundError:
-            continue
-        with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if _is(path, lock.fileno()):
-                yield
-                return
-
-
-def _is(path: Path, fd: int) -> bool:
-    try:
-        return path.stat().st_ino == os.fstat(fd).st_ino
-    except FileNotFoundError:
-        return False
-
-
-def private(folder: Path) -> None:
-    """Raises ServerError unless the folder is this user's alone."""
-    status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise ServerError(f"{folder} must belong to this user alone (mode 0700); it does not")
-
-
-def _sweep_dead(parent: Path) -> None:
-    """Removes folders of servers that were killed, of applications that never came back for them."""
-    for pid in parent.glob("*/" + PID):
-        with contextlib.suppress(OSError, ValueError):
-            if not psutil.pid_exists(int(pid.read_text())):
-                _leave(pid.parent)
-
-
-def _leave(folder: Path) -> None:
-    """Removes everything that a server has on this host."""
-    with elected(folder):
-        shutil.rmtree(folder, ignore_errors=True)
-        (folder.parent / f"{folder.name}.lock").unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        folder.parent.rmdir()
+    def _living(self) -> dict[int, Process]:
+        self._executors = {pid: p for pid, p in self._executors.items() if processes.is_alive(p)}
+        return self._executors
 
 
 @contextlib.contextmanager
@@ -184,7 +115,11 @@ def _told() -> Iterator[None]:
     """Errors reach the client under their own names."""
     try:
         yield
+    except flight.FlightError:
+        raise
     except Exception as error:
+        if not isinstance(error, AionError):
+            log.exception("a request failed")
         raise flight.FlightServerError(wire.encode_error(error)) from error
 
 
@@ -193,33 +128,66 @@ def _messages(blocks: Any) -> Iterator[pa.RecordBatch]:
         yield from wire.pack((b.seq, False, b.block) for b in blocks)
 
 
+def serve(folder: Path, watch: Watch, stop: threading.Event) -> None:
+    """Serves until nobody is left to serve, nobody can find the server any more, or ``stop``.
+
+    Raises ServerError if the folder has a server already.
+    """
+    server_folder.private(folder)
+    lease = Lease(folder)
+    host = Host()
+    try:
+        server_folder.sweep(folder.parent)
+        socket = folder / SOCKET
+        socket.unlink(missing_ok=True)  # of a server that was killed
+        server = StateServer(socket, host, watch)
+        bound = socket.stat().st_ino
+        serving = threading.Thread(target=server.serve, name="aion-serve", daemon=True)
+        serving.start()
+        part = folder / f"{PID}.part"
+        part.write_text(str(os.getpid()))
+        part.rename(folder / PID)  # says that it serves
+        touch_at = time.monotonic() + TOUCH_SECONDS
+        while not stop.wait(LOOK_SECONDS) and not watch.is_alone() and lease.holds and _is_at(socket, bound):
+            if time.monotonic() >= touch_at:
+                touch_at = time.monotonic() + TOUCH_SECONDS
+                host.still_here()
+                os.utime(folder / PID)
+        # Whatever hangs, requests, a disk, a policy, must not keep the process.
+        faulthandler.dump_traceback_later(2 * ENDING_SECONDS, exit=True)
+        ending = threading.Thread(target=server.shutdown, name="aion-shutdown", daemon=True)
+        ending.start()
+        ending.join(ENDING_SECONDS)
+    finally:
+        with contextlib.suppress(AionError):
+            host.close()
+        server_folder.leave(folder, lease)
+        lease.close()
+
+
+def _is_at(socket: Path, inode: int) -> bool:
+    try:
+        return socket.stat().st_ino == inode
+    except FileNotFoundError:
+        return False
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m state_backends.server")
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--watch", type=int, required=True)
     arguments = parser.parse_args()
     os.umask(0o077)
-    watch, host = Watch(), Host()
+    faulthandler.enable()
+    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    watch, stop = Watch(), threading.Event()
     watch.add(arguments.watch)
-    socket = arguments.dir / SOCKET
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
     try:
-        _sweep_dead(arguments.dir.parent)
-        server = StateServer(socket, host, watch)
-        (arguments.dir / PID).write_text(str(os.getpid()))
-        serving = threading.Thread(target=server.serve, name="aion-serve", daemon=True)
-        serving.start()
-        signal.signal(signal.SIGTERM, lambda *_: _raise_exit())
-        with contextlib.suppress(SystemExit, KeyboardInterrupt):
-            watch.until_alone()
-        server.shutdown()
-    finally:
-        with contextlib.suppress(AionError):
-            host.close()
-        _leave(arguments.dir)
-
-
-def _raise_exit() -> None:
-    raise SystemExit(0)
+        serve(arguments.dir, watch, stop)
+    except ServerError as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
-import orjson
 import pyarrow as pa
 
 from aion import errors
@@ -14,6 +14,8 @@ from state_backends.store import StoredBlock
 
 BLOCKS = pa.schema([("seq", pa.int64()), ("late", pa.bool_()), ("block", pa.large_binary())])
 MESSAGE_BYTES = 1 << 20
+_ERROR_BYTES = 4000  # gRPC carries errors in headers, of ASCII and limited to 8 KiB
+_BEGIN, _END = "aion:", ":noia"
 
 
 def pack(blocks: Iterable[tuple[int, bool, Block]]) -> Iterator[pa.RecordBatch]:
@@ -60,17 +62,31 @@ def _message(seqs: list[int], lates: list[bool], data: list[Any]) -> pa.RecordBa
 
 def encode_error(error: BaseException) -> str:
     """An error as text that :func:`raise_error` turns back into the same kind of error."""
-    return "aion:" + orjson.dumps([type(error).__name__, str(error)]).decode() + ":noia"
+    name, text = type(error).__name__, str(error)
+    if isinstance(error, MemoryError):
+        advice = "lower memory.budget, or give the host or container more"
+        text = f"the state server has no memory left ({text or name}); {advice}"
+        name = errors.OutOfMemory.__name__
+    while len(said := json.dumps([name, text])) > _ERROR_BYTES:
+        text = text[: len(text) // 2] + " ..."
+    return f"{_BEGIN}{said}{_END}"
 
 
 def raise_error(text: str, otherwise: type[errors.AionError] = errors.ServerUnreachable) -> NoReturn:
-    """Raises what the server raised; gRPC wraps its text in words of its own."""
-    begin = text.find("aion:")
-    end = text.find(":noia", begin)  # gRPC may repeat the text
+    """Raises what the server raised; gRPC wraps its text in words of its own.
+
+    ``otherwise``: for a text that no server wrote. What a server raised that is no error of Aion's, such as a
+    disk's, comes as ServerError with its name.
+    """
+    begin = text.find(_BEGIN)
+    end = text.find(_END, begin)  # gRPC may repeat the text
     if begin < 0 or end < begin:
         raise otherwise(text)
-    name, message = orjson.loads(text[begin + 5 : end])
+    try:
+        name, message = json.loads(text[begin + len(_BEGIN) : end])
+    except ValueError:  # cut short on its way
+        raise errors.ServerError(text[begin:end]) from None
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, errors.AionError):
         raise kind(message)
-    raise otherwise(f"{name}: {message}")
+    raise errors.ServerError(f"{name}: {message}")

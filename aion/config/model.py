@@ -35,6 +35,7 @@ from aion.config.values import (
     Shards,
     Share,
     Size,
+    Timeout,
     format_bytes,
 )
 from aion.errors import ConfigError
@@ -216,6 +217,12 @@ class IoPolicy(_Section):
         alias="rate_limit",
         description="What destaging, late writes and maintenance may move each second; null: what the disk can. "
         "Reads are never slowed down.",
+    )
+    request_timeout_us: Timeout = Field(
+        default=30_000_000,
+        alias="request_timeout",
+        description="After so long without an answer the state server is asked for a sign of life; if it gives none "
+        "for as long again, it is killed and another one started.",
     )
 
 

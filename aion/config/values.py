@@ -99,6 +99,13 @@ def _bound(value: Any) -> int:
     return bound_us
 
 
+def _timeout(value: Any) -> int:
+    timeout_us = _bound(value)
+    if not 100_000 <= timeout_us <= 86_400_000_000:
+        raise ConfigError(f"{show(value)} is out of range; write a duration from '100ms' to '1 day', e.g. '60s'")
+    return timeout_us
+
+
 # -- shares and multiples -----------------------------------------------------------------------------
 
 
@@ -327,6 +334,13 @@ Bound = Annotated[
     PlainSerializer(format_duration, return_type=str),
     WithJsonSchema({"anyOf": [{"const": 0}, _BOUND_TEXT]}),
     "duration with its unit such as 90s, 10m or 3 days, or 0",
+]
+Timeout = Annotated[
+    int,
+    BeforeValidator(_timeout),
+    PlainSerializer(format_duration, return_type=str),
+    WithJsonSchema(_BOUND_TEXT),
+    "duration with its unit such as 60s, from 100ms to 1 day",
 ]
 Idle = Annotated[
     int | Multiple | None,

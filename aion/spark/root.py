@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,8 @@ class RootConfig:
     retain_versions: int
     watermark_delay_us: int | None
     """What withWatermark was told, where the watermark is on the event time itself."""
+    task_failures: int
+    """How often a task may fail before Spark gives the query up."""
 
 
 class Root(StatefulProcessor):
@@ -59,19 +62,16 @@ class Root(StatefulProcessor):
         self._token = handle.getValueState("token", TOKEN_SCHEMA)
 
     def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
-        try:
+        with self._failing_cleanly():
             work = self._open(int(key[0]))
             yield from work.advance(timerValues.getCurrentWatermarkInMs())
             for frame in rows:
                 yield from work.arrive(frame["block"])
             yield from work.end_batch()
             self._set_timer(work)
-        except BaseException:
-            self._abort()
-            raise
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
-        try:
+        with self._failing_cleanly():
             shard = int(key[0])
             if shard not in self._work:
                 work = self._open(shard)
@@ -79,14 +79,12 @@ class Root(StatefulProcessor):
                 yield from work.end_batch()
                 # Spark deletes the expired timer itself, after this.
                 self._set_timer(work, but=expiredTimerInfo.getExpiryTimeInMs())
-        except BaseException:
-            self._abort()
-            raise
 
     def close(self) -> None:
         """Commits, inside the task: if it fails, the task fails, and Spark keeps the old token."""
-        for work in self._work.values():
-            work.commit()
+        with self._failing_cleanly():
+            for work in self._work.values():
+                work.commit()
         self._end()
 
     @property
@@ -129,10 +127,27 @@ class Root(StatefulProcessor):
         if due is not None and due not in timers:
             self._handle.registerTimer(due)
 
-    def _abort(self) -> None:
-        for work in self._work.values():
-            work.session.abort()
-        self._end()
+    @contextmanager
+    def _failing_cleanly(self) -> Iterator[None]:
+        """A task that fails undoes what it did; Spark runs it again, with the versions that it started from."""
+        try:
+            yield
+        except BaseException as error:
+            for work in self._work.values():
+                work.session.abort()
+            self._end()
+            if isinstance(error, ServerUnreachable):
+                raise ServerUnreachable(f"{error}. {self._what_now()}") from error
+            raise
+
+    def _what_now(self) -> str:
+        failures = self._config.task_failures
+        if failures > 1:
+            return f"The task fails, having changed nothing, and Spark runs it again: up to {failures} times in all"
+        return (
+            "The task fails, having changed nothing; Spark would run it again, but in local mode a task may not fail "
+            "even once: use the master local[n, 4], or start the query again from its checkpoint"
+        )
 
     def _end(self) -> None:
         if self._codec_pool is not None:
@@ -194,39 +209,30 @@ def _frames(batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
             yield to_frame(batch)
 
 
-_clients: dict[str, StateClient] = {}
+# One for each application and patience; a worker serves many tasks, but one at a time.
+_clients: dict[tuple[str, float], StateClient] = {}
 
 
 def _connect(config: RootConfig, context: TaskContext, shard: int, token: str | None, attempt: str) -> RemoteSession:
-    identity = Identity(
-        query=context.getLocalProperty("sql.streaming.queryId") or "no-query",
-        operator=config.name,
-        shard=shard,
-        shards=config.shards,
-        definition=config.plan.definition,
+    policy = policy_from_json(config.policy)
+    timeout_s = policy.io.request_timeout_us / 1e6
+    client = _clients.get((config.application, timeout_s))
+    if client is None:
+        client = StateClient.connect(config.application, watch_pid=executor_pid(), timeout_s=timeout_s)
+        _clients[config.application, timeout_s] = client
+    return client.open(
+        Identity(
+            query=context.getLocalProperty("sql.streaming.queryId") or "no-query",
+            operator=config.name,
+            shard=shard,
+            shards=config.shards,
+            definition=config.plan.definition,
+        ),
+        token=token,
+        attempt=attempt,
+        # Spark runs a streaming query in a job group named by the run.
+        run=context.getLocalProperty("spark.jobGroup.id") or "",
+        operator_uid=config.uid,
+        state_dir=config.state_dir,
+        store=store_config(policy, blocking=config.plan.blocking, retain_versions=config.retain_versions),
     )
-    store = store_config(
-        policy_from_json(config.policy), blocking=config.plan.blocking, retain_versions=config.retain_versions
-    )
-
-    def opened(client: StateClient) -> RemoteSession:
-        return client.open(
-            identity,
-            token=token,
-            attempt=attempt,
-            # Spark runs a streaming query in a job group named by the run.
-            run=context.getLocalProperty("spark.jobGroup.id") or "",
-            operator_uid=config.uid,
-            state_dir=config.state_dir,
-            store=store,
-        )
-
-    client = _clients.get(config.application)
-    if client is not None:
-        try:
-            return opened(client)
-        except ServerUnreachable:
-            client.close()
-            del _clients[config.application]
-    client = _clients[config.application] = StateClient.connect(config.application, watch_pid=executor_pid())
-    return opened(client)

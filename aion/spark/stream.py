@@ -70,8 +70,10 @@ def windowed(
         blocking=blocking,
     )
     resolved = _policy(spark, policy)
-    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", name):
-        raise ConfigError(f"name: {name!r} becomes a folder; use letters, digits, '_', '-' and '.' only")
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", name):
+        raise ConfigError(
+            f"name: {name!r} becomes a folder; use letters, digits, '_', '-' and '.' only, not first a '.'"
+        )
     partitions = int(_conf(spark, "spark.sql.shuffle.partitions"))
     shards = partitions if resolved.state.shards == "auto" else int(resolved.state.shards)
     blocks = _child(df, plan, resolved, shard_ids(shards, partitions))
@@ -87,6 +89,7 @@ def windowed(
             partitions=partitions,
             retain_versions=int(_conf(spark, "spark.sql.streaming.minBatchesToRetain")),
             watermark_delay_us=_delay_us(df, time),
+            task_failures=_task_failures(spark),
         )
     )
     return blocks.groupBy("shard").transformWithStateInPandas(
@@ -136,6 +139,14 @@ def _check_stream(df: DataFrame) -> None:
             "windowed: the DataFrame has no watermark, so no window would ever be executed; "
             "call e.g. .withWatermark('ts', '20 seconds') before, and keep that column until here"
         )
+
+
+def _task_failures(spark: SparkSession) -> int:
+    """How often a task may fail: in local mode, where the setting does not count, once unless the master says."""
+    local = re.fullmatch(r"local(\[[^,\]]*(?:,\s*(\d+)\s*)?\])?", spark.sparkContext.master)
+    if local is not None:
+        return int(local[2] or 1)
+    return int(spark.conf.get("spark.task.maxFailures", "4") or 4)
 
 
 def _delay_us(df: DataFrame, time: str) -> int | None:

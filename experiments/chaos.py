@@ -1,0 +1,483 @@
+"""Nothing lost, whatever dies: kills and faults at random moments of real queries, and not one pane may differ.
+
+A round: files with late events, two queries over them in a process of its own (``chaos_query``), and, at moments that
+a seed chooses, faults (``chaos_faults``). After a JVM the queries are started again from their checkpoints. Then the
+same queries over the same files undisturbed; every batch of both, the last panes, and those that follow from the
+events alone (``chaos_data``) are compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from experiments.chaos_data import Truth
+    from experiments.chaos_faults import Application, Done
+
+STALLED_S = 300.0
+STARTING_S = 300.0
+LEAVING_S = 60.0
+PACKAGES = ("aion", "pyspark", "pyarrow", "rocksdict")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``kinds``: what is to be done, in this order, instead of what the seed chooses."""
+
+    kills: int
+    seed: int
+    kills_of_a_round: int = 50
+    files_of_a_kill: float = 1.3
+    events_of_a_file: int = 150
+    payload_bytes: int = 400
+    kinds: tuple[str, ...] = ()
+
+
+@dataclass
+class Fault:
+    """What was done, in which batches, and what was seen of it until the next batch came out."""
+
+    kind: str
+    round: int
+    kill: int | None
+    pid: int
+    note: str
+    batches: list[int]
+    next_batch_s: float = 0.0
+    tasks_lost: int = 0
+    turns: int = 0
+    query_failures: int = 0
+
+
+@dataclass
+class Result:
+    faults: list[Fault] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    batches: int = 0
+    batches_again: int = 0
+    panes: int = 0
+    events: int = 0
+    too_late: int = 0
+
+    @property
+    def kills(self) -> int:
+        return sum(fault.kill is not None for fault in self.faults)
+
+
+class ChaosError(RuntimeError):
+    """The experiment itself cannot go on: nothing comes out any more, or the child does not start."""
+
+
+def chaos(
+    kills: Annotated[int, typer.Option(min=1, help="Processes to kill; other faults come on top.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Of events, faults and their moments.")] = 0,
+    events: Annotated[int, typer.Option(min=10, help="Events of a batch.")] = 150,
+    payload: Annotated[int, typer.Option(min=0, help="Random bytes every event carries.")] = 400,
+    out: Annotated[Path, typer.Option(help="For results; everything else lies there meanwhile.")] = Path("out/chaos"),
+) -> None:
+    """Kill servers, workers and JVMs, fill disks, and compare every pane with an undisturbed run and the events."""
+    from experiments import bench
+    from experiments.ingest import wide_console
+
+    console = wide_console()
+    settings = Settings(kills, seed, events_of_a_file=events, payload_bytes=payload)
+    record = {
+        "experiment": "chaos",
+        "settings": asdict(settings),
+        "versions": bench.versions(PACKAGES),
+        "machine": bench.machine(),
+    }
+    result = Result()
+    begin = time.monotonic()
+    try:
+        run(settings, out, result, console)
+    finally:
+        bench.write_json(out / "chaos.json", {**record, "seconds": time.monotonic() - begin, "result": asdict(result)})
+    for line in summary(result):
+        console.print(line, highlight=False)
+    if result.differences:
+        raise typer.Exit(1)
+
+
+def run(settings: Settings, out: Path, result: Result, console: Console) -> None:
+    """Rounds until there were enough kills. Raises ChaosError."""
+    rng = random.Random(settings.seed)
+    kinds = iter(settings.kinds)
+    out.mkdir(parents=True, exist_ok=True)
+    number = 0
+    while result.kills < settings.kills:
+        work = Path(tempfile.mkdtemp(prefix="work-", dir=out)).absolute()
+        try:
+            Round(settings, number, work, rng, kinds, result, console).run()
+        except BaseException:
+            console.print(f"left as it is: {work}", highlight=False)
+            raise
+        shutil.rmtree(work)
+        number += 1
+
+
+def summary(result: Result) -> Iterator[str]:
+    """The whole, computed from what was seen."""
+    counts = Counter(fault.kind for fault in result.faults)
+    yield ""
+    yield "done: " + ", ".join(f"{n} x {kind}" for kind, n in counts.most_common())
+    slowest = max((fault.next_batch_s for fault in result.faults), default=0.0)
+    yield (
+        f"seen: {sum(f.tasks_lost for f in result.faults)} tasks failed and run again, "
+        f"{sum(f.turns for f in result.faults)} tasks that went on with another server, "
+        f"{len(result.failures)} queries that failed and were started again; "
+        f"longest wait for the next batch {slowest:.1f} s"
+    )
+    yield (
+        f"compared: {result.batches} batches ({result.batches_again} came out a second time), {result.panes} panes, "
+        f"{result.events} events, {result.too_late} of them too late"
+    )
+    yield from result.differences[:20]
+    others = len(result.faults) - result.kills
+    yield f"{result.kills} kills, {len(result.differences)} differences ({others} other faults)"
+
+
+class Round:
+    """Some kills on queries of their own; adds what it saw to ``result``."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        number: int,
+        work: Path,
+        rng: random.Random,
+        kinds: Iterator[str],
+        result: Result,
+        console: Console,
+    ) -> None:
+        self.settings, self.number, self.work, self.rng = settings, number, work, rng
+        self.kinds, self.result, self.console = kinds, result, console
+        self.kills = min(settings.kills_of_a_round, settings.kills - result.kills)
+        self.files = int(settings.files_of_a_kill * self.kills) + 12
+
+    def run(self) -> None:
+        from experiments.chaos_data import COLUMNS, composition, differences, last_panes
+
+        disturbed, calm = self.work / "disturbed", self.work / "calm"
+        for folder in (disturbed, calm):
+            folder.mkdir()
+        truth = self._write_files(self.work / "input")
+        for query in COLUMNS:
+            (disturbed / f"input-{query}").symlink_to(self.work / "input")
+        self._print(f"round {self.number}: {self.files} files, {self.kills} kills to come")
+        self._disturb(disturbed)
+        batches = {query: composition(disturbed / f"checkpoint-{query}") for query in COLUMNS}
+        for query, names in batches.items():
+            write_batches(self.work / "input", calm / f"input-{query}", names)
+        self._print("the same batches without faults ...")
+        begin = time.monotonic()
+        with self._child(calm) as child:
+            if (code := self._wait_for_end(child)) != 0:
+                raise ChaosError(f"the undisturbed run ended with {code}: {child.last_words()}")
+        self._print(f"... took {time.monotonic() - begin:.0f} s")
+        found: list[str] = []
+        for query in COLUMNS:
+            got, other = batches_of(disturbed / query), batches_of(calm / query)
+            found += differences(query, got, other, truth, len(batches[query]))
+            for folder in (disturbed / query, calm / query):
+                twice = sorted(path.name for path in folder.glob("*.differs-*"))
+                found += [f"{query}: a batch came out twice, with other rows: {name}" for name in twice]
+            self.result.batches += len(got)
+            self.result.batches_again += len(list((disturbed / query).glob("*.again-*")))
+            self.result.panes += len(last_panes(got, query))
+        self.result.events += sum(map(len, truth.windows.values())) + len(truth.too_late)
+        self.result.too_late += len(truth.too_late)
+        self.result.differences += [f"round {self.number}: {difference}" for difference in found]
+        if found:
+            keep = self.work.with_name(f"differences-{self.settings.seed}-{self.number}")
+            shutil.copytree(self.work, keep, dirs_exist_ok=True)
+        self._print(
+            f"round {self.number}: {self.result.kills} kills so far, {len(self.result.differences)} differences"
+        )
+
+    # -- events -------------------------------------------------------------------------------------------
+
+    def _write_files(self, folder: Path) -> Truth:
+        import pyarrow as pa
+
+        from experiments.chaos_data import Truth, events_of
+
+        truth = Truth()
+        folder.mkdir()
+        types = [pa.string(), pa.timestamp("us", "UTC"), pa.int64(), pa.binary()]
+        seed = self.settings.seed * 1000 + self.number
+        for file in range(self.files):
+            events = events_of(seed, file, self.files, self.settings.events_of_a_file, self.settings.payload_bytes)
+            truth.add(events)
+            columns = list(zip(*events, strict=True))[:4]
+            arrays = [pa.array(values, type_) for values, type_ in zip(columns, types, strict=True)]
+            write_file(folder, file, pa.table(arrays, ["k", "ts", "id", "payload"]))
+        return truth
+
+    # -- the child ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _child(self, folder: Path) -> Iterator[Child]:
+        child = Child(folder)
+        try:
+            yield child
+        finally:
+            child.end()
+
+    def _disturb(self, folder: Path) -> None:
+        """Faults until there were enough kills, and then on to the end, in as many lives as it takes."""
+        kills_before = self.result.kills
+        unexpected = 0
+        while True:
+            with self._child(folder) as child:
+                child.wait_until_started()
+                while self.result.kills - kills_before < self.kills and self._wait_for_moment(child):
+                    fault = self._do_something(child, self.result.kills - kills_before)
+                    if fault is not None and fault.kind == "JVM":
+                        break
+                code = self._wait_for_end(child)
+                if code == 0:
+                    return
+                if not child.is_lost:
+                    unexpected += 1
+                    self._print(f"the child ended with {code}: {child.last_words()[-500:]}")
+                    if unexpected > 3:
+                        raise ChaosError("the child keeps ending by itself")
+
+    def _wait_for_moment(self, child: Child) -> bool:
+        """Some batches, and some part of one; False when there is no more to come."""
+        wanted = child.batches() + self.rng.randint(1, 3)
+        moment_s = self.rng.random()
+        while child.batches() < wanted:
+            if child.process.poll() is not None or child.batches() >= 2 * (self.files - 2):
+                return False
+            child.note_progress()
+            time.sleep(0.01)
+        time.sleep(moment_s * child.batch_s)
+        return child.process.poll() is None
+
+    def _do_something(self, child: Child, kills: int) -> Fault | None:
+        from experiments import chaos_faults
+
+        kind = next(self.kinds, None)
+        if kind is None:
+            choose = chaos_faults.fault_kind if self.rng.random() < chaos_faults.FAULT_SHARE else chaos_faults.kill_kind
+            kind = choose(self.rng)
+        before, seen = child.by_query(), child.seen()
+        done: Done | None = None
+        deadline = time.monotonic() + 20.0
+        moment = ""
+        if kind in chaos_faults.KILLS:
+            moment = chaos_faults.wait_for_moment(child.application, child.folder / "state", self.rng)
+        while done is None and time.monotonic() < deadline and child.process.poll() is None:
+            done = chaos_faults.do(kind, child.application, self.rng)  # a server may just be starting
+        if done is None:
+            return None
+        is_kill = kind in chaos_faults.KILLS and "NOT" not in done.note
+        number = self.result.kills + 1 if is_kill else None
+        fault = Fault(kind, self.number, number, done.pid, ", ".join(filter(None, (moment, done.note))), before)
+        self.result.faults.append(fault)
+        begin, behind = time.monotonic(), child.by_query()
+        child.is_lost = kind == "JVM"
+        while child.process.poll() is None and not child.is_lost:
+            child.note_progress()
+            came = [now - then for now, then in zip(child.by_query(), behind, strict=True)]
+            if min(came) > 0 or max(came) > 2:  # one of them may be at its end
+                break
+            time.sleep(0.01)
+        fault.next_batch_s = time.monotonic() - begin
+        after = child.seen()
+        fault.tasks_lost, fault.turns = after["lost"] - seen["lost"], after["turns"] - seen["turns"]
+        failures = child.failures()[seen["failures"] :]
+        fault.query_failures = len(failures)
+        self.result.failures += failures
+        self._print(self._line(fault, failures))
+        return fault
+
+    def _line(self, fault: Fault, failures: list[str]) -> str:
+        place = f"{fault.kill}/{self.settings.kills}" if fault.kill is not None else "-"
+        note = f" ({fault.note})" if fault.note else ""
+        if fault.kind == "JVM":
+            seen = "the queries are started again"
+        else:
+            seen = f"next batch after {fault.next_batch_s:.1f} s, {fault.tasks_lost} tasks lost, {fault.turns} went on"
+        said = f"; query failed: {_cause(failures[-1])}" if failures else ""
+        where = "/".join(map(str, fault.batches))
+        return f"{place:>8}  {fault.kind:<14} pid {fault.pid:<7} in batch {where:<8}{note} {seen}{said}"
+
+    def _wait_for_end(self, child: Child) -> int:
+        while child.process.poll() is None:
+            child.note_progress()
+            if child.is_lost and time.monotonic() > child.lost_at + 30.0:
+                child.process.kill()  # its JVM is gone, and it has not noticed
+            time.sleep(0.05)
+        return int(child.process.returncode)
+
+    def _print(self, text: str) -> None:
+        self.console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+class Child:
+    """One life of the process with the queries."""
+
+    def __init__(self, folder: Path) -> None:
+        from experiments.chaos_query import STARTED
+
+        self.folder = folder
+        (folder / STARTED).unlink(missing_ok=True)
+        self.log = folder / "log"
+        self._out = self.log.open("ab")
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "experiments.chaos_query", str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._out,
+            stderr=self._out,
+            env=environment,
+            cwd=folder,
+        )
+        self._application: Application | None = None
+        self._lost = False
+        self.lost_at = 0.0
+        self.batch_s = 1.0
+        self._progress = self.batches(), time.monotonic()
+
+    @property
+    def application(self) -> Application:
+        assert self._application is not None
+        return self._application
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its JVM was killed on purpose."""
+        return self._lost
+
+    @is_lost.setter
+    def is_lost(self, lost: bool) -> None:
+        self._lost = lost
+        self.lost_at = time.monotonic()
+
+    def wait_until_started(self) -> None:
+        from experiments.chaos_faults import Application
+        from experiments.chaos_query import STARTED
+        from state_backends import processes
+
+        deadline = time.monotonic() + STARTING_S
+        while not (self.folder / STARTED).exists():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise ChaosError(f"the child did not start: {self.last_words()}")
+            time.sleep(0.05)
+        started = json.loads((self.folder / STARTED).read_text())
+        driver, jvm = processes.find(started["driver"]), processes.find(started["jvm"])
+        if driver is None or jvm is None:
+            raise ChaosError(f"the child ended at once: {self.last_words()}")
+        self._application = Application(started["application"], driver, jvm)
+        self._progress = self.batches(), time.monotonic()
+
+    def by_query(self) -> list[int]:
+        from experiments.chaos_data import COLUMNS
+
+        return [sum(1 for _ in (self.folder / query).glob("??????.json")) for query in COLUMNS]
+
+    def batches(self) -> int:
+        return sum(self.by_query())
+
+    def note_progress(self) -> None:
+        """Learns how long a batch takes. Raises ChaosError when nothing comes out any more."""
+        batches, since = self._progress
+        now, count = time.monotonic(), self.batches()
+        if count > batches:
+            self.batch_s = 0.8 * self.batch_s + 0.2 * min(5.0, (now - since) / (count - batches) * 2)
+            self._progress = count, now
+        elif now - since > STALLED_S:
+            raise ChaosError(f"no batch for {STALLED_S:g} s: {self.last_words()}")
+
+    def seen(self) -> dict[str, int]:
+        """How often what was noted so far, by Spark and by the workers."""
+        log = self.log.read_text(errors="replace")
+        return {"lost": log.count("Lost task"), "turns": log.count(" goes on as "), "failures": len(self.failures())}
+
+    def failures(self) -> list[str]:
+        from experiments.chaos_query import FAILURES
+
+        path = self.folder / FAILURES
+        return path.read_text().splitlines() if path.exists() else []
+
+    def last_words(self) -> str:
+        return self.log.read_text(errors="replace")[-3000:]
+
+    def end(self) -> None:
+        """Nothing that it started is left when this returns. Raises ChaosError if something is."""
+        from experiments import chaos_faults
+        from state_backends import processes
+        from state_backends.client import runtime_dir
+
+        app = self._application
+        if app is not None:
+            chaos_faults.end(app.jvm)
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._out.close()
+        if app is None:
+            return
+        deadline = time.monotonic() + LEAVING_S
+        while (server := app.server()) is not None and processes.is_alive(server):
+            if time.monotonic() > deadline:
+                raise ChaosError(f"the state server {server.pid} outlives its executor")
+            time.sleep(0.05)
+        shutil.rmtree(runtime_dir(app.name), ignore_errors=True)
+
+
+def write_file(folder: Path, number: int, table: Any) -> None:
+    """A file of a stream. The source takes files in the order of their modification times."""
+    import pyarrow.parquet as pq
+
+    path = folder / f"{number:06d}.parquet"
+    pq.write_table(table, path)
+    os.utime(path, (1_600_000_000 + number, 1_600_000_000 + number))
+
+
+def write_batches(source: Path, folder: Path, batches: list[list[str]]) -> None:
+    """One file for each of these batches, of the files whose names it has."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir()
+    for number, names in enumerate(batches):
+        write_file(folder, number, pa.concat_tables([pq.read_table(source / name) for name in names]))
+
+
+def batches_of(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """What a query wrote, by batch."""
+    return {
+        int(path.stem): [json.loads(line) for line in path.read_text().splitlines()]
+        for path in folder.glob("??????.json")
+    }
+
+
+def _cause(failure: str) -> str:
+    """The error of Aion's in a query's failure, or else the beginning of it."""
+    text = str(json.loads(failure)["error"])
+    for line in text.splitlines():
+        if "aion.errors." in line:
+            return line.strip()[:200]
+    return text[:200]

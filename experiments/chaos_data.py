@@ -1,0 +1,177 @@
+"""The events of the chaos experiment, what must become of them, and the comparison of what did.
+
+Everything follows from a seed: file ``i`` of a round brings 10 seconds of event time, the events of the one before
+and after it never depend on it, and one file is one batch. So the panes of every single batch must be the same in
+every run, not only the last ones; and the last ones follow from the events alone. One exception is Spark's: a JVM that
+dies when the source has noted a file and the query has not yet makes that file part of the next batch. So the
+undisturbed run gets the batches that the other one had: see :func:`composition`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SECOND_US = 1_000_000
+FIRST_S = 1_700_000_000
+FILE_S = 10
+WINDOW_S = 20
+DELAY_S = 5
+LATEST_S = 90  # late, and in time
+BOUND_S = 100
+TOO_LATE_S = 250
+KEYS = 5
+CLOCK, FLUSH = "clock", "flush"
+DDL = "k string, ts timestamp, id bigint, payload binary"
+
+
+class Event(NamedTuple):
+    """``id``: of this event alone, so that a sum over ids tells whether one is missing or there twice."""
+
+    k: str
+    ts_us: int
+    id: int
+    payload: bytes
+    too_late: bool
+
+
+def events_of(seed: int, file: int, files: int, count: int, payload_bytes: int) -> list[Event]:
+    """The events of one file of ``files``; the last two move the watermark past everything."""
+    begin_s = FIRST_S + file * FILE_S
+    first_id = file * 10_000_000
+    if file >= files - 2:
+        at_s = FIRST_S + files * FILE_S + 100_000 + file
+        return [Event(FLUSH, at_s * SECOND_US, first_id, b"", False)]
+    rng = random.Random(f"{seed} {file}")
+    events = [Event(CLOCK, (begin_s + FILE_S) * SECOND_US - 1, first_id, b"", False)]
+    for number in range(1, count):
+        behind_us, too_late = 0, False
+        fate = rng.random()
+        if fate < 0.3:
+            behind_us = rng.randrange(LATEST_S * SECOND_US)
+        elif fate < 0.32 and file >= 2:  # there is a watermark by then
+            behind_us, too_late = TOO_LATE_S * SECOND_US, True
+        ts_us = begin_s * SECOND_US + rng.randrange(FILE_S * SECOND_US) - behind_us
+        key = f"key {rng.randrange(KEYS)}"
+        events.append(Event(key, ts_us, first_id + number, rng.randbytes(payload_bytes), too_late))
+    return events
+
+
+# -- what must become of them -----------------------------------------------------------------------------
+
+
+WindowOfKey = tuple[str, int]
+"""A key, and the start of its window in microseconds."""
+
+
+def digest(ids: Iterable[int]) -> str:
+    """Of which events there are, in whatever order."""
+    return hashlib.sha256(",".join(map(str, sorted(ids))).encode()).hexdigest()[:16]
+
+
+@dataclass
+class Truth:
+    """Of plain loops over all events: the ids of every window of every key, and of those that came too late."""
+
+    windows: dict[WindowOfKey, list[int]] = field(default_factory=dict)
+    too_late: list[int] = field(default_factory=list)
+
+    def add(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if event.k == FLUSH:
+                continue
+            if event.too_late:
+                self.too_late.append(event.id)
+                continue
+            start_us = event.ts_us // (WINDOW_S * SECOND_US) * (WINDOW_S * SECOND_US)
+            self.windows.setdefault((event.k, start_us), []).append(event.id)
+
+    def last_panes(self, query: str) -> dict[WindowOfKey, list[Any]]:
+        """What the last pane of each window of each key must hold."""
+        if query == "aggregates":
+            return {k: [len(ids), sum(ids), min(ids), max(ids)] for k, ids in self.windows.items()}
+        return {k: [len(ids), sum(ids), digest(ids)] for k, ids in self.windows.items()}
+
+
+COLUMNS = {"aggregates": ("n", "total", "low", "high"), "apply": ("n", "total", "digest")}
+"""The queries, and what their panes hold."""
+
+# -- the batches ------------------------------------------------------------------------------------------
+
+
+def composition(checkpoint: Path) -> list[list[str]]:
+    """The names of the files of each batch, out of a finished query's checkpoint, in the order of the batches."""
+    of_source: dict[int, list[str]] = {}
+    for path in (checkpoint / "sources" / "0").iterdir():
+        if re.fullmatch(r"\d+(\.compact)?", path.name):
+            for line in path.read_text().splitlines()[1:]:
+                entry = json.loads(line)
+                names = of_source.setdefault(entry["batchId"], [])
+                name = entry["path"].rpartition("/")[2]
+                if name not in names:  # a compacted log repeats what came before
+                    names.append(name)
+    batches, noted = [], -1
+    for path in sorted((checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name)):
+        upto = int(json.loads(path.read_text().splitlines()[2])["logOffset"])
+        batches.append([name for number in range(noted + 1, upto + 1) for name in of_source[number]])
+        noted = upto
+    return [batch for batch in batches if batch]  # the one after the last has none
+
+
+# -- what did ---------------------------------------------------------------------------------------------
+
+Row = dict[str, Any]
+Batches = Mapping[int, Sequence[Row]]
+
+
+def last_panes(batches: Batches, query: str) -> dict[WindowOfKey, list[Any]]:
+    """The last pane of each window of each key, as its ``events`` and what it holds."""
+    last: dict[WindowOfKey, Row] = {}
+    for _, rows in sorted(batches.items()):
+        for row in rows:
+            key = row["k"], row["window_start"]
+            if row["kind"] == "dropped" or row["k"] == FLUSH:
+                continue
+            if key not in last or row["pane"] > last[key]["pane"]:
+                last[key] = row
+    return {key: [row[c] for c in COLUMNS[query]] for key, row in last.items()}
+
+
+def dropped_events(batches: Batches) -> int:
+    return sum(row["events"] for rows in batches.values() for row in rows if row["kind"] == "dropped")
+
+
+def differences(query: str, got: Batches, undisturbed: Batches, truth: Truth, batches: int) -> list[str]:
+    """Everything that is not as it must be, in words; empty if nothing is."""
+    found: list[str] = []
+    # The batch after the last has no data: whether Spark still runs it is Spark's business.
+    for batch in range(batches):
+        if batch not in got:
+            found.append(f"{query}: batch {batch} never came out")
+            continue
+        mine, other = _plain(got[batch]), _plain(undisturbed.get(batch, ()))
+        if mine != other:
+            more, less = mine - other, other - mine
+            found.append(f"{query}: batch {batch} has {sum(more.values())} rows that the undisturbed run has not, "
+                         f"and lacks {sum(less.values())}: {sorted(more)[:1]} {sorted(less)[:1]}")  # fmt: skip
+    panes, expected = last_panes(got, query), truth.last_panes(query)
+    for where, others in (("the undisturbed run", last_panes(undisturbed, query)), ("the events", expected)):
+        found += [
+            f"{query}: {key}: last pane {panes.get(key)}, from {where} {others.get(key)}"
+            for key in sorted(panes.keys() | others.keys())
+            if panes.get(key) != others.get(key)
+        ]
+    if (dropped := dropped_events(got)) != len(truth.too_late):
+        found.append(f"{query}: {dropped} events came out as dropped, {len(truth.too_late)} were too late")
+    return found
+
+
+def _plain(rows: Iterable[Row]) -> Counter[str]:
+    return Counter(repr(sorted(row.items())) for row in rows if row["k"] != FLUSH)

@@ -1,0 +1,232 @@
+"""Real faults for the chaos experiment, done to its own processes and to no other.
+
+Every process is found from the child that the experiment started: the JVM below it, the Python workers below that,
+and the state server in the folder of that child's Spark application.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from aion.errors import AionError
+from state_backends import processes, server_folder
+from state_backends.client import StateClient, runtime_dir
+from state_backends.processes import Process
+from state_backends.server_folder import SOCKET
+
+KILLS = {"server": 40, "worker": 40, "hung server": 5, "daemon": 5, "JVM": 10}
+"""What is killed, out of 100 kills. A hung server is stopped, and then killed by those who wait for it. The daemon
+is the process from which Spark forks its Python workers; they die with it."""
+
+FAULTS = {"full disk": 50, "no descriptors": 15, "pause": 20, "socket gone": 15}
+"""Faults that kill nothing, in between."""
+
+FAULT_SHARE = 0.2
+HUNG_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Application:
+    """The processes of one life of the child."""
+
+    name: str
+    driver: Process
+    jvm: Process
+
+    def workers(self) -> tuple[list[psutil.Process], list[psutil.Process]]:
+        """Spark's Python daemons, and the workers that they forked."""
+        daemons, workers = [], []
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(self.jvm.pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if "pyspark.daemon" in process.cmdline():
+                        parent = process.parent()
+                        forked = parent is not None and "pyspark.daemon" in parent.cmdline()
+                        (workers if forked else daemons).append(process)
+        return daemons, workers
+
+    def server(self) -> Process | None:
+        try:
+            return server_folder.occupant(runtime_dir(self.name))
+        except Exception:  # it starts at this very moment
+            return None
+
+
+@dataclass(frozen=True)
+class Done:
+    """What was done to whom; nothing, where there was nobody to do it to."""
+
+    kind: str
+    pid: int
+    note: str = ""
+
+
+def kill_kind(rng: random.Random) -> str:
+    return rng.choices(list(KILLS), list(KILLS.values()))[0]
+
+
+def fault_kind(rng: random.Random) -> str:
+    return rng.choices(list(FAULTS), list(FAULTS.values()))[0]
+
+
+MOMENTS = {"any": 1, "append": 1, "commit": 1}
+"""When somebody is killed: whenever; just after blocks arrived in the server; just after a file of a version did."""
+
+
+def wait_for_moment(app: Application, state: Path, rng: random.Random, timeout_s: float = 4.0) -> str:
+    """Waits for a moment that chance chooses, and says which it was. ``state``: the folder of the versions."""
+    moment = rng.choices(list(MOMENTS), list(MOMENTS.values()))[0]
+    extra_s = rng.uniform(0.0, 0.02)
+    if moment != "any":
+        with contextlib.closing(StateClient(runtime_dir(app.name), app.jvm.pid)) as client:
+            before, deadline = 1 << 62, time.monotonic() + timeout_s
+            while (now := _blocks_of(client) if moment == "append" else _files_of(state)) <= before:
+                if time.monotonic() > deadline:
+                    return "whenever"
+                before = now
+                time.sleep(0.002)
+        time.sleep(extra_s)
+    return {"any": "whenever", "append": "at an append", "commit": "at a commit"}[moment]
+
+
+def _blocks_of(client: StateClient) -> int:
+    try:
+        return int(client.stats()["blocks"])
+    except AionError:  # there is none just now
+        return 0
+
+
+def _files_of(state: Path) -> int:
+    """The newest file's number: they are numbered as they come, in each shard."""
+    newest = 0
+    for kind in ("files", "manifests"):
+        for path in state.glob(f"*/*/shard-*/{kind}/*"):
+            with contextlib.suppress(ValueError):
+                newest += int(path.name.partition("-")[0])
+    return newest
+
+
+def do(kind: str, app: Application, rng: random.Random) -> Done | None:
+    """Does it now; None if there is nobody to do it to."""
+    doing: dict[str, Callable[[Application, random.Random], Done | None]] = {
+        "server": _kill_server,
+        "worker": _kill_worker,
+        "daemon": _kill_daemon,
+        "JVM": _kill_jvm,
+        "hung server": _hang_server,
+        "full disk": _fill_disk,
+        "no descriptors": _use_up_descriptors,
+        "pause": _pause,
+        "socket gone": _remove_socket,
+    }
+    return doing[kind](app, rng)
+
+
+def _kill_server(app: Application, rng: random.Random) -> Done | None:
+    server = app.server()
+    if server is None or not processes.kill(server, 30.0):
+        return None
+    return Done("server", server.pid)
+
+
+def _kill_worker(app: Application, rng: random.Random) -> Done | None:
+    return _kill_one("worker", app.workers()[1], rng)
+
+
+def _kill_daemon(app: Application, rng: random.Random) -> Done | None:
+    return _kill_one("daemon", app.workers()[0], rng)
+
+
+def _kill_one(kind: str, found: list[psutil.Process], rng: random.Random) -> Done | None:
+    if not found:
+        return None
+    chosen = rng.choice(sorted(found, key=lambda process: process.pid))
+    try:
+        chosen.kill()  # psutil looks whether the number still is that process's
+    except psutil.NoSuchProcess:
+        return None
+    return Done(kind, chosen.pid)
+
+
+def _kill_jvm(app: Application, rng: random.Random) -> Done | None:
+    return Done("JVM", app.jvm.pid) if processes.is_alive(app.jvm) and processes.kill(app.jvm, 30.0) else None
+
+
+def _hang_server(app: Application, rng: random.Random) -> Done | None:
+    """Stopped; it is for those who wait for it to find out, and to kill it."""
+    server = app.server()
+    if server is None:
+        return None
+    os.kill(server.pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    while processes.is_alive(server) and time.monotonic() < begin + HUNG_SECONDS:
+        time.sleep(0.05)
+    took_s = time.monotonic() - begin
+    if processes.is_alive(server):
+        os.kill(server.pid, signal.SIGCONT)
+        return Done("hung server", server.pid, f"NOT killed by its clients within {took_s:.0f} s")
+    return Done("hung server", server.pid, f"killed by its clients after {took_s:.1f} s")
+
+
+def _limited(app: Application, kind: str, what: int, soft: int, seconds: float, note: str) -> Done | None:
+    """A limit of the kernel on the living server, for a while."""
+    server = app.server()
+    if server is None:
+        return None
+    try:
+        process = psutil.Process(server.pid)
+        before: Any = process.rlimit(what)
+        process.rlimit(what, (soft, before[1]))
+        time.sleep(seconds)
+        process.rlimit(what, before)
+    except psutil.Error:
+        return Done(kind, server.pid, note + "; it is no more")
+    return Done(kind, server.pid, note)
+
+
+def _fill_disk(app: Application, rng: random.Random) -> Done | None:
+    """No file may grow beyond some size: writes fail with EFBIG, as they do with ENOSPC when a disk is full."""
+    size, seconds = rng.choice([0, 200, 5_000, 20_000, 60_000]), rng.uniform(0.2, 1.5)
+    note = f"no byte beyond {size:,} of any file for {seconds:.1f} s"
+    return _limited(app, "full disk", psutil.RLIMIT_FSIZE, size, seconds, note)
+
+
+def _use_up_descriptors(app: Application, rng: random.Random) -> Done | None:
+    """Opening anything fails with EMFILE: files, folders, connections."""
+    seconds = rng.uniform(0.2, 1.0)
+    return _limited(app, "no descriptors", psutil.RLIMIT_NOFILE, 8, seconds, f"no file opened for {seconds:.1f} s")
+
+
+def _pause(app: Application, rng: random.Random) -> Done | None:
+    server = app.server()
+    if server is None:
+        return None
+    seconds = rng.uniform(0.05, 1.5)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(server.pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        os.kill(server.pid, signal.SIGCONT)
+    return Done("pause", server.pid, f"stood still for {seconds:.1f} s")
+
+
+def _remove_socket(app: Application, rng: random.Random) -> Done | None:
+    server = app.server()
+    if server is None:
+        return None
+    (runtime_dir(app.name) / SOCKET).unlink(missing_ok=True)
+    return Done("socket gone", server.pid)
+
+
+def end(process: Process) -> None:
+    """A process of the experiment's own that has to go."""
+    processes.kill(process, 30.0)

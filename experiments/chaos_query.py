@@ -1,0 +1,140 @@
+"""The process in the middle of the chaos: Spark with two queries, each written to a sink that keeps batches once.
+
+``python -m experiments.chaos_query WORK``: reads ``WORK/input-<query>``, a file a batch, until there are no more. What
+a batch yields becomes ``WORK/<query>/<batch>.json``, by renaming; if it is there already it must be the same, or else
+it becomes ``<batch>.differs-<n>.json``. A query that fails is started again from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.chaos_data import BOUND_S, COLUMNS, DDL, DELAY_S, WINDOW_S, digest
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+REQUEST_TIMEOUT_S = 5
+POLICY: dict[str, Any] = {
+    # So little memory that every batch destages, prestages and reads from disk.
+    "memory": {"budget": "256KiB", "bucket_limit": "64KiB"},
+    "lateness": {"initial_bound": f"{BOUND_S} seconds"},
+    "io": {"request_timeout": f"{REQUEST_TIMEOUT_S}s"},
+}
+STARTED = "started.json"
+FAILURES = "failures.jsonl"
+LOST_JVM = 3
+
+
+def session(work: Path) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    import aion
+
+    builder = (
+        SparkSession.builder.master("local[2,4]")  # a task may fail three times before its query does
+        .appName("aion chaos")
+        .config("spark.driver.memory", "1g")
+        .config("spark.local.dir", str(work / "spark"))
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(work / "warehouse"))
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+    )
+    spark = aion.configure(builder, policy=POLICY, state_dir=str(work / "state")).getOrCreate()
+    spark.sparkContext.setLogLevel("WARN")  # lost tasks are warnings
+    return spark
+
+
+def panes_of(spark: SparkSession, work: Path, query: str) -> DataFrame:
+    import aion
+    from aion import aggregates as A
+
+    reader = spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1)
+    events = reader.parquet(str(work / f"input-{query}")).withWatermark("ts", f"{DELAY_S} seconds")
+    windows = aion.Tumbling(f"{WINDOW_S} seconds")
+    if query == "aggregates":
+        aggregates = {"n": A.count(), "total": A.sum("id"), "low": A.min("id"), "high": A.max("id")}
+        return aion.windowed(events, key="k", time="ts", windows=windows, aggregates=aggregates)
+
+    def seen(key: Any, window: Any, batches: Any) -> dict[str, Any]:
+        ids = [i for batch in batches for i in batch.column("id").to_pylist()]
+        return {"n": len(ids), "total": sum(ids), "digest": digest(ids)}
+
+    schema = "n bigint, total bigint, digest string"
+    return aion.windowed(events, key="k", time="ts", windows=windows, apply=seen, schema=schema, name="apply")
+
+
+def kept_once(folder: Path, columns: tuple[str, ...]) -> Callable[[DataFrame, int], None]:
+    """A sink for ``foreachBatch`` that is idempotent, and tells whether it had to be."""
+    wanted = ["k", "window_start", *columns, "pane", "kind", "events", "late_events"]
+
+    def write(df: DataFrame, batch: int) -> None:
+        from pyspark.sql import functions as F
+
+        rows = df.withColumn("window_start", F.unix_micros("window_start")).select(*wanted).collect()
+        text = "".join(sorted(json.dumps(row.asDict()) + "\n" for row in rows))
+        path = folder / f"{batch:06d}.json"
+        if path.exists():
+            if path.read_text() == text:
+                (folder / f"{batch:06d}.again-{time.time_ns()}").touch()
+                return
+            path = folder / f"{batch:06d}.differs-{time.time_ns()}.json"
+        part = path.with_suffix(".part")
+        part.write_text(text)
+        part.rename(path)
+
+    return write
+
+
+def run(work: Path) -> int:
+    from py4j.protocol import Py4JError
+    from pyspark.errors import StreamingQueryException
+
+    spark = session(work)
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    started = {
+        "application": spark.sparkContext.applicationId,
+        "jvm": jvm.java.lang.ProcessHandle.current().pid(),
+        "driver": os.getpid(),
+    }
+    (work / "started.part").write_text(json.dumps(started))
+    (work / "started.part").rename(work / STARTED)
+
+    def start(query: str) -> Any:
+        folder = work / query
+        folder.mkdir(exist_ok=True)
+        sink = kept_once(folder, COLUMNS[query])
+        writer = panes_of(spark, work, query).writeStream.foreachBatch(sink).queryName(query)
+        return writer.option("checkpointLocation", str(work / f"checkpoint-{query}")).trigger(availableNow=True).start()
+
+    try:
+        running = {query: start(query) for query in COLUMNS}
+        while running:
+            for query, handle in list(running.items()):
+                try:
+                    if handle.awaitTermination(0.1):
+                        del running[query]
+                except StreamingQueryException as error:
+                    with (work / FAILURES).open("a") as out:
+                        out.write(json.dumps({"query": query, "at": time.time(), "error": str(error)}) + "\n")
+                    running[query] = start(query)
+        spark.stop()
+    except (Py4JError, OSError) as error:
+        print(f"the JVM is gone: {type(error).__name__}", file=sys.stderr)
+        return LOST_JVM
+    return 0
+
+
+if __name__ == "__main__":
+    # Not sys.exit: threads that wait for a JVM that is gone would keep the process.
+    code = run(Path(sys.argv[1]).absolute())
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,139 @@
+"""Policies that a user wrote, kept from doing harm: they run in a thread of their own, and not for long.
+
+A policy of one's own (``destage.class``, ``prestage.class``) is asked in the state server. What it raises is logged
+and the built-in policy answers in its place, as it does for one that does not come back. It only ever suggests what
+is to be in memory, so no answer of it can lose anything.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
+
+from policies.destage import DestagePolicy, MemoryView, StandardDestage, Suggestion
+from policies.prestage import Prestage, PrestagePolicy
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MAKING_SECONDS = 20.0
+ANSWER_SECONDS = 1.0
+_SUGGESTIONS = 1_000_000
+_WAITING = 64  # observations that a slow policy may still have before it
+
+
+class Guard:
+    """The thread in which the policies of a user run. Close it; a policy that hangs keeps its thread."""
+
+    def __init__(self, answer_s: float = ANSWER_SECONDS) -> None:
+        self._answer_s = answer_s
+        self._calls: queue.Queue[tuple[Callable[[], Any], Future[Any]] | None] = queue.Queue(_WAITING)
+        self._asked: Future[Any] | None = None
+        self._thread = threading.Thread(target=self._run, name="aion-policy", daemon=True)
+        self._thread.start()
+
+    def make(self, build: Callable[[], T]) -> T:
+        """What importing and calling the user's class gives; raises what that raises, and ValueError if it hangs."""
+        self._asked = future = self._submit(build)
+        try:
+            return future.result(MAKING_SECONDS)
+        except TimeoutError:
+            raise ValueError(f"the policy's class was not made within {MAKING_SECONDS:g} s") from None
+        except (KeyboardInterrupt, SystemExit) as error:  # of the user's module, not of this process
+            raise ValueError(f"the policy's class wants to end the process: {error!r}") from None
+
+    def ask(self, what: str, call: Callable[[], T], otherwise: Callable[[], T]) -> T:
+        """The policy's answer, or if there is none in time ``otherwise``, the built-in one's."""
+        if self._asked is not None and not self._asked.done():
+            return otherwise()  # it still thinks about the question before
+        try:
+            self._asked = future = self._submit(call)
+            wait([future], self._answer_s)
+            if future.done():
+                return future.result()
+            log.error("%s has not answered within %g s: the built-in policy does until then", what, self._answer_s)
+        except BaseException as error:
+            log.error("%s failed, the built-in policy answers instead: %s: %s", what, type(error).__name__, error)
+        return otherwise()
+
+    def tell(self, what: str, call: Callable[[], None]) -> None:
+        """Does not wait; a policy that cannot keep up is not told everything."""
+
+        def logged() -> None:
+            try:
+                call()
+            except BaseException as error:
+                log.error("%s failed: %s: %s", what, type(error).__name__, error)
+
+        try:
+            self._calls.put_nowait((logged, Future()))
+        except queue.Full:
+            log.info("%s cannot keep up", what)
+
+    def close(self) -> None:
+        try:
+            self._calls.put(None, timeout=self._answer_s)
+        except queue.Full:
+            return
+        self._thread.join(self._answer_s)
+
+    def _submit(self, call: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+        self._calls.put((call, future), timeout=self._answer_s)
+        return future
+
+    def _run(self) -> None:
+        while (item := self._calls.get()) is not None:
+            call, future = item
+            try:
+                future.set_result(call())
+            except BaseException as error:  # SystemExit, too: it is this thread's only
+                future.set_exception(error)
+
+
+class GuardedDestage:
+    """A :class:`policies.destage.DestagePolicy` of the user's, with the built-in one behind it."""
+
+    def __init__(self, guard: Guard, name: str, policy: DestagePolicy) -> None:
+        self._guard, self._name, self._policy = guard, name, policy
+        self._built_in = StandardDestage()
+
+    def suggest(self, view: MemoryView) -> list[Suggestion]:
+        def call() -> list[Suggestion]:
+            # Read here, where whatever is wrong with it is the policy's.
+            suggested = itertools.islice(self._policy.suggest(view), _SUGGESTIONS)
+            answer = [Suggestion(s.name, int(s.keep_bytes), str(s.reason)) for s in suggested]
+            for suggestion in answer:
+                hash(suggestion.name)
+            return answer
+
+        return self._guard.ask(f"{self._name}.suggest()", call, lambda: self._built_in.suggest(view))
+
+
+class GuardedPrestage:
+    """A :class:`policies.prestage.PrestagePolicy` of the user's, with the built-in one behind it."""
+
+    def __init__(self, guard: Guard, name: str, policy: PrestagePolicy) -> None:
+        self._guard, self._name, self._policy = guard, name, policy
+        self._built_in = Prestage()
+
+    def start_at_s(self, due_s: float, size_bytes: int, pessimistic_s: float) -> float:
+        def call() -> float:
+            answer = float(self._policy.start_at_s(due_s, size_bytes, pessimistic_s))
+            if not math.isfinite(answer):
+                raise ValueError(f"{answer} is no time")
+            return answer
+
+        return self._guard.ask(
+            f"{self._name}.start_at_s()", call, lambda: self._built_in.start_at_s(due_s, size_bytes, pessimistic_s)
+        )
+
+    def observe(self, size_bytes: int, seconds: float) -> None:
+        self._built_in.observe(size_bytes, seconds)
+        self._guard.tell(f"{self._name}.observe()", lambda: self._policy.observe(size_bytes, seconds))

@@ -1,0 +1,224 @@
+"""The border of the state server: every request is checked here, and nowhere else, before it touches anything.
+
+A request is one JSON object of exactly these fields and types. Whatever becomes the name of a folder or a file is a
+plain name. What does not fit raises RequestError, which says what is wrong with which field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, TypeVar
+
+import pyarrow as pa
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from aion.errors import RequestError
+from state_backends import wire
+from state_backends.block import Block
+from state_backends.manifest import Identity as StateIdentity
+from state_backends.stores import STORES, StoreConfig
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,149}")
+_URI = re.compile(r"[a-z][a-z0-9+.-]*://[^\0]+")
+_MOST: Final = 2**63 - 1
+
+
+def is_plain_name(text: str) -> bool:
+    """Whether a text can be the name of a file or folder, and of nothing elsewhere: no path, and not hidden."""
+    return _PLAIN_NAME.fullmatch(text) is not None
+
+
+def _plain_name(text: str) -> str:
+    if not is_plain_name(text):
+        raise ValueError("is no plain name: letters, digits, '_', '-' and '.', not first a '.'")
+    return text
+
+
+def _place(text: str) -> str:
+    """A folder by its whole path, or a URI; neither with a way up in it."""
+    if _URI.fullmatch(text) is None and not (text.startswith("/") and "\0" not in text):
+        raise ValueError("is neither an absolute path nor a URI")
+    if ".." in text.split("/"):
+        raise ValueError("has '..' in it")
+    return text
+
+
+def _snapshot(value: dict[str, Any]) -> dict[str, Any]:
+    """The operator's; the server knows two fields of it: the number of the next block, and what it counts."""
+    next_seq = value.get("next_seq")
+    if not isinstance(next_seq, int) or isinstance(next_seq, bool) or not 0 <= next_seq <= _MOST:
+        raise ValueError("next_seq is the number of the next block, and must be an integer from 0")
+    if not isinstance(value.get("counters"), dict) or not _are_counts(value["counters"]):
+        raise ValueError("counters must be numbers by name")
+    return value
+
+
+def _are_counts(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_are_counts, value.values()))
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+Name = Annotated[str, AfterValidator(_plain_name)]
+Text = Annotated[str, Field(max_length=1000)]
+Count = Annotated[int, Field(ge=0, le=_MOST)]
+Instant = Annotated[int, Field(ge=-_MOST, le=_MOST)]
+Slices = tuple[Instant, ...]
+Snapshot = Annotated[dict[str, Any], AfterValidator(_snapshot)]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class Request(BaseModel):
+    """Exactly these fields, of exactly these types."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Ping(Request):
+    """``executor_pid``: a process in whose absence the server has no reason to live."""
+
+    executor_pid: Annotated[int, Field(ge=1, le=1 << 22)]
+
+
+class Stats(Request):
+    pass
+
+
+class Identity(Request):
+    """See :class:`state_backends.manifest.Identity`."""
+
+    query: Name
+    operator: Name
+    shard: Annotated[int, Field(ge=0, lt=1 << 31)]
+    shards: Annotated[int, Field(ge=1, lt=1 << 31)]
+    definition: dict[str, Any]
+
+    def known(self) -> StateIdentity:
+        return StateIdentity(self.query, self.operator, self.shard, self.shards, self.definition)
+
+
+class Store(Request):
+    """See :class:`state_backends.stores.StoreConfig`; the policies' arguments are checked by who is made of them."""
+
+    backend: Annotated[str, Field(pattern="|".join(f"^{name}$" for name in STORES))]
+    budget_bytes: Annotated[int, Field(ge=1, le=_MOST)] | None
+    budget_share: Annotated[float, Field(ge=0, le=1)]
+    bucket_limit_bytes: Annotated[int, Field(ge=1, le=_MOST)]
+    keep_fraction: Annotated[float, Field(ge=0, le=1)]
+    prestages: bool
+    blocking: bool
+    io_threads: Annotated[int, Field(ge=1, le=1024)]
+    rate_limit_bytes_per_s: Annotated[int, Field(ge=1, le=_MOST)] | None
+    retain_versions: Annotated[int, Field(ge=1, le=1 << 31)]
+    destage: dict[str, Any]
+    destage_class: Text | None
+    prestage: dict[str, Any]
+    prestage_class: Text | None
+
+    def config(self) -> StoreConfig:
+        return StoreConfig(**{name: getattr(self, name) for name in type(self).model_fields})
+
+
+class Open(Request):
+    """``token``: the version to start from. ``attempt``: the one to make of it. ``session``: this turn at it.
+
+    An attempt that was cut off from its server takes another turn, with another name.
+    """
+
+    identity: Identity
+    token: Name | None
+    attempt: Name
+    session: Name
+    run: Text
+    operator_uid: Text
+    state_dir: Annotated[str, Field(max_length=3000), AfterValidator(_place)]
+    store: Store
+
+
+class _OfSession(Request):
+    session: Name
+
+
+class Put(_OfSession):
+    """Blocks follow, as Arrow batches of ``wire.BLOCKS``."""
+
+
+class Read(_OfSession):
+    slices: Slices
+    blocking: bool
+
+
+class Prestage(_OfSession):
+    slices: Slices
+
+
+class Release(_OfSession):
+    destage: Slices
+    purge: Slices
+
+
+class Commit(_OfSession):
+    """``prestage``: slices that the next attempt is expected to read; ``executions``: bytes and seconds of each."""
+
+    snapshot: Snapshot
+    prestage: Slices
+    executions: tuple[tuple[Count, Seconds], ...]
+
+
+class Abort(_OfSession):
+    pass
+
+
+ACTIONS: Mapping[str, type[Request]] = {
+    "ping": Ping,
+    "stats": Stats,
+    "open": Open,
+    "prestage": Prestage,
+    "release": Release,
+    "commit": Commit,
+    "abort": Abort,
+}
+
+R = TypeVar("R", bound=Request)
+
+
+def action(name: str, body: bytes) -> Request:
+    """The request of an action. Raises RequestError, also for an action that there is not."""
+    kind = ACTIONS.get(name)
+    if kind is None:
+        raise RequestError(f"unknown action {name[:100]!r}; there are {', '.join(ACTIONS)}")
+    return parse(kind, body, name)
+
+
+def parse(kind: type[R], body: bytes | None, what: str) -> R:
+    """A request out of JSON. Raises RequestError."""
+    try:
+        return kind.model_validate_json(body or b"")
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(str(part) for part in first["loc"])[:200]
+        raise RequestError(f"{what}: {where + ': ' if where else ''}{first['msg'][:300]}") from None
+
+
+def blocks(message: pa.RecordBatch | None, after: int) -> list[tuple[int, bool, Block]]:
+    """The blocks of a message; they are numbered in the order of arrival, from above ``after``.
+
+    Raises RequestError, CorruptBlock, FormatError.
+    """
+    if message is None:
+        raise RequestError("put: a message without blocks")
+    if message.schema != wire.BLOCKS:
+        raise RequestError("put: the columns are not those of blocks")
+    if any(column.null_count for column in message.columns):
+        raise RequestError("put: a block, or what belongs to it, is null")
+    found = list(wire.unpack(message))
+    _check_order((seq for seq, _, _ in found), after)
+    return found
+
+
+def _check_order(seqs: Iterable[int], after: int) -> None:
+    for seq in seqs:
+        if seq <= after:
+            raise RequestError(f"put: block {seq} comes after block {after}; numbers only grow")
+        after = seq

@@ -1,0 +1,231 @@
+"""The life of the state server: one per application, gone with its executors, replaced when it dies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from aion import errors
+from state_backends import processes, server_folder
+from state_backends.client import StateClient, runtime_dir
+from state_backends.server_folder import LEASE, SOCKET, Lease
+from tests.server.conftest import (
+    STORE,
+    Connect,
+    Executor,
+    block,
+    is_over,
+    kill,
+    open_shard,
+    server_of,
+    snapshot,
+    values,
+    wait_until,
+)  # fmt: skip
+
+
+def test_of_many_that_start_one_it_is_the_same_one(application: str, executor: Executor) -> None:
+    script = (
+        "import sys; from state_backends.client import StateClient\n"
+        "client = StateClient.connect(sys.argv[1], watch_pid=int(sys.argv[2]))\n"
+        "print(client.act('ping', {'executor_pid': int(sys.argv[2])})['pid'])\n"
+        "client.close()"
+    )
+    command = [sys.executable, "-c", script, application, str(executor.pid)]
+
+    def start(_: int) -> str:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    with ThreadPoolExecutor(4) as pool:
+        pids = list(pool.map(start, range(4)))
+    assert set(pids) == {str(server_of(application).pid)}
+
+
+def test_it_ends_with_its_executor_and_leaves_nothing(
+    application: str, executor: Executor, connect: Connect, tmp_path: Path
+) -> None:
+    session = open_shard(connect(), tmp_path, None, "t1")
+    session.append([(0, False, block(1, 2))])
+    session.commit(snapshot(1))
+    server, folder = server_of(application), runtime_dir(application)
+    assert list((tmp_path / ".live").iterdir())
+    executor.kill()
+    executor.wait()
+    wait_until(lambda: is_over(server))
+    assert not folder.exists()
+    assert not (folder.parent / f"{folder.name}.lock").exists()
+    assert not (tmp_path / ".live").exists()
+
+
+def test_it_lives_as_long_as_any_of_its_executors(application: str, executor: Executor, connect: Connect) -> None:
+    client = connect()
+    server = server_of(application)
+    second = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert second.stdin is not None
+    client.act("ping", {"executor_pid": second.pid})
+    executor.kill()
+    executor.wait()
+    for _ in range(3):
+        assert client.act("ping", {"executor_pid": second.pid}) == {"pid": server.pid}
+    with second.stdin:
+        second.stdin.write(b"\n")
+    second.wait()
+    wait_until(lambda: is_over(server))
+
+
+def test_one_that_is_told_to_end_does_so_cleanly(application: str, connect: Connect, tmp_path: Path) -> None:
+    open_shard(connect(), tmp_path, None, "t1").append([(0, False, block(1))])
+    server = server_of(application)
+    os.kill(server.pid, signal.SIGTERM)
+    wait_until(lambda: is_over(server))
+    assert not runtime_dir(application).exists()
+    assert not (tmp_path / ".live").exists()
+
+
+def test_one_that_was_killed_is_replaced_and_its_shards_come_back(
+    application: str, executor: Executor, connect: Connect, tmp_path: Path
+) -> None:
+    session = open_shard(connect(), tmp_path, None, "t1")
+    session.append([(0, False, block(1, 2)), (1, True, block(3, slice_us=10))])
+    session.commit(snapshot(2))
+    first = kill(application)
+    assert StateClient.find(application, watch_pid=executor.pid) is None
+    session = open_shard(connect(), tmp_path, "t1", "t2")
+    assert server_of(application) != first
+    assert session.snapshot == snapshot(2)
+    assert values(session, 0, 10) == [1, 2, 3]
+    # What the killed one left of RocksDB's own files is gone.
+    assert [p.name.split("-")[1] for p in (tmp_path / ".live").iterdir()] == [str(server_of(application).pid)]
+
+
+def test_a_second_one_in_the_same_folder_gives_up(application: str, executor: Executor, connect: Connect) -> None:
+    client = connect()
+    server, folder = server_of(application), runtime_dir(application)
+    command = [sys.executable, "-m", "state_backends.server", "--dir", str(folder), "--watch", str(executor.pid)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"ServerError: another state server lives in {folder}\n")
+    assert client.act("ping", {"executor_pid": executor.pid}) == {"pid": server.pid}
+
+
+@pytest.mark.parametrize("gone", ["the socket", "the folder"])
+def test_one_that_nobody_can_find_any_more_ends_and_is_replaced(
+    application: str, connect: Connect, tmp_path: Path, gone: str
+) -> None:
+    session = open_shard(connect(), tmp_path, None, "t1")
+    session.append([(0, False, block(1))])
+    first, folder = server_of(application), runtime_dir(application)
+    if gone == "the socket":
+        (folder / SOCKET).unlink()
+    else:
+        shutil.rmtree(folder)
+    values_before = values(session, 0)  # who is connected is served, by the one or by the other
+    wait_until(lambda: is_over(first))
+    second = connect()
+    assert server_of(application) != first
+    assert values_before == values(session, 0) == [1]
+    session.commit(snapshot(1))
+    assert values(open_shard(second, tmp_path, "t1", "t2"), 0) == [1]
+
+
+def test_one_that_ends_late_leaves_its_successor_alone(application: str, executor: Executor, connect: Connect) -> None:
+    folder = runtime_dir(application)
+    with server_folder.elected(folder):
+        folder.mkdir(mode=0o700)
+    lease = Lease(folder)  # of one that ends
+    shutil.rmtree(folder)
+    client = connect()  # another moved in
+    server_folder.leave(folder, lease)
+    lease.close()
+    assert client.act("ping", {"executor_pid": executor.pid}) == {"pid": server_of(application).pid}
+
+
+def test_a_folder_that_a_dead_application_left_is_swept_by_the_next_server(connect: Connect) -> None:
+    dead = runtime_dir(f"dead-{uuid.uuid4()}")
+    with server_folder.elected(dead):
+        dead.mkdir(mode=0o700)
+        (dead / SOCKET).touch()
+        (dead / "pid").write_text("1")  # a number that has become another process's
+        (dead / LEASE).write_text("1-0-0")
+    connect()
+    assert not dead.exists()
+    assert not (dead.parent / f"{dead.name}.lock").exists()
+
+
+def test_a_stale_lock_and_folder_do_not_keep_a_server_from_starting(
+    application: str, executor: Executor, connect: Connect
+) -> None:
+    folder = runtime_dir(application)
+    with server_folder.elected(folder):
+        folder.mkdir(mode=0o700)
+    me = processes.me()
+    for name in (SOCKET, "pid", "log"):
+        (folder / name).write_text(str(os.getpid()))
+    (folder / LEASE).write_text(str(me))  # claims that this very process is the server; nobody holds the lock
+    assert connect().act("ping", {"executor_pid": executor.pid}) == {"pid": server_of(application).pid}
+    assert server_of(application) != me
+
+
+def test_a_number_that_has_become_another_process_is_not_killed() -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert bystander.stdin is not None
+    with bystander.stdin:
+        now = processes.find(bystander.pid)
+        assert now is not None
+        assert processes.kill(now._replace(started=now.started - 1), 1.0)  # that one is over: nothing to do
+        assert processes.is_alive(now)
+        assert not processes.is_alive(now._replace(started=now.started - 1))
+        assert processes.kill(now, 30.0)
+    assert bystander.wait() == -signal.SIGKILL
+    assert processes.find(bystander.pid) is None
+
+
+def test_who_waits_for_a_starter_that_stands_still_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "place" / "app"
+    with (
+        server_folder.elected(folder),
+        pytest.raises(errors.ServerError, match=r"somebody else has held .*app\.lock for 0\.1 s"),
+        server_folder.elected(folder, patience_s=0.1),
+    ):
+        raise AssertionError("two are elected")
+
+
+def test_a_server_that_cannot_start_says_why(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    (tmp_path / "state_backends").mkdir()
+    (tmp_path / "state_backends" / "__init__.py").write_text("raise ImportError('a broken installation')")
+    application = f"test-{uuid.uuid4()}"
+    with pytest.raises(errors.ServerError, match=r"did not start \(exit code 1\)(.|\n)*a broken installation"):
+        StateClient.connect(application, watch_pid=executor.pid)
+    server_folder.sweep(runtime_dir(application).parent)
+
+
+def test_an_attempt_that_is_superseded_is_told(connect: Connect, tmp_path: Path) -> None:
+    client = connect()
+    zombie = open_shard(client, tmp_path, None, "t1")
+    zombie.append([(0, False, block(1))])
+    winner = open_shard(client, tmp_path, None, "t2")
+    with pytest.raises(errors.SessionSuperseded, match="t1 is over"):
+        zombie.commit(snapshot(1))
+    with pytest.raises(errors.SessionSuperseded):
+        zombie.append([(1, False, block(2))])
+    winner.append([(0, False, block(5))])
+    assert values(winner, 0) == [5]
+
+
+def test_blocks_larger_than_a_message_come_back_whole(connect: Connect, tmp_path: Path) -> None:
+    client = connect()
+    session = open_shard(client, tmp_path, None, "t1")
+    large = [block(*range(n * 1000, n * 1000 + 400_000)) for n in range(5)]
+    session.append((seq, False, b) for seq, b in enumerate(large))
+    assert values(session, 0) == [v for n in range(5) for v in range(n * 1000, n * 1000 + 400_000)]
+    assert client.stats()["m_bucket_bytes"] <= STORE.budget_bytes
