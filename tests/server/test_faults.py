@@ -288,11 +288,13 @@ def test_rocksdb_that_refuses_to_write_after_a_full_disk_is_opened_anew(
         manifest = max(p.stat().st_size for p in (tmp_path / ".live").rglob("MANIFEST-*"))
         largest = max(p.stat().st_size for p in tmp_path.rglob("*.sst"))
     attempt.commit(snapshot(seq))
-    with limited(server_of(application).pid, psutil.RLIMIT_FSIZE, manifest + 20):
-        with pytest.raises(errors.DiskError, match=r"File too large"):
-            attempt = open_shard(client, tmp_path, "t1", "failing")
-            attempt.append([(seq, True, block(seq, slice_us=seq))])
-            attempt.commit(snapshot(seq + 1))
+    with (
+        limited(server_of(application).pid, psutil.RLIMIT_FSIZE, manifest + 20),
+        pytest.raises(errors.DiskError, match=r"File too large"),
+    ):
+        attempt = open_shard(client, tmp_path, "t1", "failing")
+        attempt.append([(seq, True, block(seq, slice_us=seq))])
+        attempt.commit(snapshot(seq + 1))
     attempt = open_shard(client, tmp_path, "t1", "again")
     attempt.append([(seq, True, block(seq, slice_us=seq))])
     attempt.commit(snapshot(seq + 1))
