@@ -8,7 +8,6 @@ import random
 import re
 import resource
 import shutil
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +16,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from aion.errors import CorruptState, StateError
 from policies.destage import StandardDestage
@@ -968,136 +964,3 @@ def test_a_damaged_file_never_gives_a_wrong_block(make: Callable[..., Rig]) -> N
     rig.store.close()
     path.write_bytes(data)
     rig.reopen([file])
-
-
-# -- everything in any order --------------------------------------------------------------------------------
-
-
-class StoreMachine(RuleBasedStateMachine):
-    """A store against a dict, with a disk that may break and versions to go back to."""
-
-    def __init__(self, kind: str, keep: float) -> None:
-        super().__init__()
-        self.temporary = tempfile.TemporaryDirectory(prefix="aion-test-")
-        self.rig = Rig(kind, Path(self.temporary.name), budget=12 * KIB, bucket_limit=4 * KIB, keep=keep)
-        self.live: dict[int, int] = {}  # seq -> slice
-        self.next_seq = 0
-        self.known: dict[int, SstFile] = {}
-        # The last version: its files, its purged slices, its blocks, its next seq, and its blocks' contents.
-        self.version: Any = ([], frozenset(), {}, 0, {})
-        self.generation = 0
-        self.broken = self.was_broken = False
-
-    slices = st.integers(0, 4)
-
-    def slice_us(self, number: int) -> int:
-        """Purged slices never come back: the numbers that were purged have new names."""
-        return number * 1000 + self.generation
-
-    def live_slices(self) -> list[int]:
-        return sorted(set(self.live.values()))
-
-    @rule(number=slices, late=st.booleans(), size=st.sampled_from([0, 900, 3000]), count=st.integers(1, 4))
-    def append(self, number: int, late: bool, size: int, count: int) -> None:
-        for _ in range(count):
-            self.rig.append((self.next_seq, self.slice_us(number)), late=late, size=size)
-            self.live[self.next_seq] = self.slice_us(number)
-            self.next_seq += 1
-
-    @rule(data=st.data(), blocking=st.booleans())
-    def read(self, data: st.DataObject, blocking: bool) -> None:
-        chosen = data.draw(st.lists(st.sampled_from([*self.live_slices(), -1])))
-        expected = sorted((s, seq) for seq, s in self.live.items() if s in chosen)
-        assert self.rig.read(*chosen, blocking=blocking) == [seq for _, seq in expected]
-
-    @rule(data=st.data())
-    def prestage(self, data: st.DataObject) -> None:
-        self.rig.store.prestage(data.draw(st.lists(st.sampled_from([*self.live_slices(), -1]), unique=True)))
-
-    @precondition(lambda self: self.live)
-    @rule(data=st.data(), until=st.integers(0, 3))
-    def read_half_way(self, data: st.DataObject, until: int) -> None:
-        reader = self.rig.store.read(data.draw(st.lists(st.sampled_from(self.live_slices()), min_size=1)))
-        for stored, _ in zip(reader, range(until), strict=False):
-            self.rig.check(stored)
-        reader.close()  # type: ignore[attr-defined]
-
-    @rule(data=st.data())
-    def destage(self, data: st.DataObject) -> None:
-        self.rig.store.destage(data.draw(st.lists(st.sampled_from([*self.live_slices(), -1]), unique=True)))
-
-    @rule()
-    def flush(self) -> None:
-        self.rig.store.flush()
-
-    @rule()
-    def settle(self) -> None:
-        self.rig.settle()
-
-    @rule(data=st.data())
-    def purge(self, data: st.DataObject) -> None:
-        self.forget(data.draw(st.lists(st.sampled_from([*self.live_slices(), -1]), max_size=2, unique=True)))
-
-    def forget(self, slices: list[int]) -> None:
-        self.rig.store.purge(slices)
-        self.live = {seq: s for seq, s in self.live.items() if s not in slices}
-        self.generation += 1
-
-    @rule(data=st.data())
-    def commit(self, data: st.DataObject) -> None:
-        """As a shard commits: what is dead need not be written, and is purged when the rest is."""
-        dead = data.draw(st.lists(st.sampled_from([*self.live_slices(), -1]), max_size=2, unique=True))
-        try:
-            files = self.rig.store.persist(skip=dead)
-        except OSError:
-            assert self.broken
-            return
-        self.known |= {f.file_no: f for f in files}
-        self.forget(dead)
-        holds = self.rig.store.files()
-        purged = frozenset(s for slices in holds.values() for s, n in slices.items() if not n)
-        contents = dict(self.rig.blocks)
-        self.version = ([self.known[no] for no in sorted(holds)], purged, dict(self.live), self.next_seq, contents)
-
-    @precondition(lambda self: not self.broken)
-    @rule()
-    def rollback(self) -> None:
-        self.next_seq = self.version[3]
-        self.rig.store.rollback(self.next_seq)
-        self.live = {seq: s for seq, s in self.live.items() if seq < self.next_seq}
-
-    @precondition(lambda self: not self.broken)
-    @rule()
-    def crash(self) -> None:
-        files, purged, live, self.next_seq, contents = self.version
-        self.rig.reopen(files, purged)
-        self.live, self.rig.blocks = dict(live), dict(contents)
-        self.generation += 1
-
-    @rule()
-    def break_or_heal(self) -> None:
-        self.rig.settle()
-        (self.rig.heal_disk if self.broken else self.rig.break_disk)()
-        self.broken, self.was_broken = not self.broken, True
-
-    @invariant()
-    def agrees(self) -> None:
-        store = self.rig.store
-        store.validate()  # type: ignore[attr-defined]
-        stats = store.stats()
-        total = sum(self.rig.blocks[seq].size_bytes for seq in self.live)
-        assert stats.blocks == len(self.live)
-        assert max(stats.m_bucket_bytes, stats.p_bucket_bytes) <= total <= stats.m_bucket_bytes + stats.disk_only_bytes
-        if self.rig.kind == "tiered" and not self.was_broken:
-            assert self.rig.budget.peak_bytes <= 12 * KIB + 3 * KIB + 100
-
-    def teardown(self) -> None:
-        expected = [seq for _, seq in sorted((s, seq) for seq, s in self.live.items())]
-        assert self.rig.read(*self.live_slices()) == expected
-        self.rig.close()
-        self.temporary.cleanup()
-
-
-@pytest.mark.parametrize(("kind", "keep"), [*((kind, 0.0) for kind in STORES), ("tiered", 0.3)])
-def test_any_order_of_events(kind: str, keep: float) -> None:
-    run_state_machine_as_test(lambda: StoreMachine(kind, keep), settings=settings(stateful_step_count=40))
