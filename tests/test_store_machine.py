@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -647,21 +645,12 @@ KINDS: dict[str, tuple[str, dict[str, Any], float]] = {
 }
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory, if the system can: thousands of commits wait for the device otherwise, which tells nothing here."""
-    shared = Path("/dev/shm")
-    usable = shared.is_dir() and os.access(shared, os.W_OK)
-    with tempfile.TemporaryDirectory(prefix="aion-test-", dir=shared if usable else tmp_path) as name:
-        yield Path(name)
-
-
 @pytest.mark.timeout(900)  # should it fail, the example is made small
 @pytest.mark.parametrize("which", KINDS)
-def test_any_order_of_events(which: str, folder: Path) -> None:
+def test_any_order_of_events(which: str, quick_folder: Path) -> None:
     kind, options, share = KINDS[which]
     numbers = itertools.count()
     run_state_machine_as_test(
-        lambda: StoreMachine(kind, folder / str(next(numbers)), **options),
+        lambda: StoreMachine(kind, quick_folder / str(next(numbers)), **options),
         settings=settings(max_examples=max(1, int(settings.default.max_examples * share)), stateful_step_count=60),
     )
