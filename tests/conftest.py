@@ -48,3 +48,12 @@ def _nothing_is_left_behind(_folders: list[Path]) -> Iterator[None]:
     assert _threads() <= threads, "a thread of Aion's outlives the test"
     left = [f for f in _folders[known:] if f.name.startswith("aion-local-") and f.exists()]
     assert not left, "a folder of a LocalOperator outlives the test"
+
+
+@pytest.fixture
+def quick_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, if the system has such: for tests with thousands of commits, which say nothing of devices."""
+    shared = Path("/dev/shm")
+    usable = shared.is_dir() and os.access(shared, os.W_OK)
+    with tempfile.TemporaryDirectory(prefix="aion-test-", dir=shared if usable else tmp_path) as name:
+        yield Path(name)

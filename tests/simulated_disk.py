@@ -20,8 +20,7 @@ KINDS = {"write": "write", "fetch": "read", "adopt": "read", "drop": "drop"}
 
 
 class Disk:
-    """``hold`` stops the I/O thread at its next step, ``step`` lets it take one
-    if it waits for that, ``go`` all that come.
+    """``hold`` stops the I/O thread at its next step; ``step`` lets one that is stopped take one, ``go`` all that come.
 
     What is in ``failing`` ("write", "read", "drop") raises OSError after ``fails_after`` more steps of that kind.
     ``cut``: the power is off. Every step fails, and nothing tidies up what was half done.

@@ -56,7 +56,7 @@ class Host:
         block_bytes: int = 600,
     ) -> None:
         self.kind, self.folder, self.retain, self.limits = kind, folder, retain, limits
-        self.budget, self.block_bytes = budget, block_bytes
+        self.budget_bytes, self.block_bytes = budget, block_bytes
         self.blocks: dict[bytes, int] = {}
         self.attempts = 0
         self.start()
@@ -73,8 +73,8 @@ class Host:
 
     def make_store(self, p_bucket: PBucket) -> Any:
         store = STORES["tiered" if self.kind == "remote" else self.kind]
-        options: dict[str, Any] = {"bucket_limit_bytes": self.budget // 2, "limits": self.limits}
-        return store(p_bucket, self.io, MemoryBudget(self.budget), **options)
+        options: dict[str, Any] = {"bucket_limit_bytes": self.budget_bytes // 2, "limits": self.limits}
+        return store(p_bucket, self.io, MemoryBudget(self.budget_bytes), **options)
 
     def stop(self) -> None:
         self.shard.close()

@@ -630,28 +630,6 @@ def test_persist_returns_the_files_that_are_new(rig: Rig) -> None:
     }
 
 
-def test_persist_is_over_when_it_is_over_also_if_it_fails(make: Callable[..., Rig]) -> None:
-    rig, disk = make("tiered"), Disk()
-    rig.store.close()
-    rig.store = rig.open(disk)
-    disk.hold()
-    rig.append((0, 0), late=True)
-    rig.store.flush()
-    rig.append((1, 0))
-    persisting = Job(rig.store.persist)
-    at_rest(rig.io, disk, [persisting])
-    disk.fail({"write"})
-    disk.step()
-    at_rest(rig.io, disk, [persisting])
-    assert persisting.is_alive(), "the first file failed, and the second is still to be written"
-    disk.fail(())
-    disk.go()
-    persisting.join(PATIENCE)
-    assert isinstance(persisting.error, OSError)
-    assert rig.read(0) == [0, 1]
-    assert len(rig.store.persist()) == 2, "the second file, and the first one again"
-
-
 def test_slices_that_are_about_to_be_purged_need_not_be_written(make: Callable[..., Rig]) -> None:
     for kind in ("memory", "tiered"):
         rig = make(kind)
@@ -1071,6 +1049,13 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def destage(self, data: st.DataObject) -> None:
         self.rig.store.destage(data.draw(st.lists(st.sampled_from([*self.live_slices(), -1]), unique=True)))
+
+    @rule(keep=st.sampled_from([0, 1500]), some=st.booleans())
+    def press(self, keep: int, some: bool) -> None:
+        """Memory pressure: windows leave memory, one or all of them, but for their first bytes."""
+        views = sorted(self.rig.store.views(), key=lambda view: -view["m_bytes"])
+        for view in views[:1] if some else views:
+            self.rig.store.shrink(view["name"], keep)
 
     @rule()
     def flush(self) -> None:
