@@ -325,6 +325,8 @@ class Host:
         live_root = self._live[live].path
         self._check_hands(state_dir, identity, live_root)
         name = f"shard-{identity.shard:05d}"
+        for part in (state_dir / identity.query / identity.operator / name).glob("*/*.part"):
+            part.unlink(missing_ok=True)  # of a server that was killed while it wrote
         io, prestage = self._io, self._prestage
         assert io is not None
 
