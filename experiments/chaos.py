@@ -264,7 +264,7 @@ class Round:
 
     def _wait_for_moment(self, child: Child) -> bool:
         """Some batches, and some part of one; False when there is no more to come."""
-        wanted = child.batches() + self.rng.randint(1, 3)
+        wanted = child.batches() + self.rng.randint(0, 2)
         moment_s = self.rng.random()
         while child.batches() < wanted:
             if child.process.poll() is not None or child.batches() >= 2 * (self.files - 2):
@@ -300,7 +300,7 @@ class Round:
         while child.process.poll() is None and not child.is_lost:
             child.note_progress()
             came = [now - then for now, then in zip(child.by_query(), behind, strict=True)]
-            if min(came) > 0 or max(came) > 2:  # one of them may be at its end
+            if min(came) > 0 or max(came) > 1:  # one of them may be at its end
                 break
             time.sleep(0.01)
         fault.next_batch_s = time.monotonic() - begin

@@ -40,7 +40,7 @@ _INHERITED = frozenset(
     {"HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONHOME", "PYTHONPATH", "SHELL",
      "SPARK_LOCAL_DIRS", "SSL_CERT_DIR", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV",
      "CLASSPATH", "JAVA_HOME", "KRB5CCNAME", "KRB5_CONFIG",
-     "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"}
+     "OMP_NUM_THREADS", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"}
 )  # fmt: skip
 _INHERITED_PREFIXES = ("ARROW_", "AWS_", "AZURE_", "GOOGLE_", "HADOOP_", "LC_", "LIBHDFS", "MALLOC_")
 

@@ -159,8 +159,10 @@ def serve(folder: Path, watch: Watch, stop: threading.Event) -> None:
         ending.start()
         ending.join(ENDING_SECONDS)
     finally:
-        with contextlib.suppress(AionError):
+        try:
             host.close()
+        except Exception:
+            log.exception("not everything could be closed")
         server_folder.leave(folder, lease)
         lease.close()
 

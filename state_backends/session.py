@@ -23,6 +23,7 @@ from state_backends.store import StoredBlock
 
 REPLAY_BYTES = 64 << 20
 TURNS = 4
+ABORT_SECONDS = 10.0
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -48,7 +49,7 @@ class Connection(Protocol):
     replay_bytes_left: int
     """What sessions may still keep, together."""
 
-    def act(self, name: str, request: dict[str, Any]) -> Any: ...
+    def act(self, name: str, request: dict[str, Any], timeout: float | None = None) -> Any: ...
     def put(self, session: str, blocks: Iterable[tuple[int, bool, Block]]) -> None: ...
     def get(self, session: str, slices: Sequence[int], *, blocking: bool) -> Iterator[StoredBlock]: ...
     def reconnect(self, seen: int) -> None: ...
@@ -136,7 +137,8 @@ class RemoteSession:
     def abort(self) -> None:
         self._forget()
         with contextlib.suppress(ServerError):
-            self._client.act("abort", {"session": self._session})
+            # It need not succeed: whoever opens the shard next undoes what is not committed.
+            self._client.act("abort", {"session": self._session}, ABORT_SECONDS)
 
     # -- another turn -------------------------------------------------------------------------------------
 
