@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -21,6 +22,7 @@ from enum import IntEnum
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 Steps = Generator[int, None, T]
 """Steps of I/O: each yields the bytes it moved; the generator's return value is the request's result."""
@@ -117,6 +119,7 @@ class IoThread:
         self._capacity = capacity
         self._rate = rate_limit
         self._background_from = 0.0
+        self._cancelled: list[Steps[Any]] = []  # to be closed
         self.stats = IoStats()
         self._threads = [
             threading.Thread(target=self._run, name=f"{name}-{i}" if i else name, daemon=True) for i in range(threads)
@@ -163,19 +166,28 @@ class IoThread:
         while True:
             with self._wake:
                 request = self._next()
-                if request is None:
+                cancelled, self._cancelled = self._cancelled, []
+                if request is not None:
+                    self._begin(request)
+                elif not cancelled:
                     return
-                request.running = True
-                stats = self.stats.by_priority[request.priority.name.lower()]
-                if request.queued_at is not None:
-                    waited = self._clock() - request.queued_at
-                    request.queued_at = None
-                    stats.waited_s += waited
-                    stats.longest_wait_s = max(stats.longest_wait_s, waited)
-            self._step(request)
+            # Without the lock: what they clean up may take one under which somebody submits.
+            for steps in cancelled:
+                _close(steps)
+            if request is not None:
+                self._step(request)
+
+    def _begin(self, request: Request[Any]) -> None:
+        request.running = True
+        if request.queued_at is not None:
+            waited = self._clock() - request.queued_at
+            request.queued_at = None
+            stats = self.stats.by_priority[request.priority.name.lower()]
+            stats.waited_s += waited
+            stats.longest_wait_s = max(stats.longest_wait_s, waited)
 
     def _next(self) -> Request[Any] | None:
-        """The most urgent request that may run now; None when closed and done. Holds the lock."""
+        """The most urgent request that may run now; None when closed and done, or to clean up. Holds the lock."""
         while True:
             while self._heap:
                 priority, _, request = self._heap[0]
@@ -186,11 +198,13 @@ class IoThread:
                     continue
                 delay = self._background_from - self._clock() if priority in _BACKGROUND else 0.0
                 if delay > 0 and not self._closed:
+                    if self._cancelled:
+                        return None
                     self._wake.wait(delay)
                     continue
                 heapq.heappop(self._heap)
                 return request
-            if self._closed:
+            if self._closed or self._cancelled:
                 return None
             self._wake.wait()
 
@@ -228,6 +242,14 @@ class IoThread:
                     outcome()
 
     def _finished(self, request: Request[Any]) -> None:
-        request.steps.close()
+        if request.future.cancelled():
+            self._cancelled.append(request.steps)
         self.stats.queued -= 1
         self._room.notify_all()
+
+
+def _close(steps: Steps[Any]) -> None:
+    try:
+        steps.close()
+    except Exception:
+        log.exception("cleaning up a cancelled request failed")

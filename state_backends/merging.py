@@ -25,7 +25,7 @@ from state_backends.retention import MERGED
 from state_backends.staging import StagedReads
 from state_backends.store import SstFile
 
-OVERDUE_COMMITS = 4
+OVERDUE_COMMITS = 16
 """A merge that did not end within so many commits takes its turn among their writes."""
 log = logging.getLogger(__name__)
 

@@ -394,6 +394,9 @@ def test_a_fault_at_any_call(
                     assert str(folder) in str(error) and os.strerror(code) in str(error)
                 finally:
                     faults.over()
+            if how != "on":
+                made = {str(token) for token in story.tokens}
+                assert story.host.manifests() <= made, "what failed does not look like a version"
             whole_after(story, every_version=nth % 7 == 1)
         except BaseException as error:
             error.add_note(f"call {nth} failed: {faults.failed[:1]}")

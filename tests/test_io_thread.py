@@ -223,6 +223,57 @@ def test_what_is_cancelled_between_two_steps_takes_no_further_one(io: IoThread) 
     assert result(io.submit(Priority.READ, note([], "alive"))) == "alive"
 
 
+def test_what_is_cancelled_may_clean_up_under_a_lock_of_who_submits(io: IoThread) -> None:
+    """A store submits under its lock, and takes back under it what is not wanted any more."""
+    lock, inside, go_on, cleaning = threading.Lock(), threading.Event(), threading.Event(), threading.Event()
+
+    def long() -> Steps[Any]:
+        try:
+            inside.set()
+            assert go_on.wait(PATIENCE)
+            yield 0
+        finally:
+            cleaning.set()
+            if lock.acquire(timeout=PATIENCE):
+                lock.release()
+
+    submitted: list[Request[Any]] = []
+
+    def submitting() -> None:
+        assert cleaning.wait(PATIENCE)
+        submitted.append(io.submit(Priority.READ, note([], "another")))
+        lock.release()
+
+    request = io.submit(Priority.DESTAGE, long())
+    assert inside.wait(PATIENCE)
+    io.submit(Priority.READ, cancelling(request))
+    lock.acquire()
+    submitter = threading.Thread(target=submitting, daemon=True)
+    submitter.start()
+    go_on.set()
+    submitter.join(PATIENCE / 2)
+    assert not submitter.is_alive(), "each waits for the other"
+    assert result(submitted[0]) == "another"
+
+
+def test_a_clean_up_that_fails_does_not_end_the_thread(io: IoThread) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def clumsy() -> Steps[Any]:
+        try:
+            inside.set()
+            assert go_on.wait(PATIENCE)
+            yield 0
+        finally:
+            raise ValueError("while cleaning up")
+
+    request = io.submit(Priority.DESTAGE, clumsy())
+    assert inside.wait(PATIENCE)
+    io.submit(Priority.READ, cancelling(request))
+    go_on.set()
+    assert result(io.submit(Priority.MAINTENANCE, note([], "next"))) == "next"
+
+
 def cancelling(request: Request[Any]) -> Steps[None]:
     request.cancel()
     yield 0

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import state_backends.checkpoint as checkpoint
+import state_backends.p_bucket as p_bucket
 from aion.errors import CorruptBlock
 from state_backends.block import Block
 from state_backends.compaction import Limits
@@ -385,6 +386,26 @@ def test_closing_gives_up_a_merge(rig: Rig, make: Callable[..., Rig]) -> None:
     half_way.store = half_way.open()
 
 
+def test_closing_while_a_merge_ends_leaves_no_file(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, sync = rig.durable(), p_bucket.sync
+    closing = threading.Thread(target=rig.store.close)
+    stopped = threading.Event()
+    stop = rig.store._stop_merging  # type: ignore[attr-defined]
+    rig.store._stop_merging = lambda: (stop(), stopped.set())  # type: ignore[attr-defined]
+
+    def closes(path: Path) -> None:
+        sync(path)
+        closing.start()
+        assert stopped.wait(PATIENCE)
+
+    monkeypatch.setattr(p_bucket, "sync", closes)
+    rig.store.compact(rig.store.files())
+    rig.settle()
+    closing.join(PATIENCE)
+    assert rig.durable() == before
+    rig.store = rig.open()
+
+
 def test_a_store_without_versions_lets_go_of_what_was_merged_at_once(tmp_path: Path) -> None:
     rig = Rig("rocksdb", tmp_path, limits=LIMITS)
     rig.store.close()
@@ -515,6 +536,21 @@ def test_what_no_version_named_before_a_crash_is_an_orphan_that_is_deleted(hosts
     assert everything(crashed, tokens[-1]) == [*range(12)]
     left = {p.name for kind in ("files", "manifests") for p in (crashed.folder / "state" / kind).glob("*")}
     assert left.isdisjoint({orphan.name, part.name, half.name})
+
+
+def test_a_file_of_which_nothing_is_in_the_version_is_deleted_with_the_commit(hosts: Callable[..., Host]) -> None:
+    host = hosts()
+    token = host.commit(None, (0, 0))
+    attempt, _ = host.open(token)
+    host.append(attempt, (1, 10), late=True)
+    host.shard.destage(attempt, [10])
+    assert host.shard.store is not None
+    host.shard.store.flush()
+    settle(host)
+    assert len(host.files()) == 2
+    host.shard.purge(attempt, [10])
+    host.shard.commit(attempt, {"next_seq": 2})
+    assert host.files() == named(host, attempt)
 
 
 def test_old_versions_are_looked_into_once(hosts: Callable[..., Host], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -872,8 +872,9 @@ def test_when_memory_is_full_and_the_disk_takes_nothing_no_more_is_kept(make: Ca
 def test_a_disk_that_fails_is_not_asked_with_every_block(make: Callable[..., Rig]) -> None:
     rig = make("rocksdb", budget=64 * KIB)
     rig.break_disk()
-    rig.append(*((seq, 0) for seq in range(60)), size=KIB)
-    rig.settle()
+    for seq in range(60):
+        rig.append((seq, 0), size=KIB)
+        rig.settle()
     assert 1 < rig.store.stats().failed_writes <= 9, "once for each eighth of the budget"
     rig.heal_disk()
     rig.store.flush()
