@@ -85,8 +85,8 @@ def storage(kind: str, folder: Path) -> Iterator[Storage]:
 def measure_records(records: int, seed: int, folder: Path, measured: int = 40) -> dict[str, Any]:
     """Costs of reading a value and of writing an aggregate, the number of buckets they suggest, and what it brings.
 
-    Times are of the processor. ``records``: in one window. ``measured``: how many records are timed, after a window full of them. Raises
-    AssertionError where two designs differ.
+    Times are of the processor. ``records``: in one window. ``measured``: how many records are timed, after a window
+    full of them. Raises AssertionError where two designs differ.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
