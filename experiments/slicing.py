@@ -60,7 +60,8 @@ def slicing(
     console.print()
     for table in slicing_report.tables(results, settings, record.get("records")):
         console.print(table)
-    console.print(slicing_report.remarks(settings), highlight=False)
+    if results:
+        console.print(slicing_report.remarks(settings), highlight=False)
     paths = slicing_report.write(out, record, results, settings)
     console.print("written: " + ", ".join(str(path) for path in paths), highlight=False, soft_wrap=True)
 

@@ -85,8 +85,8 @@ def storage(kind: str, folder: Path) -> Iterator[Storage]:
 def measure_records(records: int, seed: int, folder: Path, measured: int = 40) -> dict[str, Any]:
     """Costs of reading a value and of writing an aggregate, the number of buckets they suggest, and what it brings.
 
-    ``records``: in one window. ``measured``: how many records are timed, after a window full of them. Raises
-    AssertionError where two designs differ.
+    Times are of the processor. ``records``: in one window. ``measured``: how many records are timed, after a window
+    full of them. Raises AssertionError where two designs differ.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
@@ -94,10 +94,10 @@ def measure_records(records: int, seed: int, folder: Path, measured: int = 40) -
     values = rng.integers(0, 1_000, len(times))
     size_us = (records - 1) * SPACING_US
     found: dict[str, Any] = {"records": records, "measured": measured, "storages": {}}
-    begun = time.perf_counter()
+    begun = time.thread_time()
     windows = record_windows(np.zeros(len(times), np.int64), times, size_us)
     expected = reduce_ranges(np.add, values, windows.begins, windows.ends)
-    found["vectorised_us"] = (time.perf_counter() - begun) / len(times) * 1e6
+    found["vectorised_us"] = (time.thread_time() - begun) / len(times) * 1e6
     for kind in STORAGES:
         read_us, write_us = unit_costs(kind, records, folder)
         best = best_buckets(records, read_us, write_us)
@@ -109,11 +109,11 @@ def measure_records(records: int, seed: int, folder: Path, measured: int = 40) -
                     BucketDesign(size_us, np.add, store, buckets) if buckets else PlainDesign(size_us, np.add, store)
                 )
                 _fill(store, times[:records], values[:records], size_us, buckets)
-                begun = time.perf_counter()
+                begun = time.thread_time()
                 results, in_time = design.process(times[records:], values[records:])
-                seconds = time.perf_counter() - begun
+                seconds = time.thread_time() - begun
             assert in_time.all() and (results == expected[records:]).all(), f"{kind}, {buckets} buckets: other results"
-            designs[f"{buckets} buckets" if buckets else "plain"] = {
+            designs[_words(buckets)] = {
                 "buckets": buckets,
                 "us": seconds / measured * 1e6,
                 "folds": design.costs.folds / measured,
@@ -121,6 +121,10 @@ def measure_records(records: int, seed: int, folder: Path, measured: int = 40) -
             }
         found["storages"][kind] = {"read_us": read_us, "write_us": write_us, "best": best, "designs": designs}
     return found
+
+
+def _words(buckets: int) -> str:
+    return "plain" if not buckets else "1 bucket" if buckets == 1 else f"{buckets} buckets"
 
 
 def unit_costs(kind: str, records: int, folder: Path) -> tuple[float, float]:
@@ -156,9 +160,9 @@ def _one_by_one(store: Storage, keys: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _timed(step: Any, size: int) -> float:
-    begun = time.perf_counter()
+    begun = time.thread_time()
     step(size)
-    return time.perf_counter() - begun
+    return time.thread_time() - begun
 
 
 def _fill(store: Storage, times: np.ndarray, values: np.ndarray, size_us: int, buckets: int) -> None:

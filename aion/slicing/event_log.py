@@ -20,11 +20,10 @@ from aion.windows import Count, PerRecord
 
 Micros = npt.NDArray[np.int64]
 Index = npt.NDArray[np.intp]
-Flags = npt.NDArray[np.bool_]
 
 
 class EventLog:
-    """Columns ``time``, ``came`` (the watermark at arrival), ``news`` and, if anything is folded, ``value``."""
+    """Columns ``time``, ``came`` (the watermark at arrival), ``news``, and ``value`` (0 where nothing is folded)."""
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
         self.rows = Table({"time": np.int64, "came": np.int64, "news": np.bool_, "value": dtype})
@@ -71,9 +70,8 @@ class CountLife:
         chosen = log.in_time(self.reach_us, self._bound_us)
         times, values = log.rows["time"][chosen], log.rows["value"][chosen]
         dropped, first = (np.array([n], np.intp) for n in (self._dropped, self._first))
-        windows = count_windows(
-            np.zeros(len(times), np.int64), log.rows["news"][chosen], self._window, dropped, first
-        )  # fmt: skip
+        keys, news = np.zeros(len(times), np.int64), log.rows["news"][chosen]
+        windows = count_windows(keys, news, self._window, dropped, first)
         starts_us, ends_us = times[windows.begins], times[windows.ends - 1] + 1
         known = 0 if self._yielded is None else len(self._yielded)
         is_known = np.arange(len(ends_us)) < known

@@ -21,7 +21,6 @@ from aion.slicing.stores import Store, ranges_of
 from aion.windows import Session
 
 Index = npt.NDArray[np.intp]
-Micros = npt.NDArray[np.int64]
 Ranges = Callable[[Index, Index], tuple[Values, dict[str, Values]]]
 
 

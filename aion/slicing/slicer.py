@@ -25,7 +25,6 @@ from aion.watermark import Watermark
 from aion.windows import Count, Definition, Periodic, PerRecord, Session
 
 Micros = npt.NDArray[np.int64]
-Index = npt.NDArray[np.intp]
 
 # A time, a size and a bound add up to less than 64 bits; a watermark beyond the second one says no more than it does.
 _FARTHEST_US = 2**60
