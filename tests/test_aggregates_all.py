@@ -300,6 +300,14 @@ def test_holistic_aggregates_of_a_column_share_its_values() -> None:
     assert [str(f.type) for f in mixed.fields] == ["int64", "list<item: double>", "int64"], "of w only the sum"
 
 
+def test_zeros_and_nan_are_collected_once() -> None:
+    schema = pa.schema([("k", pa.string()), ("v", pa.float64())])
+    values = np.array([-0.0, 0.0, np.nan, np.inf - np.inf, np.copysign(np.nan, -1), 1.0])
+    layout = A.Layout([A.bind("r", A.collect_set("v"), schema)])
+    lists = lowered(layout, layout.lift({"k": pa.array(["a"] * 6)}, {"v": pa.array(values, from_pandas=False)}))
+    assert sorted(map(str, lists["a"][0])) == ["0.0", "1.0", "nan"], "as Spark has it, without a sign"
+
+
 def test_moments_share_their_sums() -> None:
     asked = [A.stddev("v"), A.var_pop("v"), A.mean("v"), A.sum("v"), A.count("v")]
     layout = A.Layout([A.bind(f"r{i}", a, SCHEMA, "ts") for i, a in enumerate(asked)])
