@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
+from aion.actions import Execute, WindowRef
 from aion.builder import BlockBuilder
 from aion.config import load_policy
 from aion.executor import Executor
 from aion.hashing import ShardOfKeys
-from aion.operator import Execute, WindowRef
 from aion.operator import Kind as PaneKind
 from aion.plan import Plan, make_plan
 from aion.runtime import make_operator

@@ -12,15 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta
 
+from aion.actions import Arrived, BlockFact, WatermarkAdvanced
 from aion.arrivals import Arrivals, arrivals
 from aion.errors import FormatError
-from aion.lateness import MOST_EPOCHS, FixedBound, Lateness, room_us
-from aion.operator import Arrived, BlockFact, Operator, WatermarkAdvanced
+from aion.lateness import MOST_EPOCHS, Lateness, room_us
+from aion.operator import Operator
 from aion.sketch import ACCURACY, EDGES_US, LatenessSketch, bin_of, pack, unpack
 from aion.slices import SliceGrid
 from aion.trigger import EveryBatch
 from aion.windows import Tumbling
 from tests.late import DAY, HOUR, MINUTE, SECOND, drawn, exponential, lognormal, same_in_every_epoch
+from tests.test_operator import bound_of
 
 LATE = st.lists(st.tuples(st.integers(0, 2**62), st.integers(1, 9)), min_size=1, max_size=60)
 
@@ -170,14 +172,14 @@ def test_lateness_does_not_depend_on_what_the_bound_kept() -> None:
     rng = np.random.default_rng(5)
     learnt = []
     for bound in (0, 40, 10**9):
-        operator = Operator(SliceGrid((Tumbling(10),)), bound=FixedBound(bound), trigger=EveryBatch())
+        operator = Operator(SliceGrid((Tumbling(10),)), bound=bound_of(bound), trigger=EveryBatch())
         rng = np.random.default_rng(5)
         for watermark in range(10, 2000, 7):
             operator.handle(WatermarkAdvanced(watermark))
             slices = (watermark - rng.exponential(60, 5)).astype(int) // 10 * 10
             operator.handle(Arrived([BlockFact(int(s), 2, 64) for s in slices]))
         assert (operator.counters.dropped > 0) == (bound < 10**9)
-        learnt.append(operator.lateness.to_json())
+        learnt.append((operator.lateness.counts, operator.lateness.forgotten))
     assert learnt[0] == learnt[1] == learnt[2]
 
 
