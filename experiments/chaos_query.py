@@ -24,7 +24,9 @@ REQUEST_TIMEOUT_S = 5
 POLICY: dict[str, Any] = {
     # So little memory that every batch destages, prestages and reads from disk.
     "memory": {"budget": "256KiB", "bucket_limit": "64KiB"},
-    "lateness": {"initial_bound": f"{BOUND_S} seconds"},
+    # Every batch shows what it made of its events, and the truth is known: what is dropped, too.
+    "lateness": {"initial_bound": f"{BOUND_S} seconds", "coverage": None},
+    "trigger": {"kind": "every_batch"},
     "io": {"request_timeout": f"{REQUEST_TIMEOUT_S}s"},
 }
 STARTED = "started.json"

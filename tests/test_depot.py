@@ -10,11 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pyarrow.fs as pafs
 import pytest
 
 from aion.errors import CorruptState, StorageError
 from state_backends import remote as remote_module
+from state_backends import requests
 from state_backends.checkpoint import Shard
 from state_backends.depot import LocalDepot
 from state_backends.host import Host
@@ -358,9 +360,11 @@ def test_a_host_stages_for_others_while_a_shard_commits(
             "operator_uid": "u",
             "token": token,
             "attempt": attempt,
+            "session": attempt,
         }
-        assert host.open(request)["rebuilt"] == (token is None)
-        return host.shard(attempt)[0]
+        opening = requests.Open.model_validate_json(orjson.dumps(request))
+        assert host.open(opening)["rebuilt"] == (token is None)
+        return host._find(attempt)[1]
 
     try:
         for i in range(2):
@@ -371,13 +375,13 @@ def test_a_host_stages_for_others_while_a_shard_commits(
         open_(0, "first-0", "second-0")
         open_(1, "first-1", "second-1")
         for i in range(2):
-            shard, lock = host.shard(f"second-{i}")
+            _, shard, lock = host._find(f"second-{i}")
             with lock:
                 shard.commit(f"second-{i}", {"next_seq": 1, "counters": {}})
-            host.plan_prestage(f"second-{i}", [0], [])
-        stores = [host.shard(f"second-{i}")[0].store for i in range(2)]
+            host.plan_prestage(("q", "o", i), f"second-{i}", [0], [])
+        stores = [host._find(f"second-{i}")[1].store for i in range(2)]
         clock[0] = 1000.0
-        with host.shard("second-0")[1]:  # as if it were at its commit
+        with host._find("second-0")[2]:  # as if it were at its commit
             host.tick_prestages()
             assert stores[1] is not None and [*stores[1].read([0])]
             assert stores[1].stats().staging.misses == 0

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pytest
 
@@ -18,6 +19,7 @@ from aion.executor import Executor
 from aion.hashing import ShardOfKeys
 from aion.plan import make_plan
 from aion.runtime import make_builder, make_operator
+from state_backends import requests
 from state_backends.block import Block
 from state_backends.codec_pool import CodecPool
 from state_backends.host import Host
@@ -48,17 +50,18 @@ class OneHost:
             "operator_uid": "u",
             "token": token,
             "attempt": attempt,
+            "session": attempt,
         }
-        return attempt, self.host.open(request)
+        return attempt, self.host.open(requests.Open.model_validate_json(orjson.dumps(request)))
 
     def commit(self, attempt: str, *seqs: int) -> str:
-        shard, _ = self.host.shard(attempt)
+        _, shard, _ = self.host._find(attempt)
         shard.append(attempt, [(seq, False, make_block(0, seq, 1000)) for seq in seqs])
         shard.commit(attempt, {"next_seq": max(seqs) + 1, "counters": {}})
         return attempt
 
     def seqs(self, attempt: str) -> list[int]:
-        shard, _ = self.host.shard(attempt)
+        _, shard, _ = self.host._find(attempt)
         return [seq for seq, _ in shard.read(attempt, [0])]
 
 
@@ -195,6 +198,7 @@ def test_a_shard_that_was_rebuilt_asks_for_its_active_windows(rebuilt: bool) -> 
         state_dir="s",
         shards=1,
         partitions=1,
+        task_failures=4,
         retain_versions=2,
         watermark_delay_us=None,
     )

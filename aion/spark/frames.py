@@ -34,8 +34,11 @@ def _is_at_risk(values: pa.Array) -> bool:
 
 def _lists(column: pa.ListArray) -> list[list[object] | None]:
     """As Python's lists; NaN as Arrow's, which is the only one that Arrow does not take for a null."""
+    lists: list[list[object] | None] = column.to_pylist()
+    if not pa.types.is_floating(column.type.value_type):
+        return lists
     nan = pa.scalar(math.nan, column.type.value_type)
     return [
         None if values is None else [nan if isinstance(v, float) and math.isnan(v) else v for v in values]
-        for values in column.to_pylist()
+        for values in lists
     ]

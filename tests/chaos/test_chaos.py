@@ -14,8 +14,7 @@ from experiments.chaos_faults import FAULTS, KILLS
 
 # In an order in which each meets a query at work: after a JVM was killed it takes a while until there is one.
 KINDS = (
-    "server", "worker", "full disk", "hung server", "pause", "worker", "no descriptors", "JVM", "server",
-    "socket gone", "daemon", "server",
+    "server", "worker", "full disk", "hung server", "pause", "no descriptors", "JVM", "server", "socket gone", "daemon",
 )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ import aion
 from aion import aggregates as A
 from experiments.chaos import batches_of
 from experiments.chaos_data import (
-    BOUND_S,
     COLUMNS,
     DELAY_S,
     SECOND_US,
@@ -26,6 +25,7 @@ from experiments.chaos_data import (
     digest,
     events_of,
 )
+from experiments.chaos_query import POLICY
 
 FILES = 14
 FILE = [events_of(5, file, FILES, 60, 3) for file in range(FILES)]
@@ -43,7 +43,7 @@ def batches(query: str) -> dict[int, list[Row]]:
             return {"n": len(ids), "total": sum(ids), "digest": digest(ids)}
 
         how = {"apply": seen, "schema": "n bigint, total bigint, digest string"}
-    policy = {"lateness": {"initial_bound": f"{BOUND_S}s"}}
+    policy = {part: POLICY[part] for part in ("lateness", "trigger")}
     windows = aion.Tumbling(f"{WINDOW_S} seconds")
     found: dict[int, list[Row]] = {}
     latest_us = 0

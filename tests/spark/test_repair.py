@@ -32,6 +32,7 @@ class Panes:
 
     def run(self, spark: SparkSession) -> None:
         events = self._stream.read(EVENTS_DDL).withWatermark("ts", "1 second")
+        before = spark.conf.get("spark.aion.state.dir")
         spark.conf.set("spark.aion.state.dir", str(self._state))
         try:
             panes = aion.windowed(
@@ -42,7 +43,7 @@ class Panes:
                 aggregates={"n": A.count(), "total": A.sum("v")},
             )
         finally:
-            spark.conf.unset("spark.aion.state.dir")
+            spark.conf.set("spark.aion.state.dir", before)
         # Rows as plain numbers: the session's time zone is none of this test's business.
         rows = panes.withColumn("window_start", F.unix_micros("window_start")).drop("window_end", "event_time")
         query = (

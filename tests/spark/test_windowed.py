@@ -360,6 +360,7 @@ def test_punctuated_watermarks(spark: SparkSession, tmp_path: Path) -> None:
             time="ts",
             windows=aion.Tumbling("10 seconds"),
             aggregates={"total": A.sum("v")},
+            policy=BOUND,
         )
     )
     assert sorted((r["k"], r["kind"], r["total"]) for r in got) == [("a", "late", 4.0), ("a", "on_time", 1.0)]
