@@ -82,7 +82,8 @@ class Host:
         self._opened: dict[ShardKey, float] = {}
         self._intervals: dict[ShardKey, float] = {}
         self._executions_s: list[float] = []
-        self._locations: dict[str, tuple[Location, LiveFolder]] = {}
+        self._locations: dict[str, Location] = {}
+        self._live: dict[Path, LiveFolder] = {}  # all remote places have one together
         self._id = live_folder.own_name()
 
     # -- attempts -----------------------------------------------------------------------------------------
@@ -281,14 +282,15 @@ class Host:
             self._io.close()
         if self._guard is not None:
             self._guard.close()
-        for location, live in self._locations.values():
+        for live in self._live.values():
             live.close()
+        for location in self._locations.values():
             location.close()
 
     def still_here(self) -> None:
         """Tells those with whom folders are shared; call it now and then."""
         with self._lock:
-            folders = [live for _, live in self._locations.values()]
+            folders = list(self._live.values())
         for live in folders:
             live.touch()
 
@@ -337,10 +339,12 @@ class Host:
 
     def _make(self, identity: Identity, state_dir: str, config: StoreConfig) -> Shard:
         if state_dir not in self._locations:
-            location = locate(state_dir)
+            self._locations[state_dir] = locate(state_dir)
+        location = self._locations[state_dir]
+        if location.live not in self._live:
             live_folder.sweep(location.live)
-            self._locations[state_dir] = location, LiveFolder(location.live, self._id)
-        location, own = self._locations[state_dir]
+            self._live[location.live] = LiveFolder(location.live, self._id)
+        own = self._live[location.live]
         if isinstance(location, LocalLocation):
             self._check_hands(location.folder, identity, own.path)
         names = identity.query, identity.operator, f"shard-{identity.shard:05d}"
