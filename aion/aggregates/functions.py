@@ -116,7 +116,8 @@ def last(column: str, ignorenulls: bool = False) -> Aggregate:
 def min_by(column: str, ord: str, k: int | None = None) -> Aggregate:
     """The value of ``column``, which may be null, where ``ord`` is smallest.
 
-    Of equal ones that of the latest slice, and in it the last to arrive. With ``k`` an array of the values of the ``k`` smallest ``ord``, the smallest first.
+    Of equal ones that of the latest slice, and in it the last to arrive. With ``k`` an array of the
+    values of the ``k`` smallest ``ord``, the smallest first.
     """
     return _by("min_by", column, ord, k)
 
@@ -124,7 +125,8 @@ def min_by(column: str, ord: str, k: int | None = None) -> Aggregate:
 def max_by(column: str, ord: str, k: int | None = None) -> Aggregate:
     """The value of ``column``, which may be null, where ``ord`` is largest.
 
-    Of equal ones that of the latest slice, and in it the last to arrive. With ``k`` an array of the values of the ``k`` largest ``ord``, the largest first.
+    Of equal ones that of the latest slice, and in it the last to arrive. With ``k`` an array of the
+    values of the ``k`` largest ``ord``, the largest first.
     """
     return _by("max_by", column, ord, k)
 
