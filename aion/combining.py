@@ -36,49 +36,54 @@ def windows_at_once(layout: Layout, executes: Sequence[Execute]) -> Iterator[Seq
         yield executes[start:]
 
 
-def tagged(batch: pa.RecordBatch, slice_us: int, seq: int) -> pa.RecordBatch:
-    """Partials of a block, with its slice and seq in every row."""
-    n = batch.num_rows
-    columns = [*batch.columns, pa.array(np.full(n, slice_us)), pa.array(np.full(n, seq))]
-    return pa.RecordBatch.from_arrays(columns, [*batch.schema.names, _SLICE, _SEQ])
+class Loaded:
+    """Partials of some stretch of slices, of all keys or of some: by slice, and in the order of arrival.
 
-
-def combine_windows(
-    plan: Plan, batches: Sequence[pa.RecordBatch], executes: Sequence[Execute], limit_bytes: int
-) -> Iterator[pa.RecordBatch]:
-    """The rows of the executions, of keys that changed since the ones before.
-
-    ``batches``: :func:`tagged` partials of all slices of the executions, by slice and in the order of arrival, of some
-    keys. What is made of them at once stays near ``limit_bytes``, unless one window is larger by itself.
+    ``slices`` and ``seqs`` say for each row of the table which slice it is of, and which block it came with. Keys are
+    numbered once for all windows.
     """
-    if not sum(batch.num_rows for batch in batches):
-        return
-    loaded = _Loaded(plan, pa.Table.from_batches(batches))
-    begins = np.searchsorted(loaded.slices, [e.slices[0] for e in executes], side="left")
-    lengths = np.searchsorted(loaded.slices, [e.slices[-1] for e in executes], side="right") - begins
-    most = max(limit_bytes // max(loaded.row_bytes, 1), 1)
-    start = 0
-    while start < len(executes):
-        # A window takes its rows out of the table, so that overlapping windows multiply them.
-        end = max(start + 1, start + int(np.searchsorted(np.cumsum(lengths[start:]), most, side="right")))
-        some = slice(start, end)
-        yield loaded.panes(executes[some], begins[some], lengths[some])
-        start = end
 
-
-class _Loaded:
-    """Partials of a stretch of windows, their keys numbered once for all windows."""
-
-    def __init__(self, plan: Plan, table: pa.Table) -> None:
+    def __init__(self, plan: Plan, table: pa.Table, slices: Ints, seqs: Ints) -> None:
         self._plan = plan
         self._table = table.combine_chunks()
-        self.slices: Ints = table.column(_SLICE).to_numpy()
-        self._seqs: Ints = table.column(_SEQ).to_numpy()
-        self._events: Ints = table.column("p0").to_numpy()
-        self.row_bytes = table.nbytes // table.num_rows
-        self._keys = number([combined(table.column(field.name)) for field in plan.key_fields], table.num_rows)
+        self.slices = slices
+        self._seqs = seqs
+        self._events: Ints = self._table.column("p0").to_numpy()
+        self._keys = number([combined(self._table.column(field.name)) for field in plan.key_fields], table.num_rows)
 
-    def panes(self, executes: Sequence[Execute], begins: Ints, lengths: Ints) -> pa.RecordBatch:
+    @classmethod
+    def of_blocks(cls, plan: Plan, blocks: Sequence[tuple[int, int, pa.RecordBatch]]) -> Loaded:
+        """Of blocks, each with its seq and its slice."""
+        rows = [batch.num_rows for _, _, batch in blocks]
+        table = pa.Table.from_batches([batch for _, _, batch in blocks], plan.block_schema)
+        return cls(plan, table, np.repeat([s for _, s, _ in blocks], rows), np.repeat([q for q, _, _ in blocks], rows))
+
+    @classmethod
+    def of_tagged(cls, plan: Plan, batches: Sequence[pa.RecordBatch]) -> Loaded:
+        """Of what :func:`tagged` made."""
+        table = pa.Table.from_batches(batches)
+        slices, seqs = (table.column(name).to_numpy() for name in (_SLICE, _SEQ))
+        return cls(plan, table.drop_columns([_SLICE, _SEQ]), slices, seqs)
+
+    def windows(self, executes: Sequence[Execute], limit_bytes: int) -> Iterator[pa.RecordBatch]:
+        """The rows of the executions, of keys that changed since the ones before.
+
+        What is made at once stays near ``limit_bytes``, unless one window is larger by itself.
+        """
+        if not self._table.num_rows:
+            return
+        begins = np.searchsorted(self.slices, [e.slices[0] for e in executes], side="left")
+        lengths = np.searchsorted(self.slices, [e.slices[-1] for e in executes], side="right") - begins
+        # A window takes its rows out of the table, so that overlapping windows multiply them.
+        most = max(limit_bytes // max(self._table.nbytes // self._table.num_rows, 1), 1)
+        start = 0
+        while start < len(executes):
+            end = max(start + 1, start + int(np.searchsorted(np.cumsum(lengths[start:]), most, side="right")))
+            some = slice(start, end)
+            yield self._panes(executes[some], begins[some], lengths[some])
+            start = end
+
+    def _panes(self, executes: Sequence[Execute], begins: Ints, lengths: Ints) -> pa.RecordBatch:
         layout = self._plan.layout
         assert layout is not None
         window_of = np.repeat(np.arange(len(executes)), lengths)
@@ -116,6 +121,13 @@ class _Loaded:
 
     def _are_all(self, rows: Ints) -> bool:
         return len(rows) == self._table.num_rows and bool((rows[1:] > rows[:-1]).all())
+
+
+def tagged(batch: pa.RecordBatch, slice_us: int, seq: int) -> pa.RecordBatch:
+    """Partials of a block with its slice and seq in every row, for when rows of several blocks get mixed."""
+    n = batch.num_rows
+    columns = [*batch.columns, pa.array(np.full(n, slice_us)), pa.array(np.full(n, seq))]
+    return pa.RecordBatch.from_arrays(columns, [*batch.schema.names, _SLICE, _SEQ])
 
 
 def _ranges(begins: Ints, lengths: Ints) -> Ints:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -27,12 +28,12 @@ from aion.actions import (
     Purge,
     WatermarkAdvanced,
 )
-from aion.applying import apply_window, decode_all, dropped_events
-from aion.combining import combine_windows, tagged, windows_at_once
+from aion.applying import Decoded, apply_window, decode_all, dropped_events
+from aion.combining import Loaded, tagged, windows_at_once
 from aion.operator import Operator
 from aion.plan import Plan
 from aion.rows import pane_rows
-from aion.spilling import MEMORY_LIMIT_BYTES, parts_by_key
+from aion.spilling import MEMORY_LIMIT_BYTES, drained, parts_by_key
 from state_backends.block import Block, decode
 from state_backends.codec_pool import CodecPool
 from state_backends.store import StoredBlock
@@ -150,11 +151,23 @@ class Executor:
         """Each slice is read and decoded once, however many of the windows share it."""
         slices = sorted({s for e in executes for s in e.slices})
         with closing(decode_all(self.plan, self.session.read(slices), self.codec)) as decoded:
-            names = [field.name for field in self.plan.key_fields]
-            batches = (tagged(d.batch, d.slice_us, d.seq) for d in decoded)
-            with closing(parts_by_key(names, batches, self.memory_limit_bytes, self.spill_folder)) as parts:
-                for part in parts:
-                    yield from combine_windows(self.plan, part, executes, self.memory_limit_bytes)
+            for loaded in self._load(decoded):
+                yield from loaded.windows(executes, self.memory_limit_bytes)
+
+    def _load(self, decoded: Iterator[Decoded]) -> Iterator[Loaded]:
+        """All partials, or if they do not fit in memory those of some keys at a time, by way of files."""
+        names, limit = [field.name for field in self.plan.key_fields], self.memory_limit_bytes
+        held: list[Decoded] = []
+        size = 0
+        for block in decoded:
+            held.append(block)
+            size += block.batch.nbytes
+            if size > limit and names:
+                batches = (tagged(d.batch, d.slice_us, d.seq) for d in chain(drained(held), decoded))
+                with closing(parts_by_key(names, batches, limit, self.spill_folder)) as parts:
+                    yield from (Loaded.of_tagged(self.plan, part) for part in parts if part)
+                return
+        yield Loaded.of_blocks(self.plan, held)
 
     # -- too late -----------------------------------------------------------------------------------------
 

@@ -9,10 +9,10 @@ window, and an event is written and read once, or a few times where keys are ver
 from __future__ import annotations
 
 import tempfile
-from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, MutableSequence, Sequence
 from contextlib import ExitStack, closing
 from itertools import chain
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,7 @@ FILES = 32
 MAX_SPLITS = 12
 """Two keys share a file after as many splits with a probability of 2**-60; memory has to do for them then."""
 _LEAST_BUFFER_BYTES = 1 << 14
+_T = TypeVar("_T")
 
 
 def group_by_key(
@@ -41,14 +42,14 @@ def group_by_key(
     Those lie in ``folder`` (None: where the platform keeps such) and have no name, so that not even a killed
     process leaves any behind. Raises OSError if they cannot be written or read.
     """
-    held: deque[Piece] = deque()
+    held: list[Piece] = []
     size = 0
     for piece in pieces:
         held.append(piece)
         size += piece.batch.nbytes
         if size > limit_bytes:
             del piece
-            yield from _split(names, chain(_drained(held), pieces), limit_bytes, folder)
+            yield from _split(names, chain(drained(held), pieces), limit_bytes, folder)
             return
     yield from group_in_memory(names, held)
 
@@ -64,7 +65,7 @@ def parts_by_key(
     Memory and files are as in :func:`group_by_key`. A single key that is larger than the limit is a part all the same,
     and so is everything where there is no key.
     """
-    held: deque[Piece] = deque()
+    held: list[Piece] = []
     size = 0
     for batch in batches:
         held.append(Piece(batch, True, False))
@@ -72,9 +73,9 @@ def parts_by_key(
         if size > limit_bytes and names:
             del batch
             rest = (Piece(b, True, False) for b in batches)
-            yield from _split_parts(names, chain(_drained(held), rest), limit_bytes, folder)
+            yield from _split_parts(names, chain(drained(held), rest), limit_bytes, folder)
             return
-    yield [piece.batch for piece in _drained(held)]
+    yield [piece.batch for piece in drained(held)]
 
 
 def _split_parts(
@@ -94,9 +95,11 @@ def _split_parts(
                     yield from _split_parts(names, file.drain(), limit_bytes, folder, splits + 1)
 
 
-def _drained(pieces: deque[Piece]) -> Iterator[Piece]:
-    while pieces:
-        yield pieces.popleft()
+def drained(held: MutableSequence[_T]) -> Iterator[_T]:
+    """The first ones first, each let go of as it is handed over."""
+    held.reverse()
+    while held:
+        yield held.pop()
 
 
 def _split(

@@ -22,7 +22,6 @@ from aion.executor import Executor
 from aion.hashing import ShardOfKeys
 from aion.operator import Kind as PaneKind
 from aion.plan import Plan, make_plan
-from aion.runtime import make_operator
 from aion.spilling import parts_by_key
 from state_backends.block import Block, Codec, decode
 from state_backends.store import StoredBlock
@@ -150,6 +149,16 @@ class ListSession:
         """Nothing to do."""
 
 
+class Orders:
+    """In the place of an operator: these executions are due when a batch ends."""
+
+    def __init__(self, executes: Sequence[Execute]) -> None:
+        self._executes = executes
+
+    def handle(self, event: Any) -> Sequence[Execute]:
+        return self._executes
+
+
 def plan_of(windows: Any = None, key: Any = "k", **aggregates: A.Aggregate) -> Plan:
     schema = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("us")), ("x", pa.float64()), ("p", pa.string())])
     windows = windows or aion.Tumbling(1000)
@@ -173,8 +182,8 @@ def execute(*slices: int, events: int = 1, end: int = 1000, changed_since: int =
 
 
 def carried_out(plan: Plan, session: ListSession, executes: Sequence[Execute], **options: Any) -> list[dict[str, Any]]:
-    executor = Executor(plan, make_operator(plan, load_policy("standard"), None), session, **options)
-    return [row for batch in executor._carry_out(executes, ()) for row in batch.to_pylist()]
+    executor = Executor(plan, Orders(executes), session, **options)  # type: ignore[arg-type]
+    return [row for batch in executor.end_batch() for row in batch.to_pylist()]
 
 
 def test_windows_larger_than_the_limit_go_by_way_of_files(tmp_path: Path) -> None:

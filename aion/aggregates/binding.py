@@ -76,10 +76,10 @@ class _Asked(NamedTuple):
     def refuse(self, why: str) -> SchemaError:
         return SchemaError(f"aggregates: {self.name!r} = {self.aggregate} {why}")
 
-    def number(self, *, decimals: bool = True) -> pa.DataType:
+    def number(self) -> pa.DataType:
         type_ = self.type()
         t = pa.types
-        if t.is_decimal(type_) and decimals:
+        if t.is_decimal(type_):
             if not t.is_decimal128(type_):
                 raise self.refuse(f"takes decimals of up to 38 digits, not {type_}; cast the column")
         elif not (t.is_integer(type_) or t.is_floating(type_)):

@@ -114,17 +114,19 @@ def last(column: str, ignorenulls: bool = False) -> Aggregate:
 
 
 def min_by(column: str, ord: str, k: int | None = None) -> Aggregate:
-    """The value of ``column``, which may be null, where ``ord`` is smallest; of equal ones the last to arrive.
+    """The value of ``column``, which may be null, where ``ord`` is smallest.
 
-    With ``k`` an array of the values of the ``k`` smallest ``ord``, the smallest first.
+    Of equal ones that of the latest slice, and in it the last to arrive. With ``k`` an array of the
+    values of the ``k`` smallest ``ord``, the smallest first.
     """
     return _by("min_by", column, ord, k)
 
 
 def max_by(column: str, ord: str, k: int | None = None) -> Aggregate:
-    """The value of ``column``, which may be null, where ``ord`` is largest; of equal ones the last to arrive.
+    """The value of ``column``, which may be null, where ``ord`` is largest.
 
-    With ``k`` an array of the values of the ``k`` largest ``ord``, the largest first.
+    Of equal ones that of the latest slice, and in it the last to arrive. With ``k`` an array of the
+    values of the ``k`` largest ``ord``, the largest first.
     """
     return _by("max_by", column, ord, k)
 
