@@ -325,6 +325,7 @@ def test_explain_names_classes_of_the_user(tmp_path: Path) -> None:
         ("memory_only", "All of them stay in memory"),
         ("disk_only", "All of them go to RocksDB"),
         ("low_memory", "compressed with zstd"),
+        ("standard", "the shortest that covers 0.99 of the late events with confidence 0.95, at most 7 days"),
         ("standard", "as seldom as keeps its staleness within 0.05"),
         ("low_latency", "once in each batch that brought it late events"),
         ("demo", "the watermark reaches 2025-01-04T12:01:00Z, its end plus the bound"),

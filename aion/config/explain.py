@@ -53,6 +53,7 @@ def _after_its_end(policy: Policy) -> Story:
         ]
     bound = format_duration(bound_us)
     return [
+        *_bound_words(policy),
         (
             f"events come after that: late, but within the bound of {bound}",
             f"{_late_words(policy)} The window is executed again {_trigger_words(policy)}; its pane of kind late "
@@ -64,6 +65,26 @@ def _after_its_end(policy: Policy) -> Story:
             "Then its state is purged.",
         ),
         (f"events come later than {bound} after its end", "They come out as rows of kind dropped."),
+    ]
+
+
+def _bound_words(policy: Policy) -> Story:
+    """How long windows will be kept that are made once the data has shown how late events come."""
+    told = policy.lateness
+    if told.coverage is None:
+        return []
+    longest = format_duration(max(told.max_bound_us, told.initial_bound_us))
+    room = (
+        f", and shorter where a shard's state would take more than {about_bytes(told.max_state_bytes)}"
+        if (told.max_state_bytes is not None)
+        else ""
+    )
+    return [
+        (
+            "the data has shown how late events come",
+            f"New windows get another bound than {format_duration(told.initial_bound_us)}: the shortest that covers "
+            f"{told.coverage:.6g} of the late events with confidence {told.confidence:.6g}, at most {longest}{room}.",
+        )
     ]
 
 
