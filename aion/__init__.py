@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from aion import aggregates, errors
 from aion.plan import Window
-from aion.windows import Sliding, Tumbling
+from aion.windows import Count, PerRecord, Punctuated, Session, Sliding, Tumbling
 
 if TYPE_CHECKING:
     from aion import metrics
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Count",
     "LocalOperator",
+    "PerRecord",
+    "Punctuated",
+    "Session",
     "Sliding",
     "Tumbling",
     "Window",

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Kind(StrEnum):
     ON_TIME = "on_time"
     LATE = "late"
     FINAL = "final"
+    RETRACTED = "retracted"
     DROPPED = "dropped"
 
 
@@ -39,7 +40,10 @@ class BlockFact(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
+    """``rows``: those of the blocks, where windows depend on them (:class:`aion.keyed.orders.Arrivals`)."""
+
     blocks: Sequence[BlockFact]
+    rows: Any = None
 
 
 @dataclass(frozen=True, slots=True)

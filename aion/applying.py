@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 import pyarrow as pa
 
-from aion.actions import EmitDropped, Execute, Kind
+from aion.actions import Execute, Kind, WindowRef
 from aion.errors import ApplyError
 from aion.grouping import Piece
+from aion.keyed.computing import Gathered
+from aion.keyed.orders import ExecuteKeyed
 from aion.plan import Key, Plan, Window
 from aion.rows import pane_rows
 from aion.spilling import MEMORY_LIMIT_BYTES, group_by_key
@@ -63,17 +66,17 @@ def apply_window(
     ``memory_limit_bytes`` of decoded events, beyond that by way of temporary files in ``spill_folder``.
     """
     window = Window(execute.window.start_us, execute.window.end_us, plan.names[execute.window.definition])
-    collected = _Collected(plan, execute)
+    collected = _Collected(plan, execute.kind)
     with closing(decode_all(plan, blocks, pool)) as decoded:
         if not plan.key:
             rows = _call(plan, (), window, (d.batch for d in decoded))
-            collected.add((), execute.events, execute.late_events, rows)
+            collected.add((), execute.window, execute.pane, execute.events, execute.late_events, rows)
         else:
             pieces = (Piece(d.batch, d.seq > execute.changed_since, d.seq >= execute.late_from) for d in decoded)
             with closing(group_by_key(plan.key, pieces, memory_limit_bytes, spill_folder)) as groups:
                 for group in groups:
                     rows = _call(plan, group.key, window, group.parts)
-                    collected.add(group.key, group.events, group.late_events, rows)
+                    collected.add(group.key, execute.window, execute.pane, group.events, group.late_events, rows)
                     del group, rows  # they would keep this key's events while those of the next are read
                     if collected.rows >= ROWS_AT_ONCE:
                         yield collected.take()
@@ -81,22 +84,49 @@ def apply_window(
         yield collected.take()
 
 
-def dropped_events(plan: Plan, action: EmitDropped, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """One row for each event that came too late or has no time, with the event itself as JSON."""
+def apply_gathered(plan: Plan, order: ExecuteKeyed, events: pa.Table, gathered: Gathered) -> Iterator[pa.RecordBatch]:
+    """The same for windows of single keys, of which the events are at hand."""
+    collected = _Collected(plan, order.kind)
+    windows, rows, offsets = gathered
+    name = plan.names[order.definition]
+    columns = [windows[c].tolist() for c in ("start", "end", "pane", "events", "late_events")]
+    keys = zip(*(key.to_pylist() for key in windows.keys), strict=True) if windows.keys else repeat(())
+    for i, (key, start, end, pane, count, late) in enumerate(zip(keys, *columns, strict=False)):
+        own = events.take(pa.array(rows[offsets[i] : offsets[i + 1]]))
+        result = _call(plan, key, Window(start, end, name), iter(own.to_batches()))
+        collected.add(key, WindowRef(order.definition, start, end), pane, count, late, result)
+        if collected.rows >= ROWS_AT_ONCE:
+            yield collected.take()
+    if collected.rows:
+        yield collected.take()
+
+
+def dropped_events(
+    plan: Plan,
+    batch: pa.RecordBatch,
+    windows: Sequence[WindowRef | None],
+    which: Any,
+    lateness_us: Any,
+    reason: str,
+) -> pa.RecordBatch:
+    """One row for each event that came too late or has no time, with the event itself as JSON.
+
+    ``which``: for each the number of its window in ``windows``.
+    """
     n = batch.num_rows
     texts = [orjson.dumps(row, default=_plain).decode() for row in _plain_rows(batch)]
     return pane_rows(
         plan,
         keys=[batch.column(name) for name in plan.key],
         outputs=None,
-        windows=[action.window],
-        which=np.zeros(n, np.int64),
+        windows=windows,
+        which=which,
         kind=pa.repeat(Kind.DROPPED.value, n),
         events=np.ones(n, np.int64),
-        late_events=np.full(n, int(action.window is not None)),
+        late_events=np.full(n, int(windows[0] is not None)),
         event_time=batch.column(plan.time),
-        lateness_us=action.lateness_us,
-        reason=action.reason,
+        lateness_us=lateness_us,
+        reason=reason,
         event=pa.array(texts, pa.string()),
     )
 
@@ -104,15 +134,23 @@ def dropped_events(plan: Plan, action: EmitDropped, batch: pa.RecordBatch) -> pa
 class _Collected:
     """Result rows of several keys, made into Arrow together."""
 
-    def __init__(self, plan: Plan, execute: Execute) -> None:
-        self._plan, self._execute = plan, execute
+    def __init__(self, plan: Plan, kind: Kind) -> None:
+        self._plan, self._kind = plan, kind
         self._tables: list[pa.Table] = []
         self._dicts: list[Mapping[str, Any]] = []
-        self._groups: list[tuple[Key, int, int]] = []
+        self._groups: list[tuple[Key, WindowRef, int, int, int]] = []
         self._counts: list[int] = []
         self.rows = 0
 
-    def add(self, key: Key, events: int, late_events: int, rows: list[Mapping[str, Any]] | pa.Table) -> None:
+    def add(
+        self,
+        key: Key,
+        window: WindowRef,
+        pane: int,
+        events: int,
+        late_events: int,
+        rows: list[Mapping[str, Any]] | pa.Table,
+    ) -> None:
         n = len(rows)
         if not n:
             return
@@ -122,16 +160,17 @@ class _Collected:
             self._tables.append(rows if rows.get_total_buffer_size() <= 2 * rows.nbytes else rows.take(np.arange(n)))
         else:
             self._dicts += rows
-        self._groups.append((key, events, late_events))
+        self._groups.append((key, window, pane, events, late_events))
         self._counts.append(n)
         self.rows += n
 
     def take(self) -> pa.RecordBatch:
         self._settle()
         table = pa.concat_tables(self._tables)
-        keys_of, events, late_events = zip(*self._groups, strict=True)
-        of_row = pa.array(np.repeat(np.arange(len(self._counts)), self._counts))
-        plan, execute = self._plan, self._execute
+        keys_of, windows, panes, events, late_events = zip(*self._groups, strict=True)
+        which = np.repeat(np.arange(len(self._counts)), self._counts)
+        of_row = pa.array(which)
+        plan = self._plan
         keys = [
             pa.array([key[i] for key in keys_of], plan.schema.field(name).type).take(of_row)
             for i, name in enumerate(plan.key)
@@ -140,10 +179,10 @@ class _Collected:
             plan,
             keys=keys,
             outputs=table.columns,
-            windows=[execute.window],
-            which=np.zeros(self.rows, np.int64),
-            pane=np.full(self.rows, execute.pane, np.int32),
-            kind=pa.repeat(execute.kind.value, self.rows),
+            windows=windows,
+            which=which,
+            pane=np.repeat(np.array(panes, np.int32), self._counts),
+            kind=pa.repeat(self._kind.value, self.rows),
             events=np.repeat(events, self._counts),
             late_events=np.repeat(late_events, self._counts),
         )
@@ -152,7 +191,7 @@ class _Collected:
 
     def _settle(self) -> None:
         if self._dicts:
-            self._tables.append(_to_table(self._plan, self._dicts, f"window {self._execute.window}"))
+            self._tables.append(_to_table(self._plan, self._dicts, f"window {self._groups[-1][1]}"))
             self._dicts = []
 
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from aion.aggregates.groups import number
 from aion.aggregates.values import combined
 from aion.hashing import ShardOfKeys
-from aion.plan import Plan
+from aion.plan import MARK, Plan
 from aion.slices import NO_SLICE
 from state_backends.block import Block, Codec, Compression, Kind, encode, is_quick
 
@@ -71,11 +71,12 @@ class BlockBuilder:
         self._pending: list[pa.Table] = []
         self._pending_bytes = 0
         self._pending_rows = 0
+        self._next_event = 0
 
     def add(self, batch: pa.RecordBatch, shards: pa.Array | None = None) -> Iterator[ShardBlock]:
         if batch.num_rows == 0:
             return
-        batch = self._one_zero(batch)
+        batch = self._marked(self._one_zero(batch))
         times = batch.column(self.plan.time)
         slices = slice_starts(self.plan, times)
         if self.plan.layout is None:
@@ -89,11 +90,15 @@ class BlockBuilder:
         else:
             for rows in self._stretches(batch):
                 part = None if shards is None else shards[rows]
-                self._pending.append(self._lift(batch[rows], part, slices[rows]))
+                self._pending.append(self._lift(batch[rows], part, slices[rows], self._cells(times[rows])))
                 self._pending_rows += self._pending[-1].num_rows
                 self._pending_bytes += self._pending[-1].nbytes
                 # Folding when the partials have doubled keeps the work linear and the memory bounded.
-                if len(self._pending) > 1 and self._pending_rows > 2 * max(self._pending[0].num_rows, 65536):
+                if (
+                    not self.plan.by_event
+                    and len(self._pending) > 1
+                    and self._pending_rows > 2 * max(self._pending[0].num_rows, 65536)
+                ):
                     self._fold()
                 if self._pending_bytes >= self.buffer_bytes:
                     yield from self._encoded(self._flush_partials(final=False))
@@ -132,9 +137,29 @@ class BlockBuilder:
             step = max(step * self.target_bytes // max(size, 1), 1)
         return (slice(start, start + step) for start in range(0, batch.num_rows, step))
 
-    def _lift(self, batch: pa.RecordBatch, shards: pa.Array | None, slices: npt.NDArray[np.int64]) -> pa.Table:
+    def _marked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """With partials, which events are punctuation is found out here, where events are as the user has them."""
+        if self.plan.layout is None or MARK not in self.plan.layout.partials:
+            return batch
+        return batch.append_column(MARK.column, pa.array(self.plan.marks_of(batch)))
+
+    def _cells(self, times: pa.Array) -> pa.Array | None:
+        """What keeps rows of a key apart besides the slice, for windows that each key has its own of."""
+        if self.plan.by_event:
+            first = self._next_event
+            self._next_event += len(times)
+            return pa.array(np.arange(first, self._next_event))
+        if self.plan.cell_us is not None:
+            return pa.array(times.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False) // self.plan.cell_us)
+        return None
+
+    def _lift(
+        self, batch: pa.RecordBatch, shards: pa.Array | None, slices: npt.NDArray[np.int64], cells: pa.Array | None
+    ) -> pa.Table:
         assert self.plan.layout is not None
         keys = {_SLICE: pa.array(slices)} if shards is None else {_SHARD: shards, _SLICE: pa.array(slices)}
+        if cells is not None:
+            keys[_CELL] = cells
         for name, field in zip(self.plan.key, self.plan.key_fields, strict=True):
             keys[field.name] = batch.column(name)
         return self.plan.layout.lift(keys, {n: batch.column(n) for n in self.plan.layout.columns})
@@ -142,7 +167,9 @@ class BlockBuilder:
     def _fold(self) -> None:
         assert self.plan.layout is not None
         together = pa.concat_tables(self._pending).combine_chunks()
-        keys = [n for n in (_SHARD, _SLICE) if n in together.schema.names] + [f.name for f in self.plan.key_fields]
+        keys = [n for n in (_SHARD, _SLICE, _CELL) if n in together.schema.names] + [
+            f.name for f in self.plan.key_fields
+        ]
         if self.plan.layout.holistic:
             parts = pa.array(self._parts(together, keys))
             folded = self.plan.layout.combine([*keys, _PART], together.append_column(_PART, parts))
@@ -168,7 +195,9 @@ class BlockBuilder:
 
     def _flush_partials(self, *, final: bool) -> Iterator[_Piece]:
         """Folds what is pending; yields it sorted by (shard, slice, key), unless so little is left that it can wait."""
-        if len(self._pending) > 1:
+        if self.plan.by_event:
+            self._pending = [pa.concat_tables(self._pending)]
+        elif len(self._pending) > 1:
             self._fold()
         table = self._pending.pop()
         if not final and table.nbytes < self.buffer_bytes // 2:
@@ -179,6 +208,8 @@ class BlockBuilder:
             columns = [combined(table.column(f.name)) for f in self.plan.key_fields]
             table = table.append_column(_SHARD, self._shards(columns, table.num_rows))
         order = [_SHARD, _SLICE, *(f.name for f in self.plan.key_fields)]
+        if _CELL in table.schema.names:
+            order.append(_CELL)
         table = table.take(pc.sort_indices(table, sort_keys=[(name, "ascending") for name in order])).combine_chunks()
         for shard, slice_us, start, stop in _runs(table.column(_SHARD).to_numpy(), table.column(_SLICE).to_numpy()):
             rows = table.slice(start, stop - start).select(self.plan.block_schema.names)
@@ -246,7 +277,7 @@ class BlockBuilder:
 
 # No user's column can have these names: they are never joined with the user's in one namespace but here,
 # and a NUL cannot be typed into a Spark column name that survives its parser.
-_SHARD, _SLICE, _PART = "\0shard", "\0slice", "\0part"
+_SHARD, _SLICE, _CELL, _PART = "\0shard", "\0slice", "\0cell", "\0part"
 
 
 def slice_starts(plan: Plan, times: pa.Array) -> npt.NDArray[np.int64]:

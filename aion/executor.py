@@ -30,6 +30,8 @@ from aion.actions import (
 )
 from aion.applying import Decoded, apply_window, decode_all, dropped_events
 from aion.combining import Loaded, tagged, windows_at_once
+from aion.keyed.orders import EmitDroppedRows, ExecuteKeyed, Order, Retract
+from aion.keyed_executor import KeyedExecutor
 from aion.operator import Operator
 from aion.plan import Plan
 from aion.rows import pane_rows
@@ -78,6 +80,9 @@ class Executor:
         self.codec = codec
         self.memory_limit_bytes = memory_limit_bytes
         self.spill_folder = spill_folder
+        self._keyed = KeyedExecutor(
+            plan, session, codec, memory_limit_bytes=memory_limit_bytes, spill_folder=spill_folder
+        )
         # Encoded bytes and seconds of each execution so far: what sizing and idle destaging learn from.
         self.executions: list[tuple[int, float]] = []
 
@@ -88,13 +93,21 @@ class Executor:
     def arrive(self, blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
         """Keeps what is in time or late, and yields what is too late as dropped rows."""
         facts = [BlockFact(b.header.slice_us, b.header.events, b.size_bytes) for b in blocks]
-        yield from self._carry_out(self.operator.handle(Arrived(facts)), blocks)
+        yield from self._carry_out(self.operator.handle(Arrived(facts, self._keyed.arrivals(blocks))), blocks)
 
     def end_batch(self, *, last: bool = False) -> Iterator[pa.RecordBatch]:
         """Late executions that the trigger asks for; with ``last``, of all windows that have news."""
         yield from self._carry_out(self.operator.handle(BatchEnded(last)), ())
 
-    def _carry_out(self, actions: Sequence[Action], blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
+    def load(self) -> None:
+        """After a restart: what the operator keeps beside its snapshot."""
+        self._keyed.load(self.operator.keyed.kept)
+
+    def save(self) -> None:
+        """Before the operator's snapshot is taken: keeps what it has beside it."""
+        self.operator.next_seq += self._keyed.save(self.operator.keyed.save(), self.operator.next_seq)
+
+    def _carry_out(self, actions: Sequence[Action | Order], blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
         appends = [a for a in actions if isinstance(a, Append)]
         if appends:
             self.session.append((a.seq, a.late, blocks[a.index]) for a in appends)
@@ -104,6 +117,8 @@ class Executor:
         for action in actions:
             if isinstance(action, EmitDropped):
                 yield self._dropped(action, blocks[action.index])
+            elif isinstance(action, EmitDroppedRows):
+                yield self._keyed.dropped(action, blocks[action.index])
         # On-time executions stand before final ones, and both before what they make free.
         executes = [a for a in actions if isinstance(a, Execute)]
         if self.plan.layout is not None:
@@ -120,6 +135,9 @@ class Executor:
                         memory_limit_bytes=self.memory_limit_bytes,
                         spill_folder=self.spill_folder,
                     )
+        for order in actions:
+            if isinstance(order, ExecuteKeyed | Retract):
+                yield from self._keyed.execute(order)
         destage = [s for a in actions if isinstance(a, Destage) for s in a.slices]
         purge = [s for a in actions if isinstance(a, Purge) for s in a.slices]
         if destage or purge:
@@ -174,7 +192,8 @@ class Executor:
     def _dropped(self, action: EmitDropped, block: Block) -> pa.RecordBatch:
         batch = decode(block, self.plan.block_schema)
         if self.plan.layout is None:
-            return dropped_events(self.plan, action, batch)
+            which = np.zeros(batch.num_rows, np.int64)
+            return dropped_events(self.plan, batch, [action.window], which, action.lateness_us, action.reason)
         partials = pa.Table.from_batches([batch])
         if self.plan.layout.holistic:  # the values of a key may be several rows
             partials = self.plan.layout.combine([field.name for field in self.plan.key_fields], partials)

@@ -115,6 +115,7 @@ class Counters:
     dropped: int = 0
     windows: int = 0
     purged_windows: int = 0
+    retracted: int = 0
     executions: dict[str, int] = field(default_factory=lambda: {"on_time": 0, "late": 0, "final": 0})
     staleness: StalenessKept = field(default_factory=StalenessKept)
 

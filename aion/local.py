@@ -20,7 +20,7 @@ from aion.hashing import ShardOfKeys
 from aion.plan import ApplyFunction, Plan, make_plan
 from aion.runtime import make_builder, make_executor, make_operator, predicts, store_config
 from aion.time import instant_us
-from aion.windows import Periodic
+from aion.windows import Definitions
 from state_backends.block import Block
 from state_backends.codec_pool import CodecPool
 from state_backends.m_bucket import MemoryBudget
@@ -41,7 +41,7 @@ class LocalOperator:
     def __init__(
         self,
         *,
-        windows: Periodic | Sequence[Periodic] | Mapping[str, Periodic],
+        windows: Definitions,
         time: str,
         key: str | Sequence[str] | None = None,
         aggregates: Mapping[str, Aggregate] | None = None,

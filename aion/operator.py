@@ -11,7 +11,8 @@ to be remembered per block.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Any
 
@@ -31,8 +32,11 @@ from aion.actions import (
     WatermarkAdvanced,
     WindowRef,
 )
+from aion.keyed.orders import Arrivals, ExecuteKeyed, Order
+from aion.keyed.shard import NOT_KEYED, KeyedShard
+from aion.keyed.windows import Orders
 from aion.lateness import Bound, Lateness
-from aion.lifecycle import WINDOW_COLUMNS, Counters, Status, WindowState
+from aion.lifecycle import NEVER, WINDOW_COLUMNS, Counters, Status, WindowState
 from aion.runs import Runs
 from aion.slices import NO_SLICE, SliceGrid
 from aion.trigger import LateView, Trigger
@@ -52,9 +56,11 @@ class Operator:
         trigger: Trigger,
         prestages_late: bool = True,
         staleness_bound: float | None = None,
+        keyed: KeyedShard | None = None,
         snapshot: Mapping[str, Any] | None = None,
     ) -> None:
         self.grid = grid
+        self.keyed = KeyedShard() if keyed is None else keyed
         self._bound = bound
         self._trigger = trigger
         self._prestages_late = prestages_late
@@ -67,18 +73,21 @@ class Operator:
         self._stirred: set[WindowRef] = set()
         # Every live slice with the windows that still need it.
         self.slices: dict[int, list[WindowRef]] = {}
-        self._purged = [Runs(window.slide_us) for window in grid.windows]
+        self._purged = {number: Runs(window.slide_us) for number, window in grid.periodic.items()}
+        # Slices that end by then were let go from memory, as far as the windows of single keys are concerned.
+        self._settled_us = -NEVER
         self.next_seq = 0
         self.counters = Counters()
         if snapshot is not None:
             self._restore(snapshot)
+        self.keyed.count_in(self.counters.staleness)
 
     # -- what the shell asks ------------------------------------------------------------------------------
 
-    def handle(self, event: Event) -> list[Action]:
+    def handle(self, event: Event) -> list[Action | Order]:
         match event:
-            case Arrived(blocks):
-                return self._arrived(blocks)
+            case Arrived(blocks, rows):
+                return self._arrived(blocks, rows)
             case WatermarkAdvanced(to_us):
                 return self._advanced(to_us)
             case BatchEnded(last):
@@ -92,7 +101,9 @@ class Operator:
             if self.windows[ref].status is Status.ACTIVE or self.windows[ref].news
         }
         soon |= {ref for ref, due in self._late_dues().items() if due is not None and due <= watermark_us}
-        slices = sorted({s for ref in soon for s in self._slices_of(ref)})
+        stretches = self.keyed.due_by(self.watermark.at_us, watermark_us)
+        found = {s for ref in soon for s in self._slices_of(ref)}
+        slices = sorted(found.union(*(self._slices_between(*stretch) for stretch in stretches)))
         return Prestage(tuple(slices)) if slices else None
 
     @property
@@ -106,13 +117,17 @@ class Operator:
             s: [ref.end_us for ref in refs if ref in self.windows and self.windows[ref].status is Status.ACTIVE]
             for s, refs in self.slices.items()
         }
-        return tuple(s for _, s in sorted((min(found), s) for s, found in ends.items() if found))
+        soonest = sorted((min(found), s) for s, found in ends.items() if found)
+        first = [s for _, s in soonest]
+        return (*first, *self._slices_between(self.keyed.active_from_us(self.watermark.at_us), NEVER, but=set(first)))
 
     @property
     def next_due_us(self) -> int | None:
         """The next watermark at which something happens without any new event; None when nothing will."""
         self._pass_over()
         dues = [due for due in self._late_dues().values() if due is not None]
+        keyed = self.keyed.next_due_us(self.watermark.at_us, self.watermark.step_us)
+        dues += [keyed] if keyed is not None else []
         return min([*dues, self._due[0][0]] if self._due else dues, default=None)
 
     def _late_dues(self) -> dict[WindowRef, int | None]:
@@ -148,9 +163,11 @@ class Operator:
 
     # -- events -------------------------------------------------------------------------------------------
 
-    def _arrived(self, blocks: Sequence[BlockFact]) -> list[Action]:
-        actions: list[Action] = []
+    def _arrived(self, blocks: Sequence[BlockFact], rows: Arrivals | None = None) -> list[Action | Order]:
+        actions: list[Action | Order] = []
         stirred: set[int] = set()
+        verdict = self.keyed.judge(rows, self.watermark.at_us) if rows is not None else NOT_KEYED
+        seqs: dict[int, int] = {}
         for index, block in enumerate(blocks):
             self.counters.events += block.events
             if block.slice_us == NO_SLICE:
@@ -158,15 +175,14 @@ class Operator:
                 actions.append(EmitDropped(index, None, None, "the event time is null"))
                 continue
             takers, too_late = self._windows_for(block)
-            if not takers or too_late:
-                self.counters.dropped += block.events
+            self.counters.dropped += block.events if too_late else verdict.dropped_events.get(index, 0)
             actions += [
                 EmitDropped(index, ref, lateness, "later than the window's bound") for ref, lateness in too_late
             ]
-            if not takers:
+            if not takers and index not in verdict.blocks:
                 self.counters.late_events += block.events
                 continue
-            seq = self.next_seq
+            seq = seqs[index] = self.next_seq
             self.next_seq += 1
             late = 0
             for ref in takers:
@@ -187,7 +203,13 @@ class Operator:
             self.slices.setdefault(block.slice_us, takers)
             if self.watermark.at_us is not None:
                 self._bound.observe_state(block.slice_us, self.watermark.at_us, block.size_bytes)
-            actions.append(Append(index, block.slice_us, seq, late == len(takers)))
+            settled = index not in verdict.blocks or self.grid.end(block.slice_us) <= self._settled_us
+            actions.append(Append(index, block.slice_us, seq, late == len(takers) and settled))
+        actions += verdict.dropped
+        if rows is not None:
+            late = self.keyed.add(verdict, seqs, self.watermark.at_us)
+            if not self.grid.periodic:
+                self.counters.late_events += late
         if stirred:
             actions.append(Prestage(tuple(sorted(stirred))))
         return actions
@@ -223,7 +245,7 @@ class Operator:
 
     def _refs(self, slice_us: int) -> list[WindowRef]:
         return [
-            WindowRef(number, start, self.grid.windows[number].end(start))
+            WindowRef(number, start, self.grid.periodic[number].end(start))
             for number, start in self.grid.covering(slice_us)
         ]
 
@@ -236,13 +258,13 @@ class Operator:
         assert self.watermark.at_us is not None, "nothing is late without a watermark"
         return self.watermark.at_us - ref.end_us
 
-    def _advanced(self, to_us: int) -> list[Action]:
+    def _advanced(self, to_us: int) -> list[Action | Order]:
         before_us = self.watermark.at_us
         if not self.watermark.advance(to_us):
             return []
         # What came until here is complete up to where the watermark was: what is decided from it holds from now on.
         self._bound.advance(before_us, to_us)
-        actions: list[Action] = []
+        actions: list[Action | Order] = []
         expired = [ref for ref in self._due_by(to_us) if self.windows[ref].status is Status.ACTIVE]
         for ref in expired:
             state = self.windows[ref]
@@ -259,16 +281,20 @@ class Operator:
             state.move("bound_passed")
             if state.news:
                 actions.append(self._execute(ref, state, Kind.FINAL))
+        actions += self._placed(self.keyed.advance(before_us, to_us))
         if gone:
             actions += self._purge(gone)
+        if self.keyed:
+            actions += self._settle()
         return actions
 
-    def _batch_ended(self, last: bool) -> list[Action]:
+    def _batch_ended(self, last: bool) -> list[Action | Order]:
         due = [ref for ref in self._stirred if last or self._trigger.due(self._view(ref))]
         for ref in self._stirred.difference(due):
             self.windows[ref].looked = self.windows[ref].stale(self._lateness_of(ref))
         due.sort(key=lambda ref: (ref.end_us, ref))
-        actions: list[Action] = [self._execute(ref, self.windows[ref], Kind.LATE) for ref in due]
+        actions: list[Action | Order] = [self._execute(ref, self.windows[ref], Kind.LATE) for ref in due]
+        actions += self._placed(self.keyed.batch_ended(self.watermark.at_us, self.watermark.step_us, last=last))
         # What was staged for a late execution is let go after it (paper 3.2).
         return actions + self._destage(due)
 
@@ -312,8 +338,11 @@ class Operator:
     def _destage(self, expired: Sequence[WindowRef]) -> list[Action]:
         """A slice is destaged once no active window needs it any more."""
         slices = sorted({s for ref in expired for s in self._slices_of(ref)})
-        free = [s for s in slices if all(self.windows[ref].status is not Status.ACTIVE for ref in self.slices[s])]
+        free = [s for s in slices if self._is_free(s) and (not self.keyed or self.grid.end(s) <= self._settled_us)]
         return [Destage(tuple(free))] if free else []
+
+    def _is_free(self, slice_us: int) -> bool:
+        return all(self.windows[ref].status is not Status.ACTIVE for ref in self.slices[slice_us])
 
     def _purge(self, gone: Sequence[WindowRef]) -> list[Action]:
         touched = sorted({s for ref in gone for s in self._slices_of(ref)})
@@ -323,15 +352,45 @@ class Operator:
             self.counters.staleness.observe(state, self._staleness_bound)
             self._purged[ref.definition].add(ref.start_us)
             self.counters.purged_windows += 1
-        free = []
         for s in touched:
-            needed_by = [ref for ref in self.slices[s] if ref in self.windows]
-            if needed_by:
-                self.slices[s] = needed_by
-            else:
-                del self.slices[s]
-                free.append(s)
+            self.slices[s] = [ref for ref in self.slices[s] if ref in self.windows]
+        return [] if self.keyed else self._free(touched)
+
+    def _free(self, slices: Iterable[int]) -> list[Action]:
+        """Lets go of those that no window needs any more."""
+        needed_from_us = self.keyed.needed_from_us()
+        free = [s for s in slices if not self.slices[s] and self.grid.end(s) <= needed_from_us]
+        for s in free:
+            del self.slices[s]
         return [Purge(tuple(free))] if free else []
+
+    # -- windows of single keys ---------------------------------------------------------------------------
+
+    def _placed(self, orders: Orders) -> list[Order]:
+        """Orders of keyed windows, with the slices that their rows are in."""
+        placed: list[Order] = []
+        for order in orders:
+            if isinstance(order, ExecuteKeyed):
+                low, high = int(order.windows["start"].min()), int(order.windows["last"].max())
+                placed.append(replace(order, slices=tuple(self._slices_between(low, high))))
+                self.counters.executions[order.kind.value] += len(order.windows)
+            else:
+                placed.append(order)
+                self.counters.retracted += len(order.windows)
+        return placed
+
+    def _slices_between(self, first_us: int, last_us: int, but: Container[int] = ()) -> list[int]:
+        """Live slices that may hold an event of the stretch, both ends of which belong to it."""
+        if not self.keyed:
+            return []
+        return sorted(s for s in self.slices if s <= last_us and self.grid.end(s) > first_us and s not in but)
+
+    def _settle(self) -> list[Action]:
+        """What no window needs any more is let go; what only late windows need is let go from memory."""
+        before_us, self._settled_us = self._settled_us, self.keyed.active_from_us(self.watermark.at_us)
+        ended = [s for s in self.slices if before_us < self.grid.end(s) <= self._settled_us and self._is_free(s)]
+        actions: list[Action] = [Destage(tuple(sorted(ended)))] if ended else []
+        return actions + self._free(sorted(self.slices))
 
     # -- snapshot -----------------------------------------------------------------------------------------
 
@@ -349,9 +408,10 @@ class Operator:
                 **{name: [getattr(state, name) for state in self.windows.values()] for name in WINDOW_COLUMNS},
             },
             "slices": sorted(self.slices),
-            "purged": [runs.to_json() for runs in self._purged],
+            "purged": [runs.to_json() for runs in self._purged.values()],
             "lateness": self._bound.to_json(),
             "counters": self.counters.to_json(),
+            "keyed": self.keyed.snapshot(),
         }
 
     def _restore(self, snapshot: Mapping[str, Any]) -> None:
@@ -360,7 +420,7 @@ class Operator:
         w = snapshot["windows"]
         columns = zip(w["definition"], w["start_us"], *(w[name] for name in WINDOW_COLUMNS), strict=True)
         for number, start, *values in columns:
-            ref = WindowRef(number, start, self.grid.windows[number].end(start))
+            ref = WindowRef(number, start, self.grid.periodic[number].end(start))
             state = WindowState(**dict(zip(WINDOW_COLUMNS, values, strict=True)))
             state.status = Status(state.status)
             self.windows[ref] = state
@@ -368,15 +428,16 @@ class Operator:
         self._stirred = {ref for ref, state in self.windows.items() if state.status is Status.LATE and state.news}
         for s in snapshot["slices"]:
             self.slices[s] = [ref for ref in self._refs(s) if ref in self.windows]
-        self._purged = [
-            Runs(window.slide_us, runs) for window, runs in zip(self.grid.windows, snapshot["purged"], strict=True)
-        ]
+        self._purged = {
+            number: Runs(window.slide_us, runs)
+            for (number, window), runs in zip(self.grid.periodic.items(), snapshot["purged"], strict=True)
+        }
         self.counters = Counters.from_json(snapshot["counters"])
 
     def validate(self) -> None:
         """Every cross-collection invariant; raises AssertionError with the story."""
         for s, refs in self.slices.items():
-            assert refs, f"slice {s} is kept for nobody"
+            assert refs or self.keyed, f"slice {s} is kept for nobody"
             for ref in refs:
                 assert ref in self.windows, f"slice {s} names {ref}, which is gone"
                 assert ref.start_us <= s < ref.end_us, f"slice {s} lies outside of {ref}"

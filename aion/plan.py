@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from aion import aggregates as agg
-from aion.errors import ConfigError, SchemaError
+from aion.aggregates.partial import Extreme, Partial
+from aion.aggregates.values import combined
+from aion.errors import ApplyError, ConfigError, SchemaError
 from aion.schema import parse_schema
 from aion.slices import SliceGrid
-from aion.windows import Periodic, named
+from aion.windows import Count, Definition, Definitions, Periodic, PerRecord, Punctuated, Session, named
 
 
 class Window(NamedTuple):
@@ -46,7 +49,7 @@ class Plan:
 
     key: tuple[str, ...]
     time: str
-    windows: Mapping[str, Periodic]
+    windows: Mapping[str, Definition]
     schema: pa.Schema
     layout: agg.Layout | None
     apply: ApplyFunction | None
@@ -56,6 +59,51 @@ class Plan:
     @cached_property
     def grid(self) -> SliceGrid:
         return SliceGrid(tuple(self.windows.values()))
+
+    @cached_property
+    def keyed(self) -> dict[int, Definition]:
+        """The windows that each key has its own of, by their numbers."""
+        return {n: w for n, w in enumerate(self.windows.values()) if not isinstance(w, Periodic)}
+
+    @cached_property
+    def by_event(self) -> bool:
+        """Some windows tell single events apart, so that each is a row of its own."""
+        return any(isinstance(w, Count | PerRecord | Punctuated) for w in self.keyed.values())
+
+    @cached_property
+    def cell_us(self) -> int | None:
+        """Events of a key within a cell of this width share a row: no session can be divided there. None: no cells."""
+        gaps = [w.gap_us for w in self.keyed.values() if isinstance(w, Session)]
+        return min(gaps, default=None) if not self.by_event else None
+
+    @cached_property
+    def block_keys(self) -> list[str]:
+        """The key columns of a block."""
+        return list(self.key) if self.layout is None else [field.name for field in self.key_fields]
+
+    def instants(self, rows: Any) -> tuple[Any, Any]:
+        """The times of the first and last event of each row of a block or table, int64 microseconds."""
+        if self.layout is None:
+            times = _micros(rows.column(self.time))
+            return times, times
+        first, last = (self.layout.partials[p][0] for p in instants(self.time, self.timestamp))
+        return _micros(rows.column(first)), _micros(rows.column(last))
+
+    def marks(self, rows: Any) -> Any:
+        """Of each row of a block a bit for each definition of which it is a punctuation, int64."""
+        if self.layout is not None:
+            if MARK not in self.layout.partials:
+                return np.zeros(rows.num_rows, np.int64)
+            return combined(rows.column(self.layout.partials[MARK][0])).to_numpy()
+        return self.marks_of(rows)
+
+    def marks_of(self, events: pa.RecordBatch) -> Any:
+        """The same of events as the user has them. Raises ApplyError for a predicate that does not work."""
+        found = np.zeros(events.num_rows, np.int64)
+        for number, window in self.keyed.items():
+            if isinstance(window, Punctuated):
+                found |= _says(window, events).astype(np.int64) << number
+        return found
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -119,7 +167,7 @@ def make_plan(
     *,
     key: str | Sequence[str] | None,
     time: str,
-    windows: Periodic | Sequence[Periodic] | Mapping[str, Periodic],
+    windows: Definitions,
     aggregates: Mapping[str, agg.Aggregate] | None,
     apply: ApplyFunction | None,
     outputs: str | pa.Schema | None,
@@ -148,11 +196,60 @@ def make_plan(
             raise ConfigError("schema= belongs to apply=; aggregates know their types")
         if not aggregates:
             raise ConfigError("aggregates: none given; e.g. aggregates={'n': aion.aggregates.count()}")
-        layout = agg.Layout([agg.bind(name, a, schema, time) for name, a in aggregates.items()])
+        bound = [agg.bind(name, a, schema, time) for name, a in aggregates.items()]
+        layout = agg.Layout(bound, _besides(definitions, time, schema.field(time).type))
         result = pa.schema([pa.field(b.name, b.type) for b in layout.bound])
-        kept = pa.schema([schema.field(n) for n in dict.fromkeys((*keys, time, *layout.columns))])
+        columns = (*keys, time, *(c for c in layout.columns if c != MARK.column), *_predicates(definitions, schema))
+        kept = pa.schema([schema.field(n) for n in dict.fromkeys(columns)])
     _check_names(keys, result.names)
     return Plan(keys, time, definitions, kept, layout, apply, result, blocking and apply is not None)
+
+
+MARK = Extreme("\0mark", pa.int64(), largest=True)
+"""Which definitions an event is a punctuation of, among its partials."""
+
+
+def instants(time: str, type_: pa.DataType) -> tuple[Partial, Partial]:
+    """The partials that say when the first and the last event of a row were."""
+    return Extreme(time, type_, largest=False), Extreme(time, type_, largest=True)
+
+
+def _besides(definitions: Mapping[str, Definition], time: str, type_: pa.DataType) -> list[Partial]:
+    """What rows say besides the aggregates, where keys have windows of their own."""
+    windows = definitions.values()
+    if all(isinstance(w, Periodic) for w in windows):
+        return []
+    return [*instants(time, type_), *([MARK] if any(isinstance(w, Punctuated) for w in windows) else [])]
+
+
+def _predicates(definitions: Mapping[str, Definition], schema: pa.Schema) -> list[str]:
+    """The columns that punctuation is told by: all of them for a function."""
+    found: list[str] = []
+    for name, window in definitions.items():
+        if isinstance(window, Punctuated):
+            if not isinstance(window.predicate, str):
+                return list(schema.names)
+            if window.predicate not in schema.names or not pa.types.is_boolean(schema.field(window.predicate).type):
+                raise SchemaError(f"windows: {name!r}: there is no boolean column {window.predicate!r}")
+            found.append(window.predicate)
+    return found
+
+
+def _says(window: Punctuated, events: pa.RecordBatch) -> Any:
+    if isinstance(window.predicate, str):
+        answer = events.column(window.predicate)
+    else:
+        try:
+            answer = pa.array(window.predicate(events), pa.bool_())
+        except Exception as error:
+            raise ApplyError(f"windows: {window}: {type(error).__name__}: {error}") from error
+        if len(answer) != events.num_rows:
+            raise ApplyError(f"windows: {window}: {len(answer)} answers for {events.num_rows} events")
+    return combined(answer).fill_null(False).to_numpy(zero_copy_only=False)
+
+
+def _micros(column: Any) -> Any:
+    return combined(column).cast(pa.int64()).to_numpy(zero_copy_only=False)
 
 
 def _check_columns(schema: pa.Schema, keys: Sequence[str], time: str) -> None:

@@ -24,7 +24,7 @@ def pane_rows(
     late_events: Any,
     pane: Any = None,
     event_time: Any = None,
-    lateness_us: int | None = None,
+    lateness_us: Any = None,
     reason: str | None = None,
     event: Any = None,
 ) -> pa.RecordBatch:

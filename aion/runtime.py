@@ -13,9 +13,13 @@ from aion.config import Policy, Share
 from aion.errors import FormatError
 from aion.executor import Executor, Session
 from aion.hashing import ShardOfKeys
+from aion.keyed.shapes import shape_of
+from aion.keyed.shard import KeyedShard
+from aion.keyed.windows import KeyedWindows
 from aion.operator import SNAPSHOT_VERSION, Operator
 from aion.plan import Plan
 from aion.trigger import Count, EveryBatch, Forecast, Interval, Staleness, Trigger
+from aion.windows import Periodic
 from policies.cleanup import Cleanup
 from state_backends.block import Codec, Compression
 from state_backends.codec_pool import CodecPool
@@ -30,13 +34,25 @@ def make_operator(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None
             f"this Aion reads format {SNAPSHOT_VERSION}"
         )
     bound = make_bound(plan, policy, snapshot)
+    trigger = make_trigger(policy, Expected(bound))
+    staleness_bound = policy.trigger.bound if policy.trigger.kind == "staleness" else None
+    known = snapshot["keyed"] if snapshot is not None and plan.keyed else [None] * len(plan.keyed)
+    types = [plan.schema.field(name).type for name in plan.key]
+    keyed = [
+        KeyedWindows(
+            number, shape_of(window), types,
+            bound=bound, trigger=trigger, staleness_bound=staleness_bound, snapshot=before,
+        )
+        for (number, window), before in zip(plan.keyed.items(), known, strict=True)
+    ]  # fmt: skip
     return Operator(
         plan.grid,
         bound=bound,
-        trigger=make_trigger(policy, Expected(bound)),
+        trigger=trigger,
         # Late events announce an execution in the same batch: nothing predicts it earlier than they do.
         prestages_late=prestages(policy),
-        staleness_bound=policy.trigger.bound if policy.trigger.kind == "staleness" else None,
+        staleness_bound=staleness_bound,
+        keyed=KeyedShard(keyed, [k for k in known if k is not None]),
         snapshot=snapshot,
     )
 
@@ -51,7 +67,7 @@ def make_bound(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None) -
         max_bound_us=max(told.max_bound_us, told.initial_bound_us),
         max_state_bytes=told.max_state_bytes,
     )
-    longest_us = max((window.size_us for window in plan.grid.windows), default=0)
+    longest_us = max(w.size_us if isinstance(w, Periodic) else w.reach_us for w in plan.windows.values())
     known = snapshot["lateness"] if snapshot is not None else None
     return AdaptiveBound(asked, half_life_us=told.half_life_us, model=told.model, ahead_us=longest_us, snapshot=known)
 

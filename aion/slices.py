@@ -11,20 +11,31 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from aion.windows import Periodic
+from aion.windows import Definition, Family, Periodic
 
 Micros = npt.NDArray[np.int64]
+
+LEAST_KEYED_US = 60_000_000
+"""Slices for windows of single keys are at least a minute long."""
 
 # The slice of events without a time: no window covers it.
 NO_SLICE = -(2**63)
 
 
 class SliceGrid:
-    """Slices for a fixed sequence of window definitions (their index is the definition's number)."""
+    """Slices for a fixed sequence of window definitions (their index is the definition's number).
 
-    def __init__(self, windows: Sequence[Periodic]) -> None:
-        self.windows = tuple(windows)
-        families = sorted({family for window in windows for family in window.families()})
+    Windows that each key has its own of have no edges; where there are some, slices are no longer than is good for
+    reading what they need.
+    """
+
+    def __init__(self, windows: Sequence[Definition]) -> None:
+        self.periodic = {number: w for number, w in enumerate(windows) if isinstance(w, Periodic)}
+        edges = {family for window in self.periodic.values() for family in window.families()}
+        reaches = [window.reach_us for window in windows if not isinstance(window, Periodic)]
+        if reaches:
+            edges.add(Family(max(min(reaches), LEAST_KEYED_US), 0))
+        families = sorted(edges)
         # An edge family whose edges are all edges of another one adds nothing.
         self.families = tuple(
             f
@@ -54,7 +65,7 @@ class SliceGrid:
             return []
         return [
             (number, window_start)
-            for number, window in enumerate(self.windows)
+            for number, window in self.periodic.items()
             for window_start in window.starts_covering(start_us)
         ]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from aion.errors import WindowError
 from aion.time import duration_us, format_duration
@@ -129,6 +129,11 @@ class Session:
     def __init__(self, gap: Duration) -> None:
         object.__setattr__(self, "gap_us", _positive(gap, "Session: gap"))
 
+    @property
+    def reach_us(self) -> int:
+        """How long before its end a window may begin that holds a single event."""
+        return self.gap_us
+
     def end(self, last_us: int) -> int:
         """The end of a session of which the last event is at ``last_us``."""
         return last_us + self.gap_us
@@ -154,6 +159,7 @@ class Count:
 
     n: int
     slide: int
+    reach_us: ClassVar[int] = 0
 
     def __init__(self, n: int, slide: int | None = None) -> None:
         object.__setattr__(self, "n", _positive_number(n, "Count: n"))
@@ -186,6 +192,10 @@ class PerRecord:
     def __init__(self, size: Duration) -> None:
         object.__setattr__(self, "size_us", _positive(size, "PerRecord: size"))
 
+    @property
+    def reach_us(self) -> int:
+        return self.size_us
+
     def spec(self) -> dict[str, int | str]:
         return {"type": "per_record", "size_us": self.size_us}
 
@@ -205,6 +215,7 @@ class Punctuated:
     """
 
     predicate: str | Callable[[Any], Any]
+    reach_us: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if not (callable(self.predicate) or (isinstance(self.predicate, str) and self.predicate)):
@@ -229,10 +240,11 @@ class Punctuated:
     __repr__ = __str__
 
 
-Definition = Periodic | Session | Count | PerRecord | Punctuated
+Definition: TypeAlias = Periodic | Session | Count | PerRecord | Punctuated
+Definitions: TypeAlias = Definition | Sequence[Definition] | Mapping[str, Definition]
 
 
-def named(windows: Periodic | Sequence[Periodic] | Mapping[str, Periodic]) -> dict[str, Periodic]:
+def named(windows: Definitions) -> dict[str, Definition]:
     """Definitions by name, in order; unnamed ones are called by their own words (``tumbling 1 minute``).
 
     Raises WindowError for none at all, for something that is no window, and for two of the same name.
@@ -240,7 +252,7 @@ def named(windows: Periodic | Sequence[Periodic] | Mapping[str, Periodic]) -> di
     if isinstance(windows, Mapping):
         result = dict(windows)
     else:
-        several = [windows] if isinstance(windows, Periodic) else list(windows)
+        several = [windows] if isinstance(windows, Definition) else list(windows)
         result = {}
         for window in several:
             if str(window) in result:
@@ -249,7 +261,7 @@ def named(windows: Periodic | Sequence[Periodic] | Mapping[str, Periodic]) -> di
     if not result:
         raise WindowError("windows: none given; e.g. windows=[aion.Tumbling('1 minute')]")
     for name, window in result.items():
-        if not isinstance(window, Periodic):
+        if not isinstance(window, Definition):
             raise WindowError(f"windows: {name!r} is no window; e.g. aion.Tumbling('1 minute')")
     return result
 

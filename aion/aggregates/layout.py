@@ -19,12 +19,13 @@ from aion.errors import IntegerOverflow
 class Layout:
     """The columns ``p0, p1, ...`` of the partials of some aggregates, each partial kept once; ``p0`` counts events.
 
-    Where all values of a column are kept anyway, its distinct ones are not kept beside them.
+    Where all values of a column are kept anyway, its distinct ones are not kept beside them. ``also``: partials that
+    no aggregate asks for.
     """
 
-    def __init__(self, bound: Sequence[Bound]) -> None:
+    def __init__(self, bound: Sequence[Bound], also: Sequence[Partial] = ()) -> None:
         self.bound = tuple(bound)
-        asked = needs_all([EVENTS, *(p for b in bound for p in b.partials)])
+        asked = needs_all([EVENTS, *(p for b in bound for p in b.partials), *also])
         self._from_values = {
             p: values
             for p in asked

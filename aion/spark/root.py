@@ -163,6 +163,7 @@ class _ShardWork:
         policy = policy_from_json(config.policy)
         self.operator: Operator = make_operator(config.plan, policy, session.snapshot)
         self.executor = make_executor(config.plan, self.operator, session, codec, policy)
+        self.executor.load()
         self._predicts = predicts(policy)
         if session.rebuilt and (active := self.operator.active_slices()):
             # What was in memory before comes back behind what this batch does.
@@ -185,6 +186,7 @@ class _ShardWork:
         yield from _frames(self.executor.end_batch())
 
     def commit(self) -> None:
+        self.executor.save()
         self.session.commit(self.operator.snapshot(), self._next_slices(), self.executor.executions)
 
     def _next_slices(self) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from aion.spark.root import Root, RootConfig
 from aion.spark.session import REQUIRED
 from aion.spark.shards import shard_column, shard_ids
 from aion.spark.types import arrow_schema
-from aion.windows import Periodic
+from aion.windows import Definitions
 
 _WATERMARK = "spark.watermarkDelayMs"
 
@@ -34,7 +34,7 @@ _WATERMARK = "spark.watermarkDelayMs"
 def windowed(
     df: DataFrame,
     *,
-    windows: Periodic | Sequence[Periodic] | Mapping[str, Periodic],
+    windows: Definitions,
     time: str,
     key: str | Sequence[str] | None = None,
     aggregates: Mapping[str, Aggregate] | None = None,

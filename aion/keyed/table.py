@@ -1,0 +1,99 @@
+"""Rows of key columns and integers, and keys compared over several such tables. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from aion.aggregates.groups import number
+from aion.aggregates.values import combined
+
+Ints = npt.NDArray[np.int64]
+
+
+class Table:
+    """``keys``: an Arrow array for each key column; ``columns``: integers by name. All have one row each."""
+
+    __slots__ = ("columns", "keys", "rows")
+
+    def __init__(self, keys: Sequence[pa.Array], columns: Mapping[str, Ints]) -> None:
+        self.keys = list(keys)
+        self.columns = dict(columns)
+        self.rows = len(next(iter(self.columns.values())))
+
+    @classmethod
+    def empty(cls, types: Sequence[pa.DataType], names: Sequence[str]) -> Table:
+        return cls([pa.array([], type_) for type_ in types], {name: np.empty(0, np.int64) for name in names})
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, name: str) -> Ints:
+        return self.columns[name]
+
+    def take(self, which: npt.NDArray[Any]) -> Table:
+        """Rows by a mask or by their numbers."""
+        if which.dtype == np.bool_:
+            if which.all():
+                return self
+            which = np.flatnonzero(which)
+        rows = pa.array(which)
+        return Table([key.take(rows) for key in self.keys], {n: c[which] for n, c in self.columns.items()})
+
+    def replaced(self, **columns: Ints) -> Table:
+        """The same keys with some columns new."""
+        return Table(self.keys, {**self.columns, **columns})
+
+
+def stacked(tables: Sequence[Table]) -> Table:
+    """All rows, in order; the columns are those of the first one."""
+    some = [table for table in tables if len(table)] or list(tables[:1])
+    if len(some) == 1:
+        return some[0]
+    keys = [combined(pa.chunked_array(columns)) for columns in zip(*(t.keys for t in some), strict=True)]
+    return Table(keys, {name: np.concatenate([t[name] for t in some]) for name in tables[0].columns})
+
+
+def coded(*keys: tuple[Sequence[pa.Array], int]) -> list[Ints]:
+    """For each (key columns, rows): the same small integer for the same key, in all of them."""
+    rows = [n for _, n in keys]
+    columns = [combined(pa.chunked_array(list(parts))) for parts in zip(*(k for k, _ in keys), strict=True)]
+    ids = number(columns, sum(rows)).ids
+    bounds = np.concatenate(([0], np.cumsum(rows)))
+    return [ids[begin:end] for begin, end in itertools.pairwise(bounds)]
+
+
+def codes_of(*tables: Table) -> list[Ints]:
+    return coded(*((table.keys, len(table)) for table in tables))
+
+
+class Places:
+    """Rows in order of (key, instant), to be searched for many keys at once."""
+
+    def __init__(self, codes: Ints, times_us: Ints) -> None:
+        self._times = np.unique(times_us)
+        # Ranks instead of times: a key and a rank always fit into 64 bits together.
+        self._width = len(self._times) + 2
+        self._placed = codes * self._width + np.searchsorted(self._times, times_us) + 1
+
+    def before(self, codes: Ints, times_us: Ints) -> Ints:
+        """For each key and instant the number of the first row of that key at or after it, or of the next key."""
+        ranks = np.searchsorted(self._times, times_us) + 1
+        return np.asarray(np.searchsorted(self._placed, codes * self._width + ranks))
+
+    def after(self, codes: Ints, times_us: Ints) -> Ints:
+        """The same, of the first row after it."""
+        ranks = np.searchsorted(self._times, times_us, side="right") + 1
+        return np.asarray(np.searchsorted(self._placed, codes * self._width + ranks))
+
+
+def ranges(begins: Ints, lengths: Ints) -> Ints:
+    """``begins[i], begins[i] + 1, ...`` of each length, one after the other."""
+    before = np.cumsum(lengths) - lengths
+    found: Ints = np.arange(int(lengths.sum())) + np.repeat(begins - before, lengths)
+    return found

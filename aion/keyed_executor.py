@@ -1,0 +1,147 @@
+"""Carries out the orders for windows that each key has its own of: reads rows, computes panes, keeps their index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from aion.actions import Kind, WindowRef
+from aion.applying import apply_gathered, decode_all, dropped_events
+from aion.keyed.computing import gather, panes, placed, retractions
+from aion.keyed.orders import Arrivals, EmitDroppedRows, ExecuteKeyed, Retract
+from aion.keyed.saving import Keeper, Save
+from aion.keyed.table import Table
+from aion.plan import Plan
+from aion.rows import pane_rows
+from aion.slices import NO_SLICE
+from aion.spilling import parts_by_key
+from state_backends.block import Block, Codec, Compression, decode, encode
+from state_backends.block import Kind as BlockKind
+
+if TYPE_CHECKING:
+    from aion.executor import Session
+    from state_backends.codec_pool import CodecPool
+
+
+class KeyedExecutor:
+    """Of one shard. ``memory_limit_bytes`` of rows are held at once, and of all their keys, those of some."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        session: Session,
+        codec: CodecPool | None,
+        *,
+        memory_limit_bytes: int,
+        spill_folder: str | None,
+    ) -> None:
+        self._plan = plan
+        self._session = session
+        self._codec = codec
+        self._limit = memory_limit_bytes
+        self._folder = spill_folder
+
+    # -- arrivals -----------------------------------------------------------------------------------------
+
+    def arrivals(self, blocks: Sequence[Block]) -> Arrivals | None:
+        """What the windows of single keys depend on; None: there are none, or there is nothing."""
+        timed = [(i, b) for i, b in enumerate(blocks) if b.header.slice_us != NO_SLICE] if self._plan.keyed else []
+        if not timed:
+            return None
+        plan = self._plan
+        batches = [decode(block, plan.block_schema) for _, block in timed]
+        table = pa.Table.from_batches(batches)
+        first, last = plan.instants(table)
+        if plan.layout is None:
+            events = np.ones(table.num_rows, np.int64)
+            marks = np.concatenate([plan.marks(batch) for batch in batches])
+        else:
+            events = table.column("p0").to_numpy()
+            marks = plan.marks(table)
+        sizes = [batch.num_rows for batch in batches]
+        columns = {
+            "first": first,
+            "last": last,
+            "events": events,
+            "row": np.concatenate([np.arange(n) for n in sizes]),
+            "mark": marks,
+        }
+        keys = [table.column(name).combine_chunks() for name in plan.block_keys]
+        return Arrivals(Table(keys, columns), np.repeat([i for i, _ in timed], sizes))
+
+    def dropped(self, order: EmitDroppedRows, block: Block) -> pa.RecordBatch:
+        """A row for each that came too late, with the window that it would have made alone."""
+        batch = decode(block, self._plan.block_schema).take(pa.array(order.rows))
+        bounds = zip(order.starts_us.tolist(), order.ends_us.tolist(), strict=True)
+        windows = [WindowRef(order.definition, start, end) for start, end in bounds]
+        which = np.arange(len(windows))
+        if self._plan.layout is None:
+            return dropped_events(self._plan, batch, windows, which, order.latenesses_us, _REASON)
+        events = batch.column("p0")
+        return pane_rows(
+            self._plan,
+            keys=[batch.column(name) for name in self._plan.block_keys],
+            outputs=list(self._plan.layout.lower(self._plan.layout.states(batch)).values()),
+            windows=windows,
+            which=which,
+            kind=pa.repeat(Kind.DROPPED.value, len(windows)),
+            events=events,
+            late_events=events,
+            lateness_us=order.latenesses_us,
+            reason=_REASON,
+        )
+
+    # -- executions ---------------------------------------------------------------------------------------
+
+    def execute(self, order: ExecuteKeyed | Retract) -> Iterator[pa.RecordBatch]:
+        if isinstance(order, Retract):
+            yield retractions(self._plan, order)
+            return
+        blocks = self._session.read(order.slices, blocking=self._plan.blocking)
+        with closing(decode_all(self._plan, blocks, self._codec)) as decoded:
+            batches = (placed(d.batch, d.seq) for d in decoded)
+            with closing(parts_by_key(self._plan.block_keys, batches, self._limit, self._folder)) as parts:
+                for part in parts:
+                    if part:
+                        yield from self._computed(order, pa.Table.from_batches(part).combine_chunks())
+
+    def _computed(self, order: ExecuteKeyed, table: pa.Table) -> Iterator[pa.RecordBatch]:
+        at_once = max(self._limit // max(table.nbytes // max(table.num_rows, 1), 1), 1)
+        if self._plan.layout is not None:
+            yield from panes(self._plan, order, table, at_once)
+        else:
+            for gathered in gather(self._plan, order, table, at_once):
+                yield from apply_gathered(self._plan, order, table.select(self._plan.schema.names), gathered)
+
+    # -- the index ----------------------------------------------------------------------------------------
+
+    def load(self, kept: Sequence[Keeper]) -> None:
+        """The index as of the version that was opened."""
+        for keeper in kept:
+            stored = self._session.read(keeper.slices, blocking=True)
+            keeper.load(decode(block, keeper.schema) for _, block in stored)
+
+    def save(self, keeper_saves: Sequence[Save], next_seq: int) -> int:
+        """Keeps what changed of it; returns how many blocks that took, numbered from ``next_seq`` on."""
+        for i, (slice_us, rows, replaces) in enumerate(keeper_saves):
+            block = encode(
+                rows,
+                kind=BlockKind.PARTIALS,
+                slice_us=slice_us,
+                events=0,
+                min_us=slice_us,
+                max_us=slice_us,
+                compression=Compression.NONE,
+                codec=Codec.ARROW,
+            )
+            self._session.append([(next_seq + i, False, block)])
+            if replaces:
+                self._session.release([], replaces)
+        return len(keeper_saves)
+
+
+_REASON = "later than the window's bound"

@@ -1,0 +1,140 @@
+"""What windows that each key has its own of mean, one event at a time, in plain Python. Slow and obvious.
+
+Written from issue and DESIGN.md: sessions end a gap after their last event; count windows hold n events in event-time
+order; a window per record holds what came up to ``size`` before it, both ends inclusive; punctuated windows begin at a
+punctuation and end at the next. What ended a bound before the watermark is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import aion
+
+NEVER = 2**63 - 1
+
+
+class Event(NamedTuple):
+    key: int
+    t: int
+    value: int
+    mark: bool = False
+
+
+class Window(NamedTuple):
+    """``over``: the watermark at which it is complete; NEVER while it is not."""
+
+    start: int
+    end: int
+    over: int
+    events: tuple[Event, ...]
+
+
+def windows_of(definition: object, events: Sequence[Event]) -> list[Window]:
+    """Of the events of one key, in the order of arrival."""
+    events = sorted(events, key=lambda e: e.t)
+    found: list[Window] = []
+    match definition:
+        case aion.Session(gap_us=gap):
+            groups: list[list[Event]] = []
+            for e in events:
+                if groups and e.t - groups[-1][-1].t <= gap:
+                    groups[-1].append(e)
+                else:
+                    groups.append([e])
+            found = [Window(g[0].t, g[-1].t + gap, g[-1].t + gap, tuple(g)) for g in groups]
+        case aion.Count(n=n, slide=slide):
+            for i in range(0, len(events) - n + 1, slide):
+                g = events[i : i + n]
+                found.append(Window(g[0].t, g[-1].t + 1, g[-1].t + 1, tuple(g)))
+        case aion.PerRecord(size_us=size):
+            for t in sorted({e.t for e in events}):
+                found.append(Window(t - size, t, t + 1, tuple(e for e in events if t - size <= e.t <= t)))
+        case aion.Punctuated():
+            begins = [i for i, e in enumerate(events) if i == 0 or e.mark]
+            for i, begin in enumerate(begins):
+                end = begins[i + 1] if i + 1 < len(begins) else None
+                over = NEVER if end is None else events[end].t
+                found.append(Window(events[begin].t, over, over, tuple(events[begin:end])))
+    return found
+
+
+class Oracle:
+    """The events that are kept, those that were dropped, and the windows that have ended."""
+
+    def __init__(self, definition: object, bound: int, *, by_event: bool) -> None:
+        self.definition = definition
+        self.by_event = by_event
+        self.bound = bound
+        self.live: dict[int, list[Event]] = {}
+        self.dropped: list[Event] = []
+        self.done: list[tuple[int, Window]] = []
+        self.watermark: int | None = None
+        self.closed = -NEVER
+
+    def process(self, batch: Sequence[Event]) -> None:
+        """All events of a batch are judged by what was there before it."""
+        before = {key: list(events) for key, events in self.live.items()}
+        for row in self._rows(batch):
+            if all(self._in_time(e, before.get(e.key, []), row) for e in row):
+                for e in row:
+                    self.live.setdefault(e.key, []).append(e)
+            else:
+                self.dropped += row
+
+    def _rows(self, batch: Sequence[Event]) -> list[list[Event]]:
+        """Where partials are kept, events of a key within a cell of the gap share their fate in sessions."""
+        if self.by_event or not isinstance(self.definition, aion.Session):
+            return [[e] for e in batch]
+        rows: dict[tuple[int, int], list[Event]] = {}
+        for e in batch:
+            rows.setdefault((e.key, e.t // self.definition.gap_us), []).append(e)
+        return list(rows.values())
+
+    def _in_time(self, e: Event, live: list[Event], row: list[Event]) -> bool:
+        match self.definition:
+            case aion.Session(gap_us=gap):
+                first, last = min(r.t for r in row), max(r.t for r in row)
+                inside = any(w.start <= first and last <= w.end - gap for w in windows_of(self.definition, live))
+                return first + gap > self.closed or inside
+            case aion.PerRecord(size_us=size):
+                return e.t + size + 1 > self.closed
+        return e.t + 1 > self.closed or (bool(live) and e.t >= min(o.t for o in live))
+
+    def advance(self, watermark: int) -> None:
+        if self.watermark is not None and watermark <= self.watermark:
+            return
+        self.watermark = watermark
+        self.closed = max(self.closed, watermark - self.bound)
+        for key, events in self.live.items():
+            self.live[key] = self._still_needed(key, events)
+
+    def _still_needed(self, key: int, events: list[Event]) -> list[Event]:
+        windows = windows_of(self.definition, events)
+        gone = [w for w in windows if w.over <= self.closed]
+        self.done += [(key, w) for w in gone if not self._is_noted(key, w)]
+        match self.definition:
+            case aion.PerRecord(size_us=size):
+                return [e for e in events if e.t + size + 1 > self.closed]
+            case aion.Count(slide=slide):
+                return sorted(events, key=lambda e: e.t)[len(gone) * slide :]
+        held = [e for w in gone for e in w.events]
+        return [e for e in events if not any(e is h for h in held)]
+
+    def _is_noted(self, key: int, window: Window) -> bool:
+        """Windows per record are found again as long as their events are needed by later ones."""
+        return any(k == key and (w.start, w.end) == (window.start, window.end) for k, w in self.done)
+
+    def ended(self) -> dict[tuple[int, int, int], list[tuple[int, ...]]]:
+        """(key, start, end) of every window that the watermark has passed, with the values of each that has those."""
+        found: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
+        live = [(k, w) for k, events in self.live.items() for w in windows_of(self.definition, events)]
+        done = {(k, w.start, w.end) for k, w in self.done}
+        if isinstance(self.definition, aion.PerRecord):
+            live = [(k, w) for k, w in live if (k, w.start, w.end) not in done]
+        for key, w in [*self.done, *live]:
+            if self.watermark is not None and w.over <= self.watermark:
+                values = tuple(sorted(e.value for e in w.events))
+                found.setdefault((key, w.start, w.end), []).append(values)
+        return found

@@ -1,0 +1,128 @@
+"""Sessions, counts, windows per record and punctuated ones, through LocalOperator, against the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import aion
+from aion import aggregates as A
+from tests.keyed_oracle import Event, Oracle
+
+DEFINITIONS = [
+    aion.Session(5),
+    aion.Session(1),
+    aion.Count(3),
+    aion.Count(3, 2),
+    aion.Count(1),
+    aion.PerRecord(4),
+    aion.Punctuated("mark"),
+]
+
+events = st.builds(Event, st.integers(0, 2), st.integers(-30, 60), st.integers(0, 99), st.booleans())
+steps = st.lists(st.lists(events, max_size=8) | st.integers(-20, 90), max_size=14)
+Step = list[Event] | int
+
+
+def policy(bound: int, trigger: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {
+        "lateness": {"initial_bound": f"{bound} microseconds", "coverage": None},
+        "trigger": trigger or {"kind": "every_batch"},
+    }
+
+
+def table(batch: Sequence[Event]) -> pa.Table:
+    return pa.table(
+        {
+            "key": pa.array([e.key for e in batch], pa.int64()),
+            "t": pa.array([e.t for e in batch], pa.timestamp("us")),
+            "value": pa.array([e.value for e in batch], pa.int64()),
+            "mark": pa.array([e.mark for e in batch], pa.bool_()),
+        }
+    )
+
+
+def values(key: Any, window: Any, batches: Any) -> dict[str, Any]:
+    return {"values": [v for b in batches for v in b.column("value").to_pylist()]}
+
+
+KINDS = {
+    "partials": {"aggregates": {"n": A.count(), "total": A.sum("value")}},
+    "lists": {"aggregates": {"values": A.collect_list("value")}},
+    "events": {"apply": values, "schema": "values array<bigint>"},
+}
+
+
+class Sink:
+    """Keyed by key and window: later panes replace, retractions delete."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[int, int, int], list[dict[str, Any]]] = {}
+        self.dropped: list[dict[str, Any]] = []
+        self.all: list[dict[str, Any]] = []
+
+    def take(self, panes: pa.Table) -> None:
+        for name in ("window_start", "window_end"):
+            if name in panes.schema.names:
+                i = panes.schema.get_field_index(name)
+                panes = panes.set_column(i, name, panes.column(name).cast(pa.int64()))
+        for row in panes.to_pylist():
+            self.all.append(row)
+            if row["kind"] == "dropped":
+                self.dropped.append(row)
+                continue
+            place = (row["key"], row["window_start"], row["window_end"])
+            if row["kind"] == "retracted":
+                assert place in self.rows, "what is retracted was there"
+                del self.rows[place]
+            else:
+                self.rows[place] = [row]
+
+
+def run(definition: Any, script: Sequence[Step], bound: int, kind: str, **more: Any) -> tuple[Sink, Oracle]:
+    sink, oracle = Sink(), Oracle(definition, bound, by_event=kind == "events")
+    with aion.LocalOperator(
+        windows=definition, key="key", time="t", policy=policy(bound, more.pop("trigger", None)), **KINDS[kind]
+    ) as operator:
+        for step in script:
+            if isinstance(step, int):
+                sink.take(operator.advance(step))
+                oracle.advance(step)
+            elif step:
+                sink.take(operator.process(table(step)))
+                oracle.process(step)
+        sink.take(operator.close())
+    return sink, oracle
+
+
+def check(sink: Sink, oracle: Oracle, kind: str) -> None:
+    ended = oracle.ended()
+    assert set(sink.rows) == set(ended)
+    for place, [row] in sink.rows.items():
+        possible = ended[place]
+        if kind == "partials":
+            assert (row["n"], row["total"]) in {(len(v), sum(v)) for v in possible}
+        else:
+            assert tuple(sorted(row["values"])) in possible
+        assert row["events"] in {len(v) for v in possible}
+        assert 0 <= row["late_events"] <= row["events"]
+    assert sum(r["events"] for r in sink.dropped) == len(oracle.dropped)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("definition", DEFINITIONS, ids=str)
+def test_the_sink_ends_right(definition: Any, kind: str) -> None:
+    @settings(
+        max_examples=60, suppress_health_check=list(HealthCheck), deadline=None, report_multiple_bugs=False,
+        phases=[Phase.generate]
+    )
+    @given(steps, st.sampled_from([0, 1, 7, 30, 1000]))
+    def property_(script: list[Step], bound: int) -> None:
+        check(*run(definition, script, bound, kind), kind)
+
+    property_()
