@@ -49,7 +49,7 @@ EFFECTS = {
 
 # The shell: where everything comes together. What is not listed here of aion is core, and imports no shell.
 TOP = {
-    "aion", "aion.applying", "aion.cli", "aion.executor", "aion.inspecting", "aion.local", "aion.metrics",
+    "aion", "aion.applying", "aion.cli", "aion.executor", "aion.inspecting", "aion.keyed_executor", "aion.local", "aion.metrics",
     "aion.runtime", "aion.spark", "aion.spilling",
 }  # fmt: skip
 
