@@ -65,7 +65,8 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
     def _act(self, request: requests.Request) -> Any:
         match request:
             case requests.Ping():
-                self.watch.add(request.executor_pid)
+                if request.executor_pid is not None:
+                    self.watch.add(request.executor_pid)
                 return {"pid": os.getpid()}
             case requests.Stats():
                 return self.host.stats()
