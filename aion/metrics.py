@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -49,7 +48,7 @@ class StateMetrics:
 
 def state(spark: SparkSession) -> StateMetrics | None:
     """The metrics of this host's state server, or None while there is none."""
-    client = StateClient.find(spark.sparkContext.applicationId, watch_pid=os.getpid())
+    client = StateClient.find(spark.sparkContext.applicationId)
     if client is None:
         return None
     try:

@@ -7,6 +7,8 @@ import typer
 from experiments.chaos import chaos
 from experiments.cleanup import cleanup
 from experiments.ingest import ingest
+from experiments.overhead import overhead
+from experiments.restart import restart
 from experiments.restore import restore
 from experiments.slicing import slicing
 from experiments.staleness import staleness
@@ -25,6 +27,8 @@ def _experiments() -> None:
 app.command("cleanup")(cleanup)
 app.command("chaos")(chaos)
 app.command("ingest")(ingest)
+app.command("overhead")(overhead)
+app.command("restart")(restart)
 app.command("restore")(restore)
 app.command("store")(store)
 app.command("staleness")(staleness)

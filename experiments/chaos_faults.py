@@ -88,7 +88,7 @@ def wait_for_moment(app: Application, state: Path, rng: random.Random, timeout_s
     moment = rng.choices(list(MOMENTS), list(MOMENTS.values()))[0]
     extra_s = rng.uniform(0.0, 0.02)
     if moment != "any":
-        with contextlib.closing(StateClient(runtime_dir(app.name), app.jvm.pid)) as client:
+        with contextlib.closing(StateClient(runtime_dir(app.name), None)) as client:
             before, deadline = 1 << 62, time.monotonic() + timeout_s
             while (now := _blocks_of(client) if moment == "append" else _files_of(state)) <= before:
                 if time.monotonic() > deadline:

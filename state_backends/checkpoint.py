@@ -43,6 +43,9 @@ class Shard:
     Calls are serialised by the caller, except for reads. ``depot`` keeps the versions, ``live`` RocksDB's own files.
     """
 
+    durable = True
+    """Whether files are synced, and kept until no version names them."""
+
     def __init__(
         self,
         identity: Identity,
@@ -202,7 +205,7 @@ class Shard:
         self.close()
         self._held, self._files, self._attempt, self._written, self._retention = None, {}, None, [], None
         self.rebuilds += 1
-        p_bucket = PBucket(self.depot.files, self._live, durable=True, cache=self._cache)
+        p_bucket = PBucket(self.depot.files, self._live, durable=self.durable, cache=self._cache)
         store = self._make_store(p_bucket)
         try:
             if token is None:

@@ -52,9 +52,9 @@ def running_servers() -> list[tuple[int, dict[str, Any]]]:
     found = []
     for pid in runtime_dir("").parent.glob("*/" + PID):
         server = occupant(pid.parent)
-        if server is None or not _answers(pid.parent, os.getpid(), PING_SECONDS):
+        if server is None or not _answers(pid.parent, None, PING_SECONDS):
             continue
-        client = StateClient(pid.parent, os.getpid())
+        client = StateClient(pid.parent, None)
         with contextlib.suppress(ServerError):
             found.append((server.pid, client.stats()))
         client.close()
@@ -74,10 +74,11 @@ class StateClient:
     """A connection to the state server of this host, and to the next one when that is gone.
 
     Whatever cannot be reached raises ServerUnreachable, at the latest when the server has given no sign of life for
-    ``timeout_s``: see :mod:`state_backends.patience`. Close it.
+    ``timeout_s``: see :mod:`state_backends.patience`. Close it. ``watch_pid``: the executor that the server lives for;
+    None for who only looks, which neither keeps a server alive nor starts one.
     """
 
-    def __init__(self, folder: Path, watch_pid: int, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> None:
+    def __init__(self, folder: Path, watch_pid: int | None, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> None:
         self._folder = folder
         self._watch_pid = watch_pid
         self._lock = threading.Lock()
@@ -98,14 +99,12 @@ class StateClient:
         return cls(folder, watch_pid, timeout_s)
 
     @classmethod
-    def find(
-        cls, application: str, *, watch_pid: int, timeout_s: float = REQUEST_TIMEOUT_SECONDS
-    ) -> StateClient | None:
-        """A connection to the server if one answers, else None."""
+    def find(cls, application: str, *, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> StateClient | None:
+        """A connection to the server if one answers, else None; only to look: the server does not live for it."""
         folder = runtime_dir(application)
-        if not _answers(folder, watch_pid, min(PING_SECONDS, timeout_s)):
+        if not _answers(folder, None, min(PING_SECONDS, timeout_s)):
             return None
-        return cls(folder, watch_pid, timeout_s)
+        return cls(folder, None, timeout_s)
 
     def reconnect(self, seen: int) -> None:
         """Connects to the server that there is now, starting one if need be. ``seen``: the generation that was lost.
@@ -115,6 +114,8 @@ class StateClient:
         with self._lock:
             if self.generation != seen:
                 return  # another session of this client was faster
+            if self._watch_pid is None:
+                raise ServerUnreachable("the state server is gone, and who only looks starts no other")
             _ensure(self._folder, self._watch_pid, self._patience.timeout_s)
             with contextlib.suppress(flight.FlightError, pa.ArrowException, OSError):
                 self._flight.close()
@@ -229,8 +230,8 @@ def _connection(folder: Path) -> flight.FlightClient:
     )
 
 
-def _answers(folder: Path, watch_pid: int, seconds: float) -> bool:
-    """Whether a server lives there and says so; it serves ``watch_pid`` from then on."""
+def _answers(folder: Path, watch_pid: int | None, seconds: float) -> bool:
+    """Whether a server lives there and says so; it serves ``watch_pid``, if there is one, from then on."""
     if not (folder / SOCKET).exists():
         return False
     connection = _connection(folder)

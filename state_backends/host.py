@@ -58,12 +58,13 @@ class Host:
     """The shards of a host and what they share. Requests have been checked: see :mod:`state_backends.requests`.
 
     The first operator's policy decides about the I/O thread and about memory pressure; the budget is the largest that
-    any operator asks for. RocksDB's block cache is part of the budget.
+    any operator asks for. RocksDB's block cache is part of the budget. ``shard``: what makes shards, for experiments.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, shard: Callable[..., Shard] = Shard) -> None:
         self.budget = MemoryBudget(0)
         self._clock = clock
+        self._new_shard = shard
         self._cache: Cache | None = None
         self._lock = threading.Lock()
         self._io: IoThread | None = None
@@ -359,7 +360,7 @@ class Host:
                 made.on_staged = prestage.observe
             return made
 
-        return Shard(
+        return self._new_shard(
             identity,
             location.depot(names, live.joinpath("copies", *names)),
             live.joinpath("rocksdb", *names),

@@ -107,7 +107,11 @@ class PBucket:
             with disk_errors("writing state", self.files):
                 self.files.mkdir(parents=True, exist_ok=True)
                 out = NewFile(file_no, path.name, part, index, rocksdb_options(self._cache))
-                yield out
+                try:
+                    yield out
+                except BaseException:
+                    out.let_go()
+                    raise
                 part.rename(path)
                 if self.durable:
                     sync(self.files)

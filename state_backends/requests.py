@@ -76,9 +76,9 @@ class Request(BaseModel):
 
 
 class Ping(Request):
-    """``executor_pid``: a process in whose absence the server has no reason to live."""
+    """``executor_pid``: a process in whose absence the server has no reason to live; None from who only looks."""
 
-    executor_pid: Annotated[int, Field(ge=1, le=1 << 22)]
+    executor_pid: Annotated[int, Field(ge=1, le=1 << 22)] | None
 
 
 class Stats(Request):

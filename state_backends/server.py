@@ -65,7 +65,8 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
     def _act(self, request: requests.Request) -> Any:
         match request:
             case requests.Ping():
-                self.watch.add(request.executor_pid)
+                if request.executor_pid is not None:
+                    self.watch.add(request.executor_pid)
                 return {"pid": os.getpid()}
             case requests.Stats():
                 return self.host.stats()
@@ -128,14 +129,13 @@ def _messages(blocks: Any) -> Iterator[pa.RecordBatch]:
         yield from wire.pack((b.seq, False, b.block) for b in blocks)
 
 
-def serve(folder: Path, watch: Watch, stop: threading.Event) -> None:
-    """Serves until nobody is left to serve, nobody can find the server any more, or ``stop``.
+def serve(folder: Path, host: Host, watch: Watch, stop: threading.Event) -> None:
+    """Serves until nobody is left to serve, nobody can find the server any more, or ``stop``; closes the host.
 
     Raises ServerError if the folder has a server already.
     """
     server_folder.private(folder)
     lease = Lease(folder)
-    host = Host()
     try:
         server_folder.sweep(folder.parent)
         socket = folder / SOCKET
@@ -179,15 +179,20 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--watch", type=int, required=True)
     arguments = parser.parse_args()
+    run(arguments.dir, arguments.watch, Host())
+
+
+def run(folder: Path, executor_pid: int, host: Host) -> None:
+    """Makes this process the state server of a folder until it ends. Raises SystemExit with what it cannot do."""
     os.umask(0o077)
     faulthandler.enable()
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
     watch, stop = Watch(), threading.Event()
-    watch.add(arguments.watch)
+    watch.add(executor_pid)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        serve(arguments.dir, watch, stop)
+        serve(folder, host, watch, stop)
     except ServerError as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from None
 

@@ -52,15 +52,26 @@ class NewFile:
         # The name is in it so that no file can be taken for another with blocks of the same numbers and sizes.
         lines = orjson.dumps({"file": name, "blocks": [tuple(line) for line in index]}).ljust(_BLOCK_BYTES)
         self.index_crc = zlib.crc32(lines)
-        self._writer = SstFileWriter(options)
-        self._writer.open(str(part))
-        self._writer[index_key(file_no)] = lines
         self._unsynced = 0
         self.size_bytes = self.crc = 0  # of the whole file, when it is sealed
+        self._writer = SstFileWriter(options)
+        try:
+            self._writer.open(str(part))
+            self._writer[index_key(file_no)] = lines
+        except BaseException:
+            self.let_go()
+            raise
 
     def put(self, slice_us: int, seq: int, value: bytes) -> None:
         self._writer[block_key(self.file_no, slice_us, seq)] = value
         self._unsynced += len(value)
+
+    def let_go(self) -> None:
+        """Closes a file that will not become whole: a full disk needs its bytes.
+
+        RocksDB's writer closes with its last reference, and an exception, which refers to this, may be kept for long.
+        """
+        del self._writer
 
     def sync_due(self) -> bool:
         """Whether so much was written that syncing all at the end would keep the I/O thread for long."""

@@ -23,6 +23,7 @@ from aion.errors import CorruptState, DiskError
 from aion.metrics import StateMetrics
 from state_backends import host, wire
 from state_backends.faults import disk_errors
+from state_backends.sst_file import Indexed
 from state_backends.store import StoreStats
 from tests.test_checkpoint import Host
 from tests.test_io_thread import PATIENCE
@@ -104,6 +105,24 @@ def test_what_stores_count_is_in_the_metrics() -> None:
     server = host.Host()
     assert {f.name for f in fields(StateMetrics)} == server.stats().keys()
     server.close()
+
+
+def test_a_file_that_did_not_become_whole_is_closed_at_once(tmp_path: Path) -> None:
+    """Deleted is not enough: its bytes are free when nobody has it open, and exceptions are kept for long."""
+    bucket = p_bucket.PBucket(tmp_path / "files", tmp_path / "live", durable=False)
+    index = [Indexed(slice_us=0, seq=0, size_bytes=3)]
+
+    def is_open() -> bool:
+        return any(".part" in str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink())
+
+    with pytest.raises(DiskError) as kept, bucket.writing(index) as out:
+        out.put(0, 0, b"abc")
+        assert is_open()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert not is_open()
+    assert list((tmp_path / "files").iterdir()) == []
+    assert kept.value.__cause__ is not None
+    bucket.close()
 
 
 # -- disks that are slow --------------------------------------------------------------------------------------

@@ -229,7 +229,7 @@ def test_a_number_too_large_for_json_libraries(victim: Victim) -> None:
         act(victim, "open", body)
 
 
-@pytest.mark.parametrize("pid", [0, -1, 2**31, 2**70, "1", None, 1.0, True])
+@pytest.mark.parametrize("pid", [0, -1, 2**31, 2**70, "1", 1.0, True])
 def test_executors_that_are_no_processes(victim: Victim, pid: Any) -> None:
     body = json.dumps({"executor_pid": pid}).encode()
     with pytest.raises(errors.RequestError, match=r"^ping: executor_pid: "):

@@ -15,7 +15,7 @@ import pytest
 
 from aion import errors
 from state_backends import processes, server_folder
-from state_backends.client import StateClient, runtime_dir
+from state_backends.client import StateClient, running_servers, runtime_dir
 from state_backends.server_folder import LEASE, SOCKET, Lease
 from tests.server.conftest import (
     STORE,
@@ -81,6 +81,25 @@ def test_it_lives_as_long_as_any_of_its_executors(application: str, executor: Ex
     wait_until(lambda: is_over(server))
 
 
+def test_who_only_looks_neither_keeps_it_alive_nor_starts_one(
+    application: str, executor: Executor, connect: Connect, tmp_path: Path
+) -> None:
+    assert StateClient.find(application) is None
+    connect()
+    looker = StateClient.find(application)
+    assert looker is not None
+    assert looker.stats()["shards"] == 0
+    assert server_of(application).pid in [pid for pid, _ in running_servers()]
+    server = server_of(application)
+    executor.kill()
+    executor.wait()
+    wait_until(lambda: is_over(server))  # this process, which looked, lives
+    with pytest.raises(errors.ServerUnreachable):
+        open_shard(looker, tmp_path, None, "t1")
+    assert not runtime_dir(application).exists()
+    looker.close()
+
+
 def test_one_that_is_told_to_end_does_so_cleanly(application: str, connect: Connect, tmp_path: Path) -> None:
     open_shard(connect(), tmp_path, None, "t1").append([(0, False, block(1))])
     server = server_of(application)
@@ -91,13 +110,13 @@ def test_one_that_is_told_to_end_does_so_cleanly(application: str, connect: Conn
 
 
 def test_one_that_was_killed_is_replaced_and_its_shards_come_back(
-    application: str, executor: Executor, connect: Connect, tmp_path: Path
+    application: str, connect: Connect, tmp_path: Path
 ) -> None:
     session = open_shard(connect(), tmp_path, None, "t1")
     session.append([(0, False, block(1, 2)), (1, True, block(3, slice_us=10))])
     session.commit(snapshot(2))
     first = kill(application)
-    assert StateClient.find(application, watch_pid=executor.pid) is None
+    assert StateClient.find(application) is None
     session = open_shard(connect(), tmp_path, "t1", "t2")
     assert server_of(application) != first
     assert session.snapshot == snapshot(2)

@@ -1,0 +1,196 @@
+"""What versions and recovery cost: the ingest experiment's queries, and the same whose commits write nothing.
+
+In turns, over the same files, each in a Spark application of its own in one JVM, with a state server of its own. The
+servers are all that differs: see ``overhead_server``. Measured is what ``bench.steady_rate`` says.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from experiments.ingest import PACKAGES, WINDOW, WINDOW_MS, as_rows, figures, wide_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from experiments.bench import Target, Turn
+    from experiments.ingest_stream import Run
+
+QUERIES = ("partials", "apply")
+HOW = {"commits": "all of it", "nothing": "commits do nothing"}
+ALLOWED_OVERHEAD = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One experiment, as asked for."""
+
+    queries: tuple[str, ...]
+    events_per_batch: int
+    batches: int
+    runs: int
+    warm_ups: int
+    payload_bytes: int
+    policy: str
+    cores: int
+
+    @property
+    def contenders(self) -> list[str]:
+        return [f"{query} {how}" for query in self.queries for how in HOW]
+
+    @property
+    def headline(self) -> str:
+        """What was measured, in a line."""
+        size = f" of {self.payload_bytes:,} B" if self.payload_bytes else ""
+        return (
+            f"batches of {self.events_per_batch:,} events{size}, 100 keys, 5 % late, windows of {WINDOW}, "
+            f"policy {self.policy}, {self.cores} cores"
+        )
+
+
+def overhead(
+    queries: Annotated[str, typer.Option(help="Some of: partials,apply.")] = ",".join(QUERIES),
+    events: Annotated[
+        int | None,
+        typer.Option(min=1, help="Events per batch (a file, a trigger). Default: 2,000,000; with a payload 200,000."),
+    ] = None,
+    batches: Annotated[int, typer.Option(min=3, help="Batches per run; the first two are not measured.")] = 6,
+    runs: Annotated[int, typer.Option(min=1, help="Measured runs per contender.")] = 5,
+    warm_ups: Annotated[int, typer.Option(min=0, help="Runs per contender before those.")] = 1,
+    payload: Annotated[int, typer.Option(min=0, help="Random bytes every event carries, e.g. 2304.")] = 0,
+    policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
+    cores: Annotated[int, typer.Option(min=1, help="Cores, and shuffle partitions.")] = 2,
+    seed: Annotated[int, typer.Option(min=0, help="Of the generated events.")] = 1,
+    out: Annotated[Path, typer.Option(help="For results; state lies there while it is measured.")] = Path(
+        "out/overhead"
+    ),
+) -> None:
+    """Events per second with versions and recovery, and with commits that do nothing."""
+    # Here, not above: `aion --help` imports this module and needs none of it.
+    from experiments import bench
+    from experiments.generate import EventPlan, write_batches
+
+    console = wide_console()
+    events = events or (200_000 if payload else 2_000_000)
+    settings = Settings(choose(queries), events, batches, runs, warm_ups, payload, policy, cores)
+    plan = EventPlan(events_per_batch=events, payload_bytes=payload, seed=seed)
+    record: dict[str, Any] = {
+        "experiment": "overhead",
+        "settings": asdict(settings),
+        "data": asdict(plan),
+        "versions": bench.versions(PACKAGES),
+        "machine": bench.machine(),
+    }
+    with console.status(f"generating {batches} files of {events:,} events"):
+        paths = write_batches(plan, batches, out / "data")
+    done = take_turns(settings, paths, out, record, console)
+    report(settings, done, out, record, console)
+
+
+def choose(names: str) -> tuple[str, ...]:
+    """The queries named, in the order of the comparison."""
+    wanted = {name.strip() for name in names.split(",") if name.strip()}
+    if not wanted or wanted - set(QUERIES):
+        raise typer.BadParameter(f"{names!r}: there are {', '.join(QUERIES)}")
+    return tuple(query for query in QUERIES if query in wanted)
+
+
+def take_turns(
+    settings: Settings, paths: list[Path], out: Path, record: dict[str, Any], console: Console
+) -> list[tuple[Turn, Run]]:
+    """Every run of every contender. Each is written to the JSON once it is done."""
+    from experiments import bench
+
+    done: list[tuple[Turn, Run]] = []
+    work_dir = Path(tempfile.mkdtemp(prefix="work-", dir=out)).absolute()
+    try:
+        for turn in bench.turns(settings.contenders, settings.runs, settings.warm_ups):
+            query, how = turn.contender.split()
+            with console.status(f"round {turn.round}: {query}, {HOW[how]}"):
+                run = run_once(settings, query, how, paths, work_dir)
+            done.append((turn, run))
+            kind = "warm-up" if turn.warm_up else "run"
+            console.print(
+                f"{kind:>7} {turn.round}  {query + ', ' + HOW[how]:<30} {run.wall_s:>6.1f} s   events/s: "
+                f"{run.steady_events_per_s:>10,.0f} steady, {run.whole_events_per_s:>10,.0f} whole run"
+            )
+            bench.write_json(out / "overhead.json", {**record, "runs": as_rows(done)})
+    finally:
+        shutil.rmtree(work_dir, ignore_errors=True)
+    return done
+
+
+def run_once(settings: Settings, query: str, how: str, paths: list[Path], work_dir: Path) -> Run:
+    """One run in a Spark application of its own. Raises RuntimeError when it did not commit as it was to."""
+    from experiments.ingest_contenders import CONTENDERS, Shape
+    from experiments.ingest_stream import file_stream, run_to_end, session
+    from experiments.overhead_server import state_server
+
+    shape = Shape(WINDOW, WINDOW_MS, None, settings.payload_bytes > 0)
+    schema = "key bigint, ts timestamp, value double" + (", payload binary" if shape.payload else "")
+    spark = session(settings.cores, work_dir, policy=settings.policy)
+    try:
+        jvm = spark.sparkContext._jvm
+        assert jvm is not None
+        jvm_pid = int(jvm.java.lang.ProcessHandle.current().pid())
+        with state_server(spark.sparkContext.applicationId, jvm_pid, how, work_dir / "server.log"):
+            stream = CONTENDERS[query].build(file_stream(spark, paths, schema, WINDOW), shape)
+            run = run_to_end(stream, work_dir / "checkpoint", settings.events_per_batch * len(paths))
+    finally:
+        spark.stop()
+    check(work_dir / "state", how, settings)
+    shutil.rmtree(work_dir / "state")
+    return run
+
+
+def check(state: Path, how: str, settings: Settings) -> None:
+    """Raises RuntimeError when the versions in a state folder are not those that such commits leave."""
+    versions = len(list(state.glob("*/*/shard-*/manifests/*.json")))
+    if how == "nothing" and versions:
+        raise RuntimeError(f"{versions} versions were written where commits were to do nothing")
+    if how == "commits" and versions < settings.batches * settings.cores:
+        raise RuntimeError(f"{versions} versions for {settings.batches} batches of {settings.cores} shards")
+
+
+def report(
+    settings: Settings, done: list[tuple[Turn, Run]], out: Path, record: dict[str, Any], console: Console
+) -> None:
+    """Tables on the console, all figures as JSON, the steady rates as a bar chart."""
+    from experiments import bench
+
+    labels = {f"{query} {how}": f"{query}, {words}" for query in settings.queries for how, words in HOW.items()}
+    steady = figures(settings.contenders, done, "steady_events_per_s")
+    rates = bench.summarise(steady)
+    judged = bench.verdicts(targets(settings), rates)
+    record = {
+        **record,
+        "events_per_s": {name: asdict(rate) for name, rate in rates.items()},
+        "ratios": [{**asdict(verdict), "verdict": verdict.words} for verdict in judged],
+        "runs": as_rows(done),
+    }
+    bench.write_json(out / "overhead.json", record)
+    bench.bar_chart(out / "overhead.png", settings.headline, labels, steady, "events/s")
+    console.print()
+    console.print(bench.rates_table(settings.headline, labels, rates, {}))
+    console.print(bench.ratios_table(labels, judged))
+    for verdict in judged:
+        console.print(
+            f"{verdict.target.over.split()[0]}: versions and recovery cost {1 / verdict.ratio - 1:+.1%} of the time "
+            f"(target: at most {ALLOWED_OVERHEAD:.0%}; {verdict.words})",
+            highlight=False,
+        )
+    console.print(f"written: {out / 'overhead'}.json and .png", highlight=False)
+
+
+def targets(settings: Settings) -> list[Target]:
+    """At most 15 % more time for the same events: at least 1 / 1.15 of the rate."""
+    from experiments.bench import Target
+
+    at_least = round(1 / (1 + ALLOWED_OVERHEAD), 3)
+    return [Target(f"{query} commits", f"{query} nothing", at_least) for query in settings.queries]

@@ -1,0 +1,206 @@
+"""How long a query takes to its first pane when it is started again: with a large state, and with nearly none.
+
+Two folders, each with input, checkpoint and state. Into one the state is written by a first life of the query, into the
+other nearly none. Then both are started again, in turns, each time with one new file of events of a small window that
+is executed in the first batch: from their checkpoints, in a new JVM with a new state server, the page cache without a
+byte of their state. The windows that hold the bulk lie in the future, and nothing executes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from experiments.ingest import wide_console
+from experiments.restore import check_room
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from experiments.restart_query import Answer
+
+MIB = 1 << 20
+ALLOWED = 1.5
+"""How many times as long as with an empty state it may take."""
+FAR_MINUTES = 10_000
+BULK_WINDOWS = 8
+SMALL_EVENTS = 100
+BATCH_MIB = 256
+STATES = {"large": "large state", "empty": "empty state"}
+CHILD_TIMEOUT_S = 1_500
+ENDING_S = 60.0
+PACKAGES = ("aion", "pyspark", "pyarrow", "rocksdict")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One experiment, as asked for."""
+
+    size_mib: int
+    payload_bytes: int
+    runs: int
+    policy: str
+    cores: int
+
+
+def restart(
+    size_mib: Annotated[int, typer.Option(min=1, help="Size of the large state.")] = 5_120,
+    payload: Annotated[int, typer.Option(min=128, help="Bytes that every event carries; a multiple of 128.")] = 16_384,
+    runs: Annotated[int, typer.Option(min=1, max=8, help="Starts of each query that are measured.")] = 3,
+    policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
+    cores: Annotated[int, typer.Option(min=1, help="Cores, and shuffle partitions.")] = 2,
+    out: Annotated[Path, typer.Option(help="For results; state lies there while it is measured.")] = Path(
+        "out/restart"
+    ),
+) -> None:
+    """Seconds from the start of a query to its first pane, by what its checkpoint holds."""
+    # Here, not above: `aion --help` imports this module and needs none of it.
+    from experiments import bench
+
+    settings = Settings(size_mib, payload // 128 * 128, runs, policy, cores)
+    console = wide_console()
+    check_room(out, 2 * size_mib * MIB)  # merging writes some of it once more
+    record = {
+        "experiment": "restart",
+        "settings": asdict(settings),
+        "versions": bench.versions(PACKAGES),
+        "machine": bench.machine(),
+    }
+    work = Path(tempfile.mkdtemp(prefix="work-", dir=out)).absolute()
+    try:
+        results = measure(settings, work, console)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    report(settings, results, record, out, console)
+
+
+def measure(settings: Settings, work: Path, console: Console) -> dict[str, Any]:
+    """Both states, and every start on them. Raises RuntimeError if a state or a pane is not what was to be measured."""
+    from experiments import bench
+    from experiments.store_common import drop_page_cache
+
+    results: dict[str, Any] = {state: {"starts": []} for state in STATES}
+    for state in STATES:
+        with console.status(f"writing the {STATES[state]}"):
+            results[state] |= fill(settings, work / state, settings.size_mib if state == "large" else 0)
+        size, files = results[state]["state_bytes"] / MIB, results[state]["files"]
+        console.print(
+            f"{STATES[state]}: {size:,.0f} MiB in {files} files, {results[state]['fill_s']:.0f} s", highlight=False
+        )
+    for turn in bench.turns(list(STATES), settings.runs, 0):
+        folder = work / turn.contender
+        drop_page_cache(folder)
+        with console.status(f"run {turn.round}: {STATES[turn.contender]}"):
+            answer = start_again(settings, folder, turn.round)
+        results[turn.contender]["starts"].append(asdict(answer))
+        first = answer.batches[0]["durationMs"]
+        console.print(
+            f"run {turn.round}  {STATES[turn.contender]}: first pane after {answer.first_pane_s:.2f} s "
+            f"(of it {first['addBatch'] / 1e3:.2f} s in the batch); {answer.blocks:,} blocks",
+            highlight=False,
+        )
+    return results
+
+
+def fill(settings: Settings, folder: Path, size_mib: int) -> dict[str, Any]:
+    """The first life of a query: after it, its state holds so many MiB, and a few events."""
+    from experiments.restart_query import MINUTE_US, ORIGIN_US, events
+
+    (folder / "input").mkdir(parents=True)
+    of_batches = [min(BATCH_MIB, size_mib - mib) * MIB for mib in range(0, size_mib, BATCH_MIB)]
+    rows = [SMALL_EVENTS, *(-(-size // settings.payload_bytes) for size in of_batches)]
+    for number, count in enumerate(rows):
+        table = events(sum(rows[:number]), count, ORIGIN_US + FAR_MINUTES * MINUTE_US, BULK_WINDOWS, ORIGIN_US)
+        write_file(folder / "input", number, table, settings.cores)
+    begin = time.perf_counter()
+    answer = child(settings, folder)
+    if answer.panes:
+        raise RuntimeError(f"{answer.panes} panes while the state was written: nothing was to be executed")
+    if answer.disk_bytes < size_mib * MIB:
+        raise RuntimeError(f"the state has {answer.disk_bytes / MIB:,.0f} MiB where {size_mib:,} were to be measured")
+    files = len(list((folder / "state").glob("[!.]*/*/shard-*/files/*.sst")))
+    return {"state_bytes": answer.disk_bytes, "files": files, "fill_s": time.perf_counter() - begin}
+
+
+def start_again(settings: Settings, folder: Path, run: int) -> Answer:
+    """The query once more, with a file of a new, small window that the watermark has passed when it comes."""
+    from experiments.restart_query import MINUTE_US, ORIGIN_US, events
+
+    due_us = ORIGIN_US + (run - 1) * MINUTE_US
+    number = len(list((folder / "input").iterdir()))
+    table = events(0, SMALL_EVENTS, due_us, 1, ORIGIN_US + (run + 1) * MINUTE_US)
+    write_file(folder / "input", number, table, settings.cores)
+    answer = child(settings, folder)
+    if answer.windows_us != [due_us] or answer.first_pane_s is None:
+        raise RuntimeError(f"panes of the windows {answer.windows_us}, where one of {due_us} was to be measured")
+    if answer.rebuilds != settings.cores:
+        raise RuntimeError(f"{answer.rebuilds} shards were opened where there are {settings.cores}")
+    return answer
+
+
+def write_file(folder: Path, number: int, table: Any, row_groups: int) -> None:
+    import pyarrow.parquet as pq
+
+    path = folder / f"{number:06d}.parquet"
+    pq.write_table(table, path, row_group_size=-(-len(table) // row_groups))  # a part for every core
+    # The source takes files in the order of their modification times.
+    os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+
+
+def child(settings: Settings, folder: Path) -> Answer:
+    """A life of the query, its JVM and its state server. Raises RuntimeError with what it said if it fails."""
+    from experiments.restart_query import Answer, Request
+    from state_backends.server_folder import occupant, runtime_dir
+
+    request = Request(str(folder), settings.payload_bytes, settings.policy, settings.cores)
+    command = [sys.executable, "-m", "experiments.restart_query", json.dumps(asdict(request))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S)
+    if done.returncode:
+        raise RuntimeError(f"the query failed:\n{done.stderr[-4000:]}")
+    answer = Answer(**json.loads(done.stdout.splitlines()[-1]))
+    deadline = time.monotonic() + ENDING_S
+    while occupant(runtime_dir(answer.application)) is not None:
+        if time.monotonic() > deadline:
+            raise RuntimeError("the state server outlives its JVM")
+        time.sleep(0.05)
+    return answer
+
+
+def report(settings: Settings, results: dict[str, Any], record: dict[str, Any], out: Path, console: Console) -> None:
+    from rich.table import Table
+
+    from experiments import bench
+
+    first = {state: [start["first_pane_s"] for start in results[state]["starts"]] for state in STATES}
+    batch = {
+        state: [s["batches"][0]["durationMs"]["addBatch"] / 1e3 for s in results[state]["starts"]] for state in first
+    }
+    table = Table(title="started again from the checkpoint: seconds to the first pane", title_justify="left")
+    for heading in ("", "MiB", "files", "first pane", "lowest", "highest", "of it in the batch"):
+        table.add_column(heading, justify="right")
+    for state, words in STATES.items():
+        times = (statistics.median(first[state]), min(first[state]), max(first[state]), statistics.median(batch[state]))
+        size, files = results[state]["state_bytes"] / MIB, results[state]["files"]
+        table.add_row(words, f"{size:,.0f}", f"{files:,}", *(f"{s:.2f}" for s in times))
+    console.print(table)
+    ratio, within = (statistics.median(f["large"]) / statistics.median(f["empty"]) for f in (first, batch))
+    verdict = "holds" if ratio <= ALLOWED else "does not hold"
+    record = {**record, "results": results, "ratio": ratio, "ratio_of_batches": within, "verdict": verdict}
+    bench.write_json(out / "restart.json", record)
+    console.print(
+        f"{settings.size_mib:,} MiB of state: {ratio:.2f} times the time to the first pane "
+        f"(target: at most {ALLOWED:g}; {verdict}); the batch alone {within:.2f} times",
+        highlight=False,
+    )
+    console.print(f"written: {out / 'restart.json'}", highlight=False)

@@ -1,0 +1,144 @@
+"""The query that is started again, in a process of its own: ``python -m experiments.restart_query REQUEST``.
+
+Reads a folder of small files, a file a batch, until there are no more, and makes large events of them: only the state
+is large. A file's events arrive together; when they are *due* is their event time, so that the watermark, which follows
+their arrival, passes no window but those that are to be executed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SCHEMA = "id bigint, key bigint, due timestamp, arrived timestamp"
+KEYS = 100
+DIGEST_BYTES = 128
+"""A payload is the hexadecimal SHA-512 of the event's id, again and again."""
+MINUTE_US = 60_000_000
+ORIGIN_US = 1_700_000_040 * 1_000_000  # a whole minute
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """``folder``: has ``input``, ``checkpoint`` and ``state``."""
+
+    folder: str
+    payload_bytes: int
+    policy: str
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``first_pane_s``: from the query's start until its sink has a pane; None if there was none."""
+
+    application: str
+    first_pane_s: float | None
+    panes: int
+    windows_us: list[int]
+    seconds: float
+    batches: list[dict[str, Any]]
+    rebuilds: int
+    blocks: int
+    disk_bytes: int
+    peak_m_bucket_bytes: int
+
+
+def events(first_id: int, count: int, due_us: int, windows: int, arrived_us: int) -> pa.Table:
+    """``count`` events that arrive at one instant, spread over ``windows`` windows of a minute from ``due_us`` on."""
+    ids = np.arange(first_id, first_id + count)
+    due = due_us + ids % windows * MINUTE_US + ids % MINUTE_US
+    time_type = pa.timestamp("us", tz="UTC")
+    return pa.table(
+        {
+            "id": ids,
+            "key": ids % KEYS,
+            "due": pa.array(due, time_type),
+            "arrived": pa.array(np.full(count, arrived_us), time_type),
+        }
+    )
+
+
+def size_of(key: tuple[Any, ...], window: Any, batches: Iterator[pa.RecordBatch]) -> dict[str, int]:
+    """What a pane says: events, and the bytes of their payloads."""
+    import pyarrow.compute as pc
+
+    n = total = 0
+    for batch in batches:
+        n += batch.num_rows
+        total += pc.sum(pc.binary_length(batch["payload"])).as_py() or 0
+    return {"n": n, "bytes": total}
+
+
+def panes_of(spark: SparkSession, request: Request) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    import aion
+
+    files = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(f"{request.folder}/input")
+    digest = F.sha2(F.col("id").cast("string"), 512)
+    large = files.withColumn("payload", F.repeat(digest, request.payload_bytes // DIGEST_BYTES))
+    return aion.windowed(
+        large.withWatermark("arrived", "0 seconds"),
+        key="key",
+        time="due",
+        windows=aion.Tumbling("1 minute"),
+        apply=size_of,
+        schema="n bigint, bytes bigint",
+    )
+
+
+def run(request: Request) -> Answer:
+    from aion import metrics
+    from experiments.ingest_stream import session
+
+    spark = session(request.cores, Path(request.folder), policy=request.policy, memory="2g")
+    seen: list[float] = []
+    found: list[Any] = []
+
+    def sink(df: DataFrame, batch: int) -> None:
+        rows = df.select("window_start", "kind").collect()
+        if rows:
+            seen.append(time.perf_counter())
+            found.extend(rows)
+
+    writer = panes_of(spark, request).writeStream.foreachBatch(sink)
+    writer = writer.option("checkpointLocation", f"{request.folder}/checkpoint").trigger(availableNow=True)
+    begin = time.perf_counter()
+    query = writer.start()
+    query.awaitTermination()
+    seconds = time.perf_counter() - begin
+    state = metrics.state(spark)
+    assert state is not None
+    answer = Answer(
+        application=spark.sparkContext.applicationId,
+        first_pane_s=seen[0] - begin if seen else None,
+        panes=len(found),
+        windows_us=sorted({round(row["window_start"].timestamp() * 1e6) for row in found}),
+        seconds=seconds,
+        batches=[{"rows": p["numInputRows"], "durationMs": p["durationMs"]} for p in query.recentProgress],
+        rebuilds=state.rebuilds,
+        blocks=state.blocks,
+        disk_bytes=state.disk_bytes,
+        peak_m_bucket_bytes=state.peak_m_bucket_bytes,
+    )
+    spark.stop()
+    return answer
+
+
+if __name__ == "__main__":
+    os.environ["TZ"] = "UTC"  # of the timestamps that Spark hands out
+    time.tzset()
+    print(json.dumps(asdict(run(Request(**json.loads(sys.argv[1]))))))
