@@ -1,8 +1,8 @@
 """The bound that follows the data, and what the staleness trigger is to expect (paper section 3.4). Pure.
 
-It is told what comes and when the watermark moves; once per epoch, or per batch while history is young, it asks again
-what history supports. Between, new windows get the same bound. All that it will decide follows from its snapshot and
-what it is told: no clock, no chance.
+It is told what comes and when the watermark moves; once per epoch or two, or per batch while history is young, it asks
+again what history supports. Between, new windows get the same bound. All that it will decide follows from its snapshot
+and what it is told: no clock, no chance.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ MOVED = 0.05
 """By so much of the late events, anywhere, or by so much of their number, a distribution is another one."""
 FEW_EVENTS = 30
 """Fewer late events make no outlook."""
+ASKED_PER_SPAN = 32
+"""By so much of itself history has to grow before it is asked again."""
 _POINTS = 48
 _HALVINGS = 12
 
@@ -238,7 +240,7 @@ class AdaptiveBound:
         if self.decision.reason is Reason.LEARNT:
             self._at_least_us, self._relearning = 0, False
         self.decision = self._said(self.decision)
-        self._next_us = at_us + lateness.width_us
+        self._next_us = at_us + max(lateness.width_us, lateness.span_us(at_us) // ASKED_PER_SPAN)
 
     def _start_again(self, at_us: int, span_us: int, changed: str) -> None:
         self.restarts += 1

@@ -330,7 +330,7 @@ def _scoring(cells: Callable[[Floats], Floats], shares: Floats, p: Floats) -> tu
             if reached < least:
                 p, gained, least = tried, least - reached, reached
                 break
-        if gained < 1e-9:
+        if gained < 1e-8:
             break
     expected = cells(p)
     slope = slopes(p, expected)
