@@ -193,12 +193,12 @@ class Lateness:
         over = sorted(i for i in self.epochs if (i + 1) * self.width_us - 1 <= at_us)
         epochs = [self.epochs[i] for i in over]
         ages = np.array([at_us - (i + 1) * self.width_us + 1 for i in over], np.int64)
-        sizes = [len(epoch.late.counts) for epoch in epochs]
-        bins = np.array([b for epoch in epochs for b in epoch.late.counts], np.int64)
-        events = np.array([n for epoch in epochs for n in epoch.late.counts.values()], np.float64)
-        used, column = np.unique(bins, return_inverse=True)
+        columns = [epoch.late.columns() for epoch in epochs]
+        sizes = [len(bins) for bins, _ in columns]
+        nothing = np.empty(0, np.int64)
+        used, column = np.unique(np.concatenate([nothing, *(bins for bins, _ in columns)]), return_inverse=True)
         late = np.zeros((len(over), len(used)))
-        late[np.repeat(np.arange(len(over)), sizes), column] = events
+        late[np.repeat(np.arange(len(over)), sizes), column] = np.concatenate([nothing, *(n for _, n in columns)])
         return Cohorts(
             self.width_us,
             ages,
@@ -253,22 +253,23 @@ class Lateness:
         """JSON values; the half-life is a setting and not among them."""
         order = sorted(self.epochs)
         epochs = [self.epochs[i] for i in order]
-        counts = [sorted(epoch.late.counts.items()) for epoch in epochs]
+        bins_and_counts = [epoch.late.columns() for epoch in epochs]
+        nothing = np.empty(0, np.int64)
         columns = [
-            order,
-            [epoch.on_time for epoch in epochs],
-            [epoch.windows for epoch in epochs],
-            [epoch.size_bytes for epoch in epochs],
-            [len(epoch.late.counts) for epoch in epochs],
-            [b for pairs in counts for b, _ in pairs],
-            [n for pairs in counts for _, n in pairs],
+            np.array(order, np.int64),
+            np.array([epoch.on_time for epoch in epochs], np.int64),
+            np.array([epoch.windows for epoch in epochs], np.int64),
+            np.array([epoch.size_bytes for epoch in epochs], np.int64),
+            np.array([len(bins) for bins, _ in bins_and_counts], np.int64),
+            np.concatenate([nothing, *(bins for bins, _ in bins_and_counts)]),
+            np.concatenate([nothing, *(counts for _, counts in bins_and_counts)]),
         ]
         return {
             "version": SNAPSHOT_VERSION,
             "width_us": self.width_us,
             "since_us": self.since_us,
             "forgotten": self.forgotten,
-            "epochs": pack(np.array(column, np.int64) for column in columns),
+            "epochs": pack(columns),
         }
 
     @classmethod

@@ -176,7 +176,8 @@ class Fit:
         at = np.asarray(lateness_us, np.float64)
         # What is seen as 7 us late is less than 8 us late.
         x = (np.maximum(at, 0.0) + 1.0) / self.scale_us
-        return np.where(at < 0, 0.0, self.family.cdf(x, self.parameters))
+        with np.errstate(all="ignore"):
+            return np.where(at < 0, 0.0, self.family.cdf(x, self.parameters))
 
 
 @dataclass(frozen=True, slots=True)
