@@ -152,9 +152,9 @@ def test_flights_are_events_of_the_hour_they_were_scheduled_for() -> None:
 
 def test_a_share_of_runs_holds_unless_it_is_surprising() -> None:
     # Of 40 runs at 0.95, 35 or fewer come less than once in 20 times: 0.0480.
-    found = {kept: confidence_check("s", "w", [True] * kept + [False] * (40 - kept), 0.95) for kept in (35, 36, 40)}
-    assert [check.holds for check in found.values()] == [False, True, True]
-    assert found[36].words == "holds" and found[35].words == "does not hold"
+    found = {kept: confidence_check("s", "w", [True] * kept + [False] * (40 - kept), 0.95) for kept in (35, 36, 38)}
+    assert [check.holds for check in found.values()] == [False, False, True]
+    assert [check.words for check in found.values()] == ["does not hold", "below, by chance", "holds"]
     assert found[36].measured == 0.9 and "36/40" in found[36].wanted
 
 
@@ -188,5 +188,5 @@ def test_the_report_says_what_was_measured(tmp_path: Path) -> None:
     assert [path.name for path in paths] == ["cleanup.json", "cleanup-bounds.png", "cleanup-coverage.png"]
     assert all(path.stat().st_size > 10_000 for path in paths)
     record = json.loads(paths[0].read_text())
-    assert {check["verdict"] for check in record["checks"]} <= {"holds", "does not hold"}
+    assert {check["verdict"] for check in record["checks"]} <= {"holds", "below, by chance", "does not hold"}
     assert record["results"]["flights"][0]["bytes_over_oracle"] == 1.151
