@@ -150,12 +150,13 @@ class Lateness:
     def merge(self, other: Lateness) -> None:
         """Take in what another shard observed; the half-life stays this one's.
 
-        The same in any order for shards that begin at the same watermark, as those of a query do; if not, what was
-        before the latest beginning is forgotten, and with it up to one epoch after it.
+        A shard counts each window wholly or not at all, so one that began later, and lacks windows, is no harm. The
+        same in any order for shards that begin at the same watermark, as those of a query do; where they do not, within
+        one epoch at the earliest beginning.
         """
         self.forgotten += other.forgotten
-        if other.since_us is not None:
-            self.forget_before(other.since_us)
+        begins = [shard.since_us for shard in (self, other) if shard.epochs or shard.since_us is not None]
+        self.since_us = None if None in begins else min((us for us in begins if us is not None), default=None)
         while self.width_us < other.width_us:
             self._double()
         shift = (self.width_us // other.width_us).bit_length() - 1
@@ -281,9 +282,12 @@ class Lateness:
             return lateness
         if value["version"] != SNAPSHOT_VERSION:
             raise FormatError(f"lateness of format {value['version']}: this Aion reads {SNAPSHOT_VERSION}")
-        lateness.width_us = value["width_us"]
-        lateness.since_us = value["since_us"]
-        lateness.forgotten = value["forgotten"]
+        width_us, since_us, forgotten = value["width_us"], value["since_us"], value["forgotten"]
+        if not isinstance(width_us, int) or width_us < 1 or width_us & (width_us - 1):
+            raise FormatError(f"epochs of {width_us!r} us: their length is a power of two")
+        if not isinstance(0 if since_us is None else since_us, int) or not isinstance(forgotten, int):
+            raise FormatError("lateness counts from no instant, and forgot no number of events")
+        lateness.width_us, lateness.since_us, lateness.forgotten = width_us, since_us, forgotten
         order, on_time, windows, size_bytes, lengths, bins, counts = unpack(value["epochs"])
         at = 0
         for row, index in enumerate(order.tolist()):
@@ -303,6 +307,9 @@ class Bound(Protocol):
 
     def bound_for_new_window(self) -> int:
         """Microseconds."""
+
+    def reason_for_new_window(self) -> int:
+        """What decided it: the code of a :class:`policies.cleanup.Reason`."""
 
     def observe(self, end_us: int, at_us: int, events: int) -> None:
         """See :meth:`Lateness.observe`."""

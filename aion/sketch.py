@@ -130,8 +130,11 @@ def pack(columns: Iterable[npt.NDArray[np.integer]]) -> str:
 
 
 def unpack(text: str) -> list[Ints]:
-    """The columns of :func:`pack`. Raises FormatError for what a newer Aion wrote."""
-    raw = zlib.decompress(base64.b64decode(text))
+    """The columns of :func:`pack`. Raises FormatError for what a newer Aion wrote, and for what is damaged."""
+    try:
+        raw = zlib.decompress(base64.b64decode(text))
+    except (ValueError, zlib.error) as error:
+        raise FormatError(f"a lateness sketch that cannot be read: {error}") from error
     version = int(np.frombuffer(raw, "<i8", 1)[0])
     if version != _VERSION:
         raise FormatError(f"a lateness sketch of format {version}: this Aion reads {_VERSION}")

@@ -437,21 +437,6 @@ def test_a_change_is_not_looked_for_again_until_history_is_twice_as_long() -> No
     assert bound.decision.reason is Reason.LEARNT
 
 
-def test_other_shards_are_heard() -> None:
-    alone, at = drawn(exponential(60), windows=120, seed=0)
-    others, _ = drawn(exponential(60), windows=120, seed=1, per_window=500)
-    asked = Cleanup(30 * MINUTE)
-    bound, query = AdaptiveBound(asked), AdaptiveBound(asked)
-    for b in (bound, query):
-        b.lateness.merge(alone)
-    bound.advance(at, at + 1)
-    before = query.lateness.to_json()
-    query.advance(at, at + 1, others)
-    assert query.lateness.to_json() == before, "what others know is not counted as one's own"
-    assert query.decision.reason is Reason.LEARNT
-    assert query.decision.bound_us < bound.decision.bound_us
-
-
 def test_max_state_is_kept_through_a_change_of_regime() -> None:
     asked = Cleanup(HOUR, coverage=0.95, max_state_bytes=40_000)
     bound = AdaptiveBound(asked, half_life_us=DAY, ahead_us=MINUTE, model="empirical")
