@@ -12,7 +12,7 @@ what a batch does follows from the version that it starts from and from its even
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -129,6 +129,13 @@ class AdaptiveBound:
         self.decision: Decision = self._standing.decision
         if snapshot is not None:
             self._restore(snapshot)
+
+    @classmethod
+    def of_snapshot(cls, snapshot: Mapping[str, Any]) -> AdaptiveBound:
+        """As it was when it said so, with the settings that it had then."""
+        told = dict(snapshot["standing"]["settings"])
+        asked = Cleanup(**{field.name: told.pop(field.name) for field in fields(Cleanup)})
+        return cls(asked, **told, snapshot=snapshot)
 
     # -- what it is told ----------------------------------------------------------------------------------
 
