@@ -1,75 +1,40 @@
 """The bound that follows the data, and what the staleness trigger is to expect (paper section 3.4). Pure.
 
-It is told what comes and when the watermark moves; once per epoch, or per batch while history is young, it asks again
-what history supports. Between, new windows get the same bound. All that it will decide follows from its snapshot and
-what it is told: no clock, no chance.
+It is told what comes and when the watermark moves; once per epoch or two, or per batch while history is young, it asks
+again what history supports. Between, new windows get the same bound. All that it will decide follows from its snapshot
+and what it is told: no clock, no chance.
+
+Shards that learn together hear of each other whatever happens to be known where they are: other attempts hear other
+things. So what is found together never counts in the batch in which it is found, but from the shard's next snapshot on:
+what a batch does follows from the version that it starts from and from its events, however often it is run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from aion.arrivals import Arrivals, arrivals
 from aion.errors import FormatError
 from aion.lateness import HALF_LIFE_US, Floats, Lateness, room_us
 from aion.models import FAMILIES, NAMES, choose, fit, modelled
 from aion.regimes import change
+from aion.standing import Outlook, Standing, heard, observations
 from aion.trigger import NothingKnown
-from policies.cleanup import Cleanup, Decision, Reason, decide
+from policies.cleanup import Cleanup, Decision, Reason, cut_to_room, decide
 
 SNAPSHOT_VERSION = 1
 MOVED = 0.05
 """By so much of the late events, anywhere, or by so much of their number, a distribution is another one."""
 FEW_EVENTS = 30
 """Fewer late events make no outlook."""
+ASKED_PER_SPAN = 32
+"""By so much of itself history has to grow before it is asked again."""
 _POINTS = 48
 _HALVINGS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """How late the late events of a window are, thinned to a few dozen points; stays until it has moved enough.
-
-    ``lateness_us``: (P,), ascending from -1. ``later``: the share of late events that is later, (P,), from 1.
-    ``late_share``: the share of all events that is late. ``per_window``: events in time per window.
-    """
-
-    version: int
-    lateness_us: npt.NDArray[np.int64]
-    later: Floats
-    late_share: float
-    per_window: float
-
-    def later_than(self, lateness_us: Any) -> Floats:
-        return np.asarray(np.interp(lateness_us, self.lateness_us, self.later))
-
-    @property
-    def late_per_on_time(self) -> float:
-        return self.late_share / max(1e-9, 1.0 - self.late_share)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "version": self.version,
-            "lateness_us": self.lateness_us.tolist(),
-            "later": self.later.tolist(),
-            "late_share": self.late_share,
-            "per_window": self.per_window,
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Outlook:
-        return cls(
-            value["version"],
-            np.array(value["lateness_us"], np.int64),
-            np.array(value["later"], np.float64),
-            value["late_share"],
-            value["per_window"],
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +97,9 @@ class AdaptiveBound:
 
     ``model``: one of :data:`aion.models.NAMES`. ``of_all``: whether ``asked.coverage`` is of all events instead of the
     late ones. ``ahead_us``: how much event time is kept besides the bound, which ``max_state`` has to hold as well: the
-    longest window and the watermark's delay. ``snapshot``: of :meth:`to_json`, with the same or other settings. Raises
-    ValueError for an unknown model, FormatError for a snapshot that a newer Aion wrote.
+    longest window and the watermark's delay. ``together``: whether it decides with others of its query, see
+    :meth:`hear`; what it decides counts from the next ``snapshot`` on. ``snapshot``: of :meth:`to_json`, with the same
+    or other settings. Raises ValueError for an unknown model, FormatError for a snapshot that a newer Aion wrote.
     """
 
     def __init__(
@@ -144,6 +110,7 @@ class AdaptiveBound:
         model: str = "auto",
         of_all: bool = False,
         ahead_us: int = 0,
+        together: bool = False,
         snapshot: Mapping[str, Any] | None = None,
     ) -> None:
         if model not in NAMES:
@@ -152,21 +119,23 @@ class AdaptiveBound:
         self.model = model
         self.of_all = of_all
         self.ahead_us = ahead_us
+        self.together = together
         self.lateness = Lateness(half_life_us)
-        self.decision: Decision = decide(asked, None)
-        self.outlook: Outlook | None = None
-        self.restarts = 0
-        self.last_change: str | None = None
-        # The watermark from which on it is asked again; None: at the next advance.
-        self._next_us: int | None = None
-        # No change of regime is looked for in a history that is shorter: each one that was found doubles it, so that
-        # what repeats, as day and night do, is in the end seen to.
-        self._patience_us = 0
-        self._at_least_us = 0
+        self._others: list[Lateness] = []
+        self._shards = 1
         self._room_us: int | None = None
-        self._relearning = False
+        # What holds, and what will from the next snapshot on: the same unless shards decide together.
+        self._standing = self._coming = Standing(decide(asked, None))
+        self.decision: Decision = self._standing.decision
         if snapshot is not None:
             self._restore(snapshot)
+
+    @classmethod
+    def of_snapshot(cls, snapshot: Mapping[str, Any]) -> AdaptiveBound:
+        """As it was when it said so, with the settings that it had then."""
+        told = dict(snapshot["standing"]["settings"])
+        asked = Cleanup(**{field.name: told.pop(field.name) for field in fields(Cleanup)})
+        return cls(asked, **told, snapshot=snapshot)
 
     # -- what it is told ----------------------------------------------------------------------------------
 
@@ -182,22 +151,79 @@ class AdaptiveBound:
         """See :meth:`aion.lateness.Lateness.observe_state`."""
         self.lateness.observe_state(slice_us, at_us, size_bytes)
 
-    def advance(self, from_us: int | None, to_us: int, others: Lateness | None = None) -> None:
+    def advance(self, from_us: int | None, to_us: int) -> None:
         """The watermark moves; before anything is done about it. ``from_us`` is None the first time.
 
         All that came while it was at ``from_us`` has been observed, so history is complete up to there, and not to
-        ``to_us``. ``others``: what other shards know, if the bound is to be the query's and not the shard's.
+        ``to_us``.
         """
         if from_us is None:
             # Windows that end before the first watermark had all their events in time, whenever they came.
             self.lateness.forget_before(to_us)
-        elif self._next_us is None or from_us >= self._next_us:
-            self._ask(from_us, others)
+        elif self.asks(from_us):
+            self._coming = self._ask(from_us)
+            if not self.together:
+                self._hold(self._coming)
+        self._others = []
+
+    # -- what others tell ---------------------------------------------------------------------------------
+
+    def hear(self, shards: int, told: Iterable[Any]) -> None:
+        """``told``: the ``standing`` of the snapshots of so many ``shards`` of the same query, this one not among them.
+
+        What is newer than what this one stands on is taken over, from the next snapshot on. Whatever cannot be read, or
+        was found with other settings, is passed over.
+        """
+        self._shards = 1 + shards
+        best = max([self._coming, *heard(told, self._settings())], key=lambda standing: standing.age)
+        if best.restarted_us is not None and best.restarted_us != self._coming.restarted_us:
+            self.lateness.forget_before(best.restarted_us)
+            if not self.lateness.epochs:
+                self.lateness.restart(best.restarted_us)
+        self._coming = best
+
+    def asks(self, at_us: int | None) -> bool:
+        """Whether history is asked again when the watermark moves on from ``at_us``: then :meth:`learn` before that."""
+        coming = self._coming
+        if at_us is None:
+            return False
+        if coming.next_us is None or coming.asked_us is None:
+            return True
+        # Where fewer shards are heard than before they are only coming back, as after a restart of their server.
+        patience_us = coming.next_us - coming.asked_us if self._shards < coming.shards else 0
+        return at_us >= coming.next_us + patience_us
+
+    def learn(self, shards: int, told: Iterable[Any], learnt: Iterable[Any]) -> None:
+        """As :meth:`hear`, and ``learnt``: the ``lateness`` of the same snapshots. It counts at the next advance only.
+
+        If one of them has asked meanwhile, that is taken over: whoever asks at all asks of the same observations.
+        """
+        self.hear(shards, told)
+        self._others = observations(learnt, self.lateness.half_life_us, self._coming.restarted_us)
 
     # -- what it says -------------------------------------------------------------------------------------
 
+    @property
+    def outlook(self) -> Outlook | None:
+        """What is expected of late events; None as long as too little is known."""
+        return self._standing.outlook
+
+    @property
+    def restarts(self) -> int:
+        """Changes of regime so far."""
+        return self._coming.restarts
+
+    @property
+    def last_change(self) -> str | None:
+        """The last of them, in words."""
+        return self._coming.last_change
+
     def bound_for_new_window(self) -> int:
         return self.decision.bound_us
+
+    def reason_for_new_window(self) -> int:
+        """The code of what decided that bound."""
+        return self.decision.reason.code
 
     def forecast(self, bound_us: int) -> Forecast:
         """For a window with that bound."""
@@ -215,46 +241,63 @@ class AdaptiveBound:
 
     # -- deciding -----------------------------------------------------------------------------------------
 
-    def _ask(self, at_us: int, others: Lateness | None) -> None:
-        lateness = self.lateness
-        if others is not None:
+    def _hold(self, standing: Standing) -> None:
+        """From now on."""
+        self._standing = standing
+        self.decision = cut_to_room(self.asked, standing.decision, self._room_us, standing.later_than)
+
+    def _ask(self, at_us: int) -> Standing:
+        before, lateness = self._coming, self.lateness
+        if self._others:
             lateness = lateness.copy()
-            lateness.merge(others)
+            for other in self._others:
+                lateness.merge(other)
         cohorts = lateness.cohorts(at_us)
         of_all = arrivals(cohorts, of_all=True)
-        if of_all is not None and lateness.span_us(at_us) >= self._patience_us:
+        if of_all is not None and lateness.span_us(at_us) >= before.patience_us:
             changed = change(cohorts, of_all)
             if changed is not None:
-                self._start_again(at_us, lateness.span_us(at_us), changed)
-                return
+                return self._start_again(at_us, lateness.span_us(at_us), changed)
         known = of_all if self.of_all else arrivals(cohorts)
+        outlook = before.outlook
         if known is not None:
             known = self._modelled(known)
-            self._look_out(known)
+            outlook = _looked_out(outlook, known)
         if self.asked.max_state_bytes is not None:
-            room = room_us(cohorts, self.asked.max_state_bytes, self.ahead_us)
+            # What a shard has room for is its own matter.
+            own = cohorts if lateness is self.lateness else self.lateness.cohorts(at_us)
+            room = room_us(own, self.asked.max_state_bytes, self.ahead_us)
             self._room_us = self._room_us if room is None else room
-        self.decision = decide(self.asked, known, at_least_us=self._at_least_us, room_us=self._room_us)
-        if self.decision.reason is Reason.LEARNT:
-            self._at_least_us, self._relearning = 0, False
-        self.decision = self._said(self.decision)
-        self._next_us = at_us + lateness.width_us
+        decision = decide(self.asked, known, at_least_us=before.at_least_us)
+        learnt = decision.reason is Reason.LEARNT
+        after = replace(
+            before,
+            outlook=outlook,
+            asked_us=at_us,
+            next_us=at_us + max(lateness.width_us, lateness.span_us(at_us) // ASKED_PER_SPAN),
+            shards=self._shards,
+            at_least_us=0 if learnt else before.at_least_us,
+            relearning=before.relearning and not learnt,
+        )
+        return replace(after, decision=_said(after, decision))
 
-    def _start_again(self, at_us: int, span_us: int, changed: str) -> None:
-        self.restarts += 1
-        self.last_change = changed
-        self._patience_us = min(2 * span_us, self.lateness.half_life_us)
-        if self.decision.reason is not Reason.MAX_STATE:
-            self._at_least_us = max(self._at_least_us, self.decision.bound_us)
+    def _start_again(self, at_us: int, span_us: int, changed: str) -> Standing:
+        before = self._coming
+        at_least_us = max(before.at_least_us, before.decision.bound_us)
         self.lateness.restart(at_us)
-        self._relearning, self._next_us = True, None
-        self.decision = self._said(decide(self.asked, None, at_least_us=self._at_least_us, room_us=self._room_us))
-
-    def _said(self, decision: Decision) -> Decision:
-        """With the change of regime that made it, until there is history again."""
-        if not self._relearning:
-            return decision
-        return replace(decision, why=f"lateness has changed: {self.last_change}; {decision.why}")
+        after = replace(
+            before,
+            asked_us=at_us,
+            next_us=None,
+            shards=self._shards,
+            restarts=before.restarts + 1,
+            restarted_us=at_us,
+            last_change=changed,
+            relearning=True,
+            patience_us=min(2 * span_us, self.lateness.half_life_us),
+            at_least_us=at_least_us,
+        )
+        return replace(after, decision=_said(after, decide(self.asked, None, at_least_us=at_least_us)))
 
     def _modelled(self, known: Arrivals) -> Arrivals:
         if self.model == "empirical" or known.watched_us < self.asked.initial_bound_us:
@@ -265,60 +308,60 @@ class AdaptiveBound:
             found = fit(known, (self.model,)).get(self.model) if self.model in FAMILIES else None
         return known if found is None or found.covariance is None else modelled(known, found)
 
-    def _look_out(self, known: Arrivals) -> None:
-        """A new outlook if the old one is not good any more."""
-        late = float(known.later[0])
-        if late * known.events < FEW_EVENTS:
-            return
-        edges, later = known.edges_us, known.later / late
-        before = self.outlook
-        if before is not None:
-            moved = float(np.abs(before.later_than(edges) - later).max())
-            more = abs(before.late_per_on_time * (1 - known.late_share) / max(1e-9, known.late_share) - 1)
-            if moved <= MOVED and more <= MOVED:
-                return
-        levels = np.concatenate([1 - np.arange(1, _POINTS) / _POINTS, 0.5 ** np.arange(1, _HALVINGS) / _POINTS])
-        at = np.unique(np.concatenate([[0], np.searchsorted(-later, -levels), [len(later) - 1]]))
-        at = at[at < len(later)]
-        version = 1 if before is None else before.version + 1
-        self.outlook = Outlook(version, edges[at], later[at], known.late_share, known.per_window)
-
     # -- snapshot -----------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """Everything that later decisions follow from, as JSON values."""
+        """Everything that later decisions follow from, as JSON values. ``standing`` is what others are told."""
         return {
             "version": SNAPSHOT_VERSION,
-            "settings": self._settings(),
             "lateness": self.lateness.to_json(),
-            "decision": asdict(self.decision),
-            "outlook": None if self.outlook is None else self.outlook.to_json(),
-            "restarts": self.restarts,
-            "last_change": self.last_change,
-            "next_us": self._next_us,
-            "patience_us": self._patience_us,
-            "at_least_us": self._at_least_us,
+            "standing": {"settings": self._settings(), **self._coming.to_json()},
             "room_us": self._room_us,
-            "relearning": self._relearning,
         }
 
     def _settings(self) -> dict[str, Any]:
         return {**asdict(self.asked), "half_life_us": self.lateness.half_life_us, "model": self.model,
-                "of_all": self.of_all, "ahead_us": self.ahead_us}  # fmt: skip
+                "of_all": self.of_all, "ahead_us": self.ahead_us, "together": self.together}  # fmt: skip
 
     def _restore(self, snapshot: Mapping[str, Any]) -> None:
         if snapshot["version"] != SNAPSHOT_VERSION:
             raise FormatError(f"a bound of format {snapshot['version']}: this Aion reads {SNAPSHOT_VERSION}")
         self.lateness = Lateness.from_json(snapshot["lateness"], self.lateness.half_life_us)
-        self.outlook = None if snapshot["outlook"] is None else Outlook.from_json(snapshot["outlook"])
-        self.restarts = snapshot["restarts"]
-        self.last_change = snapshot["last_change"]
-        self._patience_us = snapshot["patience_us"]
-        self._at_least_us = snapshot["at_least_us"]
-        self._relearning = snapshot["relearning"]
-        if snapshot["settings"] == self._settings():
-            # With other settings it is asked again at the next advance; until then what is asked now is conservative.
-            decision = snapshot["decision"]
-            self.decision = Decision(**{**decision, "reason": Reason(decision["reason"])})
-            self._next_us = snapshot["next_us"]
+        standing = Standing.from_json(snapshot["standing"])
+        if snapshot["standing"]["settings"] == self._settings():
             self._room_us = snapshot["room_us"]
+        else:
+            # With other settings it is asked again at the next advance; until then what is asked now is conservative.
+            standing = replace(standing, decision=self._standing.decision, asked_us=None, next_us=None, shards=1)
+        self._coming = standing
+        self._hold(standing)
+
+
+def _said(standing: Standing, decision: Decision) -> Decision:
+    """With the change of regime that made it, until there is history again."""
+    if not standing.relearning:
+        return decision
+    conservative = decision.reason in (Reason.NO_HISTORY, Reason.UNSUPPORTED)
+    return replace(
+        decision,
+        reason=Reason.CHANGED if conservative else decision.reason,
+        why=f"lateness has changed: {standing.last_change}; {decision.why}",
+    )
+
+
+def _looked_out(before: Outlook | None, known: Arrivals) -> Outlook | None:
+    """A new outlook if the old one is not good any more."""
+    late = float(known.later[0])
+    if late * known.events < FEW_EVENTS:
+        return before
+    edges, later = known.edges_us, known.later / late
+    if before is not None:
+        moved = float(np.abs(before.later_than(edges) - later).max())
+        more = abs(before.late_per_on_time * (1 - known.late_share) / max(1e-9, known.late_share) - 1)
+        if moved <= MOVED and more <= MOVED:
+            return before
+    levels = np.concatenate([1 - np.arange(1, _POINTS) / _POINTS, 0.5 ** np.arange(1, _HALVINGS) / _POINTS])
+    at = np.unique(np.concatenate([[0], np.searchsorted(-later, -levels), [len(later) - 1]]))
+    at = at[at < len(later)]
+    version = 1 if before is None else before.version + 1
+    return Outlook(version, edges[at], later[at], known.late_share, known.per_window)

@@ -10,8 +10,8 @@ Gruttola: "Nonparametric analysis of truncated survival data", Biometrika 1988; 
 
 **What nobody can have seen yet.** Latenesses are looked at up to the age A that a quarter of the epochs has reached.
 How much is later than that is not known. It is taken to be what there is if the tail goes on as it came down over the
-last three octaves, (A/8, A/4], (A/4, A/2], (A/2, A]: as a power law. Tails that are lighter are overestimated, which is
-the safe side. This is *added* to every share, and a history in which it is large supports no bound (policies.cleanup).
+last five octaves, (A/32, A/16] to (A/2, A]: as a power law. Tails that are lighter are overestimated, which is the safe
+side. This is *added* to every share, and a history in which it is large supports no bound (policies.cleanup).
 
 **Its confidence.** If events were drawn one by one, the number of them later than b would be binomial, and the usual
 bound on a quantile by order statistics (distribution-free and exact: Clopper-Pearson read backwards) would do. They are
@@ -43,6 +43,7 @@ from aion.sketch import Ints
 
 LAGS = 2
 FEW_EVENTS = 20
+OCTAVES = 5
 SLOWEST_FALL = 7 / 8
 """From octave to octave: a tail like 1 / x ** 0.19. A few outliers may look heavier than any that is of use."""
 
@@ -187,10 +188,10 @@ def _late_share(late: Floats, seen: npt.NDArray[np.bool_], weight: Floats, on_ti
 
 def _unseen(edges: Ints, later: Floats, watched_us: int) -> float:
     """The share that is later than anything could have been seen, if the tail goes on as it came down; at most 1."""
-    at = np.searchsorted(edges, [watched_us // 8, watched_us // 4, watched_us // 2], side="right") - 1
-    beyond = later[at]
-    first, second, third = beyond[0] - beyond[1], beyond[1] - beyond[2], beyond[2]
-    if not third:
+    octaves = [watched_us >> k for k in range(OCTAVES, 0, -1)]
+    beyond = later[np.searchsorted(edges, octaves, side="right") - 1]
+    within = beyond - np.append(beyond[1:], 0.0)
+    if not within[-1]:
         return 0.0
-    falls = min(SLOWEST_FALL, (second + third) / (first + second) if first + second else 1.0)
-    return float(min(1.0, third * falls / (1.0 - falls)))
+    falls = min(SLOWEST_FALL, within[1:].sum() / within[:-1].sum() if within[:-1].any() else 1.0)
+    return float(min(1.0, within[-1] * falls / (1.0 - falls)))

@@ -81,13 +81,16 @@ def inspect(
         Path | None, typer.Option(help="With --repair: the query's Spark checkpoint, to be set back as well.")
     ] = None,
     contents: Annotated[bool, typer.Option(help="Read every byte and verify all checksums.")] = True,
+    windows: Annotated[
+        int, typer.Option(min=0, help="Show so many windows of each operator: bounds, why, and when they run.")
+    ] = 20,
 ) -> None:
     """Show versions, files, windows, tiers and lateness of a state folder, and verify it. Exit code 1: damaged."""
     from aion.inspecting import inspect
 
     if checkpoint is not None and not repair:
         raise ConfigError("--checkpoint is for --repair; nothing is changed without")
-    if not inspect(state, repair=repair, checkpoint=checkpoint, contents=contents):
+    if not inspect(state, repair=repair, checkpoint=checkpoint, contents=contents, windows=windows):
         raise typer.Exit(1)
 
 

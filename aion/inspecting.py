@@ -12,6 +12,7 @@ from rich.table import Table
 
 from aion.config.values import about_bytes
 from aion.errors import ConfigError
+from aion.inspecting_windows import show_windows
 from aion.lateness import Lateness
 from aion.sketch import LatenessSketch
 from aion.time import format_instant, short_duration
@@ -19,11 +20,12 @@ from state_backends.audit import Repair, ShardFinding, StateFolder, by_query, pl
 from state_backends.client import running_servers
 
 SET_ASIDE = "aion-set-aside"
+WINDOWS = 20
 _LOGS = ("offsets", "commits")
 
 
-def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: bool) -> bool:
-    """Prints what is in the folder; whether all of it is whole, or was made so."""
+def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: bool, windows: int = WINDOWS) -> bool:
+    """Prints what is in the folder; whether all of it is whole, or was made so. ``windows``: at most, per operator."""
     console = Console(highlight=False)
     folder = StateFolder(state_dir)
     try:
@@ -34,6 +36,7 @@ def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: 
         for query, found in by_query(findings):
             console.print(_shards(query, found))
             console.print(_operators(found))
+            show_windows(console, found, windows)
         console.print(_servers())
         damage = list(dict.fromkeys(line for finding in findings for line in finding.damage))
         if not damage:

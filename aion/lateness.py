@@ -150,12 +150,13 @@ class Lateness:
     def merge(self, other: Lateness) -> None:
         """Take in what another shard observed; the half-life stays this one's.
 
-        The same in any order for shards that begin at the same watermark, as those of a query do; if not, what was
-        before the latest beginning is forgotten, and with it up to one epoch after it.
+        A shard counts each window wholly or not at all, so one that began later, and lacks windows, is no harm. The
+        same in any order for shards that begin at the same watermark, as those of a query do; where they do not, within
+        one epoch at the earliest beginning.
         """
         self.forgotten += other.forgotten
-        if other.since_us is not None:
-            self.forget_before(other.since_us)
+        begins = [shard.since_us for shard in (self, other) if shard.epochs or shard.since_us is not None]
+        self.since_us = None if None in begins else min((us for us in begins if us is not None), default=None)
         while self.width_us < other.width_us:
             self._double()
         shift = (self.width_us // other.width_us).bit_length() - 1
@@ -193,12 +194,12 @@ class Lateness:
         over = sorted(i for i in self.epochs if (i + 1) * self.width_us - 1 <= at_us)
         epochs = [self.epochs[i] for i in over]
         ages = np.array([at_us - (i + 1) * self.width_us + 1 for i in over], np.int64)
-        sizes = [len(epoch.late.counts) for epoch in epochs]
-        bins = np.array([b for epoch in epochs for b in epoch.late.counts], np.int64)
-        events = np.array([n for epoch in epochs for n in epoch.late.counts.values()], np.float64)
-        used, column = np.unique(bins, return_inverse=True)
+        columns = [epoch.late.columns() for epoch in epochs]
+        sizes = [len(bins) for bins, _ in columns]
+        nothing = np.empty(0, np.int64)
+        used, column = np.unique(np.concatenate([nothing, *(bins for bins, _ in columns)]), return_inverse=True)
         late = np.zeros((len(over), len(used)))
-        late[np.repeat(np.arange(len(over)), sizes), column] = events
+        late[np.repeat(np.arange(len(over)), sizes), column] = np.concatenate([nothing, *(n for _, n in columns)])
         return Cohorts(
             self.width_us,
             ages,
@@ -253,22 +254,23 @@ class Lateness:
         """JSON values; the half-life is a setting and not among them."""
         order = sorted(self.epochs)
         epochs = [self.epochs[i] for i in order]
-        counts = [sorted(epoch.late.counts.items()) for epoch in epochs]
+        bins_and_counts = [epoch.late.columns() for epoch in epochs]
+        nothing = np.empty(0, np.int64)
         columns = [
-            order,
-            [epoch.on_time for epoch in epochs],
-            [epoch.windows for epoch in epochs],
-            [epoch.size_bytes for epoch in epochs],
-            [len(epoch.late.counts) for epoch in epochs],
-            [b for pairs in counts for b, _ in pairs],
-            [n for pairs in counts for _, n in pairs],
+            np.array(order, np.int64),
+            np.array([epoch.on_time for epoch in epochs], np.int64),
+            np.array([epoch.windows for epoch in epochs], np.int64),
+            np.array([epoch.size_bytes for epoch in epochs], np.int64),
+            np.array([len(bins) for bins, _ in bins_and_counts], np.int64),
+            np.concatenate([nothing, *(bins for bins, _ in bins_and_counts)]),
+            np.concatenate([nothing, *(counts for _, counts in bins_and_counts)]),
         ]
         return {
             "version": SNAPSHOT_VERSION,
             "width_us": self.width_us,
             "since_us": self.since_us,
             "forgotten": self.forgotten,
-            "epochs": pack(np.array(column, np.int64) for column in columns),
+            "epochs": pack(columns),
         }
 
     @classmethod
@@ -280,9 +282,12 @@ class Lateness:
             return lateness
         if value["version"] != SNAPSHOT_VERSION:
             raise FormatError(f"lateness of format {value['version']}: this Aion reads {SNAPSHOT_VERSION}")
-        lateness.width_us = value["width_us"]
-        lateness.since_us = value["since_us"]
-        lateness.forgotten = value["forgotten"]
+        width_us, since_us, forgotten = value["width_us"], value["since_us"], value["forgotten"]
+        if not isinstance(width_us, int) or width_us < 1 or width_us & (width_us - 1):
+            raise FormatError(f"epochs of {width_us!r} us: their length is a power of two")
+        if not isinstance(0 if since_us is None else since_us, int) or not isinstance(forgotten, int):
+            raise FormatError("lateness counts from no instant, and forgot no number of events")
+        lateness.width_us, lateness.since_us, lateness.forgotten = width_us, since_us, forgotten
         order, on_time, windows, size_bytes, lengths, bins, counts = unpack(value["epochs"])
         at = 0
         for row, index in enumerate(order.tolist()):
@@ -302,6 +307,9 @@ class Bound(Protocol):
 
     def bound_for_new_window(self) -> int:
         """Microseconds."""
+
+    def reason_for_new_window(self) -> int:
+        """What decided it: the code of a :class:`policies.cleanup.Reason`."""
 
     def observe(self, end_us: int, at_us: int, events: int) -> None:
         """See :meth:`Lateness.observe`."""

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from aion.actions import WindowRef
+from aion.trigger import LateView
 
 NEVER = 2**63 - 1
 
@@ -44,6 +45,8 @@ class WindowState:
     stalest: int = 0
     stalest_before: int = 0
     looked: int = 0
+    reason: int = 0
+    """What decided the bound: the code of a :class:`policies.cleanup.Reason`."""
 
     def due_us(self, ref: WindowRef) -> int:
         """The watermark at which something happens to the window by itself: its end, then its bound."""
@@ -65,6 +68,20 @@ class WindowState:
     def all_staleness(self) -> int:
         """T * N, as of now: what ``stale`` is measured against."""
         return self.bound_us * self.late_events
+
+    def view(self, lateness_us: int, step_us: int) -> LateView:
+        """The window, which has ended, as its trigger sees it."""
+        return LateView(
+            lateness_us=lateness_us,
+            executed_us=self.executed_us,
+            news=self.news,
+            late_events=self.late_events,
+            bound_us=self.bound_us,
+            on_time_events=self.events - self.late_events,
+            # A window that was made late has had no execution on time.
+            executions=self.panes - (self.late_from_seq > 0),
+            step_us=step_us,
+        )
 
     def move(self, happening: str) -> None:
         self.status = TRANSITIONS[self.status, happening]

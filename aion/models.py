@@ -176,7 +176,8 @@ class Fit:
         at = np.asarray(lateness_us, np.float64)
         # What is seen as 7 us late is less than 8 us late.
         x = (np.maximum(at, 0.0) + 1.0) / self.scale_us
-        return np.where(at < 0, 0.0, self.family.cdf(x, self.parameters))
+        with np.errstate(all="ignore"):
+            return np.where(at < 0, 0.0, self.family.cdf(x, self.parameters))
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +331,7 @@ def _scoring(cells: Callable[[Floats], Floats], shares: Floats, p: Floats) -> tu
             if reached < least:
                 p, gained, least = tried, least - reached, reached
                 break
-        if gained < 1e-9:
+        if gained < 1e-8:
             break
     expected = cells(p)
     slope = slopes(p, expected)

@@ -233,7 +233,7 @@ class Operator:
                 self._bound.observe(ref.end_us, now, block.events)
                 too_late.append((ref, now - ref.end_us))
                 continue
-            state = WindowState(bound_us)
+            state = WindowState(bound_us, reason=self._bound.reason_for_new_window())
             if self.watermark.passed(ref.end_us):
                 state.move("end_passed")
                 state.late_from_seq = 0
@@ -300,18 +300,7 @@ class Operator:
 
     def _view(self, ref: WindowRef) -> LateView:
         """A late window as its trigger sees it."""
-        state = self.windows[ref]
-        return LateView(
-            lateness_us=self._lateness_of(ref),
-            executed_us=state.executed_us,
-            news=state.news,
-            late_events=state.late_events,
-            bound_us=state.bound_us,
-            on_time_events=state.events - state.late_events,
-            # A window that was made late has had no execution on time.
-            executions=state.panes - (state.late_from_seq > 0),
-            step_us=self.watermark.step_us,
-        )
+        return self.windows[ref].view(self._lateness_of(ref), self.watermark.step_us)
 
     def _execute(self, ref: WindowRef, state: WindowState, kind: Kind) -> Execute:
         action = Execute(
@@ -410,6 +399,7 @@ class Operator:
             "slices": sorted(self.slices),
             "purged": [runs.to_json() for runs in self._purged.values()],
             "lateness": self._bound.to_json(),
+            "trigger": self._trigger.to_json(),
             "counters": self.counters.to_json(),
             "keyed": self.keyed.snapshot(),
         }

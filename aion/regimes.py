@@ -3,8 +3,8 @@
 Epochs are the replicates. Late events are cut at the latenesses that half, a quarter, an eighth, ... of them exceed;
 of each epoch old enough to tell, the share of what came up to the end of a cell that lies in it (and of what came up to
 the first cut, the share that was late at all) is compared, as an angle, ``asin(sqrt(share))``, which makes its variance
-the same for any share. The three latest such epochs must *all* lie outside the prediction interval of the older half
-of them (Student's t, with fewer degrees of freedom the more neighbours have in common; level 1 % for each, divided by
+the same for any share. The three latest such epochs must *all* lie outside the prediction interval of the older three
+quarters (Student's t, with fewer degrees of freedom the more neighbours have in common; level 1 % for each, divided by
 the number of cells), on the same side, and all by a factor of 1.5 in the odds. So what single epochs do, as in a burst,
 is no new regime; what they did before is part of what is expected; and where one follows from the other, as nights
 follow days, a history has to be long before anything counts as new.
@@ -56,10 +56,10 @@ def _tested(cohorts: Cohorts, low_us: int, high_us: int, level: float) -> str | 
     inside = late[:, (cohorts.edges_us > low_us) & (cohorts.edges_us <= high_us)].sum(axis=1)
     some = upto > 0
     inside, upto = inside[some], upto[some]
-    before = len(upto) // 2
+    before = min(len(upto) - LATEST, len(upto) * 3 // 4)
     if before < FEWEST_EPOCHS:
         return None
-    # The older half is what was usual; a change that was missed at first can be found until it is that old itself.
+    # A change that was missed at first can be found until it is as old as the last quarter.
     parts = [slice(0, before), slice(len(upto) - LATEST, None)]
     (was, was_upto), (now, now_upto) = ((inside[part], upto[part]) for part in parts)
     usual = was.sum() / was_upto.sum()

@@ -26,14 +26,19 @@ from state_backends.codec_pool import CodecPool
 from state_backends.stores import StoreConfig
 
 
-def make_operator(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None) -> Operator:
-    """The operator of one shard, new or as it was at ``snapshot``. Raises FormatError for a newer Aion's."""
+def make_operator(
+    plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None, bound: AdaptiveBound | None = None
+) -> Operator:
+    """The operator of one shard, new or as it was at ``snapshot``. Raises FormatError for a newer Aion's.
+
+    ``bound``: of :func:`make_bound`, for those who have more to tell it than the operator does.
+    """
     if snapshot is not None and snapshot["version"] != SNAPSHOT_VERSION:
         raise FormatError(
             f"the operator's snapshot was written in format {snapshot['version']}; "
             f"this Aion reads format {SNAPSHOT_VERSION}"
         )
-    bound = make_bound(plan, policy, snapshot)
+    bound = make_bound(plan, policy, snapshot) if bound is None else bound
     trigger = make_trigger(policy, Expected(bound))
     staleness_bound = policy.trigger.bound if policy.trigger.kind == "staleness" else None
     known = snapshot["keyed"] if snapshot is not None and plan.keyed else [None] * len(plan.keyed)
@@ -57,8 +62,8 @@ def make_operator(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None
     )
 
 
-def make_bound(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None) -> AdaptiveBound:
-    """What learns how late events come, and says how long new windows are kept."""
+def make_bound(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None, *, shards: int = 1) -> AdaptiveBound:
+    """What learns how late events come, and says how long new windows are kept; ``shards``: of the query."""
     told = policy.lateness
     asked = Cleanup(
         told.initial_bound_us,
@@ -69,7 +74,14 @@ def make_bound(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None) -
     )
     longest_us = max(w.size_us if isinstance(w, Periodic) else w.reach_us for w in plan.windows.values())
     known = snapshot["lateness"] if snapshot is not None else None
-    return AdaptiveBound(asked, half_life_us=told.half_life_us, model=told.model, ahead_us=longest_us, snapshot=known)
+    return AdaptiveBound(
+        asked,
+        half_life_us=told.half_life_us,
+        model=told.model,
+        ahead_us=longest_us,
+        together=told.per == "query" and shards > 1,
+        snapshot=known,
+    )
 
 
 def make_trigger(policy: Policy, forecast: Forecast | None = None) -> Trigger:

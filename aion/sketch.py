@@ -70,11 +70,13 @@ class LatenessSketch:
     115 for each factor of ten between the smallest and the largest lateness.
     """
 
-    __slots__ = ("counts", "total")
+    __slots__ = ("_columns", "_columns_total", "counts", "total")
 
     def __init__(self, counts: Mapping[int, int] | Iterable[tuple[int, int]] = ()) -> None:
         self.counts: dict[int, int] = dict(counts)
         self.total = sum(self.counts.values())
+        self._columns: tuple[Ints, Ints] = (np.empty(0, np.int64), np.empty(0, np.int64))
+        self._columns_total = 0
 
     def observe(self, lateness_us: int, events: int = 1) -> None:
         if events:
@@ -87,14 +89,24 @@ class LatenessSketch:
             self.counts[bin_] = self.counts.get(bin_, 0) + events
         self.total += other.total
 
+    def columns(self) -> tuple[Ints, Ints]:
+        """Bins that have events, ascending, and their counts; kept until there are more, so leave them as they are."""
+        # Counts only grow, and the total with them.
+        if self._columns_total != self.total:
+            bins = np.fromiter(self.counts.keys(), np.int64, len(self.counts))
+            counts = np.fromiter(self.counts.values(), np.int64, len(self.counts))
+            order = np.argsort(bins)
+            self._columns, self._columns_total = (bins[order], counts[order]), self.total
+        return self._columns
+
     def quantile_us(self, share: float) -> float:
         """The lateness that ``share`` of the events did not exceed, within 1 % of itself; 0 without any."""
         if not self.total:
             return 0.0
-        bins = sorted(self.counts)
-        cumulated = np.cumsum([self.counts[b] for b in bins])
+        bins, counts = self.columns()
+        cumulated = np.cumsum(counts)
         position = int(np.searchsorted(cumulated, share * cumulated[-1]))
-        at = bins[min(position, len(bins) - 1)]
+        at = int(bins[min(position, len(bins) - 1)])
         if at == 0:
             return 0.0
         low, high = _EDGES[at - 1] + 1, _EDGES[at]
@@ -118,8 +130,11 @@ def pack(columns: Iterable[npt.NDArray[np.integer]]) -> str:
 
 
 def unpack(text: str) -> list[Ints]:
-    """The columns of :func:`pack`. Raises FormatError for what a newer Aion wrote."""
-    raw = zlib.decompress(base64.b64decode(text))
+    """The columns of :func:`pack`. Raises FormatError for what a newer Aion wrote, and for what is damaged."""
+    try:
+        raw = zlib.decompress(base64.b64decode(text))
+    except (ValueError, zlib.error) as error:
+        raise FormatError(f"a lateness sketch that cannot be read: {error}") from error
     version = int(np.frombuffer(raw, "<i8", 1)[0])
     if version != _VERSION:
         raise FormatError(f"a lateness sketch of format {version}: this Aion reads {_VERSION}")

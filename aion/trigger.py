@@ -7,18 +7,21 @@ nor is the final one: a window that is purged runs once more if and only if some
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aion.distribution import LateDistribution
-from aion.staleness import Solver, check, plan
+from aion.staleness import Plan, Solver, check, plan
 
 REMEMBERED_PLANS = 50_000
 """That a staleness trigger keeps at most, for windows last executed at so many latenesses: some 300 bytes each."""
 REMEMBERED_DISTRIBUTIONS = 64
 """The same, for windows with so many different bounds: some 40 kB each."""
+MOST_PLANNED = 20
+"""Executions that :meth:`Trigger.planned` tells of."""
 NEARLY = 1 - 1e-9
 """A level counts as reached this close to it: instants are rounded to microseconds, and so is arithmetic."""
 CAUTION = 2.0
@@ -59,9 +62,24 @@ class Trigger(Protocol):
         For a window that is not due now. Always later than now and before the bound.
         """
 
+    def planned(self, view: LateView) -> tuple[int, ...]:
+        """The latenesses at which it will run if events come as expected, the next at most ``MOST_PLANNED`` of them.
+
+        Empty where only events decide. Always later than now and before the bound.
+        """
+
+    def to_json(self) -> dict[str, Any]:
+        """What :func:`trigger_from_json` makes the same trigger of."""
+
 
 class EveryBatch:
     """A late window runs once in each batch that brought it late events."""
+
+    def planned(self, view: LateView) -> tuple[int, ...]:
+        return ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "every_batch"}
 
     def due(self, view: LateView) -> bool:
         return view.news > 0
@@ -87,8 +105,14 @@ class Interval:
     def next_due_us(self, view: LateView) -> int | None:
         if not view.news:
             return None
+        return next(iter(self.planned(view)), None)
+
+    def planned(self, view: LateView) -> tuple[int, ...]:
         start_us = (max(view.executed_us, view.lateness_us) // self.every_us + 1) * self.every_us
-        return start_us if start_us < view.bound_us else None
+        return tuple(range(start_us, view.bound_us, self.every_us)[:MOST_PLANNED])
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "interval", "every_us": self.every_us}
 
 
 class Count:
@@ -104,6 +128,12 @@ class Count:
 
     def next_due_us(self, view: LateView) -> int | None:
         return None
+
+    def planned(self, view: LateView) -> tuple[int, ...]:
+        return ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "count", "every": self.every}
 
 
 class Forecast(Protocol):
@@ -225,6 +255,21 @@ class Staleness:
         at_us = max(math.ceil(at * view.bound_us), view.lateness_us + 1)
         return at_us if at_us < view.bound_us else None
 
+    def planned(self, view: LateView) -> tuple[int, ...]:
+        left = self._left(view)
+        if left == 1:
+            return ()
+        late = self._distribution(view.bound_us).late
+        found = self._plan(late, view.bound_us, self._last(view), left)
+        planned = found.instants_us(view.bound_us)[:MOST_PLANNED].tolist()
+        next_us = self.next_due_us(view)
+        from_us = view.lateness_us if next_us is None else next_us
+        later = tuple(us for us in planned if from_us < us < view.bound_us)
+        return later if next_us is None else (next_us, *later)[:MOST_PLANNED]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "staleness", "bound": self.bound, "executions": self.executions, "solver": self.solver}
+
     def staleness(self, view: LateView) -> float:
         """The staleness of the window now, against ``expected_total``."""
         total = self.expected_total(view)
@@ -310,11 +355,28 @@ class Staleness:
         rest = self._rests.get(key)
         if rest is None:
             _make_room(self._rests, REMEMBERED_PLANS)
-            after = None if last_us is None else last_us / bound_us
-            found = plan(late, bound=self.bound, executions=left or None, after=after, solver=self.solver)
+            found = self._plan(late, bound_us, last_us, left)
             instant = float(found.instants[0]) if found.executions else 1.0
             rest = self._rests[key] = _Rest(instant, found.maximum)
         return rest
+
+    def _plan(self, late: LateDistribution, bound_us: int, last_us: int | None, left: int) -> Plan:
+        after = None if last_us is None else last_us / bound_us
+        return plan(late, bound=self.bound, executions=left or None, after=after, solver=self.solver)
+
+
+def trigger_from_json(value: Mapping[str, Any], forecast: Forecast | None = None) -> Trigger:
+    """The trigger that said so. Raises ValueError for a kind that there is not."""
+    match value["kind"]:
+        case "every_batch":
+            return EveryBatch()
+        case "interval":
+            return Interval(value["every_us"])
+        case "count":
+            return Count(value["every"])
+        case "staleness":
+            return Staleness(value["bound"], executions=value["executions"], solver=value["solver"], forecast=forecast)
+    raise ValueError(f"there is no trigger {value['kind']!r}")
 
 
 def _make_room(kept: dict[Any, Any], at_most: int) -> None:

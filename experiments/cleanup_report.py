@@ -25,17 +25,18 @@ Results = Mapping[str, Sequence[Run]]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was measured, what it has to be, and whether it is; ``holds`` None: nothing was promised."""
+    """What was measured, what it has to be, and whether it is; ``by_chance``: if not, that chance would explain it."""
 
     stream: str
     what: str
     measured: float
     wanted: str
-    holds: bool | None
+    holds: bool
+    by_chance: bool = False
 
     @property
     def words(self) -> str:
-        return {None: "no target", True: "holds", False: "does not hold"}[self.holds]
+        return "holds" if self.holds else "below, by chance" if self.by_chance else "does not hold"
 
 
 def checks(results: Results, settings: Settings) -> list[Check]:
@@ -63,7 +64,7 @@ def confidence_check(stream: str, what: str, met: Sequence[bool], confidence: fl
     runs, kept = len(met), sum(met)
     least = next(k for k in range(runs + 1) if bdtr(k, runs, confidence) > CHANCE)
     wanted = f">= {confidence:g} (by chance {least}/{runs})"
-    return Check(stream, f"{what}: {kept}/{runs}", kept / runs, wanted, kept >= least)
+    return Check(stream, f"{what}: {kept}/{runs}", kept / runs, wanted, kept >= confidence * runs, kept >= least)
 
 
 def bytes_check(stream: str, what: str, runs: Sequence[Run]) -> Check:
@@ -129,7 +130,7 @@ def tables(results: Results, settings: Settings) -> list[Table]:
     for heading in ("measured", "target", "verdict"):
         verdicts.add_column(heading, justify="right", no_wrap=True)
     for check in checks(results, settings):
-        colour = {None: "default", True: "green", False: "red"}[check.holds]
+        colour = "green" if check.holds else "yellow" if check.by_chance else "red"
         verdicts.add_row(
             check.stream, check.what, f"{check.measured:.3f}", check.wanted, f"[{colour}]{check.words}[/{colour}]"
         )

@@ -1,7 +1,7 @@
 """Streams whose lateness is known, and what a bound would have done to them: for `aion experiment cleanup`. Seeded.
 
-A stream is replayed as the operator would live it: windows of one minute, a watermark that advances every second and
-is the clock, late events observed at the watermark they find, whatever becomes of them. What is counted is what a
+A stream is replayed as the operator would live it: windows of one minute, a watermark that advances every millisecond
+and is the clock, late events observed at the watermark they find, whatever becomes of them. What is counted is what a
 bound decides: who came in time, and how many bytes were kept for how long.
 """
 
@@ -132,7 +132,7 @@ def synthetic(kind: str, days: float, per_minute: int, seed: int) -> Stream:
         whole = sum(weight for weight, _ in parts)
         later = (lambda s: sum(weight * part(s) for weight, part in parts) / whole,)
     late_us = (np.minimum(seconds, 1e9) * SECOND_US).astype(np.int64)
-    return Stream(kind, MINUTE_US, SECOND_US, window, late_us, events - late, regime, later)
+    return Stream(kind, MINUTE_US, 1000, window, late_us, events - late, regime, later)
 
 
 KINDS = ("log-normal", "pareto", "bursts", "daily rhythm", "regime change")

@@ -30,6 +30,7 @@ the decision says what that costs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -91,7 +92,7 @@ class History(Protocol):
 
 
 class Reason(StrEnum):
-    """What decided a bound."""
+    """What decided a bound. A window keeps its place in this order, as a number: new ones come last."""
 
     FIXED = "fixed"
     NO_HISTORY = "no_history"
@@ -99,6 +100,19 @@ class Reason(StrEnum):
     LEARNT = "learnt"
     MAX_BOUND = "max_bound"
     MAX_STATE = "max_state"
+    CHANGED = "changed"
+
+    @property
+    def code(self) -> int:
+        return _CODES[self]
+
+    @classmethod
+    def of_code(cls, code: int) -> Reason:
+        """Raises IndexError for one that there is not."""
+        return list(cls)[code]
+
+
+_CODES = {reason: code for code, reason in enumerate(Reason)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +144,8 @@ class Decision:
     """The bound of the windows that are made from now on.
 
     ``why``: a sentence. ``late_share``: the share of a window's events expected after its end; ``lost_share``: of those
-    the ones expected after its bound; both of all its events, None as long as nothing is known.
+    the ones expected after its bound; both of all its events, None as long as nothing is known. ``of_all``: whether
+    coverage was asked for of all events, and not of the late ones.
     """
 
     bound_us: int
@@ -138,6 +153,7 @@ class Decision:
     why: str
     late_share: float | None = None
     lost_share: float | None = None
+    of_all: bool = False
 
     @property
     def expected_share(self) -> float | None:
@@ -167,17 +183,43 @@ def decide(asked: Cleanup, known: History | None, *, at_least_us: int = 0, room_
     if bound_us > asked.max_bound_us:
         reason, bound_us = Reason.MAX_BOUND, asked.max_bound_us
         why = f"cut to max_bound, {short_duration(bound_us)}, from: {why}"
-    if room_us is not None and bound_us > room_us and asked.max_state_bytes is not None:
-        reason, bound_us = Reason.MAX_STATE, max(0, room_us)
-        room = f"{asked.max_state_bytes:,} bytes of max_state have room for"
-        why = f"cut to what {room}, {short_duration(bound_us)}, from: {why}"
     if known is None:
-        return Decision(bound_us, reason, why)
-    share = known.late_share if not known.of_all else 1.0
-    lost = share * float(known.later_than(bound_us - 1))
-    if reason in (Reason.MAX_BOUND, Reason.MAX_STATE):
-        why += f"; {1 - float(known.later_than(bound_us - 1)):.2%} of {_whom(known)} are expected in time"
-    return Decision(bound_us, reason, why, known.late_share, min(known.late_share, lost))
+        decision = Decision(bound_us, reason, why)
+    else:
+        share = known.late_share if not known.of_all else 1.0
+        later = float(known.later_than(bound_us - 1))
+        if reason is Reason.MAX_BOUND:
+            why += f"; {1 - later:.2%} of {_whom(known)} are expected in time"
+        decision = Decision(bound_us, reason, why, known.late_share, min(known.late_share, share * later), known.of_all)
+    if known is None:
+        return cut_to_room(asked, decision, room_us)
+    return cut_to_room(asked, decision, room_us, lambda us: float(known.later_than(us)))
+
+
+def cut_to_room(
+    asked: Cleanup,
+    decision: Decision,
+    room_us: int | None,
+    later_than: Callable[[int], float | None] = lambda us: None,
+) -> Decision:
+    """The decision, with a bound of at most ``room_us`` where ``max_state`` is asked for.
+
+    ``later_than``: the share of the events that are covered, of which ``decision`` tells, that is later than any
+    lateness; None as long as that is not known.
+    """
+    if room_us is None or asked.max_state_bytes is None or decision.bound_us <= room_us:
+        return decision
+    bound_us = max(0, room_us)
+    room = f"{asked.max_state_bytes:,} bytes of max_state have room for"
+    why = f"cut to what {room}, {short_duration(bound_us)}, from: {decision.why}"
+    later = later_than(bound_us - 1)
+    if decision.late_share is None or later is None:
+        return Decision(bound_us, Reason.MAX_STATE, why)
+    why += f"; {1 - later:.2%} of {'all' if decision.of_all else 'late'} events are expected in time"
+    lost = later if decision.of_all else decision.late_share * later
+    return Decision(
+        bound_us, Reason.MAX_STATE, why, decision.late_share, min(decision.late_share, lost), decision.of_all
+    )
 
 
 def _learnt(asked: Cleanup, coverage: float, known: History) -> tuple[int, str]:

@@ -147,8 +147,12 @@ class StateClient:
         operator_uid: str,
         state_dir: str,
         store: StoreConfig,
+        others: bool = False,
     ) -> RemoteSession:
-        """Starts an attempt on the version ``token`` (None: the very first); what it commits has its own name."""
+        """Starts an attempt on the version ``token`` (None: the very first); what it commits has its own name.
+
+        ``others``: whether it is to hear of the operator's other shards.
+        """
         opening = {
             "identity": asdict(identity),
             "token": token,
@@ -157,6 +161,7 @@ class StateClient:
             "operator_uid": operator_uid,
             "state_dir": state_dir,
             "store": store.to_json(),
+            "others": others,
         }
         return RemoteSession(self, opening)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import orjson
 from rocksdict import Cache
 
 from aion.errors import AionError, PolicyError, RequestError, ServerError, ServerUnreachable, SessionSuperseded
@@ -122,7 +123,22 @@ class Host:
                 self.ended(request.session)
                 raise
             session.last_seq = snapshot["next_seq"] - 1 if snapshot else -1
-            return {"snapshot": snapshot, "rebuilt": shard.rebuilds > before}
+            answer = {"snapshot": snapshot, "rebuilt": shard.rebuilds > before}
+        return {**answer, "others": _told(self._others(key, identity))} if request.others else answer
+
+    def learnt(self, request: requests.Learnt) -> dict[str, Any]:
+        """What the operator's other shards stand on, and what each observed of lateness, as of its last commit here."""
+        session, shard, _ = self._find(request.session)
+        others = self._others(session.key, shard.identity)
+        return {**_told(others), "learnt": [told["lateness"] for told in others]}
+
+    def _others(self, key: ShardKey, identity: Identity) -> list[dict[str, Any]]:
+        """Never this shard's own, which it has in its snapshot; nothing of another definition's."""
+        with self._lock:
+            shards = [shard for k, (shard, _) in self._shards.items() if k[:2] == key[:2] and k != key]
+        # A commit puts another snapshot in the place of this one, and leaves this one as it is.
+        held = [shard.snapshot for shard in shards if shard.identity.definition == identity.definition]
+        return [snapshot["lateness"] for snapshot in held if snapshot is not None and "lateness" in snapshot]
 
     def append(self, name: str, blocks: Callable[[int], Sequence[tuple[int, bool, Block]]]) -> None:
         """``blocks``: given the number of the last block so far, those that come now."""
@@ -386,6 +402,12 @@ class Host:
                 "give each its own: aion.windowed(..., name='...')"
             )
         self._owners[key] = (run, uid)
+
+
+def _told(others: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How many they are, and what they stand on; most stand on the same."""
+    different = {orjson.dumps(told["standing"]): told["standing"] for told in others}
+    return {"shards": len(others), "told": list(different.values())}
 
 
 def _add(total: dict[str, Any], part: dict[str, Any]) -> None:

@@ -45,12 +45,18 @@ def _place(text: str) -> str:
 
 
 def _snapshot(value: dict[str, Any]) -> dict[str, Any]:
-    """The operator's; the server knows two fields of it: the number of the next block, and what it counts."""
+    """The operator's; the server knows three fields of it: the number of the next block, what it counts, and what it
+    tells the operator's other shards: ``lateness.standing`` whenever they are opened, ``lateness.lateness`` if asked.
+    """
     next_seq = value.get("next_seq")
     if not isinstance(next_seq, int) or isinstance(next_seq, bool) or not 0 <= next_seq <= _MOST:
         raise ValueError("next_seq is the number of the next block, and must be an integer from 0")
     if not isinstance(value.get("counters"), dict) or not _are_counts(value["counters"]):
         raise ValueError("counters must be numbers by name")
+    if "lateness" in value:
+        told = value["lateness"]
+        if not isinstance(told, dict) or not all(isinstance(told.get(name), dict) for name in ("standing", "lateness")):
+            raise ValueError("lateness must be an object with the objects standing and lateness")
     return value
 
 
@@ -123,7 +129,8 @@ class Store(Request):
 class Open(Request):
     """``token``: the version to start from. ``attempt``: the one to make of it. ``session``: this turn at it.
 
-    An attempt that was cut off from its server takes another turn, with another name.
+    An attempt that was cut off from its server takes another turn, with another name. ``others``: whether the answer is
+    to tell what the operator's other shards here found.
     """
 
     identity: Identity
@@ -134,10 +141,15 @@ class Open(Request):
     operator_uid: Text
     state_dir: Annotated[str, Field(max_length=3000), AfterValidator(_place)]
     store: Store
+    others: bool
 
 
 class _OfSession(Request):
     session: Name
+
+
+class Learnt(_OfSession):
+    """What the operator's other shards here observed, as of their last commits."""
 
 
 class Put(_OfSession):
@@ -174,6 +186,7 @@ ACTIONS: Mapping[str, type[Request]] = {
     "ping": Ping,
     "stats": Stats,
     "open": Open,
+    "learnt": Learnt,
     "prestage": Prestage,
     "release": Release,
     "commit": Commit,

@@ -72,6 +72,8 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
                 return self.host.stats()
             case requests.Open():
                 return self.host.open(request)
+            case requests.Learnt():
+                return self.host.learnt(request)
             case requests.Prestage():
                 self.host.prestage(request)
             case requests.Release():

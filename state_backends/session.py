@@ -89,6 +89,17 @@ class RemoteSession:
         return bool(self._answer.get("rebuilt", False))
 
     @property
+    def others(self) -> tuple[int, Sequence[Any]]:
+        """Of how many other shards of the operator their server knows, and the different things they stand on."""
+        found = self._answer.get("others", {"shards": 0, "told": []})
+        return found["shards"], found["told"]
+
+    def learnt(self) -> tuple[int, Sequence[Any], Sequence[Any]]:
+        """The same as of now, and what each of them observed of lateness."""
+        found = self._act("learnt")
+        return found["shards"], found["told"], found["learnt"]
+
+    @property
     def turns(self) -> int:
         """Servers that this attempt has worked with, or turns at one."""
         return self._turns

@@ -19,12 +19,14 @@ PACKAGES = ("aion", "state_backends", "policies", "experiments")
 PURE_BY_DESIGN = {
     "aion.actions", "aion.adaptive", "aion.aggregates", "aion.aggregates.binding", "aion.aggregates.layout",
     "aion.aggregates.partial", "aion.arrivals", "aion.builder", "aion.combining", "aion.digests", "aion.distribution",
-    "aion.errors", "aion.lateness", "aion.lifecycle", "aion.models", "aion.operator", "aion.plan", "aion.regimes",
-    "aion.replay", "aion.rows", "aion.schema", "aion.sketch", "aion.slices", "aion.slicing", "aion.slicing.batch",
+    "aion.errors", "aion.lateness", "aion.lifecycle", "aion.models", "aion.operator", "aion.overview", "aion.plan",
+    "aion.regimes", "aion.replay", "aion.rows", "aion.schema", "aion.sketch", "aion.slices", "aion.slicing",
+    "aion.slicing.batch",
     "aion.slicing.counts", "aion.slicing.edges", "aion.slicing.event_log", "aion.slicing.folds", "aion.slicing.panes",
     "aion.slicing.per_record", "aion.slicing.periodic", "aion.slicing.ranges", "aion.slicing.record_designs",
     "aion.slicing.rows", "aion.slicing.session_life", "aion.slicing.sessions", "aion.slicing.slicer",
-    "aion.slicing.stores", "aion.staleness", "aion.time", "aion.trigger", "aion.watermark", "aion.windows",
+    "aion.slicing.stores", "aion.staleness", "aion.standing", "aion.time", "aion.trigger", "aion.watermark",
+    "aion.windows",
     "state_backends", "state_backends.block", "state_backends.compaction", "state_backends.ledger",
     "state_backends.live_files", "state_backends.manifest", "state_backends.retention", "state_backends.store",
     "state_backends.wire", "policies",
@@ -49,8 +51,8 @@ EFFECTS = {
 
 # The shell: where everything comes together. What is not listed here of aion is core, and imports no shell.
 TOP = {
-    "aion", "aion.applying", "aion.cli", "aion.executor", "aion.inspecting", "aion.keyed_executor", "aion.local", "aion.metrics",
-    "aion.runtime", "aion.spark", "aion.spilling",
+    "aion", "aion.applying", "aion.cli", "aion.executor", "aion.inspecting", "aion.inspecting_windows",
+    "aion.keyed_executor", "aion.local", "aion.metrics", "aion.runtime", "aion.spark", "aion.spilling",
 }  # fmt: skip
 
 

@@ -358,6 +358,7 @@ def test_a_host_stages_for_others_while_a_shard_commits(
             "state_dir": URI,
             "run": "r",
             "operator_uid": "u",
+            "others": False,
             "token": token,
             "attempt": attempt,
             "session": attempt,

@@ -232,15 +232,18 @@ def test_windows_that_are_young_do_not_make_lateness_look_short() -> None:
         lateness, at = drawn(exponential(mean), windows=360, per_window=200, seed=seed)
         known = known_of(lateness, at)
         came = sum(n for b, n in lateness.counts.items() if EDGES_US[b] > HOUR) / lateness.late_events
-        late.append((float(known.later_than(HOUR)), came))
+        later = float(known.later_than(HOUR))
+        # Without what is added for what nobody can have seen, less than 1 in 1000 here.
+        late.append((later, 1 - (1 - later) / (1 - known.unseen), came))
     truth = math.exp(-HOUR / SECOND / mean)
-    estimated, naive = np.mean(late, axis=0)
-    assert estimated == pytest.approx(truth, rel=0.1)
+    safe, estimated, naive = np.mean(late, axis=0)
+    assert estimated == pytest.approx(truth, rel=0.04)
+    assert truth < safe < 1.4 * truth
     assert naive < 0.87 * truth
 
 
 def test_what_is_beyond_all_windows_ages_is_guessed_to_be_there() -> None:
-    """A tail that goes on as a power law, seen up to ten times its scale."""
+    """A tail that goes on as a power law; before, near its scale, it comes down more slowly."""
     found = []
     for seed in range(10):
         lateness, at = drawn(
@@ -249,7 +252,7 @@ def test_what_is_beyond_all_windows_ages_is_guessed_to_be_there() -> None:
         known = known_of(lateness, at)
         found.append((known.unseen, (1 + known.watched_us / MINUTE) ** -1.2))
     unseen, truth = np.mean(found, axis=0)
-    assert unseen == pytest.approx(truth, rel=0.25)
+    assert truth < unseen < 1.6 * truth
 
 
 @pytest.mark.parametrize("together", [1, 20])

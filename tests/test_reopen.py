@@ -48,6 +48,7 @@ class OneHost:
             "state_dir": str(place),
             "run": "r",
             "operator_uid": "u",
+            "others": False,
             "token": token,
             "attempt": attempt,
             "session": attempt,

@@ -79,11 +79,13 @@ def _bound_words(policy: Policy) -> Story:
         if (told.max_state_bytes is not None)
         else ""
     )
+    alone = ", each shard as its own keys' events come" if told.per == "shard" else ""
     return [
         (
             "the data has shown how late events come",
             f"New windows get another bound than {format_duration(told.initial_bound_us)}: the shortest that covers "
-            f"{told.coverage:.6g} of the late events with confidence {told.confidence:.6g}, at most {longest}{room}.",
+            f"{told.coverage:.6g} of the late events with confidence {told.confidence:.6g}, at most {longest}{room}"
+            f"{alone}.",
         )
     ]
 

@@ -288,6 +288,11 @@ class LatenessPolicy(_Section):
         alias="half_life",
         description="After so much event time, what was seen counts half as much as what is seen now.",
     )
+    per: Literal["query", "shard"] = Field(
+        default="query",
+        description="Who learns together. query: all keys of an operator, as far as one host holds them, so that all "
+        "windows get one bound; shard: the keys of each state partition of Spark's (a key group) for themselves.",
+    )
 
 
 class TriggerPolicy(_Section):

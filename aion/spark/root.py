@@ -17,7 +17,7 @@ from aion.config import policy_from_json
 from aion.errors import ForeignState, ServerUnreachable
 from aion.operator import Operator
 from aion.plan import Plan
-from aion.runtime import make_executor, make_operator, predicts, store_config
+from aion.runtime import make_bound, make_executor, make_operator, predicts, store_config
 from aion.slices import NO_SLICE
 from aion.spark.frames import to_frame
 from state_backends.block import parse
@@ -161,7 +161,10 @@ class _ShardWork:
     def __init__(self, config: RootConfig, session: RemoteSession, codec: CodecPool) -> None:
         self.session = session
         policy = policy_from_json(config.policy)
-        self.operator: Operator = make_operator(config.plan, policy, session.snapshot)
+        self.bound = make_bound(config.plan, policy, session.snapshot, shards=config.shards)
+        if self.bound.together:
+            self.bound.hear(*session.others)
+        self.operator: Operator = make_operator(config.plan, policy, session.snapshot, self.bound)
         self.executor = make_executor(config.plan, self.operator, session, codec, policy)
         self.executor.load()
         self._predicts = predicts(policy)
@@ -174,7 +177,10 @@ class _ShardWork:
     def advance(self, watermark_ms: int) -> Iterator[pd.DataFrame]:
         # Spark says 0 as long as there is no watermark.
         if watermark_ms > 0:
-            yield from _frames(self.executor.advance(watermark_ms * 1000))
+            at_us, to_us = self.operator.watermark.at_us, watermark_ms * 1000
+            if self.bound.together and at_us != to_us and self.bound.asks(at_us):
+                self.bound.learn(*self.session.learnt())
+            yield from _frames(self.executor.advance(to_us))
 
     def arrive(self, rows: Iterable[bytes]) -> Iterator[pd.DataFrame]:
         blocks = [parse(data) for data in rows]
@@ -237,4 +243,5 @@ def _connect(config: RootConfig, context: TaskContext, shard: int, token: str | 
         operator_uid=config.uid,
         state_dir=config.state_dir,
         store=store_config(policy, blocking=config.plan.blocking, retain_versions=config.retain_versions),
+        others=policy.lateness.per == "query" and config.shards > 1,
     )

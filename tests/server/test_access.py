@@ -128,6 +128,7 @@ def opening(victim: Victim) -> dict[str, Any]:
         "session": "t1",
         "run": "run",
         "operator_uid": "uid",
+        "others": False,
         "state_dir": str(victim.state),
         "store": STORE.to_json(),
     }
@@ -242,6 +243,9 @@ def test_executors_that_are_no_processes(victim: Victim, pid: Any) -> None:
         {"snapshot": {}},
         {"snapshot": {"next_seq": -1, "counters": {}}}, {"snapshot": {"next_seq": "1", "counters": {}}},
         {"snapshot": {"next_seq": 1}}, {"snapshot": {"next_seq": 1, "counters": {"events": "many"}}},
+        {"snapshot": {"next_seq": 1, "counters": {}, "lateness": []}},
+        {"snapshot": {"next_seq": 1, "counters": {}, "lateness": {"lateness": {}, "standing": 5}}},
+        {"snapshot": {"next_seq": 1, "counters": {}, "lateness": {"standing": {}}}},
         {"snapshot": {"next_seq": 0, "counters": {}}}, {"prestage": [0.5]}, {"prestage": [2**64]}, {"prestage": 5},
         {"executions": [[1]]}, {"executions": [[-1, 0.5]]}, {"executions": [[1, -0.5]]}, {"executions": [[1, "x"]]},
     ],

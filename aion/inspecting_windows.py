@@ -1,0 +1,83 @@
+"""What ``aion inspect`` shows of each window: how long it is kept and why, what is to come, and when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from aion.adaptive import AdaptiveBound
+from aion.overview import REASONS, WindowOutlook, windows
+from aion.time import format_instant, short_duration
+from state_backends.audit import ShardFinding
+
+PLANNED = 5
+
+
+def show_windows(console: Console, findings: Sequence[ShardFinding], most: int) -> None:
+    """For each operator the bound of new windows, and the next ``most`` windows that end, of all of its shards."""
+    for operator in sorted({f.operator for f in findings}):
+        of_operator = [f for f in findings if f.operator == operator and f.newest and f.newest.manifest]
+        _show_bounds(console, operator, of_operator)
+        if most:
+            _show_operator(console, operator, of_operator, most)
+
+
+def _show_bounds(console: Console, operator: str, findings: Sequence[ShardFinding]) -> None:
+    """Why a new window gets which bound: said once, where all shards say the same."""
+    said: dict[str, list[str]] = {}
+    for finding in findings:
+        assert finding.newest is not None and finding.newest.manifest is not None
+        decision = AdaptiveBound.of_snapshot(finding.newest.manifest.snapshot["lateness"]).decision
+        said.setdefault(f"{short_duration(decision.bound_us)}: {decision.why}", []).append(_number(finding))
+    for words, shards in said.items():
+        who = "" if len(said) == 1 else f", shard {', '.join(shards)}"
+        console.print(f"{operator}{who}: new windows are kept for {words}", markup=False)
+
+
+def _show_operator(console: Console, operator: str, findings: Sequence[ShardFinding], most: int) -> None:
+    found: list[tuple[WindowOutlook, str, str]] = []
+    for finding in findings:
+        assert finding.newest is not None and finding.newest.manifest is not None
+        manifest = finding.newest.manifest
+        definitions = manifest.identity.definition.get("windows", [])
+        of_shard = windows(manifest.snapshot, definitions)
+        found += [(window, definitions[window.definition][0], _number(finding)) for window in of_shard]
+    found.sort(key=lambda row: (row[0].end_us, row[0].start_us, row[1], row[2]))
+    if not found:
+        return
+    left = f"; the first {most:,} of {len(found):,} to end, --windows N shows more" if len(found) > most else ""
+    table = Table(title=f"windows of {operator}{left}", title_justify="left")
+    for name in ("window", "shard", "events", "late", "kept for", "why", "still to come", "runs, if something came"):
+        table.add_column(name, justify="right" if name in ("shard", "events", "late", "kept for") else "left")
+    for window, definition, shard in found[:most]:
+        table.add_row(
+            f"{definition}\n{format_instant(window.start_us)}\n{format_instant(window.end_us)} {window.status}",
+            shard,
+            f"{window.events:,}",
+            f"{window.late_events:,}",
+            short_duration(window.bound_us),
+            REASONS[window.reason],
+            _to_come(window),
+            _runs(window),
+        )
+    console.print(table)
+
+
+def _to_come(window: WindowOutlook) -> str:
+    if window.to_come is None:
+        return "not known"
+    whom = "of its events, late" if window.status == "active" else "of its events"
+    return f"{window.to_come:.2%} {whom}"
+
+
+def _runs(window: WindowOutlook) -> str:
+    planned = [format_instant(us) for us in window.executions_us[:PLANNED]]
+    if len(window.executions_us) > PLANNED:
+        planned.append(f"{len(window.executions_us) - PLANNED} more")
+    return "\n".join([*planned, f"{format_instant(window.purged_us)} at last"])
+
+
+def _number(finding: ShardFinding) -> str:
+    return finding.shard.removeprefix("shard-").lstrip("0") or "0"

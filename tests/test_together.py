@@ -1,0 +1,303 @@
+"""Shards of a query that learn lateness together: who is told what, what counts when, and what nobody can break."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aion.adaptive import AdaptiveBound
+from aion.lateness import Lateness
+from policies.cleanup import Cleanup, Decision, Reason
+from tests.late import DAY, HOUR, MINUTE, SECOND, Draw, drawn, exponential, lognormal
+
+ASKED = Cleanup(15 * MINUTE, coverage=0.9)
+
+
+def shard(snapshot: Any = None, asked: Cleanup = ASKED, **more: Any) -> AdaptiveBound:
+    return AdaptiveBound(asked, model="empirical", half_life_us=DAY, together=True, snapshot=snapshot, **more)
+
+
+def kept(bound: AdaptiveBound) -> Any:
+    """Its snapshot, as a server has it."""
+    return orjson.loads(orjson.dumps(bound.to_json()))
+
+
+def told_of(snapshots: Sequence[Any]) -> tuple[int, list[Any]]:
+    return len(snapshots), [s["standing"] for s in snapshots]
+
+
+def learnt_of(snapshots: Sequence[Any]) -> tuple[int, list[Any], list[Any]]:
+    return *told_of(snapshots), [s["lateness"] for s in snapshots]
+
+
+def asking(bound: AdaptiveBound, at_us: int, others: Sequence[Any], to_us: int | None = None) -> AdaptiveBound:
+    """Hears of the others, learns if it asks, and goes on."""
+    bound.hear(*told_of(others))
+    if bound.asks(at_us):
+        bound.learn(*learnt_of(others))
+    bound.advance(at_us, at_us + MINUTE if to_us is None else to_us)
+    return bound
+
+
+def after(bound: AdaptiveBound) -> Decision:
+    """What holds from the next snapshot on."""
+    return shard(kept(bound), bound.asked).decision
+
+
+def with_history(lateness: Lateness, asked: Cleanup = ASKED) -> AdaptiveBound:
+    bound = shard(asked=asked)
+    bound.lateness.merge(lateness)
+    return bound
+
+
+# -- what is learnt from whom --------------------------------------------------------------------------------------
+
+
+def test_one_that_has_seen_much_teaches_one_that_has_seen_little() -> None:
+    little, at = drawn(exponential(60), windows=120, seed=0, per_window=1)
+    much, _ = drawn(exponential(60), windows=120, seed=1, per_window=500)
+    asked = Cleanup(30 * MINUTE)
+    alone, taught = with_history(little, asked), with_history(little, asked)
+    alone.advance(at, at + MINUTE)
+    asking(taught, at, [kept(with_history(much, asked))])
+    assert after(alone).reason is Reason.UNSUPPORTED and after(alone).bound_us >= 30 * MINUTE
+    assert after(taught).reason is Reason.LEARNT
+    assert after(taught).bound_us / SECOND == pytest.approx(60 * math.log(100), rel=0.1)
+    assert "of 11,675 that were" in after(taught).why, "most of the late ones of the other's 60,000"
+    assert taught.lateness.to_json() == little.to_json(), "what others saw is not kept as one's own"
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=4), st.randoms(use_true_random=False))
+def test_it_does_not_matter_who_asks_and_in_which_order_others_are_heard(seeds: list[int], random: Any) -> None:
+    everyone = []
+    for number, seed in enumerate(seeds):
+        lateness, at = drawn(lognormal(60), windows=90, seed=seed, per_window=5 + 40 * number, watched_us=HOUR)
+        everyone.append(lateness)
+    found = set()
+    for order in random.sample(list(permutations(range(len(everyone)))), 2):
+        asks, *others = (with_history(everyone[i]) for i in order)
+        asking(asks, at, [kept(other) for other in others])
+        found.add((after(asks).bound_us, after(asks).reason))
+    assert len(found) == 1
+
+
+# -- what counts when ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_found_together_counts_from_the_next_snapshot_on() -> None:
+    """An attempt that hears nothing does in its batch what one does that hears everything."""
+    lateness, at = drawn(exponential(60), windows=120)
+    snapshot = kept(with_history(lateness))
+    much, _ = drawn(exponential(200), windows=120, seed=1, per_window=500)
+    said = []
+    for others in ([], [kept(with_history(much))]):
+        attempt = asking(shard(snapshot), at, others)
+        said.append((attempt.decision, attempt.forecast(HOUR).version, attempt.bound_for_new_window()))
+        assert attempt.decision == shard(snapshot).decision
+        assert after(attempt) != attempt.decision
+    assert said[0] == said[1]
+
+
+def test_what_another_one_found_is_taken_over() -> None:
+    lateness, at = drawn(exponential(60), windows=120, per_window=200)
+    first = kept(asking(with_history(lateness), at, [kept(shard())]))
+    second = shard()
+    second.hear(*told_of([first]))
+    assert not second.asks(at), "it has been asked"
+    assert after(second) == after(shard(first)) and after(second).reason is Reason.LEARNT
+    assert shard(kept(second)).outlook is not None
+    # Once others have grown older than what one has found, nothing is taken over.
+    third = kept(asking(shard(first), at + HOUR, [kept(second)]))
+    again = shard(third)
+    again.hear(*told_of([first, kept(second)]))
+    assert kept(again) == third
+
+
+def test_a_change_that_one_finds_is_a_change_for_all() -> None:
+    lateness, at = drawn(lognormal(60), windows=600, seed=0)
+    drawn(lognormal(900), windows=120, first=600, seed=1, into=lateness, late_share=0.5)
+    at += 121 * MINUTE
+    quiet, _ = drawn(lognormal(60), windows=600, seed=2, per_window=2)
+    finder, other = asking(with_history(lateness), at, []), with_history(quiet)
+    assert finder.restarts == 1 and after(finder).reason is Reason.CHANGED
+    other.hear(*told_of([kept(finder)]))
+    assert (other.restarts, other.last_change) == (1, finder.last_change)
+    assert after(other) == after(finder)
+    assert not other.lateness.epochs, "what was learnt before holds no more"
+    # One that has not heard of it yet is heard, but for what it learnt before the change.
+    young, _ = drawn(lognormal(900), windows=60, first=721, seed=3, watched_us=HOUR)
+    late = with_history(quiet)
+    late.lateness.merge(young)
+    asking(other, at + 2 * HOUR, [kept(late)])
+    outlook = shard(kept(other)).outlook
+    assert outlook is not None and outlook.later_than(10 * MINUTE) > 0.4
+
+
+def test_a_shard_is_not_believed_before_the_others_are_back() -> None:
+    """When their server has died shards come back one by one, and one alone knows less than it did with the others."""
+    lateness, at = drawn(exponential(60), windows=120, per_window=200)
+    much = kept(with_history(lateness))
+    before = kept(asking(shard(), at, [much, much, much]))
+    later = shard(before)._coming.next_us
+    assert later is not None
+    for others, asks in ((3, True), (4, True), (1, False), (0, False)):
+        back = shard(before)
+        back.hear(others, [])
+        assert back.asks(later) is asks
+        assert back.asks(2 * later - at), "but not for ever: they may have gone elsewhere"
+
+
+def test_room_is_each_shards_own_matter() -> None:
+    asked = Cleanup(15 * MINUTE, coverage=0.9, max_state_bytes=20_000)
+    lateness, at = drawn(exponential(300), windows=240, per_window=100)
+    large, small = with_history(lateness, asked), shard(asked=asked)
+    for window in range(240):
+        large.observe_state(window * MINUTE, window * MINUTE, 4000)
+    asking(large, at, [kept(small)])
+    small.hear(*told_of([kept(large)]))
+    assert after(large).reason is Reason.MAX_STATE and after(large).bound_us < 6 * MINUTE
+    assert "20,000 bytes of max_state have room for" in after(large).why and "are expected in time" in after(large).why
+    assert after(small).reason is Reason.LEARNT and after(small).bound_us > 8 * MINUTE
+
+
+# -- a whole query -------------------------------------------------------------------------------------------------
+
+STEPS = st.permutations([0, 0, 0, 1, 1, 1, 2, 2, 2])
+"""Three shards; of each the first is that it is opened, the second that it works, the third that it commits."""
+
+
+class Query:
+    """Batches of three shards whose attempts run in any order, beside each other, or twice."""
+
+    def __init__(self, draw: Draw, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.draw = draw
+        self.snapshots: list[Any] = [None, None, None]
+        self.coming: list[list[tuple[int, int]]] = [[], [], []]
+        self.at_us: int | None = None
+
+    def batch(self, to_us: int, steps: Sequence[int], twice: Sequence[int] = ()) -> None:
+        new = self.arrive(to_us)
+        done = [0, 0, 0]
+        attempts: dict[int, AdaptiveBound] = {}
+        for number in steps:
+            done[number] += 1
+            others = [s for i, s in enumerate(self.snapshots) if i != number and s is not None]
+            if done[number] == 1:
+                attempts[number] = shard(self.snapshots[number])
+                attempts[number].hear(*told_of(others))
+            elif done[number] == 2:
+                self.work(attempts[number], number, to_us, others, new[number])
+                if number in twice:
+                    # It failed, and the next attempt hears something else.
+                    first, attempts[number] = attempts[number], shard(self.snapshots[number])
+                    self.work(attempts[number], number, to_us, others[:1], new[number])
+                    assert attempts[number].decision == first.decision
+                    assert attempts[number].forecast(HOUR).version == first.forecast(HOUR).version
+                    assert attempts[number].lateness.to_json() == first.lateness.to_json()
+            else:
+                self.snapshots[number] = kept(attempts[number])
+        self.at_us = to_us
+
+    def work(self, attempt: AdaptiveBound, number: int, to_us: int, others: Sequence[Any], new: Any) -> None:
+        if attempt.asks(self.at_us):
+            attempt.learn(*learnt_of(others))
+        attempt.advance(self.at_us, to_us)
+        for end, events in new[0]:
+            attempt.observe_on_time(end, events)
+        for end, events in new[1]:
+            attempt.observe(end, to_us, events)
+
+    def arrive(self, to_us: int) -> list[tuple[list[tuple[int, int]], list[tuple[int, int]]]]:
+        """For each shard: windows with events in time, and late events of windows."""
+        found = []
+        for number, size in enumerate((2, 20, 60)):
+            ends = [] if self.at_us is None else range(self.at_us + MINUTE, to_us + 1, MINUTE)
+            for end in ends:
+                for us in self.draw(self.rng, size // 4):
+                    self.coming[number].append((end + int(us * SECOND), end))
+            now = [end for at, end in self.coming[number] if at <= to_us]
+            self.coming[number] = [(at, end) for at, end in self.coming[number] if at > to_us]
+            found.append(([(end, size) for end in ends], [(end, 1) for end in now]))
+        return found
+
+
+@settings(max_examples=8)
+@given(
+    st.lists(STEPS, min_size=3, max_size=3),
+    st.sets(st.integers(0, 2), max_size=2),
+    st.integers(0, 9),
+    st.sampled_from([lognormal(60), exponential(90)]),
+)
+def test_after_every_batch_all_shards_stand_on_the_same(
+    orders: list[Sequence[int]], twice: set[int], seed: int, draw: Draw
+) -> None:
+    """In whatever order they are opened and commit; and a batch that runs again decides what it decided before."""
+    query = Query(draw, seed)
+    for number in range(40):
+        again = twice if number % 5 == 0 else ()
+        query.batch((number + 1) * 5 * MINUTE, orders[number % 3], sorted(again))
+        if again:
+            # One that heard less stands alone for a batch.
+            continue
+        standings = [snapshot["standing"] for snapshot in query.snapshots]
+        assert standings[0] == standings[1] == standings[2]
+    assert shard(query.snapshots[0]).decision.reason is Reason.LEARNT
+    events = sum(Lateness.from_json(s["lateness"]).late_events for s in query.snapshots)
+    together = Lateness(DAY)
+    for snapshot in query.snapshots:
+        together.merge(Lateness.from_json(snapshot["lateness"], DAY))
+    assert together.late_events == events, "each event was observed by one shard"
+
+
+# -- what cannot be read -------------------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def broken(value: Any, where: Sequence[str], by: Any) -> Any:
+    copy = orjson.loads(orjson.dumps(value))
+    inner = copy
+    for name in where[:-1]:
+        inner = inner[name]
+    inner[where[-1]] = by
+    return copy
+
+
+TEACHER = kept(asking(with_history(drawn(exponential(60), windows=120, per_window=200)[0]), 121 * MINUTE, []))
+PLACES = [("standing", name) for name in TEACHER["standing"]] + [("lateness", name) for name in TEACHER["lateness"]]
+PLACES += [("standing", "decision", name) for name in TEACHER["standing"]["decision"]]
+PLACES += [("standing", "outlook", name) for name in TEACHER["standing"]["outlook"]]
+
+
+@given(st.sampled_from(PLACES), JSON)
+def test_what_cannot_be_read_is_passed_over(where: Sequence[str], by: Any) -> None:
+    lateness, at = drawn(exponential(60), windows=120)
+    bound = asking(with_history(lateness), at, [broken(TEACHER, where, by)])
+    assert isinstance(after(bound).bound_us, int)
+    bound.hear(1, [by])
+    bound.learn(1, [by], [by])
+    bound.advance(at + HOUR, at + 2 * HOUR)
+    assert isinstance(after(bound).bound_us, int)
+
+
+def test_what_was_found_with_other_settings_is_not_taken_over_and_what_was_seen_is() -> None:
+    lateness, at = drawn(exponential(60), windows=120, per_window=200)
+    other = Cleanup(HOUR, coverage=0.5)
+    told = kept(asking(with_history(lateness, other), at, []))
+    bound = asking(shard(), at, [told])
+    assert after(bound).reason is Reason.LEARNT
+    assert after(bound).bound_us > 1.5 * after(shard(told, other)).bound_us
