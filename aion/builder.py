@@ -20,7 +20,7 @@ from aion.aggregates.values import combined
 from aion.hashing import ShardOfKeys
 from aion.plan import Plan
 from aion.slices import NO_SLICE
-from state_backends.block import Block, Codec, Compression, Kind, encode, is_quick
+from state_backends.block import Block, Codec, Compression, Kind, decode, encode, is_quick
 
 if TYPE_CHECKING:
     from state_backends.codec_pool import CodecPool
@@ -81,22 +81,39 @@ class BlockBuilder:
         if self.plan.layout is None:
             if shards is None:
                 shards = self._shards([batch.column(name) for name in self.plan.key], batch.num_rows)
-            table = pa.table([shards, pa.array(slices), *batch.columns], [_SHARD, _SLICE, *batch.schema.names])
-            self._pending.append(table)
-            self._pending_bytes += batch.nbytes
-            if self._pending_bytes >= self.buffer_bytes:
-                yield from self._encoded(self._flush_events(final=False))
+            names = [_SHARD, _SLICE, *batch.schema.names]
+            yield from self._keep(pa.table([shards, pa.array(slices), *batch.columns], names))
         else:
             for rows in self._stretches(batch):
                 part = None if shards is None else shards[rows]
-                self._pending.append(self._lift(batch[rows], part, slices[rows]))
-                self._pending_rows += self._pending[-1].num_rows
-                self._pending_bytes += self._pending[-1].nbytes
-                # Folding when the partials have doubled keeps the work linear and the memory bounded.
-                if len(self._pending) > 1 and self._pending_rows > 2 * max(self._pending[0].num_rows, 65536):
-                    self._fold()
-                if self._pending_bytes >= self.buffer_bytes:
-                    yield from self._encoded(self._flush_partials(final=False))
+                yield from self._collect(self._lift(batch[rows], part, slices[rows]))
+
+    def add_block(self, shard: int, block: Block) -> Iterator[ShardBlock]:
+        """Takes what another builder made, of the same plan. A builder takes either batches or blocks.
+
+        Raises CorruptBlock.
+        """
+        batch = decode(block, self.plan.block_schema)
+        n = batch.num_rows
+        tags = [pa.array(np.full(n, shard, np.int32)), pa.array(np.full(n, block.header.slice_us, np.int64))]
+        table = pa.table([*tags, *batch.columns], [_SHARD, _SLICE, *batch.schema.names])
+        yield from self._keep(table) if self.plan.layout is None else self._collect(table)
+
+    def _keep(self, events: pa.Table) -> Iterator[ShardBlock]:
+        self._pending.append(events)
+        self._pending_bytes += events.nbytes
+        if self._pending_bytes >= self.buffer_bytes:
+            yield from self._encoded(self._flush_events(final=False))
+
+    def _collect(self, partials: pa.Table) -> Iterator[ShardBlock]:
+        self._pending.append(partials)
+        self._pending_rows += partials.num_rows
+        self._pending_bytes += partials.nbytes
+        # Folding when the partials have doubled keeps the work linear and the memory bounded.
+        if len(self._pending) > 1 and self._pending_rows > 2 * max(self._pending[0].num_rows, 65536):
+            self._fold()
+        if self._pending_bytes >= self.buffer_bytes:
+            yield from self._encoded(self._flush_partials(final=False))
 
     def _one_zero(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Float keys as Spark groups them: 0.0 and -0.0 are one key, and so is every NaN."""
