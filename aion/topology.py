@@ -103,7 +103,7 @@ class Tree:
     def tasks_per_node(self, level: int) -> int:
         """Over how many tasks the shards of one node of a level are spread."""
         wanted = min(self.root_tasks, len(self.shards))
-        return max(1, wanted // self.nodes(level))
+        return -(-wanted // self.nodes(level))
 
     def tasks(self, level: int) -> int:
         """How many tasks, and so partitions of Spark's, a level has."""

@@ -46,7 +46,7 @@ class BlockRows:
     def _batch(self, blocks: list[ShardBlock]) -> pa.RecordBatch:
         columns = [
             pa.array([b.shard for b in blocks], pa.int32()),
-            pa.array([b.block.data for b in blocks], pa.binary()),
+            pa.array([bytes(b.block.data) for b in blocks], pa.binary()),
         ]
         if self._parents is None:
             return pa.RecordBatch.from_arrays(columns, schema=_TO_ROOT)
