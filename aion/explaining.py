@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
+from aion.aggregates.lists import Distinct
+from aion.aggregates.partial import Partial
 from aion.config import Policy
 from aion.config.values import format_bytes
 from aion.plan import Plan
@@ -15,6 +17,7 @@ from aion.windows import Definition, Periodic, Session
 
 _WIDTH = 110
 _LABEL = 12
+_DEMAND = "is what Spark's state demands"
 
 Line = tuple[str, str]
 
@@ -83,7 +86,7 @@ def _aggregates(plan: Plan) -> Iterator[Line]:
         kind = (
             "decomposable: partials of a bounded size"
             if bound.decomposable
-            else f"holistic: all values of {_columns(bound.aggregate.columns)} are kept"
+            else f"holistic: the {_values(bound.partials)} are kept"
         )
         yield "", f"{bound.name} = {bound.aggregate}: {kind}."
 
@@ -108,7 +111,7 @@ def _places(plan: Plan, policy: Policy, tree: Tree, asked_levels: int) -> Iterat
             f"{nodes} in {tasks}, each of up to {tree.fan_in} {below}: blocks of a slice are {merged}.",
         )
     if asked_levels > tree.levels:
-        yield "levels", f"the {asked_levels} asked for are left out, because no two partitions have parts of a window."
+        yield "levels", f"{asked_levels} asked for, all left out: no two partitions have parts of the same window."
     work = (
         "keeps the blocks of its keys, calls the function for each key and window"
         if plan.layout is None
@@ -129,15 +132,14 @@ def _crossing(plan: Plan, tree: Tree, decisions: Mapping[str, Decision]) -> Iter
         keys = f"the key {_columns(plan.key)} and " if plan.key else ""
         numbers = sum(len(plan.layout.partials[p]) for p in fixed)
         yield "partials", f"for each key and slice {keys}{_count(numbers, 'column')} of partials{of}, one row."
-        kept = dict.fromkeys(column for p in plan.layout.partials if p.holistic for column in p.columns)
-        if kept:
-            yield (
-                "values",
-                f"all values of {_columns(list(kept))}, without their times; each slice once, no other columns.",
-            )
-    hops = tree.levels + 1
+        if plan.layout.holistic:
+            yield "values", f"the {_values(plan.layout.partials)}, without their times; each slice once."
     way = " -> ".join(["child", *(f"level {level}" for level in range(1, tree.levels + 1)), "root"])
-    yield "way", f"{way}: {_count(hops, 'shuffle')}, by shard. The last one is Spark's, in front of its state."
+    if tree.levels and tree.tasks(tree.levels) == tree.root_tasks == 1:
+        hops, why = tree.levels, "the last level and the root are one task, with none between"
+    else:
+        hops, why = tree.levels + 1, f"{'by shard, which' if not tree.levels else 'the last, by shard,'} {_DEMAND}"
+    yield "way", f"{way}: {_count(hops, 'shuffle')}; {why}."
 
 
 def _state(policy: Policy) -> str:
@@ -153,6 +155,15 @@ def _state(policy: Policy) -> str:
         f"store {policy.state.backend}, {policy.state.codec} blocks, compression {policy.state.compression}; windows "
         f"run again at {again}, and are kept {format_duration(told.initial_bound_us)} after their end{follows}."
     )
+
+
+def _values(partials: Iterable[Partial]) -> str:
+    """The columns whose values holistic partials keep."""
+    kept = [partial for partial in partials if partial.holistic]
+    every = [column for p in kept if not isinstance(p, Distinct) for column in p.columns]
+    distinct = [column for p in kept if isinstance(p, Distinct) for column in p.columns]
+    parts = [("values of ", every), ("distinct values of ", distinct)]
+    return " and the ".join(words + _columns(list(dict.fromkeys(columns))) for words, columns in parts if columns)
 
 
 def _columns(names: tuple[str, ...] | list[str]) -> str:

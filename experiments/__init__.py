@@ -7,6 +7,7 @@ import typer
 from experiments.chaos import chaos
 from experiments.cleanup import cleanup
 from experiments.ingest import ingest
+from experiments.network import network
 from experiments.restore import restore
 from experiments.slicing import slicing
 from experiments.staleness import staleness
@@ -29,3 +30,4 @@ app.command("restore")(restore)
 app.command("store")(store)
 app.command("staleness")(staleness)
 app.command("slicing")(slicing)
+app.command("network")(network)

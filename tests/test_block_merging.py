@@ -66,7 +66,7 @@ class Kept:
         self.blocks: dict[int, list[StoredBlock]] = {}
 
     def append(self, blocks: Iterable[tuple[int, bool, Block]]) -> None:
-        for seq, late, block in blocks:
+        for seq, _, block in blocks:
             stored = StoredBlock(seq, block)
             self.blocks.setdefault(block.header.slice_us, []).append(stored)
 
