@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -89,18 +91,21 @@ def network(
     work = Path(tempfile.mkdtemp(prefix="work-", dir=out)).absolute()
     counted: list[Run] = []
     rates: list[Rate] = []
+    measured = chain(
+        count_bytes(settings, work, counted, console) if "bytes" in chosen else (),
+        measure_rates(settings, work, rates, console) if "rates" in chosen else (),
+    )
     try:
-        if "bytes" in chosen:
-            count_bytes(settings, work, counted, console)
-        if "rates" in chosen:
-            measure_rates(settings, work, rates, console)
+        for _ in measured:
+            # After every run, so that an interruption costs one run and not all of them.
+            network_report.save(out, record, counted, rates)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     network_report.report(settings, counted, rates, out, record, console)
 
 
-def count_bytes(settings: Settings, work: Path, done: list[Run], console: Console) -> None:
-    """Figure 6: every number of levels, both ways; what stock Spark does by itself beside one level."""
+def count_bytes(settings: Settings, work: Path, done: list[Run], console: Console) -> Iterator[None]:
+    """Figure 6, run by run: every number of levels, both ways; what stock Spark does by itself beside one level."""
     from experiments.ingest_stream import session
     from experiments.network_streams import AGGREGATES, configured, run
 
@@ -118,12 +123,13 @@ def count_bytes(settings: Settings, work: Path, done: list[Run], console: Consol
                 _compare(done)
                 each = " + ".join(f"{hop.bytes / sources.events:.3g}" for hop in found.hops)
                 console.print(f"{aggregate:<6} {contender:<11} {levels} levels: {each} B/event", highlight=False)
+                yield
     finally:
         spark.stop()
 
 
-def measure_rates(settings: Settings, work: Path, done: list[Rate], console: Console) -> None:
-    """Figure 5: the same events from more sources and with more cores, over one hop."""
+def measure_rates(settings: Settings, work: Path, done: list[Rate], console: Console) -> Iterator[None]:
+    """Figure 5, run by run: the same events from more sources and with more cores, over one hop."""
     from experiments.ingest_stream import session
     from experiments.network_streams import AGGREGATES, CONTENDERS, SKIPPED_BATCHES, configured, run
 
@@ -146,6 +152,7 @@ def measure_rates(settings: Settings, work: Path, done: list[Rate], console: Con
                             same.append(found)
                             _compare(same)
                             done.append(Rate(cores, children, found))
+                            yield
                         each = ", ".join(f"{r.contender} {r.events_per_s:,.0f}" for r in same)
                         console.print(
                             f"{aggregate:<6} {cores} cores, {children} sources: {each} events/s", highlight=False

@@ -164,17 +164,9 @@ def remarks(settings: Settings, counted: Sequence[Run], rates: Sequence[Rate]) -
     return "\n".join(lines)
 
 
-def report(
-    settings: Settings,
-    counted: Sequence[Run],
-    rates: Sequence[Rate],
-    out: Path,
-    record: dict[str, Any],
-    console: Console,
-) -> None:
-    """Tables on the console, everything as JSON, the figures as one PNG."""
-    record = {
-        **record,
+def save(out: Path, record: dict[str, Any], counted: Sequence[Run], rates: Sequence[Rate]) -> None:
+    """All that is known so far, as JSON."""
+    found = {
         "bytes": [run.to_json() for run in counted],
         "ratios": {
             aggregate: [
@@ -186,7 +178,19 @@ def report(
         "checks": [{"aggregate": c.aggregate, "ratio": c.level.ratio, "holds": c.holds} for c in checks(counted)],
         "rates": [{"cores": r.cores, "children": r.children, **asdict(r.run)} for r in rates],
     }
-    bench.write_json(out / "network.json", record)
+    bench.write_json(out / "network.json", {**record, **found})
+
+
+def report(
+    settings: Settings,
+    counted: Sequence[Run],
+    rates: Sequence[Rate],
+    out: Path,
+    record: dict[str, Any],
+    console: Console,
+) -> None:
+    """Tables on the console, everything as JSON, the figures as one PNG."""
+    save(out, record, counted, rates)
     draw(out / "network.png", settings, counted, rates)
     console.print()
     for table in tables(settings, counted, rates):
