@@ -99,7 +99,7 @@ def _places(plan: Plan, policy: Policy, tree: Tree, asked_levels: int) -> Iterat
     lifted = (
         f"kept as they are, in blocks of about {target}"
         if plan.layout is None
-        else "lifted to partials, which are combined over the whole task: one row for each key and slice"
+        else f"lifted to partials, combined over the whole task: one row for each {'key and ' * bool(plan.key)}slice"
     )
     yield "child", f"on every source partition: events are put into slices and {lifted}."
     merged = "put together" if plan.layout is None else "combined" if not plan.layout.holistic else "combined or joined"
@@ -129,9 +129,9 @@ def _crossing(plan: Plan, tree: Tree, decisions: Mapping[str, Decision]) -> Iter
         fixed = [p for p in plan.layout.partials if not p.holistic]
         read = dict.fromkeys(column for p in fixed for column in p.columns)
         of = f" of {_columns(list(read))}" if read else ""
-        keys = f"the key {_columns(plan.key)} and " if plan.key else ""
+        keys = f"key and slice the key {_columns(plan.key)} and" if plan.key else "slice"
         numbers = sum(len(plan.layout.partials[p]) for p in fixed)
-        yield "partials", f"for each key and slice {keys}{_count(numbers, 'column')} of partials{of}, one row."
+        yield "partials", f"for each {keys} {_count(numbers, 'column')} of partials{of}, one row."
         if plan.layout.holistic:
             yield "values", f"the {_values(plan.layout.partials)}, without their times; each slice once."
     way = " -> ".join(["child", *(f"level {level}" for level in range(1, tree.levels + 1)), "root"])

@@ -30,7 +30,7 @@ WINDOWS = {
     "per_record": definitions.PerRecord,
 }
 STEPS = {"event", "watermark", "expect"}
-KEYS = {"about", "windows", "key", "bound", "aggregates", "in_order", "steps"}
+KEYS = {"about", "windows", "key", "bound", "aggregates", "trigger", "in_order", "steps"}
 Row = dict[str, Any]
 Events = list[Row]
 
@@ -64,7 +64,7 @@ class Scenario:
     @property
     def policy(self) -> dict[str, Any]:
         lateness = {"initial_bound": self._told["bound"], "coverage": None}
-        return {"lateness": lateness, "trigger": {"kind": "every_batch"}}
+        return {"lateness": lateness, "trigger": self._told.get("trigger", {"kind": "every_batch"})}
 
     @property
     def commutes(self) -> bool:
@@ -188,28 +188,29 @@ def newest(rows: Sequence[Row]) -> list[Row]:
     return list(last.values())
 
 
-def without(rows: Sequence[Row], *names: str) -> list[Row]:
-    return [{name: value for name, value in row.items() if name not in names} for row in rows]
+def split(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Panes, and what is none."""
+    return [r for r in rows if r["kind"] != "dropped"], [r for r in rows if r["kind"] == "dropped"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-@pytest.mark.parametrize("backend", ["tiered", "memory", "rocksdb"])
+@pytest.mark.parametrize("backend", ["tiered", "rocksdb"])
 def test_in_order(path: Path, backend: str) -> None:
     for number, (step, rows) in enumerate(replay(Scenario(path), None, state={"backend": backend})):
         assert unmatched(step.expected, rows) == ([], []), f"{path.name}, expect number {number}"
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if Scenario(p).commutes], ids=lambda path: path.stem)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_shuffled_and_rebundled(path: Path, seed: int) -> None:
     tiny = {"memory": {"budget": "2KiB", "bucket_limit": "700B"}, "blocks": {"target": "64B"}}
     for number, (step, rows) in enumerate(replay(Scenario(path), random.Random(seed), **tiny)):
-        expected = newest([{"window": None, "start": None, "end": None, "kind": None, **e} for e in rows])
-        told = without([row for row in step.expected if row["kind"] != "dropped"], "pane")
-        panes = [row for row in expected if row["kind"] != "dropped"]
+        panes, dropped = split(newest(rows))
+        told, told_dropped = split(step.expected)
+        told = [{name: value for name, value in row.items() if name != "pane"} for row in told]
         assert unmatched(told, panes) == ([], []), f"{path.name}, expect number {number}"
-        dropped = sum(row["events"] for row in expected if row["kind"] == "dropped")
-        assert dropped == sum(row.get("events", row.get("n")) for row in step.expected if row["kind"] == "dropped")
+        lost = sum(row["events"] for row in dropped)
+        assert lost == sum(row.get("events", row.get("n")) for row in told_dropped), f"{path.name}, number {number}"
 
 
 def test_there_are_scenarios_and_most_of_them_can_be_shuffled() -> None:

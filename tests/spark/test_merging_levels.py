@@ -83,3 +83,26 @@ def test_what_makes_no_tree_is_refused(stream: FileStream) -> None:
         aion.explain(events, **definition, fan_in=1)
     with pytest.raises(ConfigError, match="keys_disjoint: there is no key"):
         aion.windowed(events, **definition, keys_disjoint=True)
+
+
+def test_levels_may_change_between_two_starts(stream: FileStream, spark: SparkSession, tmp_path: Path) -> None:
+    results = []
+    for levels in ((0, 0), (0, 1)):
+        folder = FileStream(spark, tmp_path / f"input-{levels[1]}", stream.schema)
+        sink = Sink(spark, tmp_path / f"sink-{levels[1]}")
+        for number, rows in enumerate(batches(9, count=2)):
+            folder.put(rows)
+            events = folder.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
+            result = aion.windowed(
+                events,
+                key="k",
+                time="ts",
+                windows=aion.Tumbling("10 seconds"),
+                aggregates=MIXED,
+                policy=BOUND,
+                merge_levels=levels[number],
+            )
+            rows_so_far = sink.run(result)
+        results.append(plain(rows_so_far))
+    assert results[0] == results[1]
+    assert len(results[0]) > 10
