@@ -11,7 +11,7 @@ from aion.windows import Count, PerRecord, Punctuated, Session, Sliding, Tumblin
 if TYPE_CHECKING:
     from aion import metrics
     from aion.local import LocalOperator
-    from aion.spark import configure, dropped, panes, windowed
+    from aion.spark import configure, dropped, explain, panes, windowed
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "configure",
     "dropped",
     "errors",
+    "explain",
     "metrics",
     "panes",
     "windowed",
@@ -37,6 +38,7 @@ _LAZY = {
     "LocalOperator": "aion.local",
     "configure": "aion.spark",
     "dropped": "aion.spark",
+    "explain": "aion.spark",
     "panes": "aion.spark",
     "windowed": "aion.spark",
 }

@@ -20,11 +20,12 @@ from aion.aggregates.values import combined
 from aion.hashing import ShardOfKeys
 from aion.plan import MARK, Plan
 from aion.slices import NO_SLICE
-from state_backends.block import Block, Codec, Compression, Kind, encode, is_quick
+from state_backends.block import Block, Codec, Compression, Kind, decode, encode, is_quick
 
 if TYPE_CHECKING:
     from state_backends.codec_pool import CodecPool
 
+Micros = npt.NDArray[np.int64]
 MIB = 1 << 20
 _I64_MAX = 2**63 - 1
 
@@ -82,26 +83,43 @@ class BlockBuilder:
         if self.plan.layout is None:
             if shards is None:
                 shards = self._shards([batch.column(name) for name in self.plan.key], batch.num_rows)
-            table = pa.table([shards, pa.array(slices), *batch.columns], [_SHARD, _SLICE, *batch.schema.names])
-            self._pending.append(table)
-            self._pending_bytes += batch.nbytes
-            if self._pending_bytes >= self.buffer_bytes:
-                yield from self._encoded(self._flush_events(final=False))
+            names = [_SHARD, _SLICE, *batch.schema.names]
+            yield from self._keep(pa.table([shards, pa.array(slices), *batch.columns], names))
         else:
             for rows in self._stretches(batch):
                 part = None if shards is None else shards[rows]
-                self._pending.append(self._lift(batch[rows], part, slices[rows], self._cells(times[rows])))
-                self._pending_rows += self._pending[-1].num_rows
-                self._pending_bytes += self._pending[-1].nbytes
-                # Folding when the partials have doubled keeps the work linear and the memory bounded.
-                if (
-                    not self.plan.by_event
-                    and len(self._pending) > 1
-                    and self._pending_rows > 2 * max(self._pending[0].num_rows, 65536)
-                ):
-                    self._fold()
-                if self._pending_bytes >= self.buffer_bytes:
-                    yield from self._encoded(self._flush_partials(final=False))
+                yield from self._collect(self._lift(batch[rows], part, slices[rows], self._cells(_micros(times[rows]))))
+
+    def add_block(self, shard: int, block: Block) -> Iterator[ShardBlock]:
+        """Takes what another builder made, of the same plan. A builder takes either batches or blocks.
+
+        Raises CorruptBlock.
+        """
+        batch = decode(block, self.plan.block_schema)
+        n = batch.num_rows
+        tags = {_SHARD: np.full(n, shard, np.int32), _SLICE: np.full(n, block.header.slice_us, np.int64)}
+        if self.plan.layout is not None and self.plan.keyed:
+            cells = self._cells(self.plan.instants(batch)[0])
+            tags |= {} if cells is None else {_CELL: cells}
+        table = pa.table([*map(pa.array, tags.values()), *batch.columns], [*tags, *batch.schema.names])
+        yield from self._keep(table) if self.plan.layout is None else self._collect(table)
+
+    def _keep(self, events: pa.Table) -> Iterator[ShardBlock]:
+        self._pending.append(events)
+        self._pending_bytes += events.nbytes
+        if self._pending_bytes >= self.buffer_bytes:
+            yield from self._encoded(self._flush_events(final=False))
+
+    def _collect(self, partials: pa.Table) -> Iterator[ShardBlock]:
+        self._pending.append(partials)
+        self._pending_rows += partials.num_rows
+        self._pending_bytes += partials.nbytes
+        # Folding when the partials have doubled keeps the work linear and the memory bounded.
+        grown = len(self._pending) > 1 and self._pending_rows > 2 * max(self._pending[0].num_rows, 65536)
+        if grown and not self.plan.by_event:
+            self._fold()
+        if self._pending_bytes >= self.buffer_bytes:
+            yield from self._encoded(self._flush_partials(final=False))
 
     def _one_zero(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Float keys as Spark groups them: 0.0 and -0.0 are one key, and so is every NaN."""
@@ -143,23 +161,19 @@ class BlockBuilder:
             return batch
         return batch.append_column(MARK.column, pa.array(self.plan.marks_of(batch)))
 
-    def _cells(self, times: pa.Array) -> pa.Array | None:
+    def _cells(self, firsts_us: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
         """What keeps rows of a key apart besides the slice, for windows that each key has its own of."""
         if self.plan.by_event:
             first = self._next_event
-            self._next_event += len(times)
-            return pa.array(np.arange(first, self._next_event))
-        if self.plan.cell_us is not None:
-            return pa.array(times.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False) // self.plan.cell_us)
-        return None
+            self._next_event += len(firsts_us)
+            return np.arange(first, self._next_event)
+        return None if self.plan.cell_us is None else firsts_us // self.plan.cell_us
 
-    def _lift(
-        self, batch: pa.RecordBatch, shards: pa.Array | None, slices: npt.NDArray[np.int64], cells: pa.Array | None
-    ) -> pa.Table:
+    def _lift(self, batch: pa.RecordBatch, shards: pa.Array | None, slices: Micros, cells: Micros | None) -> pa.Table:
         assert self.plan.layout is not None
         keys = {_SLICE: pa.array(slices)} if shards is None else {_SHARD: shards, _SLICE: pa.array(slices)}
         if cells is not None:
-            keys[_CELL] = cells
+            keys[_CELL] = pa.array(cells)
         for name, field in zip(self.plan.key, self.plan.key_fields, strict=True):
             keys[field.name] = batch.column(name)
         return self.plan.layout.lift(keys, {n: batch.column(n) for n in self.plan.layout.columns})
@@ -278,6 +292,11 @@ class BlockBuilder:
 # No user's column can have these names: they are never joined with the user's in one namespace but here,
 # and a NUL cannot be typed into a Spark column name that survives its parser.
 _SHARD, _SLICE, _CELL, _PART = "\0shard", "\0slice", "\0cell", "\0part"
+
+
+def _micros(times: pa.Array) -> npt.NDArray[np.int64]:
+    micros: Micros = times.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return micros
 
 
 def slice_starts(plan: Plan, times: pa.Array) -> npt.NDArray[np.int64]:

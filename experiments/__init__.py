@@ -7,6 +7,7 @@ import typer
 from experiments.chaos import chaos
 from experiments.cleanup import cleanup
 from experiments.ingest import ingest
+from experiments.network import network
 from experiments.overhead import overhead
 from experiments.restart import restart
 from experiments.restore import restore
@@ -33,3 +34,4 @@ app.command("restore")(restore)
 app.command("store")(store)
 app.command("staleness")(staleness)
 app.command("slicing")(slicing)
+app.command("network")(network)

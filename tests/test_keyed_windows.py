@@ -118,8 +118,11 @@ def check(sink: Sink, oracle: Oracle, kind: str) -> None:
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=str)
 def test_the_sink_ends_right(definition: Any, kind: str) -> None:
     @settings(
-        max_examples=60, suppress_health_check=list(HealthCheck), deadline=None, report_multiple_bugs=False,
-        phases=[Phase.generate]
+        max_examples=60,
+        suppress_health_check=list(HealthCheck),
+        deadline=None,
+        report_multiple_bugs=False,
+        phases=[Phase.generate],
     )
     @given(steps, st.sampled_from([0, 1, 7, 30, 1000]))
     def property_(script: list[Step], bound: int) -> None:

@@ -19,16 +19,19 @@ from aion.config.values import (
     BlockSize,
     Bound,
     Budget,
+    Children,
     CodecThreads,
     Coverage,
     EventCount,
     Executions,
+    FanIn,
     Fraction,
     Idle,
     Interval,
     IoThreads,
     Location,
     MaxState,
+    MergeLevels,
     Multiple,
     OpenFraction,
     Rate,
@@ -236,6 +239,21 @@ class BlocksPolicy(_Section):
     )
 
 
+class DistributionPolicy(_Section):
+    """By what way blocks get from the source partitions to where windows are computed."""
+
+    merge_levels: MergeLevels = Field(
+        default=0,
+        description="Levels between child and root on which blocks of the same slices are merged; each is a shuffle.",
+    )
+    fan_in: FanIn = Field(default=4, description="So many nodes of a level share one node of the next level.")
+    children: Children = Field(
+        default="auto",
+        description="Source partitions that the levels are laid out for; auto: as many as Spark has tasks at once, or "
+        "shuffle partitions, whichever is more.",
+    )
+
+
 class ApplyPolicy(_Section):
     """What a function given as ``apply=`` may take on the worker that runs it."""
 
@@ -331,6 +349,7 @@ class Policy(_Section):
     prestage: PrestagingPolicy = PrestagingPolicy()
     io: IoPolicy = IoPolicy()
     blocks: BlocksPolicy = BlocksPolicy()
+    distribution: DistributionPolicy = DistributionPolicy()
     apply: ApplyPolicy = ApplyPolicy()
     lateness: LatenessPolicy = LatenessPolicy()
     trigger: TriggerPolicy = TriggerPolicy()

@@ -23,6 +23,8 @@ from aion.time import duration_us, format_duration
 _MAX_BOUND_US = 3_652_500 * 86_400_000_000  # 10,000 years: a window's end plus it stays inside of 64 bits
 _MAX_BLOCK_BYTES = 1 << 30  # one value of a Spark row ends at 2 GiB, and blocks overshoot their target
 _MAX_THREADS = 1024
+_MAX_LEVELS = 64
+_MAX_NODES = 1_000_000
 _MAX_COUNT = 1 << 53  # what JSON numbers carry
 _SIZE = re.compile(r"\s*([+-]?\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)\s*", re.ASCII)
 _PLAIN = re.compile(r"\s*([+-]?\d{0,20}\.?\d{1,20}(?:[eE][+-]?\d{1,3})?)\s*()", re.ASCII)
@@ -222,6 +224,20 @@ def _threads(least: int) -> Callable[[object], int]:
     return count
 
 
+def _between(least: int, most: int, what: str) -> Callable[[object], int]:
+    def number_of(value: object) -> int:
+        number = _whole(value)
+        if number is None or not least <= number <= most:
+            raise ConfigError(f"{show(value)} is no number of {what}; write an integer from {least} to {most:,}")
+        return number
+
+    return number_of
+
+
+def _child_count(value: object) -> object:
+    return value if value == "auto" else _between(1, _MAX_NODES, "source partitions, nor 'auto'")(value)
+
+
 def _at_least_one(what: str, or_else: str) -> Callable[[object], int]:
     def count(value: object) -> int:
         number = _whole(value)
@@ -366,6 +382,24 @@ IoThreads = Annotated[
     PlainValidator(_threads(1)),
     WithJsonSchema({"type": "integer", "minimum": 1, "maximum": _MAX_THREADS}),
     "integer from 1",
+]
+MergeLevels = Annotated[
+    int,
+    PlainValidator(_between(0, _MAX_LEVELS, "levels")),
+    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": _MAX_LEVELS}),
+    "integer from 0",
+]
+FanIn = Annotated[
+    int,
+    PlainValidator(_between(2, _MAX_NODES, "nodes that share a parent")),
+    WithJsonSchema({"type": "integer", "minimum": 2, "maximum": _MAX_NODES}),
+    "integer from 2",
+]
+Children = Annotated[
+    Literal["auto"] | int,
+    BeforeValidator(_child_count),
+    WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": _MAX_NODES}]}),
+    "auto, or an integer from 1",
 ]
 Location = Annotated[str | None, BeforeValidator(_location), "path, URI, or null"]
 OpenFraction = Annotated[

@@ -1,6 +1,6 @@
 """Aion on Spark: the only package that imports pyspark."""
 
 from aion.spark.session import configure
-from aion.spark.stream import dropped, panes, windowed
+from aion.spark.stream import dropped, explain, panes, windowed
 
-__all__ = ["configure", "dropped", "panes", "windowed"]
+__all__ = ["configure", "dropped", "explain", "panes", "windowed"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -19,13 +20,17 @@ from aion.aggregates import Aggregate
 from aion.config import SPARK_PREFIX, Policy, policy_to_json, resolve
 from aion.config.values import location
 from aion.errors import ConfigError, SchemaError, WatermarkError
+from aion.explaining import explain_plan
 from aion.hashing import ShardOfKeys
 from aion.plan import DROPPED_COLUMNS, ApplyFunction, Plan, make_plan
-from aion.spark.child import BLOCK_ROWS, Child
+from aion.spark.blocks import row_type
+from aion.spark.child import Child
+from aion.spark.levels import merged
 from aion.spark.root import Root, RootConfig
 from aion.spark.session import REQUIRED
 from aion.spark.shards import shard_column, shard_ids
 from aion.spark.types import arrow_schema
+from aion.topology import Decision, Tree, levels_for, merging_strategies
 from aion.windows import Definitions
 
 _WATERMARK = "spark.watermarkDelayMs"
@@ -42,6 +47,9 @@ def windowed(
     schema: str | StructType | None = None,
     blocking: bool = True,
     policy: str | Path | Mapping[str, Any] | Policy | None = None,
+    merge_levels: int | None = None,
+    fan_in: int | None = None,
+    keys_disjoint: bool = False,
     name: str = "windowed",
 ) -> DataFrame:
     """Windowed aggregation of a stream, late events included.
@@ -50,15 +58,92 @@ def windowed(
     ``aggregates`` (result column -> :mod:`aion.aggregates`) or ``apply``, a function of (key, window, events)
     with the ``schema`` of what it returns. ``blocking=False`` says that the function works event by event, so that a
     window may be larger than memory, and need not be staged as a whole before the function starts. ``policy``
-    overrides the session's. ``name`` tells the operators of one query apart, and must stay the same over restarts.
+    overrides the session's. ``merge_levels`` and ``fan_in`` outrank ``distribution`` of the policy: levels between the
+    source partitions and the shards on which blocks are merged. ``keys_disjoint=True`` declares that all events of a
+    key come from one source partition, so that there is nothing to merge before the shards; if that is not true, the
+    panes are right all the same. :func:`explain` tells what runs where. ``name`` tells the operators of one query
+    apart, and must stay the same over restarts.
 
     The result has the key columns, ``window``, ``window_start``, ``window_end``, the aggregates, ``pane``,
     ``kind`` (on_time, late, final, dropped), ``events``, ``late_events``; and for dropped rows ``event_time``,
     ``lateness_us``, ``reason``, ``event``: see :func:`panes` and :func:`dropped`. Later panes of a window replace
     earlier ones. Raises WatermarkError, SchemaError, WindowError, PolicyError, ConfigError.
     """
-    _check_stream(df)
     spark = df.sparkSession
+    query = _resolve(
+        df,
+        key=key,
+        time=time,
+        windows=windows,
+        aggregates=aggregates,
+        apply=apply,
+        schema=schema,
+        blocking=blocking,
+        policy=policy,
+        merge_levels=merge_levels,
+        fan_in=fan_in,
+        keys_disjoint=keys_disjoint,
+        name=name,
+    )
+    plan, resolved, tree = query.plan, query.policy, query.tree
+    blocks = merged(_child(df, plan, resolved, tree), plan, policy_to_json(resolved), tree)
+    root = Root(
+        RootConfig(
+            plan=plan,
+            policy=policy_to_json(resolved),
+            name=name,
+            uid=uuid.uuid4().hex,
+            application=spark.sparkContext.applicationId,
+            state_dir=_state_dir(spark, resolved),
+            shards=len(tree.shards),
+            partitions=tree.root_tasks,
+            retain_versions=int(_conf(spark, "spark.sql.streaming.minBatchesToRetain")),
+            watermark_delay_us=_delay_us(df, time),
+            task_failures=_task_failures(spark),
+        )
+    )
+    return blocks.groupBy("shard").transformWithStateInPandas(
+        root, from_arrow_schema(plan.result_schema), "Append", "EventTime"
+    )
+
+
+def explain(df: DataFrame, **arguments: Any) -> str:
+    """What :func:`windowed` would do with the same arguments: what runs where, and what crosses the network, in words.
+
+    Starts nothing, and raises what :func:`windowed` raises.
+    """
+    query = _resolve(df, **arguments)
+    levels = query.policy.distribution.merge_levels
+    return explain_plan(query.plan, query.policy, query.tree, query.decisions, asked_levels=levels)
+
+
+@dataclass(frozen=True)
+class _Query:
+    """What the arguments of :func:`windowed` come to, on this session."""
+
+    plan: Plan
+    policy: Policy
+    tree: Tree
+    decisions: dict[str, Decision]
+
+
+def _resolve(
+    df: DataFrame,
+    *,
+    windows: Definitions,
+    time: str,
+    key: str | Sequence[str] | None = None,
+    aggregates: Mapping[str, Aggregate] | None = None,
+    apply: ApplyFunction | None = None,
+    schema: str | StructType | None = None,
+    blocking: bool = True,
+    policy: str | Path | Mapping[str, Any] | Policy | None = None,
+    merge_levels: int | None = None,
+    fan_in: int | None = None,
+    keys_disjoint: bool = False,
+    name: str = "windowed",
+) -> _Query:
+    _check_stream(df)
     plan = make_plan(
         arrow_schema(_arrow_able(df.schema)),
         key=key,
@@ -69,31 +154,30 @@ def windowed(
         outputs=arrow_schema(schema) if isinstance(schema, StructType) else schema,
         blocking=blocking,
     )
-    resolved = _policy(spark, policy)
+    keyword = {"distribution_merge_levels": merge_levels, "distribution_fan_in": fan_in}
+    resolved = _policy(df.sparkSession, policy, {k: v for k, v in keyword.items() if v is not None})
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", name):
         raise ConfigError(
             f"name: {name!r} becomes a folder; use letters, digits, '_', '-' and '.' only, not first a '.'"
         )
+    if keys_disjoint and not plan.key:
+        raise ConfigError("keys_disjoint: there is no key; it says of keys that each is in one source partition only")
+    decisions = merging_strategies(plan.windows, keys_disjoint=keys_disjoint, splittable=plan.layout is not None)
+    return _Query(plan, resolved, _tree(df.sparkSession, resolved, list(decisions.values())), decisions)
+
+
+def _tree(spark: SparkSession, policy: Policy, decisions: Sequence[Decision]) -> Tree:
     partitions = int(_conf(spark, "spark.sql.shuffle.partitions"))
-    shards = partitions if resolved.state.shards == "auto" else int(resolved.state.shards)
-    blocks = _child(df, plan, resolved, shard_ids(shards, partitions))
-    root = Root(
-        RootConfig(
-            plan=plan,
-            policy=policy_to_json(resolved),
-            name=name,
-            uid=uuid.uuid4().hex,
-            application=spark.sparkContext.applicationId,
-            state_dir=_state_dir(spark, resolved),
-            shards=shards,
-            partitions=partitions,
-            retain_versions=int(_conf(spark, "spark.sql.streaming.minBatchesToRetain")),
-            watermark_delay_us=_delay_us(df, time),
-            task_failures=_task_failures(spark),
-        )
-    )
-    return blocks.groupBy("shard").transformWithStateInPandas(
-        root, from_arrow_schema(plan.result_schema), "Append", "EventTime"
+    shards = partitions if policy.state.shards == "auto" else int(policy.state.shards)
+    told = policy.distribution
+    # A source says how many partitions it has when a batch begins; levels are laid out before that.
+    children = max(spark.sparkContext.defaultParallelism, partitions) if told.children == "auto" else told.children
+    return Tree(
+        levels=levels_for(told.merge_levels, decisions),
+        fan_in=told.fan_in,
+        children=children,
+        shards=tuple(shard_ids(shards, partitions)),
+        root_tasks=partitions,
     )
 
 
@@ -107,16 +191,17 @@ def dropped(df: DataFrame) -> DataFrame:
     return df.where(F.col("kind") == Kind.DROPPED.value).drop("pane")
 
 
-def _child(df: DataFrame, plan: Plan, policy: Policy, ids: Sequence[int]) -> DataFrame:
+def _child(df: DataFrame, plan: Plan, policy: Policy, tree: Tree) -> DataFrame:
     """Only the columns that are needed cross into Python."""
     columns = {name: _column(df, name, plan) for name in plan.schema.names}
     needed = [column.alias(name) for name, column in columns.items()]
     shard_of = None
     if ShardOfKeys.covers([plan.schema.field(name).type for name in plan.key]):
-        shard_of = ShardOfKeys(ids)
+        shard_of = ShardOfKeys(tree.shards)
     else:
-        needed.append(shard_column([columns[name] for name in plan.key], ids).alias("__aion_shard"))
-    return df.select(*needed).mapInArrow(Child(plan, policy_to_json(policy), shard_of), BLOCK_ROWS)
+        needed.append(shard_column([columns[name] for name in plan.key], tree.shards).alias("__aion_shard"))
+    child = Child(plan, policy_to_json(policy), shard_of, tree)
+    return df.select(*needed).mapInArrow(child, row_type(tree, level=0))
 
 
 def _column(df: DataFrame, name: str, plan: Plan) -> Column:
@@ -162,7 +247,9 @@ def _arrow_able(schema: StructType) -> StructType:
     return schema
 
 
-def _policy(spark: SparkSession, policy: str | Path | Mapping[str, Any] | Policy | None) -> Policy:
+def _policy(
+    spark: SparkSession, policy: str | Path | Mapping[str, Any] | Policy | None, keyword: Mapping[str, object]
+) -> Policy:
     for key, value in REQUIRED.items():
         if _conf(spark, key) != value:
             raise ConfigError(
@@ -172,7 +259,7 @@ def _policy(spark: SparkSession, policy: str | Path | Mapping[str, Any] | Policy
     conf = {k: v for k, v in spark.sparkContext.getConf().getAll() if k.startswith(SPARK_PREFIX)}
     for key in conf:
         conf[key] = _conf(spark, key)
-    return resolve(policy, keyword={}, spark_conf=conf)
+    return resolve(policy, keyword=keyword, spark_conf=conf)
 
 
 def _conf(spark: SparkSession, key: str) -> str:

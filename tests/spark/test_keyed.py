@@ -74,7 +74,7 @@ def truth(events: list[Event], watermark: int) -> dict[tuple[Any, ...], tuple[in
 
 
 def test_all_of_them_in_one_query_over_restarts(stream: FileStream, sink: Sink) -> None:
-    """Late events shift, extend, join and split windows; every batch is a query of its own, so all state is reopened."""
+    """Late events shift, extend, join and split windows; each batch is a query of its own, so state is reopened."""
     rng = random.Random(7)
     events: list[Event] = []
     rows: list[dict[str, Any]] = []

@@ -1,0 +1,44 @@
+"""The levels between child and root: plain Spark stages without state, each of which merges blocks (Disco's tree)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from aion.config import policy_from_json
+from aion.merging import BlockMerger
+from aion.plan import Plan
+from aion.runtime import make_builder
+from aion.spark.blocks import BlockRows, blocks_of, row_type
+from aion.topology import Tree
+from state_backends.codec_pool import CodecPool
+
+
+class Merging:
+    """The function for ``mapInArrow`` of one level; input and output are rows of :mod:`aion.spark.blocks`."""
+
+    def __init__(self, plan: Plan, policy: dict[str, Any], tree: Tree, level: int) -> None:
+        self._plan = plan
+        self._policy = policy
+        self._tree = tree
+        self._level = level
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        policy = policy_from_json(self._policy)
+        rows = BlockRows(self._tree, self._level)
+        with CodecPool(policy.io.codec_threads) as pool:
+            merger = BlockMerger(make_builder(self._plan, policy, pool, None))
+            for shard, block in blocks_of(batches):
+                yield from rows.of(merger.add(shard, block))
+            yield from rows.of(merger.finish())
+
+
+def merged(blocks: DataFrame, plan: Plan, policy: dict[str, Any], tree: Tree) -> DataFrame:
+    """The children's rows, merged on every level of the tree."""
+    for level in range(1, tree.levels + 1):
+        by_task = blocks.repartitionById(tree.tasks(level), "task")
+        blocks = by_task.mapInArrow(Merging(plan, policy, tree, level), row_type(tree, level))
+    return blocks

@@ -1,0 +1,183 @@
+"""What crosses the network: seed 001 figures 5 and 6 on Spark, Aion's merging levels against forwarding every event.
+
+``network_streams`` says what is run and how bytes are counted, ``network_report`` what is made of it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from experiments.network_streams import Run, Sources
+
+PACKAGES = ("aion", "pyspark", "pyarrow", "numpy")
+LEGS = ("bytes", "rates")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One experiment, as asked for. ``levels`` are hops between a child and the root."""
+
+    events_per_batch: int
+    batches: int
+    keys: int
+    children: int
+    fan_in: int
+    levels: tuple[int, ...]
+    partitions: tuple[int, ...]
+    cores: tuple[int, ...]
+    runs: int
+    seed: int
+    span_s: int = 20
+
+    def sources(self, children: int, batches: int) -> Sources:
+        from experiments.network_streams import Sources
+
+        return Sources(children, self.events_per_batch // children, batches, self.keys, self.span_s, self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A run of figure 5: with how many cores, and children."""
+
+    cores: int
+    children: int
+    run: Run
+
+
+def network(
+    events: Annotated[int, typer.Option(min=1_000, help="Events of a batch, of all sources together.")] = 2_000_000,
+    batches: Annotated[int, typer.Option(min=2, help="Batches of a run that counts bytes.")] = 2,
+    keys: Annotated[int, typer.Option(min=1, help="Keys, all of them in all sources.")] = 100,
+    children: Annotated[int, typer.Option(min=1, help="Sources, of figure 6.")] = 32,
+    fan_in: Annotated[int, typer.Option(min=2, help="Nodes that share one of the next level.")] = 2,
+    levels: Annotated[str, typer.Option(help="Hops between a child and the root, of figure 6.")] = "1,2,3,4,5",
+    partitions: Annotated[str, typer.Option(help="Sources, of figure 5.")] = "1,2,4",
+    cores: Annotated[str, typer.Option(help="Cores, of figure 5.")] = "1,2",
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each contender, of figure 5.")] = 1,
+    legs: Annotated[str, typer.Option(help="Some of: bytes,rates.")] = "",
+    seed: Annotated[int, typer.Option(min=0, help="Of the generated events.")] = 1,
+    out: Annotated[Path, typer.Option(help="For results.")] = Path("out/network"),
+) -> None:
+    """Bytes through every shuffle with 1 to 5 levels, and events/s: Aion against forwarding events; mean, median."""
+    # Here, not above: `aion --help` imports this module and needs none of it.
+    from experiments import bench, network_report
+    from experiments.ingest import wide_console
+
+    console = wide_console()
+    chosen = [name.strip() for name in legs.split(",") if name.strip()] or list(LEGS)
+    if unknown := [name for name in chosen if name not in LEGS]:
+        raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(LEGS)}")
+    settings = Settings(
+        events, batches, keys, children, fan_in, _numbers(levels), _numbers(partitions), _numbers(cores), runs, seed
+    )
+    record: dict[str, Any] = {
+        "experiment": "network",
+        "settings": asdict(settings),
+        "versions": bench.versions(PACKAGES),
+        "machine": bench.machine(),
+        "paper": network_report.PAPER,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix="work-", dir=out)).absolute()
+    counted: list[Run] = []
+    rates: list[Rate] = []
+    measured = chain(
+        count_bytes(settings, work, counted, console) if "bytes" in chosen else (),
+        measure_rates(settings, work, rates, console) if "rates" in chosen else (),
+    )
+    try:
+        for _ in measured:
+            # After every run, so that an interruption costs one run and not all of them.
+            network_report.save(out, record, counted, rates)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    network_report.report(settings, counted, rates, out, record, console)
+
+
+def count_bytes(settings: Settings, work: Path, done: list[Run], console: Console) -> Iterator[None]:
+    """Figure 6, run by run: every number of levels, both ways; what stock Spark does by itself beside one level."""
+    from experiments.ingest_stream import session
+    from experiments.network_streams import AGGREGATES, configured, run
+
+    sources = settings.sources(settings.children, settings.batches)
+    folder = sources.write(work / "bytes")
+    spark = configured(session(2, work, policy="standard"))
+    try:
+        for aggregate in AGGREGATES:
+            cells = [(c, levels) for levels in settings.levels for c in ("central", "distributed")]
+            for contender, levels in [*cells, ("stock", 1)]:
+                with console.status(f"{aggregate}, {levels} levels: {contender}"):
+                    checkpoint = work / f"checkpoint-{len(done)}"
+                    found = run(spark, sources, folder, contender, aggregate, levels, settings.fan_in, checkpoint)
+                done.append(found)
+                _compare(done)
+                each = " + ".join(f"{hop.bytes / sources.events:.3g}" for hop in found.hops)
+                console.print(f"{aggregate:<6} {contender:<11} {levels} levels: {each} B/event", highlight=False)
+                yield
+    finally:
+        spark.stop()
+
+
+def measure_rates(settings: Settings, work: Path, done: list[Rate], console: Console) -> Iterator[None]:
+    """Figure 5, run by run: the same events from more sources and with more cores, over one hop."""
+    from experiments.ingest_stream import session
+    from experiments.network_streams import AGGREGATES, CONTENDERS, SKIPPED_BATCHES, configured, run
+
+    batches = SKIPPED_BATCHES + 3
+    folders = {n: settings.sources(n, batches).write(work / f"rates-{n}") for n in settings.partitions}
+    for cores in settings.cores:
+        spark = configured(session(cores, work, policy="standard"))
+        try:
+            for round_ in range(settings.runs):
+                for children, folder in folders.items():
+                    sources = settings.sources(children, batches)
+                    for aggregate in AGGREGATES:
+                        same: list[Run] = []
+                        for contender in CONTENDERS:
+                            with console.status(f"{cores} cores, {children} sources, {aggregate}: {contender}"):
+                                checkpoint = work / f"checkpoint-{cores}-{round_}-{children}-{aggregate}-{contender}"
+                                found = run(
+                                    spark, sources, folder, contender, aggregate, 1, settings.fan_in, checkpoint
+                                )
+                            same.append(found)
+                            _compare(same)
+                            done.append(Rate(cores, children, found))
+                            yield
+                        each = ", ".join(f"{r.contender} {r.events_per_s:,.0f}" for r in same)
+                        console.print(
+                            f"{aggregate:<6} {cores} cores, {children} sources: {each} events/s", highlight=False
+                        )
+        finally:
+            spark.stop()
+
+
+def _compare(runs: list[Run]) -> None:
+    """Raises RuntimeError where contenders have other results for the same events."""
+    mine = runs[-1]
+    first = next(run for run in runs if run.aggregate == mine.aggregate)
+    same = first.results == mine.results and abs(first.checksum - mine.checksum) <= 1e-9 * abs(first.checksum)
+    if not same:
+        raise RuntimeError(
+            f"{mine.contender}, {mine.levels} levels: {mine.results} results of sum {mine.checksum}, "
+            f"and {first.contender} has {first.results} of sum {first.checksum}"
+        )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
+        raise typer.BadParameter(f"{text!r} is no list of positive numbers; write e.g. 1,2,4")
+    return numbers

@@ -1,0 +1,250 @@
+"""What `aion experiment network` says of its measurements: tables, verdicts against issue 6's targets, the figure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from experiments import bench
+from experiments.network_streams import AGGREGATES, CONTENDERS, Run
+
+if TYPE_CHECKING:
+    from experiments.network import Rate, Settings
+
+# Of 100 million events, five levels, what sensors send to the children included (seed 001 section 4.2).
+PAPER = {
+    "events": 100_000_000,
+    "levels": 5,
+    "bytes": {
+        "mean": {"central": 12.0e9, "distributed": 2.0e9},
+        "median": {"central": 12.4e9, "distributed": 7.5e9},
+    },
+    # Million events/s (section 4.1): one child and the central root manage as much of the mean; medians at the root.
+    "events_per_s": {"mean": {"central": 1.0e6, "per child": 1.0e6}, "median": {"central": 0.025e6}},
+}
+AT_LEAST = {"mean": 6.0, "median": 1.5}
+COLOURS = {"central": "#d1752f", "distributed": "#1f5fa8", "stock": "#777777"}
+
+
+class Level(NamedTuple):
+    """Bytes per event at one number of levels, both ways, and how many times fewer the distributed ones are."""
+
+    levels: int
+    central: float
+    distributed: float
+    from_sensors: float
+
+    @property
+    def ratio(self) -> float:
+        return self.central / self.distributed
+
+    @property
+    def ratio_with_sensors(self) -> float:
+        """As the paper counts: what the sensors send to the children crosses the network as well, either way."""
+        return (self.central + self.from_sensors) / (self.distributed + self.from_sensors)
+
+
+def by_level(runs: Sequence[Run], aggregate: str) -> list[Level]:
+    """Each number of levels that was run both ways. What sensors send is taken to be one hop of raw events."""
+    mine = {(run.contender, run.levels): run for run in runs if run.aggregate == aggregate}
+    found = []
+    for levels in sorted({levels for _, levels in mine}):
+        if ("central", levels) in mine and ("distributed", levels) in mine:
+            central, distributed = mine["central", levels], mine["distributed", levels]
+            sensors = central.hops[0].bytes / central.events
+            found.append(Level(levels, central.bytes / central.events, distributed.bytes / distributed.events, sensors))
+    return found
+
+
+def paper_ratio(aggregate: str) -> float:
+    figures = PAPER["bytes"][aggregate]  # type: ignore[index]
+    return float(figures["central"] / figures["distributed"])
+
+
+def bytes_table(runs: Sequence[Run], aggregate: str, events: int) -> Table:
+    table = Table(
+        title=f"figure 6, {aggregate}: bytes shuffled per event, all hops together ({events:,} events)",
+        title_justify="left",
+    )
+    for heading in ("levels", "central", "Aion", "times fewer", "with the sensors' hop", "the paper, with it"):
+        table.add_column(heading, justify="right")
+    for level in by_level(runs, aggregate):
+        paper = f"{paper_ratio(aggregate):.2f}" if level.levels == PAPER["levels"] else ""
+        figures = f"{level.central:.2f}", f"{level.distributed:.2f}", f"{level.ratio:.2f}"
+        table.add_row(str(level.levels), *figures, f"{level.ratio_with_sensors:.2f}", paper)
+    for run in runs:
+        if (run.contender, run.aggregate) == ("stock", aggregate):
+            table.add_row("1", "", f"{run.bytes / run.events:.2f}", "", "", "stock window().agg", style="dim")
+    return table
+
+
+class Check(NamedTuple):
+    aggregate: str
+    level: Level
+
+    @property
+    def holds(self) -> bool:
+        return self.level.ratio >= AT_LEAST[self.aggregate]
+
+
+def checks(runs: Sequence[Run]) -> list[Check]:
+    """The targets of which the runs are there: five levels."""
+    return [
+        Check(aggregate, level)
+        for aggregate in AGGREGATES
+        for level in by_level(runs, aggregate)
+        if level.levels == PAPER["levels"]
+    ]
+
+
+def checks_table(judged: Sequence[Check]) -> Table:
+    table = Table(title="times fewer bytes shuffled, five levels", title_justify="left")
+    for heading in ("aggregate", "measured", "target", "verdict"):
+        table.add_column(heading, justify="left" if heading == "aggregate" else "right")
+    for check in judged:
+        words = "[green]holds[/green]" if check.holds else "[red]does not hold[/red]"
+        table.add_row(check.aggregate, f"{check.level.ratio:.2f}", f">= {AT_LEAST[check.aggregate]:g}", words)
+    return table
+
+
+def median_rates(rates: Sequence[Rate], aggregate: str) -> dict[tuple[int, int, str], float]:
+    """Events/s by (cores, sources, contender)."""
+    found: dict[tuple[int, int, str], list[float]] = {}
+    for rate in rates:
+        if rate.run.aggregate == aggregate:
+            found.setdefault((rate.cores, rate.children, rate.run.contender), []).append(rate.run.events_per_s)
+    return {cell: statistics.median(values) for cell, values in found.items()}
+
+
+def rates_table(rates: Sequence[Rate], aggregate: str) -> Table:
+    table = Table(title=f"figure 5, {aggregate}: events/s over one hop to one root task", title_justify="left")
+    for heading in ("cores", "sources", *CONTENDERS, "Aion / central", "Aion / stock"):
+        table.add_column(heading, justify="right")
+    found = median_rates(rates, aggregate)
+    for cores, children in sorted({cell[:2] for cell in found}):
+        each = {name: found[cores, children, name] for name in CONTENDERS}
+        ratios = [f"{each['distributed'] / each[name]:.2f}" for name in ("central", "stock")]
+        table.add_row(str(cores), str(children), *(f"{rate:,.0f}" for rate in each.values()), *ratios)
+    return table
+
+
+def tables(settings: Settings, counted: Sequence[Run], rates: Sequence[Rate]) -> Iterator[Table]:
+    for aggregate in AGGREGATES:
+        if by_level(counted, aggregate):
+            yield bytes_table(counted, aggregate, counted[0].events)
+    if judged := checks(counted):
+        yield checks_table(judged)
+    for aggregate in AGGREGATES:
+        if median_rates(rates, aggregate):
+            yield rates_table(rates, aggregate)
+
+
+def remarks(settings: Settings, counted: Sequence[Run], rates: Sequence[Rate]) -> str:
+    lines = []
+    if counted:
+        lines += [
+            f"levels: hops from {settings.children} children to one root, {settings.fan_in} nodes sharing one of the "
+            "next level. Bytes: what Spark's map tasks wrote (shuffleWriteBytes), compressed as Spark does by default.",
+            "with the sensors' hop: as the paper counts, both ways get each event once from its sensor, too.",
+            "stock: Spark combines partials in front of its shuffle, which is one level; it has no more of them. Its "
+            "median sends a map of counts by value.",
+        ]
+    if rates:
+        slow = PAPER["events_per_s"]["median"]["central"]  # type: ignore[index]
+        lines.append(
+            f"the paper, 16-core nodes: 1 M events/s of the mean for each child, and for the central root; "
+            f"{slow:,.0f} medians at the central root. Here all sources share the cores of one machine."
+        )
+    return "\n".join(lines)
+
+
+def save(out: Path, record: dict[str, Any], counted: Sequence[Run], rates: Sequence[Rate]) -> None:
+    """All that is known so far, as JSON."""
+    found = {
+        "bytes": [run.to_json() for run in counted],
+        "ratios": {
+            aggregate: [
+                {**level._asdict(), "ratio": level.ratio, "ratio_with_sensors": level.ratio_with_sensors}
+                for level in by_level(counted, aggregate)
+            ]
+            for aggregate in AGGREGATES
+        },
+        "checks": [{"aggregate": c.aggregate, "ratio": c.level.ratio, "holds": c.holds} for c in checks(counted)],
+        "rates": [{"cores": r.cores, "children": r.children, **asdict(r.run)} for r in rates],
+    }
+    bench.write_json(out / "network.json", {**record, **found})
+
+
+def report(
+    settings: Settings,
+    counted: Sequence[Run],
+    rates: Sequence[Rate],
+    out: Path,
+    record: dict[str, Any],
+    console: Console,
+) -> None:
+    """Tables on the console, everything as JSON, the figures as one PNG."""
+    save(out, record, counted, rates)
+    draw(out / "network.png", settings, counted, rates)
+    console.print()
+    for table in tables(settings, counted, rates):
+        console.print(table)
+    console.print(remarks(settings, counted, rates), highlight=False)
+    console.print(f"written: {out / 'network.json'} and .png", highlight=False, soft_wrap=True)
+
+
+def draw(path: Path, settings: Settings, counted: Sequence[Run], rates: Sequence[Rate]) -> None:
+    """Figure 6 above, figure 5 below; what was not measured is left out."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [row for row, there in (("bytes", counted), ("rates", rates)) if there]
+    if not rows:
+        return
+    figure, axes = pyplot.subplots(len(rows), 2, figsize=(10, 3.8 * len(rows)), layout="constrained", squeeze=False)
+    for at, row in enumerate(rows):
+        for axis, aggregate in zip(axes[at], AGGREGATES, strict=True):
+            if row == "bytes":
+                _draw_bytes(axis, by_level(counted, aggregate), aggregate)
+            else:
+                _draw_rates(axis, median_rates(rates, aggregate), aggregate)
+            axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def _draw_bytes(axis: Any, levels: Sequence[Level], aggregate: str) -> None:
+    at = [level.levels for level in levels]
+    for name in ("central", "distributed"):
+        axis.plot(at, [getattr(level, name) for level in levels], "o-", color=COLOURS[name], label=CONTENDERS[name])
+    for level in levels:
+        where = (level.levels, level.distributed)
+        axis.annotate(f"{level.ratio:.3g}x", where, (0, 7), textcoords="offset points", ha="center", fontsize=8)
+    axis.set_title(f"{aggregate}, 1 s tumbling (seed 001, figure 6)", fontsize=10)
+    axis.set_xlabel("levels (hops from a child to the root)")
+    axis.set_ylabel("bytes shuffled per event")
+    axis.set_xticks(at)
+    axis.set_ylim(0, max(level.central for level in levels) * 1.12)
+    axis.legend(frameon=False, fontsize=8, loc="upper left")
+
+
+def _draw_rates(axis: Any, found: dict[tuple[int, int, str], float], aggregate: str) -> None:
+    cells = sorted({cell[:2] for cell in found})
+    width = 0.8 / len(CONTENDERS)
+    for i, name in enumerate(CONTENDERS):
+        places = [at + (i - 1) * width for at in range(len(cells))]
+        axis.bar(places, [found[(*cell, name)] / 1e6 for cell in cells], width, color=COLOURS[name], label=name)
+    axis.set_title(f"{aggregate}, one hop (seed 001, figure 5)", fontsize=10)
+    axis.set_xticks(range(len(cells)), [f"{children}\n{cores}" for cores, children in cells], fontsize=8)
+    axis.set_xlabel("sources (above) and cores (below)")
+    axis.set_ylabel("million events/s")
+    axis.set_ylim(0, max(found.values()) / 1e6 * 1.3)
+    axis.legend(frameon=False, fontsize=8, loc="upper left", ncols=3)

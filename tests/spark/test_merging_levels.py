@@ -1,0 +1,108 @@
+"""Levels between child and root on Spark: the same panes for any tree, and what is told of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import aion
+from aion import aggregates as A
+from aion.errors import ConfigError
+from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, plain
+from tests.spark.test_windowed import BOUND, batches
+
+MIXED = {"n": A.count(), "total": A.sum("v"), "middle": A.median("v"), "distinct": A.count_distinct("v")}
+KEPT: dict[str, Any] = {
+    "apply": lambda key, window, events: {"s": sum(v or 0.0 for b in events for v in b.column("v").to_pylist())},
+    "schema": "s double",
+}
+
+
+def split(stream: FileStream, spark: SparkSession, partitions: int) -> Any:
+    """The stream with its events strewn over so many partitions, as from so many sources."""
+    return stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds").repartition(partitions)
+
+
+@pytest.mark.parametrize(
+    ("how", "trees"),
+    [({"aggregates": MIXED}, (0, 1, 2)), (KEPT, (0, 2))],
+    ids=["partials and values", "events"],
+)
+def test_any_number_of_levels_gives_the_same_panes(
+    stream: FileStream, spark: SparkSession, tmp_path: Path, how: dict[str, Any], trees: tuple[int, ...]
+) -> None:
+    for rows in batches(7, count=2, size=150):
+        stream.put(rows)
+    results = {}
+    for levels in trees:
+        policy = {**BOUND, "blocks": {"target": "512B"}, "distribution": {"children": 4}}
+        result = aion.windowed(
+            split(stream, spark, 5),
+            key="k",
+            time="ts",
+            windows=[aion.Tumbling("10 seconds"), aion.Sliding("25 seconds", "10 seconds")],
+            policy=policy,
+            merge_levels=levels,
+            fan_in=2,
+            **how,
+        )
+        results[levels] = plain(Sink(spark, tmp_path / str(levels)).run(result))
+    assert all(result == results[0] for result in results.values())
+    assert len(results[0]) > 50
+
+
+def test_explain_tells_what_windowed_would_do_and_starts_nothing(stream: FileStream, spark: SparkSession) -> None:
+    definition: dict[str, Any] = {
+        "key": "k",
+        "time": "ts",
+        "windows": [aion.Tumbling("10 seconds"), aion.Sliding("25 seconds", "10 seconds")],
+        "aggregates": MIXED,
+        "policy": {"distribution": {"children": 8}},
+    }
+    events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
+    told = aion.explain(events, **definition, merge_levels=2, fan_in=2)
+    assert "child -> level 1 -> level 2 -> root: 3 shuffles" in told
+    assert "4 nodes in 4 tasks, each of up to 2 source partitions" in told
+    assert "2 shards in 2 tasks" in told
+    assert "merged as context-free" in told
+    alone = aion.explain(events, **definition, merge_levels=2, keys_disjoint=True)
+    assert "merged as unique" in alone
+    assert "child -> root: 1 shuffle" in alone
+    assert not spark.streams.active
+
+
+def test_what_makes_no_tree_is_refused(stream: FileStream) -> None:
+    events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
+    definition: dict[str, Any] = {"time": "ts", "windows": aion.Tumbling("10 seconds"), "aggregates": MIXED}
+    with pytest.raises(ConfigError, match="merge_levels: -1 is no number of levels"):
+        aion.windowed(events, **definition, merge_levels=-1)
+    with pytest.raises(ConfigError, match="fan_in: 1 is no number of nodes"):
+        aion.explain(events, **definition, fan_in=1)
+    with pytest.raises(ConfigError, match="keys_disjoint: there is no key"):
+        aion.windowed(events, **definition, keys_disjoint=True)
+
+
+def test_levels_may_change_between_two_starts(stream: FileStream, spark: SparkSession, tmp_path: Path) -> None:
+    results = []
+    for levels in ((0, 0), (0, 1)):
+        folder = FileStream(spark, tmp_path / f"input-{levels[1]}", stream.schema)
+        sink = Sink(spark, tmp_path / f"sink-{levels[1]}")
+        for number, rows in enumerate(batches(9, count=2)):
+            folder.put(rows)
+            events = folder.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
+            result = aion.windowed(
+                events,
+                key="k",
+                time="ts",
+                windows=aion.Tumbling("10 seconds"),
+                aggregates=MIXED,
+                policy=BOUND,
+                merge_levels=levels[number],
+            )
+            rows_so_far = sink.run(result)
+        results.append(plain(rows_so_far))
+    assert results[0] == results[1]
+    assert len(results[0]) > 10

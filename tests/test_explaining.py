@@ -1,0 +1,151 @@
+"""What `aion.explain` tells: each fact of a plan in its text. (On Spark: tests/spark/test_merging_levels.py.)"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import aion
+from aion import aggregates as A
+from aion.config import load_policy
+from aion.explaining import explain_plan
+from aion.plan import make_plan
+from aion.slices import SliceGrid
+from aion.topology import Tree, levels_for, merging_strategies
+from aion.windows import Count, Session
+
+SCHEMA = pa.schema(
+    [("segment", pa.int32()), ("ts", pa.timestamp("us", "UTC")), ("speed", pa.float64()), ("lane", pa.int32())]
+)
+
+
+def told(
+    *,
+    windows: Any = None,
+    levels: int = 0,
+    keys_disjoint: bool = False,
+    children: int = 16,
+    root_tasks: int = 2,
+    policy: Any = "standard",
+    key: Any = "segment",
+    **what: Any,
+) -> str:
+    """The text, in one line for each paragraph of it."""
+    windows = windows or [aion.Tumbling("1 minute"), aion.Sliding("5 minutes", "1 minute")]
+    what = {"aggregates": None, "apply": None, "outputs": None} | what
+    plan = make_plan(SCHEMA, key=key, time="ts", windows=windows, **what)
+    decisions = merging_strategies(plan.windows, keys_disjoint=keys_disjoint, splittable=plan.layout is not None)
+    tree = Tree(
+        levels=levels_for(levels, list(decisions.values())),
+        fan_in=4,
+        children=children,
+        shards=tuple(range(root_tasks)),
+        root_tasks=root_tasks,
+    )
+    text = explain_plan(plan, load_policy(policy), tree, decisions, asked_levels=levels)
+    assert max(map(len, text.splitlines())) <= 120
+    return " ".join(text.split())
+
+
+MEAN = {"cars": A.count(), "speed": A.mean("speed")}
+
+
+def test_which_strategy_each_window_gets_and_why() -> None:
+    assert "tumbling 1 minute: merged as context-free; its bounds are known without events" in told(aggregates=MEAN)
+    assert "sliding 5 minutes by 1 minute: merged as unique" in told(aggregates=MEAN, keys_disjoint=True)
+    named = told(aggregates=MEAN, windows={"mine": aion.Tumbling("1 minute")})
+    assert "mine (tumbling 1 minute): merged as context-free" in named
+
+
+def test_what_cannot_be_split_is_said_to_be_central() -> None:
+    text = told(apply=lambda key, window, events: {}, outputs="jam double")
+    assert text.count("computed centrally, at the root") == 2
+    assert "apply returns jam" in text
+    assert "events the columns segment, ts, speed, lane of every event, for the function; each event once." in text
+    assert "partials for each key" not in text
+
+
+@pytest.mark.parametrize(
+    ("windows", "edges", "most"),
+    [
+        ([aion.Tumbling("1 minute"), aion.Sliding("5 minutes", "1 minute")], "every 1 minute", 6),
+        ([aion.Sliding("25 seconds", "10 seconds")], "every 10 seconds and every 10 seconds from 5 seconds on", 3),
+        ([aion.Tumbling("1 hour", offset="1 minute")], "every 1 hour from 1 minute on", 1),
+    ],
+)
+def test_the_edges_that_windows_share(windows: Any, edges: str, most: int) -> None:
+    text = told(aggregates=MEAN, windows=windows)
+    assert f"Slices end {edges}. An event is in one slice" in text
+    shared = max(len(SliceGrid(windows).covering(t * 1_000_000)) for t in range(0, 3600, 5))
+    assert shared == most
+    assert (f"of the {most} windows that it is in" in text) is (most > 1)
+
+
+def test_what_is_kept_of_which_aggregate() -> None:
+    text = told(
+        aggregates={**MEAN, "middle": A.median("speed"), "lanes": A.count_distinct("lane")},
+    )
+    assert "speed = mean(speed): decomposable" in text
+    assert "middle = median(speed): holistic: the values of speed are kept" in text
+    assert "lanes = count_distinct(lane): holistic: the distinct values of lane are kept" in text
+    assert "partials for each key and slice the key segment and 4 columns of partials of speed, one row." in text
+    assert "values the values of speed and the distinct values of lane, without their times; each slice once." in text
+
+
+def test_decomposable_aggregates_send_no_values() -> None:
+    text = told(aggregates=MEAN)
+    assert "values" not in text
+    assert "events the columns" not in text
+
+
+def test_levels_and_the_way_through_them() -> None:
+    text = told(aggregates=MEAN, levels=2)
+    assert "level 1 4 nodes in 4 tasks, each of up to 4 source partitions: blocks of a slice are combined." in text
+    assert "level 2 1 node in 2 tasks, each of up to 4 nodes of level 1" in text
+    assert "root 2 shards in 2 tasks" in text
+    assert "child -> level 1 -> level 2 -> root: 3 shuffles" in text
+    assert "child -> root: 1 shuffle; by shard, which is what Spark's state demands." in told(aggregates=MEAN)
+
+
+def test_a_last_level_of_one_task_needs_no_shuffle_to_the_root() -> None:
+    text = told(aggregates=MEAN, levels=2, root_tasks=1)
+    assert "child -> level 1 -> level 2 -> root: 2 shuffles; the last level and the root are one task" in text
+
+
+def test_levels_that_would_merge_nothing_are_left_out() -> None:
+    text = told(aggregates=MEAN, levels=2, keys_disjoint=True)
+    assert "levels 2 asked for, all left out: no two partitions have parts of the same window." in text
+    assert "child -> root: 1 shuffle" in text
+
+
+def test_the_store_and_the_policy_in_a_line() -> None:
+    policy = {"state": {"backend": "rocksdb", "codec": "json"}, "trigger": {"kind": "count", "count": 7}}
+    text = told(aggregates=MEAN, policy=policy)
+    assert "store rocksdb, json blocks" in text
+    assert "run again at 7 late events" in text
+    assert "kept 10 minutes after their end" in text
+
+
+def test_without_key() -> None:
+    text = told(aggregates=MEAN, key=None)
+    assert "Windows over ts, without key" in text
+    assert "for each slice" in text
+
+
+def test_sessions_and_counts_are_told_as_well() -> None:
+    windows = {"activity": Session("30 seconds"), "visits": Session("5 seconds"), "hundreds": Count(100)}
+    plan = make_plan(
+        SCHEMA, key=None, time="ts", windows=aion.Tumbling("1 minute"), aggregates=MEAN, apply=None, outputs=None
+    )
+    tree = Tree(levels=0, fan_in=2, children=1, shards=(0,), root_tasks=1)
+    text = explain_plan(
+        replace(plan, windows=windows), load_policy("standard"), tree, merging_strategies(windows), asked_levels=0
+    )
+    text = " ".join(text.split())
+    assert "activity (session 30 seconds): merged as context-aware; events decide its bounds" in text
+    assert "hundreds (count 100): computed centrally, at the root; its bounds follow from how many" in text
+    assert "Sessions are made of slices of the smallest gap, 5 seconds." in text
+    assert "events the columns ts, speed of every event, for hundreds; each event once." in text
