@@ -1,0 +1,255 @@
+"""The index of keyed windows: kept by what changed, and the same after a restart; named cases of the slicer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import aion
+from aion.keyed.saving import Keeper, is_index
+from aion.keyed.shapes import shape_of
+from aion.keyed.table import Table
+from aion.keyed.windows import KeyedWindows
+from aion.lateness import Lateness
+from aion.slices import NO_SLICE
+from aion.trigger import EveryBatch
+
+DEFINITIONS = [aion.Session(5), aion.Count(3, 2), aion.PerRecord(4), aion.Punctuated("mark")]
+arrivals = st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.integers(-30, 60), st.integers(0, 1)), max_size=6)
+steps = st.lists(arrivals | st.integers(-20, 120), max_size=20)
+
+
+class Fixed:
+    """A bound that learns nothing."""
+
+    def __init__(self, bound_us: int) -> None:
+        self.bound_us = bound_us
+        self.lateness = Lateness()
+
+    def bound_for_new_window(self) -> int:
+        return self.bound_us
+
+    def observe(self, end_us: int, at_us: int, events: int) -> None: ...
+    def observe_on_time(self, end_us: int, events: int) -> None: ...
+    def observe_state(self, slice_us: int, at_us: int, size_bytes: int) -> None: ...
+    def advance(self, from_us: int | None, to_us: int) -> None: ...
+    def to_json(self) -> dict[str, Any]:
+        return {}
+
+
+def make(definition: Any, bound_us: int, snapshot: dict[str, Any] | None = None) -> KeyedWindows:
+    return KeyedWindows(
+        0, shape_of(definition), [pa.string()], bound=Fixed(bound_us), trigger=EveryBatch(), snapshot=snapshot
+    )
+
+
+class Shard:
+    """One definition's windows, and the blocks that their index is kept in."""
+
+    def __init__(self, definition: Any, bound_us: int) -> None:
+        self.definition, self.bound_us = definition, bound_us
+        self.windows = make(definition, bound_us)
+        self.keeper = Keeper(self.windows, 1)
+        self.blocks: dict[int, list[pa.RecordBatch]] = {}
+        self.watermark: int | None = None
+        self.seq = 0
+        self.written = 0
+
+    def do(self, step: Sequence[tuple[str | None, int, int]] | int) -> list[Any]:
+        if isinstance(step, int):
+            before = self.watermark
+            if before is not None and step <= before:
+                return []
+            self.watermark = step
+            return list(self.windows.advance(before, step))
+        rows = self._rows(step)
+        taken = self.windows.accepted(rows)
+        if taken.any():
+            self.windows.add(rows.take(taken), np.full(int(taken.sum()), self.seq), self.watermark)
+            self.seq += 1
+        return list(self.windows.batch_ended(self.watermark, 0))
+
+    def _rows(self, step: Sequence[tuple[str | None, int, int]]) -> Table:
+        times, marks = (np.array([e[i] for e in step], np.int64) for i in (1, 2))
+        columns = {"first": times, "last": times, "events": np.ones_like(times), "row": np.arange(len(step))}
+        return Table([pa.array([e[0] for e in step], pa.string())], {**columns, "mark": marks})
+
+    def save(self) -> None:
+        save = self.keeper.save()
+        if save is None:
+            return
+        for gone in save.replaces:
+            del self.blocks[gone]
+        self.blocks.setdefault(save.slice_us, []).append(save.rows)
+        self.written += save.rows.num_rows
+
+    def restart(self) -> None:
+        """As from a checkpoint: of this object nothing is left but the blocks and two snapshots."""
+        snapshot, kept = self.windows.snapshot(), self.keeper.snapshot()
+        self.windows = make(self.definition, self.bound_us, snapshot)
+        self.keeper = Keeper(self.windows, 1, kept)
+        if self.keeper.slices:
+            self.keeper.load(batch for s in self.keeper.slices for batch in self.blocks[s])
+
+
+def told(orders: Sequence[Any]) -> list[Any]:
+    """Orders as plain values, windows in an order of their own."""
+    found = []
+    for order in orders:
+        columns = [key.to_pylist() for key in order.windows.keys]
+        columns += [column.tolist() for name, column in sorted(order.windows.columns.items()) if name != "id"]
+        found.append(
+            (type(order).__name__, getattr(order, "kind", None), sorted(map(repr, zip(*columns, strict=True))))
+        )
+    return found
+
+
+@pytest.mark.parametrize("definition", DEFINITIONS, ids=str)
+def test_a_restart_changes_nothing(definition: Any) -> None:
+    @settings(max_examples=60, deadline=None)
+    @given(steps, st.sampled_from([0, 10, 1000]), st.integers(1, 3))
+    def property_(script: list[Any], bound_us: int, every: int) -> None:
+        straight, restarted = Shard(definition, bound_us), Shard(definition, bound_us)
+        for i, step in enumerate(script):
+            assert told(straight.do(step)) == told(restarted.do(step))
+            restarted.save()
+            if i % every == 0:
+                restarted.restart()
+
+    property_()
+
+
+def test_a_version_costs_what_changed() -> None:
+    """Many open sessions, of which a few change in each version: not all of them are written each time."""
+    shard = Shard(aion.Session(1000), 10_000)
+    shard.do([(f"k{i}", 0, 0) for i in range(2000)])
+    shard.save()
+    assert shard.written == 2000
+    for i in range(200):
+        shard.do([(f"k{j}", i, 0) for j in range(50)])
+        shard.save()
+        kept = sum(batch.num_rows for batches in shard.blocks.values() for batch in batches)
+        assert kept <= 3 * 2000, "at most twice the index, and what a version adds"
+    assert shard.written < 2000 + 200 * 50 + 200 * 50 + 2000, "all is written anew only when as much was written since"
+    assert len(shard.blocks) == 1 and all(is_index(s) for s in shard.blocks)
+
+
+def test_no_slice_of_events_is_taken_for_one_of_the_index() -> None:
+    assert not any(is_index(s) for s in (NO_SLICE, -(2**61), 0, 2**62))
+
+
+# -- where the original slicer goes wrong (FACTS) -----------------------------------------------------------
+
+
+def sessions(shard: Shard) -> list[tuple[int, int]]:
+    return sorted(zip(shard.windows.index["first"].tolist(), shard.windows.index["last"].tolist(), strict=True))
+
+
+def panes(orders: Sequence[Any]) -> list[tuple[str, int, int]]:
+    return [
+        (getattr(order, "kind", "retract"), start, end)
+        for order in orders
+        for start, end in zip(order.windows["start"].tolist(), order.windows["end"].tolist(), strict=True)
+    ]
+
+
+def test_an_event_exactly_a_gap_before_a_session_belongs_to_it() -> None:
+    shard = Shard(aion.Session(5), 100)
+    shard.do([("a", 10, 0)])
+    shard.do([("a", 5, 0)])
+    assert sessions(shard) == [(5, 10)]
+
+
+def test_an_event_exactly_a_gap_after_a_session_belongs_to_it() -> None:
+    shard = Shard(aion.Session(5), 100)
+    shard.do([("a", 10, 0)])
+    shard.do([("a", 15, 0)])
+    assert sessions(shard) == [(10, 15)]
+
+
+def test_one_more_microsecond_makes_two_sessions() -> None:
+    shard = Shard(aion.Session(5), 100)
+    shard.do([("a", 10, 0), ("a", 16, 0)])
+    assert sessions(shard) == [(10, 10), (16, 16)]
+
+
+def test_the_first_watermark_skips_no_old_window() -> None:
+    shard = Shard(aion.Session(5), 100)
+    shard.do([("a", 10, 0), ("a", 30, 0), ("b", 50, 0)])
+    assert panes(shard.do(90)) == [("on_time", 10, 15), ("on_time", 30, 35), ("on_time", 50, 55)]
+
+
+def test_a_watermark_without_an_open_session_is_fine() -> None:
+    shard = Shard(aion.Session(5), 100)
+    assert shard.do(10) == []
+    shard.do([("a", 20, 0)])
+    assert panes(shard.do(30)) == [("on_time", 20, 25)]
+    assert shard.do(1000) == []
+
+
+def test_a_late_event_makes_no_second_session_of_one_that_it_joins() -> None:
+    shard = Shard(aion.Session(5), 100)
+    shard.do([("a", 10, 0)])
+    assert panes(shard.do(20)) == [("on_time", 10, 15)]
+    assert panes(shard.do([("a", 12, 0)])) == [("retract", 10, 15), ("late", 10, 17)]
+
+
+def test_a_late_event_that_joins_two_sessions_retracts_both() -> None:
+    shard = Shard(aion.Session(5), 100)
+    shard.do([("a", 10, 0), ("a", 20, 0)])
+    shard.do(30)
+    found = panes(shard.do([("a", 15, 0)]))
+    assert sorted(found[:2]) == [("retract", 10, 15), ("retract", 20, 25)]
+    assert found[2:] == [("late", 10, 25)]
+
+
+def test_a_session_that_goes_on_is_retracted_when_it_is_executed_again() -> None:
+    """Until then the sink keeps what it has."""
+    shard = Shard(aion.Session(5), 100)
+    shard.do([("a", 10, 0)])
+    shard.do(16)
+    assert shard.do([("a", 13, 0)]) == [], "it is open again"
+    assert panes(shard.do(18)) == [("retract", 10, 15), ("on_time", 10, 18)]
+
+
+def test_bound_zero_does_not_lose_the_first_emission() -> None:
+    shard = Shard(aion.Session(5), 0)
+    shard.do([("a", 10, 0)])
+    assert panes(shard.do(100)) == [("on_time", 10, 15)]
+    assert not len(shard.windows.index) and not len(shard.windows.yielded)
+
+
+def test_count_windows_of_equal_instants_do_not_collapse() -> None:
+    shard = Shard(aion.Count(2), 100)
+    shard.do([("a", 10, 0)] * 5)
+    assert panes(shard.do(20)) == [("on_time", 10, 11)] * 2
+
+
+def test_a_late_event_shifts_the_count_windows_behind_it() -> None:
+    shard = Shard(aion.Count(2), 100)
+    shard.do([("a", t, 0) for t in (10, 20, 30, 40)])
+    assert panes(shard.do(50)) == [("on_time", 10, 21), ("on_time", 30, 41)]
+    found = panes(shard.do([("a", 15, 0)]))
+    assert sorted(found) == [("late", 10, 16), ("late", 20, 31), ("retract", 10, 21), ("retract", 30, 41)]
+
+
+def test_what_is_gone_does_not_come_back() -> None:
+    shard = Shard(aion.Session(5), 10)
+    shard.do([("a", 10, 0)])
+    shard.do(25)
+    assert not shard.windows.accepted(shard._rows([("a", 10, 0)]))[0]
+    assert shard.windows.accepted(shard._rows([("a", 11, 0)]))[0]
+
+
+def test_an_event_inside_a_session_that_is_there_is_never_too_late() -> None:
+    """However long ago: its window has not ended."""
+    shard = Shard(aion.Session(5), 0)
+    shard.do([("a", t, 0) for t in range(0, 100, 4)])
+    shard.do(98)
+    assert shard.windows.accepted(shard._rows([("a", 2, 0), ("b", 2, 0)])).tolist() == [True, False]
