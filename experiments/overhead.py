@@ -1,11 +1,13 @@
 """What versions and recovery cost: the ingest experiment's queries, and the same whose commits write nothing.
 
 In turns, over the same files, each in a Spark application of its own in one JVM, with a state server of its own. The
-servers are all that differs: see ``overhead_server``. Measured is what ``bench.steady_rate`` says.
+servers are all that differs: see ``overhead_server``. Measured is what ``bench.steady_rate`` says; and, since that
+depends on what else a machine does, the processor time of all processes that take part, over the whole run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from dataclasses import asdict, dataclass
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
     from experiments.bench import Target, Turn
     from experiments.ingest_stream import Run
+
+    Done = list[tuple[Turn, "Measured"]]
 
 QUERIES = ("partials", "apply")
 HOW = {"commits": "all of it", "nothing": "commits do nothing"}
@@ -52,6 +56,22 @@ class Settings:
             f"batches of {self.events_per_batch:,} events{size}, 100 keys, 5 % late, windows of {WINDOW}, "
             f"policy {self.policy}, {self.cores} cores"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A run, and the processor time that it took."""
+
+    run: Run
+    cpu_s: float
+
+    @property
+    def steady_events_per_s(self) -> float:
+        return self.run.steady_events_per_s
+
+    @property
+    def events_per_cpu_s(self) -> float:
+        return self.run.events / self.cpu_s
 
 
 def overhead(
@@ -101,13 +121,11 @@ def choose(names: str) -> tuple[str, ...]:
     return tuple(query for query in QUERIES if query in wanted)
 
 
-def take_turns(
-    settings: Settings, paths: list[Path], out: Path, record: dict[str, Any], console: Console
-) -> list[tuple[Turn, Run]]:
+def take_turns(settings: Settings, paths: list[Path], out: Path, record: dict[str, Any], console: Console) -> Done:
     """Every run of every contender. Each is written to the JSON once it is done."""
     from experiments import bench
 
-    done: list[tuple[Turn, Run]] = []
+    done: Done = []
     work_dir = Path(tempfile.mkdtemp(prefix="work-", dir=out)).absolute()
     try:
         for turn in bench.turns(settings.contenders, settings.runs, settings.warm_ups):
@@ -117,8 +135,8 @@ def take_turns(
             done.append((turn, run))
             kind = "warm-up" if turn.warm_up else "run"
             console.print(
-                f"{kind:>7} {turn.round}  {query + ', ' + HOW[how]:<30} {run.wall_s:>6.1f} s   events/s: "
-                f"{run.steady_events_per_s:>10,.0f} steady, {run.whole_events_per_s:>10,.0f} whole run"
+                f"{kind:>7} {turn.round}  {query + ', ' + HOW[how]:<30} {run.run.wall_s:>6.1f} s "
+                f"({run.cpu_s:.1f} of a processor)   events/s: {run.steady_events_per_s:>10,.0f} steady"
             )
             bench.write_json(out / "overhead.json", {**record, "runs": as_rows(done)})
     finally:
@@ -126,7 +144,7 @@ def take_turns(
     return done
 
 
-def run_once(settings: Settings, query: str, how: str, paths: list[Path], work_dir: Path) -> Run:
+def run_once(settings: Settings, query: str, how: str, paths: list[Path], work_dir: Path) -> Measured:
     """One run in a Spark application of its own. Raises RuntimeError when it did not commit as it was to."""
     from experiments.ingest_contenders import CONTENDERS, Shape
     from experiments.ingest_stream import file_stream, run_to_end, session
@@ -141,12 +159,32 @@ def run_once(settings: Settings, query: str, how: str, paths: list[Path], work_d
         jvm_pid = int(jvm.java.lang.ProcessHandle.current().pid())
         with state_server(spark.sparkContext.applicationId, jvm_pid, how, work_dir / "server.log"):
             stream = CONTENDERS[query].build(file_stream(spark, paths, schema, WINDOW), shape)
+            before = cpu_seconds()
             run = run_to_end(stream, work_dir / "checkpoint", settings.events_per_batch * len(paths))
+            cpu_s = sum(s - before.get(process, 0.0) for process, s in cpu_seconds().items())
     finally:
         spark.stop()
     check(work_dir / "state", how, settings)
     shutil.rmtree(work_dir / "state")
-    return run
+    return Measured(run, cpu_s)
+
+
+def cpu_seconds() -> dict[int, float]:
+    """Processor time of this process and of all that it started, by pid.
+
+    Workers that have ended count with the daemon from which they were forked and that waited for them.
+    """
+    import psutil
+
+    found: dict[int, float] = {}
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            found[process.pid] = times.user + times.system
+            if "pyspark.daemon" in process.cmdline():
+                found[process.pid] += times.children_user + times.children_system
+    return found
 
 
 def check(state: Path, how: str, settings: Settings) -> None:
@@ -158,9 +196,7 @@ def check(state: Path, how: str, settings: Settings) -> None:
         raise RuntimeError(f"{versions} versions for {settings.batches} batches of {settings.cores} shards")
 
 
-def report(
-    settings: Settings, done: list[tuple[Turn, Run]], out: Path, record: dict[str, Any], console: Console
-) -> None:
+def report(settings: Settings, done: Done, out: Path, record: dict[str, Any], console: Console) -> None:
     """Tables on the console, all figures as JSON, the steady rates as a bar chart."""
     from experiments import bench
 
@@ -168,21 +204,26 @@ def report(
     steady = figures(settings.contenders, done, "steady_events_per_s")
     rates = bench.summarise(steady)
     judged = bench.verdicts(targets(settings), rates)
+    per_cpu_s = bench.summarise(figures(settings.contenders, done, "events_per_cpu_s"))
     record = {
         **record,
         "events_per_s": {name: asdict(rate) for name, rate in rates.items()},
+        "events_per_cpu_s": {name: asdict(rate) for name, rate in per_cpu_s.items()},
         "ratios": [{**asdict(verdict), "verdict": verdict.words} for verdict in judged],
         "runs": as_rows(done),
     }
     bench.write_json(out / "overhead.json", record)
     bench.bar_chart(out / "overhead.png", settings.headline, labels, steady, "events/s")
     console.print()
-    console.print(bench.rates_table(settings.headline, labels, rates, {}))
+    per_processor = {name: f"{rate.median:,.0f}" for name, rate in per_cpu_s.items()}
+    console.print(bench.rates_table(settings.headline, labels, rates, {"events per processor s": per_processor}))
     console.print(bench.ratios_table(labels, judged))
     for verdict in judged:
+        over, under = verdict.target.over, verdict.target.under
         console.print(
-            f"{verdict.target.over.split()[0]}: versions and recovery cost {1 / verdict.ratio - 1:+.1%} of the time "
-            f"(target: at most {ALLOWED_OVERHEAD:.0%}; {verdict.words})",
+            f"{over.split()[0]}: versions and recovery cost {1 / verdict.ratio - 1:+.1%} of the time "
+            f"(target: at most {ALLOWED_OVERHEAD:.0%}; {verdict.words}), and "
+            f"{per_cpu_s[under].median / per_cpu_s[over].median - 1:+.1%} of the processor time",
             highlight=False,
         )
     console.print(f"written: {out / 'overhead'}.json and .png", highlight=False)

@@ -58,7 +58,7 @@ HOW: dict[str, type[Shard]] = {"commits": Shard, "nothing": Forgetful}
 
 
 @contextmanager
-def state_server(application: str, executor_pid: int, how: str, log: Path) -> Iterator[None]:
+def state_server(application: str, executor_pid: int, how: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The state server of a Spark application on this host. Raises RuntimeError if it does not serve all the time."""
     folder = runtime_dir(application)
     folder.parent.mkdir(mode=0o700, exist_ok=True)
@@ -73,7 +73,7 @@ def state_server(application: str, executor_pid: int, how: str, log: Path) -> It
                 raise RuntimeError(f"no state server that writes {how}: see {log}")
             time.sleep(0.02)
         client.close()
-        yield
+        yield process
         if process.poll() is not None:
             raise RuntimeError(f"the state server that writes {how} did not live to the end: see {log}")
     finally:

@@ -1,4 +1,4 @@
-"""For all tests: hypothesis profiles, and a guard that no test leaves a thread or a folder behind.
+"""For all tests: hypothesis profiles, a temporary folder of their own, and a guard that nothing is left behind.
 
 ``HYPOTHESIS_PROFILE=thorough pytest`` looks longer and elsewhere than ``ci``, which always tries the same.
 """
@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import tempfile
-import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.leaks import nothing_is_left_behind, wait_for_the_end_of
 
 settings.register_profile(
     "ci", derandomize=True, max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -20,40 +24,63 @@ settings.register_profile(
 settings.register_profile("thorough", max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-
-@pytest.fixture(scope="session")
-def _folders() -> Iterator[list[Path]]:
-    """Every temporary folder that this process makes: /tmp is shared with others, so looking there won't do."""
-    made: list[Path] = []
-    original = tempfile.mkdtemp
-
-    def mkdtemp(*args: object, **kwargs: object) -> str:
-        folder = original(*args, **kwargs)  # type: ignore[call-overload]
-        made.append(Path(folder))
-        return folder
-
-    tempfile.mkdtemp = mkdtemp  # type: ignore[assignment]
-    yield made
-    tempfile.mkdtemp = original
+SHARED = Path(tempfile.gettempdir())
+MEMORY = Path("/dev/shm")
+MARK = "AION_TESTS"
 
 
-def _threads() -> set[threading.Thread]:
-    return {t for t in threading.enumerate() if t.name.startswith("aion-")}
+def stop_jvm() -> None:
+    """Ends the JVM that pyspark keeps for the next session, and so the executors and the state servers in it."""
+    pyspark = sys.modules.get("pyspark")
+    gateway = pyspark.SparkContext._gateway if pyspark else None
+    if gateway is not None:
+        assert pyspark is not None
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(60)
+        pyspark.SparkContext._gateway = pyspark.SparkContext._jvm = None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary() -> Iterator[Path]:
+    """Where this session, and every process that it starts, has its temporary files; with pytest's own elsewhere.
+
+    The system's folder is everybody's: what is left there is nobody's fault. In the end no process may be left.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="aion-tests-", dir=SHARED))
+    environment = dict(os.environ)
+    os.environ |= {"TMPDIR": str(folder), MARK: uuid.uuid4().hex}
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(SHARED))  # which keeps tmp_path for those who look for a bug
+    tempfile.tempdir = None
+    yield folder
+    stop_jvm()
+    left = wait_for_the_end_of(f"{MARK}={os.environ[MARK]}")
+    files = [path for path in folder.rglob("*") if not path.is_dir()]
+    shutil.rmtree(folder, ignore_errors=True)
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None
+    assert not left, f"outlives the tests: process {', '.join(left)}"
+    assert not files, f"outlives the tests: {files}"
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left_behind(_folders: list[Path]) -> Iterator[None]:
-    threads, known = _threads(), len(_folders)
-    yield
-    assert _threads() <= threads, "a thread of Aion's outlives the test"
-    left = [f for f in _folders[known:] if f.name.startswith("aion-local-") and f.exists()]
-    assert not left, "a folder of a LocalOperator outlives the test"
+def _nothing_is_left_behind(
+    temporary: Path, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+) -> Iterator[None]:
+    # The state servers' folder goes with them, and so with their executors: it is looked at in the end.
+    servers = temporary / f"aion-{os.getuid()}"
+    servers.mkdir(mode=0o700, exist_ok=True)
+    with nothing_is_left_behind([temporary], [temporary, tmp_path_factory.getbasetemp(), MEMORY]):
+        yield
+        servers.mkdir(mode=0o700, exist_ok=True)
+        # What was logged holds exceptions, which hold frames, and so whatever a fault was made with.
+        caplog.get_records("call").clear()
 
 
 @pytest.fixture
 def quick_folder(tmp_path: Path) -> Iterator[Path]:
     """A folder in memory, if the system has such: for tests with thousands of commits, which say nothing of devices."""
-    shared = Path("/dev/shm")
-    usable = shared.is_dir() and os.access(shared, os.W_OK)
-    with tempfile.TemporaryDirectory(prefix="aion-test-", dir=shared if usable else tmp_path) as name:
+    usable = MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
+    with tempfile.TemporaryDirectory(prefix="aion-test-", dir=MEMORY if usable else tmp_path) as name:
         yield Path(name)
