@@ -51,6 +51,7 @@ class Operator:
         bound: Bound,
         trigger: Trigger,
         prestages_late: bool = True,
+        prestages_due: bool = False,
         staleness_bound: float | None = None,
         snapshot: Mapping[str, Any] | None = None,
     ) -> None:
@@ -58,6 +59,8 @@ class Operator:
         self._bound = bound
         self._trigger = trigger
         self._prestages_late = prestages_late
+        # The rest is planned: see plan().
+        self._prestages_due = prestages_due
         self._staleness_bound = staleness_bound
         self.watermark = Watermark()
         self.windows: dict[WindowRef, WindowState] = {}
@@ -150,7 +153,7 @@ class Operator:
 
     def _arrived(self, blocks: Sequence[BlockFact]) -> list[Action]:
         actions: list[Action] = []
-        stirred: set[int] = set()
+        stirred: set[WindowRef] = set()
         for index, block in enumerate(blocks):
             self.counters.events += block.events
             if block.slice_us == NO_SLICE:
@@ -177,9 +180,9 @@ class Operator:
                 if state.status is Status.LATE:
                     late += 1
                     self._stirred.add(ref)
-                    if state.news == block.events and self._prestages_late:
+                    if self._prestages_late and (self._prestages_due or state.news == block.events):
                         # The first late event since the last execution announces the next one.
-                        stirred.update(self._slices_of(ref))
+                        stirred.add(ref)
                     state.late_events += block.events
                     self._observe_late(ref, block.events)
             if late or too_late:
@@ -188,8 +191,10 @@ class Operator:
             if self.watermark.at_us is not None:
                 self._bound.observe_state(block.slice_us, self.watermark.at_us, block.size_bytes)
             actions.append(Append(index, block.slice_us, seq, late == len(takers)))
+        if self._prestages_due:
+            stirred = {ref for ref in stirred if self._trigger.due(self._view(ref))}
         if stirred:
-            actions.append(Prestage(tuple(sorted(stirred))))
+            actions.append(Prestage(tuple(sorted({s for ref in stirred for s in self._slices_of(ref)}))))
         return actions
 
     def _windows_for(self, block: BlockFact) -> tuple[list[WindowRef], list[tuple[WindowRef, int]]]:

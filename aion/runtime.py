@@ -39,8 +39,10 @@ def make_operator(
         plan.grid,
         bound=bound,
         trigger=make_trigger(policy, Expected(bound)),
-        # Late events announce an execution in the same batch: nothing predicts it earlier than they do.
+        # Late events announce an execution. Where executions are predicted, only one in the same batch is news: blocks
+        # for a later one would be in the way of what is due before.
         prestages_late=prestages(policy),
+        prestages_due=predicts(policy),
         staleness_bound=policy.trigger.bound if policy.trigger.kind == "staleness" else None,
         snapshot=snapshot,
     )
