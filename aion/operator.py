@@ -55,6 +55,7 @@ class Operator:
         bound: Bound,
         trigger: Trigger,
         prestages_late: bool = True,
+        prestages_due: bool = False,
         staleness_bound: float | None = None,
         keyed: KeyedShard | None = None,
         snapshot: Mapping[str, Any] | None = None,
@@ -64,6 +65,8 @@ class Operator:
         self._bound = bound
         self._trigger = trigger
         self._prestages_late = prestages_late
+        # The rest is planned: see plan().
+        self._prestages_due = prestages_due
         self._staleness_bound = staleness_bound
         self.watermark = Watermark()
         self.windows: dict[WindowRef, WindowState] = {}
@@ -165,7 +168,7 @@ class Operator:
 
     def _arrived(self, blocks: Sequence[BlockFact], rows: Arrivals | None = None) -> list[Action | Order]:
         actions: list[Action | Order] = []
-        stirred: set[int] = set()
+        stirred: set[WindowRef] = set()
         verdict = self.keyed.judge(rows, self.watermark.at_us) if rows is not None else NOT_KEYED
         seqs: dict[int, int] = {}
         for index, block in enumerate(blocks):
@@ -193,9 +196,9 @@ class Operator:
                 if state.status is Status.LATE:
                     late += 1
                     self._stirred.add(ref)
-                    if state.news == block.events and self._prestages_late:
+                    if self._prestages_late and (self._prestages_due or state.news == block.events):
                         # The first late event since the last execution announces the next one.
-                        stirred.update(self._slices_of(ref))
+                        stirred.add(ref)
                     state.late_events += block.events
                     self._observe_late(ref, block.events)
             if late or too_late:
@@ -210,8 +213,10 @@ class Operator:
             late = self.keyed.add(verdict, seqs, self.watermark.at_us)
             if not self.grid.periodic:
                 self.counters.late_events += late
+        if self._prestages_due:
+            stirred = {ref for ref in stirred if self._trigger.due(self._view(ref))}
         if stirred:
-            actions.append(Prestage(tuple(sorted(stirred))))
+            actions.append(Prestage(tuple(sorted({s for ref in stirred for s in self._slices_of(ref)}))))
         return actions
 
     def _windows_for(self, block: BlockFact) -> tuple[list[WindowRef], list[tuple[WindowRef, int]]]:

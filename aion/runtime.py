@@ -54,8 +54,10 @@ def make_operator(
         plan.grid,
         bound=bound,
         trigger=trigger,
-        # Late events announce an execution in the same batch: nothing predicts it earlier than they do.
+        # Late events announce an execution. Where executions are predicted, only one in the same batch is news: blocks
+        # for a later one would be in the way of what is due before.
         prestages_late=prestages(policy),
+        prestages_due=predicts(policy),
         staleness_bound=staleness_bound,
         keyed=KeyedShard(keyed, [k for k in known if k is not None]),
         snapshot=snapshot,

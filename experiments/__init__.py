@@ -9,6 +9,7 @@ from experiments.cleanup import cleanup
 from experiments.ingest import ingest
 from experiments.network import network
 from experiments.overhead import overhead
+from experiments.planned import planned
 from experiments.restart import restart
 from experiments.restore import restore
 from experiments.slicing import slicing
@@ -29,6 +30,7 @@ app.command("cleanup")(cleanup)
 app.command("chaos")(chaos)
 app.command("ingest")(ingest)
 app.command("overhead")(overhead)
+app.command("planned")(planned)
 app.command("restart")(restart)
 app.command("restore")(restore)
 app.command("store")(store)

@@ -1,0 +1,149 @@
+"""What `aion experiment planned` says of what it found: tables, verdicts, a figure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from experiments import bench
+from experiments.planned import MODES, Settings
+
+Results = Mapping[str, Sequence[Mapping[str, Any]]]
+COLOURS = {"hits": "#1f5fa8", "late": "#9ecae8", "misses": "#b2182b"}
+WORDS = {"hits": "hit", "late": "prestaged too late", "misses": "miss"}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What has to be so, what was found, and whether it is."""
+
+    what: str
+    found: str
+    holds: bool
+
+    @property
+    def words(self) -> str:
+        return "holds" if self.holds else "does not hold"
+
+
+def median(results: Results, mode: str, of: Callable[[Mapping[str, Any]], float]) -> float:
+    return statistics.median(of(run) for run in results[mode])
+
+
+def hit_share(run: Mapping[str, Any]) -> float:
+    """Of the blocks that reads did not find where they had been all the time: in memory in time."""
+    reads = run["hits"] + run["late"] + run["misses"]
+    return float(run["hits"] / reads) if reads else 1.0
+
+
+def checks(results: Results) -> list[Check]:
+    panes = {run["panes"] for runs in results.values() for run in runs}
+    share = {mode: median(results, mode, hit_share) for mode in MODES}
+    took = {mode: median(results, mode, lambda run: run["late_seconds"]) for mode in MODES}
+    kept = min(run["staleness"]["kept"] for runs in results.values() for run in runs)
+    return [
+        Check("every mode yields the same panes", f"{len(panes)} different", len(panes) == 1),
+        Check(
+            "planned executions are hit more often than those that late events announce",
+            f"{share['predictive']:.1%} and {share['on_late_event']:.1%}",
+            share["predictive"] > share["on_late_event"],
+        ),
+        Check(
+            "late executions take less time when they are planned than when nothing is prestaged",
+            f"{took['predictive']:.2f} s and {took['none']:.2f} s",
+            took["predictive"] < took["none"],
+        ),
+        Check("nine of ten windows keep the trigger's bound", f"{kept:.0%}", kept >= 0.9),
+    ]
+
+
+def tables(results: Results) -> list[Table]:
+    table = Table(title="medians over runs", title_justify="left")
+    headings = (
+        "mode", "late runs\na window", "hits", "too\nlate", "misses", "hit\nshare", "reads\nwaited, s",
+        "late\nruns, s", "staged,\nMiB", "in vain,\nMiB", "stale:\nmean", "largest", "bound\nkept",
+    )  # fmt: skip
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if i else "left", no_wrap=True)
+    for mode in MODES:
+        table.add_row(
+            mode,
+            f"{median(results, mode, lambda r: r['late_per_window']):.1f}",
+            *(f"{median(results, mode, lambda r, n=name: r[n]):,.0f}" for name in WORDS),  # type: ignore[misc]
+            f"{median(results, mode, hit_share):.1%}",
+            f"{median(results, mode, lambda r: r['blocked_s']):.3f}",
+            f"{median(results, mode, lambda r: r['late_seconds']):.2f}",
+            f"{median(results, mode, lambda r: r['staged_bytes']) / 2**20:,.0f}",
+            f"{median(results, mode, lambda r: r['vain_bytes']) / 2**20:,.0f}",
+            f"{median(results, mode, lambda r: r['staleness']['mean']):.3f}",
+            f"{median(results, mode, lambda r: r['staleness']['largest']):.3f}",
+            f"{median(results, mode, lambda r: r['staleness']['kept']):.0%}",
+        )
+    judged = Table(title="what has to be so", title_justify="left")
+    for heading in ("what", "found", "verdict"):
+        judged.add_column(heading)
+    for check in checks(results):
+        colour = "green" if check.holds else "red"
+        judged.add_row(check.what, check.found, f"[{colour}]{check.words}[/{colour}]")
+    return [table, judged]
+
+
+def remarks(settings: Settings) -> str:
+    """What a reader must know to read the tables."""
+    size = settings.events * settings.payload_bytes / 2**20
+    late = settings.bound_s // 60
+    return (
+        f"{settings.windows} windows of a minute and {size:.1f} MiB, kept for {late} minutes: some {late * size:.0f} "
+        f"MiB of late windows in {settings.budget_bytes / 2**20:.0f} MiB of memory. {settings.late} late events each, "
+        f"log-normal, {settings.median_s:g} s late in the median; a batch every {settings.batch_s} s; staleness bound "
+        f"{settings.staleness:g}. Reads are of blocks; files may be in the page cache. predictive stages what the next "
+        "batch is planned to execute; on_late_event a window for which the first late event comes. Memory that "
+        "is needed for something else is taken from what waits to be read."
+    )
+
+
+def write(out: Path, record: Mapping[str, Any], results: Results) -> list[Path]:
+    """The record with all results and verdicts as JSON, and a figure."""
+    judged = [{**asdict(check), "verdict": check.words} for check in checks(results)]
+    paths = [out / "planned.json", out / "planned.png"]
+    bench.write_json(paths[0], {**record, "checks": judged})
+    chart(paths[1], results)
+    return paths
+
+
+def chart(path: Path, results: Results) -> None:
+    """What reads found, and how long they waited, by mode."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3), layout="constrained", width_ratios=(1.6, 1))
+    begin = [0.0] * len(MODES)
+    for name, words in WORDS.items():
+        counts = [median(results, mode, lambda r, n=name: r[n]) for mode in MODES]  # type: ignore[misc]
+        left.barh(range(len(MODES)), counts, left=begin, height=0.6, color=COLOURS[name], label=words)
+        begin = [b + c for b, c in zip(begin, counts, strict=True)]
+    for i, mode in enumerate(MODES):
+        left.annotate(f" {median(results, mode, hit_share):.0%} hit", (begin[i], i), va="center", fontsize=8)
+    left.set_yticks(range(len(MODES)), MODES)
+    left.margins(x=0.15)
+    left.set(xlabel="blocks read that were not in memory all the time")
+    left.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3)
+    waited = [median(results, mode, lambda r: r["blocked_s"]) for mode in MODES]
+    bars = right.barh(range(len(MODES)), waited, height=0.6, color="#666666")
+    right.bar_label(bars, labels=[f" {s:.2f} s" for s in waited], fontsize=8)
+    right.set_yticks([])
+    right.margins(x=0.25)
+    right.set(xlabel="seconds that reads waited")
+    for axes in (left, right):
+        axes.invert_yaxis()
+        axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
