@@ -41,8 +41,6 @@ def _line(line: Line) -> str:
     label, text = line
     indent = " " * 2 + " " * (_LABEL + 1) * bool(label)
     first = f"  {label:<{_LABEL}} " if label else "  "
-    if len(label) > _LABEL:
-        first, text = indent, f"{label}: {text}"
     return textwrap.fill(text, _WIDTH, initial_indent=first, subsequent_indent=indent)
 
 

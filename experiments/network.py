@@ -80,6 +80,8 @@ def network(
     settings = Settings(
         events, batches, keys, children, fan_in, _numbers(levels), _numbers(partitions), _numbers(cores), runs, seed
     )
+    if "bytes" in chosen:
+        check_levels(settings)
     record: dict[str, Any] = {
         "experiment": "network",
         "settings": asdict(settings),
@@ -102,6 +104,19 @@ def network(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     network_report.report(settings, counted, rates, out, record, console)
+
+
+def check_levels(settings: Settings) -> None:
+    """Raises BadParameter for a tree that narrows to one node before the root: Spark makes the two of them one hop."""
+    from aion.topology import Tree
+
+    tree = Tree(levels=0, fan_in=settings.fan_in, children=settings.children, shards=(0,), root_tasks=1)
+    most = max(settings.levels)
+    if most > 1 and tree.nodes(most - 1) == 1:
+        raise typer.BadParameter(
+            f"{most} levels: {settings.children} sources with a fan-in of {settings.fan_in} are one node before the "
+            f"root; give more than {settings.fan_in ** (most - 1)} --children"
+        )
 
 
 def count_bytes(settings: Settings, work: Path, done: list[Run], console: Console) -> Iterator[None]:
