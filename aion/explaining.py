@@ -103,7 +103,7 @@ def _places(plan: Plan, policy: Policy, tree: Tree, asked_levels: int) -> Iterat
     merged = "put together" if plan.layout is None else "combined" if not plan.layout.holistic else "combined or joined"
     for level in range(1, tree.levels + 1):
         nodes, tasks = _count(tree.nodes(level), "node"), _count(tree.tasks(level), "task")
-        below = "source partitions" if level == 1 else f"nodes of level {level - 1}"
+        below = f"of {tree.children:,} source partitions" if level == 1 else f"nodes of level {level - 1}"
         yield (
             f"level {level}",
             f"{nodes} in {tasks}, each of up to {tree.fan_in} {below}: blocks of a slice are {merged}.",

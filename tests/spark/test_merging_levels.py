@@ -65,7 +65,7 @@ def test_explain_tells_what_windowed_would_do_and_starts_nothing(stream: FileStr
     events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
     told = aion.explain(events, **definition, merge_levels=2, fan_in=2)
     assert "child -> level 1 -> level 2 -> root: 3 shuffles" in told
-    assert "4 nodes in 4 tasks, each of up to 2 source partitions" in told
+    assert "4 nodes in 4 tasks, each of up to 2 of 8 source partitions" in told
     assert "2 shards in 2 tasks" in told
     assert "merged as context-free" in told
     alone = aion.explain(events, **definition, merge_levels=2, keys_disjoint=True)
