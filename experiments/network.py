@@ -37,12 +37,15 @@ class Settings:
     cores: tuple[int, ...]
     runs: int
     seed: int
+    decimals: int = 2
     span_s: int = 20
 
     def sources(self, children: int, batches: int) -> Sources:
         from experiments.network_streams import Sources
 
-        return Sources(children, self.events_per_batch // children, batches, self.keys, self.span_s, self.seed)
+        return Sources(
+            children, self.events_per_batch // children, batches, self.keys, self.span_s, self.seed, self.decimals
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ def network(
     partitions: Annotated[str, typer.Option(help="Sources, of figure 5.")] = "1,2,4",
     cores: Annotated[str, typer.Option(help="Cores, of figure 5.")] = "1,2",
     runs: Annotated[int, typer.Option(min=1, help="Runs of each contender, of figure 5.")] = 1,
+    decimals: Annotated[int, typer.Option(min=0, help="Of the values; the more, the less can be compressed.")] = 2,
     legs: Annotated[str, typer.Option(help="Some of: bytes,rates.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Of the generated events.")] = 1,
     out: Annotated[Path, typer.Option(help="For results.")] = Path("out/network"),
@@ -78,7 +82,17 @@ def network(
     if unknown := [name for name in chosen if name not in LEGS]:
         raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(LEGS)}")
     settings = Settings(
-        events, batches, keys, children, fan_in, _numbers(levels), _numbers(partitions), _numbers(cores), runs, seed
+        events_per_batch=events,
+        batches=batches,
+        keys=keys,
+        children=children,
+        fan_in=fan_in,
+        levels=_numbers(levels),
+        partitions=_numbers(partitions),
+        cores=_numbers(cores),
+        runs=runs,
+        seed=seed,
+        decimals=decimals,
     )
     if "bytes" in chosen:
         check_levels(settings)

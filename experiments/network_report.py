@@ -117,12 +117,16 @@ def checks_table(judged: Sequence[Check]) -> Table:
 
 
 def median_rates(rates: Sequence[Rate], aggregate: str) -> dict[tuple[int, int, str], float]:
-    """Events/s by (cores, sources, contender)."""
+    """Events/s by (cores, sources, contender), where all contenders were measured."""
     found: dict[tuple[int, int, str], list[float]] = {}
     for rate in rates:
         if rate.run.aggregate == aggregate:
             found.setdefault((rate.cores, rate.children, rate.run.contender), []).append(rate.run.events_per_s)
-    return {cell: statistics.median(values) for cell, values in found.items()}
+    return {
+        (cores, children, name): statistics.median(values)
+        for (cores, children, name), values in found.items()
+        if all((cores, children, other) in found for other in CONTENDERS)
+    }
 
 
 def rates_table(rates: Sequence[Rate], aggregate: str) -> Table:
@@ -155,7 +159,8 @@ def remarks(settings: Settings, counted: Sequence[Run], rates: Sequence[Rate]) -
     if counted:
         lines += [
             f"levels: hops from {settings.children} children to one root, {settings.fan_in} nodes sharing one of the "
-            "next level. Bytes: what Spark's map tasks wrote (shuffleWriteBytes), compressed as Spark does by default.",
+            "next level. Bytes: what Spark's map tasks wrote (shuffleWriteBytes), compressed as Spark does by default; "
+            f"values have {settings.decimals} decimals.",
             "with the sensors' hop: as the paper counts, both ways get each event once from its sensor, too.",
             "stock: Spark combines partials in front of its shuffle, which is one level; it has no more of them. Its "
             "median sends a map of counts by value.",
@@ -232,6 +237,11 @@ def _draw_bytes(axis: Any, levels: Sequence[Level], aggregate: str) -> None:
     for level in levels:
         where = (level.levels, level.distributed)
         axis.annotate(f"{level.ratio:.3g}x", where, (0, 7), textcoords="offset points", ha="center", fontsize=8)
+    if at[-1:] == [PAPER["levels"]]:
+        words = (
+            f"the sensors' hop included: {levels[-1].ratio_with_sensors:.2f}x; the paper: {paper_ratio(aggregate):.2f}x"
+        )
+        axis.text(0.03, 0.8, f"{at[-1]} levels, {words}", transform=axis.transAxes, fontsize=8, va="top")
     axis.set_title(f"{aggregate}, 1 s tumbling (seed 001, figure 6)", fontsize=10)
     axis.set_xlabel("levels (hops from a child to the root)")
     axis.set_ylabel("bytes shuffled per event")
