@@ -41,8 +41,6 @@ def _line(line: Line) -> str:
     label, text = line
     indent = " " * 2 + " " * (_LABEL + 1) * bool(label)
     first = f"  {label:<{_LABEL}} " if label else "  "
-    if len(label) > _LABEL:
-        first, text = indent, f"{label}: {text}"
     return textwrap.fill(text, _WIDTH, initial_indent=first, subsequent_indent=indent)
 
 
@@ -105,7 +103,7 @@ def _places(plan: Plan, policy: Policy, tree: Tree, asked_levels: int) -> Iterat
     merged = "put together" if plan.layout is None else "combined" if not plan.layout.holistic else "combined or joined"
     for level in range(1, tree.levels + 1):
         nodes, tasks = _count(tree.nodes(level), "node"), _count(tree.tasks(level), "task")
-        below = "source partitions" if level == 1 else f"nodes of level {level - 1}"
+        below = f"of {tree.children:,} source partitions" if level == 1 else f"nodes of level {level - 1}"
         yield (
             f"level {level}",
             f"{nodes} in {tasks}, each of up to {tree.fan_in} {below}: blocks of a slice are {merged}.",

@@ -37,12 +37,15 @@ class Settings:
     cores: tuple[int, ...]
     runs: int
     seed: int
+    decimals: int = 2
     span_s: int = 20
 
     def sources(self, children: int, batches: int) -> Sources:
         from experiments.network_streams import Sources
 
-        return Sources(children, self.events_per_batch // children, batches, self.keys, self.span_s, self.seed)
+        return Sources(
+            children, self.events_per_batch // children, batches, self.keys, self.span_s, self.seed, self.decimals
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ def network(
     partitions: Annotated[str, typer.Option(help="Sources, of figure 5.")] = "1,2,4",
     cores: Annotated[str, typer.Option(help="Cores, of figure 5.")] = "1,2",
     runs: Annotated[int, typer.Option(min=1, help="Runs of each contender, of figure 5.")] = 1,
+    decimals: Annotated[int, typer.Option(min=0, help="Of the values; the more, the less can be compressed.")] = 2,
     legs: Annotated[str, typer.Option(help="Some of: bytes,rates.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Of the generated events.")] = 1,
     out: Annotated[Path, typer.Option(help="For results.")] = Path("out/network"),
@@ -78,8 +82,20 @@ def network(
     if unknown := [name for name in chosen if name not in LEGS]:
         raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(LEGS)}")
     settings = Settings(
-        events, batches, keys, children, fan_in, _numbers(levels), _numbers(partitions), _numbers(cores), runs, seed
+        events_per_batch=events,
+        batches=batches,
+        keys=keys,
+        children=children,
+        fan_in=fan_in,
+        levels=_numbers(levels),
+        partitions=_numbers(partitions),
+        cores=_numbers(cores),
+        runs=runs,
+        seed=seed,
+        decimals=decimals,
     )
+    if "bytes" in chosen:
+        check_levels(settings)
     record: dict[str, Any] = {
         "experiment": "network",
         "settings": asdict(settings),
@@ -102,6 +118,19 @@ def network(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     network_report.report(settings, counted, rates, out, record, console)
+
+
+def check_levels(settings: Settings) -> None:
+    """Raises BadParameter for a tree that narrows to one node before the root: Spark makes the two of them one hop."""
+    from aion.topology import Tree
+
+    tree = Tree(levels=0, fan_in=settings.fan_in, children=settings.children, shards=(0,), root_tasks=1)
+    most = max(settings.levels)
+    if most > 1 and tree.nodes(most - 1) == 1:
+        raise typer.BadParameter(
+            f"{most} levels: {settings.children} sources with a fan-in of {settings.fan_in} are one node before the "
+            f"root; give more than {settings.fan_in ** (most - 1)} --children"
+        )
 
 
 def count_bytes(settings: Settings, work: Path, done: list[Run], console: Console) -> Iterator[None]:

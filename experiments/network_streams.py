@@ -46,13 +46,14 @@ class Sources:
     keys: int
     span_s: int
     seed: int
+    decimals: int = 2
 
     @property
     def events(self) -> int:
         return self.children * self.events_per_child * self.batches
 
     def table(self, batch: int, child: int) -> pa.Table:
-        """Key, time and value: readings with two decimals, as a sensor gives them, in the order of their times."""
+        """Key, time and value: readings of a few decimals, as a sensor gives them, in the order of their times."""
         rng = np.random.default_rng([self.seed, batch, child])
         n, span_us = self.events_per_child, self.span_s * 1_000_000
         times = _START_US + batch * span_us + np.sort(rng.integers(0, span_us, n))
@@ -60,7 +61,7 @@ class Sources:
             {
                 "key": rng.integers(0, self.keys, n),
                 "ts": pa.array(times, pa.timestamp("us", tz="UTC")),
-                "value": np.round(rng.normal(20.0, 5.0, n), 2),
+                "value": np.round(rng.normal(20.0, 5.0, n), self.decimals),
             }
         )
 

@@ -273,6 +273,13 @@ def test_explain_has_the_numbers_of_the_policy(tmp_path: Path) -> None:
         assert part in told, told
 
 
+def test_explain_tells_of_merging_levels(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("distribution: {merge_levels: 2, fan_in: 8}\n")
+    told = words(run("policy", "explain", str(file)).stdout)
+    assert "shuffled, over 2 levels that merge those of up to 8 senders, to one shard per Spark partition" in told
+
+
 def test_explain_tells_of_pressure_idleness_prestaging_and_threads(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import typer
 from rich.console import Console
 
 from experiments import network_report
-from experiments.network import Rate, Settings, _compare, _numbers
+from experiments.network import Rate, Settings, _compare, _numbers, check_levels
 from experiments.network_streams import AGGREGATES, CONTENDERS, Hop, Run, Sources
 
 SOURCES = Sources(children=4, events_per_child=500, batches=2, keys=10, span_s=20, seed=3)
@@ -93,6 +94,13 @@ def test_what_is_no_list_of_numbers_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="no list of positive numbers"):
         _numbers(text)
     assert _numbers("1, 2,4") == (1, 2, 4)
+
+
+def test_a_tree_that_is_too_narrow_for_its_levels_is_refused() -> None:
+    with pytest.raises(typer.BadParameter, match=r"4 sources with a fan-in of 2 .* more than 16 --children"):
+        check_levels(SETTINGS)
+    check_levels(replace(SETTINGS, children=17))
+    check_levels(replace(SETTINGS, levels=(1, 2)))
 
 
 def test_the_report_prints_tables_and_writes_json_and_a_figure(tmp_path: Path) -> None:

@@ -103,7 +103,9 @@ def test_decomposable_aggregates_send_no_values() -> None:
 
 def test_levels_and_the_way_through_them() -> None:
     text = told(aggregates=MEAN, levels=2)
-    assert "level 1 4 nodes in 4 tasks, each of up to 4 source partitions: blocks of a slice are combined." in text
+    assert (
+        "level 1 4 nodes in 4 tasks, each of up to 4 of 16 source partitions: blocks of a slice are combined." in text
+    )
     assert "level 2 1 node in 2 tasks, each of up to 4 nodes of level 1" in text
     assert "root 2 shards in 2 tasks" in text
     assert "child -> level 1 -> level 2 -> root: 3 shuffles" in text

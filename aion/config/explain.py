@@ -24,6 +24,9 @@ def _until_its_end(policy: Policy, limit_bytes: int) -> Story:
     state = policy.state
     shards = "one shard per Spark partition" if state.shards == "auto" else f"{state.shards} shards"
     packing = "not compressed" if state.compression == "none" else f"compressed with {state.compression}"
+    merging = policy.distribution
+    told = "1 level" if merging.merge_levels == 1 else f"{merging.merge_levels} levels"
+    levels = f", over {told} that merge those of up to {merging.fan_in} senders," if merging.merge_levels else ""
     folder = state.dir or "a folder that is chosen when the query starts"
     target = format_bytes(policy.blocks.target_bytes)
     words = _backend_words(policy, limit_bytes)
@@ -31,8 +34,8 @@ def _until_its_end(policy: Policy, limit_bytes: int) -> Story:
     return [
         (
             f"its events come, those from {start} on and before {end}",
-            f"They are packed into {state.codec} blocks of about {target}, {packing}, and shuffled to {shards}. "
-            f"{words.keep}",
+            f"They are packed into {state.codec} blocks of about {target}, {packing}, and shuffled{levels} to "
+            f"{shards}. {words.keep}",
         ),
         ("each Spark batch ends", f"What is new of it is committed to {folder}."),
         (
