@@ -18,8 +18,8 @@ PACKAGES = ("aion", "state_backends", "policies", "experiments")
 # What DESIGN.md calls pure; a module that calls itself pure is taken at its word as well.
 PURE_BY_DESIGN = {
     "aion.actions", "aion.adaptive", "aion.aggregates", "aion.aggregates.binding", "aion.aggregates.layout",
-    "aion.aggregates.partial", "aion.arrivals", "aion.builder", "aion.combining", "aion.digests", "aion.distribution",
-    "aion.errors", "aion.lateness", "aion.lifecycle", "aion.models", "aion.operator", "aion.plan", "aion.regimes",
+    "aion.aggregates.partial", "aion.arrivals", "aion.block_folder", "aion.builder", "aion.combining", "aion.digests",
+    "aion.distribution", "aion.errors", "aion.folding", "aion.key_ranges", "aion.lateness", "aion.lifecycle", "aion.models", "aion.operator", "aion.plan", "aion.regimes",
     "aion.replay", "aion.rows", "aion.schema", "aion.sketch", "aion.slices", "aion.slicing", "aion.slicing.batch",
     "aion.slicing.counts", "aion.slicing.edges", "aion.slicing.event_log", "aion.slicing.folds", "aion.slicing.panes",
     "aion.slicing.per_record", "aion.slicing.periodic", "aion.slicing.ranges", "aion.slicing.record_designs",
@@ -49,7 +49,7 @@ EFFECTS = {
 
 # The shell: where everything comes together. What is not listed here of aion is core, and imports no shell.
 TOP = {
-    "aion", "aion.applying", "aion.cli", "aion.executor", "aion.inspecting", "aion.local", "aion.metrics",
+    "aion", "aion.applying", "aion.cli", "aion.executor", "aion.folds", "aion.inspecting", "aion.local", "aion.metrics",
     "aion.runtime", "aion.spark", "aion.spilling",
 }  # fmt: skip
 
