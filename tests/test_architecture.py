@@ -19,15 +19,15 @@ PACKAGES = ("aion", "state_backends", "policies", "experiments")
 PURE_BY_DESIGN = {
     "aion.actions", "aion.adaptive", "aion.aggregates", "aion.aggregates.binding", "aion.aggregates.layout",
     "aion.aggregates.partial", "aion.arrivals", "aion.block_folder", "aion.builder", "aion.combining", "aion.digests",
-    "aion.distribution", "aion.errors", "aion.folding", "aion.key_ranges", "aion.lateness", "aion.lifecycle", "aion.models", "aion.operator", "aion.plan", "aion.regimes",
-    "aion.replay", "aion.rows", "aion.schema", "aion.sketch", "aion.slices", "aion.slicing", "aion.slicing.batch",
-    "aion.slicing.counts", "aion.slicing.edges", "aion.slicing.event_log", "aion.slicing.folds", "aion.slicing.panes",
-    "aion.slicing.per_record", "aion.slicing.periodic", "aion.slicing.ranges", "aion.slicing.record_designs",
-    "aion.slicing.rows", "aion.slicing.session_life", "aion.slicing.sessions", "aion.slicing.slicer",
-    "aion.slicing.stores", "aion.staleness", "aion.time", "aion.trigger", "aion.watermark", "aion.windows",
-    "state_backends", "state_backends.block", "state_backends.compaction", "state_backends.ledger",
-    "state_backends.live_files", "state_backends.manifest", "state_backends.retention", "state_backends.store",
-    "state_backends.wire", "policies",
+    "aion.distribution", "aion.errors", "aion.folding", "aion.key_ranges", "aion.lateness", "aion.lifecycle",
+    "aion.models", "aion.operator", "aion.plan", "aion.regimes", "aion.replay", "aion.rows", "aion.schema",
+    "aion.sketch", "aion.slices", "aion.slicing", "aion.slicing.batch", "aion.slicing.counts", "aion.slicing.edges",
+    "aion.slicing.event_log", "aion.slicing.folds", "aion.slicing.panes", "aion.slicing.per_record",
+    "aion.slicing.periodic", "aion.slicing.ranges", "aion.slicing.record_designs", "aion.slicing.rows",
+    "aion.slicing.session_life", "aion.slicing.sessions", "aion.slicing.slicer", "aion.slicing.stores",
+    "aion.staleness", "aion.time", "aion.trigger", "aion.watermark", "aion.windows", "state_backends",
+    "state_backends.block", "state_backends.compaction", "state_backends.ledger", "state_backends.live_files",
+    "state_backends.manifest", "state_backends.retention", "state_backends.store", "state_backends.wire", "policies",
 }  # fmt: skip
 
 # Everything else has, or may have, an effect: a clock, a thread, a file, a process, a random number, Spark.
