@@ -19,6 +19,8 @@ from state_backends.block import Block, Codec, Compression, Folded, Kind, encode
 if TYPE_CHECKING:
     from aion.applying import Decoded
 
+MOST_BYTES = 1 << 17
+"""What is read for one key at most, of each run: to read all of a window costs little more than by larger blocks."""
 _FOLD, _PART = "\0fold", "\0part"
 
 
@@ -28,7 +30,7 @@ def fold_bytes(memory_bytes: int, compression: Compression) -> int:
 
 
 class BlockFolder:
-    """Folds blocks of one plan. ``target_bytes``: what the blocks that it makes are filled to."""
+    """Folds blocks of one plan. ``target_bytes``: what the blocks that it makes are filled to, up to ``MOST_BYTES``."""
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class BlockFolder:
         codec: Codec = Codec.ARROW,
     ) -> None:
         self._plan = plan
-        self._target_bytes = target_bytes
+        self._target_bytes = min(target_bytes, MOST_BYTES)
         self.compression = compression
         self._codec = codec
         self._names = [field.name for field in plan.key_fields]

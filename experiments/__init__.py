@@ -7,6 +7,7 @@ import typer
 from experiments.chaos import chaos
 from experiments.cleanup import cleanup
 from experiments.ingest import ingest
+from experiments.late_keys import late_keys
 from experiments.restore import restore
 from experiments.slicing import slicing
 from experiments.staleness import staleness
@@ -25,6 +26,7 @@ def _experiments() -> None:
 app.command("cleanup")(cleanup)
 app.command("chaos")(chaos)
 app.command("ingest")(ingest)
+app.command("late-keys")(late_keys)
 app.command("restore")(restore)
 app.command("store")(store)
 app.command("staleness")(staleness)
