@@ -124,10 +124,11 @@ def verdicts(late: Sequence[dict[str, Any]], fed: Sequence[dict[str, Any]]) -> l
         if len(rows) > 1:
             before, last = rows[-2:]
             growth = last["bytes"] / before["bytes"]
+            held = _holds(growth <= ALLOWED_GROWTH)
             lines.append(
                 f"{kind}: {last['keys'] / before['keys']:,.0f} times the keys: {growth:.2f} times the bytes read, "
                 f"{last['seconds'] / before['seconds']:.2f} times the time, {last['bytes'] / last['window_bytes']:.2%} "
-                f"of the window (target: at most {ALLOWED_GROWTH:g} times the bytes; {_holds(growth <= ALLOWED_GROWTH)})"
+                f"of the window (target: at most {ALLOWED_GROWTH:g} times the bytes; {held})"
             )
     for row in fed:
         if row["folds"]:
