@@ -58,7 +58,15 @@ class BatchEnded:
     last: bool = False
 
 
-Event = Arrived | WatermarkAdvanced | BatchEnded
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A fold was done: what stands for its blocks has ``size_bytes``."""
+
+    fold: Fold
+    size_bytes: int
+
+
+Event = Arrived | WatermarkAdvanced | BatchEnded | Folded
 
 # -- orders -----------------------------------------------------------------------------------------------
 
@@ -125,4 +133,18 @@ class Purge:
     slices: tuple[int, ...]
 
 
-Action = Append | EmitDropped | Execute | Prestage | Destage | Purge
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Make one run, sorted by key, of the slice's blocks that came after the one number and up to the other.
+
+    ``size_bytes``: of those blocks. ``late``: what is made of them goes straight to the p-bucket.
+    """
+
+    slice_us: int
+    after: int
+    until: int
+    size_bytes: int
+    late: bool
+
+
+Action = Append | EmitDropped | Execute | Prestage | Destage | Purge | Fold

@@ -15,6 +15,7 @@ import pyarrow as pa
 from aion.actions import Execute, Kind, WindowRef
 from aion.errors import ApplyError
 from aion.grouping import Piece
+from aion.key_ranges import Keys, row_hashes
 from aion.keyed.computing import Gathered
 from aion.keyed.orders import ExecuteKeyed
 from aion.plan import Key, Plan, Window
@@ -30,19 +31,27 @@ _IN_LINE = CodecPool(0)
 
 
 class Decoded(NamedTuple):
-    """A block as rows, without the bytes it was decoded from if these are others."""
+    """A block as rows, without the bytes it was decoded from if these are others. ``seq``: of the last that came."""
 
     seq: int
     slice_us: int
     batch: pa.RecordBatch
 
 
-def decode_all(plan: Plan, blocks: Iterable[StoredBlock], pool: CodecPool | None) -> Generator[Decoded, None, None]:
-    """The blocks as rows, lazily and in order; with a pool, in its threads and ahead of the reader."""
+def decode_all(
+    plan: Plan, blocks: Iterable[StoredBlock], pool: CodecPool | None, keys: Keys | None = None
+) -> Generator[Decoded, None, None]:
+    """The blocks as rows, lazily and in order; with a pool, in its threads and ahead of the reader.
+
+    ``keys``: of those, maybe of some others; None: of all.
+    """
 
     def one(stored: StoredBlock) -> Decoded:
         batch = decode(stored.block, plan.block_schema, f"block {stored.seq}")
-        return Decoded(stored.seq, stored.block.header.slice_us, batch)
+        kept = None if keys is None else keys.among(row_hashes(plan, batch))
+        if kept is not None:
+            batch = batch.filter(pa.array(kept))
+        return Decoded(stored.arrival, stored.block.header.slice_us, batch)
 
     def quick(stored: StoredBlock) -> bool:
         header = stored.block.header
@@ -56,18 +65,19 @@ def apply_window(
     execute: Execute,
     blocks: Iterable[StoredBlock],
     pool: CodecPool | None = None,
+    keys: Keys | None = None,
     *,
     memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
     spill_folder: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of one execution. The function runs for the keys that changed since the one before.
+    """Rows of one execution. The function runs for the keys that changed since the one before: ``keys``, if known.
 
     Without key, the events are handed on as they are read. With one, they have to be grouped: in memory up to
     ``memory_limit_bytes`` of decoded events, beyond that by way of temporary files in ``spill_folder``.
     """
     window = Window(execute.window.start_us, execute.window.end_us, plan.names[execute.window.definition])
     collected = _Collected(plan, execute.kind)
-    with closing(decode_all(plan, blocks, pool)) as decoded:
+    with closing(decode_all(plan, blocks, pool, keys)) as decoded:
         if not plan.key:
             rows = _call(plan, (), window, (d.batch for d in decoded))
             collected.add((), execute.window, execute.pane, execute.events, execute.late_events, rows)

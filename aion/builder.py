@@ -185,27 +185,12 @@ class BlockBuilder:
             f.name for f in self.plan.key_fields
         ]
         if self.plan.layout.holistic:
-            parts = pa.array(self._parts(together, keys))
+            parts = pa.array(parts_of(together, keys, self.target_bytes))
             folded = self.plan.layout.combine([*keys, _PART], together.append_column(_PART, parts))
             folded = folded.take(pc.sort_indices(folded.column(_PART))).drop_columns([_PART])
         else:
             folded = self.plan.layout.combine(keys, together)
         self._pending, self._pending_rows, self._pending_bytes = [folded], folded.num_rows, folded.nbytes
-
-    def _parts(self, partials: pa.Table, keys: Sequence[str]) -> npt.NDArray[np.int64]:
-        """Numbers the partials of each key so that those of one number make a row of about the target size.
-
-        As there is no splitting a row later on, it is how a block of many values of one key is kept small.
-        """
-        groups = number([combined(partials.column(name)) for name in keys], partials.num_rows)
-        events = partials.column("p0").to_numpy()
-        event_bytes = partials.nbytes / max(int(events.sum()), 1)
-        before = np.cumsum(events[groups.order]) - events[groups.order]
-        begins = groups.offsets[:-1]
-        before -= np.repeat(before[begins], groups.counts)
-        parts = np.empty(partials.num_rows, np.int64)
-        parts[groups.order] = before * event_bytes // self.target_bytes
-        return parts
 
     def _flush_partials(self, *, final: bool) -> Iterator[_Piece]:
         """Folds what is pending; yields it sorted by (shard, slice, key), unless so little is left that it can wait."""
@@ -297,6 +282,22 @@ _SHARD, _SLICE, _CELL, _PART = "\0shard", "\0slice", "\0cell", "\0part"
 def _micros(times: pa.Array) -> npt.NDArray[np.int64]:
     micros: Micros = times.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
     return micros
+
+
+def parts_of(partials: pa.Table, keys: Sequence[str], target_bytes: int) -> npt.NDArray[np.int64]:
+    """Numbers the partials of each key so that those of one number make a row of about the target size.
+
+    As there is no splitting a row later on, it is how a block of many values of one key is kept small.
+    """
+    groups = number([combined(partials.column(name)) for name in keys], partials.num_rows)
+    events = partials.column("p0").to_numpy()
+    event_bytes = partials.nbytes / max(int(events.sum()), 1)
+    before = np.cumsum(events[groups.order]) - events[groups.order]
+    begins = groups.offsets[:-1]
+    before -= np.repeat(before[begins], groups.counts)
+    parts = np.empty(partials.num_rows, np.int64)
+    parts[groups.order] = before * event_bytes // target_bytes
+    return parts
 
 
 def slice_starts(plan: Plan, times: pa.Array) -> npt.NDArray[np.int64]:

@@ -6,7 +6,7 @@ The same for LocalOperator and Spark's root; where blocks are kept is the sessio
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import chain
 from typing import Protocol
@@ -23,13 +23,17 @@ from aion.actions import (
     Destage,
     EmitDropped,
     Execute,
+    Fold,
     Kind,
     Prestage,
     Purge,
     WatermarkAdvanced,
 )
 from aion.applying import Decoded, apply_window, decode_all, dropped_events
+from aion.block_folder import BlockFolder, fold_bytes
 from aion.combining import Loaded, tagged, windows_at_once
+from aion.folds import carry_out
+from aion.key_ranges import Keys, row_hashes
 from aion.keyed.orders import EmitDroppedRows, ExecuteKeyed, Order, Retract
 from aion.keyed_executor import KeyedExecutor
 from aion.operator import Operator
@@ -38,7 +42,14 @@ from aion.rows import pane_rows
 from aion.spilling import MEMORY_LIMIT_BYTES, drained, parts_by_key
 from state_backends.block import Block, decode
 from state_backends.codec_pool import CodecPool
-from state_backends.store import StoredBlock
+from state_backends.store import Only, StoredBlock
+
+Seen = Callable[[Iterator[StoredBlock]], Iterator[StoredBlock]]
+_NO_END = 2**63 - 1
+
+
+def _unseen(blocks: Iterator[StoredBlock]) -> Iterator[StoredBlock]:
+    return blocks
 
 
 class Session(Protocol):
@@ -47,11 +58,17 @@ class Session(Protocol):
     def append(self, blocks: Iterable[tuple[int, bool, Block]]) -> None:
         """Keeps (seq, late, block)."""
 
-    def read(self, slices: Sequence[int], *, blocking: bool = False) -> Iterator[StoredBlock]:
-        """Blocks of slices, lazily, by slice and in the order of arrival."""
+    def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
+        """Blocks of slices, or ``only`` some of them, lazily, by slice and in the order of arrival."""
 
-    def prestage(self, slices: Sequence[int]) -> None:
-        """Slices that will be read soon."""
+    def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
+        """Slices of which all, or ``only`` some blocks, will be read soon."""
+
+    def supersede(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
+        """Blocks of these slices, that came in these spans, for which those numbered from ``below`` on stand now."""
+
+    def abandon(self, from_seq: int) -> None:
+        """Something failed: blocks numbered from there on stand for nothing."""
 
     def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
         """Slices whose memory may go, and slices that nobody needs any more."""
@@ -60,8 +77,9 @@ class Session(Protocol):
 class Executor:
     """One shard's operator at work. Every method yields rows of ``plan.result_schema``.
 
-    Blocks are decoded in the threads of ``codec``, without one in line. For ``memory_limit_bytes`` and
-    ``spill_folder`` see :func:`aion.applying.apply_window`.
+    Blocks are decoded in the threads of ``codec``, without one in line. With a ``folder``, blocks are folded, and of
+    windows that were executed before no more is read than what may have changed (docs/folding.md). For
+    ``memory_limit_bytes`` and ``spill_folder`` see :func:`aion.applying.apply_window`.
     """
 
     def __init__(
@@ -70,6 +88,7 @@ class Executor:
         operator: Operator,
         session: Session,
         codec: CodecPool | None = None,
+        folder: BlockFolder | None = None,
         *,
         memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
         spill_folder: str | None = None,
@@ -78,6 +97,7 @@ class Executor:
         self.operator = operator
         self.session = session
         self.codec = codec
+        self.folder = folder
         self.memory_limit_bytes = memory_limit_bytes
         self.spill_folder = spill_folder
         self._keyed = KeyedExecutor(
@@ -113,7 +133,7 @@ class Executor:
             self.session.append((a.seq, a.late, blocks[a.index]) for a in appends)
         for action in actions:
             if isinstance(action, Prestage):
-                self.session.prestage(action.slices)
+                self._prestage(action.slices, [blocks[a.index] for a in appends])
         for action in actions:
             if isinstance(action, EmitDropped):
                 yield self._dropped(action, blocks[action.index])
@@ -122,22 +142,29 @@ class Executor:
         # On-time executions stand before final ones, and both before what they make free.
         executes = [a for a in actions if isinstance(a, Execute)]
         if self.plan.layout is not None:
-            for some in windows_at_once(self.plan.layout, executes):
-                yield from self._combine(some)
+            # Of windows that were executed before less is read than of others.
+            for among in ([e for e in executes if e.changed_since < 0], [e for e in executes if e.changed_since >= 0]):
+                for some in windows_at_once(self.plan.layout, among):
+                    yield from self._combine(some)
         else:
             for execute in executes:
                 with self._timed() as seen:
+                    blocks_of, keys = self._read([execute], seen)
                     yield from apply_window(
                         self.plan,
                         execute,
-                        seen(self.session.read(execute.slices, blocking=self.plan.blocking)),
+                        blocks_of,
                         self.codec,
+                        keys,
                         memory_limit_bytes=self.memory_limit_bytes,
                         spill_folder=self.spill_folder,
                     )
         for order in actions:
             if isinstance(order, ExecuteKeyed | Retract):
                 yield from self._keyed.execute(order)
+        folds = [a for a in actions if isinstance(a, Fold)]
+        if folds and self.folder is not None:
+            carry_out(folds, self.operator, self.session, self.folder, self._decode_all, self._fold_bytes)
         destage = [s for a in actions if isinstance(a, Destage) for s in a.slices]
         purge = [s for a in actions if isinstance(a, Purge) for s in a.slices]
         if destage or purge:
@@ -148,8 +175,43 @@ class Executor:
         plan = self.operator.plan(watermark_us) if watermark_us is not None else None
         return plan.slices if plan is not None else ()
 
+    # -- what is read -------------------------------------------------------------------------------------
+
+    def _read(self, executes: Sequence[Execute], seen: Seen = _unseen) -> tuple[Iterator[StoredBlock], Keys | None]:
+        """The blocks of windows and, if all of them were executed before, which keys have changed since."""
+        slices = sorted({s for e in executes for s in e.slices})
+        blocking = self.plan.blocking
+        if self.folder is None or not self.plan.key or any(e.changed_since < 0 for e in executes):
+            return seen(self.session.read(slices, blocking=blocking)), None
+        since: dict[int, int] = {}
+        for execute in executes:
+            for s in execute.slices:
+                since[s] = min(execute.changed_since, since.get(s, execute.changed_since))
+        news = Only({s: (seq, _NO_END) for s, seq in since.items()})
+        with closing(self._decode_all(seen(self.session.read(slices, only=news)))) as decoded:
+            keys = Keys(row_hashes(self.plan, d.batch) for d in decoded)
+        return seen(self.session.read(slices, blocking=blocking, only=Only(keys=keys.ranges))), keys
+
+    def _decode_all(self, blocks: Iterable[StoredBlock], keys: Keys | None = None) -> Generator[Decoded, None, None]:
+        return decode_all(self.plan, blocks, self.codec, keys)
+
+    def _prestage(self, slices: Sequence[int], arrived: Sequence[Block]) -> None:
+        """What late events announce (paper 3.2): of windows that were executed before, blocks of their keys."""
+        if self.folder is None or not self.plan.key:
+            self.session.prestage(slices)
+            return
+        wanted = frozenset(slices)
+        batches = (decode(b, self.plan.block_schema) for b in arrived if b.header.slice_us in wanted)
+        keys = Keys(row_hashes(self.plan, batch) for batch in batches)
+        self.session.prestage(slices, Only(keys=keys.ranges))
+
+    @property
+    def _fold_bytes(self) -> int:
+        assert self.folder is not None
+        return fold_bytes(self.memory_limit_bytes, self.folder.compression)
+
     @contextmanager
-    def _timed(self) -> Iterator[Callable[[Iterator[StoredBlock]], Iterator[StoredBlock]]]:
+    def _timed(self) -> Iterator[Seen]:
         """Notes the bytes that an execution read and the seconds that it took."""
         size = 0
 
@@ -167,8 +229,7 @@ class Executor:
 
     def _combine(self, executes: Sequence[Execute]) -> Iterator[pa.RecordBatch]:
         """Each slice is read and decoded once, however many of the windows share it."""
-        slices = sorted({s for e in executes for s in e.slices})
-        with closing(decode_all(self.plan, self.session.read(slices), self.codec)) as decoded:
+        with closing(self._decode_all(*self._read(executes))) as decoded:
             for loaded in self._load(decoded):
                 yield from loaded.windows(executes, self.memory_limit_bytes)
 

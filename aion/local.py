@@ -27,7 +27,7 @@ from state_backends.m_bucket import MemoryBudget
 from state_backends.machine import memory_limit_bytes, memory_share_used
 from state_backends.p_bucket import PBucket, cache_bytes
 from state_backends.pressure import PressureManager
-from state_backends.store import BlockStore, StoredBlock
+from state_backends.store import BlockStore, Only, StoredBlock
 
 
 class LocalOperator:
@@ -171,11 +171,18 @@ class _Embedded:
         for seq, late, block in blocks:
             self._store.append(seq, block, late=late)
 
-    def read(self, slices: Sequence[int], *, blocking: bool = False) -> Iterator[StoredBlock]:
-        return self._store.read(slices, blocking=blocking)
+    def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
+        return self._store.read(slices, blocking=blocking, only=only)
 
-    def prestage(self, slices: Sequence[int]) -> None:
-        self._store.prestage(slices)
+    def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
+        self._store.prestage(slices, only)
+
+    def supersede(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
+        self._store.supersede(spans, below)
+        self._store.drop_superseded()
+
+    def abandon(self, from_seq: int) -> None:
+        self._store.rollback(from_seq)
 
     def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
         self._store.destage(destage)

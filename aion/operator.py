@@ -6,7 +6,7 @@ thread, no file, no randomness. One operator rules one shard; windows are those 
 Blocks are numbered by ``seq`` in the order of arrival, across all slices of the shard. Because the watermark
 never goes back, the blocks that are late for a window are exactly those numbered from the window's
 ``late_from_seq`` on, and those that are news to it are exactly those above its ``executed_seq``: nothing has
-to be remembered per block.
+to be remembered per block, but for how they are folded (:mod:`aion.folding`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from aion.actions import (
     EmitDropped,
     Event,
     Execute,
+    Folded,
     Kind,
     Prestage,
     Purge,
     WatermarkAdvanced,
     WindowRef,
 )
+from aion.folding import Folding
 from aion.keyed.orders import Arrivals, ExecuteKeyed, Order
 from aion.keyed.shard import NOT_KEYED, KeyedShard
 from aion.keyed.windows import Orders
@@ -58,6 +60,7 @@ class Operator:
         prestages_due: bool = False,
         staleness_bound: float | None = None,
         keyed: KeyedShard | None = None,
+        folding: Folding | None = None,
         snapshot: Mapping[str, Any] | None = None,
     ) -> None:
         self.grid = grid
@@ -68,6 +71,7 @@ class Operator:
         # The rest is planned: see plan().
         self._prestages_due = prestages_due
         self._staleness_bound = staleness_bound
+        self._folding = folding
         self.watermark = Watermark()
         self.windows: dict[WindowRef, WindowState] = {}
         # What happens to which window next, the soonest first; entries that are overtaken are passed over.
@@ -95,15 +99,30 @@ class Operator:
                 return self._advanced(to_us)
             case BatchEnded(last):
                 return self._batch_ended(last)
+            case Folded(fold):
+                assert self._folding is not None
+                self._folding.folded(event)
+                return [*self._folds([fold.slice_us])]
+
+    def number(self, blocks: int) -> int:
+        """The first of as many new numbers: for blocks that stand for others."""
+        first = self.next_seq
+        self.next_seq += blocks
+        return first
 
     def plan(self, watermark_us: int) -> Prestage | None:
-        """What will be executed when the watermark gets there, so that it can be staged in the gap before."""
+        """What will be executed when the watermark gets there, so that it can be staged in the gap before.
+
+        Where blocks are folded, windows that were executed before are left out: of those only what changed is read.
+        """
         soon = {
             ref
             for ref in self._due_by(watermark_us)
             if self.windows[ref].status is Status.ACTIVE or self.windows[ref].news
         }
         soon |= {ref for ref, due in self._late_dues().items() if due is not None and due <= watermark_us}
+        if self._folding is not None:
+            soon = {ref for ref in soon if self.windows[ref].executed_seq < 0}
         stretches = self.keyed.due_by(self.watermark.at_us, watermark_us)
         found = {s for ref in soon for s in self._slices_of(ref)}
         slices = sorted(found.union(*(self._slices_between(*stretch) for stretch in stretches)))
@@ -204,6 +223,8 @@ class Operator:
             if late or too_late:
                 self.counters.late_events += block.events
             self.slices.setdefault(block.slice_us, takers)
+            if self._folding is not None:
+                self._folding.arrived(block.slice_us, seq, block.size_bytes)
             if self.watermark.at_us is not None:
                 self._bound.observe_state(block.slice_us, self.watermark.at_us, block.size_bytes)
             settled = index not in verdict.blocks or self.grid.end(block.slice_us) <= self._settled_us
@@ -291,7 +312,7 @@ class Operator:
             actions += self._purge(gone)
         if self.keyed:
             actions += self._settle()
-        return actions
+        return actions + self._folds([s for a in actions if isinstance(a, Destage) for s in a.slices])
 
     def _batch_ended(self, last: bool) -> list[Action | Order]:
         due = [ref for ref in self._stirred if last or self._trigger.due(self._view(ref))]
@@ -300,8 +321,25 @@ class Operator:
         due.sort(key=lambda ref: (ref.end_us, ref))
         actions: list[Action | Order] = [self._execute(ref, self.windows[ref], Kind.LATE) for ref in due]
         actions += self._placed(self.keyed.batch_ended(self.watermark.at_us, self.watermark.step_us, last=last))
+        folds: list[Action] = []
+        if self._folding is not None:
+            folds += self._folds(self._folding.touched())
         # What was staged for a late execution is let go after it (paper 3.2).
-        return actions + self._destage(due)
+        return actions + folds + self._destage(due)
+
+    def _folds(self, slices: Iterable[int]) -> list[Action]:
+        """What to fold in these slices, as far as they are kept."""
+        if self._folding is None:
+            return []
+        actions: list[Action] = []
+        for s in dict.fromkeys(s for s in slices if s in self.slices):
+            states = [self.windows[ref] for ref in self.slices[s] if ref in self.windows]
+            # Blocks are told apart by what a window has executed and by what is late for it. Whatever will tell more
+            # of them apart is yet to come: the next execution is over all there is, and lateness begins with the next.
+            cuts = {state.executed_seq + 1 for state in states} | {state.late_from_seq for state in states}
+            ended = all(state.status is not Status.ACTIVE for state in states)
+            actions += self._folding.due(s, (cut for cut in cuts if 0 < cut < NEVER), ended=ended)
+        return actions
 
     def _view(self, ref: WindowRef) -> LateView:
         """A late window as its trigger sees it."""
@@ -356,6 +394,8 @@ class Operator:
         free = [s for s in slices if not self.slices[s] and self.grid.end(s) <= needed_from_us]
         for s in free:
             del self.slices[s]
+        if self._folding is not None:
+            self._folding.forget(free)
         return [Purge(tuple(free))] if free else []
 
     # -- windows of single keys ---------------------------------------------------------------------------
@@ -403,6 +443,7 @@ class Operator:
             },
             "slices": sorted(self.slices),
             "purged": [runs.to_json() for runs in self._purged.values()],
+            "runs": self._folding.to_json() if self._folding is not None else None,
             "lateness": self._bound.to_json(),
             "trigger": self._trigger.to_json(),
             "counters": self.counters.to_json(),

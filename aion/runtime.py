@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from aion.adaptive import AdaptiveBound, Expected
+from aion.block_folder import BlockFolder, fold_bytes
 from aion.builder import BlockBuilder
 from aion.config import Policy, Share
 from aion.errors import FormatError
 from aion.executor import Executor, Session
+from aion.folding import Folding
 from aion.hashing import ShardOfKeys
 from aion.keyed.shapes import shape_of
 from aion.keyed.shard import KeyedShard
@@ -60,7 +62,23 @@ def make_operator(
         prestages_due=predicts(policy),
         staleness_bound=staleness_bound,
         keyed=KeyedShard(keyed, [k for k in known if k is not None]),
+        folding=make_folding(plan, policy, snapshot),
         snapshot=snapshot,
+    )
+
+
+def make_folding(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None) -> Folding | None:
+    """What decides when blocks are folded.
+
+    None for kept events without a key, of which everything is read anyway; and for windows that each key has its own
+    of, which need to know when the events of a row were.
+    """
+    if (plan.layout is None and not plan.key) or plan.keyed:
+        return None
+    return Folding(
+        open_too=plan.layout is not None,
+        limit_bytes=fold_bytes(policy.apply.memory_bytes, Compression[policy.state.compression.upper()]),
+        snapshot=snapshot.get("runs") if snapshot is not None else None,
     )
 
 
@@ -115,11 +133,18 @@ def make_builder(plan: Plan, policy: Policy, pool: CodecPool, shard_of: ShardOfK
 
 def make_executor(plan: Plan, operator: Operator, session: Session, codec: CodecPool, policy: Policy) -> Executor:
     """What carries out an operator's orders within what the policy allows."""
+    folder = BlockFolder(
+        plan,
+        target_bytes=policy.blocks.target_bytes,
+        compression=Compression[policy.state.compression.upper()],
+        codec=Codec[policy.state.codec.upper()],
+    )
     return Executor(
         plan,
         operator,
         session,
         codec,
+        folder,
         memory_limit_bytes=policy.apply.memory_bytes,
         spill_folder=policy.apply.spill_dir or _local_dir(),
     )

@@ -7,6 +7,7 @@ import typer
 from experiments.chaos import chaos
 from experiments.cleanup import cleanup
 from experiments.ingest import ingest
+from experiments.late_keys import late_keys
 from experiments.network import network
 from experiments.overhead import overhead
 from experiments.planned import planned
@@ -29,6 +30,7 @@ def _experiments() -> None:
 app.command("cleanup")(cleanup)
 app.command("chaos")(chaos)
 app.command("ingest")(ingest)
+app.command("late-keys")(late_keys)
 app.command("overhead")(overhead)
 app.command("planned")(planned)
 app.command("restart")(restart)

@@ -6,6 +6,9 @@ record batch message without its schema (the operator's plan knows it), or lines
 
     magic "AION" | version u8 | kind u8 | codec u8 | compression u8 | slice i64 | rows u32 | events u32 |
     min time i64 | max time i64 | raw length u64 | body length u64 | body crc32 u32 | header crc32 u32
+
+A block that was made of others (docs/folding.md) is of version 2: between the two checksums it says last seq i64 |
+lowest hash of a key i64 | highest i64, so that its header has 88 bytes.
 """
 
 from __future__ import annotations
@@ -20,10 +23,12 @@ import pyarrow as pa
 from aion.errors import CorruptBlock, FormatError
 from state_backends import json_codec
 
-VERSION = 1
+VERSION = 2
 _HEADER = struct.Struct("<4sBBBBqIIqqQQI")
+_FOLDED = struct.Struct("<qqq")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
+_FOLDED_VERSION = 2
 _MAGIC = b"AION"
 
 Buffer: TypeAlias = Any  # bytes, pyarrow.Buffer or memoryview
@@ -45,8 +50,22 @@ class Compression(IntEnum):
     ZSTD = 2
 
 
+class Folded(NamedTuple):
+    """What a block was made of: arrivals up to ``last_seq``, and keys whose hashes lie in ``[low, high]``.
+
+    Hashes are from 0 to 2**63 - 1: see docs/folding.md.
+    """
+
+    last_seq: int
+    low: int
+    high: int
+
+
 class Header(NamedTuple):
-    """What is known of a block without decoding it. Times in µs; ``events`` is what its rows stand for."""
+    """What is known of a block without decoding it. Times in µs; ``events`` is what its rows stand for.
+
+    ``folded``: None for one batch's block, as it came.
+    """
 
     kind: Kind
     codec: Codec
@@ -59,10 +78,15 @@ class Header(NamedTuple):
     raw_bytes: int
     body_bytes: int
     crc: int
+    folded: Folded | None = None
+
+    @property
+    def own_bytes(self) -> int:
+        return HEADER_BYTES if self.folded is None else HEADER_BYTES + _FOLDED.size
 
     @property
     def size_bytes(self) -> int:
-        return HEADER_BYTES + self.body_bytes
+        return self.own_bytes + self.body_bytes
 
 
 class Block(NamedTuple):
@@ -84,6 +108,7 @@ def encode(
     max_us: int,
     compression: Compression = Compression.NONE,
     codec: Codec = Codec.ARROW,
+    folded: Folded | None = None,
 ) -> Block:
     """The batch as a block. Raises SchemaError for a type that the codec cannot carry."""
     raw = pa.py_buffer(json_codec.write(batch)) if codec is Codec.JSON else batch.serialize()
@@ -92,7 +117,7 @@ def encode(
         body = pa.Codec(_ARROW_NAMES[compression]).compress(raw)
     header = Header(
         kind, codec, compression, slice_us, batch.num_rows, events, min_us, max_us,
-        raw.size, body.size, zlib.crc32(body),
+        raw.size, body.size, zlib.crc32(body), folded,
     )  # fmt: skip
     return Block(header, b"".join((_pack(header), body)))
 
@@ -102,14 +127,17 @@ def parse(data: Buffer, name: str = "block") -> Block:
     view = memoryview(data)
     if len(view) < HEADER_BYTES:
         raise CorruptBlock(f"{name}: {len(view)} bytes are fewer than a header's {HEADER_BYTES}")
-    head = view[:HEADER_BYTES]
-    magic, version, kind, codec, compression, *rest = _HEADER.unpack_from(head)
-    if magic != _MAGIC or zlib.crc32(head[: _HEADER.size]) != _CRC.unpack_from(head, _HEADER.size)[0]:
+    magic, version, kind, codec, compression, *rest = _HEADER.unpack_from(view)
+    covered = _HEADER.size + (_FOLDED.size if version == _FOLDED_VERSION else 0)
+    crc = _CRC.unpack_from(view, covered)[0] if len(view) >= covered + _CRC.size else None
+    if magic != _MAGIC or zlib.crc32(view[:covered]) != crc:
         raise CorruptBlock(f"{name}: the header is not one that Aion wrote, or was damaged")
     if version > VERSION:
         raise FormatError(f"{name}: written in block format {version}; this Aion reads up to {VERSION}")
     try:
         header = Header(Kind(kind), Codec(codec), Compression(compression), *rest)
+        if version == _FOLDED_VERSION:
+            header = header._replace(folded=Folded(*_FOLDED.unpack_from(view, _HEADER.size)))
     except ValueError as error:
         raise FormatError(f"{name}: {error}; a newer Aion wrote it") from None
     if len(view) != header.size_bytes:
@@ -119,7 +147,7 @@ def parse(data: Buffer, name: str = "block") -> Block:
 
 def check(block: Block, name: str = "block") -> None:
     """Raises CorruptBlock if the body is not the one that was written."""
-    if zlib.crc32(memoryview(block.data)[HEADER_BYTES:]) != block.header.crc:
+    if zlib.crc32(memoryview(block.data)[block.header.own_bytes :]) != block.header.crc:
         raise CorruptBlock(f"{name}: the body's checksum differs from the one it was written with")
 
 
@@ -131,7 +159,7 @@ def decode(block: Block, schema: pa.Schema, name: str = "block") -> pa.RecordBat
     check(block, name)
     header = block.header
     try:
-        body = pa.py_buffer(block.data).slice(HEADER_BYTES)
+        body = pa.py_buffer(block.data).slice(header.own_bytes)
         if header.compression is not Compression.NONE:
             codec = pa.Codec(_ARROW_NAMES[header.compression])
             body = codec.decompress(body, decompressed_size=header.raw_bytes)
@@ -159,10 +187,13 @@ def is_quick(codec: Codec, compression: Compression, raw_bytes: int) -> bool:
 
 
 def _pack(header: Header) -> bytes:
+    version = 1 if header.folded is None else _FOLDED_VERSION
     packed = _HEADER.pack(
-        _MAGIC, VERSION, header.kind, header.codec, header.compression, header.slice_us, header.rows,
+        _MAGIC, version, header.kind, header.codec, header.compression, header.slice_us, header.rows,
         header.events, header.min_us, header.max_us, header.raw_bytes, header.body_bytes, header.crc,
     )  # fmt: skip
+    if header.folded is not None:
+        packed += _FOLDED.pack(*header.folded)
     return packed + _CRC.pack(zlib.crc32(packed))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from state_backends.manifest import (
 )
 from state_backends.p_bucket import PBucket
 from state_backends.retention import Doomed, Retention
-from state_backends.store import BlockStore, SstFile, StoredBlock
+from state_backends.store import BlockStore, Only, SstFile, StoredBlock
 
 StoreFactory = Callable[[PBucket], BlockStore]
 log = logging.getLogger(__name__)
@@ -101,8 +101,10 @@ class Shard:
         for seq, late, block in blocks:
             store.append(seq, block, late=late)
 
-    def read(self, attempt: str, slices: Sequence[int], *, blocking: bool = False) -> Iterator[StoredBlock]:
-        return self._told(self._working(attempt).read(slices, blocking=blocking))
+    def read(
+        self, attempt: str, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None
+    ) -> Iterator[StoredBlock]:
+        return self._told(self._working(attempt).read(slices, blocking=blocking, only=only))
 
     def _told(self, blocks: Iterator[StoredBlock]) -> Iterator[StoredBlock]:
         """The blocks; whoever meets a damaged one learns of which version it is."""
@@ -112,8 +114,8 @@ class Shard:
             version = f"version {self.token} in {self.depot.where(self.token)}" if self.token else "no version yet"
             raise CorruptBlock(f"{error}; {version}") from error
 
-    def prestage(self, attempt: str, slices: Sequence[int]) -> None:
-        self._working(attempt).prestage(slices)
+    def prestage(self, attempt: str, slices: Sequence[int], only: Only | None = None) -> None:
+        self._working(attempt).prestage(slices, only)
 
     def destage(self, attempt: str, slices: Sequence[int]) -> None:
         self._working(attempt).destage(slices)
@@ -123,6 +125,10 @@ class Shard:
         self._working(attempt)
         self._purging += slices
 
+    def supersede(self, attempt: str, spans: Mapping[int, tuple[int, int]], below: int) -> None:
+        """Blocks that the attempt reads no more, since others stand for them; nobody does once it is committed."""
+        self._working(attempt).supersede(spans, below)
+
     def commit(self, attempt: str, snapshot: dict[str, Any], token: str | None = None) -> None:
         """Makes the attempt the current version, whole or not at all; its token is the attempt's name, if not given."""
         store = self._working(attempt)
@@ -130,16 +136,19 @@ class Shard:
         assert self._p is not None
         self._written += store.persist(skip=dead)
         known = self._files | {f.file_no: f for f in self._written}
-        # Slices never come back, so a slice that a file holds without one live block is a purged one.
         holds = {no: {s: 0 if s in dead else n for s, n in slices.items()} for no, slices in store.files().items()}
         live = {no for no, slices in holds.items() if any(slices.values())}
+        # Slices never come back, so a slice that files hold without one live block in any of them is a purged one.
+        alive = {s for no in live for s, n in holds[no].items() if n}
+        purged = {s for no in live for s in holds[no]} - alive
         manifest = Manifest(
             token=token or attempt,
             parent=self._held.token if self._held else None,
             version=self._held.version + 1 if self._held else 1,
             identity=self.identity,
             files=tuple(_entry(known[no]) for no in sorted(live)),
-            purged=tuple(sorted({s for no in live for s, n in holds[no].items() if not n})),
+            purged=tuple(sorted(purged)),
+            superseded=tuple(store.superseded(skip=purged)),
             next_file_no=self._p.next_file_no,
             snapshot=snapshot,
         )
@@ -147,6 +156,7 @@ class Shard:
         self.depot.publish([f.name for f in self._written if f.file_no in live])
         self.depot.save(manifest.token, dump(manifest))
         store.purge(list(dead))
+        store.drop_superseded()
         self.depot.release([f.name for no, f in known.items() if no not in live])
         self._files = {no: known[no] for no in live}
         self._held = manifest
@@ -216,7 +226,7 @@ class Shard:
                 check_owner(manifest, identity)
                 self._files = {f.file_no: self._file(f) for f in manifest.files}
                 self.depot.fetch(list(self._files.values()))
-                store.restore(list(self._files.values()), frozenset(manifest.purged))
+                store.restore(list(self._files.values()), frozenset(manifest.purged), manifest.superseded)
                 p_bucket.next_file_no = max(p_bucket.next_file_no, manifest.next_file_no)
                 self._held = manifest
         except CorruptState as error:

@@ -177,8 +177,9 @@ class StateClient:
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             self._raise(error, "put", given_up=isinstance(error, flight.FlightTimedOutError))
 
-    def get(self, session: str, slices: Sequence[int], *, blocking: bool) -> Iterator[StoredBlock]:
-        request = {"session": session, "slices": list(slices), "blocking": blocking}
+    def get(self, session: str, slices: Sequence[int], **how: Any) -> Iterator[StoredBlock]:
+        """``how``: the other fields of :class:`state_backends.requests.Read`."""
+        request = {"session": session, "slices": list(slices), **how}
         ticket = flight.Ticket(orjson.dumps(request))
         reader: Any = None
         given_up = threading.Event()

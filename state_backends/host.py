@@ -151,11 +151,15 @@ class Host:
     def read(self, request: requests.Read) -> Iterator[StoredBlock]:
         """Not in turn: a read goes on beside appends."""
         _, shard, _ = self._find(request.session)
-        return shard.read(request.session, request.slices, blocking=request.blocking)
+        return shard.read(request.session, request.slices, blocking=request.blocking, only=request.only())
 
     def prestage(self, request: requests.Prestage) -> None:
         with self._turn(request.session) as (_, shard):
-            shard.prestage(request.session, request.slices)
+            shard.prestage(request.session, request.slices, request.only())
+
+    def supersede(self, request: requests.Supersede) -> None:
+        with self._turn(request.session) as (_, shard):
+            shard.supersede(request.session, requests.spans_by_slice(request.spans), request.below)
 
     def release(self, request: requests.Release) -> None:
         with self._turn(request.session) as (_, shard):

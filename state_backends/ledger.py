@@ -5,9 +5,13 @@ The invariant behind every row: a live block is in memory, on disk, or both; nev
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from state_backends.block import Folded
+from state_backends.store import Only
 
 NO_FILE = -1
 
@@ -67,6 +71,12 @@ class Entry:
     place: Place
     file_no: int = NO_FILE
     story: str = ""
+    folded: Folded | None = None
+
+    @property
+    def arrival(self) -> int:
+        """The number under which the last of its events came."""
+        return self.seq if self.folded is None else self.folded.last_seq
 
 
 class Ledger:
@@ -90,9 +100,17 @@ class Ledger:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 
-    def add(self, seq: int, slice_us: int, size_bytes: int, place: Place, file_no: int = NO_FILE) -> Entry:
+    def add(
+        self,
+        seq: int,
+        slice_us: int,
+        size_bytes: int,
+        place: Place,
+        file_no: int = NO_FILE,
+        folded: Folded | None = None,
+    ) -> Entry:
         assert seq not in self._entries, f"block {seq} is there already"
-        entry = Entry(seq, slice_us, size_bytes, place, file_no, place.value)
+        entry = Entry(seq, slice_us, size_bytes, place, file_no, place.value, folded)
         self._entries[seq] = entry
         self._slices.setdefault(slice_us, {})[seq] = entry
         self._count(entry, +1)
@@ -118,13 +136,14 @@ class Ledger:
             self._count(entry, +1)
         return entry
 
-    def of_slices(self, slices: Iterable[int]) -> list[Entry]:
-        """Live blocks of these slices, by slice and then in the order of arrival."""
-        return [
+    def of_slices(self, slices: Iterable[int], only: Only | None = None) -> list[Entry]:
+        """Live blocks of these slices, or ``only`` some of them, by slice and then in the order of arrival."""
+        found = [
             entry
             for s in sorted(set(slices))
-            for _, entry in sorted(self._slices.get(s, {}).items())
-        ]  # fmt: skip
+            for entry in sorted(self._slices.get(s, {}).values(), key=lambda e: (e.arrival, e.seq))
+        ]
+        return found if only is None else _chosen(found, only)
 
     def of_files(self, files: Collection[int], slices: Iterable[int]) -> list[Entry]:
         """Live blocks that these files hold, by slice and then in the order of arrival; ``slices``: of the files."""
@@ -147,6 +166,25 @@ class Ledger:
         for e in entries:
             assert e.place is not Place.PURGED
             assert (e.place in ON_DISK) == (e.file_no != NO_FILE), f"{e}"
+
+
+def _chosen(entries: list[Entry], only: Only) -> list[Entry]:
+    if only.spans is not None:
+        everything = (-1, 2**63 - 1)
+        spans = ((entry, *only.spans.get(entry.slice_us, everything)) for entry in entries)
+        entries = [entry for entry, after, until in spans if after < entry.arrival <= until]
+    if only.below is not None:
+        entries = [e for e in entries if e.seq < only.below]
+    if only.keys is not None:
+        lows = [low for low, _ in only.keys]
+        entries = [e for e in entries if e.folded is None or _meets(e.folded, lows, only.keys)]
+    return entries
+
+
+def _meets(folded: Folded, lows: list[int], ranges: Sequence[tuple[int, int]]) -> bool:
+    """Whether any of the sorted, disjoint ranges overlaps that of a block."""
+    last = bisect_right(lows, folded.high) - 1
+    return last >= 0 and ranges[last][1] >= folded.low
 
 
 def diagram() -> str:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class LiveFile:
     """``slices``: every slice that the file holds, and how many live blocks of it, maybe 0. Bytes are of blocks.
 
-    ``size_bytes``: dead ones included. ``newest_us``: the newest slice with a live block.
+    ``size_bytes``: dead ones included. ``newest_us``: the newest slice with a live block. ``buried``: blocks that died
+    before their slices, as (slice, seq).
     """
 
     slices: dict[int, int]
     size_bytes: int
     live_bytes: int
     newest_us: int
+    buried: set[tuple[int, int]] = field(default_factory=set)
 
 
 class LiveFiles:
@@ -57,6 +59,14 @@ class LiveFiles:
         if slice_us == file.newest_us and not file.slices[slice_us]:
             # Slices mostly die oldest first: this is rare.
             file.newest_us = max((s for s, blocks in file.slices.items() if blocks), default=slice_us)
+
+    def bury(self, file_no: int, slice_us: int, seq: int) -> None:
+        """A block of the file is dead, and others stand for it in the same slice."""
+        self._files[file_no].buried.add((slice_us, seq))
+
+    def buried(self) -> set[tuple[int, int]]:
+        """(slice, seq) of every block that died before its slice."""
+        return set().union(*(file.buried for file in self._files.values()))
 
     def remove_if_dead(self, file_no: int) -> bool:
         """Forgets the file if nothing in it is alive, and says so."""

@@ -15,7 +15,8 @@ import orjson
 
 from aion.errors import CorruptState, ForeignState, FormatError
 
-FORMAT = 1
+FORMAT = 2
+_READS = (1, 2)
 T = TypeVar("T")
 
 
@@ -44,7 +45,8 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """``purged``: slices whose blocks are dead although a listed file still holds them.
+    """``purged``: slices whose blocks are dead although a listed file still holds them. ``superseded``: blocks that are
+    dead because others stand for them: runs (first seq, last seq) in which no block is alive.
 
     ``next_file_no``: files of attempts that start from this version are numbered from here on.
     """
@@ -57,6 +59,7 @@ class Manifest:
     purged: tuple[int, ...]
     next_file_no: int
     snapshot: dict[str, Any]
+    superseded: tuple[tuple[int, int], ...] = ()
 
 
 def dump(manifest: Manifest) -> bytes:
@@ -78,6 +81,7 @@ def load(data: bytes, name: str) -> Manifest:
             purged=tuple(value["purged"]),
             next_file_no=value["next_file_no"],
             snapshot=value["snapshot"],
+            superseded=tuple((first, last) for first, last in value.get("superseded", ())),
         ),
     )
 
@@ -107,8 +111,8 @@ def _unseal(data: bytes, what: str) -> dict[str, Any]:
         raise CorruptState(f"{what}: its checksum differs from the one it was written with")
     value: dict[str, Any] = _shaped(what, lambda: dict(orjson.loads(body)))
     found = value.pop("format", None)
-    if found != FORMAT:
-        raise FormatError(f"{what}: written in format {found}; this Aion reads format {FORMAT}")
+    if found not in _READS:
+        raise FormatError(f"{what}: written in format {found}; this Aion reads up to format {FORMAT}")
     return value
 
 

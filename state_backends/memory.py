@@ -23,6 +23,8 @@ class MemoryStore(TieredStore):
     def shrink(self, slice_us: int, keep_bytes: int) -> str | None:
         return "this store keeps all of its blocks in memory"
 
-    def restore(self, files: Sequence[SstFile], purged: frozenset[int]) -> None:
-        super().restore(files, purged)
+    def restore(
+        self, files: Sequence[SstFile], purged: frozenset[int], superseded: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        super().restore(files, purged, superseded)
         self._load_all()

@@ -114,7 +114,7 @@ class MergedFiles(StagedReads):
 
     def _copy(self, entries: list[Entry]) -> Steps[SstFile]:
         """Copies live blocks as they are, each checked: damage must not get a new checksum around it."""
-        index = [Indexed(e.slice_us, e.seq, e.size_bytes) for e in entries]
+        index = [Indexed(e.slice_us, e.seq, e.size_bytes, e.folded) for e in entries]
         with self._p.writing(index, MERGED) as out:
             for entry in entries:
                 file_no = entry.file_no
@@ -148,8 +148,9 @@ class MergedFiles(StagedReads):
         number = merged.file.file_no
         self._files.add(number, [(e.slice_us, e.size_bytes) for e in merged.entries])
         for entry in merged.entries:
-            if entry.place is Place.PURGED:
-                continue  # since it was copied, or even before
+            if entry.place is Place.PURGED:  # since it was copied, or even before
+                self._files.bury(number, entry.slice_us, entry.seq)
+                continue
             assert entry.file_no in merged.inputs, f"{entry} was moved by somebody else"
             self._files.lose(entry.file_no, entry.slice_us, entry.size_bytes)
             self._ledger.move(entry.seq, Move.RELOCATE, file_no=number)

@@ -84,7 +84,8 @@ class PBucket:
     def write(self, blocks: Sequence[tuple[int, Block]]) -> Steps[SstFile]:
         """Steps that write (seq, block) pairs as one file and ingest it."""
         ordered = sorted(blocks, key=lambda b: (b[1].header.slice_us, b[0]))
-        with self.writing([Indexed(b.header.slice_us, seq, b.size_bytes) for seq, b in ordered]) as out:
+        index = [Indexed(b.header.slice_us, seq, b.size_bytes, b.header.folded) for seq, b in ordered]
+        with self.writing(index) as out:
             for seq, block in ordered:
                 out.put(block.header.slice_us, seq, bytes(block.data))
                 yield block.size_bytes

@@ -6,6 +6,7 @@ plain name. What does not fit raises RequestError, which says what is wrong with
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, TypeVar
@@ -17,6 +18,7 @@ from aion.errors import RequestError
 from state_backends import wire
 from state_backends.block import Block
 from state_backends.manifest import Identity as StateIdentity
+from state_backends.store import Only
 from state_backends.stores import STORES, StoreConfig
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,149}")
@@ -66,11 +68,19 @@ def _are_counts(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _sorted_ranges(value: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    ends = [end for low_high in value for end in low_high]
+    if any(before > after for before, after in itertools.pairwise(ends)):
+        raise ValueError("ranges of keys must be sorted and disjoint")
+    return value
+
+
 Name = Annotated[str, AfterValidator(_plain_name)]
 Text = Annotated[str, Field(max_length=1000)]
 Count = Annotated[int, Field(ge=0, le=_MOST)]
 Instant = Annotated[int, Field(ge=-_MOST, le=_MOST)]
 Slices = tuple[Instant, ...]
+Spans = tuple[tuple[Instant, Annotated[int, Field(ge=-1, le=_MOST)], Count], ...]
 Snapshot = Annotated[dict[str, Any], AfterValidator(_snapshot)]
 Seconds = Annotated[float, Field(ge=0)]
 
@@ -156,13 +166,37 @@ class Put(_OfSession):
     """Blocks follow, as Arrow batches of ``wire.BLOCKS``."""
 
 
-class Read(_OfSession):
+class _OfSlices(_OfSession):
+    """``spans``, as (slice, after, until), ``keys`` and ``below``: see :class:`state_backends.store.Only`."""
+
     slices: Slices
+    spans: Spans | None = None
+    keys: Annotated[tuple[tuple[Count, Count], ...], AfterValidator(_sorted_ranges)] | None = None
+    below: Count | None = None
+
+    def only(self) -> Only | None:
+        if self.spans is None and self.keys is None and self.below is None:
+            return None
+        return Only(None if self.spans is None else spans_by_slice(self.spans), self.keys, self.below)
+
+
+def spans_by_slice(spans: Spans) -> dict[int, tuple[int, int]]:
+    return {s: (after, until) for s, after, until in spans}
+
+
+class Read(_OfSlices):
     blocking: bool
 
 
-class Prestage(_OfSession):
-    slices: Slices
+class Prestage(_OfSlices):
+    pass
+
+
+class Supersede(_OfSession):
+    """Blocks that those from ``below`` on stand for: (slice, after, until), by the numbers of arrival."""
+
+    spans: Spans
+    below: Count
 
 
 class Release(_OfSession):
@@ -189,6 +223,7 @@ ACTIONS: Mapping[str, type[Request]] = {
     "learnt": Learnt,
     "prestage": Prestage,
     "release": Release,
+    "supersede": Supersede,
     "commit": Commit,
     "abort": Abort,
 }

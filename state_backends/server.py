@@ -78,6 +78,8 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
                 self.host.prestage(request)
             case requests.Release():
                 self.host.release(request)
+            case requests.Supersede():
+                self.host.supersede(request)
             case requests.Commit():
                 self.host.commit(request)
             case requests.Abort():

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from aion.errors import ServerError, ServerUnreachable, StateError
 from state_backends.block import Block
-from state_backends.store import StoredBlock
+from state_backends.store import Only, StoredBlock
 
 REPLAY_BYTES = 64 << 20
 TURNS = 4
@@ -40,6 +40,13 @@ class Released(NamedTuple):
     purge: Sequence[int]
 
 
+class Superseded(NamedTuple):
+    """Blocks that are read no more, (slice, after, until): those from ``below`` on stand for them."""
+
+    spans: Sequence[tuple[int, int, int]]
+    below: int
+
+
 class Connection(Protocol):
     """What a session needs of a client. Everything raises ServerUnreachable when the server is gone."""
 
@@ -51,7 +58,7 @@ class Connection(Protocol):
 
     def act(self, name: str, request: dict[str, Any], timeout: float | None = None) -> Any: ...
     def put(self, session: str, blocks: Iterable[tuple[int, bool, Block]]) -> None: ...
-    def get(self, session: str, slices: Sequence[int], *, blocking: bool) -> Iterator[StoredBlock]: ...
+    def get(self, session: str, slices: Sequence[int], **how: Any) -> Iterator[StoredBlock]: ...
     def reconnect(self, seen: int) -> None: ...
 
 
@@ -68,7 +75,7 @@ class RemoteSession:
         self.attempt: str = opening["attempt"]
         self._session = self.attempt
         self._turns = 1
-        self._sent: list[Blocks | Released] | None = []
+        self._sent: list[Blocks | Released | Superseded] | None = []
         self._kept_bytes = 0
         self._answer: dict[str, Any] = {}
         seen = client.generation
@@ -109,12 +116,13 @@ class RemoteSession:
         self._going_on(lambda: self._client.put(self._session, sending.blocks))
         self._keep(sending, sum(block.size_bytes for _, _, block in sending.blocks))
 
-    def read(self, slices: Sequence[int], *, blocking: bool = False) -> Iterator[StoredBlock]:
+    def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
         taken: list[int] = []
+        how = {"blocking": blocking, **_told(only)}
         while True:
             seen = self._client.generation
             try:
-                for number, stored in enumerate(self._client.get(self._session, slices, blocking=blocking)):
+                for number, stored in enumerate(self._client.get(self._session, slices, **how)):
                     if number < len(taken):
                         if stored.seq != taken[number]:
                             raise StateError(
@@ -127,8 +135,16 @@ class RemoteSession:
             except ServerUnreachable as error:
                 self._take_another_turn(error, seen)
 
-    def prestage(self, slices: Sequence[int]) -> None:
-        self._act("prestage", slices=list(slices))
+    def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
+        self._act("prestage", slices=list(slices), **_told(only))
+
+    def supersede(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
+        superseded = Superseded([(s, after, until) for s, (after, until) in spans.items()], below)
+        self._act("supersede", **superseded._asdict())
+        self._keep(superseded, 0)
+
+    def abandon(self, from_seq: int) -> None:
+        """Nothing to do: an attempt in which something failed is undone as a whole."""
 
     def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
         self._act("release", destage=list(destage), purge=list(purge))
@@ -191,6 +207,8 @@ class RemoteSession:
                         case Released(destage, purge):
                             request = {"session": self._session, "destage": destage, "purge": purge}
                             self._client.act("release", request)
+                        case Superseded():
+                            self._client.act("supersede", {"session": self._session, **sent._asdict()})
                 return
             except ServerUnreachable as again:
                 lost = again
@@ -198,7 +216,7 @@ class RemoteSession:
     def _open(self) -> None:
         self._answer = self._client.act("open", {**self._opening, "session": self._session})
 
-    def _keep(self, sent: Blocks | Released, size_bytes: int) -> None:
+    def _keep(self, sent: Blocks | Released | Superseded, size_bytes: int) -> None:
         if self._sent is None:
             return
         if size_bytes > self._client.replay_bytes_left:
@@ -212,3 +230,11 @@ class RemoteSession:
         self._sent = None
         self._client.replay_bytes_left += self._kept_bytes
         self._kept_bytes = 0
+
+
+def _told(only: Only | None) -> dict[str, Any]:
+    """As it travels."""
+    if only is None:
+        return {}
+    spans = None if only.spans is None else [(s, after, until) for s, (after, until) in only.spans.items()]
+    return {"spans": spans, "keys": only.keys, "below": only.below}

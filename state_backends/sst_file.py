@@ -17,6 +17,7 @@ import orjson
 from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, SstFileWriter
 
 from aion.errors import CorruptState
+from state_backends.block import Folded
 from state_backends.depot import sync
 from state_backends.io_thread import Steps
 from state_backends.store import SstFile
@@ -38,6 +39,10 @@ class Indexed(NamedTuple):
     slice_us: int
     seq: int
     size_bytes: int
+    folded: Folded | None = None
+
+    def to_json(self) -> list[int]:
+        return [self.slice_us, self.seq, self.size_bytes, *(self.folded or ())]
 
 
 class NewFile:
@@ -50,7 +55,7 @@ class NewFile:
         self._part = part
         # RocksDB reads the first and the last data block of a file that it ingests: both are kept small.
         # The name is in it so that no file can be taken for another with blocks of the same numbers and sizes.
-        lines = orjson.dumps({"file": name, "blocks": [tuple(line) for line in index]}).ljust(_BLOCK_BYTES)
+        lines = orjson.dumps({"file": name, "blocks": [line.to_json() for line in index]}).ljust(_BLOCK_BYTES)
         self.index_crc = zlib.crc32(lines)
         self._unsynced = 0
         self.size_bytes = self.crc = 0  # of the whole file, when it is sealed
@@ -108,7 +113,7 @@ def read_index(index: bytes, name: str) -> list[Indexed]:
     found = orjson.loads(index)
     if found["file"] != name:
         raise CorruptState(f"file {name}: it is another one, {found['file']}")
-    return [Indexed(*line) for line in found["blocks"]]
+    return [Indexed(s, seq, size, Folded(*rest) if rest else None) for s, seq, size, *rest in found["blocks"]]
 
 
 def index_key(file_no: int) -> bytes:

@@ -19,7 +19,7 @@ from state_backends.io_thread import IoThread, Priority, Request, Steps
 from state_backends.ledger import IN_MEMORY, Entry, Ledger, Move, Place
 from state_backends.m_bucket import MBuckets, MemoryBudget
 from state_backends.p_bucket import PBucket
-from state_backends.store import StagingStats, StoredBlock
+from state_backends.store import Only, StagingStats, StoredBlock
 
 
 class StagedReads:
@@ -51,15 +51,16 @@ class StagedReads:
         self._stagings: dict[int, Request[None]] = {}  # seq -> the prestage under way
         self._reserved: dict[int, int] = {}  # seq -> bytes of the budget that its prestage will need
         self._unread: set[int] = set()  # prestaged and not read since
+        self._superseded: set[int] = set()  # live, and read no more: others stand for them
         self._staging: dict[int, StagingStats] = {}  # by live slice
         self._past_staging = StagingStats()  # of purged slices
         self._staging_bytes_per_s: float | None = None
         self.processing_bytes_per_s: float | None = None  # told by who executes
         self.on_staged: Callable[[int, float], None] | None = None  # told bytes and seconds of each prestage
 
-    def read(self, slices: Sequence[int], *, blocking: bool = False) -> Iterator[StoredBlock]:
+    def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
         with self._lock:
-            entries = deque(self._ledger.of_slices(slices))
+            entries = deque(self._in_sight(slices, only))
         # Reads of what is on disk begin at once, behind the blocks that memory yields meanwhile.
         to_stage = deque(entries)
         ahead: dict[int, Request[Block]] = {}
@@ -85,9 +86,9 @@ class StagedReads:
     def size_on_disk(self, slices: Sequence[int]) -> int:
         """Encoded bytes of these slices that staging would have to bring."""
         with self._lock:
-            return sum(e.size_bytes for e in self._ledger.of_slices(slices) if e.place is Place.DISK)
+            return sum(e.size_bytes for e in self._in_sight(slices) if e.place is Place.DISK)
 
-    def prestage(self, slices: Sequence[int]) -> None:
+    def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
         if not self._prestages or self._closed:
             return
         begin = time.monotonic()
@@ -95,8 +96,9 @@ class StagedReads:
         size = 0
         with self._lock:
             # Never more than memory has room for, nor than a function needs that can begin before all is there.
-            room, wanted = self._budget.left() - self._outbox_limit, self._wanted(slices)
-            for entry in [e for s in dict.fromkeys(slices) for e in self._ledger.of_slices([s])]:
+            entries = [e for s in dict.fromkeys(slices) for e in self._in_sight([s], only)]
+            room, wanted = self._budget.left() - self._outbox_limit, self._wanted(entries)
+            for entry in entries:
                 if entry.place is not Place.DISK:
                     continue
                 if size >= wanted or size + entry.size_bytes > room:
@@ -116,9 +118,13 @@ class StagedReads:
             copy.add(self._staging.get(slice_us, StagingStats()))
             return copy
 
-    def _wanted(self, slices: Sequence[int]) -> int:
-        """Bytes to prestage so that an execution over these slices never waits (paper 3.3)."""
-        entries = self._ledger.of_slices(slices)
+    def _in_sight(self, slices: Sequence[int], only: Only | None = None) -> list[Entry]:
+        """The blocks that a reader sees, by slice and in the order of arrival."""
+        entries = self._ledger.of_slices(slices, only)
+        return [e for e in entries if e.seq not in self._superseded] if self._superseded else entries
+
+    def _wanted(self, entries: Sequence[Entry]) -> int:
+        """Bytes to prestage so that an execution over these blocks never waits (paper 3.3)."""
         window = sum(e.size_bytes for e in entries)
         in_memory = sum(e.size_bytes for e in entries if e.place in IN_MEMORY)
         size = m_bucket_bytes(

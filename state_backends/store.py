@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +14,25 @@ class StoredBlock(NamedTuple):
 
     seq: int
     block: Block
+
+    @property
+    def arrival(self) -> int:
+        """The number under which the last of its events came; its own, unless it was made of others."""
+        folded = self.block.header.folded
+        return self.seq if folded is None else folded.last_seq
+
+
+class Only(NamedTuple):
+    """Which blocks of some slices are wanted; None: it makes no difference.
+
+    ``spans``: slice to (after, until): arrivals above the one and up to the other; all of a slice that is not named.
+    ``keys``: sorted and disjoint ranges of hashes, both ends inclusive: blocks that may hold such a key, which are
+    also those of which nothing is known. ``below``: blocks of lower numbers.
+    """
+
+    spans: Mapping[int, tuple[int, int]] | None = None
+    keys: Sequence[tuple[int, int]] | None = None
+    below: int | None = None
 
 
 class SstFile(NamedTuple):
@@ -91,8 +110,8 @@ class BlockStore(Protocol):
         Raises DiskError, and does not keep it, if then nothing can be written.
         """
 
-    def read(self, slices: Sequence[int], *, blocking: bool = False) -> Iterator[StoredBlock]:
-        """The live blocks of these slices, lazily, by slice and in the order of arrival.
+    def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
+        """The live blocks of these slices, or ``only`` some of them, lazily, by slice and in the order of arrival.
 
         The same order whatever tier they are in, so that no policy changes what a function sees; what is on disk is
         staged behind what is in memory. ``blocking``: everything is staged before the first block is yielded (paper
@@ -102,8 +121,11 @@ class BlockStore(Protocol):
     def size_on_disk(self, slices: Sequence[int]) -> int:
         """Encoded bytes of these slices that only the disk has."""
 
-    def prestage(self, slices: Sequence[int]) -> None:
-        """Starts bringing these slices into memory, in this order, as far as the budget allows. Does not wait."""
+    def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
+        """Starts bringing these slices, or ``only`` some of their blocks, into memory, in this order.
+
+        As far as the budget allows. Does not wait.
+        """
 
     def views(self) -> list[dict[str, Any]]:
         """What a destage policy may know of each slice with anything in memory: see policies.destage.WindowView."""
@@ -117,24 +139,51 @@ class BlockStore(Protocol):
     def purge(self, slices: Sequence[int]) -> None:
         """Forgets these slices; they never come back."""
 
+    def supersede(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
+        """From now on the blocks of these slices that came after the first number, up to the second, are not read.
+
+        Those numbered from ``below`` on stand for them. They are kept until :meth:`drop_superseded`, and are there
+        again after a :meth:`rollback`.
+        """
+
+    def superseded(self, skip: Collection[int] = ()) -> list[tuple[int, int]]:
+        """Blocks that are dead although files with live blocks hold them, as runs (first seq, last seq).
+
+        No live block lies within a run. Slices in ``skip`` are left out: none of their blocks is alive.
+        """
+
+    def drop_superseded(self) -> None:
+        """Forgets what was superseded, for good."""
+
     def persist(self, skip: Collection[int] = ()) -> list[SstFile]:
         """Waits until every live block is on disk; returns the files written since the last call.
 
-        Blocks of the slices in ``skip`` are about to be purged and need not be written. Raises OSError, or
-        what RocksDB raised; the blocks are then still in memory.
+        Blocks of the slices in ``skip`` are about to be purged and need not be written, nor what was superseded.
+        Raises OSError, or what RocksDB raised; the blocks are then still in memory.
         """
 
     def flush(self) -> None:
         """Starts writing what is due to be written, without waiting for it."""
 
     def rollback(self, from_seq: int) -> None:
-        """Forgets every block from ``from_seq`` on, and the files that hold nothing else."""
+        """Forgets every block from ``from_seq`` on, and the files that hold nothing else.
 
-    def restore(self, files: Sequence[SstFile], purged: frozenset[int]) -> None:
-        """Takes over the blocks of existing files, but for those of purged slices, into an empty store."""
+        What they superseded is alive again.
+        """
+
+    def restore(
+        self, files: Sequence[SstFile], purged: frozenset[int], superseded: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """Takes over the blocks of existing files into an empty store, but for those of purged slices.
+
+        ``superseded``: runs of blocks that are dead, too; see :meth:`superseded`.
+        """
 
     def files(self) -> dict[int, dict[int, int]]:
-        """For each file with live blocks: every slice it holds, and how many live blocks of it (maybe 0)."""
+        """For each file with live blocks: every slice it holds, and how many live blocks of it (maybe 0).
+
+        What is superseded does not count as alive.
+        """
 
     def compact(self, among: Collection[int] | None = None, *, held_bytes: int = 0, disk_bytes: int = 0) -> None:
         """Starts merging some of these files in the background, if that is worth it, or uses what was merged.

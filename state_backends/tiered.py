@@ -22,12 +22,12 @@ from state_backends.m_bucket import MemoryBudget
 from state_backends.merging import delete
 from state_backends.p_bucket import PBucket
 from state_backends.store import SstFile, StagingStats, StoreStats
-from state_backends.writing import OutboxWrites
+from state_backends.superseding import SupersededBlocks, covers
 
 MIB = 1 << 20
 
 
-class TieredStore(OutboxWrites):
+class TieredStore(SupersededBlocks):
     """The standard policy. See :class:`state_backends.store.BlockStore` for the protocol."""
 
     def __init__(
@@ -73,7 +73,8 @@ class TieredStore(OutboxWrites):
 
     def append(self, seq: int, block: Block, *, late: bool) -> None:
         with self._lock:
-            entry = self._ledger.add(seq, block.header.slice_us, block.size_bytes, Place.MEMORY)
+            header = block.header
+            entry = self._ledger.add(seq, header.slice_us, block.size_bytes, Place.MEMORY, folded=header.folded)
             self._memory.hold(seq, block)
             self._note_append(entry)
             left = self._budget.left() if self._bounded else self._outbox_limit
@@ -157,6 +158,7 @@ class TieredStore(OutboxWrites):
                 # Memory pressure may begin to write meanwhile, but not while the lock is held.
                 writes = [write for write in tuple(self._writes) if not write.done()]
                 if not writes:
+                    self._superseded.clear()
                     self._forget([e for e in self._ledger if e.seq >= from_seq])
                     unwanted = [f for f in self._new_files if f.file_no not in self._files]
                     self._new_files = [f for f in self._new_files if f.file_no in self._files]
@@ -165,19 +167,31 @@ class TieredStore(OutboxWrites):
         for file in unwanted:
             delete(file)
 
-    def restore(self, files: Sequence[SstFile], purged: frozenset[int]) -> None:
+    def restore(
+        self, files: Sequence[SstFile], purged: frozenset[int], superseded: Sequence[tuple[int, int]] = ()
+    ) -> None:
         indexes = self._io.submit(Priority.READ, self._p.adopt(files)).result()
         with self._lock:
             for file, index in zip(files, indexes, strict=True):
                 self._files.add(file.file_no, [(line.slice_us, line.size_bytes) for line in index])
-                for line in index:
-                    if line.slice_us not in purged:
-                        self._files.gain(file.file_no, line.slice_us, line.size_bytes)
-                        self._ledger.add(line.seq, line.slice_us, line.size_bytes, Place.DISK, file.file_no)
+                for line, dead in zip(index, covers(superseded, [line.seq for line in index]), strict=True):
+                    if line.slice_us in purged:
+                        continue
+                    if dead:
+                        self._files.bury(file.file_no, line.slice_us, line.seq)
+                        continue
+                    self._files.gain(file.file_no, line.slice_us, line.size_bytes)
+                    where = Place.DISK, file.file_no
+                    self._ledger.add(line.seq, line.slice_us, line.size_bytes, *where, folded=line.folded)
 
     def files(self) -> dict[int, dict[int, int]]:
         with self._lock:
-            return self._files.counts()
+            counts = self._files.counts()
+            for seq in self._superseded:
+                entry = self._ledger[seq]
+                if entry.file_no in counts:
+                    counts[entry.file_no][entry.slice_us] -= 1
+            return counts
 
     def stats(self) -> StoreStats:
         with self._lock:

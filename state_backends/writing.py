@@ -44,6 +44,7 @@ class OutboxWrites(MergedFiles):
             own: Future[SstFile] | None = None
             with self._lock:
                 pending = [e.seq for e in self._ledger if e.place is Place.MEMORY and e.slice_us not in skip]
+                pending = [seq for seq in pending if seq not in self._superseded]
                 if pending:
                     own = self._write(pending, Priority.LATE_WRITE, leave=False, leaving=set(self._outbox))
                 writes = [w for w in list(self._writes) if not w.done()]
@@ -97,9 +98,11 @@ class OutboxWrites(MergedFiles):
             self._write_at_bytes = self._outbox_limit
             self._new_files.append(file)
             self._files.add(file.file_no, [(block.header.slice_us, block.size_bytes) for _, block in blocks])
+            block_slices = {seq: block.header.slice_us for seq, block in blocks}
             for seq, _ in blocks:
-                if seq not in self._ledger:
-                    continue  # purged while it was being written
+                if seq not in self._ledger:  # purged while it was being written, or others stand for it
+                    self._files.bury(file.file_no, block_slices[seq], seq)
+                    continue
                 entry = self._ledger.move(seq, Move.WRITTEN, file_no=file.file_no)
                 self._files.gain(file.file_no, entry.slice_us, entry.size_bytes)
                 if seq in self._leaving:
@@ -128,6 +131,7 @@ class OutboxWrites(MergedFiles):
 
     def _forget(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
+            self._superseded.discard(entry.seq)
             self._memory.let_go(entry.seq)
             self._unpost(entry.seq)
             self._leaving.discard(entry.seq)

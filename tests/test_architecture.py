@@ -18,16 +18,17 @@ PACKAGES = ("aion", "state_backends", "policies", "experiments")
 # What DESIGN.md calls pure; a module that calls itself pure is taken at its word as well.
 PURE_BY_DESIGN = {
     "aion.actions", "aion.adaptive", "aion.aggregates", "aion.aggregates.binding", "aion.aggregates.layout",
-    "aion.aggregates.partial", "aion.arrivals", "aion.builder", "aion.combining", "aion.digests", "aion.distribution",
-    "aion.errors", "aion.lateness", "aion.lifecycle", "aion.merging", "aion.models", "aion.operator", "aion.overview",
-    "aion.plan", "aion.regimes", "aion.replay", "aion.rows", "aion.schema", "aion.sketch", "aion.slices",
-    "aion.slicing", "aion.slicing.batch", "aion.slicing.counts", "aion.slicing.edges", "aion.slicing.event_log",
-    "aion.slicing.folds", "aion.slicing.panes", "aion.slicing.per_record", "aion.slicing.periodic",
-    "aion.slicing.ranges", "aion.slicing.record_designs", "aion.slicing.rows", "aion.slicing.session_life",
-    "aion.slicing.sessions", "aion.slicing.slicer", "aion.slicing.stores", "aion.staleness", "aion.standing",
-    "aion.time", "aion.topology", "aion.trigger", "aion.watermark", "aion.windows", "policies", "state_backends",
-    "state_backends.block", "state_backends.compaction", "state_backends.ledger", "state_backends.live_files",
-    "state_backends.manifest", "state_backends.retention", "state_backends.store", "state_backends.wire",
+    "aion.aggregates.partial", "aion.arrivals", "aion.block_folder", "aion.builder", "aion.combining", "aion.digests",
+    "aion.distribution", "aion.errors", "aion.folding", "aion.key_ranges", "aion.lateness", "aion.lifecycle",
+    "aion.merging", "aion.models", "aion.operator", "aion.overview", "aion.plan", "aion.regimes", "aion.replay",
+    "aion.rows", "aion.schema", "aion.sketch", "aion.slices", "aion.slicing", "aion.slicing.batch",
+    "aion.slicing.counts", "aion.slicing.edges", "aion.slicing.event_log", "aion.slicing.folds", "aion.slicing.panes",
+    "aion.slicing.per_record", "aion.slicing.periodic", "aion.slicing.ranges", "aion.slicing.record_designs",
+    "aion.slicing.rows", "aion.slicing.session_life", "aion.slicing.sessions", "aion.slicing.slicer",
+    "aion.slicing.stores", "aion.staleness", "aion.standing", "aion.time", "aion.topology", "aion.trigger",
+    "aion.watermark", "aion.windows", "policies", "state_backends", "state_backends.block",
+    "state_backends.compaction", "state_backends.ledger", "state_backends.live_files", "state_backends.manifest",
+    "state_backends.retention", "state_backends.store", "state_backends.wire",
 }  # fmt: skip
 
 # Everything else has, or may have, an effect: a clock, a thread, a file, a process, a random number, Spark.
@@ -49,7 +50,7 @@ EFFECTS = {
 
 # The shell: where everything comes together. What is not listed here of aion is core, and imports no shell.
 TOP = {
-    "aion", "aion.applying", "aion.cli", "aion.executor", "aion.inspecting", "aion.inspecting_windows",
+    "aion", "aion.applying", "aion.cli", "aion.executor", "aion.folds", "aion.inspecting", "aion.inspecting_windows",
     "aion.keyed_executor", "aion.local", "aion.metrics", "aion.runtime", "aion.spark", "aion.spilling",
 }  # fmt: skip
 

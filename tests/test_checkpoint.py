@@ -705,6 +705,24 @@ class ShardMachine(RuleBasedStateMachine):
             self.mine[data] = (self.next_seq, slice_us)
             self.next_seq += 1
 
+    @precondition(lambda self: self.attempt and self.mine)
+    @rule(data=st.data(), late=st.booleans())
+    def fold(self, data: st.DataObject, late: bool) -> None:
+        """The last blocks of a slice are superseded by a new one."""
+        assert self.attempt
+        slice_us = data.draw(st.sampled_from(sorted({s for _, s in self.mine.values()})))
+        if slice_us in self.purging:
+            return
+        seqs = sorted(seq for seq, s in self.mine.values() if s == slice_us)
+        after = data.draw(st.sampled_from([-1, *seqs[:-1]]))
+        known = set(self.host.blocks)
+        self.host.append(self.attempt, (self.next_seq, slice_us), late=late)
+        (new,) = self.host.blocks.keys() - known
+        self.host.shard.supersede(self.attempt, {slice_us: (after, seqs[-1])}, self.next_seq)
+        self.mine = {d: (q, s) for d, (q, s) in self.mine.items() if s != slice_us or q <= after}
+        self.mine[new] = (self.next_seq, slice_us)
+        self.next_seq += 1
+
     @precondition(lambda self: self.attempt)
     @rule()
     def read(self) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pytest
@@ -23,10 +24,10 @@ import aion
 from aion import aggregates as A
 from aion.config import load_policy
 from aion.errors import FormatError
-from aion.executor import Executor
 from aion.hashing import ShardOfKeys
+from aion.key_ranges import row_hashes
 from aion.plan import Plan, make_plan
-from aion.runtime import make_builder, make_operator
+from aion.runtime import make_builder, make_executor, make_operator
 from state_backends.block import Codec, Compression, Kind, encode
 from state_backends.checkpoint import Shard
 from state_backends.codec_pool import CodecPool
@@ -47,7 +48,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     assert nothing == b"" and re.fullmatch(rb"[0-9a-f]{8}", crc)
     assert int(crc, 16) == zlib.crc32(body)
     manifest: dict[str, Any] = json.loads(body)
-    assert manifest["format"] == 1
+    assert manifest["format"] == 2
     return manifest
 
 
@@ -71,11 +72,12 @@ def read_version(shard: Path, token: str) -> dict[tuple[int, int], bytes]:
             found[slice_ - 2**63, seq] = value
         assert json.loads(index) == {
             "file": file["name"],
-            "blocks": [[s, seq, len(value)] for (s, seq), value in found.items()],
+            "blocks": [[s, seq, len(value), *read_folded(value)] for (s, seq), value in found.items()],
         }
         assert len(found) == file["blocks"]
         blocks |= {key: value for key, value in found.items() if key[0] not in manifest["purged"]}
-    return blocks
+    dead = {seq for _, seq in blocks for first, last in manifest["superseded"] if first <= seq <= last}
+    return {key: value for key, value in blocks.items() if key[1] not in dead}
 
 
 def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -132,12 +134,19 @@ HEADER = {
 }  # fmt: skip
 
 
+def read_folded(data: bytes) -> tuple[int, ...]:
+    """Last seq, low and high of a folded block; of another one, nothing."""
+    return struct.unpack("<qqq", data[60:84]) if data[4] == 2 else ()
+
+
 def read_block(data: bytes) -> tuple[dict[str, Any], bytes]:
     """The header's fields, and the body, decompressed."""
-    header = dict(zip(HEADER, struct.unpack("<" + "".join(HEADER.values()), data[:64]), strict=True))
-    assert (header["magic"], header["version"]) == (b"AION", 1)
-    assert header["header crc"] == zlib.crc32(data[:60])
-    body = data[64:]
+    own = 60 + 8 * len(read_folded(data))
+    fields = struct.unpack("<" + "".join(HEADER.values()), data[:60] + data[own : own + 4])
+    header = dict(zip(HEADER, fields, strict=True))
+    assert header["magic"] == b"AION" and header["version"] in (1, 2)
+    assert header["header crc"] == zlib.crc32(data[:own])
+    body = data[own + 4 :]
     assert (header["length"], header["body crc"]) == (len(body), zlib.crc32(body))
     if header["compression"]:
         body = pa.decompress(body, header["raw"], codec={1: "lz4", 2: "zstd"}[header["compression"]], asbytes=True)
@@ -193,15 +202,21 @@ class OfShard:
     def append(self, blocks: Any) -> None:
         self.shard.append(self.attempt, list(blocks))
 
-    def read(self, slices: Any, *, blocking: bool = False) -> Any:
-        return self.shard.read(self.attempt, slices, blocking=blocking)
+    def read(self, slices: Any, *, blocking: bool = False, only: Any = None) -> Any:
+        return self.shard.read(self.attempt, slices, blocking=blocking, only=only)
 
-    def prestage(self, slices: Any) -> None:
-        self.shard.prestage(self.attempt, slices)
+    def prestage(self, slices: Any, only: Any = None) -> None:
+        self.shard.prestage(self.attempt, slices, only)
 
     def release(self, destage: Any, purge: Any) -> None:
         self.shard.destage(self.attempt, destage)
         self.shard.purge(self.attempt, purge)
+
+    def supersede(self, spans: Any, below: int) -> None:
+        self.shard.supersede(self.attempt, spans, below)
+
+    def abandon(self, from_seq: int) -> None:
+        raise AssertionError("nothing fails here")
 
 
 def make_definition(**how: Any) -> Plan:
@@ -220,7 +235,7 @@ def run_batches(rig: Rig, plan: Plan, codec: str) -> list[str]:
         token = f"{number:010d}-{number:016x}"
         snapshot = rig.shard.open(tokens[-1] if tokens else None, token, rig.identity)
         operator = make_operator(plan, policy, snapshot)
-        executor = Executor(plan, operator, OfShard(rig.shard, token), pool)
+        executor = make_executor(plan, operator, OfShard(rig.shard, token), pool, policy)
         if watermark:
             list(executor.advance(watermark * 1_000_000))
         table = pa.table([[t * 1_000_000 for t in times], ["a", "b", "a"][: len(times)], times], schema=SCHEMA)
@@ -307,6 +322,46 @@ def test_files_of_any_shape_are_as_the_page_says(make: Callable[..., Rig]) -> No
     assert token
 
 
+@pytest.mark.parametrize("how", [EVENTS, PARTIALS], ids=["events", "partials"])
+def test_folded_blocks_are_as_the_page_says(make: Callable[..., Rig], how: dict[str, Any]) -> None:
+    """Batches into one window until it is folded; late ones, folded among themselves; and as Aion reads them."""
+    plan = make_definition(**how)
+    rig = make(plan.definition)
+    policy = load_policy({"lateness": {"initial_bound": "100s"}, "trigger": {"kind": "every_batch"}})
+    pool, token, events, ranges = CodecPool(0), None, 0, 0
+    for number in range(9):
+        attempt = f"{number:010d}-{number:016x}"
+        operator = make_operator(plan, policy, rig.shard.open(token, attempt, rig.identity))
+        executor = make_executor(plan, operator, OfShard(rig.shard, attempt), pool, policy)
+        if number > 4:
+            list(executor.advance(30_000_000))
+        times = [5_000_000 + number] * 8 + [12_000_000] * (number == 0)  # one more, for which the first file is kept
+        rows = [times, [*"abcdefghi"][: len(times)], [number] * len(times)]
+        batch = pa.record_batch(rows, schema=SCHEMA)
+        builder = make_builder(plan, policy, pool, ShardOfKeys([0]))
+        made = [b.block for b in [*builder.add(batch), *builder.finish()]]
+        list(executor.arrive(made))
+        list(executor.end_batch())
+        rig.shard.commit(attempt, operator.snapshot())
+        token, events = attempt, events + len(times)
+        found = read_version(rig.folder / "state", token)
+        rig.shard.open(token, "reader", rig.identity)
+        stored = rig.shard.read("reader", [0, 10_000_000])
+        assert {(b.header.slice_us, seq): bytes(b.data) for seq, b in stored} == found
+        assert sum(read_block(data)[0]["events"] for data in found.values()) == events
+        for data in found.values():
+            if read_folded(data):
+                last_seq, low, high = read_folded(data)
+                body = pa.py_buffer(read_block(data)[1])
+                hashes = row_hashes(plan, pa.ipc.read_record_batch(body, plan.block_schema))
+                assert (np.diff(hashes) >= 0).all() and (hashes[0], hashes[-1]) == (low, high)
+                assert 0 <= last_seq < operator.next_seq
+                ranges += 1
+    superseded = read_manifest(rig.folder / "state" / "manifests" / f"{token}.json")["superseded"]
+    assert ranges and superseded, "something was folded, and what it stands for lies in files yet"
+    pool.close()
+
+
 # -- what the page lists ----------------------------------------------------------------------------------------
 
 
@@ -333,7 +388,7 @@ def test_the_page_lists_every_field(make: Callable[..., Rig]) -> None:
     assert list(manifest["files"][0]) == listed["files"]
     assert set(manifest["identity"]["definition"]) <= set(names_in(PAGE))
     shared = read_manifest(rig.folder / "operator.json")
-    assert shared.pop("format") == 1
+    assert shared.pop("format") == 2
     assert shared == {name: manifest["identity"][name] for name in ("query", "operator", "shards", "definition")}
     snapshot = {name: names_in(text) for first, text in rows_of("Snapshot") for name in names_in(first)}
     assert list(snapshot) == list(manifest["snapshot"])

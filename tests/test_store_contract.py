@@ -23,13 +23,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from aion.errors import CorruptState, DiskError, StateError
 from policies.destage import StandardDestage
-from state_backends.block import Block, Kind, encode
+from state_backends.block import Block, Folded, Kind, encode
 from state_backends.compaction import DEFAULTS, Limits
 from state_backends.io_thread import IoThread, Priority, Request, Steps
 from state_backends.m_bucket import MemoryBudget
 from state_backends.p_bucket import PBucket
 from state_backends.pressure import PressureManager
-from state_backends.store import BlockStore, SstFile
+from state_backends.store import BlockStore, Only, SstFile
 from state_backends.stores import STORES
 from tests.simulated_disk import Disk, Job, OnDisk, at_rest
 from tests.test_io_thread import PATIENCE, Gate, result
@@ -37,11 +37,11 @@ from tests.test_io_thread import PATIENCE, Gate, result
 KIB = 1 << 10
 
 
-def make_block(slice_us: int, number: int, size: int = 0) -> Block:
+def make_block(slice_us: int, number: int, size: int = 0, folded: Folded | None = None) -> Block:
     """A block of about ``size`` bytes, each of its own contents, which do not compress."""
     payload = hashlib.shake_128(str(number).encode()).digest(max(size - 400, 8))
     batch = pa.record_batch({"payload": [payload]})
-    return encode(batch, kind=Kind.EVENTS, slice_us=slice_us, events=1, min_us=slice_us, max_us=slice_us)
+    return encode(batch, kind=Kind.EVENTS, slice_us=slice_us, events=1, min_us=slice_us, max_us=slice_us, folded=folded)
 
 
 def nothing() -> Steps[None]:
@@ -79,15 +79,20 @@ class Rig:
         p_bucket: Any = OnDisk(self.p_bucket, disk) if disk else self.p_bucket
         return STORES[self.kind](p_bucket, self.io, self.budget, **self.options)
 
-    def reopen(self, files: Sequence[SstFile], purged: frozenset[int] = frozenset()) -> None:
+    def reopen(
+        self,
+        files: Sequence[SstFile],
+        purged: frozenset[int] = frozenset(),
+        superseded: Sequence[tuple[int, int]] = (),
+    ) -> None:
         self.store.close()
         self.store = self.open()
-        self.store.restore(files, purged)
+        self.store.restore(files, purged, superseded)
 
-    def append(self, *blocks: tuple[int, int], late: bool = False, size: int = 0) -> None:
+    def append(self, *blocks: tuple[int, int], late: bool = False, size: int = 0, folded: Folded | None = None) -> None:
         for seq, slice_us in blocks:
             self.numbers += 1
-            self.blocks[seq] = make_block(slice_us, self.numbers, size)
+            self.blocks[seq] = make_block(slice_us, self.numbers, size, folded)
             self.store.append(seq, self.blocks[seq], late=late)
 
     def read(self, *slices: int, blocking: bool = False) -> list[int]:
@@ -987,6 +992,58 @@ def test_a_damaged_file_never_gives_a_wrong_block(make: Callable[..., Rig]) -> N
     rig.reopen([file])
 
 
+# -- superseding --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", WHEREVER)
+def test_what_is_superseded_is_not_read_and_is_there_again_after_a_rollback(rig: Rig, where: str) -> None:
+    rig.append((0, 0), (1, 10), (2, 0), (3, 0))
+    WHEREVER[where](rig)
+    rig.append((4, 0), folded=Folded(2, 0, 9))
+    rig.store.supersede({0: (-1, 2)}, 4)
+    rig.validate()
+    assert rig.read(0, 10) == [4, 3, 1], "what stands for the first two has their place"
+    assert rig.store.stats().blocks == 5
+    rig.store.prestage([0, 10])
+    rig.settle()
+    rig.store.rollback(4)
+    rig.validate()
+    assert rig.read(0, 10) == [0, 2, 3, 1]
+
+
+@pytest.mark.parametrize("where", WHEREVER)
+def test_a_version_does_not_need_what_is_superseded(rig: Rig, where: str) -> None:
+    rig.append((0, 0), (1, 10), (2, 0), (3, 0))
+    files = rig.store.persist()
+    rig.reopen(files) if where == "restored" else WHEREVER[where](rig)
+    rig.append((4, 0), (5, 0), late=True)
+    rig.append((6, 0), folded=Folded(5, 0, 9))
+    rig.store.supersede({0: (0, 5)}, 6)
+    files += rig.store.persist()
+    holds = rig.store.files()
+    assert sum(n for slices in holds.values() for n in slices.values()) == 3
+    superseded = rig.store.superseded()
+    rig.store.drop_superseded()
+    rig.validate()
+    assert rig.read(0, 10) == [0, 6, 1] and rig.store.stats().blocks == 3
+    assert {seq for seq in range(7) for first, last in superseded if first <= seq <= last} <= {2, 3, 4, 5}
+    rig.reopen([f for f in files if f.file_no in holds], superseded=superseded)
+    rig.validate()
+    assert rig.read(0, 10) == [0, 6, 1]
+    assert rig.store.superseded() == superseded, "the files hold them still"
+    assert rig.store.superseded(skip=[0]) == []
+
+
+def test_what_nobody_will_read_is_not_written(make: Callable[..., Rig]) -> None:
+    for kind in ("memory", "tiered"):
+        rig = make(kind)
+        rig.append(*((seq, 0) for seq in range(5)))
+        rig.append((5, 0), folded=Folded(4, 0, 9))
+        rig.store.supersede({0: (-1, 4)}, 5)
+        (file,) = rig.store.persist()
+        assert file.blocks == 1 and rig.store.superseded() == []
+
+
 # -- everything in any order --------------------------------------------------------------------------------
 
 
@@ -1003,10 +1060,11 @@ class StoreMachine(RuleBasedStateMachine):
         folder = Path(self.temporary.name)
         self.rig = Rig(kind, folder, budget=12 * KIB, bucket_limit=4 * KIB, keep=keep, limits=EAGER)
         self.live: dict[int, int] = {}  # seq -> slice
+        self.hidden: dict[int, int] = {}  # superseded, until the next commit
         self.next_seq = 0
         self.known: dict[int, SstFile] = {}
-        # The last version: its files, its purged slices, its blocks, its next seq, and its blocks' contents.
-        self.version: Any = ([], frozenset(), {}, 0, {})
+        # The last version: its files, its purged slices, what is superseded, its blocks, its next seq, their contents.
+        self.version: Any = ([], frozenset(), [], {}, 0, {})
         self.generation = 0
         self.broken = self.was_broken = False
 
@@ -1019,9 +1077,47 @@ class StoreMachine(RuleBasedStateMachine):
     def live_slices(self) -> list[int]:
         return sorted(set(self.live.values()))
 
+    def arrival(self, seq: int) -> int:
+        folded = self.rig.blocks[seq].header.folded
+        return seq if folded is None else folded.last_seq
+
+    def in_order(self, slices: Sequence[int]) -> list[int]:
+        """Live blocks of these slices, by slice and in the order of arrival."""
+        return [seq for _, _, seq in sorted((s, self.arrival(seq), seq) for seq, s in self.live.items() if s in slices)]
+
+    @precondition(lambda self: self.live and not self.broken)
+    @rule(data=st.data(), late=st.booleans(), count=st.integers(1, 2))
+    def fold(self, data: st.DataObject, late: bool, count: int) -> None:
+        """Some neighbours of a slice are superseded by a run of one block or two."""
+        slice_us = data.draw(st.sampled_from(self.live_slices()))
+        arrivals = sorted({self.arrival(seq) for seq in self.in_order([slice_us])})
+        until = data.draw(st.sampled_from(arrivals))
+        after = data.draw(st.sampled_from([-1, *(a for a in arrivals if a < until)]))
+        old = [seq for seq in self.in_order([slice_us]) if after < self.arrival(seq) <= until]
+        below = self.next_seq
+        for part in range(count):
+            self.rig.append((self.next_seq, slice_us), late=late, folded=Folded(until, part * 100, part * 100 + 99))
+            self.next_seq += 1
+        self.rig.store.supersede({slice_us: (after, until)}, below)
+        self.live |= dict.fromkeys(range(below, self.next_seq), slice_us)
+        self.hidden |= {seq: self.live.pop(seq) for seq in old}
+
+    @rule(data=st.data(), low=st.integers(0, 250), below=st.none() | st.integers(0, 60))
+    def read_some(self, data: st.DataObject, low: int, below: int | None) -> None:
+        slices = self.live_slices()
+        after = data.draw(st.integers(-1, max(self.next_seq, 0)))
+        only = Only(dict.fromkeys(slices[:1], (after, after + 5)), [(low, low + 10)], below)
+        wanted = []
+        for seq in self.in_order(slices):
+            folded = self.rig.blocks[seq].header.folded
+            in_span = self.live[seq] not in slices[:1] or after < self.arrival(seq) <= after + 5
+            meets = folded is None or (folded.low <= low + 10 and low <= folded.high)
+            wanted += [seq] * (in_span and meets and (below is None or seq < below))
+        assert [self.rig.check(stored) for stored in self.rig.store.read(slices, only=only)] == wanted
+
     @rule(number=slices, late=st.booleans(), size=st.sampled_from([0, 900, 3000]), count=st.integers(1, 4))
     def append(self, number: int, late: bool, size: int, count: int) -> None:
-        total = sum(self.rig.blocks[seq].size_bytes for seq in self.live)
+        total = sum(self.rig.blocks[seq].size_bytes for seq in self.live | self.hidden)
         if self.broken and total + count * max(size, KIB) > 12 * KIB:
             return  # it might be refused, or not: that depends on how far the I/O thread is
         for _ in range(count):
@@ -1032,8 +1128,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), blocking=st.booleans())
     def read(self, data: st.DataObject, blocking: bool) -> None:
         chosen = data.draw(st.lists(st.sampled_from([*self.live_slices(), -1])))
-        expected = sorted((s, seq) for seq, s in self.live.items() if s in chosen)
-        assert self.rig.read(*chosen, blocking=blocking) == [seq for _, seq in expected]
+        assert self.rig.read(*chosen, blocking=blocking) == self.in_order(chosen)
 
     @rule(data=st.data())
     def prestage(self, data: st.DataObject) -> None:
@@ -1073,6 +1168,7 @@ class StoreMachine(RuleBasedStateMachine):
     def forget(self, slices: list[int]) -> None:
         self.rig.store.purge(slices)
         self.live = {seq: s for seq, s in self.live.items() if s not in slices}
+        self.hidden = {seq: s for seq, s in self.hidden.items() if s not in slices}
         self.generation += 1
 
     @rule(data=st.data())
@@ -1086,10 +1182,15 @@ class StoreMachine(RuleBasedStateMachine):
             return
         self.known |= {f.file_no: f for f in files}
         self.forget(dead)
-        holds = self.rig.store.files()
-        purged = frozenset(s for slices in holds.values() for s, n in slices.items() if not n)
+        holds = {no: slices for no, slices in self.rig.store.files().items() if any(slices.values())}
+        alive = {s for slices in holds.values() for s, n in slices.items() if n}
+        purged = frozenset(s for slices in holds.values() for s in slices) - alive
+        superseded = self.rig.store.superseded(purged)
+        self.rig.store.drop_superseded()
+        self.hidden = {}
         contents = dict(self.rig.blocks)
-        self.version = ([self.known[no] for no in sorted(holds)], purged, dict(self.live), self.next_seq, contents)
+        files = [self.known[no] for no in sorted(holds)]
+        self.version = (files, purged, superseded, dict(self.live), self.next_seq, contents)
 
     @rule()
     def compact(self) -> None:
@@ -1099,16 +1200,17 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.broken)
     @rule()
     def rollback(self) -> None:
-        self.next_seq = self.version[3]
+        self.next_seq = self.version[4]
         self.rig.store.rollback(self.next_seq)
-        self.live = {seq: s for seq, s in self.live.items() if seq < self.next_seq}
+        self.live = {seq: s for seq, s in (self.live | self.hidden).items() if seq < self.next_seq}
+        self.hidden = {}
 
     @precondition(lambda self: not self.broken)
     @rule()
     def crash(self) -> None:
-        files, purged, live, self.next_seq, contents = self.version
-        self.rig.reopen(files, purged)
-        self.live, self.rig.blocks = dict(live), dict(contents)
+        files, purged, superseded, live, self.next_seq, contents = self.version
+        self.rig.reopen(files, purged, superseded)
+        self.live, self.hidden, self.rig.blocks = dict(live), {}, dict(contents)
         self.generation += 1
 
     @rule()
@@ -1122,15 +1224,14 @@ class StoreMachine(RuleBasedStateMachine):
         store = self.rig.store
         store.validate()  # type: ignore[attr-defined]
         stats = store.stats()
-        total = sum(self.rig.blocks[seq].size_bytes for seq in self.live)
-        assert stats.blocks == len(self.live)
+        total = sum(self.rig.blocks[seq].size_bytes for seq in self.live | self.hidden)
+        assert stats.blocks == len(self.live) + len(self.hidden)
         assert max(stats.m_bucket_bytes, stats.p_bucket_bytes) <= total <= stats.m_bucket_bytes + stats.disk_only_bytes
         if self.rig.kind == "tiered" and not self.was_broken:
             assert self.rig.budget.peak_bytes <= 12 * KIB + 3 * KIB + 100
 
     def teardown(self) -> None:
-        expected = [seq for _, seq in sorted((s, seq) for seq, s in self.live.items())]
-        assert self.rig.read(*self.live_slices()) == expected
+        assert self.rig.read(*self.live_slices()) == self.in_order(self.live_slices())
         self.rig.close()
         self.temporary.cleanup()
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from state_backends import processes, server_folder
-from state_backends.block import Block, Kind, decode, encode
+from state_backends.block import Block, Folded, Kind, decode, encode
 from state_backends.client import StateClient, runtime_dir
 from state_backends.manifest import Identity
 from state_backends.processes import Process
@@ -97,9 +97,10 @@ def is_over(process: Process) -> bool:
     return not processes.is_alive(process)
 
 
-def block(*values: int, slice_us: int = 0) -> Block:
+def block(*values: int, slice_us: int = 0, folded: Folded | None = None) -> Block:
     batch = pa.record_batch([pa.array(values, pa.int64())], schema=SCHEMA)
-    return encode(batch, kind=Kind.EVENTS, slice_us=slice_us, events=len(values), min_us=0, max_us=0)
+    events = len(values)
+    return encode(batch, kind=Kind.EVENTS, slice_us=slice_us, events=events, min_us=0, max_us=0, folded=folded)
 
 
 def open_shard(client: StateClient, state: Path, token: str | None, attempt: str, **change: Any) -> RemoteSession:

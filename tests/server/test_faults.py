@@ -16,9 +16,11 @@ import pytest
 
 from aion import errors
 from state_backends import session
+from state_backends.block import Folded
 from state_backends.client import runtime_dir
 from state_backends.processes import Process
 from state_backends.session import TURNS
+from state_backends.store import Only
 from state_backends.stores import StoreConfig
 from tests.server.conftest import (
     Connect,
@@ -96,6 +98,35 @@ def test_a_read_goes_on_behind_what_it_yielded(application: str, connect: Connec
     assert [b.seq for b in found] == list(range(8))
     assert [bytes(b.block.data) for b in found] == [bytes(b.data) for b in large]
     assert session_.turns == 2
+
+
+def test_what_was_superseded_is_so_on_any_server(application: str, connect: Connect, tmp_path: Path) -> None:
+    """Blocks that stand for others are replayed with what they stand for; and only some blocks can be asked for."""
+    first = open_shard(connect(), tmp_path, None, "t1")
+    first.append([(seq, False, block(seq)) for seq in range(4)])
+    first.commit(snapshot(4))
+    client = connect()
+    attempt = open_shard(client, tmp_path, "t1", "t2")
+    attempt.append([(4, False, block(4))])
+    attempt.append([(5 + n, False, block(10 + n, folded=Folded(2, 100 * n, 100 * n + 99))) for n in range(2)])
+    attempt.supersede({0: (0, 2)}, 5)
+    kill(application)
+    assert values(attempt, 0) == [0, 10, 11, 3, 4]
+    assert attempt.turns == 2
+
+    def some(only: Only) -> list[int]:
+        return [stored.seq for stored in attempt.read([0], only=only)]
+
+    assert some(Only(keys=[(5, 5), (99, 99)])) == [0, 5, 3, 4], "of others nothing is known"
+    assert some(Only({0: (2, 9)})) == [3, 4] and some(Only({0: (0, 2)}, [(100, 100)])) == [6]
+    assert some(Only(below=5)) == [0, 3, 4]
+    attempt.prestage([0], Only(keys=[(5, 5)]))
+    attempt.commit(snapshot(7))
+    kill(application)
+    last = open_shard(client, tmp_path, "t2", "t3")
+    assert values(last, 0) == [0, 10, 11, 3, 4]
+    with pytest.raises(errors.RequestError, match="sorted and disjoint"):
+        list(last.read([0], only=Only(keys=[(5, 9), (7, 8)])))
 
 
 def test_two_sessions_of_a_worker_both_go_on(application: str, connect: Connect, tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+"""Blocks of a slice made into one run: combined by key, sorted by the hash of the key, cut to size. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from aion.actions import Fold
+from aion.builder import parts_of
+from aion.key_ranges import row_hashes
+from aion.plan import Plan
+from state_backends.block import Block, Codec, Compression, Folded, Kind, encode
+
+if TYPE_CHECKING:
+    from aion.applying import Decoded
+
+MOST_BYTES = 1 << 17
+"""What is read for one key at most, of each run: to read all of a window costs little more than by larger blocks."""
+_FOLD, _PART = "\0fold", "\0part"
+
+
+def fold_bytes(memory_bytes: int, compression: Compression) -> int:
+    """Of encoded blocks that are folded at once: rows, their copies, and the order they are put in take room."""
+    return max(memory_bytes // (4 if compression is Compression.NONE else 16), 1)
+
+
+class BlockFolder:
+    """Folds blocks of one plan. ``target_bytes``: what the blocks that it makes are filled to, up to ``MOST_BYTES``."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        target_bytes: int,
+        compression: Compression = Compression.NONE,
+        codec: Codec = Codec.ARROW,
+    ) -> None:
+        self._plan = plan
+        self._target_bytes = min(target_bytes, MOST_BYTES)
+        self.compression = compression
+        self._codec = codec
+        self._names = [field.name for field in plan.key_fields]
+
+    def within(self, block: Decoded, low: int, high: int) -> Decoded:
+        """The rows of a block whose keys lie in this range of hashes."""
+        hashes = row_hashes(self._plan, block.batch)
+        return block._replace(batch=block.batch.filter(pa.array((hashes >= low) & (hashes <= high))))
+
+    def fold(self, folds: Mapping[int, Fold], blocks: Sequence[Decoded]) -> Iterator[tuple[Fold, Block]]:
+        """The blocks of some slices' folds, by slice and in the order of arrival, as the blocks that stand for them."""
+        batches = [d.batch for d in blocks if d.batch.num_rows]
+        if not batches:
+            return
+        slices = np.repeat([d.slice_us for d in blocks], [d.batch.num_rows for d in blocks])
+        table = pa.Table.from_batches(batches).append_column(_FOLD, pa.array(slices))
+        if self._plan.layout is not None:
+            table = self._combined(table)
+        hashes, slices = row_hashes(self._plan, table), table.column(_FOLD).to_numpy()
+        order = np.lexsort((hashes, slices))  # stable: the rows of a key stay in the order of arrival
+        table = table.take(pa.array(order)).drop_columns([_FOLD]).combine_chunks()
+        hashes, slices = hashes[order], slices[order]
+        edges = [0, *(np.flatnonzero(np.diff(slices)) + 1).tolist(), len(slices)]
+        for begin, end in itertools.pairwise(edges):
+            fold = folds[int(slices[begin])]
+            for first, last in self._pieces(table, begin, end):
+                folded = Folded(fold.until, int(hashes[first]), int(hashes[last - 1]))
+                yield fold, self._encode(fold.slice_us, table.slice(first, last - first), folded)
+
+    def _combined(self, partials: pa.Table) -> pa.Table:
+        """One row for each key of each fold; where values are kept, as many as make rows of the target size."""
+        layout = self._plan.layout
+        assert layout is not None
+        keys = [_FOLD, *self._names]
+        if not layout.holistic:
+            return layout.combine(keys, partials)
+        parts = pa.array(parts_of(partials, keys, self._target_bytes))
+        found = layout.combine([*keys, _PART], partials.append_column(_PART, parts))
+        return found.take(pc.sort_indices(found.column(_PART))).drop_columns([_PART])
+
+    def _pieces(self, table: pa.Table, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        size = table.slice(begin, end - begin).nbytes
+        step = -(-(end - begin) // max(1, round(size / self._target_bytes)))
+        return ((first, min(first + step, end)) for first in range(begin, end, step))
+
+    def _encode(self, slice_us: int, rows: pa.Table, folded: Folded) -> Block:
+        if self._plan.layout is None:
+            times = pc.min_max(rows.column(self._plan.time).cast(pa.int64()))
+            kind, events, low, high = Kind.EVENTS, rows.num_rows, times["min"].as_py(), times["max"].as_py()
+        else:
+            kind, events, low, high = Kind.PARTIALS, pc.sum(rows.column("p0")).as_py(), slice_us, slice_us
+        return encode(
+            rows.to_batches()[0],
+            kind=kind,
+            slice_us=slice_us,
+            events=events,
+            min_us=low,
+            max_us=high,
+            compression=self.compression,
+            codec=self._codec,
+            folded=folded,
+        )

@@ -1,0 +1,144 @@
+"""What one late event costs in windows of few and of many keys; and what a window takes that many batches feed.
+
+Issue 6: a late event costs in proportion to the keys it touches, not to its window; and partials of an open window take
+at most about twice their folded size, in memory and on disk, however many batches feed it. Beside it the same without
+folding: blocks stay as they came, and a late execution reads its window.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+MIB = 1 << 20
+TWICE = 2.0
+"""What a window may take, in folded sizes."""
+ALLOWED_GROWTH = 3.0
+"""How many times the bytes of one late event in the window before may be read in one of a hundred times as many keys.
+
+Told of the two largest windows: of one that is smaller than a folded block all is read, and that is less.
+"""
+PACKAGES = ("aion", "numpy", "pyarrow", "rocksdict")
+BOTH = {True: "folded", False: "as it came"}
+
+
+def late_keys(
+    keys: Annotated[str, typer.Option(help="Keys of the windows of partials.")] = "1000,100000,10000000",
+    event_keys: Annotated[str, typer.Option(help="Keys of the windows of kept events; '' for none.")] = (
+        "1000,100000,1000000"
+    ),
+    runs: Annotated[int, typer.Option(min=1, help="Late events, each in a batch of its own.")] = 5,
+    batches: Annotated[int, typer.Option(min=1, help="That feed one window.")] = 1000,
+    batch_events: Annotated[int, typer.Option(min=1, help="Of each of these batches.")] = 1000,
+    batch_keys: Annotated[int, typer.Option(min=1, help="Of which these events are.")] = 20_000,
+    out: Annotated[Path, typer.Option(help="For results; state lies there while it is measured.")] = Path(
+        "out/late-keys"
+    ),
+) -> None:
+    """Bytes and time of one late event by the keys of its window; what a window of many batches takes."""
+    # Here, not above: `aion --help` imports this module and needs none of it.
+    from experiments import bench, late_keys_runs
+    from experiments.ingest import wide_console
+    from experiments.restore import numbers
+
+    console = wide_console()
+    sizes = {"partials": numbers(keys), "events": numbers(event_keys) if event_keys.strip() else []}
+    out.mkdir(parents=True, exist_ok=True)
+    record: dict[str, Any] = {
+        "experiment": "late-keys", "versions": bench.versions(PACKAGES), "machine": bench.machine()
+    }  # fmt: skip
+    late: list[dict[str, Any]] = []
+    fed: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="work-", dir=out.absolute()) as work:
+        for kind, counts in sizes.items():
+            for count in counts:
+                for folds, how in BOTH.items():
+                    with console.status(f"{kind}, {count:,} keys, {how}"):
+                        folder = Path(work) / f"{kind}-{count}-{folds}"
+                        found = late_keys_runs.late_event(folder, kind, count, runs, folds=folds)
+                    late.append({"kind": kind, "keys": count, "folds": folds, **found})
+                    bench.write_json(out / "late-keys.json", {**record, "late": late, "fed": fed})
+        console.print(late_table(late))
+        for store in ("memory", "tiered"):
+            for folds, how in BOTH.items():
+                with console.status(f"{batches:,} batches, {store}, {how}"):
+                    folder = Path(work) / f"{store}-{folds}"
+                    figures = (batches, batch_events, batch_keys)
+                    found = late_keys_runs.many_batches(folder, store, *figures, folds=folds)
+                fed.append({"store": store, "folds": folds, "batches": batches, **found})
+                bench.write_json(out / "late-keys.json", {**record, "late": late, "fed": fed})
+    console.print(fed_table(fed))
+    for line in verdicts(late, fed):
+        console.print(line, highlight=False)
+    console.print(f"written: {out / 'late-keys.json'}", highlight=False)
+
+
+def late_table(late: Sequence[dict[str, Any]]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="one late event: medians", title_justify="left")
+    for heading in ("window of", "blocks"):
+        table.add_column(heading)
+    for heading in ("keys", "window MiB", "bytes read", "blocks read", "execution ms", "batch ms"):
+        table.add_column(heading, justify="right")
+    for row in late:
+        table.add_row(
+            row["kind"], BOTH[row["folds"]], f"{row['keys']:,}", f"{row['window_bytes'] / MIB:,.2f}",
+            f"{row['bytes']:,.0f}", f"{row['blocks']:,.0f}", f"{row['seconds'] * 1e3:,.1f}",
+            f"{row['batch_seconds'] * 1e3:,.1f}",
+        )  # fmt: skip
+    return table
+
+
+def fed_table(fed: Sequence[dict[str, Any]]) -> Table:
+    from rich.table import Table
+
+    title = f"a window of {fed[0]['batches']:,} batches: the most that it took, in folded sizes"
+    table = Table(title=title, title_justify="left")
+    for heading in ("store", "blocks"):
+        table.add_column(heading)
+    for heading in ("number", "folded KiB", "came KiB", "in memory", "on disk", "its folder", "written again", "s"):
+        table.add_column(heading, justify="right")
+    for row in fed:
+        table.add_row(
+            row["store"], BOTH[row["folds"]], f"{row['blocks']:,}", f"{row['folded_bytes'] / 1024:,.0f}",
+            f"{row['came_bytes'] / 1024:,.0f}",
+            *(f"{row[f'{name}_ratio']:.2f}" for name in ("memory", "disk", "folder")),
+            f"{row['written_again']:.2f}", f"{row['seconds']:.1f}",
+        )  # fmt: skip
+    return table
+
+
+def verdicts(late: Sequence[dict[str, Any]], fed: Sequence[dict[str, Any]]) -> list[str]:
+    """What was to be reached, and whether it was."""
+    lines = []
+    for kind in dict.fromkeys(row["kind"] for row in late):
+        rows = sorted((r for r in late if r["kind"] == kind and r["folds"]), key=lambda r: int(r["keys"]))
+        if len(rows) > 1:
+            before, last = rows[-2:]
+            growth = last["bytes"] / before["bytes"]
+            held = _holds(growth <= ALLOWED_GROWTH)
+            lines.append(
+                f"{kind}: {last['keys'] / before['keys']:,.0f} times the keys: {growth:.2f} times the bytes read, "
+                f"{last['seconds'] / before['seconds']:.2f} times the time, {last['bytes'] / last['window_bytes']:.2%} "
+                f"of the window (target: at most {ALLOWED_GROWTH:g} times the bytes; {held})"
+            )
+    for row in fed:
+        if row["folds"]:
+            most = max(row["memory_ratio"], row["disk_ratio"])
+            lines.append(
+                f"{row['store']}: {row['batches']:,} batches: at most {most:.2f} folded sizes in memory and on disk "
+                f"(target: at most {TWICE:g}; {_holds(most <= TWICE)})"
+            )
+    return lines
+
+
+def _holds(does: bool) -> str:
+    return "holds" if does else "does not hold"

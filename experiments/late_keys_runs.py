@@ -1,0 +1,244 @@
+"""One shard at work, as Spark's root would have it, with and without folding: what `late_keys` measures."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import aion
+from aion import aggregates as A
+from aion.actions import Fold
+from aion.applying import decode_all
+from aion.block_folder import BlockFolder
+from aion.config import Policy, load_policy
+from aion.executor import Executor
+from aion.hashing import ShardOfKeys
+from aion.operator import Operator
+from aion.plan import Plan, make_plan
+from aion.runtime import make_bound, make_builder, make_executor, make_operator, make_trigger
+from state_backends.block import Block
+from state_backends.checkpoint import Shard
+from state_backends.codec_pool import CodecPool
+from state_backends.depot import LocalDepot
+from state_backends.io_thread import IoThread
+from state_backends.m_bucket import MemoryBudget
+from state_backends.manifest import Identity
+from state_backends.store import BlockStore, Only, StoredBlock
+from state_backends.stores import STORES
+
+SECOND = 1_000_000
+WINDOW = aion.Tumbling(60 * SECOND)
+ROWS_AT_ONCE = 1_000_000
+SCHEMA = pa.schema([("ts", pa.timestamp("us")), ("key", pa.int64()), ("value", pa.float64())])
+
+
+def largest(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, float]:
+    """What the windows of kept events compute."""
+    return {"largest": max(value for batch in events for value in batch.column("value").to_pylist())}
+
+
+def plan_of(kind: str) -> Plan:
+    """``partials`` or ``events``."""
+    if kind == "events":
+        how: dict[str, Any] = {"aggregates": None, "apply": largest, "outputs": "largest double"}
+    else:
+        how = {"aggregates": {"n": A.count(), "mean": A.mean("value")}, "apply": None, "outputs": None}
+    return make_plan(SCHEMA, key="key", time="ts", windows=WINDOW, **how)
+
+
+def policy() -> Policy:
+    """A late execution in each batch that brings late events; the bound is far away."""
+    return load_policy({"lateness": {"initial_bound": "1h", "coverage": None}, "trigger": {"kind": "every_batch"}})
+
+
+def events_of(keys: np.ndarray[Any, Any], second: int) -> pa.RecordBatch:
+    times = np.full(len(keys), second * SECOND)
+    return pa.record_batch([pa.array(times, SCHEMA.field("ts").type), keys, keys % 1000 / 8], schema=SCHEMA)
+
+
+class CountedSession:
+    """An attempt on the shard; counts the bytes that it reads and appends."""
+
+    def __init__(self, shard: Shard, attempt: str) -> None:
+        self.shard, self.attempt = shard, attempt
+        self.read_bytes = self.read_blocks = self.appended_bytes = 0
+
+    def append(self, blocks: Any) -> None:
+        kept = list(blocks)
+        self.appended_bytes += sum(block.size_bytes for _, _, block in kept)
+        self.shard.append(self.attempt, kept)
+
+    def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
+        for stored in self.shard.read(self.attempt, slices, blocking=blocking, only=only):
+            self.read_bytes += stored.block.size_bytes
+            self.read_blocks += 1
+            yield stored
+
+    def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
+        pass  # so that what an execution reads comes from the disk
+
+    def supersede(self, spans: Any, below: int) -> None:
+        self.shard.supersede(self.attempt, spans, below)
+
+    def abandon(self, from_seq: int) -> None:
+        pass
+
+    def release(self, destage: Any, purge: Any) -> None:
+        self.shard.destage(self.attempt, destage)
+        self.shard.purge(self.attempt, purge)
+
+
+class OneShard:
+    """A shard in a folder of its own, which goes with it; ``folds``: as Aion does, or not at all."""
+
+    def __init__(self, folder: Path, kind: str, *, folds: bool, store: str = "tiered", budget: int = 256 << 20) -> None:
+        self.plan, self.policy, self.folds = plan_of(kind), policy(), folds
+        self._folder, self._store, self._budget = folder, store, budget
+        self._pool = CodecPool(2)
+        self._token: str | None = None
+        self._attempts = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._io = IoThread()
+        memory = MemoryBudget(self._budget)
+        self.shard = Shard(
+            Identity("late-keys", "o", 0, 1, {}), LocalDepot(self._folder / "state"), self._folder / "live",
+            lambda p: STORES[self._store](p, self._io, memory, bucket_limit_bytes=self._budget // 2), retain=2,
+        )  # fmt: skip
+
+    def restart(self) -> None:
+        """Nothing is in memory afterwards."""
+        self._stop()
+        self._start()
+
+    def _stop(self) -> None:
+        self.shard.close()
+        self._io.close()
+
+    def close(self) -> None:
+        self._stop()
+        self._pool.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def store(self) -> BlockStore:
+        assert self.shard.store is not None
+        return self.shard.store
+
+    def disk_bytes(self) -> int:
+        return sum(f.stat().st_size for f in (self._folder / "state" / "files").iterdir())
+
+    @contextmanager
+    def batch(self) -> Iterator[tuple[Executor, CountedSession]]:
+        """A batch's executor; its version is made when the block is left."""
+        self._attempts += 1
+        attempt = f"{self._attempts:010d}-0"
+        snapshot = self.shard.open(self._token, attempt, self.shard.identity)
+        session = CountedSession(self.shard, attempt)
+        if self.folds:
+            operator = make_operator(self.plan, self.policy, snapshot)
+            executor = make_executor(self.plan, operator, session, self._pool, self.policy)
+        else:
+            bound = make_bound(self.plan, self.policy, snapshot)
+            operator = Operator(self.plan.grid, bound=bound, trigger=make_trigger(self.policy), snapshot=snapshot)
+            executor = Executor(self.plan, operator, session, self._pool)
+        yield executor, session
+        self.shard.commit(attempt, operator.snapshot())
+        self._token = attempt
+
+    def blocks_of(self, events: pa.RecordBatch) -> list[Block]:
+        builder = make_builder(self.plan, self.policy, self._pool, ShardOfKeys([0]))
+        return [b.block for b in [*builder.add(events), *builder.finish()]]
+
+
+def late_event(folder: Path, kind: str, keys: int, runs: int, *, folds: bool) -> dict[str, Any]:
+    """Medians of late executions, each of one late event of one key, into a window of so many keys."""
+    with closing(OneShard(folder, kind, folds=folds)) as one:
+        begin = time.perf_counter()
+        for first in range(0, keys, ROWS_AT_ONCE):
+            with one.batch() as (executor, _):
+                events = events_of(np.arange(first, min(first + ROWS_AT_ONCE, keys)), 5)
+                for _ in executor.arrive(one.blocks_of(events)):
+                    raise AssertionError("nothing is dropped")
+                assert sum(rows.num_rows for rows in executor.end_batch()) == 0
+        fed_s = time.perf_counter() - begin
+        begin = time.perf_counter()
+        with one.batch() as (executor, _):
+            assert sum(rows.num_rows for rows in executor.advance(60 * SECOND)) == keys
+            list(executor.end_batch())
+        on_time_s = time.perf_counter() - begin
+        one.restart()
+        found: dict[str, list[float]] = {"bytes": [], "blocks": [], "seconds": [], "batch_seconds": []}
+        for run in range(runs):
+            key = (run * 7919 + 1) % keys
+            begin = time.perf_counter()
+            with one.batch() as (executor, session):
+                list(executor.arrive(one.blocks_of(events_of(np.array([key]), 30))))
+                before = time.perf_counter()
+                panes = executor.end_batch()
+                rows = next(rows for rows in panes if rows.num_rows)
+                if not folds:  # the window is read in parts, of which one has the key
+                    assert sum(more.num_rows for more in panes) == 0
+                # That is all: what is folded thereafter is for the next time.
+                found["seconds"].append(time.perf_counter() - before)
+                found["bytes"].append(session.read_bytes)
+                found["blocks"].append(session.read_blocks)
+                assert rows.column("key").to_pylist() == [key] and rows.column("events").to_pylist() == [2]
+                assert sum(more.num_rows for more in panes) == 0
+            found["batch_seconds"].append(time.perf_counter() - begin)
+        window = one.store.stats()
+        return {
+            "window_bytes": window.p_bucket_bytes,
+            "window_blocks": window.blocks,
+            "fed_s": fed_s,
+            "on_time_s": on_time_s,
+            **{name: statistics.median(values) for name, values in found.items()},
+            "all": found,
+        }
+
+
+def many_batches(folder: Path, store: str, batches: int, events: int, keys: int, *, folds: bool) -> dict[str, Any]:
+    """A window that many batches feed: the largest ratios of what it takes to its folded size, and what it costs."""
+    draw = np.random.default_rng(11)
+    ratios: dict[str, list[float]] = {"memory": [], "disk": [], "folder": []}
+    came = appended = 0
+    with closing(OneShard(folder, "partials", folds=folds, store=store)) as one:
+        begin = time.perf_counter()
+        for number in range(1, batches + 1):
+            with one.batch() as (executor, session):
+                blocks = one.blocks_of(events_of(draw.integers(0, keys, events), 5))
+                list(executor.arrive(blocks))
+                list(executor.end_batch())
+            came += sum(block.size_bytes for block in blocks)
+            appended += session.appended_bytes
+            if number % max(batches // 100, 1) == 0 or number == batches:
+                folded = folded_bytes(one.plan, [s.block for s in one.store.read([0])])
+                stats = one.store.stats()
+                sizes = {"memory": stats.m_bucket_bytes, "disk": stats.p_bucket_bytes, "folder": one.disk_bytes()}
+                for name, size in sizes.items():
+                    ratios[name].append(size / folded)
+        return {
+            "seconds": time.perf_counter() - begin,
+            "folded_bytes": folded,
+            "came_bytes": came,
+            "blocks": stats.blocks,
+            "written_again": (appended - came) / came,
+            **{f"{name}_ratio": max(values) for name, values in ratios.items()},
+        }
+
+
+def folded_bytes(plan: Plan, blocks: Sequence[Block]) -> int:
+    """What the blocks of one slice would take as one run."""
+    decoded = list(decode_all(plan, [StoredBlock(n, block) for n, block in enumerate(blocks)], None))
+    folder = BlockFolder(plan, target_bytes=1 << 20)
+    folds = {0: Fold(0, -1, len(blocks), 1, False)}
+    return sum(block.size_bytes for _, block in folder.fold(folds, decoded))

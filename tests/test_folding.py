@@ -1,0 +1,548 @@
+"""Folding: which runs and when (pure); the same panes as without, through crashes; and how little is read and kept."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import event, example, given, settings
+from hypothesis import strategies as st
+
+import aion
+from aion import aggregates as A
+from aion.actions import Fold, Folded
+from aion.block_folder import BlockFolder
+from aion.config import Policy, load_policy
+from aion.executor import Executor
+from aion.folding import Folding
+from aion.hashing import ShardOfKeys
+from aion.key_ranges import MOST_KEYS, TOP, Keys, equal_ranges, row_hashes
+from aion.operator import Operator
+from aion.plan import Plan, make_plan
+from aion.runtime import make_bound, make_builder, make_executor, make_operator, make_trigger
+from state_backends.block import Block
+from state_backends.checkpoint import Shard
+from state_backends.codec_pool import CodecPool
+from state_backends.depot import LocalDepot
+from state_backends.io_thread import IoThread
+from state_backends.ledger import Ledger, Place
+from state_backends.m_bucket import MemoryBudget
+from state_backends.manifest import Identity
+from state_backends.store import Only, StoredBlock
+from state_backends.stores import STORES
+
+SECOND = 1_000_000
+few = settings(max_examples=max(settings.default.max_examples // 5, 1))
+
+# -- which runs are folded, and when ------------------------------------------------------------------------
+
+
+class Model:
+    """A slice of which each block holds a set of keys; its size is their number, and folding unites them."""
+
+    def __init__(self, folding: Folding) -> None:
+        self.folding = folding
+        self.blocks: list[tuple[int, frozenset[int]]] = []  # by arrival
+        self.seq = self.came = self.rewritten = 0
+        self.cuts: list[int] = []
+
+    def batch(self, sets: Sequence[frozenset[int]], *, ended: bool = False) -> None:
+        for keys in sets:
+            self.blocks.append((self.seq, keys))
+            self.folding.arrived(0, self.seq, len(keys))
+            self.seq += 1
+            self.came += len(keys)
+        self.fold(ended=ended)
+
+    def fold(self, *, ended: bool) -> None:
+        waiting = self.folding.due(0, self.cuts, ended=ended)
+        while waiting:
+            fold = waiting.pop(0)
+            inside = [b for b in self.blocks if fold.after < b[0] <= fold.until]
+            assert len(inside) > 1 and fold.size_bytes == sum(len(keys) for _, keys in inside)
+            assert len({bisect.bisect(self.cuts, seq) for seq, _ in inside}) == 1, "a cut goes through it"
+            together = frozenset().union(*(keys for _, keys in inside))
+            place = self.blocks.index(inside[0])
+            self.blocks[place : place + len(inside)] = [(fold.until, together)]
+            self.rewritten += len(together)
+            self.folding.folded(Folded(fold, len(together)))
+            waiting += self.folding.due(0, self.cuts, ended=ended)
+        assert [(r.last_seq, r.size_bytes) for r in self.folding.of(0)] == [(s, len(k)) for s, k in self.blocks]
+
+    def stretches(self) -> list[list[frozenset[int]]]:
+        found: dict[int, list[frozenset[int]]] = {}
+        for seq, keys in self.blocks:
+            found.setdefault(bisect.bisect(self.cuts, seq), []).append(keys)
+        return list(found.values())
+
+
+key_sets = st.frozensets(st.integers(0, 60), min_size=1)
+
+
+@given(
+    st.lists(st.one_of(st.lists(key_sets, max_size=4), st.just("cut"), st.just("restart")), max_size=40),
+    st.sampled_from([5, 40, 10**9]),
+)
+def test_what_is_kept_is_at_most_twice_what_it_would_be_folded(steps: list[Any], limit: int) -> None:
+    model = Model(Folding(open_too=True, limit_bytes=limit))
+    for step in steps:
+        if step == "cut":
+            model.cuts.append(model.seq)
+        elif step == "restart":
+            snapshot = model.folding.to_json()
+            model.folding = Folding(open_too=True, limit_bytes=limit, snapshot=snapshot)
+            assert model.folding.to_json() == snapshot
+        else:
+            model.batch(step)
+        for runs in model.stretches():
+            folded = len(frozenset().union(*runs))
+            assert sum(map(len, runs)) <= 2 * folded
+            assert len(runs) <= 2 * math.log2(folded) + 2
+
+
+@pytest.mark.parametrize(("repeats", "rounds"), [(True, 2.1), (False, 10)])
+def test_a_byte_is_written_again_seldom(repeats: bool, rounds: float) -> None:
+    """A thousand batches: of the same keys, each is written about once more; of new ones, O(log n) times."""
+    model = Model(Folding(open_too=True))
+    for batch in range(1000):
+        model.batch([frozenset(range(20)) if repeats else frozenset(range(20 * batch, 20 * batch + 20))])
+    assert model.rewritten <= rounds * model.came
+    assert len(model.blocks) <= (2 if repeats else 20)
+
+
+def test_kept_events_are_folded_when_no_window_of_the_slice_is_active_any_more() -> None:
+    folding = Folding(open_too=False)
+    for seq in range(10):
+        folding.arrived(0, seq, 100)
+        assert folding.due(0, [], ended=False) == []
+    assert folding.touched() == [0] and folding.touched() == []
+    assert folding.due(0, [], ended=True) == [Fold(0, -1, 9, 1000, True)]
+    folding.folded(Folded(Fold(0, -1, 9, 1000, True), 990))
+    for seq in (20, 21):
+        folding.arrived(0, seq, 1)
+    assert folding.due(0, [20], ended=True) == []
+    folding.arrived(0, 22, 1)
+    assert folding.due(0, [20], ended=True) == [Fold(0, 9, 22, 3, True)], "what came late is folded among itself"
+    assert folding.due(0, [20, 22], ended=True) == [], "and what is news is not folded with what is not"
+    folding.forget([0])
+    assert folding.of(0) == () and folding.due(0, [], ended=True) == []
+
+
+def test_of_more_than_fits_what_is_not_sorted_is_folded_first() -> None:
+    folding = Folding(open_too=True, limit_bytes=100)
+    for seq in range(5):
+        folding.arrived(0, seq, 40)
+    assert folding.due(0, [], ended=False) == [Fold(0, -1, 1, 80, False), Fold(0, 1, 3, 80, False)]
+    for fold in folding.due(0, [], ended=False):
+        folding.folded(Folded(fold, 80))
+    assert folding.due(0, [], ended=False) == [Fold(0, -1, 4, 200, False)], "sorted runs are merged range by range"
+
+
+# -- keys by their hashes -----------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, TOP), max_size=20), st.lists(st.integers(0, TOP), max_size=20))
+def test_keys_are_found_by_their_hashes(wanted: list[int], rows: list[int]) -> None:
+    keys = Keys([np.array(wanted, np.int64)])
+    among = keys.among(np.array(rows, np.int64))
+    assert (among.tolist() if among is not None else [True] * len(rows)) == [row in wanted for row in rows]
+    assert keys.ranges == [(h, h) for h in sorted(set(wanted))]
+    everything = Keys([np.arange(MOST_KEYS + 1)])
+    assert everything.ranges is None and everything.among(np.array(rows, np.int64)) is None
+
+
+@given(st.integers(1, 50))
+def test_ranges_of_hashes_hold_each_once(parts: int) -> None:
+    ranges = equal_ranges(parts)
+    assert len(ranges) == parts and (ranges[0][0], ranges[-1][1]) == (0, TOP)
+    assert all(before[1] + 1 == after[0] for before, after in itertools.pairwise(ranges))
+
+
+blocks_in_ledger = st.lists(
+    st.tuples(st.integers(0, 2), st.none() | st.tuples(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99))),
+    max_size=20,
+)
+some_ranges = st.lists(st.integers(0, 99), max_size=8, unique=True).map(
+    lambda ends: list(zip(sorted(ends)[::2], sorted(ends)[1::2], strict=False))
+)
+
+
+@given(blocks_in_ledger, st.none() | some_ranges, st.none() | st.integers(0, 20), st.data())
+def test_only_some_blocks(blocks: list[Any], keys: Any, below: int | None, data: st.DataObject) -> None:
+    """Against the words of :class:`Only`, block by block."""
+    from state_backends.block import Folded as OfKeys
+
+    span = st.tuples(st.integers(-1, 99), st.integers(0, 99))
+    spans = data.draw(st.none() | st.dictionaries(st.integers(0, 2), span))
+    ledger = Ledger()
+    wanted = []
+    for seq, (slice_us, folded) in enumerate(blocks):
+        of_keys = OfKeys(folded[0], *sorted(folded[1:])) if folded else None
+        entry = ledger.add(seq, slice_us, 1, Place.MEMORY, folded=of_keys)
+        after, until = (spans or {}).get(slice_us, (-1, 10**9))
+        holds = of_keys is None or keys is None
+        if of_keys is not None and keys is not None:
+            holds = any(low <= h <= high for low, high in keys for h in range(of_keys.low, of_keys.high + 1))
+        if after < entry.arrival <= until and holds and (below is None or seq < below):
+            wanted.append((slice_us, entry.arrival, seq))
+    found = ledger.of_slices([0, 1, 2], Only(spans, keys, below))
+    assert [(e.slice_us, e.arrival, e.seq) for e in found] == sorted(wanted)
+
+
+# -- the same panes, folded and not -------------------------------------------------------------------------
+
+SCHEMA = pa.schema([("ts", pa.timestamp("us")), ("k", pa.string()), ("v", pa.int64()), ("f", pa.float64())])
+AGGREGATES = {
+    "n": A.count(), "s": A.sum("v"), "lo": A.min("v"), "list": A.collect_list("v"), "first": A.first("v"),
+    "d": A.count_distinct("f"), "m": A.median("v"), "top": A.top_k("v", 2),
+}  # fmt: skip
+WINDOWS = {"ten": aion.Tumbling(10 * SECOND), "slide": aion.Sliding(20 * SECOND, 5 * SECOND)}
+OF_EVENTS: dict[str, Any] = {
+    "aggregates": None,
+    "apply": lambda key, window, events: {"list": [v for batch in events for v in batch.column("v").to_pylist()]},
+    "outputs": "list array<bigint>",
+}
+OF_PARTIALS: dict[str, Any] = {"aggregates": AGGREGATES, "apply": None, "outputs": None}
+DEFINITIONS = {
+    "events": (OF_EVENTS, "k"), "partials": (OF_PARTIALS, "k"), "without a key": (OF_PARTIALS, None),
+    "two keys": (OF_PARTIALS, ("v", "k")),
+}  # fmt: skip
+
+
+def plan_of(name: str, windows: Any = WINDOWS) -> Plan:
+    how, key = DEFINITIONS[name]
+    return make_plan(SCHEMA, key=key, time="ts", windows=windows, **how)
+
+
+def policy_of(**more: Any) -> Policy:
+    told = {"lateness": {"initial_bound": "25s", "coverage": None}, "trigger": {"kind": "every_batch"}}
+    return load_policy(told | more)
+
+
+TINY = {"blocks": {"target": "64B"}, "state": {"compression": "zstd"}, "apply": {"memory": "2KiB"}}
+
+
+def table_of(events: Sequence[tuple[int, str | None, int]]) -> pa.RecordBatch:
+    times, keys, values = zip(*events, strict=True) if events else ((), (), ())
+    floats = [float(v % 3) for v in values]
+    return pa.record_batch([[t * SECOND for t in times], keys, values, floats], schema=SCHEMA)
+
+
+class AsTheyCame:
+    """A session that keeps blocks as they came: what folding must not be told from."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, Block] = {}
+
+    def append(self, blocks: Any) -> None:
+        self.blocks |= {seq: block for seq, _, block in blocks}
+
+    def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
+        assert only is None
+        found = [StoredBlock(seq, block) for seq, block in self.blocks.items() if block.header.slice_us in slices]
+        return iter(sorted(found, key=lambda b: (b.block.header.slice_us, b.seq)))
+
+    def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
+        pass
+
+    def supersede(self, spans: Any, below: int) -> None:
+        raise AssertionError("nothing is folded here")
+
+    abandon = supersede  # type: ignore[assignment]
+
+    def release(self, destage: Any, purge: Any) -> None:
+        self.blocks = {seq: b for seq, b in self.blocks.items() if b.header.slice_us not in purge}
+
+
+class OfShard:
+    """A session of a shard, which counts what is read."""
+
+    def __init__(self, shard: Shard, attempt: str) -> None:
+        self.shard, self.attempt = shard, attempt
+        self.read_bytes = self.supersedings = 0
+
+    def append(self, blocks: Any) -> None:
+        self.shard.append(self.attempt, list(blocks))
+
+    def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
+        for stored in self.shard.read(self.attempt, slices, blocking=blocking, only=only):
+            self.read_bytes += stored.block.size_bytes
+            yield stored
+
+    def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
+        self.shard.prestage(self.attempt, slices, only)
+
+    def supersede(self, spans: Any, below: int) -> None:
+        self.supersedings += 1
+        self.shard.supersede(self.attempt, spans, below)
+
+    def abandon(self, from_seq: int) -> None:
+        pass
+
+    def release(self, destage: Any, purge: Any) -> None:
+        self.shard.destage(self.attempt, destage)
+        self.shard.purge(self.attempt, purge)
+
+
+class Rig:
+    """A shard's host: batches as attempts, each of which may fail and be made again."""
+
+    def __init__(self, plan: Plan, policy: Policy, *, kind: str = "tiered", budget: int = 1 << 20) -> None:
+        self.plan, self.policy, self.kind, self.budget = plan, policy, kind, budget
+        # In memory where there is such a folder: thousands of commits, which say nothing of devices.
+        shared = Path("/dev/shm")
+        usable = shared.is_dir() and os.access(shared, os.W_OK)
+        self.temporary = tempfile.TemporaryDirectory(prefix="aion-test-", dir=shared if usable else None)
+        self.folder = Path(self.temporary.name)
+        self.token: str | None = None
+        self.attempts = 0
+        self.pool = CodecPool(0)
+        self.start()
+
+    def start(self) -> None:
+        self.io = IoThread()
+        self.memory = MemoryBudget(self.budget)
+        self.shard = Shard(
+            Identity("q", "o", 0, 1, {}), LocalDepot(self.folder / "state"), self.folder / "live",
+            lambda p: STORES[self.kind](p, self.io, self.memory, bucket_limit_bytes=self.budget // 2), retain=3,
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        self.shard.close()
+        self.io.close()
+
+    def close(self) -> None:
+        self.stop()
+        self.temporary.cleanup()
+
+    def crash(self) -> None:
+        self.stop()
+        self.start()
+
+    def batch(self, events: pa.RecordBatch | None, watermark: int | None, *, commits: bool = True) -> list[Any]:
+        """The panes of a batch, as rows; of an attempt that does not commit, they are nobody's."""
+        self.attempts += 1
+        attempt = f"{self.attempts:010d}-0"
+        snapshot = self.shard.open(self.token, attempt, self.shard.identity)
+        self.operator = make_operator(self.plan, self.policy, snapshot)
+        self.session = OfShard(self.shard, attempt)
+        executor = make_executor(self.plan, self.operator, self.session, self.pool, self.policy)
+        rows = run_batch(executor, self.policy, events, watermark)
+        self.operator.validate()
+        if commits:
+            self.shard.commit(attempt, self.operator.snapshot())
+            self.token = attempt
+        return rows
+
+
+def run_batch(executor: Executor, policy: Policy, events: pa.RecordBatch | None, watermark: int | None) -> list[Any]:
+    pool = CodecPool(0)
+    batches = list(executor.advance(watermark * SECOND)) if watermark is not None else []
+    if events is not None and events.num_rows:
+        builder = make_builder(executor.plan, policy, pool, ShardOfKeys([0]))
+        batches += executor.arrive([b.block for b in [*builder.add(events), *builder.finish()]])
+    batches += executor.end_batch()
+    rows = pa.Table.from_batches(batches, executor.plan.result_schema).to_pylist()
+    return sorted(rows, key=repr)
+
+
+def comparable(rows: list[Any]) -> list[Any]:
+    """Of windows of several slices a list is by slice first, which folding keeps; everything else is the same, too."""
+    return [{name: repr(value) for name, value in row.items()} for row in rows]
+
+
+def unfolded(plan: Plan, policy: Policy) -> Executor:
+    operator = Operator(plan.grid, bound=make_bound(plan, policy, None), trigger=make_trigger(policy))
+    return Executor(plan, operator, AsTheyCame(), CodecPool(0))
+
+
+an_event = st.tuples(st.integers(0, 30), st.sampled_from([*"abcd", None]), st.integers(0, 9))
+a_batch = st.tuples(
+    st.lists(an_event, max_size=12),
+    st.integers(0, 4),  # by how much the watermark advances
+    st.lists(st.sampled_from(["fails", "crashes"]), max_size=1),
+)
+
+
+@few
+@pytest.mark.parametrize("name", DEFINITIONS)
+@given(batches=st.lists(a_batch, min_size=4, max_size=11), tiny=st.booleans(), kind=st.sampled_from([*STORES]))
+@example(batches=[([(3, k, n) for k in "abcd"], n >= 8, ["fails"] * (n % 3 == 1)) for n in range(14)], tiny=True, kind="tiered")  # fmt: skip # noqa: E501
+def test_panes_are_the_same_folded_or_not_whatever_fails(name: str, batches: list[Any], tiny: bool, kind: str) -> None:
+    """Exactly once: an attempt that fails, before or after its folds, changes nothing; versions bring them all back."""
+    plan, policy = plan_of(name), policy_of(**TINY if tiny else {})
+    rig = Rig(plan, policy, kind=kind, budget=2048 if tiny else 1 << 20)
+    oracle = unfolded(plan, policy)
+    watermark = supersedings = 0
+    try:
+        for events, step, mishaps in batches:
+            watermark += 3 * step
+            batch = table_of([(t + watermark - 20, k, v) for t, k, v in events])
+            expected = run_batch(oracle, policy, batch, watermark)
+            for mishap in mishaps:
+                assert comparable(rig.batch(batch, watermark, commits=False)) == comparable(expected)
+                if mishap == "crashes":
+                    rig.crash()
+            assert comparable(rig.batch(batch, watermark)) == comparable(expected)
+            supersedings += rig.session.supersedings
+        event(f"{min(supersedings, 3)} batches folded, or more")
+        rig.crash()
+        expected = run_batch(oracle, policy, None, 10_000)
+        assert comparable(rig.batch(None, 10_000)) == comparable(expected)
+    finally:
+        rig.close()
+
+
+# -- how much is kept, and how much is read -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["memory", "tiered", "rocksdb"])
+@pytest.mark.parametrize("aggregates", [{"n": A.count(), "m": A.mean("f")}, {"d": A.count_distinct("f")}], ids=repr)
+def test_a_window_that_many_batches_feed_takes_at_most_twice_its_folded_size(kind: str, aggregates: Any) -> None:
+    how = {"aggregates": aggregates, "apply": None, "outputs": None}
+    plan = make_plan(SCHEMA, key="k", time="ts", windows=aion.Tumbling(60 * SECOND), **how)
+    rig = Rig(plan, policy_of(), kind=kind)
+    draw = np.random.default_rng(7)
+    came = 0
+    try:
+        for _ in range(60):
+            keys = [f"key-{k}" for k in draw.integers(0, 400, 150)]
+            rig.batch(table_of([(5, k, int(k[4:])) for k in keys]), None)
+            came += 150
+            store = rig.shard.store
+            assert store is not None
+            kept = [s.block for s in store.read([0])]
+            folded = folded_bytes(plan, kept)
+            stats = store.stats()
+            assert stats.m_bucket_bytes <= 2 * folded
+            assert stats.p_bucket_bytes == sum(b.size_bytes for b in kept) <= 2 * folded, "nothing else is alive"
+            assert sum(b.header.events for b in kept) == came
+        assert stats.blocks <= 12
+    finally:
+        rig.close()
+
+
+def folded_bytes(plan: Plan, blocks: Sequence[Block]) -> int:
+    from aion.applying import decode_all
+
+    decoded = list(decode_all(plan, [StoredBlock(n, b) for n, b in enumerate(blocks)], None))
+    folder = BlockFolder(plan, target_bytes=1 << 20)
+    return sum(block.size_bytes for _, block in folder.fold({0: Fold(0, -1, len(blocks), 1, False)}, decoded))
+
+
+@pytest.mark.parametrize("name", ["events", "partials"])
+def test_a_late_event_costs_what_its_key_costs_and_not_what_its_window_holds(name: str) -> None:
+    costs = {}
+    for keys in (2_000, 40_000):
+        rig = Rig(plan_of(name, aion.Tumbling(60 * SECOND)), policy_of(blocks={"target": "8KiB"}))
+        try:
+            for part in range(4):
+                every_fourth = range(part, keys, 4)
+                rig.batch(table_of([(5, f"key-{n}", n) for n in every_fourth]), None)
+            rig.batch(None, 60)
+            assert rig.shard.store is not None
+            window = sum(s.block.size_bytes for s in rig.shard.store.read([0]))
+            rig.crash()  # nothing is in memory
+            rows = rig.batch(table_of([(7, "key-77", 1)]), None)
+            assert [(r["k"], r["events"], r["late_events"], r["kind"]) for r in rows] == [("key-77", 2, 1, "late")]
+            assert list(rows[0]["list"]) == [77, 1]
+            costs[keys] = rig.session.read_bytes, window
+            rows = rig.batch(table_of([(8, "key-77", 2), (8, "new", 3)]), None)
+            assert [(r["k"], r["events"]) for r in rows] == [("key-77", 3), ("new", 1)]
+            assert rig.session.read_bytes < 8 * (8 << 10), "two keys, each in few blocks of 8 KiB"
+            # The final execution says what the late ones said.
+            assert rig.batch(None, 10_000) == []
+        finally:
+            rig.close()
+    (small, small_window), (large, large_window) = costs.values()
+    assert large_window > 10 * small_window
+    assert large < 2 * small and large < large_window / 20
+
+
+def test_late_events_stage_the_blocks_of_their_keys_only() -> None:
+    windows = aion.Tumbling(60 * SECOND)
+    rig = Rig(
+        plan_of("partials", windows),
+        policy_of(blocks={"target": "8KiB"}, trigger={"kind": "count", "count": 3}),
+    )
+    try:
+        rig.batch(table_of([(5, f"key-{n}", n) for n in range(20_000)]), None)
+        rig.batch(table_of([(5, f"key-{n}", n) for n in range(20_000)]), None)
+        rig.batch(table_of([(5, f"key-{n}", n) for n in range(20_000)]), 60)
+        rig.crash()
+        assert rig.batch(table_of([(7, "key-77", 1)]), None) == []
+        store = rig.shard.store
+        assert store is not None
+        while store.stats().staging.staged_bytes == 0:
+            store.read([99])
+        assert store.stats().m_bucket_bytes < 4 * (8 << 10) < store.stats().p_bucket_bytes / 10
+        assert rig.operator.plan(10**15) is None, "nor does the gap before the last execution"
+    finally:
+        rig.close()
+
+
+@pytest.mark.parametrize("name", ["events", "partials"])
+def test_runs_larger_than_memory_are_folded_range_by_range(name: str) -> None:
+    """What is folded at once is bounded; the run is sorted and whole all the same."""
+    policy = policy_of(blocks={"target": "4KiB"}, apply={"memory": "64KiB"})
+    plan = plan_of(name, aion.Tumbling(60 * SECOND))
+    rig = Rig(plan, policy)
+    largest = 0
+    fold = BlockFolder.fold
+
+    def watched(self: BlockFolder, folds: Any, blocks: Any) -> Any:
+        nonlocal largest
+        largest = max(largest, sum(d.batch.nbytes for d in blocks))
+        return fold(self, folds, blocks)
+
+    try:
+        BlockFolder.fold = watched  # type: ignore[method-assign]
+        for part in range(8):
+            rig.batch(table_of([(5, f"key-{n}", n) for n in range(part, 3000, 8)]), None)
+        rows = rig.batch(None, 60)
+        assert sorted(r["k"] for r in rows) == sorted(f"key-{n}" for n in range(3000))
+        assert rig.shard.store is not None
+        kept = [s for s in rig.shard.store.read([0]) if s.block.header.folded]
+        by_run: dict[int, list[Any]] = {}
+        for stored in kept:
+            by_run.setdefault(stored.arrival, []).append(stored.block.header.folded)
+        for ranges in by_run.values():
+            assert all(before.high <= after.low for before, after in itertools.pairwise(ranges))
+        assert sum(s.block.size_bytes for s in kept) > 4 * (64 << 10) // 4
+        assert largest < 3 * (64 << 10), "rows of a part, and of the blocks at its edges"
+    finally:
+        BlockFolder.fold = fold  # type: ignore[method-assign]
+        rig.close()
+
+
+def test_a_fold_that_fails_on_the_way_loses_nothing_in_one_process() -> None:
+    """Without versions: new blocks are in place before the old ones go."""
+    windows = aion.Tumbling(60 * SECOND)
+    with aion.LocalOperator(windows=windows, time="ts", key="k", aggregates={"s": A.sum("v")}) as operator:
+        for n in range(3):
+            operator.process(pa.Table.from_batches([table_of([(5, "a", n)])]))
+        append, store = operator.store.append, operator.store
+        operator.process(pa.Table.from_batches([table_of([(5, "a", 3)])]))
+
+        def failing(seq: int, block: Block, *, late: bool) -> None:
+            if block.header.folded is not None:
+                raise OSError("no room")
+            append(seq, block, late=late)
+
+        store.append = failing  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="no room"):
+            for n in range(4, 8):
+                operator.process(pa.Table.from_batches([table_of([(5, "a", n)])]))
+        store.append = append  # type: ignore[method-assign]
+        (row,) = operator.advance(60 * SECOND).to_pylist()
+    assert row["s"] == sum(range(row["events"])) and row["events"] >= 4
+    assert row_hashes(plan_of("without a key"), table_of([(1, "a", 1)])).tolist() == [0]
