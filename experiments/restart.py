@@ -40,6 +40,8 @@ BATCH_MIB = 256
 STATES = {"large": "large state", "empty": "empty state"}
 CHILD_TIMEOUT_S = 1_500
 ENDING_S = 60.0
+ATTEMPTS = 4
+SLOW_START = "Python worker failed to connect back"
 PACKAGES = ("aion", "pyspark", "pyarrow", "rocksdict")
 
 
@@ -159,15 +161,22 @@ def write_file(folder: Path, number: int, table: Any, row_groups: int) -> None:
 
 
 def child(settings: Settings, folder: Path) -> Answer:
-    """A life of the query, its JVM and its state server. Raises RuntimeError with what it said if it fails."""
+    """A life of the query, its JVM and its state server. Raises RuntimeError with what it said if it fails.
+
+    Spark gives a Python process ten seconds to start, which on a busy machine may not do: then it is tried again, and
+    goes on where it was.
+    """
     from experiments.restart_query import Answer, Request
     from state_backends.server_folder import occupant, runtime_dir
 
     request = Request(str(folder), settings.payload_bytes, settings.policy, settings.cores)
     command = [sys.executable, "-m", "experiments.restart_query", json.dumps(asdict(request))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S)
-    if done.returncode:
-        raise RuntimeError(f"the query failed:\n{done.stderr[-4000:]}")
+    for left in reversed(range(ATTEMPTS)):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S)
+        if done.returncode == 0:
+            break
+        if not left or SLOW_START not in done.stderr:
+            raise RuntimeError(f"the query failed:\n{done.stderr[-4000:]}")
     answer = Answer(**json.loads(done.stdout.splitlines()[-1]))
     deadline = time.monotonic() + ENDING_S
     while occupant(runtime_dir(answer.application)) is not None:

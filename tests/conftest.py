@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from state_backends import server_folder
 from tests.leaks import nothing_is_left_behind, wait_for_the_end_of
 
 settings.register_profile(
@@ -55,6 +56,7 @@ def temporary() -> Iterator[Path]:
     yield folder
     stop_jvm()
     left = wait_for_the_end_of(f"{MARK}={os.environ[MARK]}")
+    server_folder.sweep(folder / f"aion-{os.getuid()}")  # of servers that were killed, as the next one would do
     files = [path for path in folder.rglob("*") if not path.is_dir()]
     shutil.rmtree(folder, ignore_errors=True)
     os.environ.clear()
