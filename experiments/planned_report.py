@@ -117,7 +117,7 @@ def write(out: Path, record: Mapping[str, Any], results: Results) -> list[Path]:
 
 
 def chart(path: Path, results: Results) -> None:
-    """What reads found, and how long they waited, by mode."""
+    """What reads found, and how long late executions took, by mode."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -135,12 +135,12 @@ def chart(path: Path, results: Results) -> None:
     left.margins(x=0.15)
     left.set(xlabel="blocks read that were not in memory all the time")
     left.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3)
-    waited = [median(results, mode, lambda r: r["blocked_s"]) for mode in MODES]
-    bars = right.barh(range(len(MODES)), waited, height=0.6, color="#666666")
-    right.bar_label(bars, labels=[f" {s:.2f} s" for s in waited], fontsize=8)
+    took = [median(results, mode, lambda r: r["late_seconds"]) for mode in MODES]
+    bars = right.barh(range(len(MODES)), took, height=0.6, color="#666666")
+    right.bar_label(bars, labels=[f" {s:.2f} s" for s in took], fontsize=8)
     right.set_yticks([])
     right.margins(x=0.25)
-    right.set(xlabel="seconds that reads waited")
+    right.set(xlabel="seconds in late executions")
     for axes in (left, right):
         axes.invert_yaxis()
         axes.spines[["top", "right"]].set_visible(False)
