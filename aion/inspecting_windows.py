@@ -49,8 +49,19 @@ def _show_operator(console: Console, operator: str, findings: Sequence[ShardFind
         return
     left = f"; the first {most:,} of {len(found):,} to end, --windows N shows more" if len(found) > most else ""
     table = Table(title=f"windows of {operator}{left}", title_justify="left")
-    for name in ("window", "shard", "events", "late", "kept for", "why", "still to come", "runs, if something came"):
-        table.add_column(name, justify="right" if name in ("shard", "events", "late", "kept for") else "left")
+    for name in (
+        "window",
+        "shard",
+        "events",
+        "late",
+        "kept for",
+        "why",
+        "still to come",
+        "staleness",
+        "runs, if something came",
+    ):
+        numbers = ("shard", "events", "late", "kept for", "staleness")
+        table.add_column(name, justify="right" if name in numbers else "left")
     for window, definition, shard in found[:most]:
         table.add_row(
             f"{definition}\n{format_instant(window.start_us)}\n{format_instant(window.end_us)} {window.status}",
@@ -60,6 +71,7 @@ def _show_operator(console: Console, operator: str, findings: Sequence[ShardFind
             short_duration(window.bound_us),
             REASONS[window.reason],
             _to_come(window),
+            f"{window.staleness:.3f}",
             _runs(window),
         )
     console.print(table)

@@ -18,7 +18,8 @@ class StateMetrics:
     """Bytes are encoded bytes of live blocks. A block in memory and on disk counts in both tiers.
 
     ``operators``: by name, the counters of its last commits summed over shards: ``events``, ``late_events``,
-    ``dropped``, ``windows``, ``purged_windows``, ``executions`` by kind. Windows are counted per shard.
+    ``dropped``, ``windows``, ``purged_windows``, ``executions`` by kind, ``staleness``: how often its bound was kept,
+    and why not (:class:`aion.lifecycle.StalenessKept`). Windows are counted per shard.
     ``failed_writes``: files that the disk did not take; their blocks stayed in memory. ``merges``: of files, by which
     ``merged_bytes`` were written once more; ``failed_merges`` changed nothing.
     """

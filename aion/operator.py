@@ -45,6 +45,8 @@ from aion.trigger import LateView, Trigger
 from aion.watermark import Watermark
 
 SNAPSHOT_VERSION = 1
+# News that are a smaller part of a window's events are taken to be of few keys, and so to need few blocks.
+FEW_NEWS = 16
 
 
 class Operator:
@@ -121,12 +123,20 @@ class Operator:
             if self.windows[ref].status is Status.ACTIVE or self.windows[ref].news
         }
         soon |= {ref for ref, due in self._late_dues().items() if due is not None and due <= watermark_us}
-        if self._folding is not None:
-            soon = {ref for ref in soon if self.windows[ref].executed_seq < 0}
+        soon = {ref for ref in soon if self._is_read_whole(ref)}
         stretches = self.keyed.due_by(self.watermark.at_us, watermark_us)
         found = {s for ref in soon for s in self._slices_of(ref)}
         slices = sorted(found.union(*(self._slices_between(*stretch) for stretch in stretches)))
         return Prestage(tuple(slices)) if slices else None
+
+    def _is_read_whole(self, ref: WindowRef) -> bool:
+        """Whether an execution reads about all blocks: the first one does, and one of many late events.
+
+        Of others the blocks of their keys are staged when the events come; more would be staged in vain.
+        """
+        state = self.windows[ref]
+        few = self._folding is not None and state.executed_seq >= 0 and state.news * FEW_NEWS < state.events
+        return not few
 
     @property
     def lateness(self) -> Lateness:
@@ -235,7 +245,8 @@ class Operator:
             if not self.grid.periodic:
                 self.counters.late_events += late
         if self._prestages_due:
-            stirred = {ref for ref in stirred if self._trigger.due(self._view(ref))}
+            due = {ref for ref in stirred if self._trigger.due(self._view(ref))}
+            stirred = {ref for ref in stirred if ref in due or not self._is_read_whole(ref)}
         if stirred:
             actions.append(Prestage(tuple(sorted({s for ref in stirred for s in self._slices_of(ref)}))))
         return actions

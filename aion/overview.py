@@ -28,9 +28,10 @@ class WindowOutlook:
 
     ``definition``: the number of its definition. ``status``: active or late. ``reason``: what decided its bound when it
     was made. ``to_come``: the share of all its events that is expected later than now (of an active one: than its end)
-    and in time for its bound; None as long as nothing is known. ``executions_us``: when it will run, as far as that is
-    planned: at its end, and late, the latter if something came. ``purged_us``: its end and bound; if something came
-    since its last execution, it runs before.
+    and in time for its bound; None as long as nothing is known. ``staleness``: the largest between two executions so
+    far, of the late events that have come. ``executions_us``: when it will run, as far as that is planned: at its end,
+    and late, the latter if something came. ``purged_us``: its end and bound; if something came since its last
+    execution, it runs before.
     """
 
     definition: int
@@ -43,6 +44,7 @@ class WindowOutlook:
     late_events: int
     news: int
     to_come: float | None
+    staleness: float
     executions_us: tuple[int, ...]
 
     @property
@@ -80,11 +82,13 @@ def _outlook(
         lateness_us = at_us - end_us
         executions = [end_us + us for us in trigger.planned(state.view(lateness_us, step_us))]
         to_come = bound.still_to_come(state.bound_us, lateness_us)
+        stale_now = state.stale(lateness_us)
     else:
         # As it will be when it has run on time.
         view = state.view(0, step_us)._replace(news=0, executions=0)
         executions = [end_us, *(end_us + us for us in trigger.planned(view))]
         to_come = bound.still_to_come(state.bound_us)
+        stale_now = 0
     return WindowOutlook(
         number,
         start_us,
@@ -96,5 +100,6 @@ def _outlook(
         state.late_events,
         state.news,
         to_come,
+        max(state.stalest, stale_now) / state.all_staleness if state.all_staleness else 0.0,
         tuple(executions),
     )

@@ -120,6 +120,9 @@ def test_what_is_planned_is_what_happens() -> None:
     assert ran == [(due, Kind.LATE)]
     (late,) = shown(op)
     assert min(late.executions_us) > due
+    # Of all that came late all were stale for as long as that.
+    assert late.staleness == pytest.approx((due - end) / late.bound_us)
+    assert active.staleness == 0
 
 
 @pytest.mark.parametrize(

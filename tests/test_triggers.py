@@ -168,6 +168,7 @@ def test_a_restart_changes_nothing() -> None:
                     bound=executor.operator._bound,
                     trigger=executor.operator._trigger,
                     staleness_bound=0.05,
+                    folding=executor.operator._folding,
                     snapshot=snapshot,
                 )
                 assert executor.operator.snapshot() == snapshot

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +13,8 @@ import aion
 from aion import aggregates as A
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, plain
 from tests.spark.test_windowed import batches, naive
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "lateness.md"
 
 
 def locally(tables: list[pa.Table], definition: dict[str, Any]) -> list[dict[str, Any]]:
@@ -40,9 +44,34 @@ def test_late_windows_run_when_the_trigger_says(spark: SparkSession, stream: Fil
     # Time goes on, with nothing for the windows that wait.
     tables += [stream.put([("clock", 1100.0 + 25 * i, 0.0)]) for i in range(1, 4)]
     events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
-    got = sink.run(aion.windowed(events, time="ts", **definition))
+    got = sink.run(aion.windowed(events, time="ts", name="fresh", **definition))
     expected = naive(locally(tables, definition))
     assert plain(got) == plain(expected)
     late = [row for row in got if row["kind"] == "late"]
     assert late
     assert len(late) < sum(row["late_events"] for row in late), "some waited for others"
+    metrics = aion.metrics.state(spark)
+    assert metrics is not None
+    stale = metrics.operators["fresh"]["staleness"]
+    assert 0 < stale["windows"] == stale["kept"] + stale["missed_between_looks"] + stale["missed_otherwise"]
+    assert 0 < stale["largest"] <= stale["total"]
+
+
+def test_a_heartbeat_wakes_windows_of_a_silent_source(
+    spark: SparkSession, stream: FileStream, sink: Sink, tmp_path: Path
+) -> None:
+    """As docs/lateness.md says it."""
+    made, used = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    names: dict[str, Any] = {"spark": spark, "events": stream.read(EVENTS_DDL)}
+    exec(made, names)
+    assert names["beat"].isStreaming and names["beat"].columns == ["beat"]
+    beats = FileStream(spark, tmp_path / "beats", pa.schema([("beat", pa.timestamp("us", "UTC"))]))
+    names["beat"] = beats.read("beat timestamp")
+    exec(used, names)
+    definition = {"key": "k", "windows": aion.Tumbling("10 seconds"), "aggregates": {"n": A.count()}}
+    stream.put([("a", 1001.0, 1.0), ("a", 1002.0, 1.0)])
+    beats.put([(1003.0,)])
+    assert sink.run(aion.windowed(names["awake"], time="ts", **definition)) == []
+    beats.put([(1031.0,)])
+    (row,) = sink.run(aion.windowed(names["awake"], time="ts", **definition))
+    assert (row["kind"], row["n"]) == ("on_time", 2), "the heartbeat moved the watermark, and is no event"
