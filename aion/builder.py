@@ -71,6 +71,7 @@ class BlockBuilder:
         self._pending: list[pa.Table] = []
         self._pending_bytes = 0
         self._pending_rows = 0
+        self._is_mixed = False  # of several blocks: even one pending table may have rows of one key
 
     def add(self, batch: pa.RecordBatch, shards: pa.Array | None = None) -> Iterator[ShardBlock]:
         if batch.num_rows == 0:
@@ -88,15 +89,20 @@ class BlockBuilder:
                 part = None if shards is None else shards[rows]
                 yield from self._collect(self._lift(batch[rows], part, slices[rows]))
 
-    def add_block(self, shard: int, block: Block) -> Iterator[ShardBlock]:
-        """Takes what another builder made, of the same plan. A builder takes either batches or blocks.
+    def add_blocks(self, blocks: Sequence[ShardBlock]) -> Iterator[ShardBlock]:
+        """Takes what other builders made, of the same plan. A builder takes either batches or blocks.
 
         Raises CorruptBlock.
         """
-        batch = decode(block, self.plan.block_schema)
-        n = batch.num_rows
-        tags = [pa.array(np.full(n, shard, np.int32)), pa.array(np.full(n, block.header.slice_us, np.int64))]
-        table = pa.table([*tags, *batch.columns], [_SHARD, _SLICE, *batch.schema.names])
+        if not blocks:
+            return
+        schema = self.plan.block_schema
+        rows = pa.Table.from_batches([decode(block, schema) for _, block in blocks], schema).combine_chunks()
+        counts = [block.header.rows for _, block in blocks]
+        shards = np.repeat(np.array([shard for shard, _ in blocks], np.int32), counts)
+        slices = np.repeat(np.array([block.header.slice_us for _, block in blocks], np.int64), counts)
+        table = pa.table([pa.array(shards), pa.array(slices), *rows.columns], [_SHARD, _SLICE, *schema.names])
+        self._is_mixed = True
         yield from self._keep(table) if self.plan.layout is None else self._collect(table)
 
     def _keep(self, events: pa.Table) -> Iterator[ShardBlock]:
@@ -167,6 +173,7 @@ class BlockBuilder:
         else:
             folded = self.plan.layout.combine(keys, together)
         self._pending, self._pending_rows, self._pending_bytes = [folded], folded.num_rows, folded.nbytes
+        self._is_mixed = False
 
     def _parts(self, partials: pa.Table, keys: Sequence[str]) -> npt.NDArray[np.int64]:
         """Numbers the partials of each key so that those of one number make a row of about the target size.
@@ -185,7 +192,7 @@ class BlockBuilder:
 
     def _flush_partials(self, *, final: bool) -> Iterator[_Piece]:
         """Folds what is pending; yields it sorted by (shard, slice, key), unless so little is left that it can wait."""
-        if len(self._pending) > 1:
+        if len(self._pending) > 1 or self._is_mixed:
             self._fold()
         table = self._pending.pop()
         if not final and table.nbytes < self.buffer_bytes // 2:
