@@ -221,10 +221,12 @@ def draw(path: Path, settings: Settings, counted: Sequence[Run], rates: Sequence
     figure, axes = pyplot.subplots(len(rows), 2, figsize=(10, 3.8 * len(rows)), layout="constrained", squeeze=False)
     for at, row in enumerate(rows):
         for axis, aggregate in zip(axes[at], AGGREGATES, strict=True):
-            if row == "bytes":
-                _draw_bytes(axis, by_level(counted, aggregate), aggregate)
+            if row == "bytes" and (levels := by_level(counted, aggregate)):
+                _draw_bytes(axis, levels, aggregate)
+            elif row == "rates" and (found := median_rates(rates, aggregate)):
+                _draw_rates(axis, found, aggregate)
             else:
-                _draw_rates(axis, median_rates(rates, aggregate), aggregate)
+                axis.set_visible(False)
             axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
