@@ -73,6 +73,7 @@ class BlockBuilder:
         self._pending_bytes = 0
         self._pending_rows = 0
         self._next_event = 0
+        self._is_mixed = False  # of several blocks: even one pending table may have rows of one key
 
     def add(self, batch: pa.RecordBatch, shards: pa.Array | None = None) -> Iterator[ShardBlock]:
         if batch.num_rows == 0:
@@ -90,18 +91,24 @@ class BlockBuilder:
                 part = None if shards is None else shards[rows]
                 yield from self._collect(self._lift(batch[rows], part, slices[rows], self._cells(_micros(times[rows]))))
 
-    def add_block(self, shard: int, block: Block) -> Iterator[ShardBlock]:
-        """Takes what another builder made, of the same plan. A builder takes either batches or blocks.
+    def add_blocks(self, blocks: Sequence[ShardBlock]) -> Iterator[ShardBlock]:
+        """Takes what other builders made, of the same plan. A builder takes either batches or blocks.
 
         Raises CorruptBlock.
         """
-        batch = decode(block, self.plan.block_schema)
-        n = batch.num_rows
-        tags = {_SHARD: np.full(n, shard, np.int32), _SLICE: np.full(n, block.header.slice_us, np.int64)}
+        if not blocks:
+            return
+        schema = self.plan.block_schema
+        rows = pa.Table.from_batches([decode(block, schema) for _, block in blocks], schema).combine_chunks()
+        counts = [block.header.rows for _, block in blocks]
+        shards = np.repeat(np.array([shard for shard, _ in blocks], np.int32), counts)
+        slices = np.repeat(np.array([block.header.slice_us for _, block in blocks], np.int64), counts)
+        tags = {_SHARD: shards, _SLICE: slices}
         if self.plan.layout is not None and self.plan.keyed:
-            cells = self._cells(self.plan.instants(batch)[0])
+            cells = self._cells(self.plan.instants(rows)[0])
             tags |= {} if cells is None else {_CELL: cells}
-        table = pa.table([*map(pa.array, tags.values()), *batch.columns], [*tags, *batch.schema.names])
+        table = pa.table([*map(pa.array, tags.values()), *rows.columns], [*tags, *schema.names])
+        self._is_mixed = True
         yield from self._keep(table) if self.plan.layout is None else self._collect(table)
 
     def _keep(self, events: pa.Table) -> Iterator[ShardBlock]:
@@ -191,12 +198,13 @@ class BlockBuilder:
         else:
             folded = self.plan.layout.combine(keys, together)
         self._pending, self._pending_rows, self._pending_bytes = [folded], folded.num_rows, folded.nbytes
+        self._is_mixed = False
 
     def _flush_partials(self, *, final: bool) -> Iterator[_Piece]:
         """Folds what is pending; yields it sorted by (shard, slice, key), unless so little is left that it can wait."""
         if self.plan.by_event:
             self._pending = [pa.concat_tables(self._pending)]
-        elif len(self._pending) > 1:
+        elif len(self._pending) > 1 or self._is_mixed:
             self._fold()
         table = self._pending.pop()
         if not final and table.nbytes < self.buffer_bytes // 2:

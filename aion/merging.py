@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from aion.builder import BlockBuilder, ShardBlock
 from state_backends.block import Block
 
+# Of small blocks, what is read at once: one by one they would cost more than what is in them.
+_AT_ONCE_BYTES = 4 << 20
+
 
 class BlockMerger:
     """Merges the blocks of one task by (shard, slice); any tree of mergers gives the same panes.
@@ -21,6 +24,8 @@ class BlockMerger:
 
     def __init__(self, builder: BlockBuilder) -> None:
         self._builder = builder
+        self._waiting: list[ShardBlock] = []
+        self._waiting_bytes = 0
         layout = builder.plan.layout
         self._grows = layout is None or layout.holistic
 
@@ -28,8 +33,16 @@ class BlockMerger:
         # Of what keeps values, nothing gets smaller by merging: a block that is large enough is handed on unread.
         if self._grows and 2 * block.size_bytes >= self._builder.target_bytes:
             yield ShardBlock(shard, block)
-        else:
-            yield from self._builder.add_block(shard, block)
+            return
+        self._waiting.append(ShardBlock(shard, block))
+        self._waiting_bytes += block.size_bytes
+        if self._waiting_bytes >= _AT_ONCE_BYTES:
+            yield from self._read()
 
     def finish(self) -> Iterator[ShardBlock]:
+        yield from self._read()
         yield from self._builder.finish()
+
+    def _read(self) -> Iterator[ShardBlock]:
+        blocks, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        yield from self._builder.add_blocks(blocks)

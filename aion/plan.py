@@ -249,7 +249,7 @@ def _says(window: Punctuated, events: pa.RecordBatch) -> Any:
 
 
 def _micros(column: Any) -> Any:
-    return combined(column).cast(pa.int64()).to_numpy(zero_copy_only=False)
+    return combined(column).cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
 
 
 def _check_columns(schema: pa.Schema, keys: Sequence[str], time: str) -> None:

@@ -221,10 +221,12 @@ def draw(path: Path, settings: Settings, counted: Sequence[Run], rates: Sequence
     figure, axes = pyplot.subplots(len(rows), 2, figsize=(10, 3.8 * len(rows)), layout="constrained", squeeze=False)
     for at, row in enumerate(rows):
         for axis, aggregate in zip(axes[at], AGGREGATES, strict=True):
-            if row == "bytes":
-                _draw_bytes(axis, by_level(counted, aggregate), aggregate)
+            if row == "bytes" and (levels := by_level(counted, aggregate)):
+                _draw_bytes(axis, levels, aggregate)
+            elif row == "rates" and (found := median_rates(rates, aggregate)):
+                _draw_rates(axis, found, aggregate)
             else:
-                _draw_rates(axis, median_rates(rates, aggregate), aggregate)
+                axis.set_visible(False)
             axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
@@ -238,10 +240,9 @@ def _draw_bytes(axis: Any, levels: Sequence[Level], aggregate: str) -> None:
         where = (level.levels, level.distributed)
         axis.annotate(f"{level.ratio:.3g}x", where, (0, 7), textcoords="offset points", ha="center", fontsize=8)
     if at[-1:] == [PAPER["levels"]]:
-        words = (
-            f"the sensors' hop included: {levels[-1].ratio_with_sensors:.2f}x; the paper: {paper_ratio(aggregate):.2f}x"
-        )
-        axis.text(0.03, 0.8, f"{at[-1]} levels, {words}", transform=axis.transAxes, fontsize=8, va="top")
+        ours, theirs = levels[-1].ratio_with_sensors, paper_ratio(aggregate)
+        words = f"{at[-1]} levels, with\nthe sensors' hop: {ours:.2f}x\nthe paper: {theirs:.2f}x"
+        axis.text(0.03, 0.8, words, transform=axis.transAxes, fontsize=8, va="top")
     axis.set_title(f"{aggregate}, 1 s tumbling (seed 001, figure 6)", fontsize=10)
     axis.set_xlabel("levels (hops from a child to the root)")
     axis.set_ylabel("bytes shuffled per event")
