@@ -152,11 +152,11 @@ def test_of_more_than_fits_what_is_not_sorted_is_folded_first() -> None:
 
 @given(st.lists(st.integers(0, TOP), max_size=20), st.lists(st.integers(0, TOP), max_size=20))
 def test_keys_are_found_by_their_hashes(wanted: list[int], rows: list[int]) -> None:
-    keys = Keys([np.array(wanted, np.int64)])
+    keys = Keys(np.array(wanted, np.int64))
     among = keys.among(np.array(rows, np.int64))
     assert (among.tolist() if among is not None else [True] * len(rows)) == [row in wanted for row in rows]
     assert keys.ranges == [(h, h) for h in sorted(set(wanted))]
-    everything = Keys([np.arange(MOST_KEYS + 1)])
+    everything = Keys(np.arange(MOST_KEYS + 1))
     assert everything.ranges is None and everything.among(np.array(rows, np.int64)) is None
 
 
