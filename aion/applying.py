@@ -27,6 +27,8 @@ from state_backends.codec_pool import CodecPool
 from state_backends.store import StoredBlock
 
 ROWS_AT_ONCE = 4096
+WORTH_FILTERING = 1024
+"""To look for keys in a block of fewer rows costs more than to carry them along."""
 _IN_LINE = CodecPool(0)
 
 
@@ -48,7 +50,9 @@ def decode_all(
 
     def one(stored: StoredBlock) -> Decoded:
         batch = decode(stored.block, plan.block_schema, f"block {stored.seq}")
-        kept = None if keys is None else keys.among(row_hashes(plan, batch))
+        kept = None
+        if keys is not None and batch.num_rows >= WORTH_FILTERING:
+            kept = keys.among(row_hashes(plan, batch))
         if kept is not None:
             batch = batch.filter(pa.array(kept))
         return Decoded(stored.arrival, stored.block.header.slice_us, batch)

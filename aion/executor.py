@@ -33,7 +33,7 @@ from aion.applying import Decoded, apply_window, decode_all, dropped_events
 from aion.block_folder import BlockFolder, fold_bytes
 from aion.combining import Loaded, tagged, windows_at_once
 from aion.folds import carry_out
-from aion.key_ranges import Keys, row_hashes
+from aion.key_ranges import Keys, key_names, row_hashes
 from aion.keyed.orders import EmitDroppedRows, ExecuteKeyed, Order, Retract
 from aion.keyed_executor import KeyedExecutor
 from aion.operator import Operator
@@ -189,7 +189,7 @@ class Executor:
                 since[s] = min(execute.changed_since, since.get(s, execute.changed_since))
         news = Only({s: (seq, _NO_END) for s, seq in since.items()})
         with closing(self._decode_all(seen(self.session.read(slices, only=news)))) as decoded:
-            keys = Keys(row_hashes(self.plan, d.batch) for d in decoded)
+            keys = self._keys_of([d.batch for d in decoded])
         return seen(self.session.read(slices, blocking=blocking, only=Only(keys=keys.ranges))), keys
 
     def _decode_all(self, blocks: Iterable[StoredBlock], keys: Keys | None = None) -> Generator[Decoded, None, None]:
@@ -201,9 +201,12 @@ class Executor:
             self.session.prestage(slices)
             return
         wanted = frozenset(slices)
-        batches = (decode(b, self.plan.block_schema) for b in arrived if b.header.slice_us in wanted)
-        keys = Keys(row_hashes(self.plan, batch) for batch in batches)
-        self.session.prestage(slices, Only(keys=keys.ranges))
+        batches = [decode(b, self.plan.block_schema) for b in arrived if b.header.slice_us in wanted]
+        self.session.prestage(slices, Only(keys=self._keys_of(batches).ranges))
+
+    def _keys_of(self, batches: Sequence[pa.RecordBatch]) -> Keys:
+        table = pa.Table.from_batches(batches, self.plan.block_schema)
+        return Keys(row_hashes(self.plan, table.select(key_names(self.plan))))
 
     @property
     def _fold_bytes(self) -> int:

@@ -21,6 +21,8 @@ import numpy as np
 from aion.actions import Fold, Folded
 
 UNLIMITED = 2**63 - 1
+WORTH_SORTING = 1 << 18
+"""Of a slice that no active window has: so many bytes are sorted, that a late event need not have all of them read."""
 
 
 class Run(NamedTuple):
@@ -68,12 +70,15 @@ class Folding:
         slice is active any more.
         """
         runs = self._runs.get(slice_us, [])
-        if len(runs) < 2 or not (ended or self._open_too):
+        if not runs or not (ended or self._open_too):
             return []
         edges = np.searchsorted([run.last_seq for run in runs], sorted(cuts)).tolist()
         found: list[Fold] = []
         for begin, end in zip([0, *edges], [*edges, len(runs)], strict=True):
             first = _first_to_fold(runs, begin, end)
+            unsorted = [i for i in range(begin, end) if not runs[i].is_sorted] if ended else []
+            if sum(runs[i].size_bytes for i in unsorted) > WORTH_SORTING:
+                first = unsorted[0] if first is None else min(first, unsorted[0])
             if first is not None:
                 found += [self._fold(slice_us, runs, *part, ended) for part in self._parts(runs, first, end)]
         return found

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Protocol
 
-from aion.actions import Action, Fold, Folded
+from aion.actions import Fold, Folded
 from aion.applying import Decoded
 from aion.block_folder import BlockFolder
 from aion.key_ranges import equal_ranges

@@ -5,8 +5,6 @@ Stored blocks name the range of their keys' hashes, so the hash must stay what i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 import pyarrow as pa
 
@@ -20,20 +18,24 @@ TOP = 2**63 - 1
 _SEED = 0x666F6C64  # not one of those by which windows are split into files
 
 
+def key_names(plan: Plan) -> list[str]:
+    """The key columns as they stand in blocks."""
+    return list(plan.key) if plan.layout is None else [field.name for field in plan.key_fields]
+
+
 def row_hashes(plan: Plan, rows: pa.RecordBatch | pa.Table) -> Ints:
     """The hash of the key of each row of a block, 0 to 2**63 - 1; without key columns there is one key."""
     if not plan.key or not rows.num_rows:
         return np.zeros(rows.num_rows, np.int64)
-    names = plan.key if plan.layout is None else [field.name for field in plan.key_fields]
-    hashes = hash_rows([combined(rows.column(name)) for name in names], _SEED)
+    hashes = hash_rows([combined(rows.column(name)) for name in key_names(plan)], _SEED)
     return (hashes >> np.uint64(1)).astype(np.int64)
 
 
 class Keys:
     """Some keys, by their hashes; or, if they are too many, all that there are."""
 
-    def __init__(self, hashes: Iterable[Ints]) -> None:
-        found = np.unique(np.concatenate([np.zeros(0, np.int64), *hashes]))
+    def __init__(self, hashes: Ints) -> None:
+        found = np.unique(hashes)
         self._hashes = found if len(found) <= MOST_KEYS else None
 
     @property

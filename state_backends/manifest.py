@@ -63,7 +63,8 @@ class Manifest:
 
 
 def dump(manifest: Manifest) -> bytes:
-    return _seal(asdict(manifest))
+    # Not by asdict, which would copy each value of the snapshot.
+    return _seal({f.name: getattr(manifest, f.name) for f in fields(manifest)})
 
 
 def load(data: bytes, name: str) -> Manifest:

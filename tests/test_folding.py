@@ -137,6 +137,24 @@ def test_kept_events_are_folded_when_no_window_of_the_slice_is_active_any_more()
     assert folding.of(0) == () and folding.due(0, [], ended=True) == []
 
 
+@pytest.mark.parametrize("open_too", [True, False])
+def test_what_a_late_event_would_have_read_as_a_whole_is_sorted_when_its_windows_have_ended(open_too: bool) -> None:
+    folding = Folding(open_too=open_too)
+    for seq, size in enumerate([300_000, 200_000]):
+        folding.arrived(0, seq, size)
+    assert folding.due(0, [], ended=False) == [], "the second is no larger than the first"
+    (fold,) = folding.due(0, [], ended=True)
+    assert fold == Fold(0, -1, 1, 500_000, True)
+    folding.folded(Folded(fold, 490_000))
+    folding.arrived(0, 2, 100_000)
+    assert folding.due(0, [2], ended=True) == [], "so little is read at once"
+    folding.arrived(0, 3, 300_000)
+    (fold,) = folding.due(0, [2, 3], ended=True)
+    assert fold == Fold(0, 2, 3, 300_000, True), "one block, and larger than those it is cut into"
+    folding.folded(Folded(fold, 300_000))
+    assert folding.due(0, [2, 3], ended=True) == []
+
+
 def test_of_more_than_fits_what_is_not_sorted_is_folded_first() -> None:
     folding = Folding(open_too=True, limit_bytes=100)
     for seq in range(5):
@@ -152,11 +170,11 @@ def test_of_more_than_fits_what_is_not_sorted_is_folded_first() -> None:
 
 @given(st.lists(st.integers(0, TOP), max_size=20), st.lists(st.integers(0, TOP), max_size=20))
 def test_keys_are_found_by_their_hashes(wanted: list[int], rows: list[int]) -> None:
-    keys = Keys([np.array(wanted, np.int64)])
+    keys = Keys(np.array(wanted, np.int64))
     among = keys.among(np.array(rows, np.int64))
     assert (among.tolist() if among is not None else [True] * len(rows)) == [row in wanted for row in rows]
     assert keys.ranges == [(h, h) for h in sorted(set(wanted))]
-    everything = Keys([np.arange(MOST_KEYS + 1)])
+    everything = Keys(np.arange(MOST_KEYS + 1))
     assert everything.ranges is None and everything.among(np.array(rows, np.int64)) is None
 
 
