@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,9 +57,8 @@ def pairs(lines: pa.Array) -> pa.Table:
     words, text = split.flatten(), pc.list_parent_indices(split).to_numpy()
     within = pa.array(text[:-1] == text[1:])
     both = pa.table({"first": words[:-1].filter(within), "second": words[1:].filter(within)})
-    return (
-        both.group_by(["first", "second"]).aggregate([([], "count_all")]).rename_columns(["first", "second", "times"])
-    )
+    counted = both.group_by(["first", "second"]).aggregate([([], "count_all")])
+    return counted.rename_columns(["first", "second", "times"])
 
 
 def count_pairs(key: tuple[Any, ...], window: Any, events: Iterator[pa.RecordBatch]) -> pa.Table:
@@ -121,7 +121,7 @@ def truth(tables: Mapping[str, pa.Table], shape: Shape) -> dict[str, pd.DataFram
     seen: Counter[tuple[int, str, str]] = Counter()
     for start, text in zip(starts.tolist(), tables["texts"]["text"].to_pylist(), strict=True):
         words = text.split(" ")
-        seen.update((start, a, b) for a, b in zip(words, words[1:], strict=False))
+        seen.update((start, a, b) for a, b in pairwise(words))
     rows = [(*where, times) for where, times in seen.items()]
     return {"bigrams": pd.DataFrame(rows, columns=["window_start", "first", "second", "times"])}
 

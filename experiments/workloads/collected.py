@@ -46,9 +46,9 @@ def tagged(branches: Sequence[Branch]) -> DataFrame:
 def collected(
     branches: Sequence[Branch], key: Sequence[str], function: Any, schema: str, probe: Probe, names: Sequence[str] = ()
 ) -> DataFrame:
-    """Panes of ``function(key, window, events)``, as in ``aion.windowed(apply=...)``; ``names``: the events' columns."""
+    """Panes of ``function(key, window, events)``, as in ``aion.windowed(apply=...)``; ``names``: columns of events."""
     from pyspark.sql import functions as F
-    from pyspark.sql.pandas.types import from_arrow_schema
+    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
     events = tagged(branches)
     held = [name for name in events.columns if name not in (*key, "stage", "w")] if not names else list(names)
@@ -56,21 +56,15 @@ def collected(
     rows = lists.select(
         "stage", F.col("w.start").alias("window_start"), F.col("w.end").alias("window_end"), *key, "held"
     )
-    fields = {field.name: field for field in parse_arrow(rows)}
+    fields = to_arrow_schema(rows.drop("held").schema, timezone="UTC")
     result = pa.schema(
         [
-            *(fields[name] for name in ("stage", "window_start", "window_end", *key)),
+            *(fields.field(name) for name in ("stage", "window_start", "window_end", *key)),
             *parse_schema(probe.schema(schema)),
             pa.field("events", pa.int64()),
         ]
     )
     return rows.mapInArrow(Each(tuple(key), probe(function), result), from_arrow_schema(result))
-
-
-def parse_arrow(rows: DataFrame) -> pa.Schema:
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return to_arrow_schema(rows.drop("held").schema)
 
 
 class Each:

@@ -141,7 +141,7 @@ class Workload:
     ``with_aion``, ``with_lists``, ``with_window``: of the streams with watermarks, the panes of the first stage, with
     ``stage``, ``window_start``, ``window_end``, ``events`` and, with Aion, ``pane`` and ``kind``. ``keys``: what tells
     rows of a stage and window apart, by stage; of those of ``with_window`` where it needs others. ``finals``: what
-    later stages make of the last panes, for windows of which one changed. ``truth``: the same from all events, in batch.
+    later stages make of the last panes, for windows of which one changed. ``truth``: the same in batch.
     """
 
     name: str
