@@ -7,6 +7,7 @@ import typer
 from experiments.chaos import chaos
 from experiments.cleanup import cleanup
 from experiments.ingest import ingest
+from experiments.memory_pressure.command import compare, memory_pressure
 from experiments.restore import restore
 from experiments.slicing import slicing
 from experiments.staleness import staleness
@@ -25,6 +26,8 @@ def _experiments() -> None:
 app.command("cleanup")(cleanup)
 app.command("chaos")(chaos)
 app.command("ingest")(ingest)
+app.command("memory-pressure")(memory_pressure)
+app.command("compare")(compare)
 app.command("restore")(restore)
 app.command("store")(store)
 app.command("staleness")(staleness)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SAMPLE_S = 1.0
 POLL_S = 0.2
+COLLECTORS = {"parallel": "-XX:+UseParallelGC", "g1": "-XX:+UseG1GC"}
 
 
 class Timed(Probe):
@@ -56,7 +57,7 @@ def session(spec: dict[str, Any], folder: Path) -> SparkSession:
     settings = {
         "spark.driver.memory": f"{spec['heap_bytes'] >> 20}m",
         # Whoever runs out of heap is dead, and does not linger.
-        "spark.driver.extraJavaOptions": "-XX:+UseG1GC -XX:+ExitOnOutOfMemoryError",
+        "spark.driver.extraJavaOptions": f"{COLLECTORS[spec['collector']]} -XX:+ExitOnOutOfMemoryError",
         "spark.local.dir": str(folder / "work" / "spark"),
         "spark.sql.shuffle.partitions": str(spec["cores"]),
         "spark.sql.files.openCostInBytes": str(spec["cores"]),

@@ -10,6 +10,7 @@ from typing import Any
 from experiments.memory_pressure.tree import KINDS
 
 MIB = 1 << 20
+YOUNG = ("PS Scavenge", "G1 Young Generation", "Copy")
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -100,7 +101,7 @@ def processing(batches: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 def garbage(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Shares of the time between first and last sample that the collector of the young and of the old generation took.
 
-    G1 collects the old generation in pauses of its own and beside the program; both count as old.
+    What G1 does beside the program counts as old.
     """
     if len(samples) < 2:
         return None
@@ -110,7 +111,7 @@ def garbage(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     times = {"young": 0, "old": 0}
     for name, (count, ms) in last["gc"].items():
         before = first["gc"].get(name, [0, 0])
-        which = "young" if "Young" in name or name in ("Copy", "PS Scavenge") else "old"
+        which = "young" if name in YOUNG else "old"
         taken[which] += (ms - before[1]) / 1000
         times[which] += count - before[0]
     return {

@@ -65,9 +65,11 @@ class Settings(_Strict):
     scale: float = Field(default=1.0, gt=0, le=1)
     memory: str | None = None
     """Of a cell's whole process tree; null: 8 GiB of state, scaled, and ``base`` for what runs it."""
-    base: str = "1408MiB"
+    base: str = "1792MiB"
     """What an idle tree takes: JVM, driver, workers, server."""
     heap: Heap = Heap()
+    collector: Literal["parallel", "g1"] = "parallel"
+    """The JVM's garbage collector; parallel was Java's default in the paper's day."""
     limit: str = "auto"
     """auto: a systemd scope where there is one, else watched. watched. cgroup:PATH: a control group of yours."""
     warm_up: int = Field(default=PAPER_WARM_UP, ge=1)
@@ -264,6 +266,7 @@ def cell_spec(settings: Settings, cell: Cell) -> dict[str, Any]:
         "cores": settings.cores,
         "limit": settings.limit,
         "limit_bytes": settings.memory_bytes,
+        "collector": settings.collector,
         "heap_bytes": (SMALLEST_HEAP_BYTES + round(state_bytes * share)) >> 20 << 20,
     }
 
