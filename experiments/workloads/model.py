@@ -34,11 +34,12 @@ ALPHABET = np.frombuffer(rb"""abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRST0123
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A row of the paper's table 1."""
+    """A row of the paper's table 1. ``parts``: into so many parts of whole milliseconds a window is divided."""
 
     rate: int
     window_s: float
     payload_bytes: int
+    parts: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,8 @@ class Shape:
 
     @classmethod
     def of(cls, spec: Spec, *, past_windows: int, scale: float = 1.0, seed: int = 1) -> Shape:
-        """Windows are whole multiples of 12 ms, so that the parts of a window which workloads use are whole ms."""
-        window_us = max(1, round(spec.window_s * scale * 1e6 / 12_000)) * 12_000
+        step_us = spec.parts * 1_000
+        window_us = max(1, round(spec.window_s * scale * 1e6 / step_us)) * step_us
         return cls(spec.rate * scale, window_us, spec.payload_bytes, past_windows, scale, seed)
 
     @property

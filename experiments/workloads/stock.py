@@ -249,7 +249,7 @@ def truth(tables: Mapping[str, pa.Table], shape: Shape) -> dict[str, pd.DataFram
 
 WORKLOAD = Workload(
     name="stock",
-    spec=Spec(rate=10_000, window_s=30, payload_bytes=1_664),
+    spec=Spec(rate=10_000, window_s=30, payload_bytes=1_664, parts=6),
     streams={"quotes": quotes, "mentions": mentions},
     with_aion=with_aion,
     with_lists=with_lists,
