@@ -6,10 +6,13 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +65,26 @@ class Progress:
 
 def sweep(settings: Settings, out: Path, tell: Tell) -> list[dict[str, Any]]:
     """Every cell's result; those that ``out`` has from before, with the same settings, are not run again."""
+    with _ending_in_order():
+        return _sweep(settings, out, tell)
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """SIGTERM as well as Ctrl-C: what was started is ended first."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop) if threading.current_thread() is threading.main_thread() else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _sweep(settings: Settings, out: Path, tell: Tell) -> list[dict[str, Any]]:
     todo = list(dict.fromkeys(cells(settings)))
     found = {cell: kept(out, cell, cell_spec(settings, cell)) for cell in todo}
     missing = [cell for cell in todo if found[cell] is None]
