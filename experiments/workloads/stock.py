@@ -104,7 +104,9 @@ def with_aion(
         name="warnings",
     )
     mentioned = aion.windowed(
-        streams["mentions"].withColumn("symbol", F.explode("symbols")),
+        # From explode Spark infers that rows without symbols are not needed, and takes them away before they move the
+        # watermark: a heartbeat would move nothing.
+        streams["mentions"].withColumn("symbol", F.explode_outer("symbols")),
         key="symbol",
         time="ts",
         windows={"mentions": aion.Tumbling(shape.window)},
@@ -202,7 +204,7 @@ def finals(last: LastPanes, touched: set[tuple[str, int]], shape: Shape) -> dict
         if len(warned) and len(mentioned):
             joined = warned[["symbol", "warnings"]].merge(mentioned[["symbol", "mentions"]], on="symbol")
             found["joined", start] = joined.astype({"warnings": "int64", "mentions": "int64"})
-            found["correlation", start] = pd.DataFrame({"correlation": [correlation(joined)]})
+            found["correlation", start] = pd.DataFrame({"correlation": [correlation(joined)] if len(joined) else []})
     return found
 
 
