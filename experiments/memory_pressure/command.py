@@ -167,6 +167,7 @@ def told(text: str, progress: Progress) -> str:
     """``cell 3 of 24, average-tiered-04: batch 12 of 20; about 14 min left``."""
     left = progress.left_s
     at = f"cell {min(progress.done + 1, progress.total)} of {progress.total}, " if progress.total else ""
-    batch = f": batch {progress.batches} of {progress.batches_of_cell}" if progress.batches else ""
+    batches = min(progress.batches, progress.batches_of_cell)  # the last ones have no events, and do not count
+    batch = f": batch {batches} of {progress.batches_of_cell}" if batches else ""
     words = "" if left is None else f"; about {left / 60:.0f} min left" if left >= 90 else f"; about {left:.0f} s left"
     return f"{at}{text}{batch}{words}"

@@ -12,6 +12,8 @@ from experiments.memory_pressure.findings import death
 from experiments.memory_pressure.run import Progress, sweep
 from experiments.memory_pressure.settings import Settings
 
+pytestmark = pytest.mark.timeout(900)
+
 TINY = Settings(
     workload=["average"],
     backend=["spark-window"],
