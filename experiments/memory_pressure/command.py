@@ -101,17 +101,18 @@ def staleness_of(out: Path) -> dict[str, Any]:
     import json
     from dataclasses import asdict
 
-    from experiments import bench, staleness, staleness_report
+    from experiments import bench, staleness_report
+    from experiments.staleness import DEFAULTS, figure_9
 
     kept, picture = out / "staleness.json", out / "figure-9.png"
     if kept.exists() and picture.exists():
         found: dict[str, Any] = json.loads(kept.read_text())
         return found
-    results = staleness.figure_9(staleness.DEFAULTS)
-    staleness_report.chart(picture, results, staleness.DEFAULTS)
+    results = figure_9(DEFAULTS)
+    staleness_report.chart(picture, results, DEFAULTS)
     claims = [asdict(claim) for claim in staleness_report.claims(results)]
-    bench.write_json(kept, {"settings": asdict(staleness.DEFAULTS), "claims": claims, "results": results})
-    return {"settings": asdict(staleness.DEFAULTS), "claims": claims, "results": results}
+    bench.write_json(kept, {"settings": asdict(DEFAULTS), "claims": claims, "results": results})
+    return {"settings": asdict(DEFAULTS), "claims": claims, "results": results}
 
 
 def rich_table(title: str, sheet: Sheet) -> Any:

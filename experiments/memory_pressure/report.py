@@ -16,7 +16,7 @@ import yaml
 from experiments import bench
 from experiments.memory_pressure import figures
 from experiments.memory_pressure.findings import Finding, Result, by_past, death, findings, verdict
-from experiments.memory_pressure.settings import FULL, Settings, words
+from experiments.memory_pressure.settings import FULL, Cell, Settings, words
 
 PACKAGES = ("aion", "pyspark", "pyarrow", "pandas", "numpy", "rocksdict", "psutil", "matplotlib")
 STYLE = """
@@ -37,7 +37,7 @@ EXPLAINED = {
     "3": "Events of the newest window, over the time from the begin of its batch to that of the next one.",
     "4": "As figure 3, of late events too: mean over the newest window and the N past ones, each of which gets fewer.",
     "5": "Events of an execution over the time from the call of the window's function to its end, reading included; "
-    "for keys, from the first call to the last. Spark's own aggregates have no such function.",
+    "for keys, from the first call to the last. Stock Spark has none: it has copied a list before it calls a function.",
     "6": "Share of the time that the JVM's collectors took, pauses and concurrent work.",
     "7": "As figure 5, with late and final executions. Stock Spark executes a window whenever a batch changes it.",
     "8": "One part of the policy changed at a time.",
@@ -138,18 +138,18 @@ def deaths_sheet(results: Sequence[Result]) -> Sheet:
     return Sheet(["workload", "state in", "policy", "past windows", "how"], rows, left=5)
 
 
-KEY = ("workload", "backend", "part", "past_windows")
-HEADINGS = ("MiB", "JVM", "workers", "server", "peak", "normal/s", "all/s", "processing/s", "GC", "dropped")
+HEADINGS = ("MiB", "JVM", "workers", "server", "peak", "normal/s", "all/s", "exec/s", "GC", "dropped")
 
 
 def cells_sheet(results: Sequence[Result]) -> Sheet:
-    """A line for each cell: medians."""
-    headings = ["workload", "state in", "policy", "N", "status", *HEADINGS]
+    """A line for each cell: medians; the name ends in N, the rates are of events, ``exec/s`` those of executions."""
+    headings = ["cell", "status", *HEADINGS]
     rows = []
     for result in results:
         status = result["status"] if result["status"] == "done" else f"{result['status']}: {result.get('why', '')}"
-        rows.append([*(str(result[name]) for name in KEY), status[:90], *figures_of(result)])
-    return Sheet(headings, rows, left=5)
+        cell = Cell(*(result[name] for name in ("workload", "backend", "past_windows", "part")))
+        rows.append([cell.name, status[:90], *figures_of(result)])
+    return Sheet(headings, rows, left=2)
 
 
 def figures_of(result: Result) -> list[str]:
@@ -183,7 +183,7 @@ def parts_sheet(results: Sequence[Result]) -> Sheet:
             rows.append(
                 [result["part"], str(result["past_windows"]), result["status"], values[0], *values[5:8], met, waited]
             )
-    headings = ["policy", "N", "status", "MiB", "normal/s", "all/s", "processing/s", "hits / misses", "waited, s"]
+    headings = ["policy", "N", "status", "MiB", "normal/s", "all/s", "exec/s", "hits / misses", "waited, s"]
     return Sheet(headings, rows, left=3)
 
 

@@ -239,7 +239,7 @@ def truth(tables: Mapping[str, pa.Table], shape: Shape) -> dict[str, pd.DataFram
     mentioned = frame("mentions", ["symbols"]).explode("symbols").rename(columns={"symbols": "symbol"})
     joined = warned.merge(mentioned.groupby(by, as_index=False).agg(mentions=("us", "size")), on=by)
     correlations = joined.groupby("window_start").apply(
-        lambda rows: rows["warnings"].corr(rows["mentions"]), include_groups=False
+        lambda rows: rows["warnings"].corr(rows["mentions"]) if rows.nunique().min() > 1 else 0.0, include_groups=False
     )
     return {
         "rolling": rolling.agg(["min", "max", "mean"]).rename(columns={"min": "lowest", "max": "highest"}),

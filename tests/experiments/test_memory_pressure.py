@@ -282,7 +282,8 @@ OURS = [result("tiered", 1), result("tiered", 8)]
         # figure 2
         ([*OURS, result("spark-list", 1), result("spark-list", 8, status="died")], "2", "crashes", True),
         ([*OURS, result("spark-list", 1), result("spark-list", 8)], "2", "crashes", False),
-        ([*OURS, result("spark-list", 1, status="failed")], "2", "crashes", None),
+        ([*OURS, result("spark-list", 1), result("spark-list", 6)], "2", "crashes", None),
+        ([*OURS, result("spark-list", 8, status="failed")], "2", "crashes", None),
         (OURS, "2", "the same for any number", True),
         ([result("tiered", 1), result("tiered", 8, memory=1200.0)], "2", "the same for any number", False),
         ([result("tiered", 1), result("tiered", 8, status="died")], "2", "the same for any number", False),
