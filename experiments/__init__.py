@@ -8,6 +8,7 @@ from experiments.chaos import chaos
 from experiments.cleanup import cleanup
 from experiments.ingest import ingest
 from experiments.late_keys import late_keys
+from experiments.memory_pressure.command import compare, memory_pressure
 from experiments.network import network
 from experiments.overhead import overhead
 from experiments.planned import planned
@@ -30,7 +31,9 @@ def _experiments() -> None:
 app.command("cleanup")(cleanup)
 app.command("chaos")(chaos)
 app.command("ingest")(ingest)
+app.command("compare")(compare)
 app.command("late-keys")(late_keys)
+app.command("memory-pressure")(memory_pressure)
 app.command("overhead")(overhead)
 app.command("planned")(planned)
 app.command("restart")(restart)

@@ -1,0 +1,174 @@
+"""``aion experiment memory-pressure`` and ``aion experiment compare``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from experiments.memory_pressure.report import Sheet
+    from experiments.memory_pressure.run import Progress
+
+LINE_S = 30.0
+
+
+def memory_pressure(
+    settings_file: Annotated[
+        Path | None, typer.Option("--settings", exists=True, dir_okay=False, help="A YAML of all settings below.")
+    ] = None,
+    workload: Annotated[str | None, typer.Option(help="Of average,bigrams,stock,linear-road.")] = None,
+    past_windows: Annotated[str | None, typer.Option(help="How many windows late events may be: 1..10")] = None,
+    backend: Annotated[str | None, typer.Option(help="Of tiered,memory,rocksdb,spark-list,spark-window.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Aion's policy: a preset or a file.")] = None,
+    parts: Annotated[bool, typer.Option("--parts", help="Also one part of the policy at a time (figure 8).")] = False,
+    memory: Annotated[str | None, typer.Option(help="Of a cell's whole process tree, e.g. 2GiB.")] = None,
+    scale: Annotated[float | None, typer.Option(help="Of rates and windows; memory shrinks by its square.")] = None,
+    limit: Annotated[str | None, typer.Option(help="auto, watched, or cgroup:PATH of a group of yours.")] = None,
+    warm_up: Annotated[int | None, typer.Option(help="Batches, and so windows, before the measured ones.")] = None,
+    measured: Annotated[int | None, typer.Option(help="Measured batches.")] = None,
+    pace: Annotated[str | None, typer.Option(help="real: a window's events in its time; max: at once.")] = None,
+    executions: Annotated[str | None, typer.Option(help="twice, as in the paper, or as the policy says.")] = None,
+    source: Annotated[str | None, typer.Option(help="files, rate or kafka.")] = None,
+    kafka: Annotated[str | None, typer.Option(help="Kafka's servers, for that source.")] = None,
+    cores: Annotated[int | None, typer.Option(help="Cores, and shuffle partitions.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the generated events.")] = None,
+    staleness: Annotated[bool | None, typer.Option(help="Include the staleness experiment (figure 9).")] = None,
+    out: Annotated[Path, typer.Option(help="For results. A sweep that was stopped goes on there.")] = Path(
+        "out/memory-pressure"
+    ),
+) -> None:
+    """Memory, speed and deaths under late events: the four workloads of the Aion paper, section 5, on Spark.
+
+    Each cell (workload, store, past windows) runs in processes of its own under a memory limit. Stop it at any time;
+    the same command goes on with the cells that are missing. Ends in OUT/report.html.
+    """
+    # Here, not above: `aion --help` imports this module and needs none of it.
+    from experiments.ingest import wide_console
+    from experiments.memory_pressure import report
+    from experiments.memory_pressure.run import sweep
+    from experiments.memory_pressure.settings import PARTS, load_settings, words
+
+    given = {
+        "workload": workload, "past_windows": past_windows, "backend": backend, "policy": policy, "memory": memory,
+        "parts": PARTS if parts else None, "scale": scale, "limit": limit, "warm_up": warm_up, "measured": measured,
+        "pace": pace, "executions": executions, "source": source, "kafka": kafka, "cores": cores, "seed": seed,
+        "staleness": staleness,
+    }  # fmt: skip
+    settings = load_settings(settings_file, given)
+    console = wide_console()
+    console.print(words(settings), highlight=False)
+    out.mkdir(parents=True, exist_ok=True)
+    with Teller(console) as tell:
+        results = sweep(settings, out, tell)
+    record = report.record_of(settings, results, staleness_of(out) if settings.staleness else None)
+    paths = report.write(out, settings, record)
+    console.print(rich_table("cells, medians", report.cells_sheet(results)))
+    console.print(rich_table("the paper's claims", report.findings_sheet(record["findings"])))
+    console.print("written: " + ", ".join(str(path) for path in paths), highlight=False, soft_wrap=True)
+    if any(result["status"] == "failed" for result in results):
+        raise typer.Exit(1)
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(help="The folder of a sweep, or its memory-pressure.json.", exists=True)],
+    b: Annotated[Path, typer.Argument(help="Another.", exists=True)],
+    out: Annotated[Path, typer.Option(help="For results.")] = Path("out/compare"),
+) -> None:
+    """Two runs of memory-pressure side by side: what was set differently, and what came of it."""
+    from experiments.ingest import wide_console
+    from experiments.memory_pressure import compare as comparing
+    from experiments.memory_pressure.report import Sheet
+
+    console = wide_console()
+    changed, cells, paths = comparing.write(out, (a, b))
+    console.print(rich_table("what changed", Sheet(["setting", "A", "B"], changed, left=3)))
+    for start in range(3, len(cells.headings), 3):  # a table for each figure: all beside one another are too wide
+        chosen = [0, 1, 2, *range(start, start + 3)]
+        part = Sheet(
+            [cells.headings[i] for i in chosen], [[row[i] for i in chosen] for row in cells.rows], left=cells.left
+        )
+        console.print(rich_table("medians", part))
+    console.print("written: " + ", ".join(str(path) for path in paths), highlight=False, soft_wrap=True)
+
+
+def staleness_of(out: Path) -> dict[str, Any]:
+    """Figure 9 and its claims; kept in ``out``, since it is the same every time."""
+    import json
+    from dataclasses import asdict
+
+    from experiments import bench, staleness_report
+    from experiments.staleness import DEFAULTS, figure_9
+
+    kept, picture = out / "staleness.json", out / "figure-9.png"
+    if kept.exists() and picture.exists():
+        found: dict[str, Any] = json.loads(kept.read_text())
+        return found
+    results = figure_9(DEFAULTS)
+    staleness_report.chart(picture, results, DEFAULTS)
+    claims = [asdict(claim) for claim in staleness_report.claims(results)]
+    bench.write_json(kept, {"settings": asdict(DEFAULTS), "claims": claims, "results": results})
+    return {"settings": asdict(DEFAULTS), "claims": claims, "results": results}
+
+
+def rich_table(title: str, sheet: Sheet) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    colours = {"holds": "green", "holds at this scale": "green", "does not hold": "red"}
+    made = Table(title=title, title_justify="left")
+    for i, name in enumerate(sheet.headings):
+        made.add_column(name, justify="left" if i < sheet.left else "right")
+    for row in sheet.rows:
+        made.add_row(*(f"[{colours[text]}]{text}[/]" if text in colours else escape(text) for text in row))
+    return made
+
+
+class Teller:
+    """Shows where a sweep is and how long it will take: a bar in a terminal, a line now and then in a log."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._next = 0.0
+        self._last = ""
+        self._bar: Any = None
+
+    def __enter__(self) -> Teller:
+        if self._console.is_terminal:
+            from rich.progress import BarColumn, TextColumn
+            from rich.progress import Progress as Bar
+
+            self._bar = Bar(TextColumn("{task.description}"), BarColumn(), transient=True, console=self._console)
+            self._task = self._bar.add_task("", total=1.0)
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, text: str, progress: Progress) -> None:
+        line = told(text, progress)
+        if self._bar is not None:
+            share = progress.batches / progress.batches_of_cell if progress.batches_of_cell else 0.0
+            done = (progress.done + min(1.0, share)) / max(1, progress.total)
+            self._bar.update(self._task, description=line, completed=done)
+            return
+        now = time.monotonic()
+        if now >= self._next or text != self._last:
+            self._next, self._last = now + LINE_S, text
+            self._console.print(line, highlight=False)
+
+
+def told(text: str, progress: Progress) -> str:
+    """``cell 3 of 24, average-tiered-04: batch 12 of 20; about 14 min left``."""
+    left = progress.left_s
+    at = f"cell {min(progress.done + 1, progress.total)} of {progress.total}, " if progress.total else ""
+    batches = min(progress.batches, progress.batches_of_cell)  # the last ones have no events, and do not count
+    batch = f": batch {batches} of {progress.batches_of_cell}" if batches else ""
+    words = "" if left is None else f"; about {left / 60:.0f} min left" if left >= 90 else f"; about {left:.0f} s left"
+    return f"{at}{text}{batch}{words}"

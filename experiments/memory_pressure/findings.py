@@ -1,0 +1,298 @@
+"""What the paper says in section 5, figure by figure, and whether the results of a sweep say so too.
+
+Functions of results alone. A ratio is one of medians. Where the paper compares with "the baseline", which is its engine
+with all state in memory, that is Aion's ``memory`` store if the sweep has it, else stock Spark's lists.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.memory_pressure.settings import FULL
+
+PAPER_CRASHES = {"average": 7, "bigrams": 9, "stock": 5, "linear-road": 8}
+OURS, LISTS, ALL_IN_MEMORY = "tiered", "spark-list", "memory"
+FLAT = 0.15
+"""Ours: medians within so much of the one with the fewest past windows are flat."""
+GROWS, FALLS = 1.1, 0.9
+"""Ours: by so much at least, or else it is no trend but noise."""
+
+Result = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A claim of the paper's, what was measured, and the verdict on it."""
+
+    figure: str
+    paper: str
+    measured: str
+    verdict: str
+
+
+def verdict(holds: bool | None, *, scaled: bool) -> str:
+    """None: too little was measured. A small experiment can refute a claim; it confirms one at its own scale only."""
+    if holds is None:
+        return "not measured"
+    if not holds:
+        return "does not hold"
+    return "holds at this scale" if scaled else "holds"
+
+
+def by_past(results: Iterable[Result], workload: str, backend: str, part: str = FULL) -> dict[int, Result]:
+    """The results of one contender, by number of past windows."""
+    return {
+        result["past_windows"]: result
+        for result in sorted(results, key=lambda r: r["past_windows"])
+        if (result["workload"], result["backend"], result["part"]) == (workload, backend, part)
+    }
+
+
+def medians(of: Mapping[int, Result], *path: str) -> dict[int, float]:
+    """The median of a series of each cell that was done, by number of past windows; without series that are empty."""
+    found = {}
+    for past, result in of.items():
+        if result["status"] != "done":
+            continue
+        series: Any = result["measured"]
+        for name in path:
+            series = series.get(name) if isinstance(series, Mapping) else None
+        if series:
+            found[past] = statistics.median(series)
+    return found
+
+
+def death(of: Mapping[int, Result]) -> int | None:
+    """The fewest past windows with which it died of memory."""
+    return min((past for past, result in of.items() if result["status"] == "died"), default=None)
+
+
+def ratios(over: Mapping[int, float], under: Mapping[int, float]) -> dict[int, float]:
+    return {past: over[past] / under[past] for past in over if under.get(past)}
+
+
+def findings(results: Sequence[Result], *, scaled: bool) -> list[Finding]:
+    """All that can be said of figures 2 to 8, workload by workload."""
+    found: list[Finding] = []
+    for workload in dict.fromkeys(result["workload"] for result in results):
+        for of_figure in (memory, ingestion, late_ingestion, processing, collection):
+            found += of_figure(results, workload, scaled)
+    first = next((result["workload"] for result in results if result["part"] != FULL), None)
+    found += parts(results, first, scaled) if first else []
+    return sorted(found, key=lambda finding: finding.figure)
+
+
+def memory(results: Sequence[Result], workload: str, scaled: bool) -> list[Finding]:
+    """Figure 2."""
+    found = []
+    for backend in (LISTS, ALL_IN_MEMORY):
+        of = by_past(results, workload, backend)
+        if not of:
+            continue
+        died, totals = death(of), medians(of, "memory_mib", "total")
+        grown = _growth(totals)
+        words = f"died with {died}" if died else f"did not die with up to {max(of)}"
+        if len(totals) > 1:
+            words += f"; memory grew {grown:.2f} times from {min(totals)} to {max(totals)}"
+        # Too few past windows to see it crash, if it had not until then.
+        asked = any(past >= PAPER_CRASHES[workload] and result["status"] == "done" for past, result in of.items())
+        found.append(
+            Finding(
+                "2",
+                f"{workload}: state in memory grows with past windows, until it crashes, after "
+                f"{PAPER_CRASHES[workload]} of them ({backend})",
+                words,
+                verdict(True if died else False if asked else None, scaled=scaled),
+            )
+        )
+    ours = by_past(results, workload, OURS)
+    totals = medians(ours, "memory_mib", "total")
+    if ours:
+        low, high = _spread(totals)
+        died = death(ours)
+        said = f"medians {low:.0%} to {high:.0%} of that with {min(totals)}" if totals else "no cell was done"
+        judged = died is None and low >= 1 - FLAT and high <= 1 + FLAT if len(totals) > 1 or died else None
+        found.append(
+            Finding(
+                "2",
+                f"{workload}: Aion's memory is the same for any number of past windows",
+                said + (f"; died with {died}" if died else ""),
+                verdict(judged, scaled=scaled),
+            )
+        )
+    saved = ratios(totals, medians(by_past(results, workload, LISTS), "memory_mib", "total"))
+    if saved:
+        most = max(saved)
+        share = 1 - saved[most]
+        found.append(
+            Finding(
+                "2",
+                f"{workload}: Aion takes 24 % to 50 % less memory than the baseline",
+                f"with {most}: {abs(share):.0%} {'less' if share >= 0 else 'more'}, of the whole process tree",
+                verdict(share >= 0.24, scaled=scaled),
+            )
+        )
+    return found
+
+
+def _compared(
+    results: Sequence[Result],
+    workload: str,
+    path: tuple[str, ...],
+    at_least: float,
+    figure: str,
+    claim: str,
+    scaled: bool,
+) -> list[Finding]:
+    """Ours over each baseline, at its worst number of past windows."""
+    found = []
+    ours = medians(by_past(results, workload, OURS), *path)
+    for baseline in (ALL_IN_MEMORY, LISTS):
+        compared = ratios(ours, medians(by_past(results, workload, baseline), *path))
+        if compared:
+            low, high = min(compared.values()), max(compared.values())
+            words = f"{low:.2f} to {high:.2f} times {baseline}, with {_list(compared)}"
+            found.append(
+                Finding(figure, f"{workload}: {claim} ({baseline})", words, verdict(low >= at_least, scaled=scaled))
+            )
+    return found
+
+
+def ingestion(results: Sequence[Result], workload: str, scaled: bool) -> list[Finding]:
+    """Figure 3."""
+    claim = "normal events come in at 18 % less than the baseline's rate at worst"
+    return _compared(results, workload, ("ingestion", "normal"), 0.82, "3", claim, scaled)
+
+
+def late_ingestion(results: Sequence[Result], workload: str, scaled: bool) -> list[Finding]:
+    """Figure 4."""
+    claim = "with late events, 16 % less than the baseline's rate at worst"
+    found = _compared(results, workload, ("ingestion", "windows"), 0.84, "4", claim, scaled)
+    rates = medians(by_past(results, workload, OURS), "ingestion", "windows")
+    if len(rates) > 1:
+        share = _growth(rates)
+        found.append(
+            Finding(
+                "4",
+                f"{workload}: the mean rate of a window, late ones among them, falls with more past windows",
+                f"with {max(rates)} it is {share:.2f} times that with {min(rates)}",
+                verdict(share < FALLS, scaled=scaled),
+            )
+        )
+    return found
+
+
+def processing(results: Sequence[Result], workload: str, scaled: bool) -> list[Finding]:
+    """Figures 5 and 7."""
+    found = []
+    for figure, series, words in (("5", "normal", "normal events"), ("7", "all", "normal and late events")):
+        claim = f"{words} are processed at 31 % less than the baseline's rate at worst"
+        found += _compared(results, workload, ("processing", series), 0.69, figure, claim, scaled)
+    return found
+
+
+def collection(results: Sequence[Result], workload: str, scaled: bool) -> list[Finding]:
+    """Figure 6."""
+    of = by_past(results, workload, LISTS)
+    shares = {past: result["measured"]["gc"] for past, result in of.items() if result.get("measured", {}).get("gc")}
+    if len(shares) < 2:
+        return []
+    first, last = (shares[past] for past in (min(shares), max(shares)))
+    total = [share["young_share"] + share["old_share"] for share in (first, last)]
+    words = f"{total[0]:.1%} of the time with {min(shares)}, {total[1]:.1%} with {max(shares)}"
+    found = [
+        Finding(
+            "6",
+            f"{workload}: the baseline collects garbage for longer, the more past windows ({LISTS})",
+            f"{words}; of the old generation {first['old_share']:.1%} and {last['old_share']:.1%}",
+            verdict(total[1] > total[0] * GROWS, scaled=scaled),
+        )
+    ]
+    ours = by_past(results, workload, OURS)
+    both = [past for past in shares if past in ours and ours[past].get("measured", {}).get("gc")]
+    if both:
+        most = max(both)
+        mine, theirs = ours[most]["measured"]["gc"]["young_share"], shares[most]["young_share"]
+        found.append(
+            Finding(
+                "6",
+                f"{workload}: Aion collects the young generation more than the baseline does",
+                f"with {most}: {mine:.1%} of the time, {theirs:.1%} by {LISTS}",
+                verdict(mine > theirs, scaled=scaled),
+            )
+        )
+    return found
+
+
+def parts(results: Sequence[Result], workload: str, scaled: bool) -> list[Finding]:
+    """Figure 8, and what the paper does not have: each other part of the policy against the whole, without verdict."""
+    full, found = by_past(results, workload, OURS), []
+
+    def compared(part: str, *path: str) -> dict[int, float]:
+        return ratios(medians(by_past(results, workload, OURS, part), *path), medians(full, *path))
+
+    none = compared("no-prestaging", "processing", "all")
+    if none:
+        worst = min(none.values())
+        found.append(
+            Finding(
+                "8",
+                f"{workload}: without prestaging, processing is two orders of magnitude slower",
+                f"{worst:.2f} to {max(none.values()):.2f} times the rate with it, with {_list(none)}",
+                verdict(worst <= 0.01, scaled=scaled),
+            )
+        )
+    slower = compared("no-prestaging", "ingestion", "all")
+    if slower:
+        share = min(slower.values())
+        found.append(
+            Finding(
+                "8",
+                f"{workload}: without prestaging, about 20 % fewer events come in",
+                f"{share:.2f} times at worst",
+                verdict(0.7 <= share <= 0.9, scaled=scaled),
+            )
+        )
+    codec = by_past(results, workload, OURS, "no-codec-threads")
+    if codec:
+        died = death(codec)
+        found.append(
+            Finding(
+                "8",
+                f"{workload}: with one thread for serialisation it crashes, after 8 past windows",
+                f"died with {died}" if died else f"did not die with up to {max(codec)}",
+                verdict(died is not None, scaled=scaled),
+            )
+        )
+    several = medians(by_past(results, workload, OURS, "4-io-threads"), "processing", "all")
+    alone = medians(full, "processing", "all")
+    if len(several) > 1 and len(alone) > 1:
+        theirs, mine = _growth(several), _growth(alone)
+        found.append(
+            Finding(
+                "8",
+                f"{workload}: with several I/O threads, processing slows down with more past windows",
+                f"{theirs:.2f} times from {min(several)} to {max(several)}; with one thread {mine:.2f} times",
+                verdict(theirs < FALLS and theirs < mine, scaled=scaled),
+            )
+        )
+    return found
+
+
+def _growth(medians: Mapping[int, float]) -> float:
+    """The value with most past windows over that with fewest; 1 if there are none."""
+    return medians[max(medians)] / medians[min(medians)] if medians and medians[min(medians)] else 1.0
+
+
+def _spread(medians: Mapping[int, float]) -> tuple[float, float]:
+    if not medians:
+        return 1.0, 1.0
+    shares = [value / medians[min(medians)] for value in medians.values()]
+    return min(shares), max(shares)
+
+
+def _list(numbers: Iterable[int]) -> str:
+    return f"{', '.join(map(str, numbers))} past windows"

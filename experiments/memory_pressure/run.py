@@ -1,0 +1,264 @@
+"""Runs cells, each in a fresh process tree under its limit, and keeps what became of each as a file: stop, resume."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from experiments import bench
+from experiments.memory_pressure.limits import Limit, limited
+from experiments.memory_pressure.measure import lines_of, measured
+from experiments.memory_pressure.settings import Cell, Settings, cell_spec, cells
+from experiments.memory_pressure.tree import Tree, my_environment
+from experiments.workloads import load, sources
+
+LOOK_S, SAMPLE_S = 0.25, 1.0
+OUT_OF_MEMORY = (
+    "java.lang.OutOfMemoryError",
+    "SparkOutOfMemoryError",
+    "OutOfMemory:",
+    "MemoryError",
+    "Cannot allocate memory",
+    "ArrowMemoryError",
+)
+TAIL_CHARACTERS = 4_000
+FINISHED = ("done", "died")
+
+Tell = Callable[[str, "Progress"], None]
+
+
+@dataclass
+class Progress:
+    """Of a sweep: ``seconds`` a batch took, by who ran it, for the time that is left."""
+
+    total: int
+    done: int = 0
+    batches: int = 0
+    batches_of_cell: int = 0
+    begun: float = field(default_factory=time.monotonic)
+    cell_begun: float = 0.0
+    cell_seconds: list[float] = field(default_factory=list)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the end, by the cells so far; None as long as nothing is known."""
+        now_s = time.monotonic() - self.cell_begun
+        one_s = sum(self.cell_seconds) / len(self.cell_seconds) if self.cell_seconds else None
+        if one_s is None:
+            if not self.batches:
+                return None
+            one_s = now_s / self.batches * self.batches_of_cell
+        return max(0.0, one_s * (self.total - self.done) - min(now_s, one_s))
+
+
+def sweep(settings: Settings, out: Path, tell: Tell) -> list[dict[str, Any]]:
+    """Every cell's result; those that ``out`` has from before, with the same settings, are not run again."""
+    with _ending_in_order():
+        return _sweep(settings, out, tell)
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """SIGTERM as well as Ctrl-C: what was started is ended first."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop) if threading.current_thread() is threading.main_thread() else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _sweep(settings: Settings, out: Path, tell: Tell) -> list[dict[str, Any]]:
+    todo = list(dict.fromkeys(cells(settings)))
+    found = {cell: kept(out, cell, cell_spec(settings, cell)) for cell in todo}
+    missing = [cell for cell in todo if found[cell] is None]
+    progress = Progress(len(missing), batches_of_cell=settings.batches)
+    if len(missing) < len(todo):
+        tell(f"{len(todo) - len(missing)} of {len(todo)} cells are there from before", progress)
+    dead = {cell.who: cell.past_windows for cell in todo if (result := found[cell]) and result["status"] == "died"}
+    for cell in missing:
+        if settings.after_death == "stop" and dead.get(cell.who, cell.past_windows) < cell.past_windows:
+            found[cell] = {"status": "not run", "why": f"died with {dead[cell.who]} past windows", **cell_key(cell)}
+            progress.total -= 1
+            continue
+        progress.batches, progress.cell_begun = 0, time.monotonic()
+        result = run_cell(settings, cell, out, tell, progress)
+        found[cell] = result
+        progress.done += 1
+        progress.cell_seconds.append(time.monotonic() - progress.cell_begun)
+        if result["status"] == "died":
+            dead.setdefault(cell.who, cell.past_windows)
+        data = data_folder(settings, cell, out)
+        rest = {data_folder(settings, other, out) for other in missing if found[other] is None}
+        if not settings.keep_data and data not in rest:
+            shutil.rmtree(data, ignore_errors=True)
+    return [result for result in found.values() if result is not None]
+
+
+def cell_key(cell: Cell) -> dict[str, Any]:
+    return {
+        "workload": cell.workload,
+        "backend": cell.backend,
+        "past_windows": cell.past_windows,
+        "part": cell.part,
+    }
+
+
+def kept(out: Path, cell: Cell, spec: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A cell's result from before, if it was finished, and run with what it would be run with now."""
+    try:
+        result: dict[str, Any] = json.loads((out / "cells" / f"{cell.name}.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return result if result["status"] in FINISHED and result["spec"] == json.loads(json.dumps(spec)) else None
+
+
+def data_folder(settings: Settings, cell: Cell, out: Path) -> Path:
+    shape = settings.shape(cell.workload, cell.past_windows)
+    return out / "data" / f"{cell.workload}-{cell.past_windows:02d}-{shape.digest(cell.workload)}"
+
+
+def run_cell(settings: Settings, cell: Cell, out: Path, tell: Tell, progress: Progress) -> dict[str, Any]:
+    """One cell, from its events to its result, which is kept in ``out``/cells."""
+    spec = cell_spec(settings, cell)
+    folder = (out / "cells" / cell.name).absolute()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    data = data_folder(settings, cell, out).absolute()
+    tell(f"{cell.name}: events", progress)
+    workload = load(cell.workload)
+    counts = sources.write_files(workload, settings.shape(cell.workload, cell.past_windows), settings.batches, data)
+    bench.write_json(folder / "cell.json", {**spec, "data": str(data)})
+    load_before = os.getloadavg()
+    with limited(settings.limit, spec["limit_bytes"], cell.name) as limit:
+        begun = time.time()
+        ending = run_tree(settings, spec, folder, limit, lambda: tell(cell.name, progress), progress)
+        ending |= {"seconds": time.time() - begun, "limit": limit.words, "limit_kind": limit.kind}
+    result = {
+        **cell_key(cell),
+        **ending,
+        "load_average": [load_before, os.getloadavg()],
+        "measured": measured(folder, spec, counts),
+        "spec": spec,
+    }
+    bench.write_json(out / "cells" / f"{cell.name}.json", result)
+    shutil.rmtree(folder / "work", ignore_errors=True)
+    return result
+
+
+def run_tree(
+    settings: Settings,
+    spec: Mapping[str, Any],
+    folder: Path,
+    limit: Limit,
+    tell: Callable[[], None],
+    progress: Progress,
+) -> dict[str, Any]:
+    """Starts the tree, samples its memory, and says how it ended; nothing of it is left afterwards."""
+    command = [*limit.prefix, sys.executable, "-m", "experiments.memory_pressure.cell", str(folder)]
+    with (folder / "log").open("wb") as log:
+        child = subprocess.Popen(
+            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=my_environment(), start_new_session=True
+        )
+    tree = Tree(child.pid)
+    killed: str | None = None
+    try:
+        killed = _watch(settings, spec, folder, limit, tell, progress, child, tree)
+    finally:
+        tree.end()
+        if child.returncode is None:  # else its number may be another's by now
+            child.kill()
+        child.wait()
+    return ending(folder, killed, child.returncode, limit.kills())
+
+
+def _watch(
+    settings: Settings,
+    spec: Mapping[str, Any],
+    folder: Path,
+    limit: Limit,
+    tell: Callable[[], None],
+    progress: Progress,
+    child: subprocess.Popen[bytes],
+    tree: Tree,
+) -> str | None:
+    """Until it ends; or says why it was ended."""
+    window_s = settings.shape(spec["workload"], spec["past_windows"]).window_us / 1e6
+    stall_s = max(settings.stall_s, 20 * window_s)
+    moved_at, next_sample, peak = time.monotonic(), 0.0, 0
+    with (folder / "memory.jsonl").open("a") as samples:
+        while child.poll() is None:
+            if tree.application is None and (started := folder / "started.json").exists():
+                tree.application = json.loads(started.read_text())["application"]
+            used = tree.look()
+            total = sum(used.values())
+            peak = max(peak, total)
+            now = time.monotonic()
+            if now >= next_sample:
+                next_sample = now + SAMPLE_S
+                samples.write(json.dumps({"t": time.time(), **used, "peak": peak}) + "\n")
+                samples.flush()
+                peak = 0
+                batches = len(lines_of(folder / "batches.jsonl"))
+                if batches > progress.batches:
+                    progress.batches, moved_at = batches, now
+                tell()
+            if limit.watched and total > limit.limit_bytes:
+                samples.write(json.dumps({"t": time.time(), **used, "peak": total}) + "\n")
+                return f"the tree took {total:,} bytes, above the limit"
+            if limit.kills():
+                return "the kernel killed a process of the control group"
+            if now - moved_at > stall_s:
+                return f"stalled: no batch ended for {stall_s:.0f} s"
+            time.sleep(LOOK_S)
+    return None
+
+
+def ending(folder: Path, killed: str | None, code: int | None, kernel_kills: int) -> dict[str, Any]:
+    """``status``: done, died (of memory) or failed; and why."""
+    if (folder / "done.json").exists() and killed is None:
+        return {"status": "done"}
+    error = folder / "error.txt"
+    text = _tail(folder / "log") + (error.read_text() if error.exists() else "")
+    reason = next((line.strip() for line in text.splitlines() if any(sign in line for sign in OUT_OF_MEMORY)), None)
+    if kernel_kills and (killed is None or "control group" not in killed):
+        killed = "the kernel killed a process of the control group"
+    if killed is not None and not killed.startswith("stalled"):
+        return {"status": "died", "why": killed}
+    if reason is not None:
+        return {"status": "died", "why": reason[:300]}
+    if killed is not None and (full := heap_share(folder)) > 0.9:
+        return {"status": "died", "why": f"{killed}, with {full:.0%} of the heap in use"}
+    return {"status": "failed", "why": killed or f"exit code {code}", "log": text[-TAIL_CHARACTERS:]}
+
+
+def heap_share(folder: Path) -> float:
+    """Of the JVM's heap, as far as it may grow, in the last samples; 0 if there are none."""
+    samples = lines_of(folder / "samples.jsonl")[-10:]
+    heap_bytes = json.loads((folder / "cell.json").read_text())["heap_bytes"]
+    return max((float(sample["heap"]) for sample in samples), default=0.0) / heap_bytes
+
+
+def _tail(path: Path) -> str:
+    """All of a log that says something of memory, and its end."""
+    with contextlib.suppress(OSError):
+        lines = path.read_text(errors="replace").splitlines()
+        telling: Iterator[str] = (line for line in lines if any(sign in line for sign in OUT_OF_MEMORY))
+        return "\n".join([*telling, "", *lines[-40:], ""])
+    return ""

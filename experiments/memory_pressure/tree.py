@@ -1,0 +1,83 @@
+"""The processes of one cell, and what memory they take. Effect: reads /proc, sends signals to what it started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from state_backends.server_folder import occupant, runtime_dir
+
+KINDS = ("jvm", "workers", "server", "driver")
+
+
+class Tree:
+    """A process, all that it started, and the state server of its Spark application, which outlives who started it."""
+
+    def __init__(self, pid: int) -> None:
+        self.application: str | None = None
+        self._root = psutil.Process(pid)
+        self._known: dict[int, psutil.Process] = {}
+
+    def look(self) -> dict[str, int]:
+        """Resident bytes by kind of process, pages that several share divided among them."""
+        for process in self._found():
+            self._known.setdefault(process.pid, process)
+        used = dict.fromkeys(KINDS, 0)
+        for pid, process in list(self._known.items()):
+            try:
+                if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                    raise psutil.NoSuchProcess(pid)
+                # Asked every time: a launcher becomes the JVM.
+                kind = kind_of(process.name(), process.cmdline(), is_root=pid == self._root.pid)
+                used[kind] += resident_bytes(process)
+            except psutil.Error:
+                self._known.pop(pid, None)
+        return used
+
+    def end(self) -> None:
+        """Kills whatever is left of it."""
+        with contextlib.suppress(psutil.Error):
+            self.look()
+        left = list(self._known.values())
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()  # psutil looks whether the number still is that process's
+        psutil.wait_procs(left, timeout=30)
+
+    def _found(self) -> Iterable[psutil.Process]:
+        with contextlib.suppress(psutil.Error):
+            yield self._root
+            yield from self._root.children(recursive=True)
+        if self.application is not None:
+            with contextlib.suppress(Exception):  # it starts, or ends, at this very moment
+                server = occupant(runtime_dir(self.application))
+                if server is not None:
+                    yield psutil.Process(server.pid)
+
+
+def kind_of(name: str, command: Iterable[str], *, is_root: bool) -> str:
+    line = " ".join(command)
+    if is_root or "experiments.memory_pressure.cell" in line:
+        return "driver"
+    if name.startswith("java") or Path(line.split(" ")[0]).name == "java":
+        return "jvm"
+    return "server" if "state_backends" in line else "workers"
+
+
+def resident_bytes(process: psutil.Process) -> int:
+    """Its proportional set size; its resident set where that cannot be read."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+    return int(process.memory_info().rss)
+
+
+def my_environment() -> dict[str, str]:
+    """For a child that must import what this process imports."""
+    root = str(Path(__file__).parent.parent.parent)
+    path = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root}

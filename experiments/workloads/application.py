@@ -1,0 +1,80 @@
+"""A workload as a running query: its first stage in Spark, the later ones behind ``foreachBatch``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from experiments.workloads.chaining import LastPanes, Results
+from experiments.workloads.model import Probe, Shape, Workload
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming import StreamingQuery
+
+BACKENDS = ("tiered", "memory", "rocksdb", "spark-list", "spark-window")
+"""Aion's three stores; events kept in a list with stock Spark; Spark's own windowed aggregates."""
+
+
+def is_aion(backend: str) -> bool:
+    return not backend.startswith("spark-")
+
+
+def panes_of(
+    workload: Workload,
+    backend: str,
+    streams: Mapping[str, DataFrame],
+    shape: Shape,
+    probe: Probe,
+    policy: Mapping[str, Any] | None = None,
+) -> DataFrame:
+    """The panes of the first stage; ``policy`` is Aion's, beside the session's, and says which store it has."""
+    if is_aion(backend):
+        return workload.with_aion(streams, shape, probe, policy)
+    if backend == "spark-list":
+        return workload.with_lists(streams, shape, probe)
+    return workload.with_window(streams, shape)
+
+
+def start(
+    workload: Workload,
+    backend: str,
+    panes: DataFrame,
+    shape: Shape,
+    folder: Path,
+    *,
+    every: str | None = None,
+    keep_us: int | None = None,
+    seen: Callable[[int, pa.Table], None] = lambda batch, rows: None,
+) -> StreamingQuery:
+    """Starts the query; ``folder`` gets checkpoint, panes and results. ``every``: a batch so often, e.g. "4 seconds".
+
+    Without it the query takes what is there, as fast as it can, and ends. ``seen`` is shown the panes of each batch.
+    """
+    last = LastPanes(workload.keys_of(backend), folder=folder / "panes", keep_us=keep_us)
+    results = Results(folder / "results")
+
+    def take(df: DataFrame, batch: int) -> None:
+        rows = df.toArrow()
+        if not is_aion(backend):
+            rows = numbered(rows, batch)
+        results.put(workload.finals(last, last.upsert(batch, rows), shape))
+        seen(batch, rows)
+
+    writer = panes.writeStream.foreachBatch(take).queryName(f"{workload.name}-{backend}")
+    writer = writer.outputMode("append" if is_aion(backend) else "update")
+    writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
+    return (writer.trigger(processingTime=every) if every else writer.trigger(availableNow=True)).start()
+
+
+def numbered(rows: pa.Table, batch: int) -> pa.Table:
+    """Rows of stock Spark's ``update`` mode as panes: a later batch's replace. The newest window's are in time."""
+    ends = rows["window_end"].cast(pa.int64()).to_numpy()
+    newest = ends >= ends.max(initial=0)
+    kinds: Any = pc.if_else(pa.array(newest), "on_time", "late")
+    return rows.append_column("pane", pa.array(np.full(len(ends), batch, np.int32))).append_column("kind", kinds)

@@ -1,0 +1,131 @@
+"""Later stages on panes: a later pane of a window replaces the earlier one there, it is not added to it.
+
+Two windowed operators cannot follow one another in one query: Spark's watermark is the smallest of all that the query
+declares, so the second one's, which waits for panes, would hold up the first one's, which makes them. So the operators
+of a first stage stand side by side in one query, united, and ``foreachBatch`` hands each batch of their panes to
+:class:`LastPanes`: an upsert by key and window, of which the newest pane stays. What the later stages say is computed
+again, from the last panes, for the windows that changed, and replaces what they said before. Both are idempotent, so a
+batch that Spark repeats after a failure changes nothing.
+
+A stage whose function finds nothing must still yield a row (a count of 0): what yields nothing replaces nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+TIMES = ("window_start", "window_end")
+NOT_VALUES = ("stage", *TIMES, "pane", "kind", "began", "ended")
+
+
+class LastPanes:
+    """The rows of the newest pane of every stage, window and key.
+
+    ``keys``: the key columns of each stage; rows with equal keys and pane belong together. With ``folder``, every batch
+    is kept there as a file, from which a new instance starts. ``keep_us``: windows that end so long before the newest
+    one are forgotten.
+    """
+
+    def __init__(
+        self, keys: Mapping[str, tuple[str, ...]], *, folder: Path | None = None, keep_us: int | None = None
+    ) -> None:
+        self._keys = keys
+        self._folder = folder
+        self._keep_us = keep_us
+        self._rows: dict[tuple[str, int], pd.DataFrame] = {}
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in sorted(folder.glob("*.parquet")):
+                self._merge(pq.read_table(path))
+
+    def upsert(self, batch: int, rows: pa.Table) -> set[tuple[str, int]]:
+        """Takes the panes of a batch in; returns the (stage, start of the window in µs) that changed."""
+        if self._folder is not None and rows.num_rows:
+            write_whole(self._folder / f"{batch:08d}.parquet", rows)
+        return self._merge(rows)
+
+    def of(self, stage: str, start_us: int) -> pd.DataFrame:
+        """Keys and values of the last pane; empty, without columns, if there was none."""
+        found = self._rows.get((stage, start_us))
+        if found is None:
+            return pd.DataFrame()
+        columns = [name for name in found.columns if name not in NOT_VALUES]
+        return found[columns].dropna(axis="columns", how="all").reset_index(drop=True)
+
+    def _merge(self, rows: pa.Table) -> set[tuple[str, int]]:
+        for name in TIMES:
+            at = rows.schema.get_field_index(name)
+            rows = rows.set_column(at, name, rows[name].cast(pa.timestamp("us", "UTC")).cast(pa.int64()))
+        touched: set[tuple[str, int]] = set()
+        for (stage, start), new in rows.to_pandas().groupby(["stage", "window_start"], sort=False):
+            where = (str(stage), int(start))
+            old = self._rows.get(where)
+            self._rows[where] = newest(old, new, self._keys[where[0]])
+            touched.add(where)
+        self._forget()
+        return touched
+
+    def _forget(self) -> None:
+        if self._keep_us is None or not self._rows:
+            return
+        ends = {where: int(rows["window_end"].iloc[0]) for where, rows in self._rows.items()}
+        newest_us = max(ends.values())
+        for where, end_us in ends.items():
+            if end_us < newest_us - self._keep_us:
+                del self._rows[where]
+
+
+def newest(old: pd.DataFrame | None, new: pd.DataFrame, keys: tuple[str, ...]) -> pd.DataFrame:
+    """Of each key the rows of the largest pane; of equal panes, those of ``new``: a batch may come twice."""
+    new = new[new["pane"] == _per_key(new, keys)["pane"].transform("max")]
+    if old is None:
+        return new
+    if not keys:
+        return new if new["pane"].iloc[0] >= old["pane"].iloc[0] else old
+    by = list(keys)
+    panes = {side: frame.drop_duplicates(by).set_index(by)["pane"] for side, frame in (("old", old), ("new", new))}
+    both = pd.concat(panes, axis=1)
+    wins = (both["new"] >= both["old"]) | both["old"].isna()
+    chosen = wins.reindex(_index(new, by)).to_numpy(), wins.reindex(_index(old, by)).to_numpy()
+    return pd.concat([old[~chosen[1]], new[chosen[0]]], ignore_index=True)
+
+
+def _per_key(frame: pd.DataFrame, keys: tuple[str, ...]) -> pd.core.groupby.DataFrameGroupBy:
+    return frame.groupby(list(keys) if keys else (lambda _: 0), sort=False, dropna=False)
+
+
+def _index(frame: pd.DataFrame, by: list[str]) -> pd.Index:
+    return pd.Index(frame[by[0]]) if len(by) == 1 else pd.MultiIndex.from_frame(frame[by])
+
+
+class Results:
+    """What the last stages say, a file for each of their windows, replaced whenever it changes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def put(self, finals: Mapping[tuple[str, int], pd.DataFrame]) -> None:
+        for (name, start_us), rows in finals.items():
+            rows = rows.assign(window_start=start_us)
+            write_whole(self.folder / name / f"{start_us}.parquet", pa.Table.from_pandas(rows, preserve_index=False))
+
+    def read(self) -> dict[str, pd.DataFrame]:
+        """All windows of each, one after the other."""
+        return {
+            stage.name: pd.concat([pq.read_table(p).to_pandas() for p in sorted(stage.iterdir())], ignore_index=True)
+            for stage in sorted(self.folder.iterdir())
+        }
+
+
+def write_whole(path: Path, rows: pa.Table) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    pq.write_table(rows, unfinished)
+    unfinished.replace(path)

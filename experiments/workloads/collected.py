@@ -1,0 +1,98 @@
+"""Windows over kept events with stock Spark: what a user writes who has no ``aion.windowed``.
+
+Each window of each key is a ``collect_list`` of its events in Spark's state, in the JVM's heap with Spark's default
+state store; a function sees the whole list whenever a batch changed it (``update`` mode). Spark allows one aggregation
+in such a query, so several windows are one: every event once for each of them, told apart by ``stage``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from aion.plan import Window
+from aion.schema import parse_schema
+from experiments.workloads.model import Probe
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A stage: events with ``ts``, in windows of ``size`` every ``slide`` (None: tumbling)."""
+
+    stage: str
+    events: DataFrame
+    size: str
+    slide: str | None = None
+
+
+def tagged(branches: Sequence[Branch]) -> DataFrame:
+    """Every event once for each window of each branch: its columns, ``stage`` and ``w``, with Spark's watermark."""
+    from pyspark.sql import functions as F
+
+    def one(branch: Branch) -> DataFrame:
+        window = F.window("ts", branch.size, branch.slide) if branch.slide else F.window("ts", branch.size)
+        return branch.events.select("*", F.lit(branch.stage).alias("stage"), window.alias("w"))
+
+    return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), map(one, branches))
+
+
+def collected(
+    branches: Sequence[Branch], key: Sequence[str], function: Any, schema: str, probe: Probe, names: Sequence[str] = ()
+) -> DataFrame:
+    """Panes of ``function(key, window, events)``, as in ``aion.windowed(apply=...)``; ``names``: columns of events."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+    events = tagged(branches)
+    held = [name for name in events.columns if name not in (*key, "stage", "w")] if not names else list(names)
+    lists = events.groupBy("stage", "w", *key).agg(F.collect_list(F.struct(*held)).alias("held"))
+    rows = lists.select(
+        "stage", F.col("w.start").alias("window_start"), F.col("w.end").alias("window_end"), *key, "held"
+    )
+    fields = to_arrow_schema(rows.drop("held").schema, timezone="UTC")
+    result = pa.schema(
+        [
+            *(fields.field(name) for name in ("stage", "window_start", "window_end", *key)),
+            *parse_schema(probe.schema(schema)),
+            pa.field("events", pa.int64()),
+        ]
+    )
+    return rows.mapInArrow(Each(tuple(key), probe(function), result), from_arrow_schema(result))
+
+
+class Each:
+    """Calls a window function for each row of a list of events, and makes rows of what it returns."""
+
+    def __init__(self, key: tuple[str, ...], function: Any, schema: pa.Schema) -> None:
+        self.key, self.function, self.schema = key, function, schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            done = [self._one(batch, row) for row in range(batch.num_rows)]
+            if done:
+                yield from pa.concat_tables(done).combine_chunks().to_batches()
+
+    def _one(self, batch: pa.RecordBatch, row: int) -> pa.Table:
+        told = {name: batch.column(name)[row] for name in ("stage", "window_start", "window_end", *self.key)}
+        events = batch.column("held")[row].values
+        window = Window(told["window_start"].value, told["window_end"].value, told["stage"].as_py())
+        key = tuple(told[name].as_py() for name in self.key)
+        found = self.function(key, window, iter([pa.RecordBatch.from_struct_array(events)]))
+        if isinstance(found, pa.RecordBatch):
+            found = pa.Table.from_batches([found])
+        elif not isinstance(found, pa.Table):
+            rows = [found] if isinstance(found, dict) else list(found)
+            outputs = [field for field in self.schema if field.name not in (*told, "events")]
+            found = pa.Table.from_pylist(rows, pa.schema(outputs))
+        n = found.num_rows
+        columns = {name: pa.repeat(value, n) for name, value in told.items()}
+        columns |= {name: found[name] for name in found.column_names}
+        columns["events"] = pa.repeat(pa.scalar(len(events), pa.int64()), n)
+        return pa.table([columns[field.name] for field in self.schema], self.schema.names).cast(self.schema)

@@ -1,0 +1,160 @@
+"""What a workload is, how large it is at which scale, and when its events arrive (paper, section 5 and table 1)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from experiments.generate import lateness_shares
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import DataFrame
+
+    from experiments.workloads.chaining import LastPanes
+
+Int64s = npt.NDArray[np.int64]
+SECOND_US = 1_000_000
+TIMESTAMP = pa.timestamp("us", "UTC")
+ORIGIN_S = 1_700_006_400
+"""The first batch begins here, or up to a window later: at a multiple of the window's size since the epoch."""
+FORMAT = 1
+"""To be raised when the same shape gives other events, so that no stale file is used."""
+
+# JSON's own characters among them, so that a codec that does not quote them loses its way.
+ALPHABET = np.frombuffer(rb"""abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRST0123456789,.;"\{}!""", np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A row of the paper's table 1. ``parts``: into so many parts of whole milliseconds a window is divided."""
+
+    rate: int
+    window_s: float
+    payload_bytes: int
+    parts: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A workload at some scale: ``scale`` times the rate and ``scale`` times the windows of its :class:`Spec`.
+
+    One batch holds what arrives in one window's time; times are µs. ``past_windows``: how many windows late an event
+    may be at the most, the N of the paper.
+    """
+
+    rate: float
+    window_us: int
+    payload_bytes: int
+    past_windows: int
+    scale: float = 1.0
+    seed: int = 1
+
+    @classmethod
+    def of(cls, spec: Spec, *, past_windows: int, scale: float = 1.0, seed: int = 1) -> Shape:
+        step_us = spec.parts * 1_000
+        window_us = max(1, round(spec.window_s * scale * 1e6 / step_us)) * step_us
+        return cls(spec.rate * scale, window_us, spec.payload_bytes, past_windows, scale, seed)
+
+    @property
+    def events_per_batch(self) -> int:
+        return max(1, round(self.rate * self.window_us / SECOND_US))
+
+    @property
+    def window(self) -> str:
+        """The size of a window as Aion and Spark read it."""
+        return self.part(1)
+
+    def part(self, of_window: float) -> str:
+        """So much of a window, as Aion and Spark read it."""
+        return f"{round(self.window_us * of_window / 1000)} milliseconds"
+
+    @property
+    def bound(self) -> str:
+        """The allowed lateness: N windows."""
+        return self.part(self.past_windows)
+
+    @property
+    def origin_us(self) -> int:
+        return -(-ORIGIN_S * SECOND_US // (2 * self.window_us)) * 2 * self.window_us
+
+    def start_us(self, batch: int) -> int:
+        return self.origin_us + batch * self.window_us
+
+    def digest(self, name: str) -> str:
+        text = json.dumps([FORMAT, name, asdict(self)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def arrivals(shape: Shape, batch: int, events: int, *stream: int) -> tuple[np.random.Generator, Int64s, Int64s]:
+    """A generator for this batch, the event times in order of arrival, and how many windows late each is.
+
+    ts = now - i * W, with i = round(X) - 1, X log-normal, redrawn above N (paper, "Event timestamps").
+    """
+    rng = np.random.default_rng([shape.seed, batch, *stream])
+    now_us = shape.start_us(batch) + np.arange(events, dtype=np.int64) * shape.window_us // max(1, events)
+    late = drawn_lateness(rng, events, shape.past_windows)
+    return rng, now_us - late * shape.window_us, late
+
+
+def drawn_lateness(rng: np.random.Generator, size: int, past_windows: int) -> Int64s:
+    shares = lateness_shares(past_windows)
+    edges = np.cumsum(shares)
+    edges[-1] = 1.0
+    return np.searchsorted(edges, rng.random(size), side="right").astype(np.int64)
+
+
+def padding(rng: np.random.Generator, count: int, size_bytes: int) -> pa.Array:
+    """``count`` strings of ``size_bytes`` printable characters of 6 bits: a compressor saves a quarter at most."""
+    data = ALPHABET[rng.integers(0, 64, count * size_bytes, dtype=np.uint8)]
+    offsets = pa.py_buffer(np.arange(count + 1, dtype=np.int64) * size_bytes)
+    return pa.LargeStringArray.from_buffers(count, offsets, pa.py_buffer(data)).cast(pa.string())
+
+
+def timestamps(us: Int64s) -> pa.Array:
+    return pa.array(us, pa.int64()).cast(TIMESTAMP)
+
+
+class Probe:
+    """Notes when an execution of a window function began and ended, as two more columns; or not, by default.
+
+    In wall-clock seconds. ``began``: before the first event is asked for.
+    """
+
+    def __call__(self, function: Any) -> Any:
+        return function
+
+    def schema(self, schema: str) -> str:
+        return schema
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """``streams``: events of a batch, by name of the stream, each with ``ts`` and how many windows late each event is.
+
+    ``with_aion``, ``with_lists``, ``with_window``: of the streams with watermarks, the panes of the first stage, with
+    ``stage``, ``window_start``, ``window_end``, ``events`` and, with Aion, ``pane`` and ``kind``. ``keys``: what tells
+    rows of a stage and window apart, by stage; of those of ``with_window`` where it needs others. ``finals``: what
+    later stages make of the last panes, for windows of which one changed. ``truth``: the same in batch.
+    """
+
+    name: str
+    spec: Spec
+    streams: Mapping[str, Callable[[Shape, int], tuple[pa.Table, Int64s]]]
+    with_aion: Callable[[Mapping[str, DataFrame], Shape, Probe, Mapping[str, Any] | None], DataFrame]
+    with_lists: Callable[[Mapping[str, DataFrame], Shape, Probe], DataFrame]
+    with_window: Callable[[Mapping[str, DataFrame], Shape], DataFrame]
+    keys: Mapping[str, tuple[str, ...]]
+    finals: Callable[[LastPanes, set[tuple[str, int]], Shape], dict[tuple[str, int], pd.DataFrame]]
+    truth: Callable[[Mapping[str, pa.Table], Shape], dict[str, pd.DataFrame]]
+    window_keys: Mapping[str, tuple[str, ...]] | None = None
+
+    def keys_of(self, backend: str) -> Mapping[str, tuple[str, ...]]:
+        return self.window_keys if backend == "spark-window" and self.window_keys is not None else self.keys

@@ -1,0 +1,187 @@
+"""Where the events of a workload come from: files, Spark's rate source, or Kafka.
+
+Every source gives what arrives in a window's time in one micro-batch, so the watermark moves once in a window (paper,
+section 5). ``arrived`` is the end of that time: Aion's watermark is on it, without slack. Stock Spark drops what is
+older than the watermark of its window's column, so there it is ``ts``, less the allowed lateness.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from experiments.workloads.model import TIMESTAMP, Shape, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+LATE = "late.json"
+"""Beside the files: how many events of each batch are how many windows late, of all streams together."""
+ROW_GROUPS = 8
+
+
+def table_of(workload: Workload, stream: str, shape: Shape, batch: int) -> tuple[pa.Table, np.ndarray[Any, Any]]:
+    """A batch with ``arrived``, and how late each event is."""
+    table, late = workload.streams[stream](shape, batch)
+    arrived = pa.repeat(pa.scalar(shape.start_us(batch + 1), pa.int64()), table.num_rows).cast(TIMESTAMP)
+    return table.append_column("arrived", arrived), late
+
+
+def heartbeat(schema: pa.Schema, shape: Shape, batches: int) -> pa.Table:
+    """A row without event that moves the watermark so far that every window is final."""
+    arrived = shape.start_us(batches + shape.past_windows + 3)
+    columns = [pa.nulls(1, field.type) for field in schema]
+    columns[schema.get_field_index("arrived")] = pa.array([arrived], pa.int64()).cast(TIMESTAMP)
+    return pa.table(columns, schema=schema)
+
+
+def write_files(workload: Workload, shape: Shape, batches: int, folder: Path) -> list[list[int]]:
+    """A folder for each stream, a Parquet file for each batch, and a last one of a heartbeat; those there are kept.
+
+    Returns, by batch, how many events are 0, 1, ... N windows late.
+    """
+    known = folder / LATE
+    counts: list[list[int]] = json.loads(known.read_text()) if known.exists() else []
+    for batch in range(len(counts), batches):
+        late = np.zeros(shape.past_windows + 1, np.int64)
+        for stream in workload.streams:
+            table, of = table_of(workload, stream, shape, batch)
+            late += np.bincount(of, minlength=shape.past_windows + 1)
+            _write(folder / stream / f"batch-{batch:05d}.parquet", table, batch)
+        counts.append(late.tolist())
+        partial = known.with_name(f"{LATE}.{os.getpid()}")
+        partial.write_text(json.dumps(counts))
+        partial.replace(known)
+    for stream in workload.streams:
+        schema = pq.read_schema(folder / stream / "batch-00000.parquet")
+        _write(folder / stream / f"last-{batches:05d}.parquet", heartbeat(schema, shape, batches), batches)
+    return counts[:batches]
+
+
+def _write(path: Path, table: pa.Table, batch: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden = path.with_name(f"_{path.name}")  # Spark looks past it
+    rows = max(1, -(-table.num_rows // ROW_GROUPS))
+    pq.write_table(table, hidden, compression="none", row_group_size=rows)
+    os.utime(hidden, (1_700_000_000 + batch,) * 2)  # Spark takes files in this order
+    hidden.replace(path)
+
+
+def events_of(folder: Path, workload: Workload, batches: int) -> dict[str, pa.Table]:
+    """All events of all streams, without heartbeats."""
+    return {
+        stream: pa.concat_tables(
+            pq.read_table(folder / stream / f"batch-{batch:05d}.parquet") for batch in range(batches)
+        )
+        for stream in workload.streams
+    }
+
+
+# -- streams ------------------------------------------------------------------------------------------------
+
+
+def read(
+    spark: SparkSession,
+    workload: Workload,
+    shape: Shape,
+    *,
+    batches: int,
+    folder: Path | None = None,
+    kafka: str | None = None,
+    aion: bool,
+) -> dict[str, DataFrame]:
+    """The streams of a workload, with watermarks.
+
+    From ``folder`` (:func:`write_files`), else from Kafka's topics ``aion-<workload>-<stream>`` at ``kafka``
+    (:func:`publish`), else from Spark's ``rate-micro-batch`` source, of whose rows each stands for a batch.
+    """
+    found = {}
+    for stream in workload.streams:
+        schema = table_of(workload, stream, shape, 0)[0].schema
+        if folder is not None:
+            events = _files(spark, folder / stream, schema, batches)
+        elif kafka is not None:
+            events = _kafka(spark, kafka, topic(workload, stream), schema, shape.events_per_batch)
+        else:
+            events = _rate(spark, workload.name, stream, schema, shape, batches)
+        found[stream] = watermarked(events, shape, aion=aion)
+    return found
+
+
+def watermarked(events: DataFrame, shape: Shape, *, aion: bool) -> DataFrame:
+    """Without heartbeats, which have moved Aion's watermark by then, and are nothing to stock Spark.
+
+    The filter names the watermark's column, so that Spark does not push it below the watermark; and it is a
+    disjunction, so that Spark infers no other filter that it could push.
+    """
+    if aion:
+        return events.withWatermark("arrived", "0 seconds").filter("ts IS NOT NULL OR arrived IS NULL")
+    return events.filter("ts IS NOT NULL").withWatermark("ts", shape.bound)
+
+
+def _files(spark: SparkSession, folder: Path, schema: pa.Schema, batches: int) -> DataFrame:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    names = ",".join([*(f"batch-{batch:05d}.parquet" for batch in range(batches)), f"last-{batches:05d}.parquet"])
+    reader = spark.readStream.schema(from_arrow_schema(schema)).option("maxFilesPerTrigger", 1)
+    return reader.parquet(f"{folder.absolute()}/{{{names}}}")
+
+
+def _rate(spark: SparkSession, workload: str, stream: str, schema: pa.Schema, shape: Shape, batches: int) -> DataFrame:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    def generate(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from experiments.workloads import load
+
+        for batch in (value.as_py() for row in rows for value in row["value"]):
+            made = load(workload)
+            table = heartbeat(schema, shape, batches) if batch >= batches else table_of(made, stream, shape, batch)[0]
+            yield from table.to_batches(max_chunksize=10_000)
+
+    ticks = (
+        spark.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", 1)
+        .option("numPartitions", 1)
+        .option("advanceMillisPerBatch", shape.window_us // 1_000)
+        .load()
+    )
+    return ticks.select("value").mapInArrow(generate, from_arrow_schema(schema))
+
+
+def topic(workload: Workload, stream: str) -> str:
+    return f"aion-{workload.name}-{stream}"
+
+
+def publish(spark: SparkSession, workload: Workload, folder: Path, batches: int, servers: str) -> None:
+    """Sends the files of :func:`write_files` to Kafka, in order, as JSON. Needs Spark's package for Kafka."""
+    from pyspark.sql import functions as F
+
+    for stream in workload.streams:
+        for name in [*(f"batch-{batch:05d}" for batch in range(batches)), f"last-{batches:05d}"]:
+            rows = spark.read.parquet(str(folder / stream / f"{name}.parquet")).coalesce(1)
+            values = rows.select(F.to_json(F.struct("*")).alias("value"))
+            writer = values.write.format("kafka").option("kafka.bootstrap.servers", servers)
+            writer.option("topic", topic(workload, stream)).save()
+
+
+def _kafka(spark: SparkSession, servers: str, name: str, schema: pa.Schema, events_per_batch: int) -> DataFrame:
+    from pyspark.sql import functions as F
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    rows = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", servers)
+        .option("subscribe", name)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", events_per_batch)
+        .load()
+    )
+    return rows.select(F.from_json(F.col("value").cast("string"), from_arrow_schema(schema)).alias("e")).select("e.*")

@@ -1,0 +1,71 @@
+"""Sweeps with real cells: what is stopped goes on where it was, and who dies of memory is recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+
+from experiments.memory_pressure.findings import death
+from experiments.memory_pressure.run import Progress, sweep
+from experiments.memory_pressure.settings import Settings
+
+pytestmark = pytest.mark.timeout(900)
+
+TINY = Settings(
+    workload=["average"],
+    backend=["spark-window"],
+    past_windows=[1, 2],
+    scale=0.01,
+    memory="3GiB",
+    warm_up=1,
+    measured=2,
+    pace="max",
+    limit="watched",
+)
+
+
+def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def stop_in_the_second_cell(text: str, progress: Progress) -> None:
+        told.append(text)
+        if text == "average-spark-window-02":
+            raise KeyboardInterrupt
+
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.raises(KeyboardInterrupt):
+        sweep(TINY, tmp_path, stop_in_the_second_cell)
+    assert set(psutil.Process().children(recursive=True)) - before == set(), "nothing of the second cell is left"
+    first = tmp_path / "cells" / "average-spark-window-01.json"
+    result = json.loads(first.read_text())
+    assert (result["status"], result["limit_kind"]) == ("done", "watched"), result
+    found = result["measured"]
+    assert found["batches"] == 2
+    assert len(found["ingestion"]["normal"]) == 2 and min(found["ingestion"]["normal"]) > 0
+    assert min(found["memory_mib"]["jvm"], default=1) > 0 and found["peak_mib"] > 100
+    assert not (tmp_path / "cells" / "average-spark-window-02.json").exists()
+    assert not (tmp_path / "cells" / "average-spark-window-01" / "work").exists()
+
+    modified, told[:] = first.stat().st_mtime_ns, []
+    with pytest.raises(KeyboardInterrupt):
+        sweep(TINY, tmp_path, stop_in_the_second_cell)
+    assert told[0] == "1 of 2 cells are there from before"
+    assert not [text for text in told if "-01" in text]
+    assert first.stat().st_mtime_ns == modified
+
+
+def test_a_cell_that_dies_of_memory_is_recorded_and_not_asked_for_more(tmp_path: Path) -> None:
+    starved = TINY.model_copy(update={"memory": "150MiB"})
+    first, second = sweep(starved, tmp_path, lambda text, progress: None)
+    assert first["status"] == "died" and "above the limit" in first["why"]
+    assert first["measured"]["peak_mib"] > 150
+    assert (second["status"], second["why"]) == ("not run", "died with 1 past windows")
+    assert death({1: first, 2: second}) == 1
+    kept = json.loads((tmp_path / "cells" / "average-spark-window-01.json").read_text())
+    assert kept["status"] == "died"
+    told: list[str] = []
+    sweep(starved, tmp_path, lambda text, progress: told.append(text))
+    assert told == ["1 of 2 cells are there from before"], "who died is not run again"
