@@ -39,12 +39,17 @@ PACKAGES = ("aion", "pyspark", "pyarrow", "rocksdict")
 
 @dataclass(frozen=True)
 class Settings:
-    """``kinds``: what is to be done, in this order, instead of what the seed chooses."""
+    """``kinds``: what is to be done, in this order, instead of what the seed chooses.
+
+    A round has ``files_of_a_kill`` files for each of its kills, and ``more_files``; one that has no more to read before
+    everything was done is followed by another.
+    """
 
     kills: int
     seed: int
     kills_of_a_round: int = 50
     files_of_a_kill: float = 1.3
+    more_files: int = 12
     events_of_a_file: int = 150
     payload_bytes: int = 400
     kinds: tuple[str, ...] = ()
@@ -171,7 +176,7 @@ class Round:
         self.settings, self.number, self.work, self.rng = settings, number, work, rng
         self.kinds, self.result, self.console = kinds, result, console
         self.kills = min(settings.kills_of_a_round, settings.kills - result.kills)
-        self.files = int(settings.files_of_a_kill * self.kills) + 12
+        self.files = int(settings.files_of_a_kill * self.kills) + settings.more_files
 
     def run(self) -> None:
         from experiments.chaos_data import COLUMNS, composition, differences, last_panes
@@ -283,12 +288,14 @@ class Round:
             kind = choose(self.rng)
         before, seen = child.by_query(), child.seen()
         done: Done | None = None
-        deadline = time.monotonic() + 20.0
+        deadline = time.monotonic() + STARTING_S
         moment = ""
         if kind in chaos_faults.KILLS:
             moment = chaos_faults.wait_for_moment(child.application, child.folder / "state", self.rng)
         while done is None and time.monotonic() < deadline and child.process.poll() is None:
-            done = chaos_faults.do(kind, child.application, self.rng)  # a server may just be starting
+            done = chaos_faults.do(kind, child.application, self.rng)
+            if done is None:
+                time.sleep(0.02)  # a server or a worker may just be starting
         if done is None:
             return None
         is_kill = kind in chaos_faults.KILLS and "NOT" not in done.note

@@ -29,6 +29,8 @@ POLICY: dict[str, Any] = {
     "trigger": {"kind": "every_batch"},
     "io": {"request_timeout": f"{REQUEST_TIMEOUT_S}s"},
 }
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""It lives for minutes and shares the cores: nearly half of its time went into optimising what runs a few times."""
 STARTED = "started.json"
 FAILURES = "failures.jsonl"
 LOST_JVM = 3
@@ -43,6 +45,7 @@ def session(work: Path) -> SparkSession:
         SparkSession.builder.master("local[2,4]")  # a task may fail three times before its query does
         .appName("aion chaos")
         .config("spark.driver.memory", "1g")
+        .config("spark.driver.extraJavaOptions", JVM)
         .config("spark.local.dir", str(work / "spark"))
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(work / "warehouse"))
