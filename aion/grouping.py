@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from aion.aggregates.values import combined
+from aion.digests import hash_rows
 from aion.plan import Key
 
 # What is made for each row would outweigh small events, if it were made for those of a whole window at once.
@@ -45,7 +47,7 @@ class _Runs(NamedTuple):
 
 
 def group_in_memory(names: Sequence[str], pieces: Iterable[Piece]) -> Iterator[Group]:
-    """The groups of the keys of which any piece is changed, in no order that means anything.
+    """The groups of the keys of which any piece is changed, in an order that means nothing, and is always the same.
 
     No event is copied: blocks are sorted by key where they are made, so a key is few runs, and those are sliced.
     """
@@ -61,6 +63,11 @@ def group_in_memory(names: Sequence[str], pieces: Iterable[Piece]) -> Iterator[G
     events = np.add.reduceat(sizes, begins)
     late_events = np.add.reduceat(np.where(np.array([p.late for p in held])[of_batch], sizes, 0), begins)
     changed = np.flatnonzero(np.logical_or.reduceat(np.array([p.changed for p in held])[of_batch], begins))
+    if not len(changed):
+        return
+    # In an order that is the keys' own, so that it does not tell how blocks were folded.
+    found = runs.keys.take(pa.array(order[begins[changed]]))
+    changed = changed[np.argsort(hash_rows([combined(c) for c in found.columns], 0), kind="stable")]
     for start in range(0, len(changed), _KEYS_AT_ONCE):
         some = changed[start : start + _KEYS_AT_ONCE]
         rows = pa.array(order[begins[some]])
