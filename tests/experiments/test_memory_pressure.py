@@ -327,6 +327,18 @@ def test_every_claim_can_hold_and_fail(
     assert said(results, figure, words, scaled=False) == verdict(expected, scaled=False)
 
 
+def test_rates_say_nothing_where_others_were_at_work_meanwhile() -> None:
+    quiet, busy = (
+        {"load_average": [[load] * 3, [load] * 3], "spec": {"cores": 2, "policy": None}} for load in (3.0, 30.0)
+    )
+    for loads, expected in (((quiet, quiet), True), ((busy, busy), True), ((quiet, busy), None)):
+        ours, theirs = result("tiered", 1), result("memory", 1)
+        both = [{**ours, **loads[0]}, {**theirs, **loads[1]}]
+        assert said(both, "3", "18 %") == verdict(expected, scaled=True)
+    words = [finding.measured for finding in findings(both, scaled=True) if finding.figure == "3"]
+    assert "load averages 3 to 30 on 2 cores" in words[0]
+
+
 def test_what_did_not_run_says_nothing() -> None:
     assert findings([], scaled=True) == []
 
