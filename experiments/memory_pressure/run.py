@@ -142,8 +142,8 @@ def run_cell(settings: Settings, cell: Cell, out: Path, tell: Tell, progress: Pr
     folder.mkdir(parents=True)
     data = data_folder(settings, cell, out).absolute()
     tell(f"{cell.name}: events", progress)
-    workload = load(cell.workload)
-    counts = sources.write_files(workload, settings.shape(cell.workload, cell.past_windows), settings.batches, data)
+    shape = settings.shape(cell.workload, cell.past_windows)
+    counts = sources.write_files(load(cell.workload), shape, settings.batches, data)
     bench.write_json(folder / "cell.json", {**spec, "data": str(data)})
     load_before = os.getloadavg()
     with limited(settings.limit, spec["limit_bytes"], cell.name) as limit:
@@ -154,7 +154,7 @@ def run_cell(settings: Settings, cell: Cell, out: Path, tell: Tell, progress: Pr
         **cell_key(cell),
         **ending,
         "load_average": [load_before, os.getloadavg()],
-        "measured": measured(folder, spec, counts),
+        "measured": measured(folder, spec, counts, shape.window_us / 1e6),
         "spec": spec,
     }
     bench.write_json(out / "cells" / f"{cell.name}.json", result)

@@ -156,7 +156,12 @@ def test_a_batch_takes_until_the_next_one_begins() -> None:
 
 def test_a_batch_that_takes_longer_than_its_window_lowers_the_rate() -> None:
     progress = {0: report_of(0, 0.0, 4_000), 1: report_of(1, 4.0, 500)}
-    assert ingestion(progress, [0], [[100]])["normal"] == [25.0]
+    assert ingestion(progress, [0], [[100]], 2.0)["normal"] == [25.0]
+
+
+def test_a_batch_that_begins_early_after_a_long_one_brings_no_more_than_its_source() -> None:
+    progress = {0: report_of(0, 0.0, 500), 1: report_of(1, 1.0, 500)}
+    assert ingestion(progress, [0], [[100]], 2.0)["normal"] == [50.0]
 
 
 def test_processing_rates_are_those_of_executions() -> None:
@@ -186,7 +191,7 @@ def test_only_what_comes_after_the_warm_up_counts(tmp_path: Path) -> None:
     lines("samples.jsonl", [{"t": 10.5 + i, "heap": 1 << 20, "gc": {}} for i in range(5)])
     with (tmp_path / "memory.jsonl").open("a") as cut_off:
         cut_off.write('{"t": 99')
-    found = measured(tmp_path, {"warm_up": 2, "measured": 2}, [[1]] * 4)
+    found = measured(tmp_path, {"warm_up": 2, "measured": 2, "pace": "real"}, [[1]] * 4)
     assert (found["batches"], found["all_batches"]) == (2, 4)
     assert found["memory_mib"]["total"] == [2.0, 3.0]
     assert found["peak_mib"] == 9.0
