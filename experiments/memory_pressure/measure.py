@@ -74,9 +74,9 @@ def ingestion(
     """Events/s of each batch: ``normal`` in the newest window; ``windows`` the mean of it and the N before it; ``all``.
 
     A batch brings what a window's time brings. It takes from its begin to that of the next one, so that a source that
-    waits its time is waited for, and one that has to wait for the batch before is seen to. ``least_s``: what it takes at
-    least; after a batch that took too long Spark begins the next but one early, and no source brings a window's events
-    in less than its time.
+    waits its time is waited for, and one that has to wait for the batch before is seen to. ``least_s``: the time of a
+    window where no source brings its events in less; after a batch that took too long Spark begins the next one but one
+    early.
     """
     found: dict[str, list[float]] = {"normal": [], "windows": [], "all": []}
     for batch in chosen:
