@@ -201,13 +201,15 @@ def _watch(
     """Until it ends; or says why it was ended."""
     window_s = settings.shape(spec["workload"], spec["past_windows"]).window_us / 1e6
     stall_s = max(settings.stall_s, 20 * window_s)
-    moved_at, next_sample, peak = time.monotonic(), 0.0, 0
+    moved_at, next_sample, peak, last = time.monotonic(), 0.0, 0, 0
     with (folder / "memory.jsonl").open("a") as samples:
         while child.poll() is None:
             if tree.application is None and (started := folder / "started.json").exists():
                 tree.application = json.loads(started.read_text())["application"]
             used = tree.look()
-            total = sum(used.values())
+            # The smaller of two looks: a process that forks in the middle of one is counted twice.
+            now_bytes = sum(used.values())
+            total, last = min(now_bytes, last), now_bytes
             peak = max(peak, total)
             now = time.monotonic()
             if now >= next_sample:
