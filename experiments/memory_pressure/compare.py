@@ -35,8 +35,8 @@ def load_record(place: Path) -> dict[str, Any]:
 
 
 def flat(values: Any, path: str = "") -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``; lists stay whole."""
-    if isinstance(values, Mapping) and values:
+    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``; lists stay whole, and what is empty is left out."""
+    if isinstance(values, Mapping):
         found = {}
         for key, value in values.items():
             found |= flat(value, f"{path}.{key}" if path else str(key))
@@ -46,7 +46,10 @@ def flat(values: Any, path: str = "") -> dict[str, Any]:
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(what, in A, in B) of all settings, policies, versions and machines that are not the same."""
-    sides = [_told(record) for record in (a, b)]
+    # Of the same cell, if there is one: how long windows are kept hangs on workload and past windows.
+    both = next((pair[1:] for pair in pairs(a, b) if all(map(_policy_of, pair[1:]))), None)
+    policies = [_policy_of(result) for result in both] if both else [_first_policy(record) for record in (a, b)]
+    sides = [_told(record, policy) for record, policy in zip((a, b), policies, strict=True)]
     keys = dict.fromkeys([*sides[0], *sides[1]])
     return [
         (key, _text(sides[0], key), _text(sides[1], key))
@@ -55,13 +58,20 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, s
     ]
 
 
-def _told(record: Mapping[str, Any]) -> dict[str, Any]:
+def _told(record: Mapping[str, Any], policy: Mapping[str, Any]) -> dict[str, Any]:
+    # The policy as it was used: two names of one policy are no difference, and one name may stand for two policies.
     settings = {key: value for key, value in record["settings"].items() if key != "policy"}
-    # As it was used: two names of one policy are no difference, and one name may stand for two policies.
-    policies = [r["spec"]["policy"] for r in record["results"] if r.get("spec", {}).get("policy")]
     machine = {key: value for key, value in record["machine"].items() if key != "load_average"}
-    told = {**settings, "policy": policies[0] if policies else {}, "versions": record["versions"], "machine": machine}
-    return flat(told)
+    return flat({**settings, "policy": policy, "versions": record["versions"], "machine": machine})
+
+
+def _policy_of(result: Mapping[str, Any] | None) -> dict[str, Any]:
+    found: dict[str, Any] | None = (result or {}).get("spec", {}).get("policy")
+    return found or {}
+
+
+def _first_policy(record: Mapping[str, Any]) -> dict[str, Any]:
+    return next(filter(None, map(_policy_of, record["results"])), {})
 
 
 def _text(side: Mapping[str, Any], key: str) -> str:

@@ -20,6 +20,9 @@ FLAT = 0.15
 GROWS, FALLS = 1.1, 0.9
 """Ours: by so much at least, or else it is no trend but noise."""
 
+DISTURBED, LOADED = 2.0, 4.0
+"""By such a factor cells' load averages differ, and the larger is such a multiple of the cores: others were at work."""
+
 Result = Mapping[str, Any]
 
 
@@ -72,6 +75,28 @@ def death(of: Mapping[int, Result]) -> int | None:
 
 def ratios(over: Mapping[int, float], under: Mapping[int, float]) -> dict[int, float]:
     return {past: over[past] / under[past] for past in over if under.get(past)}
+
+
+def disturbed(of: Iterable[Mapping[int, Result]]) -> str | None:
+    """Why the rates of these cells cannot be compared; None: they can. Rates hang on what else a machine does."""
+    loads, cores = [], 1
+    for results in of:
+        for result in results.values():
+            if result["status"] == "done" and "load_average" in result:
+                before, after = result["load_average"]
+                loads.append((before[0] + after[0]) / 2)
+                cores = max(cores, result["spec"]["cores"])
+    if not loads or max(loads) <= LOADED * cores or max(loads) <= DISTURBED * min(loads):
+        return None
+    return f"load averages {min(loads):.0f} to {max(loads):.0f} on {cores} cores: others were at work"
+
+
+def rated(figure: str, paper: str, measured: str, holds: bool, scaled: bool, *of: Mapping[int, Result]) -> Finding:
+    """A finding on rates, of which nothing is said if these cells were disturbed differently."""
+    why = disturbed(of)
+    return Finding(
+        figure, paper, f"{measured}; {why}" if why else measured, verdict(None if why else holds, scaled=scaled)
+    )
 
 
 def findings(results: Sequence[Result], *, scaled: bool) -> list[Finding]:
@@ -149,15 +174,15 @@ def _compared(
 ) -> list[Finding]:
     """Ours over each baseline, at its worst number of past windows."""
     found = []
-    ours = medians(by_past(results, workload, OURS), *path)
+    ours = by_past(results, workload, OURS)
     for baseline in (ALL_IN_MEMORY, LISTS):
-        compared = ratios(ours, medians(by_past(results, workload, baseline), *path))
+        theirs = by_past(results, workload, baseline)
+        compared = ratios(medians(ours, *path), medians(theirs, *path))
         if compared:
             low, high = min(compared.values()), max(compared.values())
             words = f"{low:.2f} to {high:.2f} times {baseline}, with {_list(compared)}"
-            found.append(
-                Finding(figure, f"{workload}: {claim} ({baseline})", words, verdict(low >= at_least, scaled=scaled))
-            )
+            sides = [{past: side[past] for past in compared} for side in (ours, theirs)]
+            found.append(rated(figure, f"{workload}: {claim} ({baseline})", words, low >= at_least, scaled, *sides))
     return found
 
 
@@ -171,17 +196,13 @@ def late_ingestion(results: Sequence[Result], workload: str, scaled: bool) -> li
     """Figure 4."""
     claim = "with late events, 16 % less than the baseline's rate at worst"
     found = _compared(results, workload, ("ingestion", "windows"), 0.84, "4", claim, scaled)
-    rates = medians(by_past(results, workload, OURS), "ingestion", "windows")
+    ours = by_past(results, workload, OURS)
+    rates = medians(ours, "ingestion", "windows")
     if len(rates) > 1:
         share = _growth(rates)
-        found.append(
-            Finding(
-                "4",
-                f"{workload}: the mean rate of a window, late ones among them, falls with more past windows",
-                f"with {max(rates)} it is {share:.2f} times that with {min(rates)}",
-                verdict(share < FALLS, scaled=scaled),
-            )
-        )
+        claim = f"{workload}: the mean rate of a window, late ones among them, falls with more past windows"
+        words = f"with {max(rates)} it is {share:.2f} times that with {min(rates)}"
+        found.append(rated("4", claim, words, share < FALLS, scaled, ours))
     return found
 
 
@@ -234,28 +255,18 @@ def parts(results: Sequence[Result], workload: str, scaled: bool) -> list[Findin
     def compared(part: str, *path: str) -> dict[int, float]:
         return ratios(medians(by_past(results, workload, OURS, part), *path), medians(full, *path))
 
+    alone = by_past(results, workload, OURS, "no-prestaging")
     none = compared("no-prestaging", "processing", "all")
     if none:
         worst = min(none.values())
-        found.append(
-            Finding(
-                "8",
-                f"{workload}: without prestaging, processing is two orders of magnitude slower",
-                f"{worst:.2f} to {max(none.values()):.2f} times the rate with it, with {_list(none)}",
-                verdict(worst <= 0.01, scaled=scaled),
-            )
-        )
+        claim = f"{workload}: without prestaging, processing is two orders of magnitude slower"
+        words = f"{worst:.2f} to {max(none.values()):.2f} times the rate with it, with {_list(none)}"
+        found.append(rated("8", claim, words, worst <= 0.01, scaled, alone, full))
     slower = compared("no-prestaging", "ingestion", "all")
     if slower:
         share = min(slower.values())
-        found.append(
-            Finding(
-                "8",
-                f"{workload}: without prestaging, about 20 % fewer events come in",
-                f"{share:.2f} times at worst",
-                verdict(0.7 <= share <= 0.9, scaled=scaled),
-            )
-        )
+        claim, words = f"{workload}: without prestaging, about 20 % fewer events come in", f"{share:.2f} times at worst"
+        found.append(rated("8", claim, words, 0.7 <= share <= 0.9, scaled, alone, full))
     codec = by_past(results, workload, OURS, "no-codec-threads")
     if codec:
         died = death(codec)
@@ -267,18 +278,13 @@ def parts(results: Sequence[Result], workload: str, scaled: bool) -> list[Findin
                 verdict(died is not None, scaled=scaled),
             )
         )
-    several = medians(by_past(results, workload, OURS, "4-io-threads"), "processing", "all")
-    alone = medians(full, "processing", "all")
-    if len(several) > 1 and len(alone) > 1:
-        theirs, mine = _growth(several), _growth(alone)
-        found.append(
-            Finding(
-                "8",
-                f"{workload}: with several I/O threads, processing slows down with more past windows",
-                f"{theirs:.2f} times from {min(several)} to {max(several)}; with one thread {mine:.2f} times",
-                verdict(theirs < FALLS and theirs < mine, scaled=scaled),
-            )
-        )
+    several = by_past(results, workload, OURS, "4-io-threads")
+    theirs, mine = (medians(of, "processing", "all") for of in (several, full))
+    if len(theirs) > 1 and len(mine) > 1:
+        falls = _growth(theirs) < FALLS and _growth(theirs) < _growth(mine)
+        claim = f"{workload}: with several I/O threads, processing slows down with more past windows"
+        words = f"{_growth(theirs):.2f} times from {min(theirs)} to {max(theirs)}; with one {_growth(mine):.2f} times"
+        found.append(rated("8", claim, words, falls, scaled, several, full))
     return found
 
 

@@ -2,9 +2,9 @@
 
 Control groups have one manager, and what others put into them gets in its way. So one is only used where it is given:
 by systemd, which is asked for a scope, or by the user, as ``cgroup:PATH`` (version 1 or 2, writable). Otherwise the
-tree is watched, four times a second, and killed as a whole when it is above its limit. In every case the JVM has a heap
-limit of its own. RLIMIT_AS is not used: it limits each process and not their sum, and address space, of which JVM and
-Arrow reserve many times what they use.
+tree is watched, four times a second, and killed as a whole when two looks in a row are above its limit. In every case
+the JVM has a heap limit of its own. RLIMIT_AS is not used: it limits each process and not their sum, and address space,
+of which JVM and Arrow reserve many times what they use.
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def measured(folder: Path, spec: Mapping[str, Any], counts: Sequence[Sequence[int]]) -> dict[str, Any]:
+def measured(
+    folder: Path, spec: Mapping[str, Any], counts: Sequence[Sequence[int]], window_s: float = 0.0
+) -> dict[str, Any]:
     """Of the measured batches; of those there are, if it ended before. ``counts``: see ``sources.write_files``."""
     batches = {line["batch"]: line for line in lines_of(folder / "batches.jsonl")}
     warm_up = spec["warm_up"]
@@ -49,7 +51,7 @@ def measured(folder: Path, spec: Mapping[str, Any], counts: Sequence[Sequence[in
         "memory_mib": memory_of([line for line in memory if within(line)]),
         "peak_mib": max((line["peak"] for line in memory), default=0) / MIB,
         "heap_mib": [line["heap"] / MIB for line in during],
-        "ingestion": ingestion(progress, chosen, counts),
+        "ingestion": ingestion(progress, chosen, counts, window_s if spec["pace"] == "real" else 0.0),
         "processing": processing([batches[batch] for batch in chosen]),
         "gc": garbage(during),
         "dropped": sum(progress[batch]["dropped"] for batch in progress),
@@ -64,12 +66,17 @@ def memory_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 
 def ingestion(
-    progress: Mapping[int, Mapping[str, Any]], chosen: Sequence[int], counts: Sequence[Sequence[int]]
+    progress: Mapping[int, Mapping[str, Any]],
+    chosen: Sequence[int],
+    counts: Sequence[Sequence[int]],
+    least_s: float = 0.0,
 ) -> dict[str, list[float]]:
     """Events/s of each batch: ``normal`` in the newest window; ``windows`` the mean of it and the N before it; ``all``.
 
     A batch brings what a window's time brings. It takes from its begin to that of the next one, so that a source that
-    waits its time is waited for, and one that has to wait for the batch before is seen to.
+    waits its time is waited for, and one that has to wait for the batch before is seen to. ``least_s``: the time of a
+    window where no source brings its events in less; after a batch that took too long Spark begins the next one but one
+    early.
     """
     found: dict[str, list[float]] = {"normal": [], "windows": [], "all": []}
     for batch in chosen:
@@ -78,7 +85,7 @@ def ingestion(
         following = progress.get(batch + 1)
         of = progress[batch]
         seconds = following["t"] - of["t"] if following else of["ms"]["triggerExecution"] / 1000
-        seconds = max(seconds, of["ms"]["triggerExecution"] / 1000, 1e-3)
+        seconds = max(seconds, of["ms"]["triggerExecution"] / 1000, least_s, 1e-3)
         late = counts[batch]
         found["normal"].append(late[0] / seconds)
         found["windows"].append(sum(late) / len(late) / seconds)

@@ -142,8 +142,8 @@ def run_cell(settings: Settings, cell: Cell, out: Path, tell: Tell, progress: Pr
     folder.mkdir(parents=True)
     data = data_folder(settings, cell, out).absolute()
     tell(f"{cell.name}: events", progress)
-    workload = load(cell.workload)
-    counts = sources.write_files(workload, settings.shape(cell.workload, cell.past_windows), settings.batches, data)
+    shape = settings.shape(cell.workload, cell.past_windows)
+    counts = sources.write_files(load(cell.workload), shape, settings.batches, data)
     bench.write_json(folder / "cell.json", {**spec, "data": str(data)})
     load_before = os.getloadavg()
     with limited(settings.limit, spec["limit_bytes"], cell.name) as limit:
@@ -154,7 +154,7 @@ def run_cell(settings: Settings, cell: Cell, out: Path, tell: Tell, progress: Pr
         **cell_key(cell),
         **ending,
         "load_average": [load_before, os.getloadavg()],
-        "measured": measured(folder, spec, counts),
+        "measured": measured(folder, spec, counts, shape.window_us / 1e6),
         "spec": spec,
     }
     bench.write_json(out / "cells" / f"{cell.name}.json", result)
@@ -201,13 +201,15 @@ def _watch(
     """Until it ends; or says why it was ended."""
     window_s = settings.shape(spec["workload"], spec["past_windows"]).window_us / 1e6
     stall_s = max(settings.stall_s, 20 * window_s)
-    moved_at, next_sample, peak = time.monotonic(), 0.0, 0
+    moved_at, next_sample, peak, last = time.monotonic(), 0.0, 0, 0
     with (folder / "memory.jsonl").open("a") as samples:
         while child.poll() is None:
             if tree.application is None and (started := folder / "started.json").exists():
                 tree.application = json.loads(started.read_text())["application"]
             used = tree.look()
-            total = sum(used.values())
+            # The smaller of two looks: a process that forks in the middle of one is counted twice.
+            now_bytes = sum(used.values())
+            total, last = min(now_bytes, last), now_bytes
             peak = max(peak, total)
             now = time.monotonic()
             if now >= next_sample:

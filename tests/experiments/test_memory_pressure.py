@@ -156,7 +156,12 @@ def test_a_batch_takes_until_the_next_one_begins() -> None:
 
 def test_a_batch_that_takes_longer_than_its_window_lowers_the_rate() -> None:
     progress = {0: report_of(0, 0.0, 4_000), 1: report_of(1, 4.0, 500)}
-    assert ingestion(progress, [0], [[100]])["normal"] == [25.0]
+    assert ingestion(progress, [0], [[100]], 2.0)["normal"] == [25.0]
+
+
+def test_a_batch_that_begins_early_after_a_long_one_brings_no_more_than_its_source() -> None:
+    progress = {0: report_of(0, 0.0, 500), 1: report_of(1, 1.0, 500)}
+    assert ingestion(progress, [0], [[100]], 2.0)["normal"] == [50.0]
 
 
 def test_processing_rates_are_those_of_executions() -> None:
@@ -186,7 +191,7 @@ def test_only_what_comes_after_the_warm_up_counts(tmp_path: Path) -> None:
     lines("samples.jsonl", [{"t": 10.5 + i, "heap": 1 << 20, "gc": {}} for i in range(5)])
     with (tmp_path / "memory.jsonl").open("a") as cut_off:
         cut_off.write('{"t": 99')
-    found = measured(tmp_path, {"warm_up": 2, "measured": 2}, [[1]] * 4)
+    found = measured(tmp_path, {"warm_up": 2, "measured": 2, "pace": "real"}, [[1]] * 4)
     assert (found["batches"], found["all_batches"]) == (2, 4)
     assert found["memory_mib"]["total"] == [2.0, 3.0]
     assert found["peak_mib"] == 9.0
@@ -325,6 +330,18 @@ def test_every_claim_can_hold_and_fail(
 ) -> None:
     assert said(results, figure, words) == verdict(expected, scaled=True)
     assert said(results, figure, words, scaled=False) == verdict(expected, scaled=False)
+
+
+def test_rates_say_nothing_where_others_were_at_work_meanwhile() -> None:
+    quiet, busy = (
+        {"load_average": [[load] * 3, [load] * 3], "spec": {"cores": 2, "policy": None}} for load in (3.0, 30.0)
+    )
+    for loads, expected in (((quiet, quiet), True), ((busy, busy), True), ((quiet, busy), None)):
+        ours, theirs = result("tiered", 1), result("memory", 1)
+        both = [{**ours, **loads[0]}, {**theirs, **loads[1]}]
+        assert said(both, "3", "18 %") == verdict(expected, scaled=True)
+    words = [finding.measured for finding in findings(both, scaled=True) if finding.figure == "3"]
+    assert "load averages 3 to 30 on 2 cores" in words[0]
 
 
 def test_what_did_not_run_says_nothing() -> None:
