@@ -122,7 +122,7 @@ def rich_table(title: str, sheet: Sheet) -> Any:
     colours = {"holds": "green", "holds at this scale": "green", "does not hold": "red"}
     made = Table(title=title, title_justify="left")
     for i, name in enumerate(sheet.headings):
-        made.add_column(name, justify="left" if i < sheet.left else "right")
+        made.add_column(name, justify="left" if i < sheet.left else "right", no_wrap=i == 0)
     for row in sheet.rows:
         made.add_row(*(f"[{colours[text]}]{text}[/]" if text in colours else escape(text) for text in row))
     return made
