@@ -1,12 +1,11 @@
 """The life of a window, as a pure state machine: ``handle(event) -> [action]`` (DESIGN section 4).
 
-Facts come in with their times and sizes in them; orders go out; a shell carries them out. No clock, no
-thread, no file, no randomness. One operator rules one shard; windows are those of the shard, not of a key.
+Facts come in with their times and sizes in them; orders go out; a shell carries them out. No clock, no thread, no file,
+no randomness. One operator rules one shard; windows are the shard's, and :mod:`aion.keyed` knows those of single keys.
 
-Blocks are numbered by ``seq`` in the order of arrival, across all slices of the shard. Because the watermark
-never goes back, the blocks that are late for a window are exactly those numbered from the window's
-``late_from_seq`` on, and those that are news to it are exactly those above its ``executed_seq``: nothing has
-to be remembered per block, but for how they are folded (:mod:`aion.folding`).
+Blocks are numbered by ``seq`` in the order of arrival, across all slices of the shard. Because the watermark never goes
+back, the blocks that are late for a window are exactly those numbered from the window's ``late_from_seq`` on, and those
+that are news to it those above its ``executed_seq``: nothing has to be remembered per block, but for how they are folded.
 """
 
 from __future__ import annotations
@@ -453,8 +452,8 @@ class Operator:
                 **{name: [getattr(state, name) for state in self.windows.values()] for name in WINDOW_COLUMNS},
             },
             "slices": sorted(self.slices),
-            "purged": [runs.to_json() for runs in self._purged.values()],
             "runs": self._folding.to_json() if self._folding is not None else None,
+            "purged": [runs.to_json() for runs in self._purged.values()],
             "lateness": self._bound.to_json(),
             "trigger": self._trigger.to_json(),
             "counters": self.counters.to_json(),

@@ -7,6 +7,7 @@ import zlib
 from decimal import Context, Decimal
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pytest
@@ -14,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
-from aion.actions import EmitDropped
 from aion.applying import dropped_events
 from aion.errors import CorruptBlock, FormatError, SchemaError
 from aion.plan import make_plan
@@ -360,6 +360,6 @@ def test_a_dropped_event_whose_text_is_no_utf8_is_told_escaped() -> None:
     batch = pa.record_batch(
         [pa.array([0, 1, 2**62]).cast(pa.timestamp("us")), texts, pa.array([1, 2, 3])], schema=schema
     )
-    rows = dropped_events(plan, EmitDropped(0, None, None, "late"), batch)
+    rows = dropped_events(plan, batch, [None], np.zeros(3, np.int64), None, "late")
     events = [orjson.loads(text) for text in rows.column("event").to_pylist()]
     assert [(e["s"], e["n"]) for e in events] == [("caf\\xc3", 1), ("é", 2), (None, 3)]

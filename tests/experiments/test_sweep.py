@@ -57,7 +57,10 @@ def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(tmp_path: Path) -
     assert first.stat().st_mtime_ns == modified
 
 
-def test_a_cell_that_dies_of_memory_is_recorded_and_not_asked_for_more(tmp_path: Path) -> None:
+def test_a_cell_that_dies_of_memory_is_recorded_and_not_asked_for_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # what is killed leaves its temporary files
     starved = TINY.model_copy(update={"memory": "150MiB"})
     first, second = sweep(starved, tmp_path, lambda text, progress: None)
     assert first["status"] == "died" and "above the limit" in first["why"]
