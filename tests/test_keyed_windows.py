@@ -118,7 +118,7 @@ def check(sink: Sink, oracle: Oracle, kind: str) -> None:
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=str)
 def test_the_sink_ends_right(definition: Any, kind: str) -> None:
     @settings(
-        max_examples=60,
+        max_examples=25,
         suppress_health_check=list(HealthCheck),
         deadline=None,
         report_multiple_bugs=False,
