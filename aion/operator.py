@@ -5,7 +5,7 @@ no randomness. One operator rules one shard; windows are the shard's, and :mod:`
 
 Blocks are numbered by ``seq`` in the order of arrival, across all slices of the shard. Because the watermark never goes
 back, the blocks that are late for a window are exactly those numbered from the window's ``late_from_seq`` on, and those
-that are news to it those above its ``executed_seq``: nothing has to be remembered per block, but for how they are folded.
+that are news to it those above its ``executed_seq``: nothing is remembered per block, but for how they are folded.
 """
 
 from __future__ import annotations
