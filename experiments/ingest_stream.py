@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # windows that a later one does: the watermark's delay holds the others back. From the third on, a batch
 # executes as much event time as it brings.
 SKIPPED_BATCHES = 2
+LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +83,12 @@ def file_stream(spark: SparkSession, paths: Sequence[Path], schema: str, delay: 
     return reader.parquet(glob).withWatermark("ts", delay)
 
 
-def run_to_end(stream: DataFrame, checkpoint: Path, expected_events: int) -> Run:
+def run_to_end(
+    stream: DataFrame, checkpoint: Path, expected_events: int, look: Callable[[], None] | None = None
+) -> Run:
     """Runs a streaming DataFrame over all its files into nowhere. ``checkpoint`` is removed after it.
 
+    ``look`` is called a few times a second while it runs.
     Raises RuntimeError when not exactly ``expected_events`` were read: the rate would be another's.
     """
     shutil.rmtree(checkpoint, ignore_errors=True)
@@ -97,7 +101,11 @@ def run_to_end(stream: DataFrame, checkpoint: Path, expected_events: int) -> Run
         .start()
     )
     try:
-        query.awaitTermination()
+        if look is None:
+            query.awaitTermination()
+        else:
+            while not query.awaitTermination(LOOK_S):
+                look()
     finally:
         query.stop()
     wall_s = time.perf_counter() - started
@@ -127,5 +135,12 @@ def _plain(report: Any) -> dict[str, Any]:
         "watermark": parsed.get("eventTime", {}).get("watermark"),
         "output_rows": parsed.get("sink", {}).get("numOutputRows"),
         "state_rows": sum(operator["numRowsTotal"] for operator in operators),
+        "state_bytes": sum(operator["memoryUsedBytes"] for operator in operators),
         "dropped_by_spark": sum(operator["numRowsDroppedByWatermark"] for operator in operators),
+        "observed": _observed(parsed),
     }
+
+
+def _observed(parsed: Mapping[str, Any]) -> dict[str, Any]:
+    """What :meth:`DataFrame.observe` was told to look at, by the name of the observation."""
+    return {name: row.asDict() if hasattr(row, "asDict") else row for name, row in parsed["observedMetrics"].items()}

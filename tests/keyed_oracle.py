@@ -71,11 +71,12 @@ class Oracle:
         self.dropped: list[Event] = []
         self.done: list[tuple[int, Window]] = []
         self.watermark: int | None = None
-        self.closed = -NEVER
+        self.closed = self.was_closed = -NEVER
 
     def process(self, batch: Sequence[Event]) -> None:
         """All events of a batch are judged by what was there before it."""
         before = {key: list(events) for key, events in self.live.items()}
+        self.dropped += [e for e in batch if self._only_for_later(e)]
         for row in self._rows(batch):
             if all(self._in_time(e, before.get(e.key, []), row) for e in row):
                 for e in row:
@@ -102,10 +103,17 @@ class Oracle:
                 return e.t + size + 1 > self.closed
         return e.t + 1 > self.closed or (bool(live) and e.t >= min(o.t for o in live))
 
+    def _only_for_later(self, e: Event) -> bool:
+        """Kept for windows per record that are still there, but its own is gone, and comes out as dropped."""
+        if not isinstance(self.definition, aion.PerRecord):
+            return False
+        return e.t + 1 <= self.closed < e.t + self.definition.size_us + 1
+
     def advance(self, watermark: int) -> None:
         if self.watermark is not None and watermark <= self.watermark:
             return
         self.watermark = watermark
+        self.was_closed = self.closed
         self.closed = max(self.closed, watermark - self.bound)
         for key, events in self.live.items():
             self.live[key] = self._still_needed(key, events)
@@ -113,7 +121,7 @@ class Oracle:
     def _still_needed(self, key: int, events: list[Event]) -> list[Event]:
         windows = windows_of(self.definition, events)
         gone = [w for w in windows if w.over <= self.closed]
-        self.done += [(key, w) for w in gone if not self._is_noted(key, w)]
+        self.done += [(key, w) for w in gone if self._was_there(w, self.was_closed)]
         match self.definition:
             case aion.PerRecord(size_us=size):
                 return [e for e in events if e.t + size + 1 > self.closed]
@@ -122,17 +130,15 @@ class Oracle:
         held = [e for w in gone for e in w.events]
         return [e for e in events if not any(e is h for h in held)]
 
-    def _is_noted(self, key: int, window: Window) -> bool:
-        """Windows per record are found again as long as their events are needed by later ones."""
-        return any(k == key and (w.start, w.end) == (window.start, window.end) for k, w in self.done)
+    def _was_there(self, window: Window, closed: int) -> bool:
+        """Windows per record are found again as long as their events are needed by later ones, but are gone."""
+        return not isinstance(self.definition, aion.PerRecord) or window.over > closed
 
     def ended(self) -> dict[tuple[int, int, int], list[tuple[int, ...]]]:
         """(key, start, end) of every window that the watermark has passed, with the values of each that has those."""
         found: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
         live = [(k, w) for k, events in self.live.items() for w in windows_of(self.definition, events)]
-        done = {(k, w.start, w.end) for k, w in self.done}
-        if isinstance(self.definition, aion.PerRecord):
-            live = [(k, w) for k, w in live if (k, w.start, w.end) not in done]
+        live = [(k, w) for k, w in live if self._was_there(w, self.closed)]
         for key, w in [*self.done, *live]:
             if self.watermark is not None and w.over <= self.watermark:
                 values = tuple(sorted(e.value for e in w.events))

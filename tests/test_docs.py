@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+
+import aion
+from aion import aggregates as A
 from state_backends.ledger import diagram
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -11,3 +19,44 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 def test_the_diagram_of_places_is_the_ledgers_own() -> None:
     assert f"```mermaid\n{diagram()}\n```" in (DOCS / "store.md").read_text()
+
+
+def test_the_sink_of_the_windows_page_ends_right() -> None:
+    """Its own code, fed with the rows of late events that make sessions longer and join them."""
+    code = re.findall(r"```python\n(.*?)```", (DOCS / "windows.md").read_text(), re.DOTALL)[0]
+    sink: dict[str, Any] = {}
+    exec(code, sink)
+    policy = {"lateness": {"initial_bound": "1 hour", "coverage": None}, "trigger": {"kind": "every_batch"}}
+    minute = 60_000_000
+    with (
+        closing(sqlite3.connect(":memory:")) as db,
+        aion.LocalOperator(
+            windows=aion.Session("5 minutes"),
+            time="ts",
+            key="user",
+            aggregates={"clicks": A.count()},
+            policy=policy,
+        ) as operator,
+    ):
+
+        def click(*minutes: int) -> Any:
+            ts = pa.array([m * minute for m in minutes], pa.timestamp("us", "UTC"))
+            return pa.table({"user": ["u"] * len(minutes), "ts": ts})
+
+        outs = [operator.process(click(1, 3, 12)), operator.advance(30 * minute)]
+        sink["apply_rows"](db, [row for out in outs for row in out.to_pylist()])
+        assert _visits(db) == [("00:01", "00:08", 2), ("00:12", "00:17", 1)]
+        # As in the page: one in between, which comes out with the next call.
+        outs = [operator.process(click(7)), operator.process(click())]
+        rows = [row for out in outs for row in out.to_pylist()]
+        assert sorted(row["kind"] for row in rows) == ["late", "retracted", "retracted"]
+        sink["apply_rows"](db, rows)
+        assert _visits(db) == [("00:01", "00:17", 4)]
+        # A batch that is run again.
+        sink["apply_rows"](db, rows)
+        assert _visits(db) == [("00:01", "00:17", 4)]
+
+
+def _visits(db: sqlite3.Connection) -> list[tuple[str, str, int]]:
+    found = db.execute("SELECT window_start, window_end, clicks FROM visits ORDER BY window_start")
+    return [(start[11:16], end[11:16], clicks) for start, end, clicks in found]

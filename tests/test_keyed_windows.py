@@ -129,3 +129,14 @@ def test_the_sink_ends_right(definition: Any, kind: str) -> None:
         check(*run(definition, script, bound, kind), kind)
 
     property_()
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("then", [[], [40], [3], [1], [1, 1, 4]], ids=str)
+def test_a_window_per_record_that_is_gone_does_not_come_back_with_what_is_left(kind: str, then: list[int]) -> None:
+    """Of the window up to 2 an event is needed by later windows; the one before it is not kept any longer."""
+    script: list[Step] = [[Event(0, -1, 49, False), Event(0, 2, 52, False)], 5, [Event(0, t, 50, False) for t in then]]
+    sink, oracle = run(aion.PerRecord(4), [*script, 6, [Event(0, 50, 1, False)], 7], 0, kind)
+    check(sink, oracle, kind)
+    assert [row["kind"] for row in sink.all if row["window_end"] == 2] == ["on_time"]
+    assert sorted(row["window_end"] for row in sink.dropped) == [t for t in then if t < 5]

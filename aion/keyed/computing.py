@@ -44,8 +44,7 @@ def gather(plan: Plan, order: ExecuteKeyed, table: pa.Table, rows_at_once: int) 
     codes, window_codes = coded((columns, table.num_rows), (order.windows.keys, len(order.windows)))
     firsts = plan.instants(table)[0]
     if order.members is None:
-        by_time = np.lexsort((table.column(SEQ).to_numpy(), firsts, codes))
-        places = Places(codes[by_time], firsts[by_time])
+        by_time, places = Places.ordering(codes, firsts, table.column(SEQ).to_numpy())
         begins = places.before(window_codes, order.windows["start"])
         lengths = places.after(window_codes, order.windows["last"]) - begins
         rows = by_time

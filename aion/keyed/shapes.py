@@ -60,6 +60,11 @@ class Shape(Protocol):
     """Windows that end within one stretch of so many microseconds wait together for the trigger."""
     reach_us: int
     """How long before its window's end an event may be that it is alone in."""
+    outlives: bool
+    """Whether events stay, for later windows, when a window of theirs is gone, which must not be executed again."""
+
+    def alone(self, new: Table) -> tuple[Ints, Ints]:
+        """Start and end, as a pane shows them, of the window that each row would be in by itself."""
 
     def accepted(self, index: Table, new: Table, closed_us: int) -> Flags:
         """Which new rows do not come too late."""
@@ -97,10 +102,14 @@ class _InOrder:
 
 class Sessions(_InOrder):
     by_event = False
+    outlives = False
 
     def __init__(self, gap_us: int) -> None:
         self.reach_us = self._gap_us = gap_us
         self.cell_us = max(gap_us, LEAST_CELL_US)
+
+    def alone(self, new: Table) -> tuple[Ints, Ints]:
+        return new["first"], new["last"] + self._gap_us
 
     def accepted(self, index: Table, new: Table, closed_us: int) -> Flags:
         """Those whose own end is not closed, and those inside a session that is there.
@@ -179,6 +188,10 @@ class _ByEvent(_InOrder):
     by_event = True
     cell_us = LEAST_CELL_US
     reach_us = 0
+    outlives = False
+
+    def alone(self, new: Table) -> tuple[Ints, Ints]:
+        return new["first"], new["last"] + 1
 
     def accepted(self, index: Table, new: Table, closed_us: int) -> Flags:
         """Those that are not closed, and those behind the first event of their key that is there."""
@@ -220,9 +233,14 @@ class Counts(_ByEvent):
 
 
 class Records(_ByEvent):
+    outlives = True
+
     def __init__(self, size_us: int) -> None:
         self.reach_us = self._size_us = size_us
         self.cell_us = max(size_us, LEAST_CELL_US)
+
+    def alone(self, new: Table) -> tuple[Ints, Ints]:
+        return new["first"] - self._size_us, new["last"]
 
     def accepted(self, index: Table, new: Table, closed_us: int) -> Flags:
         """Those that a window may hold that is still there."""

@@ -18,6 +18,7 @@ from aion.lifecycle import NEVER, StalenessKept
 class Verdict(NamedTuple):
     """What becomes of an arrival: for each definition which rows it takes; and the blocks that any takes rows of.
 
+    ``dropped``: also rows that are taken for later windows and came too late for the one that ends at them.
     ``dropped_events``: of each block, those that came too late for some definition.
     """
 
@@ -58,13 +59,15 @@ class KeyedShard:
         dropped: list[EmitDroppedRows] = []
         lost: dict[int, int] = {}
         for windows, taken in zip(self.windows, accepted, strict=True):
-            if taken.all():
+            missed = ~taken | windows.misses_own(arrivals.table)
+            if not missed.any():
                 continue
             assert now_us is not None, "nothing is late without a watermark"
-            late = np.flatnonzero(~taken)
+            late = np.flatnonzero(missed)
             rows = arrivals.table.take(late)
-            starts, ends = windows.alone(rows)
-            windows.observe_dropped(ends, rows["events"], now_us)
+            starts, ends = windows.shape.alone(rows)
+            lost_at_all = ~taken[late]
+            windows.observe_dropped(ends[lost_at_all], rows["events"][lost_at_all], now_us)
             for block in np.unique(arrivals.block[late]).tolist():
                 of = arrivals.block[late] == block
                 places = rows["row"][of]

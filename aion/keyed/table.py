@@ -73,23 +73,48 @@ def codes_of(*tables: Table) -> list[Ints]:
 
 
 class Places:
-    """Rows in order of (key, instant), to be searched for many keys at once."""
+    """Rows in order of (key, instant), to be searched for many keys at once: key and instant as one integer."""
 
     def __init__(self, codes: Ints, times_us: Ints) -> None:
-        self._times = np.unique(times_us)
-        # Ranks instead of times: a key and a rank always fit into 64 bits together.
-        self._width = len(self._times) + 2
-        self._placed = codes * self._width + np.searchsorted(self._times, times_us) + 1
+        self._low, self._high = (int(times_us.min()), int(times_us.max())) if len(times_us) else (0, 0)
+        self._beyond = int(codes.max(initial=-1)) + 1
+        self._width = self._high - self._low + 3
+        self._times: Ints | None = None
+        if self._width > _ROOM // (self._beyond + 1):
+            # Ranks instead of times: a key and a rank always fit into 64 bits together.
+            self._times = np.unique(times_us)
+            self._width = len(self._times) + 2
+        self.placed = codes * self._width + self._ranks(times_us)
+
+    @classmethod
+    def ordering(cls, codes: Ints, times_us: Ints, seqs: Ints) -> tuple[Ints, Places]:
+        """The same of rows in any order; and their order by (key, instant, seq), equal ones as they are."""
+        places = cls(codes, times_us)
+        order = np.lexsort((seqs, places.placed))
+        places.placed = places.placed[order]
+        return order, places
 
     def before(self, codes: Ints, times_us: Ints) -> Ints:
         """For each key and instant the number of the first row of that key at or after it, or of the next key."""
-        ranks = np.searchsorted(self._times, times_us) + 1
-        return np.asarray(np.searchsorted(self._placed, codes * self._width + ranks))
+        return self._found(codes, self._ranks(times_us))
 
     def after(self, codes: Ints, times_us: Ints) -> Ints:
         """The same, of the first row after it."""
-        ranks = np.searchsorted(self._times, times_us, side="right") + 1
-        return np.asarray(np.searchsorted(self._placed, codes * self._width + ranks))
+        if self._times is None:
+            return self._found(codes, np.clip(times_us, self._low - 1, self._high) + (2 - self._low))
+        return self._found(codes, np.searchsorted(self._times, times_us, side="right") + 1)
+
+    def _ranks(self, times_us: Ints) -> Ints:
+        """From 1 on for the instants of the rows, 0 for all before them."""
+        if self._times is None:
+            return np.asarray(np.clip(times_us, self._low - 1, self._high + 1) + (1 - self._low))
+        return np.asarray(np.searchsorted(self._times, times_us) + 1)
+
+    def _found(self, codes: Ints, ranks: Ints) -> Ints:
+        return np.asarray(np.searchsorted(self.placed, np.minimum(codes, self._beyond) * self._width + ranks))
+
+
+_ROOM = 2**62
 
 
 def ranges(begins: Ints, lengths: Ints) -> Ints:

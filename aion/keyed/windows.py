@@ -91,11 +91,11 @@ class KeyedWindows:
             return np.ones(len(new), np.bool_)
         return self.shape.accepted(self.index, new, self.closed_us)
 
-    def alone(self, new: Table) -> tuple[Ints, Ints]:
-        """Start and end of the window that each row would be in by itself."""
-        if self.shape.by_event:
-            return new["first"] - self.shape.reach_us, new["last"] + 1
-        return new["first"], new["last"] + self.shape.reach_us
+    def misses_own(self, new: Table) -> Flags:
+        """Which rows come too late for the window that ends at them, though perhaps not for later ones."""
+        if not self.shape.outlives:
+            return np.zeros(len(new), np.bool_)
+        return np.asarray(new["last"] < self.closed_us)
 
     def add(self, new: Table, seqs: Ints, now_us: int | None) -> int:
         """Takes rows into the index; returns how many events among them came late."""
@@ -127,17 +127,19 @@ class KeyedWindows:
 
     def advance(self, before_us: int | None, to_us: int) -> Orders:
         """Executions on time, and final ones of what is closed now; then that is forgotten."""
+        was_closed_us = self.closed_us
         self.closed_us = max(self.closed_us, to_us - self._bound.bound_for_new_window())
         if not len(self.index):
             self._forget_cells()
             return []
         now = self._now()
         over = now.windows.over_us
+        there = self._there(over, was_closed_us)
         closed = over <= self.closed_us
         # What ended before the watermark as it was is late; what ended since is on time.
         passed = over <= to_us if before_us is None else (over <= to_us) & (over > before_us)
-        on_time = passed & (now.at < 0)
-        final = closed & (now.newest > now.seen) & ~on_time
+        on_time = passed & (now.at < 0) & there
+        final = closed & (now.newest > now.seen) & ~on_time & there
         for end_us, events in self._by_cell(over[on_time], total(self.index["events"], now.windows)[on_time]):
             self._bound.observe_on_time(end_us, events)
         orders = self._execute(on_time, Kind.ON_TIME) + self._execute(final, Kind.FINAL)
@@ -151,7 +153,7 @@ class KeyedWindows:
             return []
         now = self._now()
         over = now.windows.over_us
-        changed = (over <= now_us) & (now.newest > now.seen)
+        changed = (over <= now_us) & (now.newest > now.seen) & self._there(over, self.closed_us)
         cells = over // self.shape.cell_us
         due: list[int] = []
         for cell in np.unique(cells[changed]).tolist():
@@ -164,6 +166,10 @@ class KeyedWindows:
             else:
                 state.looked = state.stale(lateness)
         return self._execute(changed & np.isin(cells, due), Kind.LATE)
+
+    def _there(self, over_us: Ints, closed_us: int) -> Flags:
+        """Which windows are not gone: the index may still have events of those, but no longer all of them."""
+        return np.asarray(over_us > closed_us) if self.shape.outlives else np.ones(len(over_us), np.bool_)
 
     def _execute(self, which: Flags, kind: Kind) -> Orders:
         """Orders for some windows, and the retractions that go with them; notes what was yielded."""
@@ -271,7 +277,7 @@ class KeyedWindows:
         now = self._now()
         over = now.windows.over_us
         ended = over <= watermark_us
-        due = ended & (now.newest > now.seen)
+        due = ended & (now.newest > now.seen) & self._there(over, self.closed_us)
         if now_us is not None:
             late = over <= now_us
             due &= ~late | (over <= watermark_us - self._bound.bound_for_new_window())
