@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from state_backends.ledger import diagram
+from state_backends.metrics import METRICS, table
 
 DOCS = Path(__file__).parent.parent / "docs"
 
 
 def test_the_diagram_of_places_is_the_ledgers_own() -> None:
     assert f"```mermaid\n{diagram()}\n```" in (DOCS / "store.md").read_text()
+
+
+def test_the_table_of_metrics_is_the_codes_own() -> None:
+    show = "python -c 'from state_backends.metrics import table; print(table())'"
+    page = (DOCS / "metrics.md").read_text()
+    assert f"\n{table()}\n" in page, show
+    names = {series for metric in METRICS for series in metric.series} | {metric.name for metric in METRICS}
+    assert set(re.findall(r"\baion_[a-z_]+[a-z]", page)) <= names
