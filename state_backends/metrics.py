@@ -82,19 +82,19 @@ def _places(stats: Stats) -> Iterator[Reading]:
 
 def _by_priority(name: str) -> Callable[[Stats], Iterator[Reading]]:
     def read(stats: Stats) -> Iterator[Reading]:
-        for priority, told in stats["io"].get("by_priority", {}).items():
+        for priority, told in stats.get("io", {}).get("by_priority", {}).items():
             yield (priority,), number(told, name)
 
     return read
 
 
 def _queued(stats: Stats) -> Iterator[Reading]:
-    for priority, requests in stats["io"].get("waiting", {}).items():
+    for priority, requests in stats.get("io", {}).get("waiting", {}).items():
         yield (priority,), requests
 
 
 def _operators(stats: Stats) -> Iterator[tuple[Labels, Mapping[str, Any]]]:
-    for query, operators in stats["queries"].items():
+    for query, operators in stats.get("queries", {}).items():
         for operator, told in operators.items():
             yield (query, operator), told
 
