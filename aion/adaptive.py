@@ -20,6 +20,7 @@ import numpy as np
 from aion.arrivals import Arrivals, arrivals
 from aion.errors import FormatError
 from aion.lateness import HALF_LIFE_US, Floats, Lateness, room_us
+from aion.lateness_histogram import LatenessHistogram
 from aion.models import FAMILIES, NAMES, choose, fit, modelled
 from aion.regimes import change
 from aion.standing import Outlook, Standing, heard, observations
@@ -121,6 +122,7 @@ class AdaptiveBound:
         self.ahead_us = ahead_us
         self.together = together
         self.lateness = Lateness(half_life_us)
+        self.histogram = LatenessHistogram()
         self._others: list[Lateness] = []
         self._shards = 1
         self._room_us: int | None = None
@@ -142,6 +144,7 @@ class AdaptiveBound:
     def observe(self, end_us: int, at_us: int, events: int) -> None:
         """See :meth:`aion.lateness.Lateness.observe`."""
         self.lateness.observe(end_us, at_us, events)
+        self.histogram.observe(at_us - end_us, events)
 
     def observe_on_time(self, end_us: int, events: int) -> None:
         """See :meth:`aion.lateness.Lateness.observe_on_time`."""
@@ -315,6 +318,7 @@ class AdaptiveBound:
         return {
             "version": SNAPSHOT_VERSION,
             "lateness": self.lateness.to_json(),
+            "histogram": self.histogram.to_json(),
             "standing": {"settings": self._settings(), **self._coming.to_json()},
             "room_us": self._room_us,
         }
@@ -327,6 +331,7 @@ class AdaptiveBound:
         if snapshot["version"] != SNAPSHOT_VERSION:
             raise FormatError(f"a bound of format {snapshot['version']}: this Aion reads {SNAPSHOT_VERSION}")
         self.lateness = Lateness.from_json(snapshot["lateness"], self.lateness.half_life_us)
+        self.histogram = LatenessHistogram(snapshot.get("histogram"))
         standing = Standing.from_json(snapshot["standing"])
         if snapshot["standing"]["settings"] == self._settings():
             self._room_us = snapshot["room_us"]

@@ -1,4 +1,4 @@
-"""The command line: ``aion demo | experiment | inspect | policy``. Each command imports what it needs, when it runs."""
+"""The command line: ``aion demo | experiment | inspect | policy | top``. Each command imports what it needs."""
 
 from __future__ import annotations
 
@@ -92,6 +92,17 @@ def inspect(
         raise ConfigError("--checkpoint is for --repair; nothing is changed without")
     if not inspect(state, repair=repair, checkpoint=checkpoint, contents=contents, windows=windows):
         raise typer.Exit(1)
+
+
+@app.command()
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Show it once, and end.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds from one look to the next.")] = 1.0,
+) -> None:
+    """Show what the state servers of this user on this host do, live: events, windows, memory, I/O."""
+    from aion.top import top
+
+    top(every_s=every, once=once)
 
 
 @policy_app.command()

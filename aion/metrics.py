@@ -19,7 +19,9 @@ class StateMetrics:
 
     ``operators``: by name, the counters of its last commits summed over shards: ``events``, ``late_events``,
     ``dropped``, ``windows``, ``purged_windows``, ``executions`` by kind, ``staleness``: how often its bound was kept,
-    and why not (:class:`aion.lifecycle.StalenessKept`). Windows are counted per shard.
+    and why not (:class:`aion.lifecycle.StalenessKept`). Windows are counted per shard. ``queries``: by query id and
+    operator, what the commits of this server added to them, and how they stand now
+    (:class:`state_backends.counting.Committed`). ``metrics_port``: where the Prometheus endpoint listens, if it does.
     ``failed_writes``: files that the disk did not take; their blocks stayed in memory. ``merges``: of files, by which
     ``merged_bytes`` were written once more; ``failed_merges`` changed nothing.
     """
@@ -33,11 +35,18 @@ class StateMetrics:
     failed_merges: int
     peak_m_bucket_bytes: int
     budget_bytes: int
+    used_bytes: int
+    reserved_bytes: int
+    resident_bytes: int
     blocks: int
     shards: int
+    sessions: int
+    planned_prestages: int
+    metrics_port: int | None
     rebuilds: int
     staging: Mapping[str, float]
     operators: Mapping[str, Mapping[str, Any]]
+    queries: Mapping[str, Mapping[str, Mapping[str, Any]]]
     io: Mapping[str, Any]
     destaged_under_pressure: int
     refused_under_pressure: int

@@ -195,4 +195,5 @@ def store_config(policy: Policy, *, blocking: bool = True, retain_versions: int 
         destage_class=destage.class_path,
         prestage=dict(policy.prestage.arguments),
         prestage_class=policy.prestage.class_path,
+        metrics_port=policy.metrics.port,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rocksdict import Cache
 
 from aion.errors import CorruptBlock, CorruptState, FormatError, SessionSuperseded, StateError
 from state_backends.block import Block
+from state_backends.counting import only_counts
 from state_backends.depot import MANIFEST, OPERATOR, Depot
 from state_backends.manifest import (
     FileEntry,
@@ -31,7 +33,7 @@ from state_backends.manifest import (
 )
 from state_backends.p_bucket import PBucket
 from state_backends.retention import Doomed, Retention
-from state_backends.store import BlockStore, Only, SstFile, StoredBlock
+from state_backends.store import BlockStore, Only, SstFile, StoredBlock, StoreStats
 
 StoreFactory = Callable[[PBucket], BlockStore]
 log = logging.getLogger(__name__)
@@ -72,6 +74,8 @@ class Shard:
         self._written: list[SstFile] = []  # by the attempt at work or by merging, and named by no manifest yet
         self._retention: Retention | None = None  # known from the first commit after a rebuild on
         self.rebuilds = 0
+        self._counting = threading.Lock()
+        self._past = StoreStats()  # what the stores counted that are closed
 
     # -- an attempt ---------------------------------------------------------------------------------------
 
@@ -171,9 +175,21 @@ class Shard:
             self._attempt = None
 
     def close(self) -> None:
-        store, self._store = self._store, None  # whatever closing it says, it is not used again
+        with self._counting:
+            store, self._store = self._store, None  # whatever closing it says, it is not used again
+            if store is not None:
+                self._past.add(only_counts(store.stats()))
         if store is not None:
             store.close()
+
+    def stats(self) -> StoreStats:
+        """Of the store; what is counted goes on from one store to the next."""
+        with self._counting:
+            stats = StoreStats()
+            stats.add(self._past)
+            if self._store is not None:
+                stats.add(self._store.stats())
+            return stats
 
     @property
     def token(self) -> str | None:

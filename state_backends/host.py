@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import orjson
+import psutil
 from rocksdict import Cache
 
 from aion.errors import AionError, PolicyError, RequestError, ServerError, ServerUnreachable, SessionSuperseded
@@ -21,6 +22,8 @@ from policies.prestage import PrestagePolicy
 from state_backends import live_folder, requests
 from state_backends.block import Block
 from state_backends.checkpoint import Shard
+from state_backends.counting import Committed
+from state_backends.endpoint import MetricsEndpoint
 from state_backends.guard import Guard, GuardedDestage, GuardedPrestage
 from state_backends.io_thread import IoThread
 from state_backends.live_folder import LiveFolder
@@ -87,6 +90,10 @@ class Host:
         self._locations: dict[str, Location] = {}
         self._live: dict[Path, LiveFolder] = {}  # all remote places have one together
         self._id = live_folder.own_name()
+        self._committed = Committed()
+        self._leaving: list[Shard] = []  # another took their place, and they are being closed
+        self._left = StoreStats()  # what those counted that are gone
+        self._endpoint = MetricsEndpoint(self.stats)
 
     # -- attempts -----------------------------------------------------------------------------------------
 
@@ -104,6 +111,8 @@ class Host:
             if there is None or self._wanted[key] != wanted:
                 # Also for a query that was restarted with another policy, or whose state was moved.
                 self._shards[key] = self._make(identity, *wanted), threading.Lock()
+                if there is not None:
+                    self._leaving.append(there[0])
                 self._wanted[key] = wanted
             shard, lock = self._shards[key]
             self._end(self._at_work.get(key))
@@ -115,6 +124,9 @@ class Host:
             with there[1]:
                 there[0].close()
                 there[0].depot.close()
+            with self._lock:
+                self._leaving.remove(there[0])
+                self._left.add(there[0].stats())
         with lock:
             before = shard.rebuilds
             try:
@@ -124,6 +136,9 @@ class Host:
                 raise
             session.last_seq = snapshot["next_seq"] - 1 if snapshot else -1
             answer = {"snapshot": snapshot, "rebuilt": shard.rebuilds > before}
+        if answer["rebuilt"] and snapshot is not None:
+            with self._lock:
+                self._committed.restored(key[:2])
         return {**answer, "others": _told(self._others(key, identity))} if request.others else answer
 
     def learnt(self, request: requests.Learnt) -> dict[str, Any]:
@@ -170,7 +185,10 @@ class Host:
         with self._turn(request.session) as (session, shard):
             if request.snapshot["next_seq"] <= session.last_seq:
                 raise RequestError(f"commit: snapshot.next_seq is not above block {session.last_seq}, which is there")
+            before = shard.snapshot
             shard.commit(request.session, request.snapshot, token=session.attempt)
+            with self._lock:
+                self._committed.committed(session.key[:2], before, request.snapshot)
         self.plan_prestage(session.key, session.attempt, request.prestage, request.executions)
         self.ended(request.session)
 
@@ -268,30 +286,43 @@ class Host:
     # -- the whole ----------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
+        totals = StoreStats()
         with self._lock:
             shards = list(self._shards.items())
-        totals = StoreStats()
+            leaving = list(self._leaving)
+            totals.add(self._left)
+            sessions, planned = len(self._sessions), len(self._planned)
+            queries = self._committed.to_json((key[:2], shard.snapshot) for key, (shard, _) in shards)
+        for shard in leaving:
+            totals.add(shard.stats())
         operators: dict[str, Any] = {}
         rebuilds = 0
         for (_, operator, _), (shard, _) in shards:
             rebuilds += shard.rebuilds
-            if shard.store is not None:
-                totals.add(shard.store.stats())
+            totals.add(shard.stats())
             if shard.snapshot is not None:
                 _add(operators.setdefault(operator, {}), shard.snapshot["counters"])
         return {
             **totals.to_json(),
             "peak_m_bucket_bytes": self.budget.peak_bytes,
             "budget_bytes": self.budget.limit_bytes,
+            "used_bytes": self.budget.used_bytes,
+            "reserved_bytes": self.budget.reserved_bytes,
+            "resident_bytes": psutil.Process().memory_info().rss,
+            "metrics_port": self._endpoint.port,
+            "sessions": sessions,
+            "planned_prestages": planned,
+            "queries": queries,
             "shards": len(shards),
             "rebuilds": rebuilds,
             "operators": operators,
-            "io": self._io.stats.to_json() if self._io is not None else {},
+            "io": self._io.stats.to_json() | {"waiting": self._io.waiting()} if self._io is not None else {},
             "destaged_under_pressure": self._pressure.destaged if self._pressure else 0,
             "refused_under_pressure": self._pressure.refused if self._pressure else 0,
         }
 
     def close(self) -> None:
+        self._endpoint.close()
         if self._sampler is not None:
             self._sampler.stop()
         with self._lock:
@@ -316,6 +347,7 @@ class Host:
             live.touch()
 
     def _start(self, config: StoreConfig) -> None:
+        self._endpoint.serve(config.metrics_port)
         limit = memory_limit_bytes()
         if self._io is not None:
             self.budget.raise_to(min(config.budget(limit), limit))

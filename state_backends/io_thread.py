@@ -139,6 +139,15 @@ class IoThread:
             self._wake.notify()
         return request
 
+    def waiting(self) -> dict[str, int]:
+        """How many requests wait for their next step, by priority."""
+        counts = {p.name.lower(): 0 for p in Priority}
+        with self._wake:
+            for priority, _, request in self._heap:
+                if priority == request.priority and not request.running and not request.future.done():
+                    counts[priority.name.lower()] += 1
+        return counts
+
     def wait_for_room(self) -> None:
         """Waits while the queue is full. Call it without a lock that a request may need, before adding work."""
         with self._wake:

@@ -49,6 +49,7 @@ def _place(text: str) -> str:
 def _snapshot(value: dict[str, Any]) -> dict[str, Any]:
     """The operator's; the server knows three fields of it: the number of the next block, what it counts, and what it
     tells the operator's other shards: ``lateness.standing`` whenever they are opened, ``lateness.lateness`` if asked.
+    Metrics show ``lateness.histogram``, and the bound in ``lateness.standing``.
     """
     next_seq = value.get("next_seq")
     if not isinstance(next_seq, int) or isinstance(next_seq, bool) or not 0 <= next_seq <= _MOST:
@@ -59,6 +60,8 @@ def _snapshot(value: dict[str, Any]) -> dict[str, Any]:
         told = value["lateness"]
         if not isinstance(told, dict) or not all(isinstance(told.get(name), dict) for name in ("standing", "lateness")):
             raise ValueError("lateness must be an object with the objects standing and lateness")
+        if not isinstance(told.get("histogram", {}), dict) or not _are_counts(told.get("histogram", {})):
+            raise ValueError("lateness.histogram must be numbers by name")
     return value
 
 
@@ -131,6 +134,7 @@ class Store(Request):
     destage_class: Text | None
     prestage: dict[str, Any]
     prestage_class: Text | None
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None
 
     def config(self) -> StoreConfig:
         return StoreConfig(**{name: getattr(self, name) for name in type(self).model_fields})

@@ -25,6 +25,7 @@ class StoreConfig:
 
     The budget is ``budget_bytes``, or else ``budget_share`` (0 to 1) of what the host's processes may use.
     ``destage`` are the arguments of StandardDestage, or of ``destage_class`` if one is named; likewise ``prestage``.
+    ``metrics_port``: see :class:`state_backends.endpoint.MetricsEndpoint`.
     """
 
     backend: str = "tiered"
@@ -41,6 +42,7 @@ class StoreConfig:
     destage_class: str | None = None
     prestage: Mapping[str, Any] = field(default_factory=dict)
     prestage_class: str | None = None
+    metrics_port: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -51,7 +51,7 @@ EFFECTS = {
 # The shell: where everything comes together. What is not listed here of aion is core, and imports no shell.
 TOP = {
     "aion", "aion.applying", "aion.cli", "aion.executor", "aion.folds", "aion.inspecting", "aion.inspecting_windows",
-    "aion.keyed_executor", "aion.local", "aion.metrics", "aion.runtime", "aion.spark", "aion.spilling",
+    "aion.keyed_executor", "aion.local", "aion.metrics", "aion.runtime", "aion.spark", "aion.spilling", "aion.top",
 }  # fmt: skip
 
 

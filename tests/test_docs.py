@@ -13,6 +13,7 @@ import pyarrow as pa
 import aion
 from aion import aggregates as A
 from state_backends.ledger import diagram
+from state_backends.metrics import METRICS, table
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -60,3 +61,11 @@ def test_the_sink_of_the_windows_page_ends_right() -> None:
 def _visits(db: sqlite3.Connection) -> list[tuple[str, str, int]]:
     found = db.execute("SELECT window_start, window_end, clicks FROM visits ORDER BY window_start")
     return [(start[11:16], end[11:16], clicks) for start, end, clicks in found]
+
+
+def test_the_table_of_metrics_is_the_codes_own() -> None:
+    show = "python -c 'from state_backends.metrics import table; print(table())'"
+    page = (DOCS / "metrics.md").read_text()
+    assert f"\n{table()}\n" in page, show
+    names = {series for metric in METRICS for series in metric.series} | {metric.name for metric in METRICS}
+    assert set(re.findall(r"\baion_[a-z_]+[a-z]", page)) <= names

@@ -34,6 +34,7 @@ from aion.config.values import (
     MergeLevels,
     Multiple,
     OpenFraction,
+    Port,
     Rate,
     Shards,
     Share,
@@ -340,6 +341,16 @@ class TriggerPolicy(_Section):
     count: EventCount = Field(default=1000, description="For count: so many late events of a window make an execution.")
 
 
+class MetricsPolicy(_Section):
+    """How a running query is watched from outside; `docs/metrics.md`."""
+
+    port: Port = Field(
+        default=None,
+        description="The port of 127.0.0.1 at which the state server of each host tells its metrics to Prometheus; 0: "
+        "any that is free; null: it listens on no port.",
+    )
+
+
 class Policy(_Section):
     """What Aion keeps where, for how long, and what it executes when."""
 
@@ -353,6 +364,7 @@ class Policy(_Section):
     apply: ApplyPolicy = ApplyPolicy()
     lateness: LatenessPolicy = LatenessPolicy()
     trigger: TriggerPolicy = TriggerPolicy()
+    metrics: MetricsPolicy = MetricsPolicy()
 
 
 def budget_bytes(policy: Policy, limit_bytes: int) -> int:

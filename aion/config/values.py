@@ -25,6 +25,7 @@ _MAX_BLOCK_BYTES = 1 << 30  # one value of a Spark row ends at 2 GiB, and blocks
 _MAX_THREADS = 1024
 _MAX_LEVELS = 64
 _MAX_NODES = 1_000_000
+_MAX_PORT = 65_535
 _MAX_COUNT = 1 << 53  # what JSON numbers carry
 _SIZE = re.compile(r"\s*([+-]?\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)\s*", re.ASCII)
 _PLAIN = re.compile(r"\s*([+-]?\d{0,20}\.?\d{1,20}(?:[eE][+-]?\d{1,3})?)\s*()", re.ASCII)
@@ -234,6 +235,13 @@ def _between(least: int, most: int, what: str) -> Callable[[object], int]:
     return number_of
 
 
+def _port(value: object) -> int | None:
+    number = _whole(value)
+    if value is not None and (number is None or not 0 <= number <= _MAX_PORT):
+        raise ConfigError(f"{show(value)} is no port; write an integer from 0 to {_MAX_PORT}, or null")
+    return number
+
+
 def _child_count(value: object) -> object:
     return value if value == "auto" else _between(1, _MAX_NODES, "source partitions, nor 'auto'")(value)
 
@@ -394,6 +402,12 @@ FanIn = Annotated[
     PlainValidator(_between(2, _MAX_NODES, "nodes that share a parent")),
     WithJsonSchema({"type": "integer", "minimum": 2, "maximum": _MAX_NODES}),
     "integer from 2",
+]
+Port = Annotated[
+    int | None,
+    PlainValidator(_port),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0, "maximum": _MAX_PORT}, _NULL]}),
+    "integer from 0 to 65535, or null",
 ]
 Children = Annotated[
     Literal["auto"] | int,
