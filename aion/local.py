@@ -24,6 +24,7 @@ from aion.tuning.trace import Definition, Recorder
 from aion.windows import Definitions
 from state_backends.block import Block
 from state_backends.codec_pool import CodecPool
+from state_backends.io_thread import IoStats
 from state_backends.m_bucket import MemoryBudget
 from state_backends.machine import memory_limit_bytes, memory_share_used
 from state_backends.p_bucket import PBucket, cache_bytes
@@ -135,6 +136,11 @@ class LocalOperator:
     def store(self) -> BlockStore:
         """Where the blocks are, for those who want to look."""
         return self._store
+
+    @property
+    def io(self) -> IoStats:
+        """What the disk was asked so far, by priority."""
+        return self._io.stats
 
     def __enter__(self) -> LocalOperator:
         return self

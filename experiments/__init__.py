@@ -17,6 +17,7 @@ from experiments.restore import restore
 from experiments.slicing import slicing
 from experiments.staleness import staleness
 from experiments.store import store
+from experiments.tune_check import tune_check
 
 app = typer.Typer(help="Measure Aion: workloads, baselines, figures.", no_args_is_help=True)
 
@@ -42,3 +43,4 @@ app.command("store")(store)
 app.command("staleness")(staleness)
 app.command("slicing")(slicing)
 app.command("network")(network)
+app.command("tune-check")(tune_check)

@@ -85,6 +85,8 @@ def simulate(
             host.disk.pass_to(max(host.disk.now_s, (min(b.at_us for b in group) - begin_us) / 1e6))
         for batch in group:
             host.shards[batch.shard].run(batch)
+    for shard in host.shards.values():
+        shard.end()
     return host.outcome()
 
 
@@ -168,8 +170,10 @@ class _Shard:
         self._read: list[tuple[int, float]] = []
         self._destage: list[int] = []
         self._purge: list[int] = []
+        self._open = False
 
     def run(self, batch: Batch) -> None:
+        self.end()
         at_us = batch.watermark_us
         if at_us is not None and at_us != self.operator.watermark.at_us:
             self._carry_out(self.operator.handle(WatermarkAdvanced(at_us)), None)
@@ -179,10 +183,18 @@ class _Shard:
             self._carry_out(self.operator.handle(Arrived(batch.blocks)), batch)
             if not self._commits:
                 self._end_call()
-        # Without Spark this is told with the next call: what follows it follows that.
-        self._carry_out(self.operator.handle(BatchEnded(batch.last)), None)
         if self._commits or batch.last:
+            self._carry_out(self.operator.handle(BatchEnded(batch.last)), None)
             self._end_call()
+        else:
+            # Without Spark nobody says that a batch is over, but the next call.
+            self._open = True
+
+    def end(self) -> None:
+        """The end of the batch before, if it was left open."""
+        if self._open:
+            self._open = False
+            self._carry_out(self.operator.handle(BatchEnded()), None)
 
     def _end_call(self) -> None:
         """What follows a batch on Spark, and a call without it."""
