@@ -70,6 +70,12 @@ def tune(
             told=lambda done: progress.update(task, completed=done),
         )
     console.print(front_table(result, goal))
+    if result.goal != goal:
+        console.print(
+            f"batches are too far apart for a staleness of {goal.staleness:g}: a bound of a fifth of it comes to "
+            f"{result.goal.staleness / 1.05:.3g}, and that, or a twentieth more, was looked for",
+            highlight=False,
+        )
     if not result.kept:
         console.print("[red]no policy that was tried keeps all of memory, staleness and coverage[/red]")
     write_text(out, policy_yaml(result, goal, source, policy))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from aion.tuning.trace import Trace
 MODES = ("predictive", "on_late_event", "none")
 VICTIMS = ("largest", "slowest")
 LEAST_BUDGET = 1 << 20
+TIGHTEST = 0.2
+"""Of the staleness that is asked for: what a trigger is told may be less, as events do not come as planned."""
 DIMENSIONS = 7
 Vector = npt.NDArray[np.float64]
 
@@ -49,12 +51,17 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """``front``: of what keeps the goal, or of all if nothing does; ``chosen``: one of them. ``kept``: the goal is."""
+    """``front``: of what keeps the goal, or of all if nothing does; ``chosen``: one of them. ``kept``: the goal is.
+
+    ``goal``: as asked, but for a staleness that no policy can keep, because batches are too far apart: see
+    :func:`within_reach`.
+    """
 
     tried: Sequence[Tried]
     front: Sequence[Tried]
     chosen: Tried
     kept: bool
+    goal: Goal
 
 
 def keeps(outcome: Outcome, goal: Goal) -> bool:
@@ -118,6 +125,7 @@ def search(
     """
     base = load_policy("standard") if policy is None else policy
     bound_us = starting_bound_us(trace, base)
+    goal = within_reach(trace, goal, machine, base, bound_us)
     known: dict[str, Tried] = {}
     done = 0
 
@@ -168,7 +176,15 @@ def search(
     tried = list(known.values())
     good = [one for one in tried if keeps(one.outcome, goal)]
     front = pareto(good or tried)
-    return Result(tried, front, choose(front, goal, span / 1e6), bool(good))
+    return Result(tried, front, choose(front, goal, span / 1e6), bool(good), goal)
+
+
+def within_reach(trace: Trace, goal: Goal, machine: Machine, policy: Policy, bound_us: int) -> Goal:
+    """The goal, with a staleness that can be kept: where batches are far apart, a tighter bound is of no use."""
+    keys: dict[str, Any] = {"lateness.coverage": goal.coverage, "lateness.initial_bound": format_duration(bound_us)}
+    freshest = load_policy(policy, {**keys, "trigger.bound": goal.staleness * TIGHTEST})
+    reached = simulate(trace, freshest, machine).staleness
+    return replace(goal, staleness=1.05 * reached) if reached > goal.staleness else goal
 
 
 def choose(front: Sequence[Tried], goal: Goal, seconds: float) -> Tried:
@@ -203,16 +219,16 @@ def keys_of(vector: Vector, goal: Goal, bound_us: int) -> dict[str, Any]:
         "destage.keep_fraction": round(0.5 * keep, 2),
         "prestage.mode": MODES[min(int(mode * len(MODES)), len(MODES) - 1)],
         "trigger.kind": "staleness",
-        "trigger.bound": float(f"{goal.staleness * 0.2 ** (1 - staleness):.2g}"),
+        "trigger.bound": float(f"{goal.staleness * TIGHTEST ** (1 - staleness):.2g}"),
         "lateness.coverage": goal.coverage,
         "lateness.initial_bound": format_duration(bound_us),
     }
 
 
 def _rounded(size: float, most: int) -> int:
-    """Two significant places of a power of 1024, at most ``most``."""
-    unit = 1 << 20 if size >= 1 << 20 else 1 << 10
-    return max(1, min(most, int(float(f"{size / unit:.2g}") * unit)))
+    """About two significant places, in whole KiB or 64 of them; at most ``most``."""
+    step = 64 << 10 if size >= 1 << 20 else 1 << 10
+    return min(most, max(step, int(float(f"{size:.2g}")) // step * step))
 
 
 def changed(one: Tried) -> dict[str, dict[str, Any]]:
