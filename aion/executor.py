@@ -235,6 +235,8 @@ class Executor:
         begin = time.perf_counter()
         yield seen
         self.executions.append((size, time.perf_counter() - begin))
+        if self.recorder is not None:
+            self.recorder.executed(*self.executions[-1])
 
     # -- partials -----------------------------------------------------------------------------------------
 

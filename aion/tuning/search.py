@@ -190,12 +190,13 @@ def within_reach(trace: Trace, goal: Goal, machine: Machine, policy: Policy, bou
 def choose(front: Sequence[Tried], goal: Goal, seconds: float) -> Tried:
     """Of what misses the goal least: the least blocked, the fewest executions, the least memory, the least written.
 
-    Each as nearly as makes a difference: half a per cent of the ``seconds`` that the trace took, and two of executions.
+    Each as nearly as makes a difference: a thousandth of the ``seconds`` that the trace took, and two per cent of
+    executions.
     """
     least = min(excess(t.outcome, goal) for t in front)
     left = [t for t in front if excess(t.outcome, goal) == least]
     blocked_s = min(t.outcome.blocked_s for t in left)
-    left = [t for t in left if t.outcome.blocked_s <= blocked_s + 0.005 * seconds]
+    left = [t for t in left if t.outcome.blocked_s <= blocked_s + 0.001 * seconds]
     executions = min(t.outcome.all_executions for t in left)
     left = [t for t in left if t.outcome.all_executions <= 1.02 * executions]
     return min(left, key=lambda t: (t.outcome.memory_bytes, t.outcome.written_bytes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -75,6 +75,8 @@ def simulate(
     """
     if policy.state.backend != "tiered":
         raise ConfigError(f"state.backend: {policy.state.backend} has nothing to tune; a replay is of tiered")
+    if trace.processing_bytes_per_s:
+        machine = replace(machine, processing_bytes_per_s=trace.processing_bytes_per_s)
     host = _Host(trace, policy, machine, machine_share)
     begin_us = min((batch.at_us for batch in trace.batches), default=0)
     groups: dict[int, list[Batch]] = {}

@@ -47,10 +47,12 @@ SCHEMA = pa.schema(
         ("min_us", pa.int64()),
         ("max_us", pa.int64()),
         ("made_bytes", pa.int64()),
+        ("took_us", pa.int64()),
     ]
 )
 """``kind``: ``batch``, once for each batch of a shard; ``arrival``, a block; ``fold``, ``bytes`` that became
-``made_bytes``; ``last``, nothing will come any more."""
+``made_bytes``; ``execution``, ``bytes`` that a function was given within ``took_us``; ``last``, nothing will come
+any more."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -148,6 +150,13 @@ class Trace:
         """Bytes that were folded, and what they became."""
         found = self._of_kind("fold")
         return list(zip(found["bytes"].to_pylist(), found["made_bytes"].to_pylist(), strict=True))
+
+    @cached_property
+    def processing_bytes_per_s(self) -> float | None:
+        """How fast the user's function was, with what it waited for; None if it is not known."""
+        found = self._of_kind("execution")
+        took_us = sum(found["took_us"].to_pylist())
+        return sum(found["bytes"].to_pylist()) / took_us * 1e6 if took_us else None
 
     @cached_property
     def events(self) -> int:
@@ -268,6 +277,9 @@ class Recorder:
                     **times,
                 }
             )
+
+    def executed(self, size_bytes: int, seconds: float) -> None:
+        self._rows.append({"kind": "execution", "bytes": size_bytes, "took_us": round(seconds * 1e6)})
 
     def ended(self) -> None:
         """Nothing will come any more."""
