@@ -1,4 +1,4 @@
-"""The command line: ``aion demo | experiment | inspect | policy | top``. Each command imports what it needs."""
+"""The command line: ``aion demo | experiment | inspect | policy | top | tune``. Each command imports what it needs."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ app.add_typer(policy_app, name="policy")
 # By name, here and in `demo`: mypy is strict about what this module imports, and experiments are not of it.
 app.add_typer(import_module("experiments").app, name="experiment")
 
+TABLE_WIDTH = 136
 PolicyFile = Annotated[
     str, typer.Argument(metavar="FILE", help="A policy file, or the name of a preset.", show_default=False)
 ]
@@ -103,6 +104,67 @@ def top(
     from aion.top import top
 
     top(every_s=every, once=once)
+
+
+@app.command()
+def tune(
+    trace: Annotated[
+        Path | None, typer.Option(help="A trace, or the folder that record= of windowed was given.", show_default=False)
+    ] = None,
+    workload: Annotated[
+        str | None, typer.Option(help="Instead: average, bigrams, stock or linear-road.", show_default=False)
+    ] = None,
+    memory: Annotated[str, typer.Option(help="What blocks may take.")] = "512MiB",
+    staleness: Annotated[float, typer.Option(help="What the staleness of a window may be.")] = 0.05,
+    coverage: Annotated[float, typer.Option(help="The share of late events that must not be dropped.")] = 0.99,
+    policy: Annotated[str, typer.Option(help="Where to begin: a policy file, or the name of a preset.")] = "standard",
+    out: Annotated[Path, typer.Option(help="The policy file to write.", dir_okay=False)] = Path("out/tuned.yaml"),
+    evaluations: Annotated[int, typer.Option(min=5, help="Policies to replay, about.")] = 120,
+    seed: Annotated[int, typer.Option(min=0, help="Of the search, and of a workload.")] = 1,
+    machine: Annotated[
+        Path | None,
+        typer.Option(help="Figures of the disk: read from there, or measured and written there.", show_default=False),
+    ] = None,
+    scale: Annotated[float, typer.Option(min=0.001, max=1, help="Of a workload: of its rate and windows.")] = 0.1,
+    batches: Annotated[int, typer.Option(min=2, help="Of a workload: how many.")] = 40,
+    past_windows: Annotated[int, typer.Option(min=1, help="Of a workload: how many windows late events come.")] = 5,
+) -> None:
+    """Find a policy for a stream: replays what came when under many policies, and writes the best as a file."""
+    from rich.console import Console
+
+    from aion.config import size_bytes
+    from aion.tuning.command import machine_of
+    from aion.tuning.command import tune as run
+    from aion.tuning.search import Goal
+    from aion.tuning.trace import read_trace
+
+    if (trace is None) == (workload is None):
+        raise ConfigError("give either --trace or --workload")
+    for name, share in (("staleness", staleness), ("coverage", coverage)):
+        if not 0 < share < 1:
+            raise ConfigError(f"--{name}: {share:g} is no share above 0 and below 1")
+    console = Console()
+    if console.width < TABLE_WIDTH:
+        console = Console(width=TABLE_WIDTH)
+    if trace is not None:
+        found, source = read_trace(trace), str(trace)
+    else:
+        with console.status(f"making events of {workload}"):
+            generated = import_module("experiments.tune_traces")
+            found = generated.trace_of(workload, scale=scale, batches=batches, past_windows=past_windows, seed=seed)
+        source = f"the workload {workload} at scale {scale:g}"
+    goal = Goal(size_bytes(memory), staleness, coverage)
+    run(
+        found,
+        goal,
+        machine_of(machine, console, durable=found.definition.commits),
+        source=source,
+        policy=policy,
+        out=out,
+        evaluations=evaluations,
+        seed=seed,
+        console=console,
+    )
 
 
 @policy_app.command()

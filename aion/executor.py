@@ -40,6 +40,7 @@ from aion.operator import Operator
 from aion.plan import Plan
 from aion.rows import pane_rows
 from aion.spilling import MEMORY_LIMIT_BYTES, drained, parts_by_key
+from aion.tuning.trace import Recorder
 from state_backends.block import Block, decode
 from state_backends.codec_pool import CodecPool
 from state_backends.store import Only, StoredBlock
@@ -105,13 +106,19 @@ class Executor:
         )
         # Encoded bytes and seconds of each execution so far: what sizing and idle destaging learn from.
         self.executions: list[tuple[int, float]] = []
+        # Notes what comes, without payload, if the user asked for a trace (docs/tuning.md).
+        self.recorder: Recorder | None = None
 
     def advance(self, watermark_us: int) -> Iterator[pa.RecordBatch]:
         """On-time and final executions that this watermark makes due."""
+        if self.recorder is not None:
+            self.recorder.advanced(watermark_us)
         yield from self._carry_out(self.operator.handle(WatermarkAdvanced(watermark_us)), ())
 
     def arrive(self, blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
         """Keeps what is in time or late, and yields what is too late as dropped rows."""
+        if self.recorder is not None:
+            self.recorder.arrived(blocks)
         facts = [BlockFact(b.header.slice_us, b.header.events, b.size_bytes) for b in blocks]
         yield from self._carry_out(self.operator.handle(Arrived(facts, self._keyed.arrivals(blocks))), blocks)
 
@@ -164,7 +171,8 @@ class Executor:
                 yield from self._keyed.execute(order)
         folds = [a for a in actions if isinstance(a, Fold)]
         if folds and self.folder is not None:
-            carry_out(folds, self.operator, self.session, self.folder, self._decode_all, self._fold_bytes)
+            operator = self.operator if self.recorder is None else self.recorder.folds(self.operator)
+            carry_out(folds, operator, self.session, self.folder, self._decode_all, self._fold_bytes)
         destage = [s for a in actions if isinstance(a, Destage) for s in a.slices]
         purge = [s for a in actions if isinstance(a, Purge) for s in a.slices]
         if destage or purge:
@@ -227,6 +235,8 @@ class Executor:
         begin = time.perf_counter()
         yield seen
         self.executions.append((size, time.perf_counter() - begin))
+        if self.recorder is not None:
+            self.recorder.executed(*self.executions[-1])
 
     # -- partials -----------------------------------------------------------------------------------------
 

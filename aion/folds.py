@@ -29,8 +29,8 @@ class FoldSession(Protocol):
 class FoldOperator(Protocol):
     """What folding needs of an operator."""
 
-    next_seq: int
-
+    @property
+    def next_seq(self) -> int: ...
     def number(self, blocks: int) -> int: ...
     def handle(self, event: Folded) -> Sequence[object]: ...
 

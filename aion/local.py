@@ -20,9 +20,11 @@ from aion.hashing import ShardOfKeys
 from aion.plan import ApplyFunction, Plan, make_plan
 from aion.runtime import make_builder, make_executor, make_operator, predicts, store_config
 from aion.time import instant_us
+from aion.tuning.trace import Definition, Recorder
 from aion.windows import Definitions
 from state_backends.block import Block
 from state_backends.codec_pool import CodecPool
+from state_backends.io_thread import IoStats
 from state_backends.m_bucket import MemoryBudget
 from state_backends.machine import memory_limit_bytes, memory_share_used
 from state_backends.p_bucket import PBucket, cache_bytes
@@ -35,7 +37,8 @@ class LocalOperator:
 
     ``process(table)`` and ``advance(watermark)`` return tables of the columns that :func:`aion.windowed`
     yields. Late executions that a call triggers come out of the next one, as those of a Spark batch come out
-    at its end. Close it, or use it as a context manager: its state lies in a temporary folder.
+    at its end. Close it, or use it as a context manager: its state lies in a temporary folder. ``record``: a folder
+    for a trace of what comes (docs/tuning.md).
     """
 
     def __init__(
@@ -49,7 +52,11 @@ class LocalOperator:
         schema: str | pa.Schema | None = None,
         blocking: bool = True,
         policy: str | Path | Mapping[str, Any] | Policy = "standard",
+        record: str | Path | None = None,
     ) -> None:
+        self._record = record
+        self._recorder: Recorder | None = None
+        self._batches = 0
         self._definition: dict[str, Any] = {
             "windows": windows,
             "time": time,
@@ -87,7 +94,7 @@ class LocalOperator:
         executor = self._executor or self._start(table.schema)
         plan = executor.plan
         # A batch is an advance, if there is one, and what is processed after it: as on Spark.
-        rows = list(executor.end_batch()) if self._has_events else []
+        rows = self._end_batch(executor) if self._has_events else []
         self._has_events = True
         builder = make_builder(plan, self.policy, self._codec, ShardOfKeys([0]))
         for batch in _conform(table, plan).to_batches():
@@ -101,7 +108,7 @@ class LocalOperator:
         if self._executor is None:
             self._watermark = at_us if self._watermark is None else max(at_us, self._watermark)
             return pa.table({})
-        rows = [*self._executor.end_batch(), *self._executor.advance(at_us)]
+        rows = [*self._end_batch(self._executor), *self._executor.advance(at_us)]
         self._has_events = False
         return self._answer(rows)
 
@@ -111,7 +118,9 @@ class LocalOperator:
             return pa.table({})
         self._closed = True
         try:
-            return self._answer(self._executor.end_batch(last=True)) if self._executor else pa.table({})
+            if self._recorder is not None:
+                self._recorder.ended()
+            return self._answer(self._end_batch(self._executor, last=True)) if self._executor else pa.table({})
         finally:
             self._store.close()
             self._codec.close()
@@ -128,6 +137,11 @@ class LocalOperator:
         """Where the blocks are, for those who want to look."""
         return self._store
 
+    @property
+    def io(self) -> IoStats:
+        """What the disk was asked so far, by priority."""
+        return self._io.stats
+
     def __enter__(self) -> LocalOperator:
         return self
 
@@ -140,10 +154,22 @@ class LocalOperator:
         plan = make_plan(normal_schema(schema, self._definition["time"]), **self._definition)
         operator = make_operator(plan, self.policy, None)
         self._executor = make_executor(plan, operator, _Embedded(self._store), self._codec, self.policy)
+        if self._record is not None:
+            self._recorder = Recorder(Path(self._record), Definition.of(plan, commits=False))
+            self._recorder.begin(0, None)
+            self._executor.recorder = self._recorder
         if self._watermark is not None:
             for _ in self._executor.advance(self._watermark):
                 raise AssertionError("an operator without events has nothing to say")
         return self._executor
+
+    def _end_batch(self, executor: Executor, *, last: bool = False) -> list[pa.RecordBatch]:
+        rows = list(executor.end_batch(last=last))
+        if self._recorder is not None:
+            self._recorder.write()
+            self._batches += 1
+            self._recorder.begin(self._batches, executor.operator.watermark.at_us)
+        return rows
 
     def _answer(self, rows: Iterable[pa.RecordBatch]) -> pa.Table:
         assert self._executor is not None

@@ -17,6 +17,7 @@ from experiments.restore import restore
 from experiments.slicing import slicing
 from experiments.staleness import staleness
 from experiments.store import store
+from experiments.tune_check import tune_check
 from experiments.windows import windows
 
 app = typer.Typer(help="Measure Aion: workloads, baselines, figures.", no_args_is_help=True)
@@ -43,4 +44,5 @@ app.command("store")(store)
 app.command("staleness")(staleness)
 app.command("slicing")(slicing)
 app.command("network")(network)
+app.command("tune-check")(tune_check)
 app.command("windows")(windows)

@@ -26,7 +26,7 @@ PURE_BY_DESIGN = {
     "aion.slicing.per_record", "aion.slicing.periodic", "aion.slicing.ranges", "aion.slicing.record_designs",
     "aion.slicing.rows", "aion.slicing.session_life", "aion.slicing.sessions", "aion.slicing.slicer",
     "aion.slicing.stores", "aion.staleness", "aion.standing", "aion.time", "aion.topology", "aion.trigger",
-    "aion.watermark", "aion.windows", "policies", "state_backends", "state_backends.block",
+    "aion.tuning.disk", "aion.watermark", "aion.windows", "policies", "state_backends", "state_backends.block",
     "state_backends.compaction", "state_backends.ledger", "state_backends.live_files", "state_backends.manifest",
     "state_backends.retention", "state_backends.store", "state_backends.wire",
 }  # fmt: skip
@@ -52,6 +52,8 @@ EFFECTS = {
 TOP = {
     "aion", "aion.applying", "aion.cli", "aion.executor", "aion.folds", "aion.inspecting", "aion.inspecting_windows",
     "aion.keyed_executor", "aion.local", "aion.metrics", "aion.runtime", "aion.spark", "aion.spilling", "aion.top",
+    "aion.tuning", "aion.tuning.calibrate", "aion.tuning.command", "aion.tuning.search", "aion.tuning.simulator",
+    "aion.tuning.tiers", "aion.tuning.trace",
 }  # fmt: skip
 
 

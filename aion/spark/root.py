@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -20,11 +22,13 @@ from aion.plan import Plan
 from aion.runtime import make_bound, make_executor, make_operator, predicts, store_config
 from aion.slices import NO_SLICE
 from aion.spark.frames import to_frame
+from aion.tuning.trace import Definition, Recorder
 from state_backends.block import parse
 from state_backends.client import RemoteSession, StateClient, executor_pid
 from state_backends.codec_pool import CodecPool
 from state_backends.manifest import Identity
 
+log = logging.getLogger(__name__)
 TOKEN_SCHEMA = "token string"
 STATE_PARTITIONS = "spark.sql.streaming.internal.stateStore.partitions"
 
@@ -46,6 +50,8 @@ class RootConfig:
     """What withWatermark was told, where the watermark is on the event time itself."""
     task_failures: int
     """How often a task may fail before Spark gives the query up."""
+    record: str | None = None
+    """A folder for a trace of what comes; None: there is none."""
 
 
 class Root(StatefulProcessor):
@@ -105,7 +111,7 @@ class Root(StatefulProcessor):
         session = _connect(self._config, context, shard, token, attempt)
         # Spark's store keeps the new token exactly if this attempt of this batch wins.
         self._token.update((attempt,))
-        self._work[shard] = work = _ShardWork(self._config, session, self._codec)
+        self._work[shard] = work = _ShardWork(self._config, session, self._codec, shard, int(batch))
         return work
 
     def _check_partitions(self, context: TaskContext) -> None:
@@ -158,7 +164,7 @@ class Root(StatefulProcessor):
 class _ShardWork:
     """One attempt of one batch on one shard."""
 
-    def __init__(self, config: RootConfig, session: RemoteSession, codec: CodecPool) -> None:
+    def __init__(self, config: RootConfig, session: RemoteSession, codec: CodecPool, shard: int, batch: int) -> None:
         self.session = session
         policy = policy_from_json(config.policy)
         self.bound = make_bound(config.plan, policy, session.snapshot, shards=config.shards)
@@ -167,6 +173,11 @@ class _ShardWork:
         self.operator: Operator = make_operator(config.plan, policy, session.snapshot, self.bound)
         self.executor = make_executor(config.plan, self.operator, session, codec, policy)
         self.executor.load()
+        self._recorder: Recorder | None = None
+        if config.record is not None:
+            self._recorder = Recorder(Path(config.record), Definition.of(config.plan, commits=True), shard)
+            self._recorder.begin(batch, self.operator.watermark.at_us)
+            self.executor.recorder = self._recorder
         self._predicts = predicts(policy)
         if session.rebuilt and (active := self.operator.active_slices()):
             # What was in memory before comes back behind what this batch does.
@@ -193,6 +204,12 @@ class _ShardWork:
 
     def commit(self) -> None:
         self.executor.save()
+        if self._recorder is not None:
+            try:
+                self._recorder.write()
+            except OSError as error:
+                # A trace is to look at; a query does not fail for want of it.
+                log.warning("batch of shard not recorded: %s", error)
         self.session.commit(self.operator.snapshot(), self._next_slices(), self.executor.executions)
 
     def _next_slices(self) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ from aion.spark.session import REQUIRED
 from aion.spark.shards import shard_column, shard_ids
 from aion.spark.types import arrow_schema
 from aion.topology import Decision, Tree, levels_for, merging_strategies
+from aion.tuning.trace import Definition
 from aion.windows import Definitions
 
 _WATERMARK = "spark.watermarkDelayMs"
@@ -51,6 +52,7 @@ def windowed(
     fan_in: int | None = None,
     keys_disjoint: bool = False,
     name: str = "windowed",
+    record: str | Path | None = None,
 ) -> DataFrame:
     """Windowed aggregation of a stream, late events included.
 
@@ -62,7 +64,8 @@ def windowed(
     source partitions and the shards on which blocks are merged. ``keys_disjoint=True`` declares that all events of a
     key come from one source partition, so that there is nothing to merge before the shards; if that is not true, the
     panes are right all the same. :func:`explain` tells what runs where. ``name`` tells the operators of one query
-    apart, and must stay the same over restarts.
+    apart, and must stay the same over restarts. ``record``: a folder on each executor's host for a trace of arrivals,
+    without payload, for ``aion tune`` (docs/tuning.md).
 
     The result has the key columns, ``window``, ``window_start``, ``window_end``, the aggregates, ``pane``,
     ``kind`` (on_time, late, final, dropped), ``events``, ``late_events``; and for dropped rows ``event_time``,
@@ -86,6 +89,8 @@ def windowed(
         name=name,
     )
     plan, resolved, tree = query.plan, query.policy, query.tree
+    if record is not None:
+        Definition.of(plan, commits=True)  # raises now for windows of which there is no trace
     blocks = merged(_child(df, plan, resolved, tree), plan, policy_to_json(resolved), tree)
     root = Root(
         RootConfig(
@@ -100,6 +105,7 @@ def windowed(
             retain_versions=int(_conf(spark, "spark.sql.streaming.minBatchesToRetain")),
             watermark_delay_us=_delay_us(df, time),
             task_failures=_task_failures(spark),
+            record=None if record is None else str(Path(record).resolve()),
         )
     )
     return blocks.groupBy("shard").transformWithStateInPandas(

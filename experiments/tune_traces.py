@@ -1,0 +1,92 @@
+"""Traces of the paper's workloads: their events through the real block builder, and what came of them noted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from aion.tuning.trace import Trace
+    from experiments.workloads.model import Shape
+
+
+class Operator(NamedTuple):
+    """The operator of a workload that holds most of its state: as ``with_aion`` of the workload defines it.
+
+    ``definition``: of :class:`aion.LocalOperator`; its function counts, whatever the workload's own does.
+    """
+
+    stream: str
+    definition: Mapping[str, Any]
+
+
+def operator_of(workload: str, shape: Shape) -> Operator:
+    """Raises ConfigError for a name that is none."""
+    import aion
+    from aion.errors import ConfigError
+
+    window = {"window": aion.Tumbling(shape.window)}
+    kept = {"apply": how_many, "schema": "n long", "time": "ts"}
+    match workload:
+        case "average":
+            return Operator("numbers", {**kept, "windows": window, "blocking": False})
+        case "bigrams":
+            return Operator("texts", {**kept, "windows": window, "blocking": False})
+        case "stock":
+            return Operator("quotes", {**kept, "windows": window, "key": "symbol"})
+        case "linear-road":
+            from experiments.workloads.linear_road import SEGMENT
+
+            windows = {**window, "standing": aion.Sliding(shape.part(2), shape.window)}
+            return Operator("reports", {**kept, "windows": windows, "key": SEGMENT})
+    raise ConfigError(f"there is no workload {workload!r}; there are average, bigrams, stock, linear-road")
+
+
+def how_many(key: Any, window: Any, events: Any) -> dict[str, int]:
+    return {"n": sum(batch.num_rows for batch in events)}
+
+
+def trace_of(workload: str, *, scale: float, batches: int, past_windows: int, seed: int) -> Trace:
+    """As of a stream of one shard, whose batches come a window's time apart."""
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from aion.builder import BlockBuilder
+    from aion.config import load_policy
+    from aion.hashing import ShardOfKeys
+    from aion.local import normal_schema
+    from aion.plan import make_plan
+    from aion.runtime import make_builder
+    from aion.tuning.trace import Definition, Recorder, Trace
+    from experiments.workloads import load
+    from experiments.workloads.model import Shape
+    from state_backends.codec_pool import CodecPool
+
+    operator_of(workload, Shape(1, 2_000, 1, 1))  # is it one?
+    shape = Shape.of(load(workload).spec, past_windows=past_windows, scale=scale, seed=seed)
+    operator = operator_of(workload, shape)
+    made = load(workload).streams[operator.stream]
+    options: dict[str, Any] = {"key": None, "blocking": True, **operator.definition}
+    outputs = options.pop("schema")
+    schema = normal_schema(made(shape, 0)[0].schema, "ts")
+    plan = make_plan(schema, aggregates=None, outputs=outputs, **options)
+    definition = Definition.of(plan, commits=False)
+    recorder = Recorder(Path(), definition)
+    tables: list[Any] = []
+    pool = CodecPool(0)
+    try:
+        for batch in range(batches):
+            recorder.begin(batch, shape.start_us(batch), shape.start_us(batch))
+            builder: BlockBuilder = make_builder(plan, load_policy("standard"), pool, ShardOfKeys([0]))
+            for events in made(shape, batch)[0].select(schema.names).cast(schema).to_batches():
+                recorder.arrived([b.block for b in builder.add(events)])
+            recorder.arrived([b.block for b in builder.finish()])
+            tables.append(recorder.table())
+    finally:
+        pool.close()
+    end_us = shape.start_us(batches + past_windows + 3)
+    recorder.begin(batches, end_us, end_us)
+    recorder.ended()
+    tables.append(recorder.table())
+    return Trace(definition, pa.concat_tables(tables))

@@ -1,0 +1,114 @@
+"""The search: the front is one, the same search finds the same, and what it writes is a policy."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from aion.cli import app
+from aion.config import Policy, load_policy
+from aion.tuning.calibrate import calibrate
+from aion.tuning.disk import Machine
+from aion.tuning.search import Goal, Tried, dominates, excess, keys_of, pareto, search
+from aion.tuning.simulator import Outcome
+from aion.tuning.trace import Trace
+from experiments.tune_traces import trace_of
+
+SLOW = Machine(50e6, 1e-4, 30e6, 2e-3, 400e6)
+NOTHING = Outcome(0, 0.0, 0.0, 0.0, {"on_time": 0, "late": 0, "final": 0}, 0, 0, 0, 0, 0, 1.0, 0)
+GOAL = Goal(2 << 20, 0.05, 0.99)
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return trace_of("average", scale=0.02, batches=12, past_windows=3, seed=1)
+
+
+def tried(costs: tuple[int, int, int, int, int]) -> Tried:
+    memory, blocked, stale, executions, written = costs
+    outcome = replace(
+        NOTHING,
+        memory_bytes=memory,
+        blocked_s=float(blocked),
+        staleness=float(stale),
+        executions={"on_time": executions, "late": 0, "final": 0},
+        written_bytes=written,
+    )
+    return Tried({}, Policy(), outcome)
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 3)] * 5), min_size=1, max_size=25))
+def test_the_front_is_all_that_nothing_dominates(costs: list[Any]) -> None:
+    everything = [tried(c) for c in costs]
+    front = [t.costs for t in pareto(everything)]
+    assert len(set(front)) == len(front)
+    for one in everything:
+        assert (one.costs in front) == (not any(dominates(other.costs, one.costs) for other in everything))
+
+
+@given(st.lists(st.floats(0, 1), min_size=7, max_size=7), st.integers(2 << 20, 1 << 40), st.floats(0.001, 0.9))
+def test_every_point_is_a_policy_within_the_goal(point: list[float], memory: int, staleness: float) -> None:
+    import numpy as np
+
+    keys = keys_of(np.array(point), Goal(memory, staleness, 0.9), 5_000_000)
+    policy = load_policy("standard", keys)
+    assert policy.memory.budget_bytes <= memory
+    assert policy.trigger.bound <= staleness * 1.05
+
+
+def test_a_search_keeps_its_goal_and_finds_the_same_again(trace: Trace) -> None:
+    told: list[int] = []
+    one = search(trace, GOAL, SLOW, evaluations=16, seed=3, told=told.append)
+    two = search(trace, GOAL, SLOW, evaluations=16, seed=3)
+    assert [t.keys for t in one.tried] == [t.keys for t in two.tried]
+    assert [t.outcome for t in one.tried] == [t.outcome for t in two.tried]
+    assert one.chosen.keys == two.chosen.keys
+    assert one.kept and excess(one.chosen.outcome, one.goal) == 0
+    assert one.goal.memory_bytes == GOAL.memory_bytes >= one.chosen.outcome.memory_bytes
+    assert one.chosen in one.front
+    assert told == list(range(1, len(told) + 1))
+    assert [t.costs for t in pareto(one.front)] == [t.costs for t in one.front]
+
+
+def test_what_cannot_be_kept_is_said(trace: Trace) -> None:
+    assert not search(trace, Goal(100 << 10, 0.05, 0.99), SLOW, evaluations=8, seed=1).kept
+
+
+@pytest.mark.parametrize("workload", ["bigrams", "stock", "linear-road"])
+def test_workloads_have_traces(workload: str) -> None:
+    trace = trace_of(workload, scale=0.02, batches=4, past_windows=2, seed=1)
+    assert len(trace.batches) == 5 and trace.events > 0
+    assert trace.lateness_us()[1].sum() > 0
+
+
+def test_the_command_writes_a_policy_that_says_what_its_keys_mean(trace: Trace, tmp_path: Path) -> None:
+    trace.write(tmp_path / "trace.parquet")
+    (tmp_path / "machine.json").write_text(json.dumps({name: getattr(SLOW, name) for name in SLOW.__slots__}))
+    out = tmp_path / "tuned.yaml"
+    asked = ["tune", "--trace", str(tmp_path / "trace.parquet"), "--memory", "2MiB", "--evaluations", "8"]
+    done = CliRunner().invoke(app, [*asked, "--machine", str(tmp_path / "machine.json"), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "chosen" in done.output and "tuned.yaml" in done.output
+    checked = CliRunner().invoke(app, ["policy", "check", str(out)])
+    assert checked.exit_code == 0, checked.output
+    text = out.read_text()
+    found = yaml.safe_load(text)
+    assert load_policy(out).memory.budget_bytes <= 2 << 20
+    assert found["lateness"]["coverage"] == 0.99
+    assert "# Predicted: " in text and "  # What all m-buckets of a host may take together" in text
+    refused = CliRunner().invoke(app, ["tune"])
+    assert refused.exit_code == 2
+
+
+def test_a_machine_is_measured(tmp_path: Path) -> None:
+    machine = calibrate(tmp_path, size_bytes=2 << 20, rounds=1)
+    assert all(getattr(machine, name) > 0 for name in machine.__slots__)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,174 @@
+"""Traces and their replay: what was recorded comes back, and a replay decides as the operator itself did."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import aion
+from aion import aggregates as A
+from aion.config import load_policy
+from aion.errors import ConfigError, FormatError
+from aion.tuning.disk import Machine, Priority, SimulatedDisk
+from aion.tuning.simulator import simulate
+from aion.tuning.trace import Trace, read_trace
+
+S = 1_000_000
+FAST = Machine(1e9, 1e-5, 1e9, 1e-4, 1e9)
+PADS = ("x" * 200, "y" * 180)
+
+
+def table(times: list[int], keys: list[int]) -> pa.Table:
+    return pa.table(
+        {
+            "ts": pa.array(times, pa.timestamp("us")),
+            "k": pa.array(keys, pa.int64()),
+            "pad": [PADS[k % 2] for k in keys],
+        }
+    )
+
+
+def how_many(key: Any, window: Any, events: Any) -> dict[str, int]:
+    return {"n": sum(batch.num_rows for batch in events)}
+
+
+KEPT: dict[str, Any] = {"apply": how_many, "schema": "n long"}
+KINDS: dict[str, dict[str, Any]] = {
+    "kept": KEPT,
+    "kept by key": {**KEPT, "key": "k"},
+    "partials": {"aggregates": {"n": A.count()}, "key": "k"},
+}
+WINDOWS = {"tumbling": aion.Tumbling("10 seconds"), "sliding": aion.Sliding("20 seconds", "5 seconds")}
+POLICY: dict[str, Any] = {
+    "memory": {"budget": "256KiB", "bucket_limit": "32KiB"},
+    "blocks": {"target": "2KiB"},
+    "lateness": {"initial_bound": "60s"},
+}
+
+
+def batches(seed: int, count: int, events: int) -> list[tuple[int, pa.Table]]:
+    """Watermarks, with what comes under each: a third of it up to 70 s late."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for i in range(count):
+        now = (i + 1) * 4 * S
+        late = np.where(rng.random(events) < 0.33, rng.exponential(15 * S, events), 0).astype(np.int64)
+        times = now + rng.integers(0, 4 * S, events) - np.minimum(late, 70 * S)
+        made.append((now - 2 * S, table(times.tolist(), rng.integers(0, 9, events).tolist())))
+    return made
+
+
+def recorded(folder: Path, kind: str, windows: Any, policy: Any, stream: list[tuple[int, pa.Table]]) -> dict[str, Any]:
+    """Runs the real thing; its counters."""
+    with aion.LocalOperator(windows=windows, time="ts", policy=policy, record=folder, **KINDS[kind]) as operator:
+        for watermark, events in stream:
+            operator.process(events)
+            operator.advance(watermark)
+        operator.close()
+        return operator.counters
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    kind=st.sampled_from(list(KINDS)),
+    windows=st.sampled_from(list(WINDOWS)),
+    trigger=st.sampled_from([{"bound": 0.2}, {"bound": 0.02}, {"kind": "every_batch"}, {"kind": "count", "count": 40}]),
+    seed=st.integers(0, 99),
+)
+def test_a_replay_executes_exactly_what_was_executed(
+    kind: str, windows: str, trigger: dict[str, Any], seed: int
+) -> None:
+    policy = load_policy({**POLICY, "trigger": trigger})
+    with tempfile.TemporaryDirectory() as folder:
+        counters = recorded(Path(folder), kind, WINDOWS[windows], policy, batches(seed, 14, 60))
+        trace = read_trace(Path(folder))
+    found = simulate(trace, policy, FAST, paced=False)
+    assert found.executions == counters["executions"]
+    assert found.dropped == counters["dropped"]
+    assert trace.events == counters["events"]
+    kept = counters["staleness"]
+    assert found.stalest == kept["largest"]
+    assert found.staleness == pytest.approx(kept["total"] / kept["windows"] if kept["windows"] else 0.0)
+
+
+def test_a_trace_says_what_came_and_when(tmp_path: Path) -> None:
+    stream = batches(1, 5, 50)
+    recorded(tmp_path / "t", "kept", WINDOWS["tumbling"], POLICY, stream)
+    trace = read_trace(tmp_path / "t")
+    assert trace.events == 250
+    assert trace.bytes > sum(events["pad"].nbytes for _, events in stream)
+    assert [b.watermark_us for b in trace.batches] == [None, *(w for w, _ in stream)]
+    assert trace.batches[-1].last and not any(b.last for b in trace.batches[:-1])
+    starts = [b.at_us for b in trace.batches]
+    assert starts == sorted(starts)
+    late_us, events = trace.lateness_us()
+    assert late_us.min() >= 0 and 0 < events.sum() < 250
+    trace.write(tmp_path / "one.parquet")
+    again = read_trace(tmp_path / "one.parquet")
+    assert again.table.equals(trace.table) and again.definition == trace.definition
+    assert again.batches[2].blocks == trace.batches[2].blocks
+    assert not {"pad", "k", "ts"} & set(again.table.schema.names)
+
+
+def test_a_batch_that_is_recorded_again_replaces_its_file(tmp_path: Path) -> None:
+    for _ in range(2):
+        recorded(tmp_path, "kept", WINDOWS["tumbling"], POLICY, batches(1, 3, 20))
+    assert read_trace(tmp_path).events == 60
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="there is no trace"):
+        read_trace(tmp_path)
+    (tmp_path / "x.parquet").write_bytes(b"nothing")
+    with pytest.raises(FormatError, match=r"x\.parquet"):
+        read_trace(tmp_path / "x.parquet")
+    with (
+        aion.LocalOperator(
+            windows=aion.Session("5 seconds"), time="ts", key="k", aggregates={"n": A.count()}, record=tmp_path
+        ) as operator,
+        pytest.raises(ConfigError, match="events of each key"),
+    ):
+        operator.process(table([1], [1]))
+
+
+def trace_of(tmp_path: Path, kind: str = "kept") -> Trace:
+    recorded(tmp_path / "trace", kind, WINDOWS["tumbling"], POLICY, batches(7, 20, 400))
+    return read_trace(tmp_path / "trace")
+
+
+def test_a_replay_of_the_same_is_the_same(tmp_path: Path) -> None:
+    trace, policy = trace_of(tmp_path, "kept by key"), load_policy(POLICY)
+    assert simulate(trace, policy, FAST) == simulate(trace, policy, FAST)
+
+
+def test_less_memory_and_a_slower_disk_cost_what_they_should(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path)
+    tight = load_policy(POLICY, {"memory.budget": "64KiB"})
+    ample = load_policy(POLICY, {"memory.budget": "64MiB", "memory.bucket_limit": "64MiB"})
+    slow = Machine(1e6, 1e-3, 1e6, 1e-2, 1e9)
+    little, much = simulate(trace, tight, slow, paced=False), simulate(trace, ample, slow, paced=False)
+    assert little.memory_bytes < much.memory_bytes
+    assert little.written_bytes > much.written_bytes
+    assert little.executions == much.executions
+    assert little.blocked_s > simulate(trace, tight, FAST, paced=False).blocked_s > 0
+    none = load_policy(tight, {"prestage.mode": "none"})
+    assert simulate(trace, none, FAST).hits == 0 < simulate(trace, tight, FAST).hits
+
+
+def test_the_most_urgent_comes_first_and_nothing_waits_for_more_than_a_step() -> None:
+    disk, over = SimulatedDisk(), []
+    disk.submit(Priority.DESTAGE, [(1.0, 10), (1.0, 10)], lambda: over.append("write"))
+    disk.pass_to(0.5)
+    read = disk.submit(Priority.READ, [(0.25, 5)], lambda: over.append("read"))
+    disk.wait(read)
+    assert (disk.now_s, over) == (1.25, ["read"])
+    disk.pass_to(9.0)
+    assert over == ["read", "write"]
+    assert disk.bytes[Priority.DESTAGE] == 20
