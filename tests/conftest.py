@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from state_backends import server_folder
-from tests.leaks import nothing_is_left_behind, wait_for_the_end_of
+from tests.leaks import nothing_is_left_behind, wait_for_the_end_of, wait_for_the_servers_in
 
 settings.register_profile(
     "ci", derandomize=True, max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -56,6 +56,7 @@ def temporary() -> Iterator[Path]:
     yield folder
     stop_jvm()
     left = wait_for_the_end_of(f"{MARK}={os.environ[MARK]}")
+    left += wait_for_the_servers_in(folder / f"aion-{os.getuid()}")
     server_folder.sweep(folder / f"aion-{os.getuid()}")  # of servers that were killed, as the next one would do
     files = [path for path in folder.rglob("*") if not path.is_dir()]
     shutil.rmtree(folder, ignore_errors=True)
