@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from state_backends import server_folder
-from tests.leaks import nothing_is_left_behind, wait_for_the_end_of
+from tests.leaks import nothing_is_left_behind, wait_for_the_end_of, wait_for_the_servers_in
 
 settings.register_profile(
     "ci", derandomize=True, max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -57,6 +57,7 @@ def temporary() -> Iterator[Path]:
     yield folder
     stop_jvm()
     left = wait_for_the_end_of(f"{MARK}={os.environ[MARK]}")
+    left += wait_for_the_servers_in(folder / f"aion-{os.getuid()}")
     files = _swept(folder)
     shutil.rmtree(folder, ignore_errors=True)
     os.environ.clear()

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import psutil
 
+from aion.errors import ServerError
+from state_backends import server_folder
+
 PATIENCE = 10.0  # seconds for what is ending to end
 
 
@@ -97,3 +100,17 @@ def descendants(mark: str) -> dict[Hashable, str]:
 def wait_for_the_end_of(mark: str) -> list[str]:
     """What of :func:`descendants` does not end."""
     return _left(lambda: descendants(mark), {})
+
+
+def wait_for_the_servers_in(folder: Path) -> list[str]:
+    """State servers that do not end: what they inherit is chosen, and no mark is in it."""
+
+    def serving() -> dict[Hashable, str]:
+        found: dict[Hashable, str] = {}
+        for lease in folder.glob(f"*/{server_folder.LEASE}"):
+            with suppress(ServerError):
+                if (server := server_folder.occupant(lease.parent)) is not None:
+                    found[server] = f"{server.pid} (the state server in {lease.parent})"
+        return found
+
+    return _left(serving, {})

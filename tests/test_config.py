@@ -528,6 +528,7 @@ trees = st.fixed_dictionaries(
         ),
         "blocks": st.integers(1, 1 << 30).map(lambda size: {"target": size}),
         "lateness": st.integers(0, 10**17).map(lambda us: {"initial_bound": us}),
+        "metrics": st.one_of(st.none(), st.integers(0, 65_535)).map(lambda port: {"port": port}),
     },
 )
 
@@ -558,3 +559,16 @@ def test_a_policy_survives_yaml(tmp_path: Path) -> None:
 def test_the_model_needs_no_spark() -> None:
     code = "import aion.config, sys; assert 'pyspark' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+
+
+# -- ports ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("given_as", "port"), [(None, None), (0, 0), ("9464", 9464), (65_535, 65_535)])
+def test_ports_that_are_accepted(given_as: object, port: int | None) -> None:
+    assert load_policy("standard", {"metrics.port": given_as}).metrics.port == port
+
+
+@pytest.mark.parametrize("given_as", [-1, 65_536, "http", 94.64, True, "127.0.0.1:9464"])
+def test_ports_that_are_not(given_as: object) -> None:
+    assert "is no port; write an integer from 0 to 65535, or null" in refused("standard", {"metrics.port": given_as})
