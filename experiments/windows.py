@@ -193,13 +193,16 @@ def report(settings: Settings, done: Sequence[Measured], out: Path, record: dict
     console.print(bench.rates_table(settings.headline, labels, summary, more))
     console.print(bench.ratios_table(labels, judged))
     console.print(REMARKS, highlight=False)
+    if "600" in settings.legs:
+        console.print(
+            f"Overlap 600: 1/{FEWER_AT_600} of the events, for all; Spark makes 600 rows of each.", highlight=False
+        )
     console.print(f"written: {out / 'windows'}.json and .png", highlight=False)
 
 
-REMARKS = f"""\
+REMARKS = """\
 events/s: median over the runs of input rows / trigger time, without the first two batches of each.
 state MB: the most that was seen. Of Aion: live blocks in memory or on disk, as its state server counts them (four looks
 a second). Of Spark: memoryUsedBytes of its RocksDB stores, after each batch; state rows: its numRowsTotal.
 'Aion' keeps windows for late events as its policy says; 'bound 0' forgets them when they end, as Spark does.
-Overlap 600 has a {FEWER_AT_600}th of the events, for all contenders: Spark makes 600 rows of each there.
 All contenders of the same windows had the same results in every run: number, bounds, counts and means."""
