@@ -209,7 +209,7 @@ class _ShardWork:
                 self._recorder.write()
             except OSError as error:
                 # A trace is to look at; a query does not fail for want of it.
-                log.warning("batch of shard not recorded: %s", error)
+                log.warning("a batch was not recorded: %s", error)
         self.session.commit(self.operator.snapshot(), self._next_slices(), self.executor.executions)
 
     def _next_slices(self) -> tuple[int, ...]:
