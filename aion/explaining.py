@@ -59,17 +59,21 @@ def _slices(windows: Mapping[str, Definition]) -> Iterator[Line]:
     """The edges that the windows share, and how many of them share an event."""
     periodic = [window for window in windows.values() if isinstance(window, Periodic)]
     gaps = [window.gap_us for window in windows.values() if isinstance(window, Session)]
-    if periodic:
-        families = SliceGrid(periodic).families
+    families = SliceGrid(tuple(windows.values())).families
+    if families:
         edges = " and ".join(
             f"every {format_duration(f.period_us)}" + (f" from {format_duration(f.phase_us)} on" if f.phase_us else "")
             for f in families
         )
         most = sum(-(-window.size_us // window.slide_us) for window in periodic)
         shared = f"of the {most} windows that it is in at most" if most > 1 else "of its window"
+        shared = shared if len(periodic) == len(windows) else "windows"
         yield "", f"Slices end {edges}. An event is in one slice, which is stored and sent once for all {shared}."
     if gaps:
-        yield "", f"Sessions are made of slices of the smallest gap, {format_duration(min(gaps))}."
+        yield (
+            "",
+            f"Of sessions, a key has a row for each stretch of the smallest gap, {format_duration(min(gaps))}, of a slice.",
+        )
 
 
 # -- aggregates -----------------------------------------------------------------------------------------

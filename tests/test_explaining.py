@@ -149,5 +149,5 @@ def test_sessions_and_counts_are_told_as_well() -> None:
     text = " ".join(text.split())
     assert "activity (session 30 seconds): merged as context-aware; events decide its bounds" in text
     assert "hundreds (count 100): computed centrally, at the root; its bounds follow from how many" in text
-    assert "Sessions are made of slices of the smallest gap, 5 seconds." in text
+    assert "Of sessions, a key has a row for each stretch of the smallest gap, 5 seconds, of a slice." in text
     assert "events the columns ts, speed of every event, for hundreds; each event once." in text
