@@ -70,10 +70,8 @@ def _slices(windows: Mapping[str, Definition]) -> Iterator[Line]:
         shared = shared if len(periodic) == len(windows) else "windows"
         yield "", f"Slices end {edges}. An event is in one slice, which is stored and sent once for all {shared}."
     if gaps:
-        yield (
-            "",
-            f"Of sessions, a key has a row for each stretch of the smallest gap, {format_duration(min(gaps))}, of a slice.",
-        )
+        gap = format_duration(min(gaps))
+        yield "", f"Of sessions, a key has a row for each stretch of the smallest gap, {gap}, of a slice."
 
 
 # -- aggregates -----------------------------------------------------------------------------------------
