@@ -204,6 +204,6 @@ def test_a_shard_that_was_rebuilt_asks_for_its_active_windows(rebuilt: bool) -> 
         watermark_delay_us=None,
     )
     session, pool = Session(snapshot, rebuilt=rebuilt), CodecPool(0)
-    _ShardWork(config, session, pool)  # type: ignore[arg-type]
+    _ShardWork(config, session, pool, 0, 0)  # type: ignore[arg-type]
     pool.close()
     assert session.prestaged == ([(20 * SECOND, 30 * SECOND)] if rebuilt else [])
