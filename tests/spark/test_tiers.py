@@ -103,8 +103,7 @@ def test_a_window_far_larger_than_the_budget_comes_to_a_function_bit_by_bit(
     for row in got:
         assert row["batches"] >= window_bytes // BLOCK_BYTES * 0.8, "it comes block by block"
         assert row["alive"] <= 2, "and one is gone when the next is asked for"
-        # Resident memory: with what the allocator keeps. Two blocks alive at most is what is asserted above.
-        assert row["grown"] < window_bytes * 0.8, "nowhere in the worker is all of it at once"
+        assert row["grown"] < window_bytes / 2, "nowhere in the worker is all of it at once"
     state = metrics.state(spark)
     assert state is not None
     assert state.budget_bytes == budget
