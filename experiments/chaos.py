@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 STALLED_S = 300.0
 STARTING_S = 300.0
-LEAVING_S = 180.0
+LEAVING_S = 60.0
 PACKAGES = ("aion", "pyspark", "pyarrow", "rocksdict")
 
 
