@@ -174,25 +174,4 @@ def differences(query: str, got: Batches, undisturbed: Batches, truth: Truth, ba
 
 
 def _plain(rows: Iterable[Row]) -> Counter[str]:
-    kept = [row for row in rows if row["k"] != FLUSH]
-    panes = [row for row in kept if row["kind"] != "dropped"]
-    return Counter(repr(sorted(row.items())) for row in [*panes, *_dropped_together(kept)])
-
-
-def _dropped_together(rows: Iterable[Row]) -> list[Row]:
-    """Partials that came too late, a row for each key and window.
-
-    They come out as blocks bring them, and which events share a block is a matter of Spark's partitions: where a killed
-    JVM had two files in one batch, the undisturbed run reads them as one.
-    """
-    sums, found = ("n", "total", "events", "late_events"), dict[Any, Row]()
-    for row in rows:
-        if row["kind"] != "dropped":
-            continue
-        if "low" not in row:
-            found[len(found)] = row  # of kept events each has a row of its own
-            continue
-        other = found.setdefault((row["k"], row["window_start"]), {**row, **dict.fromkeys(sums, 0)})
-        other |= {name: other[name] + row[name] for name in sums}
-        other |= {"low": min(other["low"], row["low"]), "high": max(other["high"], row["high"])}
-    return list(found.values())
+    return Counter(repr(sorted(row.items())) for row in rows if row["k"] != FLUSH)

@@ -112,22 +112,6 @@ def test_whatever_is_missing_twice_or_wrong_is_found(query: str, right: dict[int
         assert differences(query, wrongs[what], wrongs[what], truth, FILES), what
 
 
-def test_how_dropped_partials_are_split_is_no_difference(query: str, right: dict[int, list[Row]], truth: Truth) -> None:
-    """It is a matter of which events Spark gave to one task; that one is missing is a difference."""
-    batch, number = next((b, i) for b, rows in right.items() for i, r in enumerate(rows) if r["kind"] == "dropped")
-    row = right[batch][number]
-    if query == "apply":
-        assert row["n"] is None, "of kept events each is a row by itself"
-        return
-    more = {**row, "n": 1, "total": 10**12, "low": 10**12, "high": 10**12, "events": 1, "late_events": 1}
-    sums = {name: row[name] + more[name] for name in ("n", "total", "events", "late_events")}
-    together = altered(right, batch, lambda rows: rows[number].update({**sums, "high": 10**12}))
-    apart = altered(right, batch, lambda rows: rows.append(more))
-    found = differences(query, apart, together, truth, FILES)
-    assert found == differences(query, together, together, truth, FILES), "but for the event that is too many"
-    assert len(differences(query, apart, right, truth, FILES)) > len(found)
-
-
 def test_an_event_counted_twice_in_a_window_is_seen_by_the_events(
     query: str, right: dict[int, list[Row]], truth: Truth
 ) -> None:
