@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from itertools import chain
 from typing import Protocol
 
@@ -141,10 +142,9 @@ class Executor:
         for action in actions:
             if isinstance(action, Prestage):
                 self._prestage(action.slices, [blocks[a.index] for a in appends])
+        yield from self._dropped([a for a in actions if isinstance(a, EmitDropped)], blocks)
         for action in actions:
-            if isinstance(action, EmitDropped):
-                yield self._dropped(action, blocks[action.index])
-            elif isinstance(action, EmitDroppedRows):
+            if isinstance(action, EmitDroppedRows):
                 yield self._keyed.dropped(action, blocks[action.index])
         # On-time executions stand before final ones, and both before what they make free.
         executes = [a for a in actions if isinstance(a, Execute)]
@@ -263,14 +263,27 @@ class Executor:
 
     # -- too late -----------------------------------------------------------------------------------------
 
-    def _dropped(self, action: EmitDropped, block: Block) -> pa.RecordBatch:
-        batch = decode(block, self.plan.block_schema)
+    def _dropped(self, actions: Sequence[EmitDropped], blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
+        """Kept events one by one; partials that arrived together a row for each key and window.
+
+        Which events share a block is a matter of how Spark made tasks of them, and must not be seen in what comes out.
+        """
         if self.plan.layout is None:
-            which = np.zeros(batch.num_rows, np.int64)
-            return dropped_events(self.plan, batch, [action.window], which, action.lateness_us, action.reason)
-        partials = pa.Table.from_batches([batch])
-        if self.plan.layout.holistic:  # the values of a key may be several rows
-            partials = self.plan.layout.combine([field.name for field in self.plan.key_fields], partials)
+            for action in actions:
+                batch = decode(blocks[action.index], self.plan.block_schema)
+                which = np.zeros(batch.num_rows, np.int64)
+                yield dropped_events(self.plan, batch, [action.window], which, action.lateness_us, action.reason)
+            return
+        together: dict[EmitDropped, list[pa.RecordBatch]] = {}
+        for action in actions:
+            of = together.setdefault(replace(action, index=0), [])
+            of.append(decode(blocks[action.index], self.plan.block_schema))
+        for action, batches in together.items():
+            yield self._dropped_partials(action, pa.Table.from_batches(batches))
+
+    def _dropped_partials(self, action: EmitDropped, partials: pa.Table) -> pa.RecordBatch:
+        assert self.plan.layout is not None
+        partials = self.plan.layout.combine([field.name for field in self.plan.key_fields], partials)
         late = action.window is not None
         return pane_rows(
             self.plan,

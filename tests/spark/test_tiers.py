@@ -66,7 +66,7 @@ def checksum(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[st
 def test_a_window_far_larger_than_the_budget_comes_to_a_function_bit_by_bit(
     spark: SparkSession, tmp_path: Path, new_server: None
 ) -> None:
-    budget, batches, rows = 4 * MIB, 5, 2048
+    budget, batches, rows = 4 * MIB, 8, 2048
     stream = FileStream(spark, tmp_path / "input", PAYLOADS)
     numbers = random.Random(1)
     crc = 0
@@ -99,7 +99,7 @@ def test_a_window_far_larger_than_the_budget_comes_to_a_function_bit_by_bit(
     assert (on_time["kind"], on_time["rows"], on_time["crc"]) == ("on_time", batches * rows, crc)
     assert (again["kind"], again["rows"], again["crc"]) == ("late", batches * rows + 1, crc ^ zlib.crc32(late))
     window_bytes = batches * rows * PAYLOAD_BYTES
-    assert window_bytes == 10 * budget
+    assert window_bytes == 16 * budget
     for row in got:
         assert row["batches"] >= window_bytes // BLOCK_BYTES * 0.8, "it comes block by block"
         assert row["alive"] <= 2, "and one is gone when the next is asked for"

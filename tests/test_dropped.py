@@ -1,0 +1,38 @@
+"""Events that came too late: the same rows, however Spark's tasks made blocks of them."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+import aion
+from aion import aggregates as A
+from aion.hashing import ShardOfKeys
+from aion.runtime import make_builder
+
+
+def table(times_us: list[int], values: list[int], key: str = "a") -> pa.Table:
+    n = len(times_us)
+    return pa.table({"k": [key] * n, "ts": pa.array(times_us, pa.timestamp("us")), "v": values})
+
+
+@pytest.mark.parametrize("key", ["k", None])
+def test_partials_of_several_tasks_that_come_too_late_are_one_row_for_each_key_and_window(key: str | None) -> None:
+    policy = {"lateness": {"initial_bound": "0 s", "coverage": None}}
+    aggregates = {"n": A.count(), "total": A.sum("v"), "values": A.collect_list("v")}
+    with aion.LocalOperator(windows=aion.Tumbling(10), key=key, time="ts", aggregates=aggregates, policy=policy) as op:
+        op.process(table([100], [0]))
+        op.advance(50)
+        executor = op._executor
+        assert executor is not None
+        blocks = []
+        for times, values in (([1, 2], [5, 6]), ([3], [7]), ([12], [8])):  # each a task of its own
+            builder = make_builder(executor.plan, op.policy, op._codec, ShardOfKeys([0]))
+            for batch in (
+                table(times, values).select(executor.plan.schema.names).cast(executor.plan.schema).to_batches()
+            ):
+                blocks += [b.block for b in builder.add(batch)]
+            blocks += [b.block for b in builder.finish()]
+        rows = [row for batch in executor.arrive(blocks) for row in batch.to_pylist()]
+    found = [(r["kind"], r["n"], r["total"], sorted(r["values"]), r["events"], r["lateness_us"]) for r in rows]
+    assert found == [("dropped", 3, 18, [5, 6, 7], 3, 40), ("dropped", 1, 8, [8], 1, 30)]
