@@ -7,7 +7,6 @@ bytes that were written (CRC-32 of all of them): see docs/state-format.md.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from aion.errors import FormatError, StateError
+from state_backends.checksum import crc32
 from state_backends.depot import MANIFEST, OPERATOR, SST
 from state_backends.location import locate
 from state_backends.manifest import FileEntry, Manifest, load, load_operator
@@ -195,7 +195,7 @@ class StateFolder:
         try:
             with self._fs.open_input_stream(f"{folder}/files/{file.name}") as stream:
                 while chunk := stream.read(_CHUNK_BYTES):
-                    crc = zlib.crc32(chunk, crc)
+                    crc = crc32(chunk, crc)
                     if progress is not None:
                         progress(len(chunk))
         except (OSError, pa.ArrowException) as error:

@@ -14,7 +14,6 @@ lowest hash of a key i64 | highest i64, so that its header has 88 bytes.
 from __future__ import annotations
 
 import struct
-import zlib
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,6 +21,7 @@ import pyarrow as pa
 
 from aion.errors import CorruptBlock, FormatError
 from state_backends import json_codec
+from state_backends.checksum import crc32
 
 VERSION = 2
 _HEADER = struct.Struct("<4sBBBBqIIqqQQI")
@@ -117,7 +117,7 @@ def encode(
         body = pa.Codec(_ARROW_NAMES[compression]).compress(raw)
     header = Header(
         kind, codec, compression, slice_us, batch.num_rows, events, min_us, max_us,
-        raw.size, body.size, zlib.crc32(body), folded,
+        raw.size, body.size, crc32(body), folded,
     )  # fmt: skip
     return Block(header, b"".join((_pack(header), body)))
 
@@ -130,7 +130,7 @@ def parse(data: Buffer, name: str = "block") -> Block:
     magic, version, kind, codec, compression, *rest = _HEADER.unpack_from(view)
     covered = _HEADER.size + (_FOLDED.size if version == _FOLDED_VERSION else 0)
     crc = _CRC.unpack_from(view, covered)[0] if len(view) >= covered + _CRC.size else None
-    if magic != _MAGIC or zlib.crc32(view[:covered]) != crc:
+    if magic != _MAGIC or crc32(view[:covered]) != crc:
         raise CorruptBlock(f"{name}: the header is not one that Aion wrote, or was damaged")
     if version > VERSION:
         raise FormatError(f"{name}: written in block format {version}; this Aion reads up to {VERSION}")
@@ -147,7 +147,7 @@ def parse(data: Buffer, name: str = "block") -> Block:
 
 def check(block: Block, name: str = "block") -> None:
     """Raises CorruptBlock if the body is not the one that was written."""
-    if zlib.crc32(memoryview(block.data)[block.header.own_bytes :]) != block.header.crc:
+    if crc32(memoryview(block.data)[block.header.own_bytes :]) != block.header.crc:
         raise CorruptBlock(f"{name}: the body's checksum differs from the one it was written with")
 
 
@@ -194,7 +194,7 @@ def _pack(header: Header) -> bytes:
     )  # fmt: skip
     if header.folded is not None:
         packed += _FOLDED.pack(*header.folded)
-    return packed + _CRC.pack(zlib.crc32(packed))
+    return packed + _CRC.pack(crc32(packed))
 
 
 _ARROW_NAMES = {Compression.LZ4: "lz4", Compression.ZSTD: "zstd"}

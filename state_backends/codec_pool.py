@@ -1,6 +1,6 @@
 """Threads that encode and decode blocks beside whoever needs them (paper section 4: outside the I/O thread).
 
-Arrow's serialising and compressing, and zlib's checksums, release the GIL, so these overlap with Python and
+Arrow's serialising and compressing, and ISA-L's checksums, release the GIL, so these overlap with Python and
 with each other. orjson holds it: with the json codec threads gain nothing but what compression takes.
 """
 

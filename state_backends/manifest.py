@@ -6,7 +6,6 @@ covered, the operator's snapshot included. ``docs/state-format.md`` describes ev
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 import orjson
 
 from aion.errors import CorruptState, ForeignState, FormatError
+from state_backends.checksum import crc32
 
 FORMAT = 2
 _READS = (1, 2)
@@ -103,12 +103,12 @@ _OPERATOR = ("query", "operator", "shards", "definition")
 
 def _seal(value: dict[str, Any]) -> bytes:
     body = orjson.dumps({"format": FORMAT, **value})
-    return body + b"\n%08x\n" % zlib.crc32(body)
+    return body + b"\n%08x\n" % crc32(body)
 
 
 def _unseal(data: bytes, what: str) -> dict[str, Any]:
     body, trailer = data[:-10], data[-10:]
-    if trailer != b"\n%08x\n" % zlib.crc32(body):
+    if trailer != b"\n%08x\n" % crc32(body):
         raise CorruptState(f"{what}: its checksum differs from the one it was written with")
     value: dict[str, Any] = _shaped(what, lambda: dict(orjson.loads(body)))
     found = value.pop("format", None)

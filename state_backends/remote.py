@@ -11,7 +11,6 @@ import contextlib
 import logging
 import shutil
 import threading
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from aion.errors import CorruptState, StorageError
+from state_backends.checksum import crc32
 from state_backends.depot import MANIFEST, OPERATOR, PART, SST
 from state_backends.store import SstFile
 
@@ -161,7 +161,7 @@ class RemoteDepot:
             ):
                 while chunk := remote.read(_CHUNK_BYTES):
                     size += len(chunk)
-                    crc = zlib.crc32(chunk, crc)
+                    crc = crc32(chunk, crc)
                     out.write(chunk)
         except FileNotFoundError:
             raise CorruptState(f"file {file.name} is missing: {self._uri('files', file.name)} does not exist") from None

@@ -8,8 +8,8 @@ file number alone) holds the file's index of blocks.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, SstF
 
 from aion.errors import CorruptState
 from state_backends.block import Folded
+from state_backends.checksum import crc32
 from state_backends.depot import sync
 from state_backends.io_thread import Steps
 from state_backends.store import SstFile
@@ -28,7 +29,7 @@ _SIGN = 1 << 63
 _LAST = ((1 << 64) - 1, (1 << 64) - 1)
 _TABLE_FORMAT = 6  # of RocksDB's files: docs/state-format.md. Stays, whatever a later RocksDB prefers
 _BLOCK_BYTES = 4096
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 18
 _SYNC_BYTES = 8 << 20
 _OWN_FILE_BYTES = 1 << 20
 
@@ -56,12 +57,15 @@ class NewFile:
         # RocksDB reads the first and the last data block of a file that it ingests: both are kept small.
         # The name is in it so that no file can be taken for another with blocks of the same numbers and sizes.
         lines = orjson.dumps({"file": name, "blocks": [line.to_json() for line in index]}).ljust(_BLOCK_BYTES)
-        self.index_crc = zlib.crc32(lines)
+        self.index_crc = crc32(lines)
         self._unsynced = 0
         self.size_bytes = self.crc = 0  # of the whole file, when it is sealed
+        self._chunk = memoryview(bytearray(_CHUNK_BYTES))
+        self._written: FileIO | None = None
         self._writer = SstFileWriter(options)
         try:
             self._writer.open(str(part))
+            self._written = part.open("rb", buffering=0)
             self._writer[index_key(file_no)] = lines
         except BaseException:
             self.let_go()
@@ -70,6 +74,7 @@ class NewFile:
     def put(self, slice_us: int, seq: int, value: bytes) -> None:
         self._writer[block_key(self.file_no, slice_us, seq)] = value
         self._unsynced += len(value)
+        self._sum_up()
 
     def let_go(self) -> None:
         """Closes a file that will not become whole: a full disk needs its bytes.
@@ -77,6 +82,8 @@ class NewFile:
         RocksDB's writer closes with its last reference, and an exception, which refers to this, may be kept for long.
         """
         del self._writer
+        if self._written is not None:
+            self._written.close()
 
     def sync_due(self) -> bool:
         """Whether so much was written that syncing all at the end would keep the I/O thread for long."""
@@ -87,25 +94,24 @@ class NewFile:
         self._unsynced = 0
 
     def seal(self) -> Steps[None]:
-        """Steps that end the file and compute the CRC-32 of its bytes: some 5 GB/s for what was written just now."""
+        """Steps that end the file; its size and the CRC-32 of its bytes are known then."""
+        assert self._written is not None
         self._writer[_KEY.pack(self.file_no, *_LAST)] = b""
         self._writer.finish()  # syncs the file
+        self._sum_up()
+        self._written.close()
         yield 0
-        chunk = memoryview(bytearray(_CHUNK_BYTES))
-        with self._part.open("rb", buffering=0) as file:
-            while count := file.readinto(chunk):
-                self.size_bytes += count
-                self.crc = zlib.crc32(chunk[:count], self.crc)
-                yield 0  # these bytes are counted where they were written
 
+    def _sum_up(self) -> None:
+        """Adds what RocksDB has written since to size and checksum.
 
-def checksum(path: Path) -> int:
-    """The CRC-32 of a file's bytes, all at once."""
-    crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            crc = zlib.crc32(chunk, crc)
-    return crc
+        At once: with a sync, RocksDB asks the kernel to forget the pages, and reading them again costs as much as
+        writing them (`aion experiment store --legs disk`). It only ever appends.
+        """
+        assert self._written is not None
+        while count := self._written.readinto(self._chunk):
+            self.size_bytes += count
+            self.crc = crc32(self._chunk[:count], self.crc)
 
 
 def read_index(index: bytes, name: str) -> list[Indexed]:
