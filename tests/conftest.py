@@ -29,6 +29,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 SHARED = Path(tempfile.gettempdir())
 MEMORY = Path("/dev/shm")
 MARK = "AION_TESTS"
+SLOW = ("chaos", "experiments", "spark")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules that take long come first: with several workers (``-n 2 --dist loadfile``) none waits for the last."""
+    items.sort(key=lambda item: item.path.parent.name not in SLOW)
 
 
 def stop_jvm() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aion.errors import DiskError
-from tests.test_checkpoint import Host
+from tests.versions.host import Host
 
 BUDGET = 128 << 10
 

@@ -26,8 +26,8 @@ from aion.spilling import parts_by_key
 from state_backends.block import Block, Codec, decode
 from state_backends.store import StoredBlock
 from tests import aggregate_oracle as o
+from tests.local.scenarios import POLICIES, Scenario, expected_panes, panes_of, policy, run, scenarios, truth
 from tests.oracle import Definition, Event
-from tests.test_local import POLICIES, Scenario, expected_panes, panes_of, policy, run, scenarios, truth
 
 # An operator with all these aggregates does a lot in each of its calls.
 few = settings(max_examples=max(settings.default.max_examples // 4, 1))

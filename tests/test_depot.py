@@ -27,8 +27,8 @@ from state_backends.remote import Remote, RemoteDepot
 from state_backends.store import SstFile
 from state_backends.stores import STORES, StoreConfig
 from state_backends.tiered import MemoryBudget
+from tests.stores.rig import make_block
 from tests.test_io_thread import PATIENCE
-from tests.test_store_contract import make_block
 
 URI = "test://place/of?state"
 

@@ -25,12 +25,12 @@ from state_backends import host, wire
 from state_backends.faults import disk_errors
 from state_backends.sst_file import Indexed
 from state_backends.store import StoreStats
-from tests.test_checkpoint import Host
+from tests.stores.conftest import make
+from tests.stores.rig import EAGER, Rig
 from tests.test_io_thread import PATIENCE
-from tests.test_merging import quick_folder
-from tests.test_store_contract import EAGER, Rig, make
+from tests.versions.host import Host
 
-__all__ = ["make", "quick_folder"]
+__all__ = ["make"]
 
 ROOT = Path(__file__).parent.parent
 

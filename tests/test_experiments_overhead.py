@@ -24,8 +24,8 @@ from state_backends.server_folder import runtime_dir
 from state_backends.tiered import TieredStore
 from tests.server.conftest import Executor, application, executor, open_shard, snapshot, values
 from tests.server.conftest import block as small_block
-from tests.test_checkpoint import IDENTITY
-from tests.test_store_contract import make_block
+from tests.stores.rig import make_block
+from tests.versions.host import IDENTITY
 
 __all__ = ["application", "executor"]
 

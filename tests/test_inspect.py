@@ -22,8 +22,8 @@ from state_backends.io_thread import IoThread
 from state_backends.manifest import Identity
 from state_backends.stores import STORES
 from state_backends.tiered import MemoryBudget
+from tests.stores.rig import make_block
 from tests.test_operator import make
-from tests.test_store_contract import make_block
 
 SLICES = (0, 10, 20)
 POSITIONS = 40  # of each file, in the corruption tests

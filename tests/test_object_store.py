@@ -18,7 +18,7 @@ from state_backends.remote import Remote, RemoteDepot
 from state_backends.stores import STORES
 from state_backends.tiered import MemoryBudget
 from tests.object_store import CREDENTIALS, ObjectStore, serving
-from tests.test_store_contract import make_block
+from tests.stores.rig import make_block
 
 IDENTITY = Identity("query", "tolls", 3, 8, {"key": ["k"]})
 BLOCK_BYTES = 3000

@@ -15,8 +15,7 @@ import pytest
 import aion
 from aion.config import Policy, TriggerPolicy, load_policy, presets
 from state_backends.stores import STORES
-from tests.oracle import Definition
-from tests.test_local import (
+from tests.local.scenarios import (
     AGGREGATES,
     COLLECTED,
     FOREVER,
@@ -34,6 +33,7 @@ from tests.test_local import (
     truth,
     validate,
 )
+from tests.oracle import Definition
 
 BOUND = 3_000
 TRIGGERS = get_args(TriggerPolicy.model_fields["kind"].annotation)

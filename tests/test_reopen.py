@@ -25,7 +25,7 @@ from state_backends.codec_pool import CodecPool
 from state_backends.host import Host
 from state_backends.store import StoredBlock
 from state_backends.stores import StoreConfig
-from tests.test_store_contract import Rig, make_block
+from tests.stores.rig import Rig, make_block
 
 SECOND = 1_000_000
 CONFIG = StoreConfig(backend="tiered", budget_bytes=1 << 20, bucket_limit_bytes=1 << 18)

@@ -1,0 +1,194 @@
+"""What calls of LocalOperator say, and refuse."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import aion
+from aion import aggregates as A
+from aion.errors import AionError, ConfigError, IntegerOverflow, PolicyError, SchemaError, WindowError
+from tests.local.scenarios import (
+    FOREVER,
+    in_order,
+    plain,
+)
+from tests.local.seconds import EVENTS, at, seconds_operator
+
+
+def test_the_columns_of_a_result() -> None:
+    with seconds_operator(key=["k"]) as operator:
+        operator.process(pa.table({"ts": at(1), "k": ["a"]}))
+        (row,) = operator.advance(datetime(1970, 1, 1, 0, 0, 10, tzinfo=UTC)).to_pylist()
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    assert row == {
+        "k": "a", "window": "tumbling 10 seconds", "window_start": epoch, "window_end": epoch + timedelta(seconds=10),
+        "n": 1, "pane": 0, "kind": "on_time", "events": 1, "late_events": 0,
+        "event_time": None, "lateness_us": None, "reason": None, "event": None,
+    }  # fmt: skip
+
+
+def test_what_late_events_trigger_comes_out_of_the_next_call() -> None:
+    with seconds_operator(policy={"trigger": {"kind": "every_batch"}}) as operator:
+        operator.process(pa.table({"ts": at(1)}))
+        assert operator.advance(10_000_000)["kind"].to_pylist() == ["on_time"]
+        assert operator.process(pa.table({"ts": at(2)})).num_rows == 0
+        assert operator.process(pa.table({"ts": at(3)}))["events"].to_pylist() == [2]
+        assert operator.advance(10_000_001)["events"].to_pylist() == [3]
+        operator.process(pa.table({"ts": at(4)}))
+        assert operator.close()["events"].to_pylist() == [4]
+        assert operator.close().num_rows == 0, "closing again says nothing"
+
+
+def test_a_watermark_may_come_before_the_first_events() -> None:
+    with seconds_operator(policy={"lateness": {"initial_bound": 0}}) as operator:
+        operator.advance(20_000_000)
+        operator.advance(10_000_000)
+        rows = operator.process(pa.table({"ts": at(9, 25)})).to_pylist()
+    assert [(r["kind"], r["lateness_us"], r["events"]) for r in rows] == [("dropped", 10_000_000, 1)]
+
+
+def test_times_keep_the_zone_that_they_have() -> None:
+    naive = pa.array([1_000_000], pa.int64()).cast(pa.timestamp("us"))
+    for times, zone in [(naive, None), (at(1), "UTC"), (at(1).cast(pa.timestamp("ms", "Europe/Paris")), "UTC")]:
+        with seconds_operator() as operator:
+            operator.process(pa.table({"ts": times}))
+            start = operator.advance(FOREVER)["window_start"]
+        assert start.type == pa.timestamp("us", zone)
+        assert start.cast(pa.int64()).to_pylist() == [0]
+
+
+def test_keys_and_values_may_be_dictionaries() -> None:
+    encoded = pa.array(["a", "b", "a", None]).dictionary_encode()
+    with seconds_operator(key="k", aggregates={"hi": A.max("v")}) as operator:
+        operator.process(pa.table({"ts": at(1, 2, 3, 4), "k": encoded, "v": encoded}))
+        rows = operator.advance(FOREVER).select(["k", "hi"]).to_pylist()
+    assert in_order(rows) == in_order([{"k": v, "hi": v} for v in ("a", "b", None)])
+
+
+@pytest.mark.parametrize("definition", [{"aggregates": {"n": A.count()}}, {"apply": len, "schema": "n bigint"}])
+def test_keys_that_spark_takes_for_one_are_one(definition: dict[str, Any]) -> None:
+    """Spark's groups: 0.0 and -0.0 are the same key, and so is every NaN."""
+    if "apply" in definition:
+        definition = {**definition, "apply": lambda key, window, events: {"n": sum(b.num_rows for b in events)}}
+    keys = [0.0, -0.0, math.nan, math.nan, None, None]
+    with seconds_operator(key="k", **{"aggregates": None, **definition}) as operator:
+        operator.process(pa.table({"ts": at(*range(6)), "k": pa.array(keys, pa.float64(), from_pandas=False)}))
+        rows = operator.advance(FOREVER).select(["k", "n"]).to_pylist()
+    assert in_order([plain(r) for r in rows]) == in_order([{"k": k, "n": 2} for k in (0.0, "NaN", None)])
+
+
+def test_only_keys_that_changed_are_yielded_again() -> None:
+    called = []
+
+    def seen(key: tuple[Any, ...], window: aion.Window, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
+        called.append(key[0])
+        return {"n": sum(b.num_rows for b in batches)}
+
+    for definition in ({"aggregates": {"n": A.count()}}, {"aggregates": None, "apply": seen, "schema": "n bigint"}):
+        with seconds_operator(key="k", **definition) as operator:
+            operator.process(pa.table({"ts": at(1, 2), "k": ["a", "b"]}))
+            operator.advance(10_000_000)
+            operator.process(pa.table({"ts": at(3), "k": ["b"]}))
+            rows = operator.close().select(["k", "n", "events", "late_events", "pane"]).to_pylist()
+        assert rows == [{"k": "b", "n": 2, "events": 2, "late_events": 1, "pane": 1}]
+    assert sorted(called) == ["a", "b", "b"]
+
+
+def test_the_events_of_a_key_stay_in_the_order_of_arrival() -> None:
+    count = 5_000
+    keys = np.random.default_rng(3).integers(0, 3, count)
+    events = pa.table({"ts": at(*[1] * count), "k": keys, "id": np.arange(count)})
+    listed = {"apply": lambda key, window, batches: {"ids": [i for b in batches for i in b["id"].to_pylist()]}}
+    small = {"blocks": {"target": "4KiB"}}
+    with seconds_operator(key="k", aggregates=None, schema="ids array<bigint>", policy=small, **listed) as operator:
+        operator.process(events)
+        rows = operator.advance(FOREVER).to_pylist()
+    assert {row["k"]: row["ids"] for row in rows} == {k: np.flatnonzero(keys == k).tolist() for k in range(3)}
+
+
+def test_many_keys_with_many_values_are_kept_apart() -> None:
+    """Their combinations are more than 64 bits can number."""
+    values = [*range(1024)]
+    columns: dict[str, Any] = {f"k{i}": [*values, *[0] * 1023] for i in range(7)}
+    columns["k0"] = [*values, *values[1:]]
+    counted = {"apply": lambda key, window, batches: {"n": sum(b.num_rows for b in batches)}, "schema": "n bigint"}
+    with seconds_operator(key=list(columns), aggregates=None, **counted) as operator:
+        operator.process(pa.table({"ts": at(*[1] * 2047), **columns}))
+        rows = operator.advance(FOREVER).to_pylist()
+    assert Counter(row["n"] for row in rows) == Counter({1: 2047})
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"time": "when"}, SchemaError, "'when'.*ts, k, v"),
+        ({"time": "v"}, SchemaError, "'v'.*int64.*timestamp"),
+        ({"key": "segment"}, SchemaError, "'segment'.*ts, k, v"),
+        ({"key": ["k", "k"]}, SchemaError, "twice"),
+        ({"key": "l"}, SchemaError, "'l'.*list"),
+        ({"aggregates": {"n": A.sum("speed")}}, SchemaError, "speed"),
+        ({"aggregates": {"n": A.sum("k")}}, SchemaError, "string"),
+        ({"aggregates": {}}, ConfigError, "none given"),
+        ({"aggregates": None}, ConfigError, "aggregates=.*apply="),
+        ({"apply": len, "schema": "n bigint"}, ConfigError, "not both"),
+        ({"aggregates": None, "apply": len}, ConfigError, "schema"),
+        ({"aggregates": None, "apply": 5, "schema": "n int"}, ConfigError, "5"),
+        ({"aggregates": None, "apply": len, "schema": "n dubble"}, SchemaError, "dubble"),
+        ({"aggregates": None, "apply": len, "schema": "kind int"}, SchemaError, "'kind'"),
+        ({"schema": "n int"}, ConfigError, "apply="),
+        ({"aggregates": {"pane": A.count()}}, SchemaError, "'pane'"),
+        ({"aggregates": {"k": A.count()}, "key": "k"}, SchemaError, "'k'"),
+        ({"windows": []}, WindowError, "none"),
+        ({"windows": "1 minute"}, WindowError, "no window"),
+        ({"windows": [aion.Tumbling(5), aion.Tumbling(5)]}, WindowError, "twice"),
+    ],
+)
+def test_a_definition_that_cannot_be(options: dict[str, Any], error: type[AionError], said: str) -> None:
+    with pytest.raises(error, match=said), seconds_operator(**options) as operator:
+        operator.process(EVENTS)
+
+
+@pytest.mark.parametrize("policy", ["nowhere", {"memory": {"budjet": 1}}, {"lateness": {"initial_bound": "-5m"}}])
+def test_a_policy_that_cannot_be_leaves_nothing_behind(policy: Any) -> None:
+    with pytest.raises(PolicyError):
+        seconds_operator(policy=policy)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (EVENTS.drop_columns(["v"]), "'v'"),
+        (EVENTS.set_column(2, "v", pa.array(["x"])), "x"),
+        (EVENTS.set_column(2, "v", pa.array([[1]])), "list"),
+        (EVENTS.set_column(0, "ts", pa.array([[1]])), "list"),
+    ],
+    ids=["missing", "no number", "a list", "no time"],
+)
+def test_a_later_table_that_does_not_fit_is_refused(wrong: pa.Table, said: str) -> None:
+    with seconds_operator(aggregates={"s": A.sum("v")}) as operator:
+        operator.process(EVENTS)
+        with pytest.raises(SchemaError, match=said):
+            operator.process(wrong)
+        operator.process(EVENTS)
+        assert operator.advance(FOREVER)["s"].to_pylist() == [2], "and nothing has happened"
+
+
+def test_a_watermark_that_is_no_instant() -> None:
+    with seconds_operator() as operator, pytest.raises(ConfigError, match="'soon'"):
+        operator.advance("soon")  # type: ignore[arg-type]
+
+
+def test_a_sum_beyond_64_bits_is_an_error() -> None:
+    with seconds_operator(aggregates={"s": A.sum("v")}) as operator:
+        operator.process(pa.table({"ts": at(1, 2), "v": [2**63 - 1, 0]}))
+        operator.process(pa.table({"ts": at(1), "v": [1]}))
+        with pytest.raises(IntegerOverflow, match="9223372036854775808"):
+            operator.advance(FOREVER)

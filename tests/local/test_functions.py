@@ -1,0 +1,145 @@
+"""Functions of the events of a window."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import aion
+from aion.builder import BlockBuilder
+from aion.config import load_policy
+from aion.errors import ApplyError
+from aion.executor import Executor
+from aion.plan import make_plan
+from aion.runtime import make_operator
+from state_backends.block import Block
+from state_backends.store import StoredBlock
+from tests.local.scenarios import FOREVER, policy
+from tests.local.seconds import EVENTS, applying, at
+
+
+def one_window(operator: aion.LocalOperator, **columns: Any) -> list[dict[str, Any]]:
+    with operator:
+        operator.process(pa.table({"ts": at(1, 2), **columns}))
+        return operator.advance(FOREVER).to_pylist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("returned", "wanted"),
+    [
+        ({"n": 1}, [1]),
+        ([{"n": 1}, {"n": 2}], [1, 2]),
+        (({"n": i} for i in range(3)), [0, 1, 2]),
+        ({}, [None]),
+        ([], []),
+        (pa.record_batch({"n": [5, 6]}), [5, 6]),
+        (pa.record_batch({"other": ["x"], "n": pa.array([5], pa.int8())}), [5]),
+        (pa.table({"n": pa.chunked_array([[1], [2]])}), [1, 2]),
+        (pa.table({"n": pa.array([], pa.int64())}), []),
+    ],
+    ids=["a mapping", "a list", "a generator", "an empty mapping", "nothing", "a batch", "a cast", "a table", "empty"],
+)
+def test_what_a_function_may_return(returned: Any, wanted: list[Any]) -> None:
+    rows = one_window(applying(lambda key, window, batches: returned))
+    assert [row["n"] for row in rows] == wanted
+    assert all((row["events"], row["kind"]) == (2, "on_time") for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda key, window, events: 1 / 0, "ZeroDivisionError"),
+        (lambda key, window, events: None, "NoneType"),
+        (lambda key, window, events: {"m": 1}, "'m'"),
+        (lambda key, window, events: {"n": "many"}, "schema"),
+        (lambda key, window, events: ["n"], "'n'"),
+        (lambda key, window, events: pa.record_batch({"m": [1]}), "m"),
+        (lambda key, window, events: pa.record_batch({"n": ["x"]}), "x"),
+        (lambda key, window, events: ({"n": 1 // i} for i in (1, 0)), "ZeroDivisionError"),
+    ],
+)
+def test_a_function_that_fails_is_told_with_its_key_and_window(function: Any, said: str) -> None:
+    with applying(function, key="k") as operator:
+        operator.process(pa.table({"ts": at(11), "k": ["berlin"]}))
+        with pytest.raises(ApplyError) as caught:
+            operator.advance(FOREVER)
+    text = str(caught.value)
+    assert "berlin" in text and "1970-01-01T00:00:10Z" in text and "1970-01-01T00:00:20Z" in text
+    assert said in text
+
+
+def test_a_second_row_that_does_not_fit_is_told_too() -> None:
+    with applying(lambda key, window, events: [{"n": 1}, {"n": "two"}], key="k") as operator:
+        operator.process(pa.table({"ts": at(11), "k": ["berlin"]}))
+        with pytest.raises(ApplyError, match="schema"):
+            operator.advance(FOREVER)
+
+
+def test_a_function_need_not_read_its_events() -> None:
+    for name in ("memory_only", "disk_only", "tiny"):
+        with applying(lambda key, window, events: {"n": 7}, policy=policy(name, 60_000_000)) as operator:
+            for _ in range(20):
+                operator.process(pa.table({"ts": at(1, 2), "x": ["x" * 100] * 2}))
+            assert operator.advance(10_000_000)["n"].to_pylist() == [7]
+            operator.process(pa.table({"ts": at(1), "x": [""]}))
+            assert operator.close()["n"].to_pylist() == [7]
+
+
+class ListSession:
+    """The blocks of a shard in a list; notes how many were asked for."""
+
+    def __init__(self) -> None:
+        self.blocks: list[StoredBlock] = []
+        self.read_blocks = 0
+
+    def append(self, blocks: Iterable[tuple[int, bool, Block]]) -> None:
+        self.blocks += [StoredBlock(seq, block) for seq, _, block in blocks]
+
+    def read(self, slices: Sequence[int], **_: Any) -> Iterator[StoredBlock]:
+        for block in self.blocks:
+            self.read_blocks += 1
+            yield block
+
+    def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
+        pass
+
+    def prestage(self, slices: Sequence[int]) -> None:
+        pass
+
+
+def test_events_come_lazily_without_a_key() -> None:
+    """A window is not read before the function asks, and not beyond what it asks for."""
+    plan = make_plan(
+        EVENTS.schema,
+        key=None,
+        time="ts",
+        windows=aion.Tumbling("10 s"),
+        aggregates=None,
+        apply=lambda key, window, events: {"n": next(events).num_rows},
+        outputs="n bigint",
+    )
+    session = ListSession()
+    executor = Executor(plan, make_operator(plan, load_policy("standard"), None), session)
+    for _ in range(100):
+        builder = BlockBuilder(plan)
+        blocks = [*builder.add(EVENTS.to_batches()[0], pa.array([0], pa.int32())), *builder.finish()]
+        assert [*executor.arrive([b.block for b in blocks])] == []
+    (batch,) = executor.advance(10_000_000)
+    assert (batch.column("n").to_pylist(), batch.column("events").to_pylist()) == ([1], [100])
+    assert session.read_blocks == 1
+
+
+def test_a_window_has_the_name_of_its_definition() -> None:
+    windows = {"short": aion.Tumbling("10 s"), "long": aion.Tumbling("20 s")}
+    rows = one_window(applying(lambda key, window, events: {"w": window.name}, "w string", windows=windows))
+    assert sorted((row["window"], row["w"]) for row in rows) == [("long", "long"), ("short", "short")]
+
+
+def test_more_rows_than_fit_a_batch() -> None:
+    rows = one_window(applying(lambda key, window, events: [{"n": i} for i in range(5000)], key="k"), k=["a", "b"])
+    assert Counter(row["n"] for row in rows) == Counter(dict.fromkeys(range(5000), 2))
+    assert Counter(row["k"] for row in rows) == {"a": 5000, "b": 5000}

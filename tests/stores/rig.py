@@ -1,0 +1,138 @@
+"""A block store with everything that it stands on, for tests."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from state_backends.block import Block, Folded, Kind, encode
+from state_backends.compaction import DEFAULTS, Limits
+from state_backends.io_thread import IoThread, Priority, Steps
+from state_backends.m_bucket import MemoryBudget
+from state_backends.p_bucket import PBucket
+from state_backends.store import BlockStore, SstFile
+from state_backends.stores import STORES
+from tests.simulated_disk import Disk, OnDisk
+from tests.test_io_thread import result
+
+KIB = 1 << 10
+
+
+def make_block(slice_us: int, number: int, size: int = 0, folded: Folded | None = None) -> Block:
+    """A block of about ``size`` bytes, each of its own contents, which do not compress."""
+    payload = hashlib.shake_128(str(number).encode()).digest(max(size - 400, 8))
+    batch = pa.record_batch({"payload": [payload]})
+    return encode(batch, kind=Kind.EVENTS, slice_us=slice_us, events=1, min_us=slice_us, max_us=slice_us, folded=folded)
+
+
+def nothing() -> Steps[None]:
+    return
+    yield 0
+
+
+class Rig:
+    """A store with everything that it stands on. Blocks are (seq, slice)."""
+
+    def __init__(
+        self,
+        kind: str,
+        folder: Path,
+        *,
+        budget: int = 1 << 30,
+        bucket_limit: int = 1 << 30,
+        keep: float = 0.0,
+        limits: Limits = DEFAULTS,
+    ) -> None:
+        self.kind, self.folder = kind, folder
+        self.options: dict[str, Any] = {
+            "bucket_limit_bytes": min(bucket_limit, budget),
+            "keep_fraction": keep,
+            "limits": limits,
+        }
+        self.io = IoThread()
+        self.budget = MemoryBudget(budget)
+        self.blocks: dict[int, Block] = {}
+        self.numbers = 0
+        self.store = self.open()
+
+    def open(self, disk: Disk | None = None) -> BlockStore:
+        self.p_bucket = PBucket(self.folder / "files", self.folder / "live", durable=True)
+        p_bucket: Any = OnDisk(self.p_bucket, disk) if disk else self.p_bucket
+        return STORES[self.kind](p_bucket, self.io, self.budget, **self.options)
+
+    def reopen(
+        self,
+        files: Sequence[SstFile],
+        purged: frozenset[int] = frozenset(),
+        superseded: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self.store.close()
+        self.store = self.open()
+        self.store.restore(files, purged, superseded)
+
+    def append(self, *blocks: tuple[int, int], late: bool = False, size: int = 0, folded: Folded | None = None) -> None:
+        for seq, slice_us in blocks:
+            self.numbers += 1
+            self.blocks[seq] = make_block(slice_us, self.numbers, size, folded)
+            self.store.append(seq, self.blocks[seq], late=late)
+
+    def read(self, *slices: int, blocking: bool = False) -> list[int]:
+        """The seqs of the blocks of these slices; their bytes are those that were appended."""
+        return [self.check(stored) for stored in self.store.read(slices, blocking=blocking)]
+
+    def check(self, stored: Any) -> int:
+        seq, block = stored
+        assert block.header == self.blocks[seq].header
+        assert bytes(block.data) == bytes(self.blocks[seq].data), f"block {seq} is another one"
+        return int(seq)
+
+    def settle(self) -> None:
+        """Waits until the I/O thread has nothing more to do."""
+        result(self.io.submit(Priority.MAINTENANCE, nothing()))
+
+    def to_disk(self, *slices: int) -> None:
+        self.store.destage(slices)
+        self.store.flush()
+        self.settle()
+
+    def validate(self) -> None:
+        self.store.validate()  # type: ignore[attr-defined]
+        assert self.budget.used_bytes == self.store.stats().m_bucket_bytes
+
+    def close(self) -> None:
+        self.store.close()
+        self.io.close()
+        assert self.budget.used_bytes == 0, "what is closed holds no memory"
+        assert not (self.folder / "live").exists(), "RocksDB's folder goes with the store"
+
+    def break_disk(self) -> None:
+        """Nothing can be written from now on: where the files' folder was, there is a file."""
+        (self.folder / "files").mkdir(exist_ok=True)
+        (self.folder / "files").rename(self.folder / "away")
+        (self.folder / "files").write_text("in the way")
+
+    def heal_disk(self) -> None:
+        (self.folder / "files").unlink()
+        (self.folder / "away").rename(self.folder / "files")
+
+    def durable(self) -> dict[str, bytes]:
+        """The files that are kept for good, by name, and what is in them."""
+        return {p.name: p.read_bytes() for p in (self.folder / "files").glob("*")}
+
+
+WHEREVER: dict[str, Callable[[Rig], object]] = {
+    "as it is": lambda rig: None,
+    "flushed": lambda rig: (rig.store.flush(), rig.settle()),
+    "destaged": lambda rig: rig.to_disk(0, 10),
+    "partly destaged": lambda rig: rig.to_disk(10),
+    "persisted": lambda rig: rig.store.persist(),
+    "restored": lambda rig: rig.reopen(rig.store.persist()),
+}
+
+
+EAGER = Limits(fan_in=2, worth_bytes=1, file_share=1.0, disk=100.0)
+"""Merges whatever there is."""

@@ -1,0 +1,208 @@
+"""Everything that a store can be asked for, in any order, against a dict."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from state_backends.block import Folded
+from state_backends.store import Only, SstFile
+from state_backends.stores import STORES
+from tests.stores.rig import EAGER, KIB, Rig
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """A store against a dict, with a disk that may break and versions to go back to."""
+
+    def __init__(self, kind: str, keep: float) -> None:
+        super().__init__()
+        self.temporary = tempfile.TemporaryDirectory(prefix="aion-test-")
+        folder = Path(self.temporary.name)
+        self.rig = Rig(kind, folder, budget=12 * KIB, bucket_limit=4 * KIB, keep=keep, limits=EAGER)
+        self.live: dict[int, int] = {}  # seq -> slice
+        self.hidden: dict[int, int] = {}  # superseded, until the next commit
+        self.next_seq = 0
+        self.known: dict[int, SstFile] = {}
+        # The last version: its files, its purged slices, what is superseded, its blocks, its next seq, their contents.
+        self.version: Any = ([], frozenset(), [], {}, 0, {})
+        self.generation = 0
+        self.broken = self.was_broken = False
+
+    slices = st.integers(0, 4)
+
+    def slice_us(self, number: int) -> int:
+        """Purged slices never come back: the numbers that were purged have new names."""
+        return number * 1000 + self.generation
+
+    def live_slices(self) -> list[int]:
+        return sorted(set(self.live.values()))
+
+    def arrival(self, seq: int) -> int:
+        folded = self.rig.blocks[seq].header.folded
+        return seq if folded is None else folded.last_seq
+
+    def in_order(self, slices: Sequence[int]) -> list[int]:
+        """Live blocks of these slices, by slice and in the order of arrival."""
+        return [seq for _, _, seq in sorted((s, self.arrival(seq), seq) for seq, s in self.live.items() if s in slices)]
+
+    @precondition(lambda self: self.live and not self.broken)
+    @rule(data=st.data(), late=st.booleans(), count=st.integers(1, 2))
+    def fold(self, data: st.DataObject, late: bool, count: int) -> None:
+        """Some neighbours of a slice are superseded by a run of one block or two."""
+        slice_us = data.draw(st.sampled_from(self.live_slices()))
+        arrivals = sorted({self.arrival(seq) for seq in self.in_order([slice_us])})
+        until = data.draw(st.sampled_from(arrivals))
+        after = data.draw(st.sampled_from([-1, *(a for a in arrivals if a < until)]))
+        old = [seq for seq in self.in_order([slice_us]) if after < self.arrival(seq) <= until]
+        below = self.next_seq
+        for part in range(count):
+            self.rig.append((self.next_seq, slice_us), late=late, folded=Folded(until, part * 100, part * 100 + 99))
+            self.next_seq += 1
+        self.rig.store.supersede({slice_us: (after, until)}, below)
+        self.live |= dict.fromkeys(range(below, self.next_seq), slice_us)
+        self.hidden |= {seq: self.live.pop(seq) for seq in old}
+
+    @rule(data=st.data(), low=st.integers(0, 250), below=st.none() | st.integers(0, 60))
+    def read_some(self, data: st.DataObject, low: int, below: int | None) -> None:
+        slices = self.live_slices()
+        after = data.draw(st.integers(-1, max(self.next_seq, 0)))
+        only = Only(dict.fromkeys(slices[:1], (after, after + 5)), [(low, low + 10)], below)
+        wanted = []
+        for seq in self.in_order(slices):
+            folded = self.rig.blocks[seq].header.folded
+            in_span = self.live[seq] not in slices[:1] or after < self.arrival(seq) <= after + 5
+            meets = folded is None or (folded.low <= low + 10 and low <= folded.high)
+            wanted += [seq] * (in_span and meets and (below is None or seq < below))
+        assert [self.rig.check(stored) for stored in self.rig.store.read(slices, only=only)] == wanted
+
+    @rule(number=slices, late=st.booleans(), size=st.sampled_from([0, 900, 3000]), count=st.integers(1, 4))
+    def append(self, number: int, late: bool, size: int, count: int) -> None:
+        total = sum(self.rig.blocks[seq].size_bytes for seq in self.live | self.hidden)
+        if self.broken and total + count * max(size, KIB) > 12 * KIB:
+            return  # it might be refused, or not: that depends on how far the I/O thread is
+        for _ in range(count):
+            self.rig.append((self.next_seq, self.slice_us(number)), late=late, size=size)
+            self.live[self.next_seq] = self.slice_us(number)
+            self.next_seq += 1
+
+    @rule(data=st.data(), blocking=st.booleans())
+    def read(self, data: st.DataObject, blocking: bool) -> None:
+        chosen = data.draw(st.lists(st.sampled_from([*self.live_slices(), -1])))
+        assert self.rig.read(*chosen, blocking=blocking) == self.in_order(chosen)
+
+    @rule(data=st.data())
+    def prestage(self, data: st.DataObject) -> None:
+        self.rig.store.prestage(data.draw(st.lists(st.sampled_from([*self.live_slices(), -1]), unique=True)))
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), until=st.integers(0, 3))
+    def read_half_way(self, data: st.DataObject, until: int) -> None:
+        reader = self.rig.store.read(data.draw(st.lists(st.sampled_from(self.live_slices()), min_size=1)))
+        for stored, _ in zip(reader, range(until), strict=False):
+            self.rig.check(stored)
+        reader.close()  # type: ignore[attr-defined]
+
+    @rule(data=st.data())
+    def destage(self, data: st.DataObject) -> None:
+        self.rig.store.destage(data.draw(st.lists(st.sampled_from([*self.live_slices(), -1]), unique=True)))
+
+    @rule(keep=st.sampled_from([0, 1500]), some=st.booleans())
+    def press(self, keep: int, some: bool) -> None:
+        """Memory pressure: windows leave memory, one or all of them, but for their first bytes."""
+        views = sorted(self.rig.store.views(), key=lambda view: -view["m_bytes"])
+        for view in views[:1] if some else views:
+            self.rig.store.shrink(view["name"], keep)
+
+    @rule()
+    def flush(self) -> None:
+        self.rig.store.flush()
+
+    @rule()
+    def settle(self) -> None:
+        self.rig.settle()
+
+    @rule(data=st.data())
+    def purge(self, data: st.DataObject) -> None:
+        self.forget(data.draw(st.lists(st.sampled_from([*self.live_slices(), -1]), max_size=2, unique=True)))
+
+    def forget(self, slices: list[int]) -> None:
+        self.rig.store.purge(slices)
+        self.live = {seq: s for seq, s in self.live.items() if s not in slices}
+        self.hidden = {seq: s for seq, s in self.hidden.items() if s not in slices}
+        self.generation += 1
+
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        """As a shard commits: what is dead need not be written, and is purged when the rest is."""
+        dead = data.draw(st.lists(st.sampled_from([*self.live_slices(), -1]), max_size=2, unique=True))
+        try:
+            files = self.rig.store.persist(skip=dead)
+        except OSError:
+            assert self.broken
+            return
+        self.known |= {f.file_no: f for f in files}
+        self.forget(dead)
+        holds = {no: slices for no, slices in self.rig.store.files().items() if any(slices.values())}
+        alive = {s for slices in holds.values() for s, n in slices.items() if n}
+        purged = frozenset(s for slices in holds.values() for s in slices) - alive
+        superseded = self.rig.store.superseded(purged)
+        self.rig.store.drop_superseded()
+        self.hidden = {}
+        contents = dict(self.rig.blocks)
+        files = [self.known[no] for no in sorted(holds)]
+        self.version = (files, purged, superseded, dict(self.live), self.next_seq, contents)
+
+    @rule()
+    def compact(self) -> None:
+        """Only what is in the last version: nothing else is there for good."""
+        self.rig.store.compact([f.file_no for f in self.version[0]])
+
+    @precondition(lambda self: not self.broken)
+    @rule()
+    def rollback(self) -> None:
+        self.next_seq = self.version[4]
+        self.rig.store.rollback(self.next_seq)
+        self.live = {seq: s for seq, s in (self.live | self.hidden).items() if seq < self.next_seq}
+        self.hidden = {}
+
+    @precondition(lambda self: not self.broken)
+    @rule()
+    def crash(self) -> None:
+        files, purged, superseded, live, self.next_seq, contents = self.version
+        self.rig.reopen(files, purged, superseded)
+        self.live, self.hidden, self.rig.blocks = dict(live), {}, dict(contents)
+        self.generation += 1
+
+    @rule()
+    def break_or_heal(self) -> None:
+        self.rig.settle()
+        (self.rig.heal_disk if self.broken else self.rig.break_disk)()
+        self.broken, self.was_broken = not self.broken, True
+
+    @invariant()
+    def agrees(self) -> None:
+        store = self.rig.store
+        store.validate()  # type: ignore[attr-defined]
+        stats = store.stats()
+        total = sum(self.rig.blocks[seq].size_bytes for seq in self.live | self.hidden)
+        assert stats.blocks == len(self.live) + len(self.hidden)
+        assert max(stats.m_bucket_bytes, stats.p_bucket_bytes) <= total <= stats.m_bucket_bytes + stats.disk_only_bytes
+        if self.rig.kind == "tiered" and not self.was_broken:
+            assert self.rig.budget.peak_bytes <= 12 * KIB + 3 * KIB + 100
+
+    def teardown(self) -> None:
+        assert self.rig.read(*self.live_slices()) == self.in_order(self.live_slices())
+        self.rig.close()
+        self.temporary.cleanup()
+
+
+@pytest.mark.parametrize(("kind", "keep"), [*((kind, 0.0) for kind in STORES), ("tiered", 0.3)])
+def test_any_order_of_events(kind: str, keep: float) -> None:
+    run_state_machine_as_test(lambda: StoreMachine(kind, keep), settings=settings(stateful_step_count=40))

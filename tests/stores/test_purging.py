@@ -1,0 +1,109 @@
+"""What nobody needs any more: purged, or superseded by what it was folded to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aion.errors import StateError
+from state_backends.block import Folded
+from state_backends.p_bucket import PBucket
+from tests.stores.rig import WHEREVER, Rig, make_block
+from tests.test_io_thread import Gate
+
+
+@pytest.mark.parametrize("where", WHEREVER)
+def test_what_is_purged_is_gone_from_every_tier(rig: Rig, where: str) -> None:
+    rig.append((0, 0), (1, 10), (2, 0))
+    WHEREVER[where](rig)
+    rig.store.purge([0])
+    rig.validate()
+    assert rig.read(0, 10) == [1]
+    assert rig.store.stats().blocks == 1
+    rig.store.purge([0, 10])
+    rig.settle()
+    stats = rig.store.stats()
+    assert (stats.blocks, stats.m_bucket_bytes, stats.p_bucket_bytes) == (0, 0, 0)
+    assert rig.store.files() == {}
+    assert rig.p_bucket.disk_bytes() == 0, "RocksDB gives back the space"
+
+
+def test_what_is_purged_while_it_is_written_does_not_come_back(rig: Rig) -> None:
+    with Gate(rig.io):
+        rig.append((0, 0), (1, 10), late=True)
+        rig.store.destage([0, 10])
+        rig.store.flush()
+        rig.store.purge([0])
+        rig.validate()
+    rig.settle()
+    rig.validate()
+    assert rig.read(0, 10) == [1]
+    assert rig.store.stats().blocks == 1
+    rig.store.purge([10])
+    rig.settle()
+    assert rig.store.files() == {}
+
+
+def test_a_p_bucket_may_be_closed_while_a_file_is_dropped(tmp_path: Path) -> None:
+    bucket = PBucket(tmp_path / "files", tmp_path / "live", durable=False)
+    for _ in bucket.write([(0, make_block(0, 0))]):
+        pass
+    dropping = bucket.drop(0)
+    next(dropping)
+    bucket.close()
+    assert list(dropping) == []
+    assert list((tmp_path / "files").iterdir()) == []
+    with pytest.raises(StateError, match="closed"):
+        list(bucket.write([(1, make_block(0, 1))]))
+    assert not (tmp_path / "live").exists()
+
+
+@pytest.mark.parametrize("where", WHEREVER)
+def test_what_is_superseded_is_not_read_and_is_there_again_after_a_rollback(rig: Rig, where: str) -> None:
+    rig.append((0, 0), (1, 10), (2, 0), (3, 0))
+    WHEREVER[where](rig)
+    rig.append((4, 0), folded=Folded(2, 0, 9))
+    rig.store.supersede({0: (-1, 2)}, 4)
+    rig.validate()
+    assert rig.read(0, 10) == [4, 3, 1], "what stands for the first two has their place"
+    assert rig.store.stats().blocks == 5
+    rig.store.prestage([0, 10])
+    rig.settle()
+    rig.store.rollback(4)
+    rig.validate()
+    assert rig.read(0, 10) == [0, 2, 3, 1]
+
+
+@pytest.mark.parametrize("where", WHEREVER)
+def test_a_version_does_not_need_what_is_superseded(rig: Rig, where: str) -> None:
+    rig.append((0, 0), (1, 10), (2, 0), (3, 0))
+    files = rig.store.persist()
+    rig.reopen(files) if where == "restored" else WHEREVER[where](rig)
+    rig.append((4, 0), (5, 0), late=True)
+    rig.append((6, 0), folded=Folded(5, 0, 9))
+    rig.store.supersede({0: (0, 5)}, 6)
+    files += rig.store.persist()
+    holds = rig.store.files()
+    assert sum(n for slices in holds.values() for n in slices.values()) == 3
+    superseded = rig.store.superseded()
+    rig.store.drop_superseded()
+    rig.validate()
+    assert rig.read(0, 10) == [0, 6, 1] and rig.store.stats().blocks == 3
+    assert {seq for seq in range(7) for first, last in superseded if first <= seq <= last} <= {2, 3, 4, 5}
+    rig.reopen([f for f in files if f.file_no in holds], superseded=superseded)
+    rig.validate()
+    assert rig.read(0, 10) == [0, 6, 1]
+    assert rig.store.superseded() == superseded, "the files hold them still"
+    assert rig.store.superseded(skip=[0]) == []
+
+
+def test_what_nobody_will_read_is_not_written(make: Callable[..., Rig]) -> None:
+    for kind in ("memory", "tiered"):
+        rig = make(kind)
+        rig.append(*((seq, 0) for seq in range(5)))
+        rig.append((5, 0), folded=Folded(4, 0, 9))
+        rig.store.supersede({0: (-1, 4)}, 5)
+        (file,) = rig.store.persist()
+        assert file.blocks == 1 and rig.store.superseded() == []

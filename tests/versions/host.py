@@ -1,0 +1,144 @@
+"""A host of one shard's versions, for tests."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+from state_backends.block import Block
+from state_backends.checkpoint import Shard
+from state_backends.compaction import DEFAULTS, Limits
+from state_backends.depot import LocalDepot
+from state_backends.io_thread import IoThread
+from state_backends.manifest import Identity, load
+from state_backends.p_bucket import PBucket
+from state_backends.remote import Remote, RemoteDepot
+from state_backends.retention import MERGED
+from state_backends.stores import STORES
+from state_backends.tiered import MemoryBudget
+from tests.stores.rig import make_block
+
+IDENTITY = Identity("query", "tolls", 3, 8, {"key": ["k"], "windows": {"w": 1}})
+
+
+KINDS = [*STORES, "remote"]
+"""The stores, their versions in a local folder; and the tiered one with versions on a file system that is not local."""
+
+
+class Host:
+    """A host that holds one shard, and can be replaced by another that knows its folder only."""
+
+    def __init__(
+        self,
+        kind: str,
+        folder: Path,
+        retain: int = 100,
+        limits: Limits = DEFAULTS,
+        budget: int = 16 << 10,
+        block_bytes: int = 600,
+    ) -> None:
+        self.kind, self.folder, self.retain, self.limits = kind, folder, retain, limits
+        self.budget_bytes, self.block_bytes = budget, block_bytes
+        self.blocks: dict[bytes, int] = {}
+        self.attempts = 0
+        self.start()
+
+    def start(self) -> None:
+        self.io = IoThread()
+        self.depot: LocalDepot | RemoteDepot = LocalDepot(self.folder / "state")
+        if self.kind == "remote":
+            # What pyarrow reaches by its own means; here it is a local folder, so that tests can look into it.
+            fs = SubTreeFileSystem(str(self.folder.parent), LocalFileSystem())
+            self.remote = Remote("test://remote", (fs, self.folder.name))
+            self.depot = RemoteDepot(self.remote, "state", self.folder / "copies")
+        self.shard = Shard(IDENTITY, self.depot, self.folder / "live", self.make_store, retain=self.retain)
+
+    def make_store(self, p_bucket: PBucket) -> Any:
+        store = STORES["tiered" if self.kind == "remote" else self.kind]
+        options: dict[str, Any] = {"bucket_limit_bytes": self.budget_bytes // 2, "limits": self.limits}
+        return store(p_bucket, self.io, MemoryBudget(self.budget_bytes), **options)
+
+    def stop(self) -> None:
+        self.shard.close()
+        self.io.close()
+        if self.kind == "remote":
+            self.remote.close()
+            shutil.rmtree(self.folder / "copies", ignore_errors=True)  # the next host has none
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def open(self, token: str | None, identity: Identity = IDENTITY) -> tuple[str, dict[str, Any] | None]:
+        """A new attempt on a version, and its snapshot."""
+        self.attempts += 1
+        attempt = f"attempt-{self.attempts}"
+        return attempt, self.shard.open(token, attempt, identity)
+
+    def append(self, attempt: str, *blocks: tuple[int, int], late: bool = False) -> None:
+        """Blocks as (seq, slice); each has contents of its own, also if its seq was given before."""
+        for seq, slice_us in blocks:
+            block = make_block(slice_us, len(self.blocks), self.block_bytes)
+            self.blocks[bytes(block.data)] = seq
+            self.shard.append(attempt, [(seq, late, block)])
+
+    def commit(self, token: str | None, *blocks: tuple[int, int], purge: Sequence[int] = (), **snapshot: Any) -> str:
+        """The next version: these blocks more, these slices less."""
+        attempt, old = self.open(token)
+        self.append(attempt, *blocks)
+        self.shard.purge(attempt, purge)
+        next_seq = max([seq + 1 for seq, _ in blocks], default=old["next_seq"] if old else 0)
+        self.shard.commit(attempt, {"next_seq": next_seq, **snapshot})
+        return attempt
+
+    def read(self, attempt: str, *slices: int) -> list[tuple[int, Block]]:
+        stored = [(seq, bytes(block.data)) for seq, block in self.shard.read(attempt, slices)]
+        assert all(self.blocks[data] == seq for seq, data in stored)
+        return stored  # type: ignore[return-value]
+
+    def seqs(self, token: str | None, *slices: int) -> list[int]:
+        attempt, _ = self.open(token)
+        seqs = [seq for seq, _ in self.read(attempt, *slices)]
+        self.shard.abort(attempt)
+        return seqs
+
+    def manifest(self, token: str) -> Path:
+        return self.folder / "state" / "manifests" / f"{token}.json"
+
+    def settle(self) -> None:
+        """What is to be deleted is deleted in the background where that takes its time."""
+        if isinstance(self.depot, RemoteDepot):
+            self.depot.settle()
+
+    def manifests(self) -> set[str]:
+        self.settle()
+        return {path.stem for path in (self.folder / "state" / "manifests").glob("*")}
+
+    def files(self) -> set[str]:
+        """What lies there, but for what merging has under way: it is the store's, not yet a version's."""
+        self.settle()
+        names = {path.name for path in (self.folder / "state" / "files").glob("*")}
+        named = self.named_files(*self.manifests())
+        return {name for name in names if MERGED not in name or name in named}
+
+    def named_files(self, *tokens: str) -> set[str]:
+        return {f.name for t in tokens for f in load(self.manifest(t).read_bytes(), t).files}
+
+
+class in_the_way:
+    """For a while there is a file where a folder should be."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.away = folder, folder.with_suffix(".away")
+
+    def __enter__(self) -> None:
+        self.folder.rename(self.away)
+        self.folder.write_text("in the way")
+
+    def __exit__(self, *_: object) -> None:
+        self.folder.unlink()
+        self.away.rename(self.folder)

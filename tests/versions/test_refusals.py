@@ -1,0 +1,204 @@
+"""State that is damaged, or somebody else's, is refused by name."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+
+import aion
+from aion import aggregates as A
+from aion.errors import CorruptState, ForeignState, FormatError
+from aion.plan import make_plan
+from state_backends.manifest import load
+from tests.versions.host import IDENTITY, Host
+
+
+def test_an_unknown_token_is_told(host: Host) -> None:
+    token = host.commit(None, (0, 0))
+    with pytest.raises(CorruptState, match=r"0007-unknown.*shard 3.*'tolls'"):
+        host.open("0007-unknown")
+    assert host.seqs(token, 0) == [0], "and harms nobody"
+
+
+@pytest.mark.parametrize("what", ["missing", "empty", "truncated", "too long"])
+def test_a_damaged_file_is_named(make: Callable[..., Host], what: str) -> None:
+    host = make()
+    token = host.commit(None, (0, 0), (1, 10))
+    (name,) = host.files()
+    path = host.folder / "state" / "files" / name
+    data = path.read_bytes()
+    host.stop()
+    path.unlink()
+    if what != "missing":
+        path.write_bytes({"empty": b"", "truncated": data[:-7], "too long": data + b"x"}[what])
+    host.start()
+    with pytest.raises(CorruptState, match=re.escape(name)):
+        host.open(token)
+    path.write_bytes(data)
+    assert host.seqs(token, 0, 10) == [0, 1], "a failed opening leaves the shard ready for another one"
+
+
+def test_every_damage_to_a_manifest_is_noticed(make: Callable[..., Host]) -> None:
+    host = make()
+    token = host.commit(None, (0, 0), windows={"status": ["late"]})
+    path, data = host.manifest(token), host.manifest(token).read_bytes()
+    for position in range(len(data)):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[position] ^= 1 << bit
+            with pytest.raises(CorruptState, match=r"manifest m\.json"):
+                load(bytes(damaged), "m.json")
+    for length in range(len(data) - 1):
+        with pytest.raises(CorruptState, match=r"manifest m\.json"):
+            load(data[:length], "m.json")
+    host.stop()
+    path.write_bytes(data[:40] + b"?" + data[41:])
+    host.start()
+    with pytest.raises(CorruptState, match=path.name):
+        host.open(token)
+
+
+def test_a_damaged_older_version_does_not_keep_the_current_one_from_opening(make: Callable[..., Host]) -> None:
+    host = make()
+    first = host.commit(None, (0, 0))
+    second = host.commit(first, (1, 0))
+    host.stop()
+    host.manifest(first).write_bytes(b"damaged")
+    host.start()
+    assert host.seqs(second, 0) == [0, 1]
+
+
+def test_a_newer_format_is_told_apart_from_damage(make: Callable[..., Host]) -> None:
+    host = make()
+    token = host.commit(None, (0, 0))
+    path = host.manifest(token)
+    value = json.loads(path.read_bytes().splitlines()[0])
+    body = orjson.dumps({**value, "format": value["format"] + 1, "news": True})
+    path.write_bytes(body + b"\n%08x\n" % zlib.crc32(body))
+    host.restart()
+    with pytest.raises(FormatError, match=rf"{path.name}.*format {value['format'] + 1}.*format {value['format']}"):
+        host.open(token)
+
+
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"query": "other"}, r"query 'query', not 'other'"),
+        ({"operator": "sums"}, r"operator 'tolls', not 'sums'"),
+        ({"shard": 4}, r"shard 3, not 4"),
+        ({"shards": 16}, r"shards 8, not 16.*shuffle partitions"),
+        ({"definition": {"key": ["j"], "windows": {"w": 1}}}, r"'tolls'.*key: was \['k'\], is \['j'\]"),
+        ({"definition": {"key": ["k"], "windows": {"w": 2}}}, r"windows: was \{'w': 1\}, is \{'w': 2\}"),
+        ({"definition": {"key": ["k"], "windows": {"w": 1}, "time": "ts"}}, r"time: was None, is ts"),
+    ],
+)
+def test_the_state_of_somebody_else_is_refused(
+    make: Callable[..., Host], held: bool, changed: dict[str, Any], said: str
+) -> None:
+    host = make()
+    token = host.commit(None, (0, 0))
+    if not held:
+        host.restart()
+    with pytest.raises(ForeignState, match=said):
+        host.open(token, replace(IDENTITY, **changed))
+    assert host.seqs(token, 0) == [0], "and is still there for whose it is"
+
+
+def test_a_shard_without_a_version_is_told_too(host: Host) -> None:
+    """The others have state: this one is new, and would be filled with what belongs to them."""
+    other = replace(IDENTITY, shards=16)
+    host.open(None)
+    host.restart()
+    with pytest.raises(ForeignState, match=r"operator\.json.*'tolls'.*shards 8, not 16"):
+        host.open(None, other)
+    with pytest.raises(ForeignState, match=r"another definition.*windows: was \{'w': 1\}, is \{'w': 2\}"):
+        host.open(None, replace(IDENTITY, definition={"key": ["k"], "windows": {"w": 2}}))
+    assert host.seqs(host.commit(None, (0, 0)), 0) == [0], "and is still there for whose it is"
+
+
+def test_until_the_first_batch_is_through_everything_may_change(host: Host) -> None:
+    other = replace(IDENTITY, shards=16)
+    for identity in (IDENTITY, other):
+        host.shard.open(None, "0000000000-first", identity)
+        host.restart()
+    host.shard.open(None, "0000000001-second", other)
+    host.restart()
+    with pytest.raises(ForeignState, match="shards 16, not 8"):
+        host.shard.open(None, "0000000001-second", IDENTITY)
+
+
+def test_damage_to_what_the_shards_share_is_named(make: Callable[..., Host]) -> None:
+    host = make()
+    token = host.commit(None, (0, 0))
+    path = host.folder / "operator.json"
+    data = path.read_bytes()
+    for damaged in (data.replace(b"tolls", b"t0lls"), data[:-5], b""):
+        path.write_bytes(damaged)
+        host.restart()
+        with pytest.raises(CorruptState, match=r"operator\.json of operator 'tolls'"):
+            host.open(None)
+    assert host.seqs(token, 0) == [0], "a shard that has a version does not need it"
+
+
+SCHEMA = pa.schema([("ts", pa.timestamp("us")), ("k", pa.string()), ("j", pa.string()), ("v", pa.int64())])
+
+
+def definition(**changed: Any) -> dict[str, Any]:
+    """What a user's definition is to stored state, by way of a manifest."""
+    arguments: dict[str, Any] = {
+        "key": ["k", "j"],
+        "time": "ts",
+        "windows": {"a": aion.Tumbling(10), "b": aion.Tumbling(20)},
+        "aggregates": {"n": A.count(), "s": A.sum("v"), "m": A.mean("v")},
+        "apply": None,
+        "outputs": None,
+    }
+    plan = make_plan(changed.pop("schema", SCHEMA), **(arguments | changed))
+    return orjson.loads(orjson.dumps(plan.definition))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"key": ["j", "k"]},
+        {"key": ["k"]},
+        {"windows": {"a": aion.Tumbling(10)}},
+        {"windows": {"a": aion.Tumbling(10), "b": aion.Tumbling(30)}},
+        {"windows": {"b": aion.Tumbling(20), "a": aion.Tumbling(10)}},
+        {"windows": {"a": aion.Tumbling(10), "b": aion.Tumbling(20), "c": aion.Tumbling(40)}},
+        {"aggregates": {"n": A.count()}},
+        {"aggregates": {"n": A.count(), "s": A.sum("v"), "x": A.max("v")}},
+        {"aggregates": None, "apply": len, "outputs": "n int"},
+        {"schema": SCHEMA.set(3, pa.field("v", pa.float64()))},
+        {"schema": SCHEMA.set(1, pa.field("k", pa.int64()))},
+    ],
+    ids=[
+        "keys swapped", "a key less", "a window less", "another size", "windows in another order", "a window more",
+        "partials less", "other partials", "events instead", "another type", "another type of key",
+    ],
+)  # fmt: skip
+def test_a_definition_that_stored_state_does_not_fit_is_refused(
+    make: Callable[..., Host], changed: dict[str, Any]
+) -> None:
+    """Windows are stored by their numbers, and keys and partials by their places."""
+    host = make()
+    identity = replace(IDENTITY, definition=definition())
+    attempt, _ = host.open(None, identity)
+    host.shard.commit(attempt, {"next_seq": 0})
+    with pytest.raises(ForeignState, match="another definition"):
+        host.open(attempt, replace(identity, definition=definition(**changed)))
+
+
+def test_what_stored_state_does_not_depend_on_may_change() -> None:
+    assert definition() == definition(aggregates={"cars": A.count(), "total": A.sum("v"), "average": A.avg("v")})
+    kept = {"aggregates": None, "apply": len, "outputs": "n int"}
+    assert definition(**kept) == definition(**{**kept, "apply": print, "outputs": "other string"})

@@ -1,0 +1,92 @@
+"""What is kept, and what is deleted."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import pytest
+
+from aion.errors import CorruptState
+from tests.versions.host import Host
+
+
+def test_versions_that_nobody_can_ask_for_are_deleted_with_their_files(host: Host) -> None:
+    host.stop()
+    host.retain = 3
+    host.start()
+    tokens: list[str] = []
+    for i in range(8):
+        tokens.append(host.commit(tokens[-1] if tokens else None, (2 * i, 0), (2 * i + 1, 10 + i), purge=[9 + i]))
+        kept = tokens[-3:]
+        assert host.manifests() == set(kept)
+        assert host.files() == host.named_files(*kept)
+    for i in (5, 6, 7):
+        assert host.seqs(tokens[i], *range(20)) == [*range(0, 2 * i + 1, 2), 2 * i + 1]
+    with pytest.raises(CorruptState, match=tokens[4]):
+        host.open(tokens[4])
+
+
+def test_a_file_is_kept_as_long_as_a_version_needs_it(make: Callable[..., Host]) -> None:
+    host = make(retain=2)
+    first = host.commit(None, (0, 0))
+    (name,) = host.files()
+    second = host.commit(first, (1, 10), purge=[0])
+    assert name in host.files(), "the first version needs it"
+    third = host.commit(second)
+    assert name not in host.files()
+    assert host.seqs(third, 0, 10) == [1]
+
+
+def test_a_new_host_deletes_what_the_one_before_would_have(make: Callable[..., Host]) -> None:
+    host = make(retain=3)
+    tokens: list[str] = []
+    for i in range(6):
+        tokens.append(host.commit(tokens[-1] if tokens else None, (i, i), purge=[i - 1]))
+        host.restart()
+        assert host.manifests() == set(tokens[-3:])
+        assert host.files() == host.named_files(*tokens[-3:])
+
+
+def test_what_failed_attempts_left_is_deleted_in_the_end(make: Callable[..., Host]) -> None:
+    """A version that Spark did not take, and what a host wrote before it was killed, are nobody's."""
+    host = make(retain=2)
+    first = host.commit(None, (0, 0))
+    host.commit(first, (1, 0))  # Spark takes another one
+    attempt, _ = host.open(first)
+    host.append(attempt, (1, 10), late=True)
+    host.shard.destage(attempt, [10])
+    assert host.shard.store is not None
+    host.shard.store.flush()
+    host.restart()  # killed, as far as the folder can tell: nothing is rolled back
+    (half,) = (name for name in host.files() if name.endswith(f"-{attempt}.sst"))
+    (host.folder / "state" / "files" / half.replace(".sst", ".part")).write_bytes(b"and while it wrote")
+    tokens = [first]
+    for i in range(4):
+        tokens.append(host.commit(tokens[-1], (1 + i, i), purge=[i - 1]))
+    assert host.manifests() == set(tokens[-2:])
+    assert host.files() == host.named_files(*tokens[-2:])
+
+
+def test_nothing_is_deleted_before_spark_has_chosen(make: Callable[..., Host]) -> None:
+    """Several attempts of one batch may come to a commit; any of them may be the one that Spark takes."""
+    host = make(retain=2)
+    for base in (None, host.commit(None, (0, 0))):
+        rivals = []
+        for i in range(4):
+            rivals.append(host.commit(base, (10 + i, 10)))
+            if i == 1:
+                host.restart()
+        for i, rival in enumerate(rivals):
+            assert host.seqs(rival, 10) == [10 + i]
+        assert base is None or host.seqs(base, 0) == [0]
+
+
+def test_a_shard_can_be_moved_with_its_folder(make: Callable[..., Host]) -> None:
+    host = make()
+    token = host.commit(None, (0, 0), (1, 10))
+    host.stop()
+    shutil.copytree(host.folder / "state", host.folder / "elsewhere" / "state")
+    host.folder = host.folder / "elsewhere"
+    host.start()
+    assert host.seqs(token, 0, 10) == [0, 1]
