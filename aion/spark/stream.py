@@ -87,10 +87,9 @@ def windowed(
         fan_in=fan_in,
         keys_disjoint=keys_disjoint,
         name=name,
+        record=record,
     )
     plan, resolved, tree = query.plan, query.policy, query.tree
-    if record is not None:
-        Definition.of(plan, commits=True)  # raises now for windows of which there is no trace
     blocks = merged(_child(df, plan, resolved, tree), plan, policy_to_json(resolved), tree)
     root = Root(
         RootConfig(
@@ -148,6 +147,7 @@ def _resolve(
     fan_in: int | None = None,
     keys_disjoint: bool = False,
     name: str = "windowed",
+    record: str | Path | None = None,
 ) -> _Query:
     _check_stream(df)
     plan = make_plan(
@@ -160,6 +160,8 @@ def _resolve(
         outputs=arrow_schema(schema) if isinstance(schema, StructType) else schema,
         blocking=blocking,
     )
+    if record is not None:
+        Definition.of(plan, commits=True)  # raises now for windows of which there is no trace
     keyword = {"distribution_merge_levels": merge_levels, "distribution_fan_in": fan_in}
     resolved = _policy(df.sparkSession, policy, {k: v for k, v in keyword.items() if v is not None})
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", name):

@@ -54,7 +54,9 @@ def test_any_number_of_levels_gives_the_same_panes(
     assert len(results[0]) > 50
 
 
-def test_explain_tells_what_windowed_would_do_and_starts_nothing(stream: FileStream, spark: SparkSession) -> None:
+def test_explain_tells_what_windowed_would_do_and_starts_nothing(
+    stream: FileStream, spark: SparkSession, tmp_path: Path
+) -> None:
     definition: dict[str, Any] = {
         "key": "k",
         "time": "ts",
@@ -68,6 +70,8 @@ def test_explain_tells_what_windowed_would_do_and_starts_nothing(stream: FileStr
     assert "4 nodes in 4 tasks, each of up to 2 of 8 source partitions" in told
     assert "2 shards in 2 tasks" in told
     assert "merged as context-free" in told
+    assert aion.explain(events, **definition, merge_levels=2, fan_in=2, record=tmp_path / "trace") == told
+    assert not (tmp_path / "trace").exists()
     alone = aion.explain(events, **definition, merge_levels=2, keys_disjoint=True)
     assert "merged as unique" in alone
     assert "child -> root: 1 shuffle" in alone
