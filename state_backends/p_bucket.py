@@ -22,13 +22,12 @@ from pathlib import Path
 from rocksdict import Cache, IngestExternalFileOptions, Rdict, WriteOptions
 
 from aion.errors import CorruptBlock, CorruptState, StateError
-from state_backends import checksum
 from state_backends.block import Block, parse
 from state_backends.checksum import crc32
 from state_backends.depot import PART, SST, sync
 from state_backends.faults import disk_error, disk_errors, from_rocksdb, is_rocksdb_io
 from state_backends.io_thread import Steps
-from state_backends.sst_file import Indexed, NewFile, block_key, index_key, read_index, rocksdb_options
+from state_backends.sst_file import Indexed, NewFile, block_key, checksum, index_key, read_index, rocksdb_options
 from state_backends.store import SstFile
 
 _FILES_AT_ONCE = 64  # about 0.1 s, for which an urgent read of another shard waits
@@ -164,7 +163,7 @@ class PBucket:
             for file, index in zip(batch, found, strict=True):
                 if index is None or crc32(index) != file.index_crc:
                     # A file in another one's place hides blocks of a third one: which one it is, its bytes tell.
-                    bad = next((f for f in files if checksum.of_file(Path(f.path)) != f.crc), file)
+                    bad = next((f for f in files if checksum(Path(f.path)) != f.crc), file)
                     raise CorruptState(f"file {bad.name}: its index of blocks is not the one its manifest names")
                 indexes.append(read_index(index, file.name))
                 self.next_file_no = max(self.next_file_no, file.file_no + 1)

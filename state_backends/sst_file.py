@@ -114,6 +114,16 @@ class NewFile:
             self.crc = crc32(self._chunk[:count], self.crc)
 
 
+def checksum(path: Path) -> int:
+    """The CRC-32 of a file's bytes, all at once."""
+    crc = 0
+    chunk = memoryview(bytearray(_CHUNK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(chunk):
+            crc = crc32(chunk[:count], crc)
+    return crc
+
+
 def read_index(index: bytes, name: str) -> list[Indexed]:
     """The index of blocks of the file of that name. Raises CorruptState."""
     found = orjson.loads(index)

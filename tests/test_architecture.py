@@ -27,15 +27,15 @@ PURE_BY_DESIGN = {
     "aion.slicing.rows", "aion.slicing.session_life", "aion.slicing.sessions", "aion.slicing.slicer",
     "aion.slicing.stores", "aion.staleness", "aion.standing", "aion.time", "aion.topology", "aion.trigger",
     "aion.tuning.disk", "aion.watermark", "aion.windows", "policies", "state_backends", "state_backends.block",
-    "state_backends.compaction", "state_backends.ledger", "state_backends.live_files", "state_backends.manifest",
-    "state_backends.retention", "state_backends.store", "state_backends.wire",
+    "state_backends.checksum", "state_backends.compaction", "state_backends.ledger", "state_backends.live_files",
+    "state_backends.manifest", "state_backends.retention", "state_backends.store", "state_backends.wire",
 }  # fmt: skip
 
 # Everything else has, or may have, an effect: a clock, a thread, a file, a process, a random number, Spark.
 HARMLESS = {
     "__future__", "base64", "bisect", "collections", "collections.abc", "dataclasses", "datetime", "decimal", "enum",
     "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics",
-    "contextlib", "datasketches", "struct", "typing", "zlib", "numpy", "numpy.typing", "orjson", "pyarrow",
+    "contextlib", "datasketches", "struct", "typing", "zlib", "isal.isal_zlib", "numpy", "numpy.typing", "orjson", "pyarrow",
     "pyarrow.compute", "scipy", "scipy.special",
 }  # fmt: skip
 
