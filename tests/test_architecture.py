@@ -35,8 +35,8 @@ PURE_BY_DESIGN = {
 HARMLESS = {
     "__future__", "base64", "bisect", "collections", "collections.abc", "dataclasses", "datetime", "decimal", "enum",
     "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics",
-    "contextlib", "datasketches", "struct", "typing", "zlib", "isal.isal_zlib", "numpy", "numpy.typing", "orjson", "pyarrow",
-    "pyarrow.compute", "scipy", "scipy.special",
+    "contextlib", "datasketches", "isal.isal_zlib", "struct", "typing", "zlib", "numpy", "numpy.typing", "orjson",
+    "pyarrow", "pyarrow.compute", "scipy", "scipy.special",
 }  # fmt: skip
 
 # Effects that hide in harmless modules, and builtins.
