@@ -158,6 +158,7 @@ class LocalOperator:
             self._recorder = Recorder(Path(self._record), Definition.of(plan, commits=False))
             self._recorder.begin(0, None)
             self._executor.recorder = self._recorder
+            self._store.on_staged = self._recorder.staged
         if self._watermark is not None:
             for _ in self._executor.advance(self._watermark):
                 raise AssertionError("an operator without events has nothing to say")

@@ -17,8 +17,9 @@ from aion import aggregates as A
 from aion.config import load_policy
 from aion.errors import ConfigError, FormatError
 from aion.tuning.disk import Machine, Priority, SimulatedDisk
-from aion.tuning.simulator import simulate
-from aion.tuning.trace import Trace, read_trace
+from aion.tuning.simulator import as_recorded, simulate
+from aion.tuning.trace import Definition, Recorder, Trace, read_trace
+from aion.windows import Periodic
 
 S = 1_000_000
 FAST = Machine(1e9, 1e-5, 1e9, 1e-4, 1e9)
@@ -115,6 +116,29 @@ def test_a_trace_says_what_came_and_when(tmp_path: Path) -> None:
     assert again.table.equals(trace.table) and again.definition == trace.definition
     assert again.batches[2].blocks == trace.batches[2].blocks
     assert not {"pad", "k", "ts"} & set(again.table.schema.names)
+
+
+def test_speeds_are_those_of_the_machine_that_recorded(tmp_path: Path) -> None:
+    definition = Definition({"w": Periodic(10, 10, 0)}, key=True, kept=True, blocking=False, commits=False)
+    recorder = Recorder(tmp_path, definition)
+    recorder.begin(0, None, 0)
+    for seconds in (2.0, *[0.01] * 8, 0.005, 0.005):  # the first is slow but once; two waited for nothing
+        recorder.executed(1 << 20, seconds)
+    for seconds in (0.5, 0.004, 0.002, 0.002, 0.001):
+        recorder.staged(1 << 20, seconds)
+    told = as_recorded(FAST, Trace(definition, recorder.table()))
+    assert told.processing_bytes_per_s == pytest.approx((1 << 20) / 0.005)
+    assert (told.read_bytes_per_s, told.read_block_s) == (pytest.approx((1 << 20) / 0.002), 0.0)
+    assert told.write_bytes_per_s == FAST.write_bytes_per_s
+    recorder.begin(0, None, 0)
+    assert as_recorded(FAST, Trace(definition, recorder.table())) == FAST
+
+
+def test_prestages_are_in_the_trace(tmp_path: Path) -> None:
+    recorded(tmp_path / "t", "kept", WINDOWS["tumbling"], POLICY, batches(1, 12, 200))
+    assert (read_trace(tmp_path / "t").staging_bytes_per_s or 0) > 0
+    recorded(tmp_path / "n", "kept", WINDOWS["tumbling"], {**POLICY, "prestage": {"mode": "none"}}, batches(1, 12, 200))
+    assert read_trace(tmp_path / "n").staging_bytes_per_s is None
 
 
 def test_a_batch_that_is_recorded_again_replaces_its_file(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from aion.errors import ConfigError
 from aion.tuning.calibrate import calibrate
 from aion.tuning.disk import Machine
 from aion.tuning.search import Goal, Result, Tried, changed, search
+from aion.tuning.simulator import as_recorded
 from aion.tuning.trace import Trace
 
 MOST_ROWS = 20
@@ -56,7 +57,7 @@ def tune(
     if not trace.events:
         raise ConfigError(f"{source}: no event came; there is nothing to tune for")
     console.print(what_came(trace, source), highlight=False)
-    console.print(words_of(machine), highlight=False)
+    console.print(words_of(as_recorded(machine, trace)), highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}"), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("replaying policies", total=evaluations)

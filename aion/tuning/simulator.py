@@ -75,8 +75,7 @@ def simulate(
     """
     if policy.state.backend != "tiered":
         raise ConfigError(f"state.backend: {policy.state.backend} has nothing to tune; a replay is of tiered")
-    if trace.processing_bytes_per_s:
-        machine = replace(machine, processing_bytes_per_s=trace.processing_bytes_per_s)
+    machine = as_recorded(machine, trace)
     host = _Host(trace, policy, machine, machine_share)
     begin_us = min((batch.at_us for batch in trace.batches), default=0)
     groups: dict[int, list[Batch]] = {}
@@ -90,6 +89,15 @@ def simulate(
     for shard in host.shards.values():
         shard.end()
     return host.outcome()
+
+
+def as_recorded(machine: Machine, trace: Trace) -> Machine:
+    """With the speeds of the machine on which the trace was recorded, as far as it has them."""
+    if trace.processing_bytes_per_s:
+        machine = replace(machine, processing_bytes_per_s=trace.processing_bytes_per_s)
+    if trace.staging_bytes_per_s:
+        machine = replace(machine, read_bytes_per_s=trace.staging_bytes_per_s, read_block_s=0.0)
+    return machine
 
 
 class _Host:
