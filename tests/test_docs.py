@@ -64,3 +64,11 @@ def test_the_table_of_metrics_is_the_codes_own() -> None:
     assert f"\n{table()}\n" in page, show
     names = {series for metric in METRICS for series in metric.series} | {metric.name for metric in METRICS}
     assert set(re.findall(r"\baion_[a-z_]+[a-z]", page)) <= names
+
+
+def test_figures_of_the_comparison_are_those_of_the_page_that_measured_them() -> None:
+    compared = re.findall(r"Aion ([\d.]+), stock Spark ([\d.]+)", (DOCS / "comparison.md").read_text())
+    page = (DOCS / "distribution.md").read_text()
+    (one,) = re.findall(r"^\| 1 \| [\d.]+ \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    (stock,) = re.findall(r"for the mean \(([\d.]+)\).*?and ([\d.]+) for the median", page, re.DOTALL)
+    assert compared == list(zip(one, stock, strict=True))

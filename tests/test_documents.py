@@ -34,6 +34,7 @@ from tests.documents import PAGES, ROOT, SHELLS, Block, Command
 from tests.test_inspect import Writer
 
 SECTIONS = set(Policy.model_fields)
+ERRORS = r"\w+Error|\w+Unreachable|\w+Superseded|ForeignState|CorruptState|CorruptBlock"
 PROGRAMS = ("aion", "make", ".venv/bin/python", "python", "spark-submit")
 
 # What runs an experiment of the command line in small; None: nothing but the parser does.
@@ -334,5 +335,5 @@ def test_errors_and_metrics_that_are_named_exist(page: str) -> None:
     prose = documents.read(page)[1]
     names = {series for metric in METRICS for series in metric.series} | {metric.name for metric in METRICS}
     assert set(re.findall(r"\baion_[a-z_]+[a-z]", prose)) <= names
-    for error in re.findall(r"`([A-Z]\w+(?:Error|State|Unreachable|Superseded|Block))[`:]", prose):
+    for error in re.findall(rf"`({ERRORS})[`:]", prose):
         assert issubclass(getattr(aion.errors, error), aion.errors.AionError), f"{page}: {error}"

@@ -9,7 +9,6 @@ import math
 import random
 import re
 import sqlite3
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 import aion
 from aion import aggregates as A
@@ -66,6 +67,9 @@ def alone(spark: SparkSession) -> Iterator[SparkSession]:
                 spark.conf.set(name, before[name]) if name in before else spark.conf.unset(name)
 
 
+UNREGISTERED = {"spark.local.dir"}  # which Spark reads by its name
+
+
 def test_settings_of_spark_that_are_named_exist(spark: SparkSession) -> None:
     """As Spark itself says; but for our own, and environments, which have names of the user's."""
     named = {key: str(c) for c in documents.commands(("spark-submit",)) for key in documents.spark_settings(c)}
@@ -74,9 +78,18 @@ def test_settings_of_spark_that_are_named_exist(spark: SparkSession) -> None:
     entries = spark.sparkContext._jvm.org.apache.spark.internal.config.ConfigEntry
     assert {"spark.executor.memoryOverhead", "spark.sql.shuffle.partitions"} <= named.keys()
     for key, where in named.items():
-        if not key.startswith((SPARK_PREFIX, "spark.executorEnv.", "spark.yarn.appMasterEnv.")):
+        own = (SPARK_PREFIX, "spark.executorEnv.", "spark.yarn.appMasterEnv.")
+        if key not in UNREGISTERED and not key.startswith(own):
             assert entries.findEntry(key) is not None, f"{where}: Spark has no {key}"
     assert entries.findEntry("spark.no.such.setting") is None
+
+
+def test_plain_spark_has_no_sessions_in_update_mode(alone: SparkSession, tmp_path: Path) -> None:
+    """As docs/comparison.md says."""
+    stream = alone.readStream.format("rate").load().withWatermark("timestamp", "1 minute")
+    sessions = stream.groupBy("value", F.session_window("timestamp", "1 minute")).count()
+    with pytest.raises(AnalysisException, match="session window"):
+        sessions.writeStream.format("memory").queryName("sessions").outputMode("update").start()
 
 
 # -- the pages that share a stream ----------------------------------------------------------------------------
@@ -237,29 +250,12 @@ def check_tuning(stage: Stage) -> None:
 
 
 def check_policies(stage: Stage) -> None:
+    """What its class suggests: tests/test_cli_policy.py."""
     options = stage.names["builder"]._options
     assert options[f"{SPARK_PREFIX}policy"] == str(stage.folder / "my.yaml")
     assert options[f"{SPARK_PREFIX}memory.budget"] == "25%"
     (local,) = [one for one in stage.names[SAID] if isinstance(one, aion.LocalOperator)]
     assert local.policy.memory.budget == 1 << 30
-    # The class is used as the page says: by its name in a policy.
-    (code,) = [b for b in documents.read("docs/policies.md")[0] if "class OldestFirst" in b.text]
-    (stage.folder / "mine.py").write_text(code.text)
-    sys.path.insert(0, str(stage.folder))
-    try:
-        policy = {
-            "memory": {"budget": "64KiB", "bucket_limit": "64KiB"},
-            "destage": {"class": "mine:OldestFirst", "arguments": {"above": 0.5}},
-        }
-        with aion.LocalOperator(**{**THE_REST, "policy": policy}) as operator:
-            rows = [{"segment": i % 50, "ts": i * SECOND, "speed": 1.0} for i in range(3_000)]
-            schema = pa.schema([POSITIONS.field(n) for n in ("segment", "ts", "speed")])
-            operator.process(pa.Table.from_pylist(rows, schema))
-            assert sum(operator.advance(3_000 * SECOND)["cars"].to_pylist()) == 3_000
-        assert sys.modules["mine"].OldestFirst(0.5).above == 0.5
-    finally:
-        sys.path.remove(str(stage.folder))
-        sys.modules.pop("mine", None)
 
 
 def begin_lateness(stage: Stage) -> None:
