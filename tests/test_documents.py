@@ -299,6 +299,13 @@ def check_python_command(command: Command, words: list[str]) -> None:
         assert path.startswith("-") or (ROOT / path.partition("::")[0]).exists(), f"{command}: there is no {path}"
 
 
+def test_the_readme_names_every_experiment_and_links_every_page() -> None:
+    named_there = {c.words[2] for c in ours() if c.page == "README.md" and c.words[1] == "experiment"}
+    assert named_there == RUN_SMALL.keys()
+    links = set(re.findall(r"\]\((docs/[\w-]+\.md)", documents.read("README.md")[1]))
+    assert links == {page for page in PAGES if page.startswith("docs/")}
+
+
 # -- what is said elsewhere ---------------------------------------------------------------------------
 
 
