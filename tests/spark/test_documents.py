@@ -107,7 +107,7 @@ THE_REST: Mapping[str, Any] = {
 
 
 def positions() -> list[list[Event]]:
-    """Ten minutes; late ones of them; and one from long after, with which all windows before are over."""
+    """Ten minutes; then late ones of them, and one from long after, with which all windows before are over."""
     rng = random.Random(11)
 
     def some(n: int, first: int, last: int) -> list[Event]:
@@ -122,7 +122,7 @@ def positions() -> list[list[Event]]:
         ]
 
     end = {"ts": START + 100_000, "segment": 9, "speed": 0.0, "user": "end"}
-    return [[*some(60, 0, 590), *some(1, 599, 600)], [*some(15, 200, 560), *some(10, 600, 700)], [end]]
+    return [[*some(60, 0, 590), *some(1, 599, 600)], [*some(15, 200, 560), *some(10, 600, 700), end]]
 
 
 def tolls(events: Sequence[Event], size_s: int, slide_s: int) -> dict[Any, Any]:
@@ -175,19 +175,17 @@ class Stage:
     folder: Path
     names: Names
 
-    def to_table(self, df: DataFrame, name: str, **trigger: Any) -> None:
-        """Into a table in memory."""
-        writer = df.writeStream.format("memory").queryName(name)
-        (writer.trigger(**trigger) if trigger else writer).start()
-        settle(self.spark)
-
-    def table(self, name: str) -> DataFrame:
-        return self.spark.table(name)
+    def rows(self, name: str) -> DataFrame:
+        """What a stream that the page defines, and does not start, yields of all that came."""
+        table = f"{self.folder.name}-{name}".translate(str.maketrans("-.", "__"))
+        stream: DataFrame = self.names[name]
+        stream.writeStream.format("memory").queryName(table).trigger(availableNow=True).start().awaitTermination()
+        return self.spark.table(table)
 
 
 @dataclass(frozen=True)
 class Page:
-    """``begin``: starts what a page only defines; ``check``: when everything came and all queries have ended."""
+    """``begin``: when the page has run; ``check``: when everything came, and all queries have ended."""
 
     check: Callable[[Stage], None]
     begin: Callable[[Stage], None] = lambda stage: None
@@ -200,7 +198,6 @@ def begin_readme(stage: Stage) -> None:
     )
     sessions.writeStream.foreachBatch(stage.names["upsert"]).start()
     settle(stage.spark)
-    stage.to_table(stage.names["jams"], "jams")
 
 
 def check_readme(stage: Stage) -> None:
@@ -215,7 +212,7 @@ def check_readme(stage: Stage) -> None:
         start = e["ts"] // 60 * 60
         slowest[e["segment"], start, start + 60].append(e["speed"])
     truth = {place: (sum(sorted(found)[:10]) / len(found[:10]),) for place, found in slowest.items()}
-    equal(newest(stage.table("jams"), "slowest"), truth)
+    equal(newest(stage.rows("jams"), "slowest"), truth)
     found = {(user, seconds(start), seconds(end)): n for (user, _, start, end), n in stage.names["table"].items()}
     assert found == visits(events, 30)
     pane = stage.names["operator"]  # closed by the page's own `with`
@@ -230,23 +227,15 @@ def check_windows(stage: Stage) -> None:
         )
 
 
-def begin_levels(stage: Stage) -> None:
-    stage.to_table(stage.names["panes"], "levels")
-
-
 def check_levels(stage: Stage) -> None:
-    equal(newest(stage.table("levels"), "cars", "speed"), tolls(stage.events[:-1], 60, 60))
-
-
-def begin_tuning(stage: Stage) -> None:
-    stage.to_table(stage.names["panes"], "recorded")
+    equal(newest(stage.rows("panes"), "cars", "speed"), tolls(stage.events[:-1], 60, 60))
 
 
 def check_tuning(stage: Stage) -> None:
     from aion.tuning.trace import read_trace
 
+    equal(newest(stage.rows("panes"), "cars", "speed"), tolls(stage.events[:-1], 60, 60))
     assert read_trace(stage.folder / "trace").events == len(stage.events)
-    equal(newest(stage.table("recorded"), "cars", "speed"), tolls(stage.events[:-1], 60, 60))
 
 
 def check_policies(stage: Stage) -> None:
@@ -259,25 +248,27 @@ def check_policies(stage: Stage) -> None:
 
 
 def begin_lateness(stage: Stage) -> None:
-    """Half of the events, once: the windows end by the heartbeat alone, which never does."""
+    """Half of the events: their windows end by the heartbeat alone. Something always comes, so this query is ended."""
+    truth = tolls(stage.once, 60, 60)
     panes = aion.windowed(stage.names["awake"], **THE_REST)
-    stage.to_table(panes, HEARTBEAT, processingTime="1 second")
-
-
-def check_lateness(stage: Stage) -> None:
-    equal(newest(stage.table(HEARTBEAT), "cars", "speed"), tolls(stage.once, 60, 60))
+    query = panes.writeStream.format("memory").queryName("awake").start()
+    deadline = time.monotonic() + 600
+    while stage.spark.table("awake").count() < len(truth) and query.isActive and time.monotonic() < deadline:
+        query.awaitTermination(1)
+    query.stop()
+    assert query.exception() is None
+    equal(newest(stage.spark.table("awake"), "cars", "speed"), truth)
 
 
 SHARED: dict[str, Page] = {
     "README.md": Page(check_readme, begin_readme),
     "docs/windows.md": Page(check_windows),
-    "docs/distribution.md": Page(check_levels, begin_levels),
-    "docs/tuning.md": Page(check_tuning, begin_tuning),
+    "docs/distribution.md": Page(check_levels),
+    "docs/tuning.md": Page(check_tuning),
     "docs/policies.md": Page(check_policies),
-    "docs/lateness.md": Page(check_lateness, begin_lateness),
+    "docs/lateness.md": Page(lambda stage: None, begin_lateness),
 }
 ELSEWHERE = {"docs/metrics.md", "docs/recipes.md"}
-HEARTBEAT = "awake"
 
 
 def test_every_page_with_python_is_run() -> None:
@@ -322,7 +313,6 @@ def test_what_pages_say_of_a_stream(
     for events in stages[1:]:
         write(folder, events, POSITIONS)
         settle(alone)
-    wait_for_the_heartbeat(alone, len(tolls(stages[0], 60, 60)))
     for query in alone.streams.active:
         query.stop()
     for what, stage in told:
@@ -330,17 +320,9 @@ def test_what_pages_say_of_a_stream(
 
 
 def settle(spark: SparkSession) -> None:
-    """Until all queries have taken what is there; but for the one to which something always comes."""
+    """Until all queries have taken what is there."""
     for query in spark.streams.active:
-        if query.name != HEARTBEAT:
-            query.processAllAvailable()
-
-
-def wait_for_the_heartbeat(spark: SparkSession, panes: int) -> None:
-    (query,) = (query for query in spark.streams.active if query.name == HEARTBEAT)
-    deadline = time.monotonic() + 600
-    while spark.table(HEARTBEAT).count() < panes and query.isActive and time.monotonic() < deadline:
-        query.awaitTermination(1)
+        query.processAllAvailable()
 
 
 # -- pages with streams of their own --------------------------------------------------------------------------
@@ -384,7 +366,7 @@ def day(n: float) -> float:
 
 
 def usage() -> list[list[Event]]:
-    """By batch. The last but one has what comes too late for its day, and a record without a time."""
+    """By batch. The last has what comes too late for its day, a record without a time, and one from long after."""
     rng = random.Random(3)
 
     def some(n: int, first: float, last: float) -> list[Event]:
@@ -395,16 +377,16 @@ def usage() -> list[list[Event]]:
         some(30, 0, 1.5),
         [*some(5, 0, 1), *some(20, 1.5, 2.4)],  # late for the first day
         [*some(5, 0, 2), {"customer": "a", "used_at": day(4.5), "cents": 1}],
-        [*some(6, 0, 1), {"customer": "b", "used_at": None, "cents": 7}],  # the watermark is 3.46 days past its end
-        [{"customer": "end", "used_at": day(0) + GONE, "cents": 0}],
+        # The watermark is 3.46 days past the end of the first day.
+        [*some(6, 0, 1), {"customer": "b", "used_at": None, "cents": 7}, END],
     ]
 
 
-TOO_LATE = 3
+END: Event = {"customer": "end", "used_at": day(0) + GONE, "cents": 0}
 
 
 def check_bills(folder: Path) -> None:
-    batches = usage()
+    *in_time, last = usage()
     with closing(sqlite3.connect(folder / "bills.db")) as db:
         bills = {(c, d): (cents, n) for c, d, cents, n in db.execute("SELECT * FROM bills")}
         corrected = db.execute(
@@ -421,9 +403,8 @@ def check_bills(folder: Path) -> None:
             found[e["customer"], name] = cents + e["cents"], n + 1
         return dict(found)
 
-    in_time = [e for number, events in enumerate(batches[:-1]) if number != TOO_LATE for e in events]
-    assert bills == totals(in_time)
-    assert {(c, d): (cents, n) for c, d, cents, n in corrected} == totals(batches[TOO_LATE])
+    assert bills == totals([e for events in in_time for e in events])
+    assert {(c, d): (cents, n) for c, d, cents, n in corrected} == totals([e for e in last if e is not END])
     assert len(reasons) == 2
 
 
@@ -441,8 +422,7 @@ def readings() -> list[list[Event]]:
     return [
         [*sent("a", 0, HOUR), *sent("b", 0, HOUR), tick(HOUR)],
         [*sent("a", HOUR, 4 * HOUR), tick(4 * HOUR)],
-        [*sent("b", HOUR, 4 * HOUR), *sent("a", 4 * HOUR, 5 * HOUR), tick(5 * HOUR)],
-        [tick(GONE)],
+        [*sent("b", HOUR, 4 * HOUR), *sent("a", 4 * HOUR, 5 * HOUR), tick(GONE)],
     ]
 
 
@@ -464,7 +444,7 @@ def check_readings(spark: SparkSession, newest: Callable[[SparkSession], DataFra
 
 
 def clicks() -> list[list[Event]]:
-    """The second batch joins visits that came out with it; no two clicks are of one instant."""
+    """The last batch joins visits that came out before; no two clicks are of one instant."""
     rng = random.Random(8)
     pool = [t for t in range(0, 20 * HOUR, 7) if t % (2 * HOUR) < 50 * MINUTE]
     times = sorted(rng.sample(pool, 80))
@@ -474,13 +454,15 @@ def clicks() -> list[list[Event]]:
     return [
         [e for e in soon if e not in back],
         [e for e in all_of_them if soon[-1]["at"] < e["at"] < MIDNIGHT + 5 * HOUR],
-        [*back, *(e for e in all_of_them if e["at"] >= MIDNIGHT + 5 * HOUR)],
-        [{"user": "end", "at": MIDNIGHT + GONE, "page": "/"}],
+        [*back, *(e for e in all_of_them if e["at"] >= MIDNIGHT + 5 * HOUR), AFTER],
     ]
 
 
+AFTER: Event = {"user": "end", "at": MIDNIGHT + GONE, "page": "/"}
+
+
 def check_clicks(folder: Path) -> None:
-    events = [e for batch in clicks()[:-1] for e in batch]
+    events = [e for batch in clicks() for e in batch if e is not AFTER]
     truth: Counter[Any] = Counter()
 
     def told(user: str, what: str, begins: float, ends: float, inside: list[Event]) -> None:
