@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ def parse(page: str, text: str) -> tuple[list[Block], str]:
     return blocks, "\n".join(prose)
 
 
+@cache
 def read(page: str) -> tuple[list[Block], str]:
     return parse(page, (ROOT / page).read_text())
 

@@ -34,6 +34,7 @@ from tests.documents import PAGES, ROOT, SHELLS, Block, Command
 from tests.test_inspect import Writer
 
 SECTIONS = set(Policy.model_fields)
+COMMAND: Any = typer.main.get_command(app)
 ERRORS = r"\w+Error|\w+Unreachable|\w+Superseded|ForeignState|CorruptState|CorruptBlock"
 PROGRAMS = ("aion", "make", ".venv/bin/python", "python", "spark-submit")
 
@@ -161,7 +162,7 @@ class Refused(Exception):
 
 def parse_aion(words: Sequence[str]) -> tuple[str, ...]:
     """Parses the command as the shell's ``aion`` would, without running it; the names of its commands."""
-    command: Any = typer.main.get_command(app)
+    command: Any = COMMAND
     context, names, rest = None, list[str](), list(words[1:])
     try:
         while True:
@@ -276,8 +277,7 @@ def test_a_wrong_command_is_refused(wrong: str) -> None:
 def test_experiments_are_run_small_by_the_tests_that_are_named() -> None:
     told = {name for command in ours() if (name := command.words[1:3])[0] == "experiment"}
     assert {name for _, name in told} <= RUN_SMALL.keys()
-    group: Any = typer.main.get_command(app)
-    assert group.commands["experiment"].commands.keys() == RUN_SMALL.keys()
+    assert COMMAND.commands["experiment"].commands.keys() == RUN_SMALL.keys()
     for name, test in RUN_SMALL.items():
         if test is not None:
             file, _, function = test.partition("::")
