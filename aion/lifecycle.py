@@ -28,6 +28,13 @@ TRANSITIONS: dict[tuple[Status, str], Status] = {
 }
 
 
+def diagram() -> str:
+    """The table as a Mermaid state diagram, for the documentation."""
+    moves = [f"    {status} --> {after}: {happening}" for (status, happening), after in TRANSITIONS.items()]
+    first, last = Status.ACTIVE, Status.PURGED
+    return "\n".join(["stateDiagram-v2", f"    [*] --> {first}", *moves, f"    {last} --> [*]"])
+
+
 @dataclass(slots=True)
 class WindowState:
     bound_us: int

@@ -9,19 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import yaml
 
 import aion
 from aion import aggregates as A
-from aion.config import load_policy
-from state_backends.ledger import diagram
 from state_backends.metrics import METRICS, table
 
 DOCS = Path(__file__).parent.parent / "docs"
-
-
-def test_the_diagram_of_places_is_the_ledgers_own() -> None:
-    assert f"```mermaid\n{diagram()}\n```" in (DOCS / "store.md").read_text()
 
 
 def test_the_sink_of_the_windows_page_ends_right() -> None:
@@ -73,9 +66,9 @@ def test_the_table_of_metrics_is_the_codes_own() -> None:
     assert set(re.findall(r"\baion_[a-z_]+[a-z]", page)) <= names
 
 
-def test_the_settings_of_the_page_of_metrics_fit_together() -> None:
-    blocks = re.findall(r"```yaml\n(.*?)```", (DOCS / "metrics.md").read_text(), re.DOTALL)
-    policy, prometheus = map(yaml.safe_load, blocks)
-    port = load_policy(policy).metrics.port
-    (job,) = prometheus["scrape_configs"]
-    assert job["static_configs"] == [{"targets": [f"127.0.0.1:{port}"]}]
+def test_figures_of_the_comparison_are_those_of_the_page_that_measured_them() -> None:
+    compared = re.findall(r"Aion ([\d.]+), stock Spark ([\d.]+)", (DOCS / "comparison.md").read_text())
+    page = (DOCS / "distribution.md").read_text()
+    (one,) = re.findall(r"^\| 1 \| [\d.]+ \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    (stock,) = re.findall(r"for the mean \(([\d.]+)\).*?and ([\d.]+) for the median", page, re.DOTALL)
+    assert compared == list(zip(one, stock, strict=True))

@@ -1,0 +1,150 @@
+"""The pictures of the documents, drawn by what they show. ``python -m tests.pictures`` prints them all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import aion
+from aion import aggregates as A
+from aion import lifecycle
+from aion.slices import SliceGrid
+from aion.windows import Periodic
+from state_backends import ledger
+
+MINUTE = 60_000_000
+NOON = 12 * 60 * MINUTE
+
+
+def policy(bound: str) -> dict[str, Any]:
+    return {"lateness": {"initial_bound": bound, "coverage": None}, "trigger": {"kind": "every_batch"}}
+
+
+def all_pictures() -> dict[str, str]:
+    """Each as a block of a page has it, by name."""
+    drawn = {
+        "places of a block": ledger.diagram(),
+        "life of a window": lifecycle.diagram(),
+        "slices": slices(),
+        "panes": panes(),
+        "retraction": retraction(),
+    }
+    return {name: f"{text}\n" for name, text in drawn.items()}
+
+
+def slices(columns: int = 4) -> str:
+    """Two definitions over 12 minutes, and the slices that they share; ``columns`` of text for a minute."""
+    windows: Sequence[Periodic] = [aion.Tumbling("4 minutes"), aion.Sliding("6 minutes", "3 minutes")]
+    titles = ["Tumbling(4 minutes)", "Sliding(6 minutes, 3 minutes)"]
+    minutes, indent = 12, max(map(len, titles)) + 2
+    grid = SliceGrid(windows)
+
+    def line(title: str, spans: list[tuple[int, int]]) -> str:
+        text = [" "] * (minutes * columns + 1)
+        for start, end in spans:
+            text[start * columns + 1 : end * columns] = "-" * ((end - start) * columns - 1)
+            text[start * columns] = text[end * columns] = "|"
+        return title.ljust(indent) + "".join(text).rstrip()
+
+    lines = [" " * indent + "".join(f"{m:<{columns}}" for m in range(minutes + 1)).rstrip() + " minutes"]
+    times = np.arange(minutes, dtype=np.int64) * MINUTE
+    starts = np.unique(grid.starts(times)).tolist()
+    of_window: dict[tuple[int, int], list[int]] = {}
+    for start in starts:
+        for place in grid.covering(start):
+            of_window.setdefault(place, []).append(start)
+    for number, (window, title) in enumerate(zip(windows, titles, strict=True)):
+        inside = sorted(
+            (start // MINUTE, (start + window.size_us) // MINUTE)
+            for which, start in of_window
+            if which == number and start >= 0 and start + window.size_us <= minutes * MINUTE
+        )
+        rows: list[list[tuple[int, int]]] = []
+        for span in inside:  # those that overlap go below each other
+            row = next((row for row in rows if row[-1][1] <= span[0]), None)
+            if row is None:
+                rows.append(row := [])
+            row.append(span)
+        lines += [line(title if row is rows[0] else "", row) for row in rows]
+    lines.append(line("slices", [(s // MINUTE, grid.end(s) // MINUTE) for s in starts]))
+    return "\n".join(lines)
+
+
+# What comes in each batch: the watermark under which it is worked on, and the events' times, in seconds after noon.
+BATCHES: list[tuple[int | None, list[int]]] = [
+    (None, [5, 20, 65]),
+    (60, [70]),
+    (70, [15, 30, 90]),
+    (180, [40]),
+    (360, [10, 361]),
+]
+
+
+def panes() -> str:
+    """What a real operator yields for them."""
+    lines = [f"{'watermark':<11}{'events come, of':<30}{'what comes out':<16}{'window':<15}{'n':<5}pane"]
+    with aion.LocalOperator(
+        windows=aion.Tumbling("1 minute"), time="ts", aggregates={"n": A.count()}, policy=policy("5 minutes")
+    ) as operator:
+        for watermark, seconds in BATCHES:
+            rows = [] if watermark is None else operator.advance(NOON + watermark * 1_000_000).to_pylist()
+            rows += operator.process(_events(seconds)).to_pylist()
+            rows += operator.process(_events([])).to_pylist()  # in which what late events trigger comes out
+            first = [_clock(watermark), " ".join(map(_clock, seconds))]
+            for row in rows or [None]:
+                lines.append((f"{first[0]:<11}{first[1]:<30}" + _row(row)).rstrip())
+                first = ["", ""]
+    return "\n".join(lines)
+
+
+def _events(seconds: list[int]) -> pa.Table:
+    return pa.table({"ts": pa.array([NOON + s * 1_000_000 for s in seconds], pa.timestamp("us", "UTC"))})
+
+
+def _clock(seconds: int | None) -> str:
+    return "" if seconds is None else f"{12 + seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def _row(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    window = f"{row['window_start']:%H:%M}-{row['window_end']:%H:%M}"
+    pane = "" if row["pane"] is None else row["pane"]
+    return f"{row['kind']:<16}{window:<15}{row['n']:<5}{pane}"
+
+
+def retraction() -> str:
+    """A late event that joins two sessions."""
+    with aion.LocalOperator(
+        windows=aion.Session("5 minutes"), time="ts", key="user", aggregates={"n": A.count()}, policy=policy("1 hour")
+    ) as operator:
+
+        def process(*minutes: int) -> list[dict[str, Any]]:
+            ts = pa.array([NOON + m * MINUTE for m in minutes], pa.timestamp("us", "UTC"))
+            return operator.process(pa.table({"user": ["u"] * len(minutes), "ts": ts})).to_pylist()
+
+        process(1, 3, 12)
+        operator.advance(NOON + 18 * MINUTE)
+        rows = process(7) + process()
+    lines = [
+        ("late event at 12:07, session gap 5 minutes", "kind", "window_start", "window_end", "n"),
+        *(
+            (
+                "(12:01, 12:03 and 12:12 were there)" if number == 0 else "",
+                row["kind"],
+                f"{row['window_start']:%H:%M}",
+                f"{row['window_end']:%H:%M}",
+                "null" if row["n"] is None else row["n"],
+            )
+            for number, row in enumerate(rows)
+        ),
+    ]
+    return "\n".join(f"{a:<48}{b:<12}{c:<14}{d:<12}{e}" for a, b, c, d, e in lines)
+
+
+if __name__ == "__main__":
+    for name, text in all_pictures().items():
+        print(f"-- {name}\n{text}")

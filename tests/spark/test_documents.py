@@ -1,0 +1,513 @@
+"""All Python of the documents, run on Spark as it stands; what it leaves behind is compared with plain computations.
+
+A page's blocks are one program. What they take for granted is given: the imports of the README and ``events``.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import sqlite3
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import aion
+from aion import aggregates as A
+from aion.config import SPARK_PREFIX
+from tests import documents
+from tests.documents import SAID, run_python
+
+pytestmark = pytest.mark.timeout(900)  # on a loaded machine
+
+SECOND = 1_000_000
+START = 1_700_000_040  # a whole minute
+Names = dict[str, Any]
+Event = dict[str, Any]
+
+
+def write(folder: Path, events: Sequence[Event], schema: pa.Schema) -> None:
+    """A file more, which appears as a whole: queries may be looking."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table = pa.Table.from_pylist([{**e, **_micros(e, schema)} for e in events], schema)
+    part = folder / ".part"
+    pq.write_table(table, part)
+    part.rename(folder / f"{len(list(folder.glob('*.parquet'))):06d}.parquet")
+
+
+def _micros(event: Event, schema: pa.Schema) -> Event:
+    times = [f.name for f in schema if pa.types.is_timestamp(f.type)]
+    return {name: None if event.get(name) is None else round(event[name] * SECOND) for name in times}
+
+
+@pytest.fixture
+def alone(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session, which is left as it was: without queries, tables, or settings of a page's ``configure``."""
+    before = dict(spark.conf.getAll)
+    yield spark
+    for query in spark.streams.active:
+        query.stop()
+    for table in spark.catalog.listTables():
+        spark.catalog.dropTempView(table.name)
+    for name, value in dict(spark.conf.getAll).items():
+        if before.get(name) != value:
+            with suppress(Exception):  # what cannot be changed any more was not changed either
+                spark.conf.set(name, before[name]) if name in before else spark.conf.unset(name)
+
+
+UNREGISTERED = {"spark.local.dir"}  # which Spark reads by its name
+
+
+def test_settings_of_spark_that_are_named_exist(spark: SparkSession) -> None:
+    """As Spark itself says; but for our own, and environments, which have names of the user's."""
+    named = {key: str(c) for c in documents.commands(("spark-submit",)) for key in documents.spark_settings(c)}
+    for page in documents.PAGES:
+        named |= dict.fromkeys(re.findall(r"`(spark\.[a-z]\w*\.[\w.]+)`", documents.read(page)[1]), page)
+    entries = spark.sparkContext._jvm.org.apache.spark.internal.config.ConfigEntry
+    assert {"spark.executor.memoryOverhead", "spark.sql.shuffle.partitions"} <= named.keys()
+    for key, where in named.items():
+        own = (SPARK_PREFIX, "spark.executorEnv.", "spark.yarn.appMasterEnv.")
+        if key not in UNREGISTERED and not key.startswith(own):
+            assert entries.findEntry(key) is not None, f"{where}: Spark has no {key}"
+    assert entries.findEntry("spark.no.such.setting") is None
+
+
+def test_plain_spark_has_no_sessions_in_update_mode(alone: SparkSession, tmp_path: Path) -> None:
+    """As docs/comparison.md says."""
+    stream = alone.readStream.format("rate").load().withWatermark("timestamp", "1 minute")
+    sessions = stream.groupBy("value", F.session_window("timestamp", "1 minute")).count()
+    with pytest.raises(AnalysisException, match="session window"):
+        sessions.writeStream.format("memory").queryName("sessions").outputMode("update").start()
+
+
+# -- the pages that share a stream ----------------------------------------------------------------------------
+
+POSITIONS = pa.schema(
+    [("ts", pa.timestamp("us", "UTC")), ("segment", pa.int32()), ("speed", pa.float64()), ("user", pa.string())]
+)
+DDL = "ts timestamp, segment int, speed double, user string"
+THE_REST: Mapping[str, Any] = {
+    "key": "segment",
+    "time": "ts",
+    "windows": aion.Tumbling("1 minute"),
+    "aggregates": {"cars": A.count(), "speed": A.mean("speed")},
+}
+
+
+def positions() -> list[list[Event]]:
+    """Ten minutes; then late ones of them, and one from long after, with which all windows before are over."""
+    rng = random.Random(11)
+
+    def some(n: int, first: int, last: int) -> list[Event]:
+        return [
+            {
+                "ts": START + rng.randrange(first, last),
+                "segment": rng.randrange(2),
+                "speed": rng.randrange(200) / 2,
+                "user": rng.choice("ab"),
+            }
+            for _ in range(n)
+        ]
+
+    end = {"ts": START + 100_000, "segment": 9, "speed": 0.0, "user": "end"}
+    return [[*some(60, 0, 590), *some(1, 599, 600)], [*some(15, 200, 560), *some(10, 600, 700), end]]
+
+
+def tolls(events: Sequence[Event], size_s: int, slide_s: int) -> dict[Any, Any]:
+    """(segment, start, end) -> (cars, mean speed)."""
+    speeds: dict[Any, list[float]] = defaultdict(list)
+    for e in events:
+        last = e["ts"] // slide_s * slide_s
+        for start in range(last, e["ts"] - size_s, -slide_s):
+            speeds[e["segment"], start, start + size_s].append(e["speed"])
+    return {place: (len(found), sum(found) / len(found)) for place, found in speeds.items()}
+
+
+def visits(events: Sequence[Event], gap_s: int, ts: str = "ts") -> dict[Any, int]:
+    """(user, start, end) -> clicks."""
+    found: dict[Any, int] = {}
+    for user in {e["user"] for e in events}:
+        times = sorted(e[ts] for e in events if e["user"] == user)
+        starts = [t for before, t in zip([-math.inf, *times], times, strict=False) if t - before > gap_s]
+        for start, after in zip(starts, [*starts[1:], math.inf], strict=True):
+            inside = [t for t in times if start <= t < after]
+            found[user, start, inside[-1] + gap_s] = len(inside)
+    return found
+
+
+def seconds(at: Any) -> int:
+    return round(at.timestamp())
+
+
+def newest(df: DataFrame, *values: str) -> dict[Any, Any]:
+    """(segment, start, end) -> values, of the last panes; the README says how to get them."""
+    rows = sorted((r for r in df.collect() if r["kind"] != "dropped"), key=lambda r: r["pane"])
+    last = {(r["segment"], seconds(r["window_start"]), seconds(r["window_end"])): r for r in rows}
+    return {place: tuple(row[value] for value in values) for place, row in last.items()}
+
+
+def equal(found: Mapping[Any, Any], truth: Mapping[Any, Any]) -> None:
+    assert truth and found.keys() == truth.keys()
+    for place, values in truth.items():
+        assert found[place] == pytest.approx(values), place
+
+
+@dataclass
+class Stage:
+    """What a page is checked with: its names, its folder, all events that it got, and what was started for it."""
+
+    spark: SparkSession
+    stream: DataFrame
+    events: list[Event]
+    once: list[Event]
+    folder: Path
+    names: Names
+
+    def rows(self, name: str) -> DataFrame:
+        """What a stream that the page defines, and does not start, yields of all that came."""
+        table = f"{self.folder.name}-{name}".translate(str.maketrans("-.", "__"))
+        stream: DataFrame = self.names[name]
+        stream.writeStream.format("memory").queryName(table).trigger(availableNow=True).start().awaitTermination()
+        return self.spark.table(table)
+
+
+@dataclass(frozen=True)
+class Page:
+    """``begin``: when the page has run; ``check``: when everything came, and all queries have ended."""
+
+    check: Callable[[Stage], None]
+    begin: Callable[[Stage], None] = lambda stage: None
+
+
+def check_readme(stage: Stage) -> None:
+    # A batch computation over all events, the late ones included.
+    panes = stage.spark.read.parquet(str(stage.folder / "tolls"))
+    events = [e for e in stage.events if e["user"] != "end"]
+    equal(newest(panes, "cars", "speed"), tolls(events, 60, 60) | tolls(events, 300, 60))
+    assert {row["kind"] for row in panes.select("kind").distinct().collect()} >= {"on_time"}
+    assert panes.where("late_events > 0").count()
+    slowest: dict[Any, list[float]] = defaultdict(list)
+    for e in events:
+        start = e["ts"] // 60 * 60
+        slowest[e["segment"], start, start + 60].append(e["speed"])
+    truth = {place: (sum(sorted(found)[:10]) / len(found[:10]),) for place, found in slowest.items()}
+    equal(newest(stage.rows("jams"), "slowest"), truth)
+    check_upsert(stage, events)
+    assert stage.names["operator"].close().num_rows == 0, "the page's own `with` has closed it"
+
+
+def check_upsert(stage: Stage, events: Sequence[Event]) -> None:
+    """Batches as a query of sessions gives them to the README's sink; a real one is started by docs/windows.md."""
+    schema = pa.schema([POSITIONS.field("user"), POSITIONS.field("ts")])
+    with aion.LocalOperator(
+        windows=aion.Session("30 seconds"),
+        key="user",
+        time="ts",
+        aggregates={"clicks": A.count()},
+        policy={"trigger": {"kind": "every_batch"}},
+    ) as operator:
+        outs = []
+        for some in (events[:60], [], events[60:], []):
+            rows = [{"user": e["user"], "ts": e["ts"] * SECOND} for e in some]
+            outs += [operator.process(pa.Table.from_pylist(rows, schema)), operator.advance((START + 580) * SECOND)]
+        outs.append(operator.advance((START + 100_000) * SECOND))
+    kinds = {kind for out in outs for kind in out["kind"].to_pylist()}
+    assert {"on_time", "retracted"} <= kinds
+    for number, out in enumerate(outs):
+        if out.num_rows:
+            stage.names["upsert"](stage.spark.createDataFrame(out).coalesce(1), number)
+    found = {(user, seconds(start), seconds(end)): n for (user, _, start, end), n in stage.names["table"].items()}
+    assert found == visits(events, 30)
+
+
+def check_windows(stage: Stage) -> None:
+    with closing(sqlite3.connect(stage.folder / "visits.db")) as db:
+        rows = db.execute("SELECT user, clicks FROM visits").fetchall()
+        assert sorted(rows) == sorted(
+            (user, clicks) for (user, *_), clicks in visits(stage.events, 1800).items() if user != "end"
+        )
+
+
+def check_levels(stage: Stage) -> None:
+    equal(newest(stage.rows("panes"), "cars", "speed"), tolls(stage.events[:-1], 60, 60))
+
+
+def check_tuning(stage: Stage) -> None:
+    from aion.tuning.trace import read_trace
+
+    equal(newest(stage.rows("panes"), "cars", "speed"), tolls(stage.events[:-1], 60, 60))
+    assert read_trace(stage.folder / "trace").events == len(stage.events)
+
+
+def check_policies(stage: Stage) -> None:
+    """What its class suggests: tests/test_cli_policy.py."""
+    options = stage.names["builder"]._options
+    assert options[f"{SPARK_PREFIX}policy"] == str(stage.folder / "my.yaml")
+    assert options[f"{SPARK_PREFIX}memory.budget"] == "25%"
+    (local,) = [one for one in stage.names[SAID] if isinstance(one, aion.LocalOperator)]
+    assert local.policy.memory.budget == 1 << 30
+
+
+def begin_lateness(stage: Stage) -> None:
+    """Half of the events: their windows end by the heartbeat alone. Something always comes, so this query is ended."""
+    truth = tolls(stage.once, 60, 60)
+    panes = aion.windowed(stage.names["awake"], **THE_REST)
+    query = panes.writeStream.format("memory").queryName("awake").start()
+    deadline = time.monotonic() + 600
+    while stage.spark.table("awake").count() < len(truth) and query.isActive and time.monotonic() < deadline:
+        query.awaitTermination(1)
+    query.stop()
+    assert query.exception() is None
+    equal(newest(stage.spark.table("awake"), "cars", "speed"), truth)
+
+
+SHARED: dict[str, Page] = {
+    "README.md": Page(check_readme),
+    "docs/windows.md": Page(check_windows),
+    "docs/distribution.md": Page(check_levels),
+    "docs/tuning.md": Page(check_tuning),
+    "docs/policies.md": Page(check_policies),
+    "docs/lateness.md": Page(lambda stage: None, begin_lateness),
+}
+ELSEWHERE = {"docs/metrics.md", "docs/recipes.md"}
+
+
+def test_every_page_with_python_is_run() -> None:
+    assert {block.page for block in documents.blocks("python")} == SHARED.keys() | ELSEWHERE
+
+
+@pytest.fixture
+def closing_later() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_what_pages_say_of_a_stream(
+    alone: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closing_later: ExitStack
+) -> None:
+    stages = positions()
+    folder = tmp_path / "positions"
+    write(folder, stages[0], POSITIONS)
+    write(tmp_path / "once", stages[0], POSITIONS)
+    stream = alone.readStream.schema(DDL).parquet(str(folder))
+    given = {"aion": aion, "A": A, "spark": alone, "builder": SparkSession.builder, "events": stream}
+    told: list[tuple[Page, Stage]] = []
+    for page, what in SHARED.items():
+        own = tmp_path / page.replace("/", "-")
+        own.mkdir()
+        (own / "positions").symlink_to(folder)
+        (own / "my.yaml").write_text("memory:\n  budget: 1GiB\n")
+        monkeypatch.chdir(own)
+        if page == "docs/lateness.md":
+            given["events"] = alone.readStream.schema(DDL).parquet(str(tmp_path / "once"))
+        # The README says all that it needs; the others go on from there.
+        names = run_python(page, {} if page == "README.md" else given, own, THE_REST)
+        stage = Stage(alone, stream, [e for events in stages for e in events], stages[0], own, names)
+        settle(alone)  # a query begins with a Python of its own: not many at once
+        told.append((what, stage))
+        for one in names[SAID]:
+            if isinstance(one, aion.LocalOperator):
+                closing_later.callback(one.close)
+        what.begin(stage)
+    monkeypatch.chdir(tmp_path / "docs-windows.md")  # visits.db is where the page's program is
+    settle(alone)
+    for events in stages[1:]:
+        write(folder, events, POSITIONS)
+        settle(alone)
+    for query in alone.streams.active:
+        query.stop()
+    for what, stage in told:
+        what.check(stage)
+
+
+def settle(spark: SparkSession) -> None:
+    """Until all queries have taken what is there."""
+    for query in spark.streams.active:
+        query.processAllAvailable()
+
+
+# -- pages with streams of their own --------------------------------------------------------------------------
+
+
+def test_the_example_of_the_page_on_metrics(alone: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_python("docs/metrics.md", {}, Path("unused"), {})
+    query, metrics = run["query"], run["metrics"]
+    progress = query.recentProgress
+    assert len(capsys.readouterr().out.splitlines()) == len(progress) + 1 >= 5
+    observed: Counter[str] = Counter()
+    for batch in progress:
+        observed.update(batch["observedMetrics"]["panes"].asDict())
+    written = {row["kind"]: row["count"] for row in alone.table("watched").groupBy("kind").count().collect()}
+    assert +observed == written
+    assert {"on_time", "late"} <= written.keys()
+    # One window's result has no key, and so is a row for each execution.
+    told = metrics.queries[query.id]["watched"]["counters"]
+    assert told["executions"] == metrics.operators["watched"]["executions"]
+    assert {kind: n for kind, n in told["executions"].items() if n} == {**written}
+    assert told["events"] == 4_000
+    assert sum(told["lateness"]["events"].values()) == told["late_events"] > 0
+    # Spark sees of the state what the page says.
+    (stateful,) = progress[-1]["stateOperators"]
+    assert stateful["numRowsTotal"] == metrics.queries[query.id]["watched"]["shards"]
+
+
+# -- recipes --------------------------------------------------------------------------------------------------
+
+DAY, HOUR, MINUTE = 86_400, 3_600, 60
+MIDNIGHT = START // DAY * DAY
+TS = pa.timestamp("us", "UTC")
+USAGE = pa.schema([("customer", pa.string()), ("used_at", TS), ("cents", pa.int64())])
+READINGS = pa.schema([("device", pa.string()), ("at", TS), ("celsius", pa.float64()), ("tick", TS)])
+CLICKS = pa.schema([("user", pa.string()), ("at", TS), ("page", pa.string())])
+GONE = 40 * DAY  # later than any bound
+
+
+def day(n: float) -> float:
+    return MIDNIGHT + n * DAY
+
+
+def usage() -> list[list[Event]]:
+    """By batch. The last has what comes too late for its day, a record without a time, and one from long after."""
+    rng = random.Random(3)
+
+    def some(n: int, first: float, last: float) -> list[Event]:
+        times = [day(rng.uniform(first, last)) for _ in range(n)]
+        return [{"customer": rng.choice("abc"), "used_at": t, "cents": rng.randrange(10**12)} for t in times]
+
+    return [
+        some(30, 0, 1.5),
+        [*some(5, 0, 1), *some(20, 1.5, 2.4)],  # late for the first day
+        [*some(5, 0, 2), {"customer": "a", "used_at": day(4.5), "cents": 1}],
+        # The watermark is 3.46 days past the end of the first day.
+        [*some(6, 0, 1), {"customer": "b", "used_at": None, "cents": 7}, END],
+    ]
+
+
+END: Event = {"customer": "end", "used_at": day(0) + GONE, "cents": 0}
+
+
+def check_bills(folder: Path) -> None:
+    *in_time, last = usage()
+    with closing(sqlite3.connect(folder / "bills.db")) as db:
+        bills = {(c, d): (cents, n) for c, d, cents, n in db.execute("SELECT * FROM bills")}
+        corrected = db.execute(
+            "SELECT customer, day, sum(cents), sum(records) FROM corrections GROUP BY 1, 2"
+        ).fetchall()
+        reasons = {reason for (reason,) in db.execute("SELECT DISTINCT reason FROM corrections")}
+
+    def totals(events: Sequence[Event]) -> dict[Any, Any]:
+        found: dict[Any, Any] = defaultdict(lambda: (0, 0))
+        for e in events:
+            at = e["used_at"]
+            name = None if at is None else time.strftime("%Y-%m-%d", time.gmtime(at))
+            cents, n = found[e["customer"], name]
+            found[e["customer"], name] = cents + e["cents"], n + 1
+        return dict(found)
+
+    assert bills == totals([e for events in in_time for e in events])
+    assert {(c, d): (cents, n) for c, d, cents, n in corrected} == totals([e for e in last if e is not END])
+    assert len(reasons) == 2
+
+
+def readings() -> list[list[Event]]:
+    """Device b is away from the first hour to the fourth, and sends it all in the third batch."""
+    rng = random.Random(5)
+
+    def sent(device: str, first: int, last: int) -> list[Event]:
+        at = [MIDNIGHT + t for t in range(first, last, 90) if rng.random() < 0.8 and not 600 <= t % 7200 < 1800]
+        return [{"device": device, "at": t, "celsius": rng.randrange(400) / 16} for t in at]
+
+    def tick(t: int) -> Event:
+        return {"tick": MIDNIGHT + t}
+
+    return [
+        [*sent("a", 0, HOUR), *sent("b", 0, HOUR), tick(HOUR)],
+        [*sent("a", HOUR, 4 * HOUR), tick(4 * HOUR)],
+        [*sent("b", HOUR, 4 * HOUR), *sent("a", 4 * HOUR, 5 * HOUR), tick(GONE)],
+    ]
+
+
+def check_readings(spark: SparkSession, newest: Callable[[SparkSession], DataFrame], folder: Path) -> None:
+    of: dict[Any, list[float]] = defaultdict(list)
+    for e in (e for events in readings() for e in events if e.get("device")):
+        last = e["at"] // 300 * 300
+        for start in (last, last - 300):
+            of[e["device"], start, start + 600].append(e["celsius"])
+    found = {
+        (row.device, seconds(row.window_start), seconds(row.window_end)): (row.celsius, row.highest, row.readings)
+        for row in newest(spark).collect()
+    }
+    equal(found, {place: (sum(them) / len(them), max(them), len(them)) for place, them in of.items()})
+    panes = spark.read.parquet(str(folder / "smooth"))
+    late = panes.where("late_events > 0")
+    assert late.count() and {row.device for row in late.select("device").distinct().collect()} == {"b"}
+    assert not panes.where("kind = 'dropped'").count()
+
+
+def clicks() -> list[list[Event]]:
+    """The last batch joins visits that came out before; no two clicks are of one instant."""
+    rng = random.Random(8)
+    pool = [t for t in range(0, 20 * HOUR, 7) if t % (2 * HOUR) < 50 * MINUTE]
+    times = sorted(rng.sample(pool, 80))
+    all_of_them = [{"user": rng.choice("xyz"), "at": MIDNIGHT + t, "page": f"/{rng.choice('abcd')}"} for t in times]
+    soon = [e for e in all_of_them if e["at"] < MIDNIGHT + 3 * HOUR]
+    back = rng.sample(soon, len(soon) // 3)
+    return [
+        [e for e in soon if e not in back],
+        [e for e in all_of_them if soon[-1]["at"] < e["at"] < MIDNIGHT + 5 * HOUR],
+        [*back, *(e for e in all_of_them if e["at"] >= MIDNIGHT + 5 * HOUR), AFTER],
+    ]
+
+
+AFTER: Event = {"user": "end", "at": MIDNIGHT + GONE, "page": "/"}
+
+
+def check_clicks(folder: Path) -> None:
+    events = [e for batch in clicks() for e in batch if e is not AFTER]
+    truth: Counter[Any] = Counter()
+
+    def told(user: str, what: str, begins: float, ends: float, inside: list[Event]) -> None:
+        first, *_ = sorted(inside, key=lambda e: e["at"])
+        stamps = (time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(t)) for t in (begins, ends))
+        truth[user, what, *stamps, len(inside), len({e["page"] for e in inside}), first["page"]] += 1
+
+    for user in "xyz":
+        own = [e for e in events if e["user"] == user]
+        for _, begins, ends in visits(own, 30 * MINUTE, "at"):
+            told(user, "visit", begins, ends, [e for e in own if begins <= e["at"] < ends])
+        told(user, "day", day(0), day(1), own)
+    with closing(sqlite3.connect(folder / "visits.db")) as db:
+        assert Counter(db.execute("SELECT * FROM visits WHERE user <> 'end'").fetchall()) == truth
+
+
+def test_the_recipes(alone: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they stand, on small streams; and what their sinks hold is what a plain computation over all events says."""
+    monkeypatch.chdir(tmp_path)
+    streams = {"usage": (usage(), USAGE), "readings": (readings(), READINGS), "clicks": (clicks(), CLICKS)}
+    for name, (batches, schema) in streams.items():
+        write(tmp_path / name, batches[0], schema)
+    names = run_python("docs/recipes.md", {}, tmp_path, {})
+    settle(alone)
+    assert len(alone.streams.active) == len(streams)
+    for number in range(1, max(len(batches) for batches, _ in streams.values())):
+        for name, (batches, schema) in streams.items():
+            if number < len(batches):
+                write(tmp_path / name, batches[number], schema)
+        settle(alone)
+    for query in alone.streams.active:
+        query.stop()
+    check_bills(tmp_path)
+    check_readings(alone, names["newest"], tmp_path)
+    check_clicks(tmp_path)
