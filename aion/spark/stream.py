@@ -264,9 +264,8 @@ def _policy(
                 f"{key} is {_conf(spark, key)!r} and must be {value!r}; "
                 "build the session with aion.configure(SparkSession.builder...)"
             )
-    conf = {k: v for k, v in spark.sparkContext.getConf().getAll() if k.startswith(SPARK_PREFIX)}
-    for key in conf:
-        conf[key] = _conf(spark, key)
+    # The session's, not the context's: getOrCreate on a session that runs already sets its options there.
+    conf = {key: value for key, value in spark.conf.getAll.items() if key.startswith(SPARK_PREFIX)}
     return resolve(policy, keyword=keyword, spark_conf=conf)
 
 

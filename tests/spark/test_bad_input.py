@@ -78,3 +78,16 @@ def test_an_old_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(errors.MissingJava, match=r"is Java 8, which is too old"):
         aion.configure(SparkSession.Builder())
+
+
+def test_a_policy_for_a_session_that_runs_already_is_not_ignored(spark: SparkSession, stream: FileStream) -> None:
+    events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
+    before = {key for key in spark.conf.getAll if key.startswith("spark.aion.")}
+    try:
+        again = aion.configure(SparkSession.builder, distribution={"merge_levels": 2, "fan_in": 3}).getOrCreate()
+        assert again is spark
+        assert "child -> level 1 -> level 2 -> root" in aion.explain(events, **GOOD)
+    finally:
+        for key in {key for key in spark.conf.getAll if key.startswith("spark.aion.")} - before:
+            spark.conf.unset(key)
+    assert "child -> root" in aion.explain(events, **GOOD)
