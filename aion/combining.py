@@ -39,7 +39,7 @@ def windows_at_once(
     together = _Together()
     for i, execute in enumerate(executes):
         full = i - start >= WINDOWS_AT_ONCE
-        if full and aggregation != "lazy" and layout.exact:
+        if full and aggregation != "lazy" and layout.regroupable:
             full = not together.have_room_for(execute.slices)
         if full or (layout.holistic and i > start and events + execute.events > EVENTS_AT_ONCE):
             yield executes[start:i]
@@ -146,7 +146,7 @@ class Loaded:
             name: combined(self._table.column(name)) for names in self._layout.partials.values() for name in names
         }
         height = 0
-        if self._layout.exact:
+        if self._layout.regroupable:
             height = choose_height(np.diff(starts), self._key_count, begins, ends, aggregation)
         if height and self._layout.is_exact_for(columns.__getitem__, int((starts[ends] - starts[begins]).max())):
             tree = SliceTree(self._layout, columns, self._key_ids, self._key_count, starts)

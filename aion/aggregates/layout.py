@@ -52,9 +52,9 @@ class Layout:
         return any(p.holistic for p in self.partials)
 
     @property
-    def exact(self) -> bool:
-        """Its states can be combined in any grouping of neighbours, to the same bits."""
-        return all(p.exact for p in self.partials)
+    def regroupable(self) -> bool:
+        """Its states have a bounded size, and can be combined in any grouping of neighbours, to the same bits."""
+        return all(p.exact and not p.holistic for p in self.partials)
 
     def is_exact_for(self, column: Callable[[str], pa.Array], most: int) -> bool:
         """Whether just these states can be, of which up to ``most`` are combined to one."""
