@@ -26,11 +26,11 @@ ROWS_PER_LEVEL = 15_000
 into a level costs as much as to combine it into a window.
 
 By that, of windows of which 100 end at once, a pass took this share of the lazy way's time (``aion experiment slicing
---legs operator``, medians of 3 runs; in brackets the whole call of LocalOperator)::
+--legs operator``, medians of 5 runs; in brackets the whole call of LocalOperator)::
 
     overlap           20             100            600          600, one late event
-    10 keys       1.12 (1.01)    0.66 (0.78)    0.41 (0.57)    0.53 (0.43)
-    1,000 keys    0.18 (0.48)    0.05 (0.16)    0.04 (0.08)    0.28 (0.49)
+    10 keys       1.09 (1.01)    0.64 (0.74)    0.39 (0.58)    0.52 (0.41)
+    1,000 keys    0.42 (0.46)    0.09 (0.14)    0.05 (0.08)    0.28 (0.48)
 """
 
 

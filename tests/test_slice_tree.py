@@ -277,6 +277,27 @@ def test_a_pass_is_the_same_either_way_and_as_plain_python_says(
     )
 
 
+def test_of_equal_ones_the_first_or_last_by_slice_is_taken() -> None:
+    """Whichever runs a window is combined of, in whatever order they were made."""
+    plan = plan_of(by=ALL["by"], ids=ALL["ids"], top=A.max_by("id", "f", k=2))
+    rows = [(s, 0, 0, 1, 0.5) for s in range(23)]
+    windows = [execute(range(a, b)) for a in range(23) for b in range(a + 1, 24)]
+    found = [row for batch in loaded(plan, rows).windows(windows, 1 << 30, "eager") for row in batch.to_pylist()]
+    assert [(row["by"], row["ids"], row["top"]) for row in found] == [
+        (w.slices[-1], [*w.slices[:3]], [*w.slices[:2]]) for w in windows
+    ]
+
+
+def test_doubles_whose_runs_would_be_rounded_are_lazy(heights: list[int]) -> None:
+    plan = plan_of(s=A.sum("f"))
+    rows = [(s, 0, 0, 0, f) for s, f in enumerate([1e300, 1e200, 1.0, -1e300, -1e200])]
+    for values, sums in ((rows, [1.0, 1e300]), ([r for r in rows if abs(r[4]) < 1e250], [1.0, 1e200])):
+        windows = [execute(range(5)), execute(range(3))]
+        found = [s for b in loaded(plan, values).windows(windows, 1 << 30, "eager") for s in b.column("s").to_pylist()]
+        assert found == sums
+    assert not heights
+
+
 def test_a_run_that_overflows_is_no_error_where_no_window_does(heights: list[int]) -> None:
     most = 2**63 - 1
     plan = plan_of(s=A.sum("i"))
