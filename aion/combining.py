@@ -197,7 +197,7 @@ class Loaded:
 
     def _late_events(self, windows: Ints, keys: Ints, window_of: Ints, rows: Ints) -> Ints:
         """Events of these rows, of each window and key that comes out."""
-        if not len(rows):
+        if not len(rows) or not len(windows):
             return np.zeros(len(windows), np.int64)
         at = self._groups_of(windows, keys, window_of, rows)
         found = at >= 0

@@ -258,6 +258,7 @@ def pane(rows: Sequence[tuple[int, int, int, int, Any]], window: Execute, key: i
 
 
 @given(passes(), st.sampled_from([1, 2000, 1 << 30]))
+@example(([(0, 2, 0, 1, 0.1), (1, 7, 0, 1, 0.1), (0, 1, 0, 1, 0.1)], [execute([0], 4, 2), execute([0, 1], 4, 2)]), 1)
 @example(([(s, 0, 0, s, 1e300 * (-1) ** s) for s in range(9)], [execute(range(2, 9))]), 1 << 30)
 def test_a_pass_is_the_same_either_way_and_as_plain_python_says(
     case: tuple[list[tuple[int, int, int, int, Any]], list[Execute]], limit_bytes: int
