@@ -40,6 +40,7 @@ from aion.keyed_executor import KeyedExecutor
 from aion.operator import Operator
 from aion.plan import Plan
 from aion.rows import pane_rows
+from aion.slice_tree import Aggregation
 from aion.spilling import MEMORY_LIMIT_BYTES, drained, parts_by_key
 from aion.tuning.trace import Recorder
 from state_backends.block import Block, decode
@@ -81,7 +82,8 @@ class Executor:
 
     Blocks are decoded in the threads of ``codec``, without one in line. With a ``folder``, blocks are folded, and of
     windows that were executed before no more is read than what may have changed (docs/folding.md). For
-    ``memory_limit_bytes`` and ``spill_folder`` see :func:`aion.applying.apply_window`.
+    ``memory_limit_bytes`` and ``spill_folder`` see :func:`aion.applying.apply_window`. ``aggregation``: how windows
+    that overlap are combined of their slices (:mod:`aion.slice_tree`).
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Executor:
         *,
         memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
         spill_folder: str | None = None,
+        aggregation: Aggregation = "auto",
     ) -> None:
         self.plan = plan
         self.operator = operator
@@ -102,6 +105,7 @@ class Executor:
         self.folder = folder
         self.memory_limit_bytes = memory_limit_bytes
         self.spill_folder = spill_folder
+        self.aggregation = aggregation
         self._keyed = KeyedExecutor(
             plan, session, codec, memory_limit_bytes=memory_limit_bytes, spill_folder=spill_folder
         )
@@ -151,7 +155,7 @@ class Executor:
         if self.plan.layout is not None:
             # Of windows that were executed before less is read than of others.
             for among in ([e for e in executes if e.changed_since < 0], [e for e in executes if e.changed_since >= 0]):
-                for some in windows_at_once(self.plan.layout, among):
+                for some in windows_at_once(self.plan.layout, among, self.aggregation):
                     yield from self._combine(some)
         else:
             for execute in executes:
@@ -244,7 +248,7 @@ class Executor:
         """Each slice is read and decoded once, however many of the windows share it."""
         with closing(self._decode_all(*self._read(executes))) as decoded:
             for loaded in self._load(decoded):
-                yield from loaded.windows(executes, self.memory_limit_bytes)
+                yield from loaded.windows(executes, self.memory_limit_bytes, self.aggregation)
 
     def _load(self, decoded: Iterator[Decoded]) -> Iterator[Loaded]:
         """All partials, or if they do not fit in memory those of some keys at a time, by way of files."""

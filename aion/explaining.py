@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 
+from aion.aggregates.layout import Layout
 from aion.aggregates.lists import Distinct
 from aion.aggregates.partial import Partial
 from aion.config import Policy
@@ -118,6 +119,25 @@ def _places(plan: Plan, policy: Policy, tree: Tree, asked_levels: int) -> Iterat
         else "keeps the blocks of its keys, merges them by window, lowers them to results"
     )
     yield "root", f"{_count(len(tree.shards), 'shard')} in {_count(tree.root_tasks, 'task')}; each {work}."
+    if plan.layout is not None and any(
+        isinstance(w, Periodic) and w.slide_us < w.size_us for w in plan.windows.values()
+    ):
+        yield "overlap", _combining(plan.layout, policy)
+
+
+def _combining(layout: Layout, policy: Policy) -> str:
+    """How windows that overlap are combined."""
+    lazy = "each window is combined of all its slices"
+    eager = "runs of slices are combined first, for many windows together, and each window of few runs"
+    rounding = [b.name for b in layout.bound if not all(p.exact and not p.holistic for p in b.partials)]
+    match policy.execution.aggregation:
+        case "lazy":
+            return f"{lazy}: lazy, as the policy says."
+        case _ if rounding:
+            return f"{lazy}: lazy, because the result of {', '.join(rounding)} may depend on how slices are grouped."
+        case "eager":
+            return f"{eager}: eager, as the policy says."
+    return f"{eager}, where that takes fewer rows: eager; otherwise {lazy}: lazy."
 
 
 def _crossing(plan: Plan, tree: Tree, decisions: Mapping[str, Decision]) -> Iterator[Line]:

@@ -63,6 +63,11 @@ class Folding:
         found, self._touched = sorted(self._touched), set()
         return found
 
+    def may_fold(self, slice_us: int) -> bool:
+        """Whether there is anything to fold, whatever tells the slice's blocks apart: of a single small one not."""
+        runs = self._runs.get(slice_us, ())
+        return len(runs) > 1 or any(not run.is_sorted and run.size_bytes > WORTH_SORTING for run in runs)
+
     def due(self, slice_us: int, cuts: Iterable[int], *, ended: bool) -> list[Fold]:
         """What to fold in a slice now.
 

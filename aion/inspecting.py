@@ -94,6 +94,8 @@ def _operators(findings: list[ShardFinding]) -> Table:
         lateness = LatenessSketch()
         for snapshot in snapshots:
             windows.update(snapshot["windows"]["status"])
+            if live := sum(keyed["live"]["windows"] for keyed in snapshot["keyed"] if "live" in keyed):
+                windows["of single keys"] += live
             lateness.merge(LatenessSketch(Lateness.from_json(snapshot["lateness"]["lateness"]).counts))
         watermarks = [s["watermark_us"] for s in snapshots if s["watermark_us"] is not None]
         shares = [short_duration(int(lateness.quantile_us(share))) for share in (0.5, 0.99, 1.0)]

@@ -39,7 +39,7 @@ from aion.keyed.windows import Orders
 from aion.lateness import Bound, Lateness
 from aion.lifecycle import NEVER, WINDOW_COLUMNS, Counters, Status, WindowState
 from aion.runs import Runs
-from aion.slices import NO_SLICE, SliceGrid
+from aion.slices import NO_SLICE, LiveSlices, SliceGrid
 from aion.trigger import LateView, Trigger
 from aion.watermark import Watermark
 
@@ -80,7 +80,7 @@ class Operator:
         # Late windows that got events since they were executed: all that the end of a batch looks at.
         self._stirred: set[WindowRef] = set()
         # Every live slice with the windows that still need it.
-        self.slices: dict[int, list[WindowRef]] = {}
+        self.slices: LiveSlices[list[WindowRef]] = LiveSlices()
         self._purged = {number: Runs(window.slide_us) for number, window in grid.periodic.items()}
         # Slices that end by then were let go from memory, as far as the windows of single keys are concerned.
         self._settled_us = -NEVER
@@ -231,7 +231,8 @@ class Operator:
                     self._observe_late(ref, block.events)
             if late or too_late:
                 self.counters.late_events += block.events
-            self.slices.setdefault(block.slice_us, takers)
+            if block.slice_us not in self.slices:
+                self.slices[block.slice_us] = takers
             if self._folding is not None:
                 self._folding.arrived(block.slice_us, seq, block.size_bytes)
             if self.watermark.at_us is not None:
@@ -342,7 +343,7 @@ class Operator:
         if self._folding is None:
             return []
         actions: list[Action] = []
-        for s in dict.fromkeys(s for s in slices if s in self.slices):
+        for s in dict.fromkeys(s for s in slices if s in self.slices and self._folding.may_fold(s)):
             states = [self.windows[ref] for ref in self.slices[s] if ref in self.windows]
             # Blocks are told apart by what a window has executed and by what is late for it. Whatever will tell more
             # of them apart is yet to come: the next execution is over all there is, and lateness begins with the next.
@@ -373,9 +374,7 @@ class Operator:
         return action
 
     def _slices_of(self, ref: WindowRef) -> tuple[int, ...]:
-        if ref.start_us in self.slices and self.grid.end(ref.start_us) >= ref.end_us:
-            return (ref.start_us,)
-        return tuple(sorted(s for s in self.slices if ref.start_us <= s < ref.end_us))
+        return self.slices.between(ref.start_us, ref.end_us)
 
     def _destage(self, expired: Sequence[WindowRef]) -> list[Action]:
         """A slice is destaged once no active window needs it any more."""

@@ -68,6 +68,52 @@ def windows(snapshot: Mapping[str, Any], definitions: Sequence[tuple[str, Mappin
     return sorted(found, key=lambda window: (window.end_us, window.start_us, window.definition))
 
 
+@dataclass(frozen=True, slots=True)
+class KeyedWindow:
+    """A window of a single key. ``end_us``: None while it is not complete. ``executed``: it was yielded before."""
+
+    key: tuple[str, ...]
+    start_us: int
+    end_us: int | None
+    events: int
+    late_events: int
+    executed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedOutlook:
+    """The windows that live of a definition of which every key has its own, in one shard.
+
+    ``events``: all that are kept for them, also those that are in no window yet. The first and the last end are None
+    where no window is complete. ``listed``: the first ones to end.
+    """
+
+    definition: int
+    windows: int
+    executed: int
+    events: int
+    first_end_us: int | None
+    last_end_us: int | None
+    listed: tuple[KeyedWindow, ...]
+
+
+def keyed_windows(
+    snapshot: Mapping[str, Any], definitions: Sequence[tuple[str, Mapping[str, Any]]]
+) -> list[KeyedOutlook]:
+    """Those of one shard, by definition; of versions of before this was told, nothing."""
+    numbers = [number for number, (_, spec) in enumerate(definitions) if spec["type"] != "periodic"]
+    found = []
+    for number, kept in zip(numbers, snapshot["keyed"], strict=True):
+        if (told := kept.get("live")) is None:
+            continue
+        columns = ("key", "start_us", "end_us", "events", "late_events", "executed")
+        rows = zip(*(told["listed"][name] for name in columns), strict=True)
+        listed = tuple(KeyedWindow(tuple(key), *values) for key, *values in rows)
+        numbers_of = {name: told[name] for name in ("windows", "executed", "events", "first_end_us", "last_end_us")}
+        found.append(KeyedOutlook(number, listed=listed, **numbers_of))
+    return found
+
+
 def _outlook(
     bound: AdaptiveBound,
     trigger: Trigger,

@@ -147,6 +147,7 @@ def make_executor(plan: Plan, operator: Operator, session: Session, codec: Codec
         folder,
         memory_limit_bytes=policy.apply.memory_bytes,
         spill_folder=policy.apply.spill_dir or _local_dir(),
+        aggregation=policy.execution.aggregation,
     )
 
 

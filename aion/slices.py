@@ -6,7 +6,9 @@ belong to the same windows, so whatever is stored, it is stored once per slice.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,7 @@ import numpy.typing as npt
 from aion.windows import Definition, Family, Periodic
 
 Micros = npt.NDArray[np.int64]
+V = TypeVar("V")
 
 LEAST_KEYED_US = 60_000_000
 """Slices for windows of single keys are at least a minute long."""
@@ -68,6 +71,29 @@ class SliceGrid:
             for number, window in self.periodic.items()
             for window_start in window.starts_covering(start_us)
         ]
+
+
+class LiveSlices(dict[int, V]):
+    """Something of each slice that is kept, by its start; also in their order, which is made when it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._order: list[int] | None = None
+
+    def __setitem__(self, start_us: int, value: V) -> None:
+        if start_us not in self:
+            self._order = None
+        super().__setitem__(start_us, value)
+
+    def __delitem__(self, start_us: int) -> None:
+        self._order = None
+        super().__delitem__(start_us)
+
+    def between(self, start_us: int, end_us: int) -> tuple[int, ...]:
+        """Slices that start in this stretch, in their order."""
+        if self._order is None:
+            self._order = sorted(self)
+        return tuple(self._order[bisect_left(self._order, start_us) : bisect_left(self._order, end_us)])
 
 
 def _floor(times_us: Micros, period_us: int, phase_us: int) -> Micros:

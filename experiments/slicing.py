@@ -1,8 +1,8 @@
 """Stream slicing on one core: seed 000 figures 5a and 5b, against buckets and FlatFAT, without an engine around it.
 
-``slicing_runs`` says what is run, ``slicing_records`` what Kafka's windows per record cost (seed 003). Contenders take
-turns; all are given the same batches and watermarks, and the panes of each run are compared with those of the lazy
-store by a checksum.
+``slicing_runs`` says what is run, ``slicing_records`` what Kafka's windows per record cost (seed 003), and
+``slicing_operator`` what the lazy and the eager way cost inside the operator. Contenders take turns; all are given the
+same batches and watermarks, and the panes of each run are compared with those of the lazy store by a checksum.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from experiments.slicing_runs import Cell, Result, Settings
 
 PACKAGES = ("aion", "numpy", "rocksdict")
-LEGS = ("windows", "disorder", "rates", "records")
+LEGS = ("windows", "disorder", "rates", "records", "operator")
 
 
 def slicing(
@@ -30,7 +30,7 @@ def slicing(
     ] = 15_000,
     runs: Annotated[int, typer.Option(min=1, help="Measured runs of each contender.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.01, help="That a slow contender is measured for, in each run.")] = 0.3,
-    legs: Annotated[str, typer.Option(help="Some of: windows,disorder,rates,records.")] = "",
+    legs: Annotated[str, typer.Option(help="Some of: windows,disorder,rates,records,operator.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Of the generated events.")] = 1,
     out: Annotated[Path, typer.Option(help="For results.")] = Path("out/slicing"),
 ) -> None:
@@ -57,8 +57,15 @@ def slicing(
 
         with console.status("windows per record"):
             record["records"] = measure_records(settings.records, seed, out)
+    if "operator" in chosen:
+        from experiments import slicing_operator
+
+        wanted = slicing_operator.cases(settings)
+        record["operator"] = slicing_operator.measure_operator(
+            wanted, settings.runs, settings.seed, lambda words: console.print(words, highlight=False)
+        )
     console.print()
-    for table in slicing_report.tables(results, settings, record.get("records")):
+    for table in slicing_report.tables(results, settings, record.get("records"), record.get("operator")):
         console.print(table)
     if results:
         console.print(slicing_report.remarks(settings), highlight=False)

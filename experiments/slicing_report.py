@@ -78,7 +78,12 @@ def checks(results: Results) -> list[Check]:
     return found
 
 
-def tables(results: Results, settings: Settings, records: Mapping[str, Any] | None) -> Iterator[Table]:
+def tables(
+    results: Results,
+    settings: Settings,
+    records: Mapping[str, Any] | None = None,
+    operator: Sequence[Mapping[str, Any]] | None = None,
+) -> Iterator[Table]:
     by_windows = {(c.windows, c.session): medians(runs) for c, runs in results.get("windows", [])}
     for session in (False, True):
         columns = {f"{n:,}": by_windows[n, s] for n, s in by_windows if s is session}
@@ -98,6 +103,8 @@ def tables(results: Results, settings: Settings, records: Mapping[str, Any] | No
         yield _rates_table(f"{max(settings.windows):,} windows, by events per event-second", columns, beside)
     if records is not None:
         yield from _record_tables(records)
+    if operator is not None:
+        yield _operator_table(operator)
     if judged := checks(results):
         yield _checks_table(judged)
 
@@ -138,6 +145,22 @@ def _record_tables(records: Mapping[str, Any]) -> Iterator[Table]:
         if kind == "memory":
             table.add_row("all at once, as the slicer", f"{records['vectorised_us']:,.2f}", "", "")
         yield table
+
+
+def _operator_table(cases: Sequence[Mapping[str, Any]]) -> Table:
+    title = "in the operator: time of the eager way and of auto, over that of the lazy way (below 1: less)"
+    table = Table(title=title, title_justify="left")
+    table.add_column("case", no_wrap=True)
+    for what in ("a pass", "a call"):
+        for heading in (f"{what}: lazy, ms", "eager", "auto"):
+            table.add_column(heading, justify="right")
+    for case in cases:
+        cells = []
+        for what in ("pass", "call"):
+            ratios = case[f"{what}_ratios"]
+            cells += [f"{case[f'{what}_s']['lazy'] * 1e3:,.1f}", f"{ratios['eager']:.2f}", f"{ratios['auto']:.2f}"]
+        table.add_row(case["label"], *cells)
+    return table
 
 
 def _checks_table(judged: Sequence[Check]) -> Table:

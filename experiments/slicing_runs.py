@@ -46,6 +46,9 @@ class Settings:
     seconds: float = 0.3
     records: int = 4_096
     """In a window per record."""
+    overlaps: tuple[int, ...] = (20, 100, 600)
+    """Of the windows that the operator itself is given."""
+    keys: tuple[int, ...] = (10, 1_000)
     seed: int = 1
 
 

@@ -21,7 +21,7 @@ PURE_BY_DESIGN = {
     "aion.aggregates.partial", "aion.arrivals", "aion.block_folder", "aion.builder", "aion.combining", "aion.digests",
     "aion.distribution", "aion.errors", "aion.folding", "aion.key_ranges", "aion.lateness", "aion.lifecycle",
     "aion.merging", "aion.models", "aion.operator", "aion.overview", "aion.plan", "aion.regimes", "aion.replay",
-    "aion.rows", "aion.schema", "aion.sketch", "aion.slices", "aion.slicing", "aion.slicing.batch",
+    "aion.rows", "aion.schema", "aion.sketch", "aion.slice_tree", "aion.slices", "aion.slicing", "aion.slicing.batch",
     "aion.slicing.counts", "aion.slicing.edges", "aion.slicing.event_log", "aion.slicing.folds", "aion.slicing.panes",
     "aion.slicing.per_record", "aion.slicing.periodic", "aion.slicing.ranges", "aion.slicing.record_designs",
     "aion.slicing.rows", "aion.slicing.session_life", "aion.slicing.sessions", "aion.slicing.slicer",

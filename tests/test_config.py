@@ -212,7 +212,7 @@ def test_a_policy_does_not_change() -> None:
         ("memory: {budgt: 1MiB}", "memory.budgt: unknown key; did you mean memory.budget? "
          "allowed here: budget, bucket_limit, moderate, resume, scarce, victim"),
         ("memroy: {budget: 1MiB}", "memroy: unknown key; did you mean memory? "
-         "allowed here: state, memory, destage, prestage, io, blocks, distribution, apply, lateness, trigger"),
+         "allowed here: state, memory, destage, prestage, io, blocks, distribution, execution, apply, lateness"),
         ("budget: 1MiB", "budget: unknown key; did you mean memory.budget?"),
         ("memory.budget: 1MiB", "memory.budget: unknown key; write it as memory: {budget: ...}"),
         ("memory: {budget_bytes: 1MiB}", "memory.budget_bytes: unknown key; did you mean memory.budget?"),

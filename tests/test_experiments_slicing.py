@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from typer.testing import CliRunner
 from aion.windows import Session, Tumbling
 from experiments import app, slicing_report, slicing_runs
 from experiments.slicing import cells, take_turns
+from experiments.slicing_operator import Case, measure_operator
+from experiments.slicing_operator import cases as operator_cases
 from experiments.slicing_records import RocksStorage, measure_records, storage, unit_costs
 from experiments.slicing_runs import (
     CONTENDERS,
@@ -33,7 +36,7 @@ from experiments.slicing_runs import (
 
 TINY = Settings(
     events=6_000, batch=1_000, rate=1_000, rates=(1_000,), windows=(1, 3), fractions=(0.0, 1.0), concurrent=2, runs=1,
-    seconds=0.01, records=64,
+    seconds=0.01, records=64, overlaps=(3, 5), keys=(2,),
 )  # fmt: skip
 
 
@@ -201,7 +204,16 @@ def test_tables_json_and_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(slicing_runs, "Settings", lambda **_: TINY)
     done = CliRunner().invoke(app, ["slicing", "--out", str(tmp_path)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    for words in ("figure 5a", "figure 5b", "FlatFAT", "Scotty, Java", "kept in RocksDB", "(chosen)", "checksum"):
+    for words in (
+        "figure 5a",
+        "figure 5b",
+        "FlatFAT",
+        "Scotty, Java",
+        "kept in RocksDB",
+        "(chosen)",
+        "checksum",
+        "in the operator",
+    ):
         assert words in done.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["slicing.json", "slicing.png"]
     record = json.loads((tmp_path / "slicing.json").read_text())
@@ -215,3 +227,34 @@ def test_an_unknown_leg_is_refused() -> None:
     done = CliRunner().invoke(app, ["slicing", "--legs", "window"])
     assert done.exit_code == 2
     assert "there are windows, disorder, rates, records" in " ".join(done.output.split())
+
+
+# --- lazy and eager in the operator ---------------------------------------------------------------------------
+
+
+def test_the_operators_ways_are_compared_in_passes_and_calls() -> None:
+    said: list[str] = []
+    cases = [Case(6, 3), Case(9, 2, late=True)]
+    assert operator_cases(TINY) == [Case(3, 2), Case(5, 2), Case(5, 2, late=True)]
+    found = measure_operator(cases, 1, 1, said.append)
+    assert [(of["windows"], of["late"]) for of in found] == [(100, False), (9, True)]
+    for of in found:
+        assert of["call_ratios"]["auto"] == pytest.approx(of["call_s"]["auto"] / of["call_s"]["lazy"])
+        assert set(of["pass_s"]) == {"lazy", "eager", "auto"}
+    assert said[1].startswith("overlap 9, 2 keys, one late event: pass: eager / lazy ")
+    (table,) = slicing_report.tables({}, TINY, operator=found)
+    assert table.row_count == 2
+
+
+def test_rows_that_differ_by_way_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from experiments import slicing_operator
+
+    real = slicing_operator.one_pass
+
+    def wrong(case: Case, way: Any, seed: int) -> Any:
+        took, rows = real(case, way, seed)
+        return took, rows if way == "lazy" else rows.slice(1)
+
+    monkeypatch.setattr(slicing_operator, "one_pass", wrong)
+    with pytest.raises(RuntimeError, match="overlap 3, 1 keys, on time: eager yields other rows than lazy"):
+        measure_operator([Case(3, 1)], 1, 1)

@@ -151,3 +151,21 @@ def test_sessions_and_counts_are_told_as_well() -> None:
     assert "hundreds (count 100): computed centrally, at the root; its bounds follow from how many" in text
     assert "Of sessions, a key has a row for each stretch of the smallest gap, 5 seconds, of a slice." in text
     assert "events the columns ts, speed of every event, for hundreds; each event once." in text
+
+
+@pytest.mark.parametrize(
+    ("policy", "aggregates", "words"),
+    [
+        ("standard", MEAN, "each window of few runs, where that takes fewer rows: eager; otherwise each window"),
+        ({"execution": {"aggregation": "eager"}}, MEAN, "each window of few runs: eager, as the policy says."),
+        ({"execution": {"aggregation": "lazy"}}, MEAN, "combined of all its slices: lazy, as the policy says."),
+        (
+            {"execution": {"aggregation": "eager"}},
+            {**MEAN, "sd": A.stddev("speed"), "middle": A.median("speed")},
+            "of all its slices: lazy, because the result of sd, middle may depend on how slices are grouped.",
+        ),
+    ],
+)
+def test_how_overlapping_windows_are_combined(policy: Any, aggregates: Any, words: str) -> None:
+    assert words in told(aggregates=aggregates, policy=policy)
+    assert "overlap" not in told(aggregates=aggregates, policy=policy, windows=aion.Tumbling("1 minute"))

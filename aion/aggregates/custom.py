@@ -33,6 +33,7 @@ class Custom(Partial):
     combine_function: Function
     commutative: bool = False
     invertible: bool = False
+    exact = False  # whether the function rounds is not known
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -21,6 +21,8 @@ Pair: TypeAlias = tuple[Doubles, Doubles]
 # Above this a slab's unit could overflow; what is beyond is added up scaled down, all of its bits being far from 0.
 _LARGE = 2.0**900
 _SCALE = 2.0**-200
+# Of the 106 that a pair has; slabs may be twice as large as the sum, and either part rounded up.
+_EXACT_BITS = 102
 # Rows of one group in a row wait for one another; if they are this many, they are better added as a stretch.
 _LONG_RUN = 256
 
@@ -43,6 +45,22 @@ def sum_by_group(groups: Groups, values: Doubles, largest: float | None = None) 
 def magnitude(values: Doubles) -> float:
     """The largest of the absolute values; NaN if there is one among them, and 0 if there is none at all."""
     return float(np.maximum(values.max(), -values.min())) if len(values) else 0.0
+
+
+def sums_are_exact(values: Doubles, most: int) -> bool:
+    """Whether pairs hold all sums of up to ``most`` of the values, and of such sums, without any rounding.
+
+    All values are multiples of the lowest bit that any of them has, and so is what additions make of them. As long as a
+    sum has no more than _EXACT_BITS above that bit, its low part is such a multiple below 2**53 of them, so each double
+    addition in :func:`add_double` is exact. Infinities and NaN do not count: they decide their sums in any order.
+    """
+    mantissas, exponents = np.frexp(values[np.isfinite(values) & (values != 0)])
+    if not len(mantissas):
+        return True
+    bits = np.ldexp(mantissas, 53).astype(np.int64)
+    lowest = int((exponents - 53 + np.frexp((bits & -bits).astype(np.float64))[1]).min()) - 1
+    highest = int(exponents.max()) + int(most).bit_length()
+    return highest - lowest <= _EXACT_BITS and float(np.ldexp(1.0, min(highest, 1023))) <= _LARGE
 
 
 def add_by_group(groups: Groups, values: Doubles) -> Doubles:

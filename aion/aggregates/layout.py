@@ -51,6 +51,15 @@ class Layout:
         """Some of the columns hold values of the events, so that a state may grow without bound."""
         return any(p.holistic for p in self.partials)
 
+    @property
+    def regroupable(self) -> bool:
+        """Its states have a bounded size, and can be combined in any grouping of neighbours, to the same bits."""
+        return all(p.exact and not p.holistic for p in self.partials)
+
+    def is_exact_for(self, column: Callable[[str], pa.Array], most: int) -> bool:
+        """Whether just these states can be, of which up to ``most`` are combined to one."""
+        return all(p.is_exact_for([column(name) for name in names], most) for p, names in self.partials.items())
+
     def spec(self) -> list[Any]:
         """What stored states depend on, as JSON values."""
         return [partial.spec() for partial in self.partials]

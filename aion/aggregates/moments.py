@@ -28,6 +28,7 @@ class SquaredDeviations(Partial):
 
     column: str
     invertible = True
+    exact = False  # each merge rounds
 
     @property
     def columns(self) -> tuple[str, ...]:

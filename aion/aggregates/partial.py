@@ -80,12 +80,14 @@ class Partial:
 
     ``needs`` names the partials whose states must be worked out before this one's. ``holistic``: its size has no
     bound, because it holds (some of) the events' values. ``commutative``: the order of arrival makes no difference.
-    ``invertible``: what was combined can be taken out again.
+    ``invertible``: what was combined can be taken out again. ``exact``: combining rounds nothing, so that
+    states can be combined in any grouping of neighbours, and no bit of the result is another.
     """
 
     holistic = False
     commutative = True
     invertible = False
+    exact = True
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -108,6 +110,10 @@ class Partial:
     def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
         """The state of each group of states, ``old`` having a row for each of them, in the order of arrival."""
         raise NotImplementedError
+
+    def is_exact_for(self, states: States, most: int) -> bool:
+        """Whether combining is exact for these ``states``, of which up to ``most`` are combined to one."""
+        return self.exact
 
     def spec(self) -> list[Any]:
         """What stored state of it depends on, as JSON values."""

@@ -93,6 +93,7 @@ class Digest(Partial):
     type: pa.DataType
     accuracy: int
     commutative = False
+    exact = False  # which values share a centroid depends on what was merged before
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aion.aggregates.doubled import add_by_group, add_double, sum_by_group
+from aion.aggregates.doubled import add_by_group, add_double, sum_by_group, sums_are_exact
 from aion.aggregates.groups import Groups, total_by_group
 from aion.aggregates.partial import Done, Partial, Rows, States, by_kernel, present
 from aion.aggregates.values import Ints, spread, to_int64
@@ -83,6 +83,11 @@ class DoubleSum(_Sum):
             fits = np.isfinite(high)
             high, low = np.where(fits, total[0], high), np.where(fits, total[1], 0.0)
         return [spread(high, groups.there), pa.array(low)]
+
+    def is_exact_for(self, states: States, most: int) -> bool:
+        """Where every sum of the states fits into a pair, none is rounded, whichever way they are added."""
+        high, low = (column.fill_null(0.0).to_numpy(zero_copy_only=False) for column in states)
+        return sums_are_exact(np.concatenate((high, low)), most)
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,22 @@ def _until_its_end(policy: Policy, limit_bytes: int) -> Story:
         ("each Spark batch ends", f"What is new of it is committed to {folder}."),
         (
             f"the watermark reaches {end}, its end",
-            f"On-time execution: {words.read} One pane of kind on_time comes out. {words.expire}",
+            f"On-time execution: {words.read} {_combining_words(policy)} One pane of kind on_time comes out. "
+            f"{words.expire}",
         ),
     ]
+
+
+def _combining_words(policy: Policy) -> str:
+    match policy.execution.aggregation:
+        case "lazy":
+            return "It is combined of the partials of all its slices, however many windows share them."
+        case "eager":
+            return "Windows that overlap are combined of a tree of partials over the slices that they share."
+    return (
+        "Windows that overlap are combined of a tree of partials over the slices that they share, where that takes "
+        "fewer rows than combining each of all its slices."
+    )
 
 
 def _after_its_end(policy: Policy) -> Story:

@@ -255,6 +255,16 @@ class DistributionPolicy(_Section):
     )
 
 
+class ExecutionPolicy(_Section):
+    """How windows are computed."""
+
+    aggregation: Literal["auto", "lazy", "eager"] = Field(
+        default="auto",
+        description="How windows that overlap are combined of the partials of their slices. lazy: each of all of "
+        "them; eager: of a tree over them, made for many windows together; auto: whichever takes fewer rows.",
+    )
+
+
 class ApplyPolicy(_Section):
     """What a function given as ``apply=`` may take on the worker that runs it."""
 
@@ -361,6 +371,7 @@ class Policy(_Section):
     io: IoPolicy = IoPolicy()
     blocks: BlocksPolicy = BlocksPolicy()
     distribution: DistributionPolicy = DistributionPolicy()
+    execution: ExecutionPolicy = ExecutionPolicy()
     apply: ApplyPolicy = ApplyPolicy()
     lateness: LatenessPolicy = LatenessPolicy()
     trigger: TriggerPolicy = TriggerPolicy()

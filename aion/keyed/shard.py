@@ -10,6 +10,7 @@ import numpy as np
 from aion.keyed.orders import Arrivals, EmitDroppedRows
 from aion.keyed.saving import Keeper, Save
 from aion.keyed.shapes import Flags
+from aion.keyed.summary import summary
 from aion.keyed.table import Table
 from aion.keyed.windows import KeyedWindows, Orders
 from aion.lifecycle import NEVER, StalenessKept
@@ -124,7 +125,8 @@ class KeyedShard:
 
     def snapshot(self) -> list[dict[str, Any]]:
         """As of the last :meth:`save`."""
-        return [{**w.snapshot(), "kept": k.snapshot()} for w, k in zip(self.windows, self._keepers, strict=True)]
+        both = zip(self.windows, self._keepers, strict=True)
+        return [{**w.snapshot(), "kept": k.snapshot(), "live": summary(w)} for w, k in both]
 
     def save(self) -> list[Save]:
         """What is to be kept with a version, in blocks."""

@@ -263,6 +263,11 @@ class KeyedWindows:
         from_us = self.closed_us - self.shape.reach_us
         return min(from_us, int(self.index["first"].min())) if len(self.index) else from_us
 
+    def live(self) -> tuple[Windows, Flags, Flags]:
+        """The windows of the index; which of them are not gone, and which were executed before."""
+        now = self._now()
+        return now.windows, self._there(now.windows.over_us, self.closed_us), now.at >= 0
+
     def active_from_us(self, now_us: int | None) -> int:
         """Events from then on may be of windows that have not ended."""
         if now_us is None:

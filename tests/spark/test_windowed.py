@@ -90,6 +90,24 @@ def test_the_same_panes_as_without_spark(stream: FileStream, sink: Sink, definit
     assert plain(got) == plain(expected)
 
 
+def test_overlapping_windows_are_the_same_whichever_way_they_are_combined(stream: FileStream, sink: Sink) -> None:
+    """Eager on Spark, as the policy there says, and lazy here."""
+    policy = {**BOUND, "state": {"shards": 1}}
+    tables = [stream.put(rows) for rows in batches(3, count=4)]
+    events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
+    definition: dict[str, Any] = {
+        "key": "k", "time": "ts", "windows": aion.Sliding("40 seconds", "1 second"), "aggregates": ALL,
+    }  # fmt: skip
+    eager = aion.windowed(events, policy={**policy, "execution": {"aggregation": "eager"}}, **definition)
+    assert "each window of few runs: eager, as the policy says." in " ".join(
+        aion.explain(events, policy={**policy, "execution": {"aggregation": "eager"}}, **definition).split()
+    )
+    got = sink.run(eager)
+    expected = naive(locally(tables, policy={**policy, "execution": {"aggregation": "lazy"}}, **definition))
+    assert len(got) > 300
+    assert plain(got) == plain(expected)
+
+
 def test_late_rows_are_not_dropped_and_nothing_is_lost(stream: FileStream, sink: Sink) -> None:
     rows = [row for batch in batches(2) for row in batch]
     for batch in batches(2):

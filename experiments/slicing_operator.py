@@ -1,0 +1,182 @@
+"""What the operator's two aggregate stores cost where windows overlap: ``lazy``, ``eager`` and what ``auto`` chooses.
+
+Each case is taken twice: a pass over windows of which the partials are loaded (:class:`aion.combining.Loaded`), and the
+call of a :class:`aion.LocalOperator` that executes such windows, with all that it does beside.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import aion
+from aion import aggregates as A
+from aion.actions import Execute, Kind, WindowRef
+from aion.combining import Loaded, windows_at_once
+from aion.plan import Plan, make_plan
+from aion.slice_tree import Aggregation
+from experiments.slicing_runs import Settings
+
+WAYS: tuple[Aggregation, ...] = ("lazy", "eager", "auto")
+SLIDE_US = 100_000
+WINDOWS = 100
+"""That end at once in a case on time. Of a late event, all that it is in are executed again."""
+LIMIT_BYTES = 256 << 20
+AGGREGATES = {"n": A.count(), "mean": A.mean("value"), "most": A.max("value")}
+SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us")), ("value", pa.float64())])
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Sliding windows in which each slice has an event of each key; ``late``: run again for a single late event."""
+
+    overlap: int
+    keys: int
+    late: bool = False
+
+    @property
+    def windows(self) -> int:
+        return self.overlap if self.late else WINDOWS
+
+    @property
+    def slices(self) -> int:
+        return self.overlap + self.windows - 1
+
+    @property
+    def label(self) -> str:
+        return f"overlap {self.overlap}, {self.keys:,} keys, {'one late event' if self.late else 'on time'}"
+
+
+def cases(settings: Settings) -> list[Case]:
+    """On time, and late where most windows are run again."""
+    on_time = [Case(overlap, keys) for overlap in settings.overlaps for keys in settings.keys]
+    return [*on_time, *(Case(max(settings.overlaps), keys, late=True) for keys in settings.keys)]
+
+
+def measure_operator(
+    wanted: Sequence[Case], runs: int, seed: int, say: Callable[[str], None] = lambda words: None
+) -> list[dict[str, Any]]:
+    """Of each case medians of the processor's seconds by way, and eager and auto over lazy (below 1: less time).
+
+    Raises RuntimeError where two ways yield other rows.
+    """
+    found = []
+    for case in wanted:
+        seconds: dict[str, dict[str, list[float]]] = {"pass": {}, "call": {}}
+        first: dict[str, pa.Table] = {}
+        for _ in range(runs):
+            for way in WAYS:
+                for what, run in (("pass", one_pass), ("call", one_call)):
+                    took, rows = run(case, way, seed)
+                    rows = rows.sort_by([("window_start", "ascending"), ("key", "ascending")])
+                    if not rows.equals(first.setdefault(what, rows)):
+                        raise RuntimeError(f"{case.label}: {way} yields other rows than {WAYS[0]}")
+                    seconds[what].setdefault(way, []).append(took)
+        result = {**asdict(case), "windows": case.windows, "label": case.label}
+        for what, by_way in seconds.items():
+            medians = {way: statistics.median(of) for way, of in by_way.items()}
+            result[f"{what}_s"] = medians
+            result[f"{what}_ratios"] = {way: medians[way] / medians["lazy"] for way in WAYS[1:]}
+        found.append(result)
+        say(line(result))
+    return found
+
+
+def line(result: Mapping[str, Any]) -> str:
+    """One case in words."""
+    parts = [
+        f"{what}: " + ", ".join(f"{way} / lazy {ratio:.2f}" for way, ratio in result[f"{what}_ratios"].items())
+        for what in ("pass", "call")
+    ]
+    return f"{result['label']}: {'; '.join(parts)}"
+
+
+def events_of(case: Case, seed: int) -> pa.Table:
+    """By time; an event of each key in each slice."""
+    rng = np.random.default_rng(seed)
+    times = np.repeat(np.arange(case.slices) * SLIDE_US, case.keys)
+    keys = np.tile(np.arange(case.keys), case.slices)
+    return pa.table([keys, pa.array(times).cast(pa.timestamp("us")), rng.random(len(times))], schema=SCHEMA)
+
+
+def late_event(case: Case) -> pa.Table:
+    """Into the slice that all windows have that are run again."""
+    at = pa.array([(case.overlap - 1) * SLIDE_US]).cast(pa.timestamp("us"))
+    return pa.table([pa.array([case.keys // 2]), at, pa.array([0.5])], schema=SCHEMA)
+
+
+# -- a pass -----------------------------------------------------------------------------------------------------
+
+
+def one_pass(case: Case, way: Aggregation, seed: int) -> tuple[float, pa.Table]:
+    plan = make_plan(
+        SCHEMA, key="key", time="ts", windows=sliding(case), aggregates=AGGREGATES, apply=None, outputs=None
+    )
+    events = events_of(case, seed)
+    blocks = [(0, n * SLIDE_US, lifted(plan, events.slice(n * case.keys, case.keys))) for n in range(case.slices)]
+    since = -1
+    if case.late:
+        since = 0
+        blocks.insert(case.overlap, (1, (case.overlap - 1) * SLIDE_US, lifted(plan, late_event(case))))
+    executes = [
+        Execute(
+            WindowRef(0, n * SLIDE_US, (n + case.overlap) * SLIDE_US),
+            Kind.LATE if case.late else Kind.ON_TIME,
+            0,
+            tuple(range(n * SLIDE_US, (n + case.overlap) * SLIDE_US, SLIDE_US)),
+            since,
+            1,
+            0,
+            0,
+        )
+        for n in range(case.windows)
+    ]
+    assert plan.layout is not None
+    begun = time.process_time()
+    rows = []
+    for some in windows_at_once(plan.layout, executes, way):
+        slices = {s for e in some for s in e.slices}
+        loaded = Loaded.of_blocks(plan, [block for block in blocks if block[1] in slices])
+        rows += list(loaded.windows(some, LIMIT_BYTES, way))
+    return time.process_time() - begun, pa.Table.from_batches(rows)
+
+
+def sliding(case: Case) -> aion.Sliding:
+    return aion.Sliding(f"{case.overlap * SLIDE_US} us", f"{SLIDE_US} us")
+
+
+def lifted(plan: Plan, events: pa.Table) -> pa.RecordBatch:
+    assert plan.layout is not None
+    partials = plan.layout.lift({"k0": events.column("key")}, {name: events.column(name) for name in SCHEMA.names})
+    return partials.combine_chunks().to_batches()[0]
+
+
+# -- a call -----------------------------------------------------------------------------------------------------
+
+
+def one_call(case: Case, way: Aggregation, seed: int) -> tuple[float, pa.Table]:
+    policy = {
+        "lateness": {"initial_bound": "1 day", "coverage": None},
+        "trigger": {"kind": "every_batch"},
+        "execution": {"aggregation": way},
+    }
+    with aion.LocalOperator(
+        windows=sliding(case), time="ts", key="key", aggregates=AGGREGATES, policy=policy
+    ) as operator:
+        operator.process(events_of(case, seed))
+        whole_us = (case.overlap - 1) * SLIDE_US
+        operator.advance(whole_us)  # windows that begin before the first event
+        end_us = case.slices * SLIDE_US
+        if case.late:
+            operator.advance(end_us)
+            operator.process(late_event(case))
+            end_us += 1
+        begun = time.process_time()
+        rows = operator.advance(end_us)
+        return time.process_time() - begun, rows
