@@ -1,6 +1,6 @@
 """What an operator is told, and what it orders: facts with their times and sizes in them, and actions. Pure.
 
-The words of :mod:`aion.operator`; a shell brings the facts and carries out the orders (DESIGN section 3).
+The words of :mod:`aion.operator`; a shell brings the facts and carries out the orders.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Events in, blocks out: what Disco's child node does on every source partition (seed 001 section 3). Pure.
+"""Events in, blocks out: what Disco's child node does on every source partition (Disco section 3). Pure.
 
 Vectorised over whole batches: slices by a few numpy passes, partials by Arrow's grouped kernels, kept events
 by one stable sort and one gather per megabytes of input. Nothing is done per event in Python.

@@ -1,4 +1,4 @@
-"""A plan in words: what runs where, and what crosses the network (Disco, seed 001 section 3)."""
+"""A plan in words: what runs where, and what crosses the network (Disco section 3)."""
 
 from __future__ import annotations
 

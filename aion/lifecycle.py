@@ -1,4 +1,4 @@
-"""The life of one window as a table, and what is remembered of it; what an operator counts. Pure (DESIGN section 4)."""
+"""The life of one window as a table, and what is remembered of it; what an operator counts. Pure (docs/concepts.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node between child and root does: blocks in, fewer out (Disco's window merger, seed 001 section 3). Pure.
+"""What a node between child and root does: blocks in, fewer out (Disco's window merger, Disco section 3). Pure.
 
 Parts of a window have equal bounds where they are made of equal slices, so blocks are merged by (shard, slice):
 partials are combined, kept events put together. A slice is sent once, however many windows it is in.

@@ -1,4 +1,4 @@
-"""The life of a window, as a pure state machine: ``handle(event) -> [action]`` (DESIGN section 4).
+"""The life of a window, as a pure state machine: ``handle(event) -> [action]`` (docs/concepts.md).
 
 Facts come in with their times and sizes in them; orders go out; a shell carries them out. No clock, no thread, no file,
 no randomness. One operator rules one shard; windows are the shard's, and :mod:`aion.keyed` knows those of single keys.

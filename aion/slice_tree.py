@@ -1,4 +1,4 @@
-"""A tree of partials over the slices of overlapping windows: the eager aggregate store (seed 000 section V). Pure.
+"""A tree of partials over the slices of overlapping windows: the eager aggregate store (Scotty section V). Pure.
 
 Lazily, a window is combined of the rows of all its slices, so that overlap multiplies rows. Eagerly, runs of 2, 4, 8
 and more neighbouring slices are combined first, a level at a time and all runs and keys of it at once; then a window

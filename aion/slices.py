@@ -1,4 +1,4 @@
-"""The edges that all windows of an operator share (Scotty, seed 000 section IV). Pure, vectorised.
+"""The edges that all windows of an operator share (Scotty section IV). Pure, vectorised.
 
 A slice is the stretch between two neighbouring edges, named by its start. All events of a slice
 belong to the same windows, so whatever is stored, it is stored once per slice.

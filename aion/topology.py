@@ -1,4 +1,4 @@
-"""How windows and their aggregates are distributed: Disco's merging strategies and its tree (seed 001 section 3). Pure.
+"""How windows and their aggregates are distributed: Disco's merging strategies and its tree (Disco section 3). Pure.
 
 Which strategy a window gets follows from its definition; what crosses the network follows from the aggregates.
 """
@@ -15,7 +15,7 @@ from aion.windows import Count, Definition, Periodic, PerRecord, Punctuated, Ses
 
 
 class Strategy(StrEnum):
-    """How the parts of a window that different source partitions made become one window (seed 001 section 3.2)."""
+    """How the parts of a window that different source partitions made become one window (Disco section 3.2)."""
 
     UNIQUE = "unique"
     CONTEXT_FREE = "context-free"

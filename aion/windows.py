@@ -2,7 +2,7 @@
 
 Ends are exclusive, except where said. Windows are aligned to the Unix epoch plus ``offset``, as in Spark and Flink.
 Tumbling and sliding windows are context-free: their edges are known without events. The others are context-aware:
-events decide where their windows begin and end (Disco, seed 001 section 2).
+events decide where their windows begin and end (Disco section 2).
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Count:
 class PerRecord:
     """One window for each event of a key: all events from ``size`` before it up to its own time, both inclusive.
 
-    ``PerRecord("5 minutes")``; Kafka Streams calls such windows sliding (seed 003). Events of the same time share
+    ``PerRecord("5 minutes")``; Kafka Streams calls such windows sliding (KIP-450). Events of the same time share
     their window. Raises WindowError for a size that is not positive.
     """
 

@@ -1,4 +1,4 @@
-"""Predictive cleanup against streams with known truth and real flights: issue 5's figures, all in one run.
+"""Predictive cleanup against streams with known truth and real flights: all in one run.
 
 `cleanup_streams` says what is replayed and counted, `cleanup_report` what is made of it.
 """

@@ -1,4 +1,4 @@
-"""What `aion experiment cleanup` says of its runs: verdicts against issue 5's targets, tables, figures."""
+"""What `aion experiment cleanup` says of its runs: verdicts against the targets, tables, figures."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 WINDOW = "20 seconds"
 WINDOW_MS = 20_000
 PACKAGES = ("aion-streams", "pyspark", "pyarrow", "pandas", "numpy", "rocksdict")
-# The ratios issue 2 asks for. Each belongs to the settings it names; elsewhere a ratio is only reported.
+# The ratios to reach. Each belongs to the settings it names; elsewhere a ratio is only reported.
 KEPT_OVER_LIST_STATE = {0: 12.0, 2304: 2.0}  # by payload bytes
 PARTIALS_OVER_WINDOW = {1.0: 0.7, 20.0: 2.0}  # by overlap: in how many windows an event is
 
@@ -216,7 +216,7 @@ def overlap(slide: str | None) -> float:
 
 
 def targets_for(payload_bytes: int, windows_per_event: float) -> list[Target]:
-    """The ratios to report, with issue 2's targets where it sets one for these settings."""
+    """The ratios to report, with their targets, where there is one for these settings."""
     from experiments.bench import Target
 
     return [

@@ -1,6 +1,6 @@
 """What one late event costs in windows of few and of many keys; and what a window takes that many batches feed.
 
-Issue 6: a late event costs in proportion to the keys it touches, not to its window; and partials of an open window take
+A late event is to cost in proportion to the keys it touches, not to its window; and partials of an open window take
 at most about twice their folded size, in memory and on disk, however many batches feed it. Beside it the same without
 folding: blocks stay as they came, and a late execution reads its window.
 """

@@ -1,4 +1,4 @@
-"""What crosses the network: seed 001 figures 5 and 6 on Spark, Aion's merging levels against forwarding every event.
+"""What crosses the network: Disco figures 5 and 6 on Spark, Aion's merging levels against forwarding every event.
 
 ``network_streams`` says what is run and how bytes are counted, ``network_report`` what is made of it.
 """

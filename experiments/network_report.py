@@ -1,4 +1,4 @@
-"""What `aion experiment network` says of its measurements: tables, verdicts against issue 6's targets, the figure."""
+"""What `aion experiment network` says of its measurements: tables, verdicts against the targets, the figure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from experiments.network_streams import AGGREGATES, CONTENDERS, Run
 if TYPE_CHECKING:
     from experiments.network import Rate, Settings
 
-# Of 100 million events, five levels, what sensors send to the children included (seed 001 section 4.2).
+# Of 100 million events, five levels, what sensors send to the children included (Disco section 4.2).
 PAPER = {
     "events": 100_000_000,
     "levels": 5,
@@ -243,7 +243,7 @@ def _draw_bytes(axis: Any, levels: Sequence[Level], aggregate: str) -> None:
         ours, theirs = levels[-1].ratio_with_sensors, paper_ratio(aggregate)
         words = f"{at[-1]} levels, with\nthe sensors' hop: {ours:.2f}x\nthe paper: {theirs:.2f}x"
         axis.text(0.03, 0.8, words, transform=axis.transAxes, fontsize=8, va="top")
-    axis.set_title(f"{aggregate}, 1 s tumbling (seed 001, figure 6)", fontsize=10)
+    axis.set_title(f"{aggregate}, 1 s tumbling (Disco, figure 6)", fontsize=10)
     axis.set_xlabel("levels (hops from a child to the root)")
     axis.set_ylabel("bytes shuffled per event")
     axis.set_xticks(at)
@@ -257,7 +257,7 @@ def _draw_rates(axis: Any, found: dict[tuple[int, int, str], float], aggregate: 
     for i, name in enumerate(CONTENDERS):
         places = [at + (i - 1) * width for at in range(len(cells))]
         axis.bar(places, [found[(*cell, name)] / 1e6 for cell in cells], width, color=COLOURS[name], label=name)
-    axis.set_title(f"{aggregate}, one hop (seed 001, figure 5)", fontsize=10)
+    axis.set_title(f"{aggregate}, one hop (Disco, figure 5)", fontsize=10)
     axis.set_xticks(range(len(cells)), [f"{children}\n{cores}" for cores, children in cells], fontsize=8)
     axis.set_xlabel("sources (above) and cores (below)")
     axis.set_ylabel("million events/s")

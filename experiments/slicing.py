@@ -1,6 +1,6 @@
-"""Stream slicing on one core: seed 000 figures 5a and 5b, against buckets and FlatFAT, without an engine around it.
+"""Stream slicing on one core: Scotty figures 5a and 5b, against buckets and FlatFAT, without an engine around it.
 
-``slicing_runs`` says what is run, ``slicing_records`` what Kafka's windows per record cost (seed 003), and
+``slicing_runs`` says what is run, ``slicing_records`` what Kafka's windows per record cost (KIP-450), and
 ``slicing_operator`` what the lazy and the eager way cost inside the operator. Contenders take turns; all are given the
 same batches and watermarks, and the panes of each run are compared with those of the lazy store by a checksum.
 """

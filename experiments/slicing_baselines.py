@@ -1,4 +1,4 @@
-"""What stream slicing is measured against (seed 000 section VII): buckets as in Flink, and FlatFAT. Same panes.
+"""What stream slicing is measured against (Scotty section VII): buckets as in Flink, and FlatFAT. Same panes.
 
 Both are vectorised as far as their design goes. Buckets add every event to every window it is in; FlatFAT keeps a tree
 over single events, into which an event that is out of order has to be inserted.

@@ -1,4 +1,4 @@
-"""What a record costs in Kafka's sliding windows, by the two designs of seed 003, in memory and in RocksDB."""
+"""What a record costs in Kafka's sliding windows, by the two designs of KIP-450, in memory and in RocksDB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `aion experiment slicing` says of its measurements: verdicts against issue 6's targets, tables, the figure."""
+"""What `aion experiment slicing` says of its measurements: verdicts against the targets, tables, the figure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from experiments.slicing_runs import CONTENDERS, DELAY_US, FEW, FILL_S, Cell, Re
 Results = Mapping[str, Sequence[tuple[Cell, Sequence[Result]]]]
 
 # Million tuples/s of the Java original (Scotty, lazy) and of naive buckets in such a benchmark, one thread, no engine:
-# by windows, without and with a session of 1 s (FACTS.md). The paper's own figures are from inside Flink.
+# by windows, without and with a session of 1 s. The paper's own figures are from inside Flink.
 ORIGINAL = {
     "Scotty, Java": {(1, False): 51, (20, False): 49, (100, False): 41, (1_000, False): 9.5,
                      (1, True): 26, (20, True): 28, (100, True): 25, (1_000, True): 8.7},

@@ -22,7 +22,7 @@ DELAY_US = 2_000_000
 SESSION_US = 1_000_000
 SHORTEST_MS, LONGEST_MS = 1_000, 20_000
 EPOCH_US = 1_372_000_000_000_000
-"""June 2013, when the data of seed 000 reference 16 were recorded."""
+"""June 2013, when the data of Scotty reference 16 were recorded."""
 
 # FlatFAT inserts single events; with batches of this size its clock is looked at often enough.
 FEW = 1_000

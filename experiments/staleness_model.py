@@ -13,7 +13,7 @@ from aion.distribution import Floats, LateDistribution
 from aion.staleness import Plan, Solver, balanced, descent, fewest, plan
 
 HORIZON = 17.0
-"""T of the log-normal distribution, in units of its median. The paper gives none; FACTS.md found this one."""
+"""T of the log-normal distribution, in units of its median. The paper gives none; this gives its figures."""
 MOST_EXECUTIONS = 200
 BOUNDS = (0.1, 0.05, 0.01)
 DISTRIBUTIONS = ("lnorm", "unif", "norm", "bursts")

@@ -1,4 +1,4 @@
-"""What the tiered store costs against memory and a plain file: issue 3's ratios, all in one run, without Spark.
+"""What the tiered store costs against memory and a plain file: all in one run, without Spark.
 
 Every leg runs in a process of its own (``store_legs``), so that neither memory nor caches of one help another; legs
 of one comparison take turns. ``store_ingest``, ``store_disk`` and ``store_windows`` say what is measured.

@@ -1,4 +1,4 @@
-"""What `aion experiment store` says of its measurements: verdicts against issue 3's targets, tables, figures."""
+"""What `aion experiment store` says of its measurements: verdicts against the targets, tables, figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from experiments.store_settings import MIB, Settings
 
 RESIDENT_AT_MOST = 1.25
 GROWTH_AT_MOST = 0.05
-"""Flat: this issue's own reading of the word, as a share of the budget."""
+"""Flat: our reading of the word, as a share of the budget."""
 INGEST_AT_LEAST = 0.8
 DISK_AT_LEAST = 0.6
 PRESTAGED_AT_MOST = 1.15

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 MIB = 1 << 20
 OVERCOMMIT = 20
-"""Issue 3: state is so many times the budget."""
+"""State is so many times the budget."""
 PAST_WINDOWS = (1, 10, 100, 1000)
 
 

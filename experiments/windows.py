@@ -36,7 +36,7 @@ LEGS = {
     "600": Leg("overlap 600", 600, size=SIZE, slide="100 milliseconds"),
     "sessions": Leg("sessions", 1, gap="1 second"),
 }
-# The ratios issue 6 asks for, by overlap.
+# The ratios to reach, by overlap.
 AT_LEAST = {"20": 2.0, "100": 8.0}
 # Stock Spark makes 600 rows of each event there; fewer events for all contenders, so that it ends.
 FEWER_AT_600 = 10

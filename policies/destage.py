@@ -1,7 +1,7 @@
 """What leaves memory, and when: the local and global policies of the paper's section 3.2. Pure.
 
 A policy suggests; the store's manager disposes, and logs what it refused. That a window is destaged when it expires
-is the life of a window, not a matter of policy (DESIGN section 4).
+is the life of a window, not a matter of policy (docs/concepts.md).
 """
 
 from __future__ import annotations

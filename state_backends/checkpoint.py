@@ -1,4 +1,4 @@
-"""Versions of a shard: open by token, work, commit (DESIGN section 6).
+"""Versions of a shard: open by token, work, commit (docs/state-format.md).
 
 A version is a manifest and the files it names, all immutable. Spark keeps the token of the current one, so
 Spark decides which attempt won. What an attempt did before its commit can be undone: blocks carry numbers

@@ -1,4 +1,4 @@
-"""Merging a store's files in the background (DESIGN section 6): the shell around :mod:`state_backends.compaction`.
+"""Merging a store's files in the background (docs/state-format.md): the shell around :mod:`state_backends.compaction`.
 
 The I/O thread copies live blocks into a new file, step by step and after everything else. Once the file is whole,
 the next call of who writes makes the blocks' entries point to it, all at once under the store's lock; only then

@@ -3,7 +3,7 @@
 A file is written once with RocksDB's own writer and then ingested by hard link, so the durable copy and the one that
 reads are the same bytes on disk; :mod:`state_backends.sst_file` says what is in it.
 
-Used by the I/O thread only, except where said. Sources of the layout: FACTS ("rocksdict"), DESIGN section 2.
+Used by the I/O thread only, except where said.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The state server: one per executor host and application (DESIGN section 2).
+"""The state server: one per executor host and application (docs/operating.md).
 
 Hot state outlives Python workers here. It listens on a unix socket in a folder that only its user can enter, and ends
 by itself when no executor it serves is left, or when nobody can find it any more. Who may do what: docs/security.md.

@@ -218,7 +218,7 @@ class TieredStore(SupersededBlocks):
         self._io.submit(Priority.READ, _call(self._p.close)).result()
 
     def validate(self) -> None:
-        """The invariants of DESIGN section 5; raises AssertionError."""
+        """The invariants of docs/store.md; raises AssertionError."""
         with self._lock:
             self._ledger.validate()
             in_memory = {e.seq for e in self._ledger if e.place in IN_MEMORY}

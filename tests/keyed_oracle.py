@@ -1,6 +1,6 @@
 """What windows that each key has its own of mean, one event at a time, in plain Python. Slow and obvious.
 
-Written from issue and DESIGN.md: sessions end a gap after their last event; count windows hold n events in event-time
+Written from the definitions: sessions end a gap after their last event; count windows hold n events in event-time
 order; a window per record holds what came up to ``size`` before it, both ends inclusive; punctuated windows begin at a
 punctuation and end at the next. What ended a bound before the watermark is closed.
 """

@@ -1,6 +1,6 @@
 """What windowed aggregation means, in plain Python: lists, dicts and loops, slow and obvious.
 
-Written from DESIGN.md (sections 1, 4 and 7) and Spark's documentation, and from nothing else of Aion: it
+Written from the definitions and Spark's documentation, and from nothing else of Aion: it
 knows no blocks, no slices of events kept, no stores, no Arrow. What it says is what LocalOperator must say.
 """
 

@@ -1,6 +1,6 @@
 """What windows mean, event by event, in plain Python: the oracle for everything in ``aion.slicing``.
 
-Written from the definitions (issue 6, seeds 000 and 003), not from the code: no slices, no partials, no sharing. Times
+Written from the definitions (Scotty and KIP-450), not from the code: no slices, no partials, no sharing. Times
 are integers; a batch is a set that arrives under one watermark.
 """
 

@@ -1,4 +1,4 @@
-"""DESIGN.md section 3 as tests: who may import whom, and what the pure core must not touch."""
+"""The architecture as tests: who may import whom, and what the pure core must not touch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("aion", "state_backends", "policies", "experiments")
 
-# What DESIGN.md calls pure; a module that calls itself pure is taken at its word as well.
+# What is pure by design; a module that calls itself pure is taken at its word as well.
 PURE_BY_DESIGN = {
     "aion.actions", "aion.adaptive", "aion.aggregates", "aion.aggregates.binding", "aion.aggregates.layout",
     "aion.aggregates.partial", "aion.arrivals", "aion.block_folder", "aion.builder", "aion.combining", "aion.digests",
@@ -78,7 +78,7 @@ PURE = PURE_BY_DESIGN | {m for m in FILES if says_that_it_is_pure(m) and not bel
 
 
 def layer(module: str) -> int:
-    """A module imports from its own layer or from those before it: DESIGN.md, "import direction"."""
+    """A module imports from its own layer or from those before it."""
     if module in ("aion.errors", "aion.time"):
         return 0
     if belongs(module, "experiments"):

@@ -1,4 +1,4 @@
-"""Blocks merged in any tree make the same panes as blocks that were never merged (seed 001 section 3)."""
+"""Blocks merged in any tree make the same panes as blocks that were never merged (Disco section 3)."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_no_slice_of_events_is_taken_for_one_of_the_index() -> None:
     assert not any(is_index(s) for s in (NO_SLICE, -(2**61), 0, 2**62))
 
 
-# -- where the original slicer goes wrong (FACTS) -----------------------------------------------------------
+# -- where the original slicer goes wrong -----------------------------------------------------------
 
 
 def sessions(shard: Shard) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""The life of a window: every row of DESIGN section 4 by name, then everything in any order."""
+"""The life of a window: every row of its table by name, then everything in any order."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_single_events_make_up_the_sessions(events: list[Event], gap: int) -> No
 
 @given(st.lists(events, max_size=4), gaps)
 def test_any_tree_of_merges_gives_the_same(parts: list[list[Event]], gap: int) -> None:
-    """Partitions by themselves, then theirs pairwise, then all (Disco, seed 001 section 3.2)."""
+    """Partitions by themselves, then theirs pairwise, then all (Disco section 3.2)."""
     level = [merge_intervals(instants(part), gap).made for part in parts]
     while len(level) > 1:
         pairs = [level[i : i + 2] for i in range(0, len(level), 2)]

@@ -1,6 +1,6 @@
 """The slicer against the oracle: every kind of window, any order, lateness and batches, every store, the same panes.
 
-The cases of the slice manager (seed 000 section VI) and the ten mistakes of the original slicer (FACTS.md) by name.
+The cases of the slice manager (Scotty section VI) and ten mistakes of the original slicer by name.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def test_large_batches_over_many_windows_and_sessions() -> None:
         assert {row[4] for row in panes["lazy"]} >= {0, 1} or batch == 0
 
 
-# -- the slice manager (seed 000 section VI.B) ------------------------------------------------------------
+# -- the slice manager (Scotty section VI.B) ------------------------------------------------------------
 
 
 def session_slices(*batches: list[int], gap: int = 10) -> list[tuple[int, int, int]]:
@@ -222,7 +222,7 @@ def test_larger_gaps_add_no_slices() -> None:
     assert slices[0] == slices[1]
 
 
-# -- the ten mistakes of the original (FACTS.md, "Slicing") -----------------------------------------------
+# -- ten mistakes of the original -----------------------------------------------
 
 YEAR = 365 * 24 * 3_600 * 1_000_000
 

@@ -1,4 +1,4 @@
-"""Which strategy a window gets, and what a tree of merging levels looks like (seed 001 section 3)."""
+"""Which strategy a window gets, and what a tree of merging levels looks like (Disco section 3)."""
 
 from __future__ import annotations
 

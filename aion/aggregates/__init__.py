@@ -1,4 +1,4 @@
-"""Aggregates as lift / combine / lower over Arrow columns (Scotty, seed 000 section IV.B). Pure.
+"""Aggregates as lift / combine / lower over Arrow columns (Scotty section IV.B). Pure.
 
 Named and typed as in ``pyspark.sql.functions``, with Spark's null, NaN and overflow handling:
 

@@ -1,4 +1,4 @@
-"""The user's own aggregate: three functions over Arrow arrays (Scotty, seed 000 section IV.B). Pure.
+"""The user's own aggregate: three functions over Arrow arrays (Scotty section IV.B). Pure.
 
 ``lift`` maps events to partials, one to one; ``combine`` merges two arrays of partials, element by element; ``lower``
 maps partials to results. None of them sees groups: the rows of each group are merged as a balanced tree, all groups

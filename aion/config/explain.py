@@ -1,4 +1,4 @@
-"""The life of a window under a policy, in words with the numbers (DESIGN section 4)."""
+"""The life of a window under a policy, in words with the numbers (docs/concepts.md)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The life of the windows of single keys: which are executed, retracted and let go, and when. Pure.
 
-The same life as that of other windows (DESIGN section 4), for all windows of a definition at once. A window is executed
+The same life as that of other windows (docs/concepts.md), for all windows of a definition at once. A window is executed
 on time when the watermark reaches its end; one that changes after that waits for the trigger, together with those of
 the shard that end within the same stretch of time (a cell), and no longer than the bound. A late event may change where
 windows are: of those that were executed and are no more, a retraction is due with the execution of what replaced them.

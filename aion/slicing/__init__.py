@@ -1,4 +1,4 @@
-"""Stream slicing in memory: any windows over one stream, vectorised (Scotty, seeds 000 and 002). Pure.
+"""Stream slicing in memory: any windows over one stream, vectorised (Scotty). Pure.
 
 ``edges``, ``batch``: from events to slices. ``rows``, ``stores``, ``ranges``: slices, and aggregates over ranges of
 them. ``periodic``, ``sessions``, ``counts``, ``per_record``: which windows there are. ``slicer``: all of it together.

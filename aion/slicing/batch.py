@@ -1,4 +1,4 @@
-"""A batch of events to the slices they are in, each with its partial aggregates, in a few passes (seed 000). Pure.
+"""A batch of events to the slices they are in, each with its partial aggregates, in a few passes (Scotty). Pure.
 
 Events are counted into bins so narrow that every edge begins one, and the bins between two edges are added up: the cost
 per event depends neither on the number of windows nor, much, on the order of events. Where such bins would be too many,

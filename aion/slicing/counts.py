@@ -1,7 +1,7 @@
 """Count windows over events in event-time order, for many keys at once. Pure.
 
 Window k of a key holds its events number ``k * slide`` to ``k * slide + n - 1``, equal times in the order of arrival.
-Such windows need a global view of a key (Disco, seed 001 section 3.2): they cannot be made by partition and merged.
+Such windows need a global view of a key (Disco section 3.2): they cannot be made by partition and merged.
 """
 
 from __future__ import annotations

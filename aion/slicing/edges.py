@@ -1,4 +1,4 @@
-"""The edges of all periodic windows together, and which slice an event is in (Scotty, seed 000 section III). Pure.
+"""The edges of all periodic windows together, and which slice an event is in (Scotty section III). Pure.
 
 Where :class:`aion.slices.SliceGrid` takes a pass over the events for each family of edges, here the edges of a stretch
 of time are laid out once, so that the cost per event does not depend on the number of windows.

@@ -1,4 +1,4 @@
-"""Aggregates as numpy knows them: one column of values, one ufunc that combines (seed 000 section II). Pure.
+"""Aggregates as numpy knows them: one column of values, one ufunc that combines (Scotty section II). Pure.
 
 ``lift`` is the value itself, ``combine`` a ufunc, ``lower`` a function of the combined value and the number of events.
 The number of events is kept in any case. Integers are 64 bits wide, and a sum that leaves them raises IntegerOverflow;

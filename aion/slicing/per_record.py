@@ -1,4 +1,4 @@
-"""Windows per record over events in event-time order, for many keys at once (Kafka, seed 003). Pure."""
+"""Windows per record over events in event-time order, for many keys at once (KIP-450). Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def record_windows(keys: Micros, times_us: Micros, size_us: int, following_us: i
 
     ``keys``, ``times_us``: in order of (key, time). With ``following_us``, the resolution of the clock (for Kafka a
     millisecond), there is also the window that begins that much after each event, if it holds any: so does Kafka
-    Streams as shipped, where seed 003 asks for the windows that end at an event only.
+    Streams as shipped, where KIP-450 asks for the windows that end at an event only.
     """
     if not len(keys):
         nothing = np.empty(0, np.int64)

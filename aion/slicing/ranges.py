@@ -2,7 +2,7 @@
 
 Four ways, of which :func:`reduce_ranges` picks by what they cost: reduce each range by itself; prefix sums, where the
 ufunc can be undone exactly; a sparse table, of which two entries cover any range where overlap does no harm, and
-otherwise one for each binary digit of its length; a tree (FlatFAT, seed 000 reference 9), whose nodes are twice the
+otherwise one for each binary digit of its length; a tree (FlatFAT, Scotty reference 9), whose nodes are twice the
 column. :class:`RangeTree` is that tree, kept up to date instead of built for each question.
 
 Floats are never summed by differences of prefixes: one large value, infinity or NaN would spoil all ranges behind it.

@@ -1,4 +1,4 @@
-"""Kafka's sliding windows as seed 003 proposes them: the plain design, and the one in O(sqrt N). Pure.
+"""Kafka's sliding windows as KIP-450 proposes them: the plain design, and the one in O(sqrt N). Pure.
 
 There is one window: from ``size`` before the stream time, which is the latest event time so far, up to it, both
 inclusive. Each record that is not older is added to it and yields its aggregate. Both designs can only apply a value to

@@ -77,7 +77,7 @@ def join_by_edge(old: Rows, new: Rows, folds: Mapping[str, Fold]) -> Rows:
 
 
 def join_by_gap(old: Rows, new: Rows, gap_us: int, folds: Mapping[str, Fold]) -> Rows:
-    """Rows with no more than ``gap_us`` between them, of the same edge and level, become one (seed 000 section VI.B).
+    """Rows with no more than ``gap_us`` between them, of the same edge and level, become one (Scotty section VI.B).
 
     What is joined once stays joined, whatever comes between. The result is in order of the first event.
     """

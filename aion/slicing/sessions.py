@@ -1,4 +1,4 @@
-"""Sessions of many keys at once, from intervals instead of events (seeds 000 section IV, 001 section 3.2). Pure.
+"""Sessions of many keys at once, from intervals instead of events (Scotty section IV, Disco section 3.2). Pure.
 
 An interval is a stretch of events of one key that no gap divides: a cell of a batch, a slice, or a session made before.
 Two intervals of a key belong to one session if at most the gap lies between the last event of one and the first of the

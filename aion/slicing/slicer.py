@@ -1,4 +1,4 @@
-"""Any windows over one stream in one process: each event is put into one slice, aggregated once, shared (seed 000).
+"""Any windows over one stream in one process: each event is put into one slice, aggregated once, shared (Scotty).
 
 Pure, vectorised, without keys: what the operator builds on, and what ``aion experiment slicing`` measures. Batches of
 events come in any order, late or not; watermarks say when windows end; panes come out as columns.

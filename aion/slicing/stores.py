@@ -1,4 +1,4 @@
-"""Two aggregate stores over the same slices: ``lazy`` and ``eager`` (Scotty, seed 000 sections V and VII). Pure.
+"""Two aggregate stores over the same slices: ``lazy`` and ``eager`` (Scotty sections V and VII). Pure.
 
 The lazy one keeps slices in order and combines those of a window when it is asked for. The eager one keeps a tree of
 partials over them as well: a batch costs it the nodes above what changed, and any window O(log n).

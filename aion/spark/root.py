@@ -1,4 +1,4 @@
-"""The root: one Spark key is one shard. Opens it, appends blocks, executes windows, commits (DESIGN section 2)."""
+"""The root: one Spark key is one shard. Opens it, appends blocks, executes windows, commits (docs/operating.md)."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class _ShardWork:
         self.session.commit(self.operator.snapshot(), self._next_slices(), self.executor.executions)
 
     def _next_slices(self) -> tuple[int, ...]:
-        """What the next batch will read: its watermark follows from this batch's events (DESIGN section 2)."""
+        """What the next batch will read: its watermark follows from this batch's events (docs/operating.md)."""
         if not self._predicts:
             return ()
         expected = [self.operator.watermark.expected_next()]
