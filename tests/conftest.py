@@ -33,7 +33,7 @@ SLOW = ("chaos", "experiments", "spark")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules that take long come first: with several workers (``-n 3 --dist loadfile``) none waits for the last."""
+    """Modules that take long come first: with several workers (``-n 2 --dist loadfile``) none waits for the last."""
     items.sort(key=lambda item: item.path.parent.name not in SLOW)
 
 

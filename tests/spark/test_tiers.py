@@ -31,10 +31,11 @@ def new_server(spark: SparkSession) -> None:
     """So that its budget is that of the test, and what it counts is the test's: the next worker starts another."""
     folder = runtime_dir(spark.sparkContext.applicationId)
     server = occupant(folder)
-    if server is not None:
-        os.kill(server.pid, signal.SIGTERM)
+    if server is None:
+        return
+    os.kill(server.pid, signal.SIGTERM)
     deadline = time.monotonic() + PATIENCE
-    while folder.exists():
+    while occupant(folder) == server:  # one that was killed leaves its folder: the next one sweeps it
         assert time.monotonic() < deadline, "the server does not end"
         time.sleep(0.02)
 
