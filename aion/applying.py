@@ -243,11 +243,13 @@ def _to_table(plan: Plan, rows: list[Mapping[str, Any]], where: str) -> pa.Table
 
 
 def _plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]]
     try:
-        return batch.to_pylist()  # type: ignore[no-any-return]
+        rows = batch.to_pylist()
     except (OverflowError, ValueError):
         columns = [_readable(column) for column in batch.columns]
-        return pa.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()  # type: ignore[no-any-return]
+        rows = pa.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()
+    return rows
 
 
 def _readable(column: pa.Array) -> pa.Array:

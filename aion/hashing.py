@@ -64,7 +64,8 @@ def _hash(column: pa.Array, seeds: Hashes) -> Hashes:
 
 def _integers(column: pa.Array, type_: pa.DataType) -> npt.NDArray[np.int64]:
     plain = column.cast(type_)
-    return (plain.fill_null(0) if plain.null_count else plain).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    values: npt.NDArray[np.int64] = (plain.fill_null(0) if plain.null_count else plain).to_numpy(zero_copy_only=False)
+    return values
 
 
 def _rotated(values: Hashes, bits: int) -> Hashes:

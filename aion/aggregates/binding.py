@@ -58,6 +58,8 @@ class Bound:
         return all(p.invertible for p in self.partials)
 
 
+# What Arrow raises when it is asked, with no values or a null, for what it does not do with a type: the answer is no.
+_NOT_OF_THIS_TYPE = (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError)
 # Functions of all values in whatever order; only their partials are lists with one.
 _IN_ANY_ORDER = {"median", "percentile", "top_k"}
 
@@ -292,7 +294,7 @@ def _can_be_ordered(type_: pa.DataType) -> bool:
     nothing = pa.table({"key": pa.array([], pa.int64()), "value": pa.array([], type_)})
     try:
         nothing.group_by("key", use_threads=False).aggregate([("value", "min")])
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError):
+    except _NOT_OF_THIS_TYPE:
         return False
     return not t.is_null(type_)
 
@@ -301,7 +303,7 @@ def _can_be_kept(type_: pa.DataType) -> bool:
     """Whether Arrow can move values of the type about."""
     try:
         pa.nulls(1, type_).take(pa.array([0])).filter(pa.array([True]))
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError):
+    except _NOT_OF_THIS_TYPE:
         return False
     return True
 
@@ -309,6 +311,6 @@ def _can_be_kept(type_: pa.DataType) -> bool:
 def _can_be_told_apart(type_: pa.DataType) -> bool:
     try:
         pa.nulls(1, type_).dictionary_encode()
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError):
+    except _NOT_OF_THIS_TYPE:
         return False
     return not pa.types.is_nested(type_) and not pa.types.is_null(type_)

@@ -36,7 +36,8 @@ def joined(groups: Groups, lists: pa.ListArray) -> pa.ListArray:
 
 
 def lengths_of(lists: pa.ListArray) -> Ints:
-    return pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
+    lengths: Ints = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
+    return lengths
 
 
 def offsets_of(lists: pa.ListArray) -> Ints:

@@ -71,7 +71,8 @@ def _means(sums: States, counts: States) -> Pair:
 
 def _doubles(values: pa.Array) -> Doubles:
     values = values.cast(pa.float64(), safe=False)
-    return (values.fill_null(0.0) if values.null_count else values).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    found: Doubles = (values.fill_null(0.0) if values.null_count else values).to_numpy(zero_copy_only=False)
+    return found
 
 
 def _at_least_0(squares: Doubles) -> Doubles:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from aion.aggregates.doubled import magnitude
 from aion.aggregates.groups import Groups, total_by_group
 from aion.aggregates.values import Doubles, Mask, as_integers, combined, from_integers, spread, to_doubles
 
+T = TypeVar("T")
 States: TypeAlias = list[pa.Array]
 """The columns of one partial, a row for each group."""
 Done: TypeAlias = "Mapping[Partial, States]"
@@ -39,15 +41,15 @@ class Rows:
         return self._once(("array", name), lambda: combined(self._columns[name]))
 
     def present(self, *names: str) -> Present:
-        return self._once(("present", names), lambda: self._present(names))  # type: ignore[no-any-return]
+        return self._once(("present", names), lambda: self._present(names))
 
     def doubles(self, name: str) -> Doubles:
         """The values that are present, as doubles."""
-        return self._once(("doubles", name), lambda: to_doubles(self.present(name).values[0]))  # type: ignore[no-any-return]
+        return self._once(("doubles", name), lambda: to_doubles(self.present(name).values[0]))
 
     def magnitude(self, name: str) -> float:
         """The largest absolute value; NaN if there is one among them."""
-        return self._once(("magnitude", name), lambda: magnitude(self.doubles(name)))  # type: ignore[no-any-return]
+        return self._once(("magnitude", name), lambda: magnitude(self.doubles(name)))
 
     def groups_of(self, *names: str) -> Groups:
         """The groups of the rows in which the columns are present."""
@@ -60,7 +62,7 @@ class Rows:
         return Present(self.groups_of(*names), values, mask)
 
     def _mask(self, names: tuple[str, ...]) -> Mask | None:
-        return self._once(("mask", names), lambda: self._made_mask(names))  # type: ignore[no-any-return]
+        return self._once(("mask", names), lambda: self._made_mask(names))
 
     def _made_mask(self, names: tuple[str, ...]) -> Mask | None:
         arrays = [self.array(name) for name in names]
@@ -68,14 +70,15 @@ class Rows:
         mask: Mask | None = np.logical_and.reduce(masks) if masks else None
         return mask
 
-    def _once(self, what: Any, make: Callable[[], Any]) -> Any:
+    def _once(self, what: object, make: Callable[[], T]) -> T:
         if what not in self._made:
             self._made[what] = make()
-        return self._made[what]
+        made: T = self._made[what]
+        return made
 
 
 @dataclass(frozen=True)
-class Partial:
+class Partial(ABC):
     """One part of an aggregate's state. Equal partials of several aggregates are kept once.
 
     ``needs`` names the partials whose states must be worked out before this one's. ``holistic``: its size has no
@@ -95,21 +98,21 @@ class Partial:
         return ()
 
     @property
+    @abstractmethod
     def types(self) -> tuple[pa.DataType, ...]:
         """The types of its own columns."""
-        raise NotImplementedError
 
     @property
     def needs(self) -> tuple[Partial, ...]:
         return ()
 
+    @abstractmethod
     def lift(self, rows: Rows, done: Done) -> States:
         """The state of each group of events."""
-        raise NotImplementedError
 
+    @abstractmethod
     def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
         """The state of each group of states, ``old`` having a row for each of them, in the order of arrival."""
-        raise NotImplementedError
 
     def is_exact_for(self, states: States, most: int) -> bool:
         """Whether combining is exact for these ``states``, of which up to ``most`` are combined to one."""

@@ -28,15 +28,17 @@ def to_doubles(values: pa.Array) -> Doubles:
     """Numbers without nulls as doubles, rounded if they must be."""
     if not pa.types.is_float64(values.type):
         values = values.cast(pa.float64(), safe=False)
-    return values.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    found: Doubles = values.to_numpy(zero_copy_only=False)
+    return found
 
 
 def to_int64(values: pa.Array) -> Ints:
     """Integers without nulls; raises IntegerOverflow for an unsigned one of more than 63 bits."""
     try:
-        return values.cast(pa.int64()).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+        found: Ints = values.cast(pa.int64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid as error:
         raise IntegerOverflow(f"{error}; cast the column to double") from None
+    return found
 
 
 def as_integers(values: pa.Array) -> Ints | None:
@@ -48,7 +50,8 @@ def as_integers(values: pa.Array) -> Ints | None:
         values = values.view(pa.int32() if type_.bit_width == 32 else pa.int64())
     elif not t.is_integer(type_) or t.is_uint64(type_):
         return None
-    return values.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)  # type: ignore[no-any-return]
+    found: Ints = values.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    return found
 
 
 def from_integers(values: pa.Array, type_: pa.DataType) -> pa.Array:
@@ -65,7 +68,8 @@ def orderable(values: pa.Array) -> Ints:
     integers = as_integers(values)
     if integers is not None:
         return integers
-    return pc.rank(values, tiebreaker="dense").to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
+    ranks: Ints = pc.rank(values, tiebreaker="dense").to_numpy(zero_copy_only=False).astype(np.int64)
+    return ranks
 
 
 def ordered_doubles(values: Doubles) -> Ints:
