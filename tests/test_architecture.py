@@ -33,8 +33,8 @@ PURE_BY_DESIGN = {
 
 # Everything else has, or may have, an effect: a clock, a thread, a file, a process, a random number, Spark.
 HARMLESS = {
-    "__future__", "abc", "base64", "bisect", "collections", "collections.abc", "dataclasses", "datetime", "decimal", "enum",
-    "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics",
+    "__future__", "abc", "base64", "bisect", "collections", "collections.abc", "dataclasses", "datetime", "decimal",
+    "enum", "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics",
     "contextlib", "datasketches", "isal.isal_zlib", "struct", "typing", "zlib", "numpy", "numpy.typing", "orjson",
     "pyarrow", "pyarrow.compute", "scipy", "scipy.special",
 }  # fmt: skip

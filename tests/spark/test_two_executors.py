@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.spark.truths import visits
 from tests.spark.two_executors import KILLED_AFTER
 
 FILES, EVENTS, KEYS = 5, 300, 7
@@ -47,20 +48,7 @@ def test_an_executor_that_is_killed_takes_nothing_along(tmp_path: Path) -> None:
     wanted = Counter(zip(keys.tolist(), (times // 20 * 20).tolist(), strict=True))
     assert told["dropped"] == 0
     assert {(k, start): n for k, window, start, _, n in told["panes"] if window == "tumbling"} == wanted
-    assert {(k, start, end): n for k, window, start, end, n in told["panes"] if window == "session"} == _sessions(
-        times, keys
+    events = [{"user": key, "ts": at} for key, at in zip(keys.tolist(), times.tolist(), strict=True)]
+    assert {(k, start, end): n for k, window, start, end, n in told["panes"] if window == "session"} == visits(
+        events, 5
     )
-
-
-def _sessions(times: np.ndarray, keys: np.ndarray) -> dict[tuple[int, int, int], int]:
-    """One event after the other; an event exactly a gap after the last one still belongs to it."""
-    found: dict[tuple[int, int, int], int] = {}
-    for key in set(keys.tolist()):
-        open_: list[int] = []
-        for time in sorted(times[keys == key].tolist()):
-            if open_ and time - open_[-1] > 5:
-                found[key, open_[0], open_[-1] + 5] = len(open_)
-                open_ = []
-            open_.append(time)
-        found[key, open_[0], open_[-1] + 5] = len(open_)
-    return found
