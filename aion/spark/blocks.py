@@ -8,8 +8,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from aion.builder import ShardBlock
+from aion.fragments import Defragmenter, Fragmenter
 from aion.topology import Tree
-from state_backends.block import parse
 
 # Rows of more than this go to Spark by themselves; smaller ones share a batch.
 _BATCH_BYTES = 4 << 20
@@ -23,40 +23,52 @@ def row_type(tree: Tree, level: int) -> str:
 
 
 class BlockRows:
-    """Makes the rows that leave one task of a level, 0 being the children's. Made in the task."""
+    """Makes the rows that leave one task of a level, 0 being the children's. Made in the task.
 
-    def __init__(self, tree: Tree, level: int) -> None:
+    A row has at most ``limit_bytes`` of a block: see :mod:`aion.fragments`.
+    """
+
+    def __init__(self, tree: Tree, level: int, limit_bytes: int) -> None:
         context = TaskContext.get()
         assert context is not None
         self._parents = tree.parents(level, context.partitionId()) if level < tree.levels else None
+        # The one number that no other attempt of any task of this application has.
+        self._fragmenter = Fragmenter(context.taskAttemptId(), limit_bytes)
 
     def of(self, blocks: Iterator[ShardBlock]) -> Iterator[pa.RecordBatch]:
         """Blocks as batches of rows, as many in one as make a batch of some size."""
-        waiting: list[ShardBlock] = []
+        shards: list[int] = []
+        rows: list[bytes] = []
         size = 0
-        for block in blocks:
-            waiting.append(block)
-            size += block.block.size_bytes
-            if size >= _BATCH_BYTES:
-                yield self._batch(waiting)
-                waiting, size = [], 0
-        if waiting:
-            yield self._batch(waiting)
+        for shard, block in blocks:
+            for row in self._fragmenter.rows(block):
+                shards.append(shard)
+                rows.append(row)
+                size += len(row)
+                if size >= _BATCH_BYTES:
+                    yield self._batch(shards, rows)
+                    shards, rows, size = [], [], 0
+        if rows:
+            yield self._batch(shards, rows)
 
-    def _batch(self, blocks: list[ShardBlock]) -> pa.RecordBatch:
-        columns = [
-            pa.array([b.shard for b in blocks], pa.int32()),
-            pa.array([bytes(b.block.data) for b in blocks], pa.binary()),
-        ]
+    def _batch(self, shards: list[int], rows: list[bytes]) -> pa.RecordBatch:
+        columns = [pa.array(shards, pa.int32()), pa.array(rows, pa.binary())]
         if self._parents is None:
             return pa.RecordBatch.from_arrays(columns, schema=_TO_ROOT)
-        tasks = pa.array([self._parents[b.shard] for b in blocks], pa.int32())
+        tasks = pa.array([self._parents[shard] for shard in shards], pa.int32())
         return pa.RecordBatch.from_arrays([*columns, tasks], schema=_TO_LEVEL)
 
 
 def blocks_of(batches: Iterator[pa.RecordBatch]) -> Iterator[ShardBlock]:
-    """The blocks in rows that came through a shuffle; their bytes are not copied."""
+    """The blocks in rows that came through a shuffle; the bytes of those that came whole are not copied.
+
+    Raises CorruptBlock, FormatError.
+    """
+    parts: dict[int, Defragmenter] = {}
     for batch in batches:
         shards, data = batch.column("shard").to_pylist(), batch.column("block")
         for i, shard in enumerate(shards):
-            yield ShardBlock(shard, parse(data[i].as_buffer()))
+            for block in parts.setdefault(shard, Defragmenter()).blocks([data[i].as_buffer()]):
+                yield ShardBlock(shard, block)
+    for part in parts.values():
+        part.end()

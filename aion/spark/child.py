@@ -15,22 +15,29 @@ from aion.spark.blocks import BlockRows
 from aion.topology import Tree
 from state_backends.codec_pool import CodecPool
 
+# A pass over a batch has costs of its own; and a batch from Spark is small, so that wide rows do not make it huge.
+_ROWS_AT_ONCE = 1 << 16
+_BYTES_AT_ONCE = 32 << 20
+
 
 class Child:
     """The function for ``mapInArrow``; its input are the plan's columns and, if not ``shard_of``, the shard id."""
 
-    def __init__(self, plan: Plan, policy: dict[str, Any], shard_of: ShardOfKeys | None, tree: Tree) -> None:
+    def __init__(
+        self, plan: Plan, policy: dict[str, Any], shard_of: ShardOfKeys | None, tree: Tree, limit_bytes: int
+    ) -> None:
         self._plan = plan
         self._policy = policy
         self._shard_of = shard_of
         self._tree = tree
+        self._limit_bytes = limit_bytes
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         policy = policy_from_json(self._policy)
-        rows = BlockRows(self._tree, level=0)
+        rows = BlockRows(self._tree, level=0, limit_bytes=self._limit_bytes)
         with CodecPool(policy.io.codec_threads) as pool:
             builder = make_builder(self._plan, policy, pool, self._shard_of)
-            for batch in batches:
+            for batch in together(batches):
                 events = pa.RecordBatch.from_arrays(
                     [
                         column if column.type == field.type else column.cast(field.type)
@@ -41,3 +48,18 @@ class Child:
                 shards = batch.column(len(self._plan.schema)) if self._shard_of is None else None
                 yield from rows.of(builder.add(events, shards))
             yield from rows.of(builder.finish())
+
+
+def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Several batches as one, of at least ``_ROWS_AT_ONCE`` or ``_BYTES_AT_ONCE``; the last may have less."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= _ROWS_AT_ONCE or size >= _BYTES_AT_ONCE:
+            yield pa.concat_batches(waiting)
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield pa.concat_batches(waiting)

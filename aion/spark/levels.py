@@ -20,15 +20,16 @@ from state_backends.codec_pool import CodecPool
 class Merging:
     """The function for ``mapInArrow`` of one level; input and output are rows of :mod:`aion.spark.blocks`."""
 
-    def __init__(self, plan: Plan, policy: dict[str, Any], tree: Tree, level: int) -> None:
+    def __init__(self, plan: Plan, policy: dict[str, Any], tree: Tree, level: int, limit_bytes: int) -> None:
         self._plan = plan
         self._policy = policy
         self._tree = tree
         self._level = level
+        self._limit_bytes = limit_bytes
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         policy = policy_from_json(self._policy)
-        rows = BlockRows(self._tree, self._level)
+        rows = BlockRows(self._tree, self._level, self._limit_bytes)
         with CodecPool(policy.io.codec_threads) as pool:
             merger = BlockMerger(make_builder(self._plan, policy, pool, None))
             for shard, block in blocks_of(batches):
@@ -36,9 +37,9 @@ class Merging:
             yield from rows.of(merger.finish())
 
 
-def merged(blocks: DataFrame, plan: Plan, policy: dict[str, Any], tree: Tree) -> DataFrame:
+def merged(blocks: DataFrame, plan: Plan, policy: dict[str, Any], tree: Tree, limit_bytes: int) -> DataFrame:
     """The children's rows, merged on every level of the tree."""
     for level in range(1, tree.levels + 1):
         by_task = blocks.repartitionById(tree.tasks(level), "task")
-        blocks = by_task.mapInArrow(Merging(plan, policy, tree, level), row_type(tree, level))
+        blocks = by_task.mapInArrow(Merging(plan, policy, tree, level, limit_bytes), row_type(tree, level))
     return blocks

@@ -17,13 +17,13 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from aion.config import policy_from_json
 from aion.errors import ForeignState, ServerUnreachable
+from aion.fragments import Defragmenter
 from aion.operator import Operator
 from aion.plan import Plan
 from aion.runtime import make_bound, make_executor, make_operator, predicts, store_config
 from aion.slices import NO_SLICE
 from aion.spark.frames import to_frame
 from aion.tuning.trace import Definition, Recorder
-from state_backends.block import parse
 from state_backends.client import RemoteSession, StateClient, executor_pid
 from state_backends.codec_pool import CodecPool
 from state_backends.manifest import Identity
@@ -184,6 +184,7 @@ class _ShardWork:
             session.prestage(active)
         self._delay_us = config.watermark_delay_us
         self._latest_us: int | None = None
+        self._parts = Defragmenter()
 
     def advance(self, watermark_ms: int) -> Iterator[pd.DataFrame]:
         # Spark says 0 as long as there is no watermark.
@@ -194,12 +195,15 @@ class _ShardWork:
             yield from _frames(self.executor.advance(to_us))
 
     def arrive(self, rows: Iterable[bytes]) -> Iterator[pd.DataFrame]:
-        blocks = [parse(data) for data in rows]
+        blocks = list(self._parts.blocks(rows))
+        if not blocks:
+            return
         times = [b.header.max_us for b in blocks if b.header.slice_us != NO_SLICE]
         self._latest_us = max([*times, self._latest_us] if self._latest_us is not None else times, default=None)
         yield from _frames(self.executor.arrive(blocks))
 
     def end_batch(self) -> Iterator[pd.DataFrame]:
+        self._parts.end()
         yield from _frames(self.executor.end_batch())
 
     def commit(self) -> None:

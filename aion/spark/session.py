@@ -26,8 +26,9 @@ REQUIRED = {
 }
 # Better than Spark's defaults for what Aion does; the user's own values win.
 PREFERRED = {
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(32 << 20),
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",
+    # No limit: with one, Spark adds up the sizes of all columns after each row, which is most of what a row costs.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     "spark.sql.session.timeZone": "UTC",
 }
 JAVA_ADVICE = (

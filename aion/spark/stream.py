@@ -21,6 +21,7 @@ from aion.config import SPARK_PREFIX, Policy, policy_to_json, resolve
 from aion.config.values import location
 from aion.errors import ConfigError, SchemaError, WatermarkError
 from aion.explaining import explain_plan
+from aion.fragments import fragment_bytes
 from aion.hashing import ShardOfKeys
 from aion.plan import DROPPED_COLUMNS, ApplyFunction, Plan, make_plan
 from aion.spark.blocks import row_type
@@ -90,7 +91,9 @@ def windowed(
         record=record,
     )
     plan, resolved, tree = query.plan, query.policy, query.tree
-    blocks = merged(_child(df, plan, resolved, tree), plan, policy_to_json(resolved), tree)
+    limit_bytes = fragment_bytes(int(_conf(spark, "spark.sql.execution.arrow.maxRecordsPerBatch")))
+    children = _child(df, plan, resolved, tree, limit_bytes)
+    blocks = merged(children, plan, policy_to_json(resolved), tree, limit_bytes)
     root = Root(
         RootConfig(
             plan=plan,
@@ -199,7 +202,7 @@ def dropped(df: DataFrame) -> DataFrame:
     return df.where(F.col("kind") == Kind.DROPPED.value).drop("pane")
 
 
-def _child(df: DataFrame, plan: Plan, policy: Policy, tree: Tree) -> DataFrame:
+def _child(df: DataFrame, plan: Plan, policy: Policy, tree: Tree, limit_bytes: int) -> DataFrame:
     """Only the columns that are needed cross into Python."""
     columns = {name: _column(df, name, plan) for name in plan.schema.names}
     needed = [column.alias(name) for name, column in columns.items()]
@@ -208,7 +211,7 @@ def _child(df: DataFrame, plan: Plan, policy: Policy, tree: Tree) -> DataFrame:
         shard_of = ShardOfKeys(tree.shards)
     else:
         needed.append(shard_column([columns[name] for name in plan.key], tree.shards).alias("__aion_shard"))
-    child = Child(plan, policy_to_json(policy), shard_of, tree)
+    child = Child(plan, policy_to_json(policy), shard_of, tree, limit_bytes)
     return df.select(*needed).mapInArrow(child, row_type(tree, level=0))
 
 

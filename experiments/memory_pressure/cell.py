@@ -61,7 +61,6 @@ def session(spec: dict[str, Any], folder: Path) -> SparkSession:
         "spark.local.dir": str(folder / "work" / "spark"),
         "spark.sql.shuffle.partitions": str(spec["cores"]),
         "spark.sql.files.openCostInBytes": str(spec["cores"]),
-        "spark.sql.execution.arrow.maxBytesPerBatch": str(32 << 20),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.streaming.numRecentProgressUpdates": "10000",
         "spark.sql.warehouse.dir": str(folder / "work" / "warehouse"),

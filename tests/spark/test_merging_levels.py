@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 import aion
 from aion import aggregates as A
 from aion.errors import ConfigError
-from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, plain
+from aion.fragments import fragment_bytes
+from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes, plain
 from tests.spark.test_windowed import BOUND, batches, locally, naive
 
 MIXED = {"n": A.count(), "total": A.sum("v"), "middle": A.median("v"), "distinct": A.count_distinct("v")}
@@ -52,6 +56,46 @@ def test_any_number_of_levels_gives_the_same_panes(
         results[levels] = plain(Sink(spark, tmp_path / str(levels)).run(result))
     assert all(result == results[0] for result in results.values())
     assert len(results[0]) > 50
+
+
+WIDE = pa.schema([("k", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("payload", pa.binary())])
+WIDE_DDL = "k string, ts timestamp, payload binary"
+
+
+def test_blocks_larger_than_a_row_of_spark_may_be_arrive_whole(spark: SparkSession, tmp_path: Path) -> None:
+    """Events of up to 40 KB, where as many rows are allowed in a batch as make a kilobyte the limit of one."""
+    mine = spark.newSession()  # settings of its own
+    mine.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "100000")
+    assert fragment_bytes(100_000) == 1024
+    stream = FileStream(mine, tmp_path / "input", WIDE)
+    draw = random.Random(11)
+    truth: dict[tuple[str, int], list[str]] = {}
+    for batch in range(3):
+        rows = []
+        for _ in range(30):
+            key, at = draw.choice("abc"), 10 * batch + draw.randrange(10)
+            payload = draw.randbytes(draw.randrange(40_000))
+            rows.append((key, at, payload))
+            truth.setdefault((key, at // 10), []).append(hashlib.sha256(payload).hexdigest())
+        stream.put(rows)
+    result = aion.windowed(
+        stream.read(WIDE_DDL).withWatermark("ts", "0 seconds"),
+        key="k",
+        time="ts",
+        windows=aion.Tumbling("10 seconds"),
+        apply=_digests,
+        schema="digests array<string>",
+        policy=BOUND,
+        merge_levels=1,
+    )
+    last = last_panes(Sink(mine, tmp_path).run(result), "k")
+    got = {(k, int(start.timestamp()) // 10): sorted(row["digests"]) for (k, _, start), row in last.items()}
+    # The last of the three windows has not ended yet.
+    assert got == {(k, at): sorted(digests) for (k, at), digests in truth.items() if at < 2}
+
+
+def _digests(key: Any, window: Any, events: Any) -> dict[str, Any]:
+    return {"digests": [hashlib.sha256(p).hexdigest() for batch in events for p in batch.column("payload").to_pylist()]}
 
 
 def test_explain_tells_what_windowed_would_do_and_starts_nothing(
