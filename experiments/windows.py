@@ -77,7 +77,7 @@ def windows(
     events: Annotated[int, typer.Option(min=100, help="Events per batch; for overlap 600 a tenth of it.")] = 2_000_000,
     batches: Annotated[int, typer.Option(min=3, help="Batches per run; the first two are not measured.")] = 4,
     runs: Annotated[int, typer.Option(min=1, help="Measured runs per contender.")] = 2,
-    warm_ups: Annotated[int, typer.Option(min=0, help="Runs per contender before those.")] = 0,
+    warm_ups: Annotated[int, typer.Option(min=0, help="Runs per contender before those.")] = 1,
     legs: Annotated[str, typer.Option(help="Some of: 1,20,100,600,sessions.")] = "",
     policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
     cores: Annotated[int, typer.Option(min=1, help="Cores, and shuffle partitions.")] = 2,
