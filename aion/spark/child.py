@@ -57,7 +57,7 @@ def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         waiting.append(batch)
         rows += batch.num_rows
-        size += batch.nbytes
+        size += batch.get_total_buffer_size()  # of nbytes each look takes as long as a copy
         if rows >= _ROWS_AT_ONCE or size >= _BYTES_AT_ONCE:
             yield pa.concat_batches(waiting)
             waiting, rows, size = [], 0, 0
