@@ -6,6 +6,7 @@ import typer
 
 from experiments.chaos import chaos
 from experiments.cleanup import cleanup
+from experiments.hosts import hosts
 from experiments.ingest import ingest
 from experiments.late_keys import late_keys
 from experiments.memory_pressure.command import compare, memory_pressure
@@ -32,6 +33,7 @@ def _experiments() -> None:
 # One line per experiment. Their modules import nothing heavy at the top.
 app.command("cleanup")(cleanup)
 app.command("chaos")(chaos)
+app.command("hosts")(hosts)
 app.command("ingest")(ingest)
 app.command("compare")(compare)
 app.command("late-keys")(late_keys)

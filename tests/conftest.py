@@ -58,6 +58,8 @@ def temporary() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="aion-tests-", dir=SHARED))
     environment = dict(os.environ)
     os.environ |= {"TMPDIR": str(folder), MARK: uuid.uuid4().hex}
+    # Queries of a few rows: to compile them well takes a JVM longer than they run.
+    os.environ["JAVA_TOOL_OPTIONS"] = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} -XX:TieredStopAtLevel=1".strip()
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(SHARED))  # which keeps tmp_path for those who look for a bug
     tempfile.tempdir = None
     yield folder

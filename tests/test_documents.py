@@ -38,25 +38,26 @@ COMMAND: Any = typer.main.get_command(app)
 ERRORS = r"\w+Error|\w+Unreachable|\w+Superseded|ForeignState|CorruptState|CorruptBlock"
 PROGRAMS = ("aion", "make", ".venv/bin/python", "python", "spark-submit")
 
-# What runs an experiment of the command line in small; None: nothing but the parser does.
+# What runs an experiment of the command line in small.
 RUN_SMALL = {
     "chaos": "tests/chaos/test_chaos.py::test_every_pane_is_that_of_an_undisturbed_run_and_of_the_events",
     "cleanup": "tests/test_experiments_cleanup.py::test_a_run_compares_what_was_learnt_with_oracle_and_fixed_bounds",
     "compare": "tests/experiments/test_memory_pressure.py::"
     "test_a_comparison_names_what_was_set_differently_and_nothing_else",
-    "ingest": None,
+    "hosts": "tests/spark/test_two_executors.py::test_an_executor_that_is_killed_takes_nothing_along",
+    "ingest": "tests/experiments/test_commands.py::test_ingest",
     "late-keys": "tests/test_experiments_late_keys.py::test_the_command_prints_and_writes_what_it_found",
     "memory-pressure": "tests/experiments/test_sweep.py::test_a_sweep_that_was_stopped_goes_on_with_what_is_missing",
     "network": "tests/spark/test_network_experiment.py::test_hops_of_central_and_distributed_queries_are_counted",
-    "overhead": None,
+    "overhead": "tests/experiments/test_commands.py::test_overhead",
     "planned": "tests/test_experiments_planned.py::test_modes_yield_the_same_panes_and_find_different_things_in_memory",
-    "restart": None,
+    "restart": "tests/experiments/test_commands.py::test_restart",
     "restore": "tests/test_experiments_restore.py::test_the_command_prints_and_writes_what_it_found",
     "slicing": "tests/test_experiments_slicing.py::test_designs_agree_and_their_costs_are_counted",
     "staleness": "tests/test_experiments_staleness.py::test_the_command",
     "store": "tests/test_experiments_store.py::test_ingest_in_a_process_of_its_own",
     "tune-check": "tests/test_documents.py::test_commands_that_are_cheap_do_what_is_said",
-    "windows": None,
+    "windows": "tests/experiments/test_commands.py::test_windows",
 }
 
 
@@ -279,10 +280,9 @@ def test_experiments_are_run_small_by_the_tests_that_are_named() -> None:
     assert {name for _, name in told} <= RUN_SMALL.keys()
     assert COMMAND.commands["experiment"].commands.keys() == RUN_SMALL.keys()
     for name, test in RUN_SMALL.items():
-        if test is not None:
-            file, _, function = test.partition("::")
-            tree = ast.parse((ROOT / file).read_text())
-            assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, (name, test)
+        file, _, function = test.partition("::")
+        tree = ast.parse((ROOT / file).read_text())
+        assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, (name, test)
 
 
 def test_all_other_commands_are_known() -> None:

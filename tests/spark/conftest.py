@@ -31,8 +31,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.driver.memory", "1g")
-        # Queries of a few rows: to compile them well takes longer than they run.
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     )
     session = aion.configure(builder, state_dir=str(folder / "state")).getOrCreate()
     session.sparkContext.setLogLevel("OFF")

@@ -1,54 +1,64 @@
-"""Executors that are processes of their own: the same panes, also when one is killed on the way."""
+"""Executors that are processes of their own: the same panes, also when one is killed on the way.
+
+The query is that of ``aion experiment hosts``, here on a cluster that needs no privileges: two executors on one host.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import psutil
 
-from tests.spark.truths import visits
-from tests.spark.two_executors import KILLED_AFTER
+from experiments.hosts import Settings, write_events
+from experiments.hosts_query import Request
 
-FILES, EVENTS, KEYS = 5, 300, 7
-END, NOBODY = 2_000, 99
-"""Of an event after all others, with which the windows of all others are complete, and its key."""
+EXECUTOR = "CoarseGrainedExecutorBackend"
+KILLED_AFTER = 2
+SETTINGS = Settings(hosts=2, batches=5, events=300, lose_after=KILLED_AFTER, seed=3)
+CONF = {
+    "spark.driver.host": "localhost",
+    "spark.executor.memory": "1g",
+    "spark.executorEnv.PYTHONPATH": str(Path.cwd()),
+    "spark.sql.shuffle.partitions": "4",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
 
 
 def test_an_executor_that_is_killed_takes_nothing_along(tmp_path: Path) -> None:
-    rng = np.random.default_rng(3)
-    (tmp_path / "in").mkdir()
-    all_times, all_keys = [], []
-    for file in range(FILES):
-        late = np.where(rng.random(EVENTS) < 0.2, rng.integers(0, 60, EVENTS), 0)
-        times = 1_000 + 30 * file + rng.integers(0, 30, EVENTS) - late
-        keys = rng.integers(0, KEYS, EVENTS)
-        if file == FILES - 1:
-            times, keys = np.append(times, END), np.append(keys, NOBODY)
-        path = tmp_path / "in" / f"{file}.parquet"
-        pq.write_table(pa.table({"ts": pa.array(times * 1_000_000, pa.timestamp("us", "UTC")), "k": keys}), path)
-        os.utime(path, (1_000_000_000 + file, 1_000_000_000 + file))  # the order in which Spark reads them
-        all_times.append(times[keys != NOBODY])
-        all_keys.append(keys[keys != NOBODY])
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.spark.two_executors", str(tmp_path)], capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    before, after = told["executors"][KILLED_AFTER], told["executors"][-1]
-    assert len(before) == 2 and told["killed"] in before
-    assert told["killed"] not in after and len(after) >= 1
-    times, keys = np.concatenate(all_times), np.concatenate(all_keys)
-    wanted = Counter(zip(keys.tolist(), (times // 20 * 20).tolist(), strict=True))
-    assert told["dropped"] == 0
-    assert {(k, start): n for k, window, start, _, n in told["panes"] if window == "tumbling"} == wanted
-    events = [{"user": key, "ts": at} for key, at in zip(keys.tolist(), times.tolist(), strict=True)]
-    assert {(k, start, end): n for k, window, start, end, n in told["panes"] if window == "session"} == visits(
-        events, 5
-    )
+    write_events(SETTINGS, tmp_path / "in")
+    request = Request(str(tmp_path), "local-cluster[2,1,1024]", SETTINGS.hosts, CONF)
+    command = [sys.executable, "-m", "experiments.hosts_query", json.dumps(asdict(request))]
+    batches: list[dict[str, Any]] = []
+    last: dict[str, Any] = {}
+    killed = None
+    with (
+        (tmp_path / "said").open("w+") as said,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as query,
+    ):
+        assert query.stdout is not None
+        for line in query.stdout:
+            if line.startswith("{"):
+                last = json.loads(line)
+                if "batch" in last:
+                    batches.append(last)
+                if last.get("batch") == KILLED_AFTER:
+                    killed = executors(query.pid)[0]
+                    killed.kill()
+        assert query.wait(60) == 0, (said.seek(0), said.read()[-3000:])
+    assert killed is not None
+    before, after = (set(batches[i]["places"]) for i in (KILLED_AFTER, -1))
+    assert len(before) == 3 and len(after) >= 2 and before - after, "the driver is there, and one executor is no more"
+    assert last["differences"] == []
+    assert last["dropped"] == 0
+    assert last["panes"] > 100
+
+
+def executors(driver: int) -> list[psutil.Process]:
+    below = psutil.Process(driver).children(recursive=True)
+    return [p for p in below if p.name() == "java" and any(EXECUTOR in word for word in p.cmdline())]

@@ -1,0 +1,279 @@
+"""A standalone cluster of several hosts, one of which is lost with all that runs on it while a query is at work.
+
+A host is a network namespace of Linux: with an address, and processes that reach others through their network only, and
+with a folder for temporary files that only its processes know. All hosts see one folder, as by NFS: the events, Spark's
+checkpoint and Aion's state are there. Losing a host is taking its network away and killing whatever runs on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from experiments.hosts_query import NOBODY, Request
+from experiments.ingest import wide_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PACKAGES = ("aion-streams", "pyspark", "pyarrow", "rocksdict")
+PORT = 7077
+EXECUTOR_MIB = 1024
+KEYS = 7
+SECONDS_OF_A_BATCH = 30
+START_S = 1_700_000_000
+TIMEOUT_S = 900.0
+# For how long Spark waits for an executor of which it hears nothing, by default two minutes; it must be told.
+SILENCE_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One experiment, as asked for."""
+
+    hosts: int
+    batches: int
+    events: int
+    lose_after: int
+    seed: int
+
+
+def hosts(
+    hosts: Annotated[
+        int, typer.Option(min=2, max=8, help="With an executor each; master and driver have one too.")
+    ] = 2,
+    batches: Annotated[int, typer.Option(min=4, help="Files of events, one for each batch.")] = 8,
+    events: Annotated[int, typer.Option(min=10, help="Of a file.")] = 300,
+    lose_after: Annotated[int, typer.Option(min=0, help="The batch after which the first host is lost.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Of the events.")] = 1,
+    out: Annotated[Path, typer.Option(help="For results; what all hosts see lies there while they run.")] = Path(
+        "out/hosts"
+    ),
+) -> None:
+    """A cluster of several hosts, one of which is lost on the way: are the windows those of all events?
+
+    Needs Linux, root and `ip` (Debian: iproute2) for network namespaces. Exits with 1 where windows differ.
+    """
+    # Here, not above: `aion --help` imports this module and needs none of it.
+    from experiments import bench
+
+    if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
+        raise typer.BadParameter("hosts are network namespaces: this needs Linux, root, and the command `ip`")
+    if lose_after >= batches - 1:
+        raise typer.BadParameter(f"--lose-after {lose_after}: of {batches} batches none would come after that")
+    settings = Settings(hosts, batches, events, lose_after, seed)
+    console = wide_console()
+    out.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix="work-", dir=out)).absolute()
+    try:
+        write_events(settings, work / "in")
+        with cluster(settings.hosts, work) as places:
+            found = run(settings, work, places, console)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    record = {
+        "experiment": "hosts",
+        "settings": asdict(settings),
+        "versions": bench.versions(PACKAGES),
+        "machine": bench.machine(),
+        **found,
+    }
+    bench.write_json(out / "hosts.json", record)
+    differences = found["differences"]
+    console.print(
+        f"{found['panes']:,} windows, {len(differences)} differences, {found['dropped']} events dropped; "
+        f"one of {settings.hosts} hosts lost after batch {settings.lose_after}, the next batch after "
+        f"{found['lost_s']:.1f} s (of them up to {SILENCE_S} s until Spark believes it)",
+        highlight=False,
+    )
+    console.print(f"written: {out / 'hosts.json'}", highlight=False)
+    if differences or found["dropped"]:
+        raise typer.Exit(1)
+
+
+def write_events(settings: Settings, folder: Path) -> None:
+    """Files of 30 seconds each; a fifth of the events comes up to a minute late."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir()
+    draw = np.random.default_rng(settings.seed)
+    for file in range(settings.batches):
+        late = np.where(draw.random(settings.events) < 0.2, draw.integers(0, 60, settings.events), 0)
+        begin = START_S + SECONDS_OF_A_BATCH * file
+        seconds = begin + draw.integers(0, SECONDS_OF_A_BATCH, settings.events) - late
+        keys = draw.integers(0, KEYS, settings.events)
+        if file == settings.batches - 1:
+            seconds, keys = np.append(seconds, begin + 3600), np.append(keys, NOBODY)
+        path = folder / f"{file:06d}.parquet"
+        pq.write_table(pa.table({"ts": pa.array(seconds * 1_000_000, pa.timestamp("us", "UTC")), "k": keys}), path)
+        os.utime(path, (START_S + file, START_S + file))  # the order in which Spark reads them
+
+
+class Host:
+    """A network namespace with one address; ``name`` is that of the namespace."""
+
+    def __init__(self, name: str, address: str, temporary: Path) -> None:
+        self.name = name
+        self.address = address
+        self.temporary = temporary
+        temporary.mkdir(parents=True)
+
+    def start(self, command: Sequence[str], log: IO[bytes], **pipes: Any) -> subprocess.Popen[bytes]:
+        """A process on this host. Its standard error goes to ``log``."""
+        environment = {
+            **os.environ,
+            "TMPDIR": str(self.temporary),
+            "SPARK_LOCAL_DIRS": str(self.temporary),
+            "SPARK_LOCAL_IP": self.address,
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")])),
+        }
+        words = ["ip", "netns", "exec", self.name, *command]
+        return subprocess.Popen(words, env=environment, stderr=log, **{"stdout": log, **pipes})
+
+    @property
+    def processes(self) -> list[int]:
+        return [int(pid) for pid in told("ip", "netns", "pids", self.name).split()]
+
+    def lose(self) -> None:
+        """Takes the network away, and then kills everything at once."""
+        told("ip", "-n", self.name, "link", "set", "e0", "down")
+        self.end()
+
+    def end(self) -> None:
+        while pids := self.processes:
+            subprocess.run(["kill", "-9", *map(str, pids)], check=False, capture_output=True)
+
+
+@contextmanager
+def cluster(workers: int, work: Path) -> Iterator[list[Host]]:
+    """The hosts, that of master and driver first, with a master and workers that run; gone in the end."""
+    import pyspark
+
+    spark_class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
+    # No two runs share a name; the kernel allows 15 characters.
+    tag = f"aion{os.getpid()}"
+    with ExitStack() as stack:
+        told("ip", "link", "add", tag, "type", "bridge")
+        stack.callback(told, "ip", "link", "del", tag)
+        told("ip", "link", "set", tag, "up")
+        places = []
+        for number in range(workers + 1):
+            name, wire = f"{tag}-{number}", f"{tag}v{number}"
+            told("ip", "netns", "add", name)
+            stack.callback(told, "ip", "netns", "del", name)
+            told("ip", "link", "add", wire, "type", "veth", "peer", "name", "e0", "netns", name)
+            # A namespace lives, and keeps its wire, until the last process in it is reaped.
+            stack.callback(told, "ip", "link", "del", wire)
+            told("ip", "link", "set", wire, "master", tag, "up")
+            # The bridge has no address, so that these are nobody's outside.
+            host = Host(name, f"10.77.0.{number + 1}", work / f"host-{number}")
+            told("ip", "-n", name, "addr", "add", f"{host.address}/24", "dev", "e0")
+            for device in ("e0", "lo"):
+                told("ip", "-n", name, "link", "set", device, "up")
+            places.append(host)
+        log = stack.enter_context((work / "cluster.log").open("wb"))
+        first, *others = places
+        daemons = []
+        for host in places:
+            stack.callback(host.end)
+        master = f"spark://{first.address}:{PORT}"
+        package = "org.apache.spark.deploy"
+        daemons.append(
+            first.start([spark_class, f"{package}.master.Master", "--host", first.address, "--port", str(PORT)], log)
+        )
+        for host in others:
+            options = ["--host", host.address, "-c", "1", "-m", f"{EXECUTOR_MIB + 512}M", "-d", str(host.temporary)]
+            daemons.append(host.start([spark_class, f"{package}.worker.Worker", *options, master], log))
+        yield places
+        for host in places:
+            host.end()
+        for daemon in daemons:
+            daemon.wait()
+
+
+def run(settings: Settings, work: Path, places: Sequence[Host], console: Console) -> dict[str, Any]:
+    """The query, and the loss of the second host. Raises RuntimeError with what Spark said if the query fails."""
+    first, lost, *_ = places
+    conf = {
+        "spark.driver.host": first.address,
+        "spark.driver.bindAddress": first.address,
+        "spark.executor.memory": f"{EXECUTOR_MIB}m",
+        "spark.executor.cores": "1",
+        "spark.executorEnv.PYTHONPATH": str(Path.cwd()),
+        "spark.network.timeout": f"{SILENCE_S}s",
+        "spark.executor.heartbeatInterval": "5s",
+        "spark.sql.shuffle.partitions": str(2 * settings.hosts),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    request = Request(str(work), f"spark://{first.address}:{PORT}", settings.hosts, conf)
+    batches: list[dict[str, Any]] = []
+    with (work / "driver.log").open("w+b") as log:
+        command = [sys.executable, "-m", "experiments.hosts_query", json.dumps(asdict(request))]
+        driver = first.start(command, log, stdout=subprocess.PIPE)
+        patience = threading.Timer(TIMEOUT_S, driver.kill)
+        patience.start()
+        assert driver.stdout is not None
+        last: Mapping[str, Any] = {}
+        for line in driver.stdout:
+            if not line.startswith(b"{"):
+                continue
+            last = json.loads(line)
+            if "batch" in last:
+                batches.append({**last, "servers": servers(places[1:])})
+                # Of the first host it is the driver.
+                counted = [place for place in last["places"] if not place.startswith(f"{first.address}:")]
+                took = last["seconds"] - (batches[-2]["seconds"] if len(batches) > 1 else 0.0)
+                console.print(
+                    f"batch {last['batch']}: {took:5.1f} s, executors {', '.join(counted)}, "
+                    f"state servers on {batches[-1]['servers']} hosts",
+                    highlight=False,
+                )
+                if last["batch"] == settings.lose_after:
+                    lost.lose()
+                    console.print(f"{lost.address} is lost", highlight=False)
+        patience.cancel()
+        if driver.wait() != 0 or "panes" not in last:
+            log.seek(0)
+            raise RuntimeError(f"the query failed:\n{log.read().decode(errors='replace')[-4000:]}")
+    after = [b["seconds"] for b in batches if b["batch"] > settings.lose_after]
+    before = next(b["seconds"] for b in batches if b["batch"] == settings.lose_after)
+    if any(place.startswith(f"{lost.address}:") for place in batches[-1]["places"]):
+        raise RuntimeError("Spark still counts on the host that was lost: nothing was tried")
+    return {**last, "batches": batches, "lost_s": after[0] - before}
+
+
+def servers(places: Sequence[Host]) -> int:
+    """On how many hosts a state server runs."""
+    import psutil
+
+    def serves(pid: int) -> bool:
+        try:
+            return "state_backends.server" in psutil.Process(pid).cmdline()
+        except psutil.Error:
+            return False
+
+    return sum(any(map(serves, host.processes)) for host in places)
+
+
+def told(*command: str) -> str:
+    """What a command prints. Raises RuntimeError with what it complains of."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
