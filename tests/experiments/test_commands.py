@@ -27,7 +27,7 @@ def run(folder: Path, name: str, *options: str) -> tuple[str, dict[str, Any]]:
 def test_ingest(tmp_path: Path) -> None:
     said, record = run(tmp_path, "ingest", *SMALL, "--contenders", "partials,stock-window")
     assert [run["contender"] for run in record["runs"]] == ["partials", "stock-window"]
-    assert all(found["median"] > 0 for found in record["events_per_s"].values())
+    assert [run["events"] for run in record["runs"]] == [6000, 6000]
     assert "Aion, partials / Spark window().agg" in said
 
 
@@ -46,8 +46,11 @@ def test_overhead(tmp_path: Path) -> None:
 
 
 def test_restart(tmp_path: Path) -> None:
-    said, record = run(tmp_path, "restart", "--size-mib", "2", "--runs", "1")
-    large, empty = (record["results"][state] for state in ("large", "empty"))
-    assert large["state_bytes"] >= 2 << 20 > empty["state_bytes"]
-    assert all(start["first_pane_s"] > 0 for state in (large, empty) for start in state["starts"])
-    assert f"{record['ratio']:.2f} times the time to the first pane" in said
+    """Not the command itself, which gives each of two states a life more: what it does with one of them."""
+    from experiments.restart import Settings, fill, start_again
+
+    settings = Settings(size_mib=2, payload_bytes=16_384, runs=1, policy="standard", cores=2)
+    filled = fill(settings, tmp_path, settings.size_mib)
+    assert filled["state_bytes"] >= 2 << 20 and filled["files"] > 0
+    again = start_again(settings, tmp_path, 1)
+    assert again.panes > 0 and again.first_pane_s is not None and again.first_pane_s > 0
