@@ -26,11 +26,12 @@ REQUIRED = {
 }
 # Better than Spark's defaults for what Aion does; the user's own values win.
 PREFERRED = {
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",
-    # No limit: with one, Spark adds up the sizes of all columns after each row, which is most of what a row costs.
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     "spark.sql.session.timeZone": "UTC",
 }
+_ROWS, _BYTES = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"
+_NO_LIMIT = 2**31 - 1
+# As Spark has it where nobody says anything, and had it before there was a limit in bytes.
+_MOST_ROWS = 10_000
 JAVA_ADVICE = (
     "Spark needs Java 17 or 21: install it (Debian and Ubuntu: apt-get install openjdk-17-jre-headless; "
     "macOS: brew install openjdk@17) and, if it is not on the PATH, set JAVA_HOME"
@@ -56,12 +57,22 @@ def configure(
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
     for key, value in REQUIRED.items():
         builder = builder.config(key, value)
-    for key, value in PREFERRED.items():
+    for key, value in {**PREFERRED, **_batches(given)}.items():
         if key not in given:
             builder = builder.config(key, value)
     for key, value in _settings(policy, overrides, given).items():
         builder = builder.config(key, value)
     return builder
+
+
+def _batches(given: Mapping[str, str]) -> dict[str, str]:
+    """How large batches for Python become: bounded by rows, and by bytes only where the user lets rows be many.
+
+    With a limit in bytes Spark adds up the sizes of all columns after each row, which is most of what a row costs.
+    """
+    rows = given.get(_ROWS, "4096")
+    few = rows.isdecimal() and 0 < int(rows) <= _MOST_ROWS
+    return {_ROWS: rows, _BYTES: str(_NO_LIMIT)} if few else {}
 
 
 def _settings(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ from aion.tuning.trace import Definition
 from aion.windows import Definitions
 
 _WATERMARK = "spark.watermarkDelayMs"
+_WORKER_LIMIT = "spark.executor.pyspark.memory"
 
 
 def windowed(
@@ -267,6 +269,12 @@ def _policy(
                 f"{key} is {_conf(spark, key)!r} and must be {value!r}; "
                 "build the session with aion.configure(SparkSession.builder...)"
             )
+    if spark.sparkContext.getConf().contains(_WORKER_LIMIT):
+        warnings.warn(
+            f"{_WORKER_LIMIT} is set: Spark makes it a limit on the address space of every Python worker, and the "
+            "state server, which one of them starts, inherits it. Leave it unset (docs/operating.md, Sizes)",
+            stacklevel=4,
+        )
     # The session's, not the context's: getOrCreate on a session that runs already sets its options there.
     conf = {key: value for key, value in spark.conf.getAll.items() if key.startswith(SPARK_PREFIX)}
     return resolve(policy, keyword=keyword, spark_conf=conf)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import SparkConf
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -14,6 +15,7 @@ from aion import aggregates as A
 from aion import errors
 from tests.spark.conftest import EVENTS_DDL, FileStream
 
+LIMIT = "spark.executor.pyspark.memory"
 GOOD: dict[str, Any] = {"key": "k", "time": "ts", "windows": aion.Tumbling("1 minute"), "aggregates": {"n": A.count()}}
 
 
@@ -78,6 +80,36 @@ def test_an_old_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(errors.MissingJava, match=r"is Java 8, which is too old"):
         aion.configure(SparkSession.Builder())
+
+
+@pytest.mark.parametrize(
+    ("given", "rows", "size"),
+    [
+        ({}, "4096", str(2**31 - 1)),
+        ({"maxRecordsPerBatch": "10000"}, "10000", str(2**31 - 1)),
+        ({"maxBytesPerBatch": "1048576"}, "4096", "1048576"),
+        # Neither is what the user said to be, nor is there to be no limit at all.
+        ({"maxRecordsPerBatch": "100000"}, "100000", None),
+        ({"maxRecordsPerBatch": "0"}, "0", None),
+        ({"maxRecordsPerBatch": "-1"}, "-1", None),
+    ],
+)
+def test_batches_are_bounded_in_rows_or_in_bytes(given: dict[str, str], rows: str, size: str | None) -> None:
+    builder = SparkSession.Builder()
+    for name, value in given.items():
+        builder = builder.config(f"spark.sql.execution.arrow.{name}", value)
+    options = aion.configure(builder)._options
+    assert options["spark.sql.execution.arrow.maxRecordsPerBatch"] == rows
+    assert options.get("spark.sql.execution.arrow.maxBytesPerBatch") == size
+
+
+def test_a_limit_that_the_state_server_would_inherit_is_told(
+    spark: SparkSession, stream: FileStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = spark.sparkContext
+    monkeypatch.setattr(context, "_conf", SparkConf().setAll([*context.getConf().getAll(), (LIMIT, "2g")]))
+    with pytest.warns(UserWarning, match=f"{LIMIT} is set"):
+        aion.explain(stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds"), **GOOD)
 
 
 def test_a_policy_for_a_session_that_runs_already_is_not_ignored(spark: SparkSession, stream: FileStream) -> None:
