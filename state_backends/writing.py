@@ -7,7 +7,8 @@ when they are safely on disk. A write that fails loses nothing: its blocks are i
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -31,6 +32,7 @@ class OutboxWrites(MergedFiles):
         self._leaving: set[int] = set()  # being written, to be let go afterwards
         self._writes: set[Future[SstFile]] = set()
         self.failed_writes = 0
+        self.on_written: Callable[[int, float], None] | None = None  # told bytes and seconds of each file
 
     def flush(self) -> None:
         with self._lock:
@@ -79,6 +81,7 @@ class OutboxWrites(MergedFiles):
             log.error("a write failed; its blocks stay in memory: %s", future.exception())
 
     def _write_steps(self, blocks: list[tuple[int, Block]]) -> Steps[SstFile]:
+        begin = time.monotonic()
         try:
             file = yield from self._p.write(blocks)
         except BaseException:
@@ -109,6 +112,8 @@ class OutboxWrites(MergedFiles):
                     self._leaving.discard(seq)
                     self._evict(entry)
             self._drop_dead(file.file_no)
+        if self.on_written is not None:
+            self.on_written(sum(block.size_bytes for _, block in blocks), time.monotonic() - begin)
         return file
 
     # -- leaving memory -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 
 class Priority(IntEnum):
@@ -20,11 +21,19 @@ class Priority(IntEnum):
     DESTAGE = 3
 
 
+class Cost(NamedTuple):
+    """What something takes: seconds, whatever its bytes are, and as many bytes in each further second."""
+
+    fixed_s: float
+    bytes_per_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """How fast a machine is, as measured: bytes per second, and seconds that each block or file costs besides.
 
-    ``processing_bytes_per_s``: of blocks that a function is given.
+    ``processing_bytes_per_s``: of blocks that a function is given, and ``execution_s`` for each time besides.
+    ``staging_s``: until a prestage begins to bring blocks.
     """
 
     read_bytes_per_s: float
@@ -32,6 +41,8 @@ class Machine:
     write_bytes_per_s: float
     write_file_s: float
     processing_bytes_per_s: float
+    execution_s: float = 0.0
+    staging_s: float = 0.0
 
 
 class Request:

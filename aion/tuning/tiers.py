@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aion.tuning.disk import Machine, Priority, Request, SimulatedDisk
+from aion.tuning.disk import Cost, Machine, Priority, Request, SimulatedDisk
 from policies.sizing import m_bucket_bytes
 from state_backends.m_bucket import MemoryBudget
 
@@ -172,8 +172,13 @@ class Tiers:
                 found.append(entry)
         return found
 
-    def read(self, entries: Sequence[Entry], *, blocking: bool) -> int:
-        """Reads blocks as an execution does, which works on each for a while; their bytes."""
+    def read(self, entries: Sequence[Entry], *, blocking: bool, cost: Cost | None = None) -> int:
+        """Reads blocks as an execution does, which works on each for a while, or as something else at that cost.
+
+        Returns their bytes.
+        """
+        if cost is None:
+            cost = Cost(0.0, self._machine.processing_bytes_per_s)
         ahead: dict[int, Request] = {}
         limit = max(READ_AHEAD, self._fitting(entries) if blocking else 0)
         at = total = 0
@@ -188,9 +193,14 @@ class Tiers:
                 blocking = False
             self._take(entry, ahead.pop(entry.seq, None))
             total += entry.size
-            self._disk.pass_to(self._disk.now_s + entry.size / self._machine.processing_bytes_per_s)
+            self._disk.pass_to(self._disk.now_s + entry.size / cost.bytes_per_s)
+        self._disk.pass_to(self._disk.now_s + cost.fixed_s)
         self._stats.read_bytes += total
         return total
+
+    def work(self) -> None:
+        """What an execution takes besides its bytes."""
+        self._disk.pass_to(self._disk.now_s + self._machine.execution_s)
 
     def prestage(self, entries: Sequence[Entry]) -> None:
         if not self._prestages:
@@ -203,10 +213,13 @@ class Tiers:
                 continue
             if size >= wanted or size + entry.size > room:
                 break
+            seconds, step_bytes = self._reading(entry)
+            if last is None:
+                seconds += self._machine.staging_s
             entry.place, entry.reserved, last = Place.STAGING, True, entry
             self._budget.reserve(entry.size)
             size += entry.size
-            entry.staging = self._disk.submit(Priority.PRESTAGE, [self._reading(entry)], self._staged(entry))
+            entry.staging = self._disk.submit(Priority.PRESTAGE, [(seconds, step_bytes)], self._staged(entry))
         if last is not None and last.staging is not None:
             request, done = last.staging, last.staging.done
 
