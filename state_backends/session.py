@@ -101,6 +101,12 @@ class RemoteSession:
         found = self._answer.get("others", {"shards": 0, "told": []})
         return found["shards"], found["told"]
 
+    @property
+    def moved(self) -> tuple[Sequence[tuple[int, float]], Sequence[tuple[int, float]]]:
+        """Bytes and seconds of prestages, and of files written, since an attempt was told last; if it was asked for."""
+        found = self._answer.get("moved", {"staged": [], "written": []})
+        return found["staged"], found["written"]
+
     def learnt(self) -> tuple[int, Sequence[Any], Sequence[Any]]:
         """The same as of now, and what each of them observed of lateness."""
         found = self._act("learnt")
