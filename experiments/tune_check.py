@@ -219,13 +219,13 @@ def table_of(rows: list[dict[str, Any]]) -> Table:
     table = Table(title="replays against real runs", title_justify="left")
     for heading in ("case", "figure"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("predicted", "least to most", "real", "least to most", "ratio", "within 20 %"):
+    for heading in ("predicted", "real", "ratio", "least to most", "within 20 %"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         ratio = f"{row['predicted'] / row['real']:.2f}" if row["real"] else "-"
         colour, words = ("green", "holds") if row["holds"] else ("red", "does not hold")
-        said, found = (f"{min(row[name]):,.0f} to {max(row[name]):,.0f}" for name in ("predictions", "runs"))
-        figures = (f"{row['predicted']:,.0f}", said, f"{row['real']:,.0f}", found, ratio)
+        spread = f"{min(row['runs']):,.0f} to {max(row['runs']):,.0f}"
+        figures = (f"{row['predicted']:,.0f}", f"{row['real']:,.0f}", ratio, spread)
         table.add_row(row["case"], row["figure"], *figures, f"[{colour}]{words}[/{colour}]")
     return table
 

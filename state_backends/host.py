@@ -61,14 +61,14 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """Bytes and seconds of the latest prestages of a shard, and of the latest files written."""
+    """Bytes and seconds of the latest prestages of a shard, with those waited, and of the latest files written."""
 
-    staged: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_MOVES))
+    staged: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_MOVES))
     written: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_MOVES))
 
-    def taken(self) -> dict[str, list[tuple[int, float]]]:
+    def taken(self) -> dict[str, list[tuple[float, ...]]]:
         """All of it, which is forgotten then. The I/O thread may add meanwhile."""
-        both = {"staged": self.staged, "written": self.written}
+        both: dict[str, deque[Any]] = {"staged": self.staged, "written": self.written}
         return {name: [moves.popleft() for _ in range(len(moves))] for name, moves in both.items()}
 
 
@@ -424,8 +424,8 @@ class Host:
         assert io is not None
         moved = self._moved.setdefault((identity.query, identity.operator, identity.shard), _Moved())
 
-        def on_staged(size_bytes: int, seconds: float) -> None:
-            moved.staged.append((size_bytes, seconds))
+        def on_staged(size_bytes: int, seconds: float, waited_s: float) -> None:
+            moved.staged.append((size_bytes, seconds, waited_s))
             if prestage is not None:
                 prestage.observe(size_bytes, seconds)
 

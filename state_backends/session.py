@@ -102,8 +102,11 @@ class RemoteSession:
         return found["shards"], found["told"]
 
     @property
-    def moved(self) -> tuple[Sequence[tuple[int, float]], Sequence[tuple[int, float]]]:
-        """Bytes and seconds of prestages, and of files written, since an attempt was told last; if it was asked for."""
+    def moved(self) -> tuple[Sequence[tuple[int, float, float]], Sequence[tuple[int, float]]]:
+        """Bytes and seconds of prestages, with those that they waited for their turn, and of files written.
+
+        Since an attempt was told last; none if it was not asked for.
+        """
         found = self._answer.get("moved", {"staged": [], "written": []})
         return found["staged"], found["written"]
 

@@ -126,10 +126,10 @@ def test_speeds_are_those_of_the_machine_that_recorded(tmp_path: Path) -> None:
     recorder.begin(0, None, 0)
     for mib in (1, 2, 3, 4, 5):
         recorder.executed(mib << 20, 0.003 + 0.005 * mib + 0.1, 0.1)  # waited most of the time, whatever came
-        recorder.staged(mib << 20, 0.002 * mib)
+        recorder.staged(mib << 20, 0.002 * mib + 0.3, 0.3)
         recorder.written(mib << 20, 0.01 + 0.02 * mib)
     recorder.executed(1 << 20, 2.0)  # the first is slow but once
-    recorder.staged(1 << 20, 0.5)
+    recorder.staged(1 << 20, 0.5, 0.0)
     told = as_recorded(FAST, Trace(definition, recorder.table()))
     assert (1 << 20) / told.processing_bytes_per_s == pytest.approx(0.005, rel=0.01)
     assert told.execution_s == pytest.approx(0.003, rel=0.05)
@@ -278,3 +278,24 @@ def test_the_most_urgent_comes_first_and_nothing_waits_for_more_than_a_step() ->
     disk.pass_to(9.0)
     assert over == ["read", "write"]
     assert disk.bytes[Priority.DESTAGE] == 20
+
+
+def test_a_disk_with_nothing_to_do_begins_at_once_and_does_not_wait_for_what_is_more_urgent() -> None:
+    disk, over = SimulatedDisk(), []
+    disk.submit(Priority.DESTAGE, [(1.0, 10), (1.0, 0)], lambda: over.append("write"))
+    staging = disk.submit(Priority.PRESTAGE, [(0.5, 5)], lambda: over.append("staging"))
+    disk.wait(staging)
+    assert (disk.now_s, over) == (1.5, ["staging"])
+
+
+def test_prestages_are_as_slow_as_those_that_were_recorded(tmp_path: Path) -> None:
+    """One after another: what a function that is not blocking has staged ahead hangs on it."""
+    definition = Definition({"w": Periodic(10, 10, 0)}, key=True, kept=True, blocking=False, commits=False)
+    recorder = Recorder(tmp_path, definition)
+    recorder.begin(0, None, 0)
+    for mib, times in ((1, 1.0), (2, 3.0), (3, 1.0), (4, 1.0), (5, 1.0), (6, 1.0), (7, 1.0), (8, 1.0)):
+        recorder.staged(mib << 20, 0.01 * mib * times + 0.2, 0.2)  # waited for other I/O, whatever came
+    told = Trace(definition, recorder.table()).staging
+    assert told is not None
+    assert told.times == pytest.approx((1.0, 3.0, *[1.0] * 6), rel=0.01)
+    assert (1 << 20) / told.bytes_per_s == pytest.approx(0.01, rel=0.01)

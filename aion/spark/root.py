@@ -179,8 +179,8 @@ class _ShardWork:
             self._recorder.begin(batch, self.operator.watermark.at_us)
             self.executor.recorder = self._recorder
             staged, written = session.moved
-            for size_bytes, seconds in staged:
-                self._recorder.staged(size_bytes, seconds)
+            for size_bytes, seconds, waited_s in staged:
+                self._recorder.staged(size_bytes, seconds, waited_s)
             for size_bytes, seconds in written:
                 self._recorder.written(size_bytes, seconds)
         self._predicts = predicts(policy)

@@ -110,7 +110,7 @@ def _staging_s(store: TieredStore, slice_us: int) -> float:
     staged = threading.Event()
     took: list[float] = []
 
-    def on_staged(_: int, seconds: float) -> None:
+    def on_staged(_: int, seconds: float, __: float) -> None:
         took.append(seconds)
         staged.set()
 

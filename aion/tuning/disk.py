@@ -22,10 +22,14 @@ class Priority(IntEnum):
 
 
 class Cost(NamedTuple):
-    """What something takes: seconds, whatever its bytes are, and as many bytes in each further second."""
+    """What something takes: seconds, whatever its bytes are, and as many bytes in each further second.
+
+    ``times``: how many times as long each took of those that this was learnt from, in their order.
+    """
 
     fixed_s: float
     bytes_per_s: float
+    times: tuple[float, ...] = (1.0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,8 @@ class SimulatedDisk:
         self._numbers += 1
         request = Request(priority, self._numbers, steps, done, self.now_s)
         heapq.heappush(self._heap, (priority, request.number, request))
+        # Who has nothing to do begins at once, and does not know what comes next.
+        self._step(self.now_s)
         return request
 
     def raise_to(self, request: Request, priority: Priority) -> None:

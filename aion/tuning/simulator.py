@@ -95,13 +95,13 @@ def simulate(
 def as_recorded(machine: Machine, trace: Trace) -> Machine:
     """With the speeds of the machine on which the trace was recorded, as far as it has them."""
     if trace.processing is not None:
-        fixed_s, bytes_per_s = trace.processing
+        fixed_s, bytes_per_s, _ = trace.processing
         machine = replace(machine, processing_bytes_per_s=bytes_per_s, execution_s=fixed_s)
     if trace.staging is not None:
-        fixed_s, bytes_per_s = trace.staging
+        fixed_s, bytes_per_s, _ = trace.staging
         machine = replace(machine, read_bytes_per_s=bytes_per_s, read_block_s=0.0, staging_s=fixed_s)
     if trace.writing is not None:
-        fixed_s, bytes_per_s = trace.writing
+        fixed_s, bytes_per_s, _ = trace.writing
         machine = replace(machine, write_bytes_per_s=bytes_per_s, write_file_s=fixed_s)
     return machine
 
@@ -137,6 +137,8 @@ class _Host:
                     keep_fraction=config.keep_fraction,
                     prestages=config.prestages,
                     blocking=config.blocking,
+                    staging_times=trace.staging.times if trace.staging is not None else (1.0,),
+                    processing_times=trace.processing.times if trace.processing is not None else (1.0,),
                 ),
                 commits=trace.definition.commits,
             )
@@ -287,7 +289,7 @@ class _Shard:
         entries = self.tiers.entries(slices, keys=keys)
         size += self.tiers.read(entries, blocking=self._plan.blocking)
         if self._plan.layout is None:
-            self.tiers.work()
+            self.tiers.work(size)
             self._read.append((size, self._host.disk.now_s - begin))
 
     def _announced(self, action: Prestage, appends: Sequence[Append]) -> Floats | None:

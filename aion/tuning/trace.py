@@ -174,12 +174,12 @@ class Trace:
 
     @cached_property
     def staging(self) -> Cost | None:
-        """Of a prestage, with what it waited for; None: not known."""
+        """Of a prestage, without the I/O that it waited for; None: not known."""
         return self._cost("staging")
 
     @cached_property
     def writing(self) -> Cost | None:
-        """Of a file, with what came between its blocks; None: not known."""
+        """Of a file, without the more urgent I/O that came between its steps; None: not known."""
         return self._cost("writing")
 
     def _cost(self, kind: str) -> Cost | None:
@@ -219,8 +219,8 @@ class Trace:
 
 def fitted(size: Floats, seconds: Floats) -> Cost:
     """A line through what was measured that a few which were slow, as the first one is, do not move (Theil and Sen)."""
-    if len(size) > MOST_FITTED:  # evenly, of all sizes
-        chosen = np.argsort(size, kind="stable")[np.linspace(0, len(size) - 1, MOST_FITTED).astype(int)]
+    if len(size) > MOST_FITTED:  # evenly, of all times
+        chosen = np.linspace(0, len(size) - 1, MOST_FITTED).astype(int)
         size, seconds = size[chosen], seconds[chosen]
     one, other = np.triu_indices(len(size), 1)
     differ = size[one] != size[other]
@@ -230,7 +230,8 @@ def fitted(size: Floats, seconds: Floats) -> Cost:
     slope = float(np.median(slopes)) if len(slopes) else pace
     if not 0 < slope <= pace:  # no more is known than how fast it mostly was
         slope = pace
-    return Cost(max(0.0, float(np.median(seconds - slope * size))), 1 / slope)
+    fixed_s = max(0.0, float(np.median(seconds - slope * size)))
+    return Cost(fixed_s, 1 / slope, tuple((seconds / (fixed_s + slope * size)).tolist()))
 
 
 def _handed(table: pa.Table) -> list[tuple[int, float]]:
@@ -353,9 +354,10 @@ class Recorder:
         took = {"took_us": round(seconds * 1e6), "waited_us": round(waited_s * 1e6)}
         self._rows.append({"kind": "execution", "bytes": size_bytes, **took})
 
-    def staged(self, size_bytes: int, seconds: float) -> None:
-        """From any thread."""
-        self._rows.append({"kind": "staging", "bytes": size_bytes, "took_us": round(seconds * 1e6)})
+    def staged(self, size_bytes: int, seconds: float, waited_s: float) -> None:
+        """``waited_s``: of the seconds, what went by with other I/O until its turn came. From any thread."""
+        took = {"took_us": round(seconds * 1e6), "waited_us": round(waited_s * 1e6)}
+        self._rows.append({"kind": "staging", "bytes": size_bytes, **took})
 
     def written(self, size_bytes: int, seconds: float) -> None:
         """From any thread."""
