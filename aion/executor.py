@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
 from typing import Protocol
@@ -119,6 +119,7 @@ class Executor:
         if self.recorder is not None:
             self.recorder.advanced(watermark_us)
         yield from self._carry_out(self.operator.handle(WatermarkAdvanced(watermark_us)), ())
+        self._dealt()
 
     def arrive(self, blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
         """Keeps what is in time or late, and yields what is too late as dropped rows."""
@@ -126,6 +127,7 @@ class Executor:
             self.recorder.arrived(blocks)
         facts = [BlockFact(b.header.slice_us, b.header.events, b.size_bytes) for b in blocks]
         yield from self._carry_out(self.operator.handle(Arrived(facts, self._keyed.arrivals(blocks))), blocks)
+        self._dealt()
 
     def end_batch(self, *, last: bool = False) -> Iterator[pa.RecordBatch]:
         """Late executions that the trigger asks for; with ``last``, of all windows that have news."""
@@ -138,6 +140,10 @@ class Executor:
     def save(self) -> None:
         """Before the operator's snapshot is taken: keeps what it has beside it."""
         self.operator.next_seq += self._keyed.save(self.operator.keyed.save(), self.operator.next_seq)
+
+    def _dealt(self) -> None:
+        if self.recorder is not None:
+            self.recorder.dealt()
 
     def _carry_out(self, actions: Sequence[Action | Order], blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
         appends = [a for a in actions if isinstance(a, Append)]
@@ -175,8 +181,10 @@ class Executor:
                 yield from self._keyed.execute(order)
         folds = [a for a in actions if isinstance(a, Fold)]
         if folds and self.folder is not None:
-            operator = self.operator if self.recorder is None else self.recorder.folds(self.operator)
-            carry_out(folds, operator, self.session, self.folder, self._decode_all, self._fold_bytes)
+            with (
+                nullcontext(self.operator) if self.recorder is None else self.recorder.folds(self.operator) as operator
+            ):
+                carry_out(folds, operator, self.session, self.folder, self._decode_all, self._fold_bytes)
         destage = [s for a in actions if isinstance(a, Destage) for s in a.slices]
         purge = [s for a in actions if isinstance(a, Purge) for s in a.slices]
         if destage or purge:
@@ -228,19 +236,22 @@ class Executor:
     @contextmanager
     def _timed(self) -> Iterator[Seen]:
         """Notes the bytes that an execution read and the seconds that it took."""
-        size = 0
+        size, waited_s = 0, 0.0
 
         def seen(blocks: Iterator[StoredBlock]) -> Iterator[StoredBlock]:
-            nonlocal size
+            nonlocal size, waited_s
+            asked = time.perf_counter()
             for stored in blocks:
+                waited_s += time.perf_counter() - asked
                 size += stored.block.size_bytes
                 yield stored
+                asked = time.perf_counter()
 
         begin = time.perf_counter()
         yield seen
         self.executions.append((size, time.perf_counter() - begin))
         if self.recorder is not None:
-            self.recorder.executed(*self.executions[-1])
+            self.recorder.executed(*self.executions[-1], waited_s)
 
     # -- partials -----------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from time import time_ns
 from types import TracebackType
 from typing import Any
 
@@ -159,17 +160,20 @@ class LocalOperator:
             self._recorder.begin(0, None)
             self._executor.recorder = self._recorder
             self._store.on_staged = self._recorder.staged
+            self._store.on_written = self._recorder.written
         if self._watermark is not None:
             for _ in self._executor.advance(self._watermark):
                 raise AssertionError("an operator without events has nothing to say")
         return self._executor
 
     def _end_batch(self, executor: Executor, *, last: bool = False) -> list[pa.RecordBatch]:
+        begin_us = time_ns() // 1000
         rows = list(executor.end_batch(last=last))
         if self._recorder is not None:
             self._recorder.write()
             self._batches += 1
-            self._recorder.begin(self._batches, executor.operator.watermark.at_us)
+            # What the call began with was of the batch before, but it began when the call did.
+            self._recorder.begin(self._batches, executor.operator.watermark.at_us, begin_us)
         return rows
 
     def _answer(self, rows: Iterable[pa.RecordBatch]) -> pa.Table:

@@ -77,7 +77,7 @@ def trace_of(workload: str, *, scale: float, batches: int, past_windows: int, se
     pool = CodecPool(0)
     try:
         for batch in range(batches):
-            recorder.begin(batch, shape.start_us(batch), shape.start_us(batch))
+            recorder.begin(batch, shape.start_us(batch), shape.start_us(batch), timed=False)
             builder: BlockBuilder = make_builder(plan, load_policy("standard"), pool, ShardOfKeys([0]))
             for events in made(shape, batch)[0].select(schema.names).cast(schema).to_batches():
                 recorder.arrived([b.block for b in builder.add(events)])
@@ -86,7 +86,7 @@ def trace_of(workload: str, *, scale: float, batches: int, past_windows: int, se
     finally:
         pool.close()
     end_us = shape.start_us(batches + past_windows + 3)
-    recorder.begin(batches, end_us, end_us)
+    recorder.begin(batches, end_us, end_us, timed=False)
     recorder.ended()
     tables.append(recorder.table())
     return Trace(definition, pa.concat_tables(tables))

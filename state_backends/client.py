@@ -148,10 +148,11 @@ class StateClient:
         state_dir: str,
         store: StoreConfig,
         others: bool = False,
+        moved: bool = False,
     ) -> RemoteSession:
         """Starts an attempt on the version ``token`` (None: the very first); what it commits has its own name.
 
-        ``others``: whether it is to hear of the operator's other shards.
+        ``others``: whether it is to hear of the operator's other shards; ``moved``: of how long the disk takes.
         """
         opening = {
             "identity": asdict(identity),
@@ -162,6 +163,7 @@ class StateClient:
             "state_dir": state_dir,
             "store": store.to_json(),
             "others": others,
+            "moved": moved,
         }
         return RemoteSession(self, opening)
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -38,6 +38,7 @@ from state_backends.stores import StoreConfig
 
 ShardKey = tuple[str, str, int]
 _REMEMBERED = 32  # sessions of a shard that are over and may still hear so
+_REMEMBERED_MOVES = 1024  # prestages, and files written, of a shard that nobody has asked about yet
 
 
 class _Planned(NamedTuple):
@@ -56,6 +57,19 @@ class _Session:
     key: ShardKey
     attempt: str
     last_seq: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """Bytes and seconds of the latest prestages of a shard, with those waited, and of the latest files written."""
+
+    staged: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_MOVES))
+    written: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_MOVES))
+
+    def taken(self) -> dict[str, list[tuple[float, ...]]]:
+        """All of it, which is forgotten then. The I/O thread may add meanwhile."""
+        both: dict[str, deque[Any]] = {"staged": self.staged, "written": self.written}
+        return {name: [moves.popleft() for _ in range(len(moves))] for name, moves in both.items()}
 
 
 class Host:
@@ -77,6 +91,7 @@ class Host:
         self._sampler: Sampler | None = None
         self._shards: dict[ShardKey, tuple[Shard, threading.Lock]] = {}
         self._wanted: dict[ShardKey, tuple[str, StoreConfig]] = {}  # what each was made for
+        self._moved: dict[ShardKey, _Moved] = {}
         self._made = 0
         self._sessions: dict[str, _Session] = {}
         self._at_work: dict[ShardKey, str] = {}
@@ -135,10 +150,12 @@ class Host:
                 self.ended(request.session)
                 raise
             session.last_seq = snapshot["next_seq"] - 1 if snapshot else -1
-            answer = {"snapshot": snapshot, "rebuilt": shard.rebuilds > before}
+            answer: dict[str, Any] = {"snapshot": snapshot, "rebuilt": shard.rebuilds > before}
         if answer["rebuilt"] and snapshot is not None:
             with self._lock:
                 self._committed.restored(key[:2])
+        if request.moved:
+            answer["moved"] = self._moved[key].taken()
         return {**answer, "others": _told(self._others(key, identity))} if request.others else answer
 
     def learnt(self, request: requests.Learnt) -> dict[str, Any]:
@@ -405,11 +422,17 @@ class Host:
         live = own.path / str(self._made)
         io, prestage = self._io, self._prestage
         assert io is not None
+        moved = self._moved.setdefault((identity.query, identity.operator, identity.shard), _Moved())
+
+        def on_staged(size_bytes: int, seconds: float, waited_s: float) -> None:
+            moved.staged.append((size_bytes, seconds, waited_s))
+            if prestage is not None:
+                prestage.observe(size_bytes, seconds)
 
         def store(p_bucket: PBucket) -> BlockStore:
             made = config.make_store(p_bucket, io, self.budget)
-            if prestage is not None:
-                made.on_staged = prestage.observe
+            made.on_staged = on_staged
+            made.on_written = lambda size_bytes, seconds: moved.written.append((size_bytes, seconds))
             return made
 
         return self._new_shard(

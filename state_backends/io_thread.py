@@ -28,6 +28,23 @@ Steps = Generator[int, None, T]
 """Steps of I/O: each yields the bytes it moved; the generator's return value is the request's result."""
 
 
+def timed(steps: Steps[T], spent: list[float]) -> Steps[T]:
+    """The same steps; ``spent`` gets the seconds that each took, without what ran between them."""
+    try:
+        while True:
+            begin = time.monotonic()
+            try:
+                moved = next(steps)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            finally:
+                spent.append(time.monotonic() - begin)
+            yield moved
+    finally:
+        steps.close()
+
+
 class Priority(IntEnum):
     """What comes first. The paper puts prestaging first; a read that someone waits for is more urgent still."""
 

@@ -144,7 +144,8 @@ class Open(Request):
     """``token``: the version to start from. ``attempt``: the one to make of it. ``session``: this turn at it.
 
     An attempt that was cut off from its server takes another turn, with another name. ``others``: whether the answer is
-    to tell what the operator's other shards here found.
+    to tell what the operator's other shards here found. ``moved``: or what the disk took to stage and to write since
+    the answer that told that last.
     """
 
     identity: Identity
@@ -156,6 +157,7 @@ class Open(Request):
     state_dir: Annotated[str, Field(max_length=3000), AfterValidator(_place)]
     store: Store
     others: bool
+    moved: bool = False
 
 
 class _OfSession(Request):

@@ -101,6 +101,15 @@ class RemoteSession:
         found = self._answer.get("others", {"shards": 0, "told": []})
         return found["shards"], found["told"]
 
+    @property
+    def moved(self) -> tuple[Sequence[tuple[int, float, float]], Sequence[tuple[int, float]]]:
+        """Bytes and seconds of prestages, with those that they waited for their turn, and of files written.
+
+        Since an attempt was told last; none if it was not asked for.
+        """
+        found = self._answer.get("moved", {"staged": [], "written": []})
+        return found["staged"], found["written"]
+
     def learnt(self) -> tuple[int, Sequence[Any], Sequence[Any]]:
         """The same as of now, and what each of them observed of lateness."""
         found = self._act("learnt")

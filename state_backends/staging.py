@@ -56,7 +56,8 @@ class StagedReads:
         self._past_staging = StagingStats()  # of purged slices
         self._staging_bytes_per_s: float | None = None
         self.processing_bytes_per_s: float | None = None  # told by who executes
-        self.on_staged: Callable[[int, float], None] | None = None  # told bytes and seconds of each prestage
+        # Told bytes and seconds of each prestage, and how many of the seconds it waited for other I/O.
+        self.on_staged: Callable[[int, float, float], None] | None = None
 
     def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
         with self._lock:
@@ -93,7 +94,8 @@ class StagedReads:
             return
         begin = time.monotonic()
         last: Request[None] | None = None
-        size = 0
+        size, begun = 0, [begin]
+        busy = self._io.stats.queued > 0
         with self._lock:
             # Never more than memory has room for, nor than a function needs that can begin before all is there.
             entries = [e for s in dict.fromkeys(slices) for e in self._in_sight([s], only)]
@@ -107,10 +109,12 @@ class StagedReads:
                 # What is under way has its room already: appends must not take it too.
                 self._reserved[entry.seq] = entry.size_bytes
                 self._budget.reserve(entry.size_bytes)
-                last = self._stagings[entry.seq] = self._io.submit(Priority.PRESTAGE, self._stage_steps(entry))
+                last = self._stagings[entry.seq] = self._io.submit(Priority.PRESTAGE, self._stage_steps(entry, begun))
                 size += entry.size_bytes
         if last is not None:
-            last.future.add_done_callback(lambda done: self._staged_in(done, size, time.monotonic() - begin))
+            last.future.add_done_callback(
+                lambda done: self._staged_in(done, size, time.monotonic() - begin, begun[-1] - begin if busy else 0.0)
+            )
 
     def staging(self, slice_us: int) -> StagingStats:
         with self._lock:
@@ -136,14 +140,14 @@ class StagedReads:
         )
         return size - in_memory
 
-    def _staged_in(self, done: Future[None], size_bytes: int, seconds: float) -> None:
+    def _staged_in(self, done: Future[None], size_bytes: int, seconds: float, waited_s: float) -> None:
         if done.cancelled() or done.exception() is not None:
             return  # it tells nothing of how fast staging is
         speed = size_bytes / max(seconds, 1e-6)
         known = self._staging_bytes_per_s
         self._staging_bytes_per_s = speed if known is None else 0.7 * known + 0.3 * speed
         if self.on_staged is not None:
-            self.on_staged(size_bytes, seconds)
+            self.on_staged(size_bytes, seconds, waited_s)
 
     def _fitting(self, entries: Collection[Entry]) -> int:
         """How many of these blocks the budget has room for."""
@@ -216,8 +220,13 @@ class StagedReads:
         if miss or late:
             stats.blocked_s += blocked_s
 
-    def _stage_steps(self, entry: Entry) -> Steps[None]:
-        """Brings one block back into memory, unless it is not wanted any more."""
+    def _stage_steps(self, entry: Entry, begun: list[float] | None = None) -> Steps[None]:
+        """Brings one block back into memory, unless it is not wanted any more.
+
+        ``begun``: of those that are staged together, the instant of the order; that of the first turn is added.
+        """
+        if begun is not None and len(begun) == 1:
+            begun.append(time.monotonic())
         try:
             if entry.place is not Place.STAGING:
                 return

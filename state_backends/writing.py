@@ -7,12 +7,12 @@ when they are safely on disk. A write that fails loses nothing: its blocks are i
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
 from state_backends.block import Block
-from state_backends.io_thread import Priority, Steps
+from state_backends.io_thread import Priority, Steps, timed
 from state_backends.ledger import Entry, Move, Place
 from state_backends.merging import MergedFiles
 from state_backends.store import SstFile, StagingStats
@@ -31,6 +31,7 @@ class OutboxWrites(MergedFiles):
         self._leaving: set[int] = set()  # being written, to be let go afterwards
         self._writes: set[Future[SstFile]] = set()
         self.failed_writes = 0
+        self.on_written: Callable[[int, float], None] | None = None  # told bytes of each file and seconds of its steps
 
     def flush(self) -> None:
         with self._lock:
@@ -79,8 +80,9 @@ class OutboxWrites(MergedFiles):
             log.error("a write failed; its blocks stay in memory: %s", future.exception())
 
     def _write_steps(self, blocks: list[tuple[int, Block]]) -> Steps[SstFile]:
+        spent: list[float] = []
         try:
-            file = yield from self._p.write(blocks)
+            file = yield from timed(self._p.write(blocks), spent)
         except BaseException:
             with self._lock:
                 self.failed_writes += 1
@@ -109,6 +111,8 @@ class OutboxWrites(MergedFiles):
                     self._leaving.discard(seq)
                     self._evict(entry)
             self._drop_dead(file.file_no)
+        if self.on_written is not None:
+            self.on_written(sum(block.size_bytes for _, block in blocks), sum(spent))
         return file
 
     # -- leaving memory -----------------------------------------------------------------------------------

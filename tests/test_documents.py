@@ -198,7 +198,18 @@ RUN: dict[tuple[str, ...], tuple[str, ...]] = {
     ("inspect",): (),
     ("top",): (),
     ("tune",): ("--evaluations", "5", "--machine", "machine.json"),
-    ("experiment", "tune-check"): ("--scale", "0.01", "--batches", "5", "--past-windows", "2", "--pause", "0"),
+    ("experiment", "tune-check"): (
+        "--scale",
+        "0.01",
+        "--batches",
+        "5",
+        "--past-windows",
+        "2",
+        "--pause",
+        "0",
+        "--repeats",
+        "1",
+    ),
 }
 
 

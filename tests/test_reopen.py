@@ -38,7 +38,7 @@ class OneHost:
         self.host = Host()
         self.attempts = 0
 
-    def open(self, place: Path, config: StoreConfig, token: str | None) -> tuple[str, dict[str, Any]]:
+    def open(self, place: Path, config: StoreConfig, token: str | None, **told: bool) -> tuple[str, dict[str, Any]]:
         """An attempt, and what its opening answered."""
         self.attempts += 1
         attempt = f"attempt.{self.attempts}"
@@ -52,6 +52,7 @@ class OneHost:
             "token": token,
             "attempt": attempt,
             "session": attempt,
+            **told,
         }
         return attempt, self.host.open(requests.Open.model_validate_json(orjson.dumps(request)))
 
@@ -112,6 +113,25 @@ def test_state_that_was_moved_is_found_where_it_is_now(one: OneHost, tmp_path: P
     assert one.seqs(attempt) == [0]
     one.commit(attempt, 1)
     assert not (tmp_path / "state" / "q").exists()
+
+
+def test_who_asks_is_told_once_what_the_disk_took(one: OneHost, tmp_path: Path) -> None:
+    first, second, third = (make_block(0, seq, 1000).size_bytes for seq in range(3))
+    attempt, answer = one.open(tmp_path / "state", CONFIG, None)
+    assert "moved" not in answer
+    attempt, _ = one.open(tmp_path / "state", CONFIG, one.commit(attempt, 0, 1))
+    _, shard, _ = one.host._find(attempt)
+    shard.store.destage([0])
+    shard.prestage(attempt, [0])
+    token = one.commit(attempt, 2)
+    _, answer = one.open(tmp_path / "state", CONFIG, token, moved=True)
+    staged, written = answer["moved"]["staged"], answer["moved"]["written"]
+    assert [size for size, _, _ in staged] == [first + second]
+    assert [size for size, _ in written] == [first + second, third]
+    assert all(seconds > 0 for _, seconds in written)
+    assert all(seconds >= waited_s >= 0 for _, seconds, waited_s in staged)
+    _, answer = one.open(tmp_path / "state", CONFIG, token, moved=True)
+    assert answer["moved"] == {"staged": [], "written": []}
 
 
 # -- memory comes back -------------------------------------------------------------------------------------------

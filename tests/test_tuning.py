@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ from aion.config import load_policy
 from aion.errors import ConfigError, FormatError
 from aion.tuning.disk import Machine, Priority, SimulatedDisk
 from aion.tuning.simulator import as_recorded, simulate
-from aion.tuning.trace import Definition, Recorder, Trace, read_trace
+from aion.tuning.trace import SCHEMA, Definition, Recorder, Trace, fitted, read_trace
 from aion.windows import Periodic
 
 S = 1_000_000
@@ -122,23 +124,101 @@ def test_speeds_are_those_of_the_machine_that_recorded(tmp_path: Path) -> None:
     definition = Definition({"w": Periodic(10, 10, 0)}, key=True, kept=True, blocking=False, commits=False)
     recorder = Recorder(tmp_path, definition)
     recorder.begin(0, None, 0)
-    for seconds in (2.0, *[0.01] * 8, 0.005, 0.005):  # the first is slow but once; two waited for nothing
-        recorder.executed(1 << 20, seconds)
-    for seconds in (0.5, 0.004, 0.002, 0.002, 0.001):
-        recorder.staged(1 << 20, seconds)
+    for mib in (1, 2, 3, 4, 5):
+        recorder.executed(mib << 20, 0.003 + 0.005 * mib + 0.1, 0.1)  # waited most of the time, whatever came
+        recorder.staged(mib << 20, 0.002 * mib + 0.3, 0.3)
+        recorder.written(mib << 20, 0.01 + 0.02 * mib)
+    recorder.executed(1 << 20, 2.0)  # the first is slow but once
+    recorder.staged(1 << 20, 0.5, 0.0)
     told = as_recorded(FAST, Trace(definition, recorder.table()))
-    assert told.processing_bytes_per_s == pytest.approx((1 << 20) / 0.005)
-    assert (told.read_bytes_per_s, told.read_block_s) == (pytest.approx((1 << 20) / 0.002), 0.0)
-    assert told.write_bytes_per_s == FAST.write_bytes_per_s
+    assert (1 << 20) / told.processing_bytes_per_s == pytest.approx(0.005, rel=0.01)
+    assert told.execution_s == pytest.approx(0.003, rel=0.05)
+    assert (1 << 20) / told.read_bytes_per_s == pytest.approx(0.002, rel=0.01)
+    assert (told.read_block_s, told.staging_s) == (0.0, pytest.approx(0.0, abs=1e-5))
+    assert (1 << 20) / told.write_bytes_per_s == pytest.approx(0.02, rel=0.01)
+    assert told.write_file_s == pytest.approx(0.01, rel=0.01)
     recorder.begin(0, None, 0)
     assert as_recorded(FAST, Trace(definition, recorder.table())) == FAST
 
 
 def test_prestages_are_in_the_trace(tmp_path: Path) -> None:
     recorded(tmp_path / "t", "kept", WINDOWS["tumbling"], POLICY, batches(1, 12, 200))
-    assert (read_trace(tmp_path / "t").staging_bytes_per_s or 0) > 0
+    told = read_trace(tmp_path / "t")
+    assert all(cost is not None and cost.bytes_per_s > 0 for cost in (told.staging, told.writing, told.processing))
     recorded(tmp_path / "n", "kept", WINDOWS["tumbling"], {**POLICY, "prestage": {"mode": "none"}}, batches(1, 12, 200))
-    assert read_trace(tmp_path / "n").staging_bytes_per_s is None
+    assert read_trace(tmp_path / "n").staging is None
+
+
+@given(
+    st.floats(0, 1),
+    st.floats(1e-9, 1e-6),
+    st.lists(st.integers(1, 1 << 26), min_size=20, max_size=60, unique=True),
+    st.data(),
+)
+def test_a_line_is_found_whatever_a_few_slow_ones_say(
+    fixed_s: float, s_per_byte: float, sizes: list[int], data: st.DataObject
+) -> None:
+    size = np.array(sizes, float)
+    seconds = fixed_s + s_per_byte * size
+    slow = data.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=len(sizes) // 10, unique=True))
+    exact = fitted(size, seconds)
+    assert exact.fixed_s == pytest.approx(fixed_s, abs=1e-6)
+    assert 1 / exact.bytes_per_s == pytest.approx(s_per_byte, rel=1e-3)
+    seconds[slow] += 5.0
+    found = fitted(size, seconds)
+    assert found.fixed_s >= 0 and found.bytes_per_s > 0
+    off = np.abs(found.fixed_s + size / found.bytes_per_s - (fixed_s + s_per_byte * size))
+    assert np.median(off) <= 0.02 * (fixed_s + s_per_byte * size.max()) + 1e-6
+
+
+def test_blocks_are_handed_over_as_they_were(tmp_path: Path) -> None:
+    """As many at once as came, after as long as it took to make them; and a batch begins when its first call does."""
+    with aion.LocalOperator(windows=WINDOWS["tumbling"], time="ts", policy=POLICY, record=tmp_path, **KEPT) as operator:
+        for watermark, events in batches(3, 6, 3000):
+            time.sleep(0.02)
+            operator.process(events)
+            operator.advance(watermark)
+    trace = read_trace(tmp_path)
+    for batch in trace.batches:
+        assert sum(count for count, _ in batch.handed) == len(batch.blocks) == len(batch.rows)
+        assert all(before_s >= 0 for _, before_s in batch.handed)
+    begins = np.diff([b.at_us for b in trace.batches])
+    assert (begins >= 0).all()
+    assert all(b.handed and b.handed[0][1] > 0 for b in trace.batches if b.blocks)
+
+
+def test_a_trace_of_before_is_replayed(tmp_path: Path) -> None:
+    """One that says neither when blocks were handed over nor for how long a function waited."""
+    trace = trace_of(tmp_path)
+    table = trace.table.drop_columns(["waited_us"])
+    old = [kind == "arrival" for kind in table["kind"].to_pylist()]
+    for name in ("at_us", "took_us"):
+        place = table.schema.get_field_index(name)
+        kept = pc.if_else(pa.array(old), pa.scalar(None, pa.int64()), table[name])
+        table = table.set_column(place, name, kept)
+    Trace(trace.definition, table).write(tmp_path / "old.parquet")
+    again = read_trace(tmp_path / "old.parquet")
+    assert [b.handed for b in again.batches if b.blocks] == [[(len(b.blocks), 0.0)] for b in again.batches if b.blocks]
+    policy = load_policy(POLICY)
+    assert simulate(again, policy, FAST).executions == simulate(trace, policy, FAST).executions
+
+
+def test_time_between_calls_is_time_for_the_disk() -> None:
+    """What is handed over later finds memory that writes made free meanwhile."""
+    definition = Definition({"w": Periodic(10 * S, 10 * S, 0)}, key=False, kept=True, blocking=True, commits=False)
+
+    def peak(before_us: int) -> int:
+        rows: list[dict[str, Any]] = []
+        for at in range(0, 200 * S, 10 * S):
+            came = {"batch": at, "took_us": before_us, "slice_us": at, "events": 10, "rows": 10, "bytes": 8 << 10}
+            rows.append({"batch": at, "kind": "batch", "at_us": at, "watermark_us": at})
+            rows += [{**came, "kind": "arrival", "at_us": at + number} for number in range(8)]
+        table = pa.Table.from_pylist([{"shard": 0, **row} for row in rows], SCHEMA)
+        policy = load_policy(POLICY, {"memory.bucket_limit": "8KiB"})
+        slow = Machine(1e9, 1e-5, 1e6, 1e-3, 1e9)
+        return simulate(Trace(definition, table), policy, slow).memory_bytes
+
+    assert peak(0) > peak(200_000)
 
 
 def test_a_batch_that_is_recorded_again_replaces_its_file(tmp_path: Path) -> None:
@@ -174,6 +254,8 @@ def test_a_replay_of_the_same_is_the_same(tmp_path: Path) -> None:
 
 def test_less_memory_and_a_slower_disk_cost_what_they_should(tmp_path: Path) -> None:
     trace = trace_of(tmp_path)
+    of_disk = pc.is_in(trace.table["kind"], pa.array(["staging", "writing"]))
+    trace = Trace(trace.definition, trace.table.filter(pc.invert(of_disk)))  # how fast the disk is, is told below
     tight = load_policy(POLICY, {"memory.budget": "64KiB"})
     ample = load_policy(POLICY, {"memory.budget": "64MiB", "memory.bucket_limit": "64MiB"})
     slow = Machine(1e6, 1e-3, 1e6, 1e-2, 1e9)
@@ -196,3 +278,24 @@ def test_the_most_urgent_comes_first_and_nothing_waits_for_more_than_a_step() ->
     disk.pass_to(9.0)
     assert over == ["read", "write"]
     assert disk.bytes[Priority.DESTAGE] == 20
+
+
+def test_a_disk_with_nothing_to_do_begins_at_once_and_does_not_wait_for_what_is_more_urgent() -> None:
+    disk, over = SimulatedDisk(), []
+    disk.submit(Priority.DESTAGE, [(1.0, 10), (1.0, 0)], lambda: over.append("write"))
+    staging = disk.submit(Priority.PRESTAGE, [(0.5, 5)], lambda: over.append("staging"))
+    disk.wait(staging)
+    assert (disk.now_s, over) == (1.5, ["staging"])
+
+
+def test_prestages_are_as_slow_as_those_that_were_recorded(tmp_path: Path) -> None:
+    """One after another: what a function that is not blocking has staged ahead hangs on it."""
+    definition = Definition({"w": Periodic(10, 10, 0)}, key=True, kept=True, blocking=False, commits=False)
+    recorder = Recorder(tmp_path, definition)
+    recorder.begin(0, None, 0)
+    for mib, times in ((1, 1.0), (2, 3.0), (3, 1.0), (4, 1.0), (5, 1.0), (6, 1.0), (7, 1.0), (8, 1.0)):
+        recorder.staged(mib << 20, 0.01 * mib * times + 0.2, 0.2)  # waited for other I/O, whatever came
+    told = Trace(definition, recorder.table()).staging
+    assert told is not None
+    assert told.times == pytest.approx((1.0, 3.0, *[1.0] * 6), rel=0.01)
+    assert (1 << 20) / told.bytes_per_s == pytest.approx(0.01, rel=0.01)

@@ -178,6 +178,11 @@ class _ShardWork:
             self._recorder = Recorder(Path(config.record), Definition.of(config.plan, commits=True), shard)
             self._recorder.begin(batch, self.operator.watermark.at_us)
             self.executor.recorder = self._recorder
+            staged, written = session.moved
+            for size_bytes, seconds, waited_s in staged:
+                self._recorder.staged(size_bytes, seconds, waited_s)
+            for size_bytes, seconds in written:
+                self._recorder.written(size_bytes, seconds)
         self._predicts = predicts(policy)
         if session.rebuilt and (active := self.operator.active_slices()):
             # What was in memory before comes back behind what this batch does.
@@ -265,4 +270,5 @@ def _connect(config: RootConfig, context: TaskContext, shard: int, token: str | 
         state_dir=config.state_dir,
         store=store_config(policy, blocking=config.plan.blocking, retain_versions=config.retain_versions),
         others=policy.lateness.per == "query" and config.shards > 1,
+        moved=config.record is not None,
     )

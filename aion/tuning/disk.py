@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 
 class Priority(IntEnum):
@@ -20,11 +21,23 @@ class Priority(IntEnum):
     DESTAGE = 3
 
 
+class Cost(NamedTuple):
+    """What something takes: seconds, whatever its bytes are, and as many bytes in each further second.
+
+    ``times``: how many times as long each took of those that this was learnt from, in their order.
+    """
+
+    fixed_s: float
+    bytes_per_s: float
+    times: tuple[float, ...] = (1.0,)
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """How fast a machine is, as measured: bytes per second, and seconds that each block or file costs besides.
 
-    ``processing_bytes_per_s``: of blocks that a function is given.
+    ``processing_bytes_per_s``: of blocks that a function is given, and ``execution_s`` for each time besides.
+    ``staging_s``: until a prestage begins to bring blocks.
     """
 
     read_bytes_per_s: float
@@ -32,6 +45,8 @@ class Machine:
     write_bytes_per_s: float
     write_file_s: float
     processing_bytes_per_s: float
+    execution_s: float = 0.0
+    staging_s: float = 0.0
 
 
 class Request:
@@ -71,6 +86,8 @@ class SimulatedDisk:
         self._numbers += 1
         request = Request(priority, self._numbers, steps, done, self.now_s)
         heapq.heappush(self._heap, (priority, request.number, request))
+        # Who has nothing to do begins at once, and does not know what comes next.
+        self._step(self.now_s)
         return request
 
     def raise_to(self, request: Request, priority: Priority) -> None:

@@ -13,6 +13,7 @@ from aion.actions import (
     Append,
     Arrived,
     BatchEnded,
+    BlockFact,
     Destage,
     Execute,
     Fold,
@@ -28,9 +29,9 @@ from aion.key_ranges import MOST_KEYS
 from aion.keyed.orders import Order
 from aion.plan import Plan
 from aion.runtime import make_operator, predicts, store_config
-from aion.tuning.disk import Machine, Priority, SimulatedDisk
+from aion.tuning.disk import Cost, Machine, Priority, SimulatedDisk
 from aion.tuning.tiers import Floats, Staged, Tiers
-from aion.tuning.trace import Batch, Trace
+from aion.tuning.trace import Batch, Int64s, Trace
 from state_backends.m_bucket import MemoryBudget
 from state_backends.p_bucket import cache_bytes
 from state_backends.pressure import PressureManager
@@ -85,7 +86,7 @@ def simulate(
         if paced:
             host.disk.pass_to(max(host.disk.now_s, (min(b.at_us for b in group) - begin_us) / 1e6))
         for batch in group:
-            host.shards[batch.shard].run(batch)
+            host.shards[batch.shard].run(batch, paced=paced)
     for shard in host.shards.values():
         shard.end()
     return host.outcome()
@@ -93,10 +94,15 @@ def simulate(
 
 def as_recorded(machine: Machine, trace: Trace) -> Machine:
     """With the speeds of the machine on which the trace was recorded, as far as it has them."""
-    if trace.processing_bytes_per_s:
-        machine = replace(machine, processing_bytes_per_s=trace.processing_bytes_per_s)
-    if trace.staging_bytes_per_s:
-        machine = replace(machine, read_bytes_per_s=trace.staging_bytes_per_s, read_block_s=0.0)
+    if trace.processing is not None:
+        fixed_s, bytes_per_s, _ = trace.processing
+        machine = replace(machine, processing_bytes_per_s=bytes_per_s, execution_s=fixed_s)
+    if trace.staging is not None:
+        fixed_s, bytes_per_s, _ = trace.staging
+        machine = replace(machine, read_bytes_per_s=bytes_per_s, read_block_s=0.0, staging_s=fixed_s)
+    if trace.writing is not None:
+        fixed_s, bytes_per_s, _ = trace.writing
+        machine = replace(machine, write_bytes_per_s=bytes_per_s, write_file_s=fixed_s)
     return machine
 
 
@@ -116,6 +122,7 @@ class _Host:
         )
         plan = trace.definition.plan()
         self.fold_ratio = _fold_ratio(trace.folds)
+        self.folding = trace.folding or Cost(0.0, machine.processing_bytes_per_s)
         self.shards = {
             shard: _Shard(
                 self,
@@ -130,6 +137,8 @@ class _Host:
                     keep_fraction=config.keep_fraction,
                     prestages=config.prestages,
                     blocking=config.blocking,
+                    staging_times=trace.staging.times if trace.staging is not None else (1.0,),
+                    processing_times=trace.processing.times if trace.processing is not None else (1.0,),
                 ),
                 commits=trace.definition.commits,
             )
@@ -182,19 +191,24 @@ class _Shard:
         self._purge: list[int] = []
         self._open = False
 
-    def run(self, batch: Batch) -> None:
+    def run(self, batch: Batch, *, paced: bool) -> None:
         self.end()
         at_us = batch.watermark_us
         if at_us is not None and at_us != self.operator.watermark.at_us:
-            self._carry_out(self.operator.handle(WatermarkAdvanced(at_us)), None)
+            self._carry_out(self.operator.handle(WatermarkAdvanced(at_us)))
             if not self._commits:
                 self._end_call()
-        if batch.blocks:
-            self._carry_out(self.operator.handle(Arrived(batch.blocks)), batch)
-            if not self._commits:
-                self._end_call()
+        start = 0
+        for count, before_s in batch.handed:
+            if paced:
+                self._host.disk.pass_to(self._host.disk.now_s + before_s)
+            blocks = batch.blocks[start : start + count]
+            self._carry_out(self.operator.handle(Arrived(blocks)), blocks, batch.rows[start : start + count])
+            start += count
+        if start and not self._commits:
+            self._end_call()
         if self._commits or batch.last:
-            self._carry_out(self.operator.handle(BatchEnded(batch.last)), None)
+            self._carry_out(self.operator.handle(BatchEnded(batch.last)))
             self._end_call()
         else:
             # Without Spark nobody says that a batch is over, but the next call.
@@ -204,7 +218,7 @@ class _Shard:
         """The end of the batch before, if it was left open."""
         if self._open:
             self._open = False
-            self._carry_out(self.operator.handle(BatchEnded()), None)
+            self._carry_out(self.operator.handle(BatchEnded()))
 
     def _end_call(self) -> None:
         """What follows a batch on Spark, and a call without it."""
@@ -225,13 +239,14 @@ class _Shard:
             self.tiers.prestage(self.tiers.entries(plan.slices))
         self._host.tick()
 
-    def _carry_out(self, actions: Sequence[Action | Order], batch: Batch | None) -> None:
+    def _carry_out(
+        self, actions: Sequence[Action | Order], blocks: Sequence[BlockFact] = (), rows: Sequence[int] | Int64s = ()
+    ) -> None:
         appends = [a for a in actions if isinstance(a, Append)]
         for append in appends:
-            assert batch is not None
-            size = batch.blocks[append.index].size_bytes
+            size = blocks[append.index].size_bytes
             if self._folds:
-                self._rows[append.seq] = int(batch.rows[append.index])
+                self._rows[append.seq] = int(rows[append.index])
             self.tiers.append(append.seq, append.slice_us, size, late=append.late, arrival=append.seq)
         for action in actions:
             if isinstance(action, Prestage):
@@ -274,6 +289,7 @@ class _Shard:
         entries = self.tiers.entries(slices, keys=keys)
         size += self.tiers.read(entries, blocking=self._plan.blocking)
         if self._plan.layout is None:
+            self.tiers.work(size)
             self._read.append((size, self._host.disk.now_s - begin))
 
     def _announced(self, action: Prestage, appends: Sequence[Append]) -> Floats | None:
@@ -297,9 +313,9 @@ class _Shard:
             spans = {fold.slice_us: (fold.after, fold.until)}
             below = self.operator.next_seq
             entries = self.tiers.entries([fold.slice_us], spans=spans, below=below)
-            self.tiers.read(entries, blocking=False)
+            self.tiers.read(entries, blocking=False, cost=self._host.folding)
             made = max(1, round(fold.size_bytes * self._host.fold_ratio(fold.size_bytes)))
-            pieces = max(1, -(-made // self._piece_bytes))
+            pieces = max(1, round(made / self._piece_bytes))
             first = self.operator.number(pieces)
             for i in range(pieces):
                 size = made * (i + 1) // pieces - made * i // pieces

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from aion.tuning.disk import Machine, Priority, Request, SimulatedDisk
+from aion.tuning.disk import Cost, Machine, Priority, Request, SimulatedDisk
 from policies.sizing import m_bucket_bytes
 from state_backends.m_bucket import MemoryBudget
 
@@ -77,7 +78,12 @@ class Tiers:
         keep_fraction: float,
         prestages: bool,
         blocking: bool,
+        staging_times: Sequence[float] = (1.0,),
+        processing_times: Sequence[float] = (1.0,),
     ) -> None:
+        # Nothing always takes as long as mostly, and what a store learns of its speed hangs on that: so one prestage
+        # after another, and one execution after another, is as slow as those that were recorded were, again and again.
+        self._staging_times, self._processing_times = cycle(staging_times), cycle(processing_times)
         self._disk, self._machine, self._budget, self._stats = disk, machine, budget, stats
         self._bucket_limit = bucket_limit_bytes
         self._keep = keep_fraction
@@ -172,8 +178,13 @@ class Tiers:
                 found.append(entry)
         return found
 
-    def read(self, entries: Sequence[Entry], *, blocking: bool) -> int:
-        """Reads blocks as an execution does, which works on each for a while; their bytes."""
+    def read(self, entries: Sequence[Entry], *, blocking: bool, cost: Cost | None = None) -> int:
+        """Reads blocks as an execution does, which works on each for a while, or as something else at that cost.
+
+        Returns their bytes.
+        """
+        if cost is None:
+            cost = Cost(0.0, self._machine.processing_bytes_per_s)
         ahead: dict[int, Request] = {}
         limit = max(READ_AHEAD, self._fitting(entries) if blocking else 0)
         at = total = 0
@@ -188,9 +199,16 @@ class Tiers:
                 blocking = False
             self._take(entry, ahead.pop(entry.seq, None))
             total += entry.size
-            self._disk.pass_to(self._disk.now_s + entry.size / self._machine.processing_bytes_per_s)
+            self._disk.pass_to(self._disk.now_s + entry.size / cost.bytes_per_s)
+        self._disk.pass_to(self._disk.now_s + cost.fixed_s)
         self._stats.read_bytes += total
         return total
+
+    def work(self, size: int) -> None:
+        """What an execution of so many bytes takes beyond reading them."""
+        least = size / self._machine.processing_bytes_per_s
+        all_of_it = next(self._processing_times) * (least + self._machine.execution_s)
+        self._disk.pass_to(self._disk.now_s + max(0.0, all_of_it - least))
 
     def prestage(self, entries: Sequence[Entry]) -> None:
         if not self._prestages:
@@ -198,15 +216,19 @@ class Tiers:
         begin, size = self._disk.now_s, 0
         room, wanted = self._budget.left() - self._outbox_limit, self._wanted(entries)
         last: Entry | None = None
+        times = next(self._staging_times)
         for entry in entries:
             if entry.place is not Place.DISK:
                 continue
             if size >= wanted or size + entry.size > room:
                 break
+            seconds, step_bytes = self._reading(entry)
+            if last is None:
+                seconds += self._machine.staging_s
             entry.place, entry.reserved, last = Place.STAGING, True, entry
             self._budget.reserve(entry.size)
             size += entry.size
-            entry.staging = self._disk.submit(Priority.PRESTAGE, [self._reading(entry)], self._staged(entry))
+            entry.staging = self._disk.submit(Priority.PRESTAGE, [(times * seconds, step_bytes)], self._staged(entry))
         if last is not None and last.staging is not None:
             request, done = last.staging, last.staging.done
 
@@ -282,8 +304,9 @@ class Tiers:
             entry.place = Place.WRITING
             entry.leaves = entry.leaves or leave
             self._unpost(entry)
-        steps = [(entry.size / self._machine.write_bytes_per_s, entry.size) for entry in entries]
-        steps.append((self._machine.write_file_s, 0))
+        # Blocks are put together in memory within no time; what takes long comes at once: to sync, and to ingest.
+        size = sum(entry.size for entry in entries)
+        steps = [(size / self._machine.write_bytes_per_s, size), (self._machine.write_file_s, 0)]
 
         def written() -> None:
             self._writes.remove(request)

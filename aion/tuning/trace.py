@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -28,6 +29,7 @@ from aion.errors import ConfigError, FormatError
 from aion.operator import Operator
 from aion.plan import Plan, make_plan
 from aion.slices import NO_SLICE
+from aion.tuning.disk import Cost
 from aion.windows import Periodic
 from state_backends.block import Block
 
@@ -48,13 +50,20 @@ SCHEMA = pa.schema(
         ("max_us", pa.int64()),
         ("made_bytes", pa.int64()),
         ("took_us", pa.int64()),
+        ("waited_us", pa.int64()),
     ]
 )
-"""``kind``: ``batch``, once for each batch of a shard; ``arrival``, a block; ``fold``, ``bytes`` that became
-``made_bytes``; ``execution``, ``bytes`` that a function was given within ``took_us``; ``staging``, ``bytes`` that were
-prestaged within ``took_us``; ``last``, nothing will come any more."""
+"""``kind``: ``batch``, once for each batch of a shard; ``arrival``, a block, handed over at ``at_us`` with those that
+came then, ``took_us`` after what was before it was dealt with; ``fold``, ``bytes`` that became ``made_bytes`` within
+``took_us``;
+``execution``, ``bytes`` that a function was given within ``took_us``, of which ``waited_us`` for blocks; ``staging``,
+``bytes`` that were prestaged within ``took_us``, ``writing``, those of a file that was written; ``last``, nothing will
+come any more."""
 
 Int64s = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+MOST_FITTED = 500
+"""Measurements through which a line is laid: it takes each pair of them."""
 
 
 class Definition(NamedTuple):
@@ -110,7 +119,8 @@ def _nothing(key: Any, window: Any, events: Any) -> dict[str, int]:
 class Batch:
     """What one shard did in one batch: the watermark first, if it moved, then the arrivals.
 
-    ``rows``: of each block. ``watermark_us``: None as long as there is none.
+    ``rows``: of each block. ``watermark_us``: None as long as there is none. ``handed``: how many blocks were handed
+    over together, and the seconds that went by before since what came earlier was dealt with.
     """
 
     shard: int
@@ -120,6 +130,7 @@ class Batch:
     blocks: Sequence[BlockFact]
     rows: Int64s
     last: bool = False
+    handed: Sequence[tuple[int, float]] = ()
 
 
 @dataclass(frozen=True)
@@ -152,25 +163,31 @@ class Trace:
         return list(zip(found["bytes"].to_pylist(), found["made_bytes"].to_pylist(), strict=True))
 
     @cached_property
-    def processing_bytes_per_s(self) -> float | None:
-        """How fast the user's function is when it waits for nothing, as a tenth of its bytes did; None: not known."""
-        return self._speed("execution", 0.9)
+    def folding(self) -> Cost | None:
+        """Of a fold, with reading what is folded; None: not known."""
+        return self._cost("fold")
 
     @cached_property
-    def staging_bytes_per_s(self) -> float | None:
-        """How fast blocks mostly were prestaged, with what that waited for; None if it is not known."""
-        return self._speed("staging", 0.5)
+    def processing(self) -> Cost | None:
+        """Of an execution, without what it waited for blocks; None: not known."""
+        return self._cost("execution")
 
-    def _speed(self, kind: str, share: float) -> float | None:
-        """Of ``share`` of the bytes none was faster: what was slow but once, as the first, says nothing of others."""
+    @cached_property
+    def staging(self) -> Cost | None:
+        """Of a prestage, without the I/O that it waited for; None: not known."""
+        return self._cost("staging")
+
+    @cached_property
+    def writing(self) -> Cost | None:
+        """Of a file, without the more urgent I/O that came between its steps; None: not known."""
+        return self._cost("writing")
+
+    def _cost(self, kind: str) -> Cost | None:
         found = self._of_kind(kind)
-        size, took_us = (found[name].to_numpy().astype(float) for name in ("bytes", "took_us"))
-        size, took_us = size[size > 0], np.maximum(took_us[size > 0], 1.0)
-        if not len(size):
-            return None
-        order = np.argsort(size / took_us)
-        place = order[np.searchsorted(np.cumsum(size[order]), size.sum() * share)]
-        return float(size[place] / took_us[place] * 1e6)
+        names = ("bytes", "took_us", "waited_us")
+        size, took_us, waited_us = (found[name].fill_null(0).to_numpy().astype(float) for name in names)
+        some = (size > 0) & np.array(found["took_us"].is_valid().to_pylist(), bool)
+        return fitted(size[some], np.maximum(took_us - waited_us, 1.0)[some] / 1e6) if some.any() else None
 
     @cached_property
     def events(self) -> int:
@@ -200,11 +217,36 @@ class Trace:
         return self.table.filter(pa.array(np.array(self.table["kind"].to_pylist(), object) == kind, pa.bool_()))
 
 
+def fitted(size: Floats, seconds: Floats) -> Cost:
+    """A line through what was measured that a few which were slow, as the first one is, do not move (Theil and Sen)."""
+    if len(size) > MOST_FITTED:  # evenly, of all times
+        chosen = np.linspace(0, len(size) - 1, MOST_FITTED).astype(int)
+        size, seconds = size[chosen], seconds[chosen]
+    one, other = np.triu_indices(len(size), 1)
+    differ = size[one] != size[other]
+    one, other = one[differ], other[differ]
+    pace = float(np.median(seconds / size))
+    slopes = (seconds[one] - seconds[other]) / (size[one] - size[other])
+    slope = float(np.median(slopes)) if len(slopes) else pace
+    if not 0 < slope <= pace:  # no more is known than how fast it mostly was
+        slope = pace
+    fixed_s = max(0.0, float(np.median(seconds - slope * size)))
+    return Cost(fixed_s, 1 / slope, tuple((seconds / (fixed_s + slope * size)).tolist()))
+
+
+def _handed(table: pa.Table) -> list[tuple[int, float]]:
+    """``table``: arrivals of one batch. What was handed over at the same instant came together."""
+    at_us = table["at_us"].fill_null(-1).to_numpy()
+    gaps_us = table["took_us"].fill_null(0).to_numpy()
+    begins = [0, *(np.flatnonzero(np.diff(at_us)) + 1).tolist(), len(at_us)] if len(at_us) else [0]
+    return [(stop - start, float(gaps_us[start]) / 1e6) for start, stop in pairwise(begins)]
+
+
 def _batch(table: pa.Table) -> Batch:
     kinds = table["kind"].to_pylist()
     head = kinds.index("batch")
-    arrived = [i for i, kind in enumerate(kinds) if kind == "arrival"]
-    columns = table.select(["slice_us", "events", "bytes"]).take(pa.array(arrived, pa.int64())).columns
+    arrivals = table.take(pa.array([i for i, kind in enumerate(kinds) if kind == "arrival"], pa.int64()))
+    columns = arrivals.select(["slice_us", "events", "bytes"]).columns
     facts = zip(*(column.to_pylist() for column in columns), strict=True)
     return Batch(
         shard=table["shard"][head].as_py(),
@@ -212,8 +254,9 @@ def _batch(table: pa.Table) -> Batch:
         at_us=table["at_us"][head].as_py(),
         watermark_us=table["watermark_us"][head].as_py(),
         blocks=[BlockFact(*fact) for fact in facts],
-        rows=np.array(table["rows"].take(pa.array(arrived, pa.int64())).to_pylist(), np.int64),
+        rows=np.array(arrivals["rows"].to_pylist(), np.int64),
         last="last" in kinds,
+        handed=_handed(arrivals),
     )
 
 
@@ -230,8 +273,10 @@ def read_trace(path: Path) -> Trace:
         except (OSError, pa.ArrowException) as error:
             raise FormatError(f"{file}: no trace: {error}") from error
         told = (table.schema.metadata or {}).get(METADATA)
-        if told is None or table.schema.names != SCHEMA.names:
+        if told is None or not {*table.schema.names} <= {*SCHEMA.names}:
             raise FormatError(f"{file}: no trace; it has columns {', '.join(table.schema.names)}")
+        for name in SCHEMA.names[table.num_columns :]:  # one that an earlier Aion recorded
+            table = table.append_column(name, pa.nulls(table.num_rows, SCHEMA.field(name).type))
         definition = json.loads(told)
         if definition["format"] != FORMAT:
             raise FormatError(f"{file}: a trace of format {definition['format']}; this Aion reads format {FORMAT}")
@@ -262,10 +307,13 @@ class Recorder:
         self._folder, self._definition, self._shard = folder, definition, shard
         self._number = 0
         self._rows: list[dict[str, Any]] = []
+        self._timed = True
+        self._dealt_s = 0.0
 
-    def begin(self, number: int, watermark_us: int | None, at_us: int | None = None) -> None:
-        """``at_us``: now, if it is not told."""
-        self._number = number
+    def begin(self, number: int, watermark_us: int | None, at_us: int | None = None, *, timed: bool = True) -> None:
+        """``at_us``: now, if it is not told. Not ``timed``: when blocks are handed over says nothing."""
+        self._number, self._timed = number, timed
+        self._dealt_s = time.perf_counter()
         self._rows = [
             {
                 "kind": "batch",
@@ -278,7 +326,15 @@ class Recorder:
         before = self._rows[0]["watermark_us"]
         self._rows[0]["watermark_us"] = watermark_us if before is None else max(before, watermark_us)
 
+    def dealt(self) -> None:
+        """What was told so far has been carried out."""
+        self._dealt_s = time.perf_counter()
+
     def arrived(self, blocks: Sequence[Block]) -> None:
+        handed: dict[str, int] = {}
+        if self._timed:
+            waited_s = time.perf_counter() - self._dealt_s
+            handed = {"at_us": time.time_ns() // 1000, "took_us": round(waited_s * 1e6)}
         for header in (block.header for block in blocks):
             times = {} if header.slice_us == NO_SLICE else {"min_us": header.min_us, "max_us": header.max_us}
             self._rows.append(
@@ -289,27 +345,38 @@ class Recorder:
                     "rows": header.rows,
                     "bytes": header.size_bytes,
                     **times,
+                    **handed,
                 }
             )
 
-    def executed(self, size_bytes: int, seconds: float) -> None:
-        self._rows.append({"kind": "execution", "bytes": size_bytes, "took_us": round(seconds * 1e6)})
+    def executed(self, size_bytes: int, seconds: float, waited_s: float = 0.0) -> None:
+        """``waited_s``: of the seconds, what went by until blocks were there."""
+        took = {"took_us": round(seconds * 1e6), "waited_us": round(waited_s * 1e6)}
+        self._rows.append({"kind": "execution", "bytes": size_bytes, **took})
 
-    def staged(self, size_bytes: int, seconds: float) -> None:
+    def staged(self, size_bytes: int, seconds: float, waited_s: float) -> None:
+        """``waited_s``: of the seconds, what went by with other I/O until its turn came. From any thread."""
+        took = {"took_us": round(seconds * 1e6), "waited_us": round(waited_s * 1e6)}
+        self._rows.append({"kind": "staging", "bytes": size_bytes, **took})
+
+    def written(self, size_bytes: int, seconds: float) -> None:
         """From any thread."""
-        self._rows.append({"kind": "staging", "bytes": size_bytes, "took_us": round(seconds * 1e6)})
+        self._rows.append({"kind": "writing", "bytes": size_bytes, "took_us": round(seconds * 1e6)})
 
     def ended(self) -> None:
         """Nothing will come any more."""
         self._rows.append({"kind": "last"})
 
-    def folded(self, fact: Folded) -> None:
+    def folded(self, fact: Folded, seconds_per_byte: float) -> None:
         fold = fact.fold
         row = {"kind": "fold", "slice_us": fold.slice_us, "bytes": fold.size_bytes, "made_bytes": fact.size_bytes}
-        self._rows.append(row)
+        self._rows.append({**row, "took_us": round(seconds_per_byte * fold.size_bytes * 1e6)})
 
-    def folds(self, operator: Operator) -> RecordedFolds:
-        return RecordedFolds(operator, self)
+    @contextmanager
+    def folds(self, operator: Operator) -> Iterator[RecordedFolds]:
+        folds = RecordedFolds(operator, self)
+        yield folds
+        folds.noted()
 
     def table(self) -> pa.Table:
         """The batch so far."""
@@ -323,18 +390,30 @@ class Recorder:
 
 
 class RecordedFolds:
-    """An operator, as folding needs it, that has each fold noted."""
+    """An operator, as folding needs it, that has each fold noted. Folds of one group share its time by their bytes."""
 
     def __init__(self, operator: Operator, recorder: Recorder) -> None:
         self._operator, self._recorder = operator, recorder
+        self._begin_s = self._made_s = time.perf_counter()
+        self._group: list[Folded] = []
 
     @property
     def next_seq(self) -> int:
+        self.noted()
+        self._begin_s = time.perf_counter()
         return self._operator.next_seq
 
     def number(self, blocks: int) -> int:
+        self._made_s = time.perf_counter()
         return self._operator.number(blocks)
 
     def handle(self, event: Folded) -> Sequence[object]:
-        self._recorder.folded(event)
+        self._group.append(event)
         return self._operator.handle(event)
+
+    def noted(self) -> None:
+        """The last group is over."""
+        size = sum(fact.fold.size_bytes for fact in self._group)
+        for fact in self._group:
+            self._recorder.folded(fact, max(0.0, self._made_s - self._begin_s) / max(size, 1))
+        self._group.clear()

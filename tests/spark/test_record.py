@@ -37,6 +37,8 @@ def test_a_replay_executes_what_the_query_executed(stream: FileStream, sink: Sin
     trace = read_trace(tmp_path / "trace")
     assert trace.events == 18
     assert trace.definition.commits
+    # What the state server knows of its files came with an opening.
+    assert trace.writing is not None and trace.writing.bytes_per_s > 0
     found = simulate(trace, load_policy(policy), Machine(1e9, 1e-5, 1e9, 1e-3, 1e9))
     assert {kind: n for kind, n in found.executions.items() if n} == dict(got)
     assert found.executions["on_time"] > 0 and found.executions["late"] + found.executions["final"] > 0
