@@ -30,6 +30,8 @@ ROWS_AT_ONCE = 4096
 WORTH_FILTERING = 1024
 """To look for keys in a block of fewer rows costs more than to carry them along."""
 _IN_LINE = CodecPool(0)
+_UNFIT = (pa.ArrowException, TypeError, ValueError)
+"""What Arrow says of values that are not of the declared types."""
 
 
 class Decoded(NamedTuple):
@@ -154,6 +156,7 @@ class _Collected:
         self._dicts: list[Mapping[str, Any]] = []
         self._groups: list[tuple[Key, WindowRef, int, int, int]] = []
         self._counts: list[int] = []
+        self._in_tables = 0  # the groups, from the first on, of which no row is among the dicts
         self.rows = 0
 
     def add(
@@ -170,6 +173,7 @@ class _Collected:
             return
         if isinstance(rows, pa.Table):
             self._settle()
+            self._in_tables = len(self._groups) + 1
             # A few rows cut out of a batch of events must not keep all of it.
             self._tables.append(rows if rows.get_total_buffer_size() <= 2 * rows.nbytes else rows.take(np.arange(n)))
         else:
@@ -201,17 +205,34 @@ class _Collected:
             late_events=np.repeat(late_events, self._counts),
         )
         self._tables, self._groups, self._counts, self.rows = [], [], [], 0
+        self._in_tables = 0
         return batch
 
     def _settle(self) -> None:
-        if self._dicts:
-            self._tables.append(_to_table(self._plan, self._dicts, f"window {self._groups[-1][1]}"))
-            self._dicts = []
+        """Dicts as a table, all at once. Raises ApplyError with the key and window of those that do not fit."""
+        if not self._dicts:
+            return
+        try:
+            self._tables.append(_to_table(self._plan, self._dicts))
+        except _UNFIT:
+            first = 0
+            for group, count in zip(self._groups[self._in_tables :], self._counts[self._in_tables :], strict=True):
+                try:
+                    _to_table(self._plan, self._dicts[first : first + count])
+                except _UNFIT as error:
+                    ref = group[1]
+                    window = Window(ref.start_us, ref.end_us, self._plan.names[ref.definition])
+                    raise ApplyError(
+                        f"{_where(group[0], window)}: what it returned does not fit the declared schema: {error}"
+                    ) from error
+                first += count
+            raise
+        self._dicts = []
+        self._in_tables = len(self._groups)
 
 
 def _call(plan: Plan, key: Key, window: Window, events: Iterator[pa.RecordBatch]) -> list[Mapping[str, Any]] | pa.Table:
     assert plan.apply is not None
-    where = f"apply for key {key} and window [{format_instant(window.start)}, {format_instant(window.end)})"
     try:
         result = plan.apply(key, window, events)
         if isinstance(result, pa.RecordBatch):
@@ -220,26 +241,26 @@ def _call(plan: Plan, key: Key, window: Window, events: Iterator[pa.RecordBatch]
             return result.select(plan.outputs.names).cast(plan.outputs)
         rows = [result] if isinstance(result, Mapping) else list(result)
     except Exception as error:
-        raise ApplyError(f"{where}: {type(error).__name__}: {error}") from error
+        raise ApplyError(f"{_where(key, window)}: {type(error).__name__}: {error}") from error
     for row in rows:
         if not isinstance(row, Mapping):
-            raise ApplyError(f"{where}: returned {row!r}; a row is a mapping of column names to values")
+            raise ApplyError(f"{_where(key, window)}: returned {row!r}; a row is a mapping of column names to values")
         unknown: set[str] = set(row) - set(plan.outputs.names)
         if unknown:
             raise ApplyError(
-                f"{where}: returned the column {sorted(unknown)[0]!r}, which the schema does not have; "
+                f"{_where(key, window)}: returned the column {sorted(unknown)[0]!r}, which the schema does not have; "
                 f"it has {', '.join(plan.outputs.names)}"
             )
-    if rows:
-        _to_table(plan, rows[:1], where)  # so that a wrong type is told with its key and window
     return rows
 
 
-def _to_table(plan: Plan, rows: list[Mapping[str, Any]], where: str) -> pa.Table:
-    try:
-        return pa.Table.from_pylist(rows, plan.outputs)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise ApplyError(f"{where}: what it returned does not fit the declared schema: {error}") from error
+def _where(key: Key, window: Window) -> str:
+    return f"apply for key {key} and window [{format_instant(window.start)}, {format_instant(window.end)})"
+
+
+def _to_table(plan: Plan, rows: list[Mapping[str, Any]]) -> pa.Table:
+    """Raises one of ``_UNFIT``."""
+    return pa.Table.from_pylist(rows, plan.outputs)
 
 
 def _plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:

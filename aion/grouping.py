@@ -91,7 +91,8 @@ def _find_runs(names: Sequence[str], batches: list[pa.RecordBatch]) -> _Runs:
             first, rows = number, 0
     if len(found) == 1:
         return found[0]
-    keys = pa.concat_tables([r.keys for r in found])
+    # In one piece: of many, each of the takes to come would make one first.
+    keys = pa.concat_tables([r.keys for r in found]).combine_chunks()
     of_batch, starts, sizes = (np.concatenate([r[i] for r in found]) for i in range(3))
     return _Runs(of_batch, starts, sizes, key_codes(keys), keys)
 

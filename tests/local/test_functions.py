@@ -79,6 +79,22 @@ def test_a_second_row_that_does_not_fit_is_told_too() -> None:
             operator.advance(FOREVER)
 
 
+@pytest.mark.parametrize("as_table", [{"rome"}, {"berlin"}, set()], ids=["rome's a table", "berlin's a table", "none"])
+@pytest.mark.parametrize("wrong", ["berlin", "oslo", "paris"])
+def test_of_many_keys_that_whose_rows_do_not_fit_is_told(wrong: str, as_table: set[str]) -> None:
+    """Rows of several keys become columns together."""
+
+    def function(key: Any, window: Any, events: Any) -> Any:
+        if key[0] == wrong:
+            return [{"n": 1}, {"n": "two"}]
+        return pa.table({"n": [3, 4]}) if key[0] in as_table else [{"n": 5}, {}, {"n": 6}]
+
+    with applying(function, key="k") as operator:
+        operator.process(pa.table({"ts": at(*[11] * 4), "k": ["berlin", "oslo", "paris", "rome"]}))
+        with pytest.raises(ApplyError, match=rf"key \('{wrong}',\) and window \[1970-01-01T00:00:10Z.*schema"):
+            operator.advance(FOREVER)
+
+
 def test_a_function_need_not_read_its_events() -> None:
     for name in ("memory_only", "disk_only", "tiny"):
         with applying(lambda key, window, events: {"n": 7}, policy=policy(name, 60_000_000)) as operator:
