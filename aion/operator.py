@@ -15,6 +15,8 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Any
 
+import numpy as np
+
 from aion.actions import (
     Action,
     Append,
@@ -35,6 +37,7 @@ from aion.actions import (
 from aion.folding import Folding
 from aion.keyed.orders import Arrivals, ExecuteKeyed, Order
 from aion.keyed.shard import NOT_KEYED, KeyedShard
+from aion.keyed.table import Ints
 from aion.keyed.windows import Orders
 from aion.lateness import Bound, Lateness
 from aion.lifecycle import NEVER, WINDOW_COLUMNS, Counters, Status, WindowState
@@ -323,7 +326,8 @@ class Operator:
             actions += self._purge(gone)
         if self.keyed:
             actions += self._settle()
-        return actions + self._folds([s for a in actions if isinstance(a, Destage) for s in a.slices])
+        swept = self._swept()
+        return actions + self._folds([*(s for a in actions if isinstance(a, Destage) for s in a.slices), *swept])
 
     def _batch_ended(self, last: bool) -> list[Action | Order]:
         due = [ref for ref in self._stirred if last or self._trigger.due(self._view(ref))]
@@ -348,8 +352,10 @@ class Operator:
             # Blocks are told apart by what a window has executed and by what is late for it. Whatever will tell more
             # of them apart is yet to come: the next execution is over all there is, and lateness begins with the next.
             cuts = {state.executed_seq + 1 for state in states} | {state.late_from_seq for state in states}
-            ended = all(state.status is not Status.ACTIVE for state in states)
-            actions += self._folding.due(s, (cut for cut in cuts if 0 < cut < NEVER), ended=ended)
+            # Windows of single keys tell none apart: they have all of a key's rows from their first event to the last.
+            ended = all(state.status is not Status.ACTIVE for state in states) and self._is_settled(s)
+            cuts = {cut for cut in cuts if 0 < cut < NEVER}
+            actions += self._folding.due(s, cuts, ended=ended, sweeps=bool(self.keyed) and not states)
         return actions
 
     def _view(self, ref: WindowRef) -> LateView:
@@ -379,8 +385,12 @@ class Operator:
     def _destage(self, expired: Sequence[WindowRef]) -> list[Action]:
         """A slice is destaged once no active window needs it any more."""
         slices = sorted({s for ref in expired for s in self._slices_of(ref)})
-        free = [s for s in slices if self._is_free(s) and (not self.keyed or self.grid.end(s) <= self._settled_us)]
+        free = [s for s in slices if self._is_free(s) and self._is_settled(s)]
         return [Destage(tuple(free))] if free else []
+
+    def _is_settled(self, slice_us: int) -> bool:
+        """Whether all windows of single keys that may need the slice have ended."""
+        return not self.keyed or self.grid.end(slice_us) <= self._settled_us
 
     def _is_free(self, slice_us: int) -> bool:
         return all(self.windows[ref].status is not Status.ACTIVE for ref in self.slices[slice_us])
@@ -399,8 +409,11 @@ class Operator:
 
     def _free(self, slices: Iterable[int]) -> list[Action]:
         """Lets go of those that no window needs any more."""
-        needed_from_us = self.keyed.needed_from_us()
-        free = [s for s in slices if not self.slices[s] and self.grid.end(s) <= needed_from_us]
+        settled_us = self.keyed.settled_us()
+        free = [s for s in slices if not self.slices[s] and self.grid.end(s) <= settled_us]
+        if free and self.keyed:
+            needed = self.keyed.needed_in(*self._bounds(free))
+            free = [s for s, rows in zip(free, needed.tolist(), strict=True) if not rows]
         for s in free:
             del self.slices[s]
         if self._folding is not None:
@@ -434,6 +447,26 @@ class Operator:
         ended = [s for s in self.slices if before_us < self.grid.end(s) <= self._settled_us and self._is_free(s)]
         actions: list[Action] = [Destage(tuple(sorted(ended)))] if ended else []
         return actions + self._free(sorted(self.slices))
+
+    def _swept(self) -> list[int]:
+        """Slices that are kept for few of the sessions whose rows they have: the others' rows are to go."""
+        if self._folding is None or not self.keyed:
+            return []
+        first_us, last_us = self.keyed.gone_between()
+        slices = self._slices_between(first_us, last_us)
+        for s, rows in zip(slices, self.keyed.gone_in(*self._bounds(slices)).tolist(), strict=True):
+            if rows:
+                self._folding.wasted(s, rows)
+        settled_us = self.keyed.settled_us()
+        old = [s for s in self._folding.wasteful if not self.slices[s] and self.grid.end(s) <= settled_us]
+        if not old:
+            return []
+        needed = self.keyed.needed_in(*self._bounds(old)).tolist()
+        return [s for s, rows in zip(old, needed, strict=True) if self._folding.sweep(s, rows)]
+
+    def _bounds(self, slices: Sequence[int]) -> tuple[Ints, Ints]:
+        """Starts and ends."""
+        return np.array(slices, np.int64), np.array([self.grid.end(s) for s in slices], np.int64)
 
     # -- snapshot -----------------------------------------------------------------------------------------
 

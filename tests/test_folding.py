@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import event, example, given, settings
+from hypothesis import Phase, event, example, given, settings
 from hypothesis import strategies as st
 
 import aion
@@ -354,8 +354,10 @@ class Rig:
         self.operator = make_operator(self.plan, self.policy, snapshot)
         self.session = OfShard(self.shard, attempt)
         executor = make_executor(self.plan, self.operator, self.session, self.pool, self.policy)
+        executor.load()
         rows = run_batch(executor, self.policy, events, watermark)
         self.operator.validate()
+        executor.save()
         if commits:
             self.shard.commit(attempt, self.operator.snapshot())
             self.token = attempt
@@ -379,7 +381,8 @@ def comparable(rows: list[Any]) -> list[Any]:
 
 
 def unfolded(plan: Plan, policy: Policy) -> Executor:
-    operator = Operator(plan.grid, bound=make_bound(plan, policy, None), trigger=make_trigger(policy))
+    keyed = make_operator(plan, policy, None).keyed
+    operator = Operator(plan.grid, bound=make_bound(plan, policy, None), trigger=make_trigger(policy), keyed=keyed)
     return Executor(plan, operator, AsTheyCame(), CodecPool(0))
 
 
@@ -405,6 +408,52 @@ def test_panes_are_the_same_folded_or_not_whatever_fails(name: str, batches: lis
         for events, step, mishaps in batches:
             watermark += 3 * step
             batch = table_of([(t + watermark - 20, k, v) for t, k, v in events])
+            expected = run_batch(oracle, policy, batch, watermark)
+            for mishap in mishaps:
+                assert comparable(rig.batch(batch, watermark, commits=False)) == comparable(expected)
+                if mishap == "crashes":
+                    rig.crash()
+            assert comparable(rig.batch(batch, watermark)) == comparable(expected)
+            supersedings += rig.session.supersedings
+        event(f"{min(supersedings, 3)} batches folded, or more")
+        rig.crash()
+        expected = run_batch(oracle, policy, None, 10_000)
+        assert comparable(rig.batch(None, 10_000)) == comparable(expected)
+    finally:
+        rig.close()
+
+
+SESSIONS = {
+    "session": {"session": aion.Session(50 * SECOND)},
+    "two": {"short": aion.Session(20 * SECOND), "long": aion.Session(130 * SECOND)},
+    "beside": {"session": aion.Session(50 * SECOND), "minutes": aion.Sliding(120 * SECOND, 60 * SECOND)},
+}
+at_times = st.lists(st.tuples(st.integers(0, 40), st.sampled_from([*"abcd", None]), st.integers(0, 9)), max_size=12)
+session_batches = st.lists(
+    st.tuples(at_times, st.integers(0, 8), st.lists(st.sampled_from(["fails", "crashes"]), max_size=1)),
+    min_size=4, max_size=11,
+)  # fmt: skip
+
+
+@settings(few, phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False)
+@pytest.mark.parametrize("windows", SESSIONS)
+@pytest.mark.parametrize("name", ["events", "partials", "without a key"])
+@given(batches=session_batches, tiny=st.booleans(), endless=st.booleans(), bound=st.sampled_from([0, 30, 200]))
+@example(batches=[([(20, k, n) for k in "abcd"], 2, ["fails"] * (n % 3 == 1)) for n in range(11)], tiny=True, endless=True, bound=0)  # fmt: skip # noqa: E501
+@example(batches=[([(40, k, n) for k in "abcd"], 8, ["crashes"] * (n % 3 == 1)) for n in range(11)], tiny=False, endless=True, bound=30)  # fmt: skip # noqa: E501
+def test_sessions_are_the_same_folded_or_not_whatever_fails(
+    name: str, windows: str, batches: list[Any], tiny: bool, endless: bool, bound: int
+) -> None:
+    """Also those that grow to both sides, are joined, or are retracted; and what is too late for some of them."""
+    policy = policy_of(lateness={"initial_bound": f"{bound}s", "coverage": None}, **TINY if tiny else {})
+    plan = plan_of(name, SESSIONS[windows])
+    rig, oracle = Rig(plan, policy, budget=2048 if tiny else 1 << 20), unfolded(plan, policy)
+    watermark = supersedings = 0
+    try:
+        for events, step, mishaps in batches:
+            watermark += 6 * step
+            always = [(watermark, "z", 1)] if endless else []
+            batch = table_of([(5 * t + watermark - 150, k, v) for t, k, v in events] + always)
             expected = run_batch(oracle, policy, batch, watermark)
             for mishap in mishaps:
                 assert comparable(rig.batch(batch, watermark, commits=False)) == comparable(expected)
@@ -517,10 +566,10 @@ def test_runs_larger_than_memory_are_folded_range_by_range(name: str) -> None:
     largest = 0
     fold = BlockFolder.fold
 
-    def watched(self: BlockFolder, folds: Any, blocks: Any) -> Any:
+    def watched(self: BlockFolder, folds: Any, blocks: Any, *more: Any) -> Any:
         nonlocal largest
         largest = max(largest, sum(d.batch.nbytes for d in blocks))
-        return fold(self, folds, blocks)
+        return fold(self, folds, blocks, *more)
 
     try:
         BlockFolder.fold = watched  # type: ignore[method-assign]

@@ -78,6 +78,9 @@ class Shape(Protocol):
     def needed(self, index: Table, windows: Windows, gone: Flags, closed_us: int) -> Flags:
         """The rows of the index that are still needed when some windows are gone."""
 
+    def lasts(self, index: Table) -> Ints:
+        """Up to when a row of the index has events be taken, and kept, that come before what is closed."""
+
     def sorted(self, index: Table) -> Table:
         """The rows of an index in its order."""
 
@@ -96,6 +99,9 @@ def shape_of(window: Definition) -> Shape:
 
 
 class _InOrder:
+    def lasts(self, index: Table) -> Ints:
+        return index["last"]
+
     def sorted(self, index: Table) -> Table:
         return index.take(np.lexsort((index["id"], index["first"], codes_of(index)[0])))
 
@@ -112,22 +118,32 @@ class Sessions(_InOrder):
         return new["first"], new["last"] + self._gap_us
 
     def accepted(self, index: Table, new: Table, closed_us: int) -> Flags:
-        """Those whose own end is not closed, and those inside a session that is there.
+        """Those whose own end is not closed, and those that begin inside a session that is there.
 
-        A session is not extended to before what is closed: there may have been another one, that is gone.
+        What such a row holds behind that session's last event is not closed either, since the session is not. But none
+        is extended to before what is closed: there may have been another one, that is gone.
         """
         accepted = new["first"] > closed_us - self._gap_us
         if accepted.all() or not len(index):
             return accepted
         doubtful = np.flatnonzero(~accepted)
-        some = new.take(doubtful)
-        codes, new_codes = codes_of(index, some)
-        order = np.lexsort((index["first"], codes))
-        firsts, lasts, codes = index["first"][order], index["last"][order], codes[order]
-        at = Places(codes, firsts).after(new_codes, some["first"]) - 1
-        inside = (at >= 0) & (codes[at] == new_codes) & (some["last"] <= lasts[at]) & (some["first"] >= firsts[at])
-        accepted[doubtful[inside]] = True
+        accepted[doubtful[self.owners(index, new.take(doubtful)) >= 0]] = True
         return accepted
+
+    def owners(self, index: Table, rows: Table) -> Ints:
+        """The id of the session that each row begins in, by its key and ``first``; -1: in none that is there.
+
+        Sessions grow and are joined, but never divided: rows of one session are so for good. Rows of none remain so,
+        too: whatever is still taken comes after what is closed, where they are not.
+        """
+        if not len(index):
+            return np.full(len(rows), -1, np.int64)
+        codes, row_codes = codes_of(index, rows)
+        order, places = Places.ordering(codes, index["first"], index["id"])
+        at = places.after(row_codes, rows["first"]) - 1
+        found = order[np.maximum(at, 0)]
+        inside = (at >= 0) & (codes[found] == row_codes) & (rows["first"] <= index["last"][found])
+        return np.where(inside, index["id"][found], -1)
 
     def add(self, index: Table, new: Table, now_us: int | None) -> Added:
         new = self._joined(new)
@@ -203,6 +219,9 @@ class _ByEvent(_InOrder):
         np.minimum.at(earliest, codes, index["first"])
         return np.asarray(accepted | (new["first"] >= earliest[new_codes]))
 
+    def lasts(self, index: Table) -> Ints:
+        return np.full(len(index), NEVER, np.int64)
+
     def add(self, index: Table, new: Table, now_us: int | None) -> Added:
         late = np.zeros(len(new), np.bool_) if now_us is None else new["first"] < now_us
         both = stacked([index, new.replaced(late_events=np.where(late, new["events"], 0))])
@@ -241,6 +260,9 @@ class Records(_ByEvent):
 
     def alone(self, new: Table) -> tuple[Ints, Ints]:
         return new["first"] - self._size_us, new["last"]
+
+    def lasts(self, index: Table) -> Ints:
+        return index["last"]
 
     def accepted(self, index: Table, new: Table, closed_us: int) -> Flags:
         """Those that a window may hold that is still there."""
