@@ -238,6 +238,8 @@ class Operator:
                 self.slices[block.slice_us] = takers
             if self._folding is not None:
                 self._folding.arrived(block.slice_us, seq, block.size_bytes)
+                if index in verdict.wasted_rows:
+                    self._folding.wasted(block.slice_us, verdict.wasted_rows[index])
             if self.watermark.at_us is not None:
                 self._bound.observe_state(block.slice_us, self.watermark.at_us, block.size_bytes)
             settled = index not in verdict.blocks or self.grid.end(block.slice_us) <= self._settled_us

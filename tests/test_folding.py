@@ -230,8 +230,10 @@ OF_EVENTS: dict[str, Any] = {
     "outputs": "list array<bigint>",
 }
 OF_PARTIALS: dict[str, Any] = {"aggregates": AGGREGATES, "apply": None, "outputs": None}
+OF_NUMBERS: dict[str, Any] = {**OF_PARTIALS, "aggregates": {name: AGGREGATES[name] for name in ("n", "s", "lo")}}
 DEFINITIONS = {
     "events": (OF_EVENTS, "k"), "partials": (OF_PARTIALS, "k"), "without a key": (OF_PARTIALS, None),
+    "numbers": (OF_NUMBERS, "k"),
     "two keys": (OF_PARTIALS, ("v", "k")),
 }  # fmt: skip
 
@@ -395,7 +397,7 @@ a_batch = st.tuples(
 
 
 @few
-@pytest.mark.parametrize("name", DEFINITIONS)
+@pytest.mark.parametrize("name", ["events", "partials", "without a key", "two keys"])
 @given(batches=st.lists(a_batch, min_size=4, max_size=11), tiny=st.booleans(), kind=st.sampled_from([*STORES]))
 @example(batches=[([(3, k, n) for k in "abcd"], n >= 8, ["fails"] * (n % 3 == 1)) for n in range(14)], tiny=True, kind="tiered")  # fmt: skip # noqa: E501
 def test_panes_are_the_same_folded_or_not_whatever_fails(name: str, batches: list[Any], tiny: bool, kind: str) -> None:
@@ -431,16 +433,20 @@ SESSIONS = {
 at_times = st.lists(st.tuples(st.integers(0, 40), st.sampled_from([*"abcd", None]), st.integers(0, 9)), max_size=12)
 session_batches = st.lists(
     st.tuples(at_times, st.integers(0, 8), st.lists(st.sampled_from(["fails", "crashes"]), max_size=1)),
-    min_size=4, max_size=11,
+    min_size=4, max_size=9,
 )  # fmt: skip
+each_at_20 = [([(20, k, n) for k in "abcd"], 2, ["fails"] * (n % 4 == 1)) for n in range(9)]
+each_at_40 = [([(40, k, n) for k in "abcd"], 8, ["crashes"] * (n % 4 == 1)) for n in range(9)]
 
 
-@settings(few, phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False)
-@pytest.mark.parametrize("windows", SESSIONS)
-@pytest.mark.parametrize("name", ["events", "partials", "without a key"])
-@given(batches=session_batches, tiny=st.booleans(), endless=st.booleans(), bound=st.sampled_from([0, 30, 200]))
-@example(batches=[([(20, k, n) for k in "abcd"], 2, ["fails"] * (n % 3 == 1)) for n in range(11)], tiny=True, endless=True, bound=0)  # fmt: skip # noqa: E501
-@example(batches=[([(40, k, n) for k in "abcd"], 8, ["crashes"] * (n % 3 == 1)) for n in range(11)], tiny=False, endless=True, bound=30)  # fmt: skip # noqa: E501
+@settings(few, phases=[Phase.explicit, Phase.generate])
+@pytest.mark.parametrize("name", ["events", "partials", "numbers", "without a key"])
+@given(
+    windows=st.sampled_from([*SESSIONS]),
+    batches=session_batches, tiny=st.booleans(), endless=st.booleans(), bound=st.sampled_from([0, 30, 200]),
+)  # fmt: skip
+@example(windows="two", batches=each_at_20, tiny=True, endless=True, bound=0)
+@example(windows="beside", batches=each_at_40, tiny=False, endless=True, bound=30)
 def test_sessions_are_the_same_folded_or_not_whatever_fails(
     name: str, windows: str, batches: list[Any], tiny: bool, endless: bool, bound: int
 ) -> None:
@@ -503,7 +509,68 @@ def folded_bytes(plan: Plan, blocks: Sequence[Block]) -> int:
 
     decoded = list(decode_all(plan, [StoredBlock(n, b) for n, b in enumerate(blocks)], None))
     folder = BlockFolder(plan, target_bytes=1 << 20)
-    return sum(block.size_bytes for _, block in folder.fold({0: Fold(0, -1, len(blocks), 1, False)}, decoded))
+    folds = {s: Fold(s, -1, len(blocks), 1, False) for s in {b.header.slice_us for b in blocks}}
+    return sum(block.size_bytes for _, block in folder.fold(folds, decoded))
+
+
+@pytest.mark.parametrize("beside", [{}, {"hours": aion.Tumbling("1 hour")}], ids=["alone", "beside others"])
+def test_sessions_that_a_thousand_batches_feed_take_at_most_twice_their_folded_size(beside: Any) -> None:
+    windows = {"visit": aion.Session("10 minutes"), **beside}
+    aggregates = {"n": A.count(), "s": A.sum("v"), "m": A.mean("f")}
+    plan = make_plan(SCHEMA, key="k", time="ts", windows=windows, aggregates=aggregates, apply=None, outputs=None)
+    draw = np.random.default_rng(3)
+    slices = [600 * SECOND * n for n in range(6)]
+    with aion.LocalOperator(windows=windows, time="ts", key="k", aggregates=aggregates, policy=policy_of()) as operator:
+        for batch in range(1000):
+            numbers = draw.integers(0, 100, 40)
+            # Each key comes often enough for its session to go on; all of it over an hour.
+            events = [(int(3.5 * batch + draw.integers(0, 100)), f"key-{n}", int(n)) for n in numbers]
+            operator.process(pa.Table.from_batches([table_of(events)]))
+            if batch % 50 == 49:
+                operator.advance(0)  # the batch has ended
+                kept = [stored.block for stored in operator.store.read(slices)]
+                stats, folded = operator.store.stats(), folded_bytes(plan, kept)
+                assert max(stats.m_bucket_bytes, stats.p_bucket_bytes) <= 2 * folded
+                assert sum(b.size_bytes for b in kept) <= 2 * folded
+                assert sum(b.header.events for b in kept) == 40 * (batch + 1)
+        rows = operator.advance(10_000 * SECOND).to_pylist()
+    assert sum(r["n"] for r in rows if r["window"] == "visit") == 40_000
+    assert stats.blocks < 60
+
+
+@pytest.mark.parametrize("name", ["numbers", "events"])
+def test_a_session_that_never_ends_keeps_no_rows_of_others(name: str) -> None:
+    """One key goes on for hours, others come once: what is kept is of that key, of late ones too, through crashes."""
+    plan = plan_of(name, aion.Session(60 * SECOND))
+    rig = Rig(plan, policy_of(lateness={"initial_bound": "60s", "coverage": None}), kind="memory")
+    draw = np.random.default_rng(5)
+    kept, endless, others = [], 0, 0
+    try:
+        for minute in range(120):
+            now = 60 * minute
+            events = [(now + int(t), f"key-{minute}-{n}", 1) for n, t in enumerate(draw.integers(0, 60, 40))]
+            # The endless one gets events that are late by hours too: of it nothing is closed.
+            times = [now, now + 30, int(draw.integers(0, now + 30))]
+            if minute % 40 == 20:
+                rig.crash()
+            rows = rig.batch(table_of([*events, *((t, "endless", 1) for t in times)]), now - 60)
+            endless += len(times)
+            others += sum(r["events"] for r in rows)
+            assert {r["kind"] for r in rows} <= {"on_time"} and not [r for r in rows if r["k"] == "endless"]
+            assert rig.shard.store is not None
+            blocks = [s.block for s in rig.shard.store.read([60 * SECOND * n for n in range(minute + 1)])]
+            kept.append(sum(b.header.events for b in blocks))
+            live = sum(w.index["events"].sum() for w in rig.operator.keyed.windows)
+            assert kept[-1] <= endless + 6 * 40, "the endless session's, and those of the last minutes"
+            assert kept[-1] <= 2 * live + 40
+        rows = rig.batch(None, 100_000)
+        (row,) = [r for r in rows if r["k"] == "endless"]
+        assert row["events"] == endless == 360
+        assert others + sum(r["events"] for r in rows) - endless == 120 * 40
+        assert rig.shard.store is not None
+        assert not list(rig.shard.store.read([60 * SECOND * n for n in range(122)]))
+    finally:
+        rig.close()
 
 
 @pytest.mark.parametrize("name", ["events", "partials"])

@@ -77,7 +77,7 @@ class Keeper:
         """What a version has to write; None: nothing changed."""
         before, after = self._saved, self._both()
         rows = [_changed(before[role], after[role]) for role in ROLES]
-        removed = np.concatenate([np.setdiff1d(before[role]["id"], after[role]["id"]) for role in ROLES])
+        removed = np.concatenate([_removed(before[role]["id"], after[role]["id"]) for role in ROLES])
         changed = sum(map(len, rows)) + len(removed)
         if not changed:
             return None
@@ -119,6 +119,15 @@ class Keeper:
 def is_index(slice_us: int) -> bool:
     """Whether a slice holds no events but the index of some definition."""
     return NO_SLICE < slice_us < NO_SLICE // 2
+
+
+def _removed(before: Ints, after: Ints) -> Ints:
+    """Those of ``before`` that are not in ``after``; no number is there twice."""
+    if not len(after):
+        return before
+    order = np.sort(after)
+    at = np.minimum(np.searchsorted(order, before), len(order) - 1)
+    return before[order[at] != before]
 
 
 def _changed(before: Table, after: Table) -> Table:

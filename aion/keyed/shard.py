@@ -20,7 +20,8 @@ class Verdict(NamedTuple):
     """What becomes of an arrival: for each definition which rows it takes; and the blocks that any takes rows of.
 
     ``dropped``: also rows that are taken for later windows and came too late for the one that ends at them.
-    ``dropped_events``: of each block, those that came too late for some definition.
+    ``dropped_events``: of each block, those that came too late for some definition. ``wasted_rows``: rows of these
+    blocks that no definition takes.
     """
 
     arrivals: Arrivals
@@ -28,10 +29,11 @@ class Verdict(NamedTuple):
     blocks: frozenset[int]
     dropped: list[EmitDroppedRows]
     dropped_events: dict[int, int]
+    wasted_rows: dict[int, int]
 
 
 NOT_KEYED = Verdict(
-    Arrivals(Table([], {"first": np.empty(0, np.int64)}), np.empty(0, np.int64)), [], frozenset(), [], {}
+    Arrivals(Table([], {"first": np.empty(0, np.int64)}), np.empty(0, np.int64)), [], frozenset(), [], {}, {}
 )
 """Of an operator without such windows."""
 
@@ -78,7 +80,9 @@ class KeyedShard:
                 lost[block] = max(lost.get(block, 0), int(rows["events"][of].sum()))
         any_taken = np.logical_or.reduce(accepted) if accepted else np.zeros(0, np.bool_)
         blocks = frozenset(np.unique(arrivals.block[any_taken]).tolist())
-        return Verdict(arrivals, accepted, blocks, dropped, lost)
+        numbers, counts = np.unique(arrivals.block[~any_taken], return_counts=True)
+        wasted = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+        return Verdict(arrivals, accepted, blocks, dropped, lost, wasted)
 
     def add(self, verdict: Verdict, seq_of_block: Mapping[int, int], now_us: int | None) -> int:
         """Takes in what was accepted; returns how many events came late for some definition."""
