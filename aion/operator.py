@@ -486,6 +486,7 @@ class Operator:
                 **{name: [getattr(state, name) for state in self.windows.values()] for name in WINDOW_COLUMNS},
             },
             "slices": sorted(self.slices),
+            "settled_us": self._settled_us,
             "runs": self._folding.to_json() if self._folding is not None else None,
             "purged": [runs.to_json() for runs in self._purged.values()],
             "lateness": self._bound.to_json(),
@@ -512,6 +513,7 @@ class Operator:
             number: Runs(window.slide_us, runs)
             for (number, window), runs in zip(self.grid.periodic.items(), snapshot["purged"], strict=True)
         }
+        self._settled_us = snapshot.get("settled_us", -NEVER)
         self.counters = Counters.from_json(snapshot["counters"])
 
     def validate(self) -> None:

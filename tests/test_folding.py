@@ -165,6 +165,39 @@ def test_of_more_than_fits_what_is_not_sorted_is_folded_first() -> None:
     assert folding.due(0, [], ended=False) == [Fold(0, -1, 4, 200, False)], "sorted runs are merged range by range"
 
 
+def test_a_slice_is_swept_when_no_fewer_of_its_rows_are_gone_than_needed() -> None:
+    folding = Folding(open_too=True, limit_bytes=100)
+    folding.arrived(0, 0, 90)
+    folding.arrived(0, 1, 60)
+    folding.wasted(0, 3)
+    folding = Folding(open_too=True, limit_bytes=100, snapshot=folding.to_json())
+    assert folding.wasteful == [0] and not folding.sweep(0, 4)
+    folding.wasted(0, 1)
+    assert folding.sweep(0, 4) and folding.may_fold(0)
+    (fold,) = folding.due(0, [], ended=False, sweeps=True)
+    assert fold == Fold(0, -1, 1, 150, False, sweeps=True)
+    folding.folded(Folded(fold, 0))
+    assert folding.of(0) == () and folding.wasteful == [] and not folding.may_fold(0), "nothing was needed"
+    folding.arrived(0, 2, 10)
+    folding.wasted(0, 1)
+    assert folding.sweep(0, 1), "and what comes later is there again"
+    (fold,) = folding.due(0, [], ended=True, sweeps=True)
+    assert fold == Fold(0, -1, 2, 10, True, sweeps=True)
+
+
+@pytest.mark.parametrize("limit", [100, 10**9])
+def test_what_is_there_when_folding_begins_is_left_as_it_is(limit: int) -> None:
+    """State of an Aion that did not fold yet, whose runs nobody knows; nor what its windows tell apart."""
+    folding = Folding(open_too=True, limit_bytes=limit)
+    folding.leave([0, 7], 12)
+    folding.wasted(0, 10**6)
+    assert not folding.sweep(0, 1) and folding.due(0, [5], ended=True) == []
+    for seq in (12, 13, 14):
+        folding.arrived(0, seq, 40)
+    folding = Folding(open_too=True, limit_bytes=limit, snapshot=folding.to_json())
+    assert [fold.after for fold in folding.due(0, [5], ended=True)] == [11]
+
+
 # -- keys by their hashes -----------------------------------------------------------------------------------
 
 
@@ -500,6 +533,29 @@ def test_a_window_that_many_batches_feed_takes_at_most_twice_its_folded_size(kin
             assert stats.p_bucket_bytes == sum(b.size_bytes for b in kept) <= 2 * folded, "nothing else is alive"
             assert sum(b.header.events for b in kept) == came
         assert stats.blocks <= 12
+    finally:
+        rig.close()
+
+
+def test_a_slice_that_a_session_spans_without_an_event_in_it_is_emptied() -> None:
+    """The long session goes on over slices that hold events of others only; late ones may come there yet."""
+    windows = {"short": aion.Session(20 * SECOND), "long": aion.Session(130 * SECOND)}
+    plan, policy = plan_of("partials", windows), policy_of()
+    rig, oracle = Rig(plan, policy), unfolded(plan, policy)
+    try:
+        for n in range(24):
+            events = [(120 * n, "endless", n), *((120 * n + t, f"key-{n}-{t}", t) for t in range(10, 120, 10))]
+            if n == 20:
+                events.append((120 * 3 + 70, "endless", 99))
+            batch = table_of(events)
+            assert comparable(rig.batch(batch, 120 * n)) == comparable(run_batch(oracle, policy, batch, 120 * n))
+            if n == 18:
+                assert rig.shard.store is not None
+                kept = [b.block.header for b in rig.shard.store.read([60 * SECOND * m for m in range(2, 24)])]
+                assert {h.slice_us // SECOND % 120 for h in kept} == {0} and {h.events for h in kept} == {1}
+        rows = rig.batch(None, 100_000)
+        assert comparable(rows) == comparable(run_batch(oracle, policy, None, 100_000))
+        assert [r["n"] for r in rows if (r["k"], r["window"]) == ("endless", "long")] == [25]
     finally:
         rig.close()
 

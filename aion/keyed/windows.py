@@ -150,8 +150,9 @@ class KeyedWindows:
         passed = over <= to_us if before_us is None else (over <= to_us) & (over > before_us)
         on_time = passed & (now.at < 0) & there
         final = closed & (now.newest > now.seen) & ~on_time & there
-        for end_us, events in self._by_cell(over[on_time], total(self.index["events"], now.windows)[on_time]):
-            self._bound.observe_on_time(end_us, events)
+        if on_time.any():
+            for end_us, events in self._by_cell(over[on_time], total(self.index["events"], now.windows)[on_time]):
+                self._bound.observe_on_time(end_us, events)
         orders = self._execute(on_time, Kind.ON_TIME) + self._execute(final, Kind.FINAL)
         self._let_go(closed)
         self._forget_cells()
