@@ -58,10 +58,12 @@ class Folding:
             for slice_us, *run in zip(*columns, strict=True):
                 self._runs.setdefault(slice_us, []).append(Run(*run))
 
-    def arrived(self, slice_us: int, seq: int, size_bytes: int) -> None:
-        """A block was appended."""
+    def arrived(self, slice_us: int, seq: int, size_bytes: int, wasted_rows: int = 0) -> None:
+        """A block was appended; ``wasted_rows`` of it came too late for any session."""
         self._runs.setdefault(slice_us, []).append(Run(seq, size_bytes, False))
         self._touched.add(slice_us)
+        if wasted_rows:
+            self.wasted(slice_us, wasted_rows)
 
     def wasted(self, slice_us: int, rows: int) -> None:
         """So many more rows of a slice are not needed any more."""

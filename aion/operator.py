@@ -10,12 +10,9 @@ that are news to it those above its ``executed_seq``: nothing is remembered per 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any
-
-import numpy as np
 
 from aion.actions import (
     Action,
@@ -37,7 +34,7 @@ from aion.actions import (
 from aion.folding import Folding
 from aion.keyed.orders import Arrivals, ExecuteKeyed, Order
 from aion.keyed.shard import NOT_KEYED, KeyedShard
-from aion.keyed.table import Ints
+from aion.keyed.slices import KeyedSlices
 from aion.keyed.windows import Orders
 from aion.lateness import Bound, Lateness
 from aion.lifecycle import NEVER, WINDOW_COLUMNS, Counters, Status, WindowState
@@ -84,6 +81,7 @@ class Operator:
         self._stirred: set[WindowRef] = set()
         # Every live slice with the windows that still need it.
         self.slices: LiveSlices[list[WindowRef]] = LiveSlices()
+        self._keyed_slices = KeyedSlices(grid, self.slices, self.keyed)
         self._purged = {number: Runs(window.slide_us) for number, window in grid.periodic.items()}
         # Slices that end by then were let go from memory, as far as the windows of single keys are concerned.
         self._settled_us = -NEVER
@@ -128,7 +126,7 @@ class Operator:
         soon = {ref for ref in soon if self._is_read_whole(ref)}
         stretches = self.keyed.due_by(self.watermark.at_us, watermark_us)
         found = {s for ref in soon for s in self._slices_of(ref)}
-        slices = sorted(found.union(*(self._slices_between(*stretch) for stretch in stretches)))
+        slices = sorted(found.union(*(self._keyed_slices.between(*stretch) for stretch in stretches)))
         return Prestage(tuple(slices)) if slices else None
 
     def _is_read_whole(self, ref: WindowRef) -> bool:
@@ -153,7 +151,10 @@ class Operator:
         }
         soonest = sorted((min(found), s) for s, found in ends.items() if found)
         first = [s for _, s in soonest]
-        return (*first, *self._slices_between(self.keyed.active_from_us(self.watermark.at_us), NEVER, but=set(first)))
+        return (
+            *first,
+            *self._keyed_slices.between(self.keyed.active_from_us(self.watermark.at_us), NEVER, but=set(first)),
+        )
 
     @property
     def next_due_us(self) -> int | None:
@@ -237,9 +238,7 @@ class Operator:
             if block.slice_us not in self.slices:
                 self.slices[block.slice_us] = takers
             if self._folding is not None:
-                self._folding.arrived(block.slice_us, seq, block.size_bytes)
-                if index in verdict.wasted_rows:
-                    self._folding.wasted(block.slice_us, verdict.wasted_rows[index])
+                self._folding.arrived(block.slice_us, seq, block.size_bytes, verdict.wasted_rows.get(index, 0))
             if self.watermark.at_us is not None:
                 self._bound.observe_state(block.slice_us, self.watermark.at_us, block.size_bytes)
             settled = index not in verdict.blocks or self.grid.end(block.slice_us) <= self._settled_us
@@ -328,8 +327,8 @@ class Operator:
             actions += self._purge(gone)
         if self.keyed:
             actions += self._settle()
-        swept = self._swept()
-        return actions + self._folds([*(s for a in actions if isinstance(a, Destage) for s in a.slices), *swept])
+        ended = [s for a in actions if isinstance(a, Destage) for s in a.slices]
+        return actions + self._folds(ended + self._keyed_slices.swept(self._folding))
 
     def _batch_ended(self, last: bool) -> list[Action | Order]:
         due = [ref for ref in self._stirred if last or self._trigger.due(self._view(ref))]
@@ -338,9 +337,7 @@ class Operator:
         due.sort(key=lambda ref: (ref.end_us, ref))
         actions: list[Action | Order] = [self._execute(ref, self.windows[ref], Kind.LATE) for ref in due]
         actions += self._placed(self.keyed.batch_ended(self.watermark.at_us, self.watermark.step_us, last=last))
-        folds: list[Action] = []
-        if self._folding is not None:
-            folds += self._folds(self._folding.touched())
+        folds = self._folds(self._folding.touched()) if self._folding is not None else []
         # What was staged for a late execution is let go after it (paper 3.2).
         return actions + folds + self._destage(due)
 
@@ -356,8 +353,8 @@ class Operator:
             cuts = {state.executed_seq + 1 for state in states} | {state.late_from_seq for state in states}
             # Windows of single keys tell none apart: they have all of a key's rows from their first event to the last.
             ended = all(state.status is not Status.ACTIVE for state in states) and self._is_settled(s)
-            cuts = {cut for cut in cuts if 0 < cut < NEVER}
-            actions += self._folding.due(s, cuts, ended=ended, sweeps=bool(self.keyed) and not states)
+            sweeps = bool(self.keyed) and not states
+            actions += self._folding.due(s, (c for c in cuts if 0 < c < NEVER), ended=ended, sweeps=sweeps)
         return actions
 
     def _view(self, ref: WindowRef) -> LateView:
@@ -411,11 +408,7 @@ class Operator:
 
     def _free(self, slices: Iterable[int]) -> list[Action]:
         """Lets go of those that no window needs any more."""
-        settled_us = self.keyed.settled_us()
-        free = [s for s in slices if not self.slices[s] and self.grid.end(s) <= settled_us]
-        if free and self.keyed:
-            needed = self.keyed.needed_in(*self._bounds(free))
-            free = [s for s, rows in zip(free, needed.tolist(), strict=True) if not rows]
+        free = self._keyed_slices.unneeded(slices)
         for s in free:
             del self.slices[s]
         if self._folding is not None:
@@ -426,22 +419,12 @@ class Operator:
 
     def _placed(self, orders: Orders) -> list[Order]:
         """Orders of keyed windows, with the slices that their rows are in."""
-        placed: list[Order] = []
         for order in orders:
             if isinstance(order, ExecuteKeyed):
-                low, high = int(order.windows["start"].min()), int(order.windows["last"].max())
-                placed.append(replace(order, slices=tuple(self._slices_between(low, high))))
                 self.counters.executions[order.kind.value] += len(order.windows)
             else:
-                placed.append(order)
                 self.counters.retracted += len(order.windows)
-        return placed
-
-    def _slices_between(self, first_us: int, last_us: int, but: Container[int] = ()) -> list[int]:
-        """Live slices that may hold an event of the stretch, both ends of which belong to it."""
-        if not self.keyed:
-            return []
-        return sorted(s for s in self.slices if s <= last_us and self.grid.end(s) > first_us and s not in but)
+        return self._keyed_slices.placed(orders)
 
     def _settle(self) -> list[Action]:
         """What no window needs any more is let go; what only late windows need is let go from memory."""
@@ -449,26 +432,6 @@ class Operator:
         ended = [s for s in self.slices if before_us < self.grid.end(s) <= self._settled_us and self._is_free(s)]
         actions: list[Action] = [Destage(tuple(sorted(ended)))] if ended else []
         return actions + self._free(sorted(self.slices))
-
-    def _swept(self) -> list[int]:
-        """Slices that are kept for few of the sessions whose rows they have: the others' rows are to go."""
-        if self._folding is None or not self.keyed:
-            return []
-        first_us, last_us = self.keyed.gone_between()
-        slices = self._slices_between(first_us, last_us)
-        for s, rows in zip(slices, self.keyed.gone_in(*self._bounds(slices)).tolist(), strict=True):
-            if rows:
-                self._folding.wasted(s, rows)
-        settled_us = self.keyed.settled_us()
-        old = [s for s in self._folding.wasteful if not self.slices[s] and self.grid.end(s) <= settled_us]
-        if not old:
-            return []
-        needed = self.keyed.needed_in(*self._bounds(old)).tolist()
-        return [s for s, rows in zip(old, needed, strict=True) if self._folding.sweep(s, rows)]
-
-    def _bounds(self, slices: Sequence[int]) -> tuple[Ints, Ints]:
-        """Starts and ends."""
-        return np.array(slices, np.int64), np.array([self.grid.end(s) for s in slices], np.int64)
 
     # -- snapshot -----------------------------------------------------------------------------------------
 
