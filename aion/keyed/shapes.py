@@ -98,15 +98,7 @@ def shape_of(window: Definition) -> Shape:
     raise AssertionError(f"{window} is the same for all keys")
 
 
-class _InOrder:
-    def lasts(self, index: Table) -> Ints:
-        return index["last"]
-
-    def sorted(self, index: Table) -> Table:
-        return index.take(np.lexsort((index["id"], index["first"], codes_of(index)[0])))
-
-
-class Sessions(_InOrder):
+class Sessions:
     by_event = False
     outlives = False
 
@@ -182,6 +174,9 @@ class Sessions(_InOrder):
         ends = np.minimum(merge.sessions.lasts[merge.of_new[late]] + self._gap_us, now_us)
         return Added(grown, ends, new["events"][late])
 
+    def lasts(self, index: Table) -> Ints:
+        return index["last"]
+
     def sorted(self, index: Table) -> Table:
         return index.take(np.argsort(index["id"], kind="stable"))
 
@@ -206,7 +201,7 @@ class Sessions(_InOrder):
         return ~gone
 
 
-class _ByEvent(_InOrder):
+class _ByEvent:
     """What shapes have in common of which a row of the index is an event."""
 
     by_event = True
@@ -229,6 +224,9 @@ class _ByEvent(_InOrder):
 
     def lasts(self, index: Table) -> Ints:
         return np.full(len(index), NEVER, np.int64)
+
+    def sorted(self, index: Table) -> Table:
+        return index.take(np.lexsort((index["id"], index["first"], codes_of(index)[0])))
 
     def add(self, index: Table, new: Table, now_us: int | None) -> Added:
         late = np.zeros(len(new), np.bool_) if now_us is None else new["first"] < now_us
