@@ -429,8 +429,9 @@ class Operator:
     def _settle(self) -> list[Action]:
         """What no window needs any more is let go; what only late windows need is let go from memory."""
         before_us, self._settled_us = self._settled_us, self.keyed.active_from_us(self.watermark.at_us)
-        ended = [s for s in self.slices if before_us < self.grid.end(s) <= self._settled_us and self._is_free(s)]
-        actions: list[Action] = [Destage(tuple(sorted(ended)))] if ended else []
+        near = self._keyed_slices.between(before_us, self._settled_us)
+        ended = [s for s in near if self.grid.end(s) <= self._settled_us and self._is_free(s)]
+        actions: list[Action] = [Destage(tuple(ended))] if ended else []
         return actions + self._free(sorted(self.slices))
 
     # -- snapshot -----------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ class KeyedSlices:
         """Those that may hold an event of the stretch, both ends of which belong to it."""
         if not self._keyed:
             return []
-        return sorted(s for s in self._slices if s <= last_us and self._grid.end(s) > first_us and s not in but)
+        near = self._slices.between(first_us - self._grid.longest_us, last_us + 1)
+        return [s for s in near if self._grid.end(s) > first_us and s not in but]
 
     def placed(self, orders: Orders) -> list[Order]:
         """Orders with the slices that their rows are in."""
