@@ -137,7 +137,8 @@ class Purge:
 class Fold:
     """Make one run, sorted by key, of the slice's blocks that came after the one number and up to the other.
 
-    ``size_bytes``: of those blocks. ``late``: what is made of them goes straight to the p-bucket.
+    ``size_bytes``: of those blocks. ``late``: what is made of them goes straight to the p-bucket. ``sweeps``: rows that
+    no window of their key needs any more are left out.
     """
 
     slice_us: int
@@ -145,6 +146,7 @@ class Fold:
     until: int
     size_bytes: int
     late: bool
+    sweeps: bool = False
 
 
 Action = Append | EmitDropped | Execute | Prestage | Destage | Purge | Fold

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,8 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aion.actions import Fold
+from aion.aggregates.groups import number
+from aion.aggregates.values import combined
 from aion.builder import parts_of
 from aion.key_ranges import row_hashes
+from aion.keyed.table import Ints, Table
 from aion.plan import Plan
 from state_backends.block import Block, Codec, Compression, Folded, Kind, encode
 
@@ -21,7 +24,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1 << 17
 """What is read for one key at most, of each run: to read all of a window costs little more than by larger blocks."""
-_FOLD, _PART = "\0fold", "\0part"
+_FOLD, _PART, _APART = "\0fold", "\0part", "\0apart"
+Owners = Callable[[Table], list[Ints]]
 
 
 def fold_bytes(memory_bytes: int, compression: Compression) -> int:
@@ -51,18 +55,30 @@ class BlockFolder:
         hashes = row_hashes(self._plan, block.batch)
         return block._replace(batch=block.batch.filter(pa.array((hashes >= low) & (hashes <= high))))
 
-    def fold(self, folds: Mapping[int, Fold], blocks: Sequence[Decoded]) -> Iterator[tuple[Fold, Block]]:
-        """The blocks of some slices' folds, by slice and in the order of arrival, as the blocks that stand for them."""
+    def fold(
+        self, folds: Mapping[int, Fold], blocks: Sequence[Decoded], owners: Owners | None = None
+    ) -> Iterator[tuple[Fold, Block]]:
+        """The blocks of some slices' folds, by slice and in the order of arrival, as the blocks that stand for them.
+
+        ``owners``: given rows by their keys and ``first``, what tells rows of a key apart, -1 for what is not needed;
+        as many answers as there are definitions for which it does.
+        """
         batches = [d.batch for d in blocks if d.batch.num_rows]
         if not batches:
             return
         slices = np.repeat([d.slice_us for d in blocks], [d.batch.num_rows for d in blocks])
         table = pa.Table.from_batches(batches).append_column(_FOLD, pa.array(slices))
+        if owners is not None:
+            table = self._owned(folds, table, owners)
+            if not table.num_rows:
+                return
         if self._plan.layout is not None:
             table = self._combined(table)
         hashes, slices = row_hashes(self._plan, table), table.column(_FOLD).to_numpy()
-        order = np.lexsort((hashes, slices))  # stable: the rows of a key stay in the order of arrival
-        table = table.take(pa.array(order)).drop_columns([_FOLD]).combine_chunks()
+        within = [table.column(_APART).to_numpy()] if _APART in table.schema.names else []
+        order = np.lexsort((*within, hashes, slices))  # stable: the rows of a key stay in the order of arrival
+        table = table.select(self._plan.block_schema.names)
+        table = table.take(pa.array(order)).combine_chunks()
         hashes, slices = hashes[order], slices[order]
         edges = [0, *(np.flatnonzero(np.diff(slices)) + 1).tolist(), len(slices)]
         for begin, end in itertools.pairwise(edges):
@@ -71,11 +87,36 @@ class BlockFolder:
                 folded = Folded(fold.until, int(hashes[first]), int(hashes[last - 1]))
                 yield fold, self._encode(fold.slice_us, table.slice(first, last - first), folded)
 
+    def _owned(self, folds: Mapping[int, Fold], rows: pa.Table, owners: Owners) -> pa.Table:
+        """The rows without those not needed; partials with what tells rows of a key and slice apart, as a number.
+
+        That is the owners. Where the order of arrival makes a difference, rows between which others came are kept apart
+        as well, and so are cells: whatever sessions are joined later on, their rows can be put in one order.
+        """
+        plan = self._plan
+        firsts = plan.instants(rows)[0]
+        keys = [combined(rows.column(name)) for name in plan.block_keys]
+        found = owners(Table(keys, {"first": firsts}))
+        slices = rows.column(_FOLD).to_numpy()
+        swept = [slice_us for slice_us, fold in folds.items() if fold.sweeps]
+        needed = ~np.isin(slices, swept) | (np.max(found, axis=0) >= 0)
+        if plan.layout is not None:
+            apart = number([pa.array(column) for column in found], len(firsts)).ids
+            if not plan.layout.commutative:
+                assert plan.cell_us is not None
+                cells = number([*keys, pa.array(slices), pa.array(firsts // plan.cell_us)], len(firsts)).ids
+                order = np.argsort(cells, kind="stable")
+                changes = (np.diff(cells[order]) != 0) | (np.diff(apart[order]) != 0)
+                apart = np.empty(len(firsts), np.int64)
+                apart[order] = np.concatenate(([0], np.cumsum(changes)))
+            rows = rows.append_column(_APART, pa.array(apart))
+        return rows if needed.all() else rows.filter(pa.array(needed))
+
     def _combined(self, partials: pa.Table) -> pa.Table:
         """One row for each key of each fold; where values are kept, as many as make rows of the target size."""
         layout = self._plan.layout
         assert layout is not None
-        keys = [_FOLD, *self._names]
+        keys = [name for name in (_FOLD, *self._names, _APART) if name in partials.schema.names]
         if not layout.holistic:
             return layout.combine(keys, partials)
         parts = pa.array(parts_of(partials, keys, self._target_bytes))

@@ -83,6 +83,10 @@ class Loaded:
         assert plan.layout is not None
         self._plan = plan
         self._layout = plan.layout
+        if plan.cell_us is not None and not plan.layout.commutative:
+            # Where there are sessions too, rows are folded cell by cell: so they are put in that order, folded or not.
+            order = np.lexsort((seqs, plan.instants(table)[0] // plan.cell_us, slices))
+            table, slices, seqs = table.take(pa.array(order)), slices[order], seqs[order]
         self._table = table.combine_chunks()
         self.slices = slices
         self._seqs = seqs

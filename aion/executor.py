@@ -107,7 +107,12 @@ class Executor:
         self.spill_folder = spill_folder
         self.aggregation = aggregation
         self._keyed = KeyedExecutor(
-            plan, session, codec, memory_limit_bytes=memory_limit_bytes, spill_folder=spill_folder
+            plan,
+            session,
+            codec,
+            memory_limit_bytes=memory_limit_bytes,
+            spill_folder=spill_folder,
+            seeks=folder is not None,
         )
         # Encoded bytes and seconds of each execution so far: what sizing and idle destaging learn from.
         self.executions: list[tuple[int, float]] = []
@@ -181,10 +186,12 @@ class Executor:
                 yield from self._keyed.execute(order)
         folds = [a for a in actions if isinstance(a, Fold)]
         if folds and self.folder is not None:
+            # By the index as it is now, which is what the folds were decided from.
+            owners = self.operator.keyed.owners if self.operator.keyed else None
             with (
                 nullcontext(self.operator) if self.recorder is None else self.recorder.folds(self.operator) as operator
             ):
-                carry_out(folds, operator, self.session, self.folder, self._decode_all, self._fold_bytes)
+                carry_out(folds, operator, self.session, self.folder, self._decode_all, self._fold_bytes, owners)
         destage = [s for a in actions if isinstance(a, Destage) for s in a.slices]
         purge = [s for a in actions if isinstance(a, Purge) for s in a.slices]
         if destage or purge:

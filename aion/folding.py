@@ -48,15 +48,45 @@ class Folding:
         self._limit_bytes = limit_bytes
         self._runs: dict[int, list[Run]] = {}
         self._touched: set[int] = set()
+        # Of each slice the rows that were let go of, and are still there, as far as that is known.
+        self._waste: dict[int, int] = {}
+        self._sweeping: set[int] = set()
         if snapshot is not None:
+            waste = snapshot.get("waste", {"slice": [], "rows": []})
+            self._waste = dict(zip(waste["slice"], waste["rows"], strict=True))
             columns = (snapshot[name] for name in ("slice", "last_seq", "size_bytes", "is_sorted"))
             for slice_us, *run in zip(*columns, strict=True):
                 self._runs.setdefault(slice_us, []).append(Run(*run))
 
-    def arrived(self, slice_us: int, seq: int, size_bytes: int) -> None:
-        """A block was appended."""
+    def arrived(self, slice_us: int, seq: int, size_bytes: int, wasted_rows: int = 0) -> None:
+        """A block was appended; ``wasted_rows`` of it came too late for any session."""
         self._runs.setdefault(slice_us, []).append(Run(seq, size_bytes, False))
         self._touched.add(slice_us)
+        if wasted_rows:
+            self.wasted(slice_us, wasted_rows)
+
+    def wasted(self, slice_us: int, rows: int) -> None:
+        """So many more rows of a slice are not needed any more."""
+        self._waste[slice_us] = self._waste.get(slice_us, 0) + rows
+
+    @property
+    def wasteful(self) -> list[int]:
+        """Slices with such rows."""
+        return list(self._waste)
+
+    def sweep(self, slice_us: int, needed: int) -> bool:
+        """Whether all of a slice is to be folded, since it has no fewer rows that are not needed than others.
+
+        Of each row that goes so, at most one other is written again.
+        """
+        runs = self._runs.get(slice_us)
+        if runs and self._waste[slice_us] >= needed and all(run.size_bytes < UNLIMITED for run in runs):
+            self._sweeping.add(slice_us)
+        return slice_us in self._sweeping
+
+    def leave(self, slices: Iterable[int], next_seq: int) -> None:
+        """What these slices have by now, of which nothing is known, is folded with nothing that comes."""
+        self._runs |= {slice_us: [Run(next_seq - 1, UNLIMITED, True)] for slice_us in slices}
 
     def touched(self) -> list[int]:
         """Slices that got blocks since this was asked last."""
@@ -65,16 +95,20 @@ class Folding:
 
     def may_fold(self, slice_us: int) -> bool:
         """Whether there is anything to fold, whatever tells the slice's blocks apart: of a single small one not."""
+        if slice_us in self._sweeping:
+            return True
         runs = self._runs.get(slice_us, ())
         return len(runs) > 1 or any(not run.is_sorted and run.size_bytes > WORTH_SORTING for run in runs)
 
-    def due(self, slice_us: int, cuts: Iterable[int], *, ended: bool) -> list[Fold]:
+    def due(self, slice_us: int, cuts: Iterable[int], *, ended: bool, sweeps: bool = False) -> list[Fold]:
         """What to fold in a slice now.
 
         ``cuts``: numbers of blocks that some window sees differently than the one before. ``ended``: no window of the
-        slice is active any more.
+        slice is active any more. ``sweeps``: rows that are not needed are told from others, and left out.
         """
         runs = self._runs.get(slice_us, [])
+        if slice_us in self._sweeping:
+            return [self._fold(slice_us, runs, *part, ended, sweeps) for part in self._parts(runs, 0, len(runs))]
         if not runs or not (ended or self._open_too):
             return []
         edges = np.searchsorted([run.last_seq for run in runs], sorted(cuts)).tolist()
@@ -85,7 +119,7 @@ class Folding:
             if sum(runs[i].size_bytes for i in unsorted) > WORTH_SORTING:
                 first = unsorted[0] if first is None else min(first, unsorted[0])
             if first is not None:
-                found += [self._fold(slice_us, runs, *part, ended) for part in self._parts(runs, first, end)]
+                found += [self._fold(slice_us, runs, *part, ended, sweeps) for part in self._parts(runs, first, end)]
         return found
 
     def folded(self, fact: Folded) -> None:
@@ -93,17 +127,24 @@ class Folding:
         fold = fact.fold
         runs = self._runs[fold.slice_us]
         within = [i for i, run in enumerate(runs) if fold.after < run.last_seq <= fold.until]
-        runs[within[0] : within[-1] + 1] = [Run(fold.until, fact.size_bytes, True)]
+        runs[within[0] : within[-1] + 1] = [Run(fold.until, fact.size_bytes, True)] if fact.size_bytes else []
+        if fold.slice_us in self._sweeping and len(runs) < 2:
+            self._sweeping.discard(fold.slice_us)
+            self._waste.pop(fold.slice_us, None)
 
     def forget(self, slices: Iterable[int]) -> None:
         for slice_us in slices:
             self._runs.pop(slice_us, None)
+            self._waste.pop(slice_us, None)
             self._touched.discard(slice_us)
 
     def to_json(self) -> dict[str, Any]:
         rows = [(slice_us, *run) for slice_us, runs in self._runs.items() for run in runs]
         names = ("slice", "last_seq", "size_bytes", "is_sorted")
-        return {name: [row[i] for row in rows] for i, name in enumerate(names)}
+        told: dict[str, Any] = {name: [row[i] for row in rows] for i, name in enumerate(names)}
+        if self._waste:
+            told["waste"] = {"slice": list(self._waste), "rows": list(self._waste.values())}
+        return told
 
     def of(self, slice_us: int) -> tuple[Run, ...]:
         """The runs of a slice, in the order of arrival."""
@@ -128,10 +169,10 @@ class Folding:
         return [(a, b) for a, b in groups if b - a > 1] or whole
 
     @staticmethod
-    def _fold(slice_us: int, runs: list[Run], first: int, end: int, ended: bool) -> Fold:
+    def _fold(slice_us: int, runs: list[Run], first: int, end: int, ended: bool, sweeps: bool) -> Fold:
         after = runs[first - 1].last_seq if first else -1
         size = sum(run.size_bytes for run in runs[first:end])
-        return Fold(slice_us, after, runs[end - 1].last_seq, size, ended)
+        return Fold(slice_us, after, runs[end - 1].last_seq, size, ended, sweeps)
 
 
 def _first_to_fold(runs: list[Run], begin: int, end: int) -> int | None:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from aion.actions import Fold, Folded
 from aion.applying import Decoded
-from aion.block_folder import BlockFolder
+from aion.block_folder import BlockFolder, Owners
 from aion.key_ranges import equal_ranges
 from state_backends.block import Block
 from state_backends.store import Only, StoredBlock
@@ -42,25 +42,26 @@ def carry_out(
     folder: BlockFolder,
     decode_all: BlocksAsRows,
     limit_bytes: int,
+    owners: Owners | None = None,
 ) -> None:
     """Folds, and what the operator orders thereupon. About ``limit_bytes`` of rows are held at once.
 
     New blocks are in their place before the old ones go: should it fail on the way, the old ones are all there, and
-    the new ones are abandoned.
+    the new ones are abandoned. ``owners``: see :meth:`aion.block_folder.BlockFolder.fold`.
     """
     waiting = deque(folds)
     while waiting:
         group = _next_group(waiting, limit_bytes)
         below = operator.next_seq
         try:
-            sizes = _fold(group, below, operator, session, folder, decode_all, limit_bytes)
+            sizes = _fold(group, below, operator, session, folder, decode_all, limit_bytes, owners)
             session.supersede({s: (fold.after, fold.until) for s, fold in group.items()}, below)
         except BaseException:
             session.abandon(below)
             raise
         for fold in group.values():
             actions = operator.handle(Folded(fold, sizes[fold.slice_us]))
-            waiting += [action for action in actions if isinstance(action, Fold)]
+            waiting += [action for action in actions if isinstance(action, Fold) and action not in waiting]
 
 
 def _next_group(waiting: deque[Fold], limit_bytes: int) -> dict[int, Fold]:
@@ -82,6 +83,7 @@ def _fold(
     folder: BlockFolder,
     decode_all: BlocksAsRows,
     limit_bytes: int,
+    owners: Owners | None,
 ) -> dict[int, int]:
     """Appends the blocks that stand for those of the group; their bytes, by slice."""
     sizes = dict.fromkeys(group, 0)
@@ -92,7 +94,7 @@ def _fold(
         only = Only(spans, None if parts <= 1 else [(low, high)], below)
         with closing(decode_all(session.read(list(group), only=only))) as decoded:
             blocks = [d if parts <= 1 else folder.within(d, low, high) for d in decoded]
-        made = list(folder.fold(group, blocks))
+        made = list(folder.fold(group, blocks, owners))
         del blocks
         first = operator.number(len(made))
         session.append([(first + i, fold.late, block) for i, (fold, block) in enumerate(made)])

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from aion.actions import Kind, WindowRef
 from aion.applying import apply_gathered, decode_all, dropped_events
+from aion.key_ranges import Keys, row_hashes
 from aion.keyed.computing import gather, panes, placed, retractions
 from aion.keyed.orders import Arrivals, EmitDroppedRows, ExecuteKeyed, Retract
 from aion.keyed.saving import Keeper, Save
@@ -21,6 +22,7 @@ from aion.slices import NO_SLICE
 from aion.spilling import parts_by_key
 from state_backends.block import Block, Codec, Compression, decode, encode
 from state_backends.block import Kind as BlockKind
+from state_backends.store import Only
 
 if TYPE_CHECKING:
     from aion.executor import Session
@@ -28,7 +30,10 @@ if TYPE_CHECKING:
 
 
 class KeyedExecutor:
-    """Of one shard. ``memory_limit_bytes`` of rows are held at once, and of all their keys, those of some."""
+    """Of one shard. ``memory_limit_bytes`` of rows are held at once, and of all their keys, those of some.
+
+    ``seeks``: blocks may be folded, so that those of a few keys can be found.
+    """
 
     def __init__(
         self,
@@ -38,12 +43,14 @@ class KeyedExecutor:
         *,
         memory_limit_bytes: int,
         spill_folder: str | None,
+        seeks: bool,
     ) -> None:
         self._plan = plan
         self._session = session
         self._codec = codec
         self._limit = memory_limit_bytes
         self._folder = spill_folder
+        self._seeks = seeks and bool(plan.key) and not plan.by_event
 
     # -- arrivals -----------------------------------------------------------------------------------------
 
@@ -101,13 +108,19 @@ class KeyedExecutor:
         if isinstance(order, Retract):
             yield retractions(self._plan, order)
             return
-        blocks = self._session.read(order.slices, blocking=self._plan.blocking)
-        with closing(decode_all(self._plan, blocks, self._codec)) as decoded:
+        keys = self._keys_of(order.windows) if self._seeks else None
+        only = None if keys is None else Only(keys=keys.ranges)
+        blocks = self._session.read(order.slices, blocking=self._plan.blocking, only=only)
+        with closing(decode_all(self._plan, blocks, self._codec, keys)) as decoded:
             batches = (placed(d.batch, d.seq) for d in decoded)
             with closing(parts_by_key(self._plan.block_keys, batches, self._limit, self._folder)) as parts:
                 for part in parts:
                     if part:
                         yield from self._computed(order, pa.Table.from_batches(part).combine_chunks())
+
+    def _keys_of(self, windows: Table) -> Keys:
+        keys = pa.Table.from_arrays(windows.keys, self._plan.block_keys)
+        return Keys(row_hashes(self._plan, keys))
 
     def _computed(self, order: ExecuteKeyed, table: pa.Table) -> Iterator[pa.RecordBatch]:
         at_once = max(self._limit // max(table.nbytes // max(table.num_rows, 1), 1), 1)

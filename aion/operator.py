@@ -10,8 +10,7 @@ that are news to it those above its ``executed_seq``: nothing is remembered per 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
@@ -35,6 +34,7 @@ from aion.actions import (
 from aion.folding import Folding
 from aion.keyed.orders import Arrivals, ExecuteKeyed, Order
 from aion.keyed.shard import NOT_KEYED, KeyedShard
+from aion.keyed.slices import KeyedSlices
 from aion.keyed.windows import Orders
 from aion.lateness import Bound, Lateness
 from aion.lifecycle import NEVER, WINDOW_COLUMNS, Counters, Status, WindowState
@@ -81,6 +81,7 @@ class Operator:
         self._stirred: set[WindowRef] = set()
         # Every live slice with the windows that still need it.
         self.slices: LiveSlices[list[WindowRef]] = LiveSlices()
+        self._keyed_slices = KeyedSlices(grid, self.slices, self.keyed)
         self._purged = {number: Runs(window.slide_us) for number, window in grid.periodic.items()}
         # Slices that end by then were let go from memory, as far as the windows of single keys are concerned.
         self._settled_us = -NEVER
@@ -125,7 +126,7 @@ class Operator:
         soon = {ref for ref in soon if self._is_read_whole(ref)}
         stretches = self.keyed.due_by(self.watermark.at_us, watermark_us)
         found = {s for ref in soon for s in self._slices_of(ref)}
-        slices = sorted(found.union(*(self._slices_between(*stretch) for stretch in stretches)))
+        slices = sorted(found.union(*(self._keyed_slices.between(*stretch) for stretch in stretches)))
         return Prestage(tuple(slices)) if slices else None
 
     def _is_read_whole(self, ref: WindowRef) -> bool:
@@ -150,7 +151,10 @@ class Operator:
         }
         soonest = sorted((min(found), s) for s, found in ends.items() if found)
         first = [s for _, s in soonest]
-        return (*first, *self._slices_between(self.keyed.active_from_us(self.watermark.at_us), NEVER, but=set(first)))
+        return (
+            *first,
+            *self._keyed_slices.between(self.keyed.active_from_us(self.watermark.at_us), NEVER, but=set(first)),
+        )
 
     @property
     def next_due_us(self) -> int | None:
@@ -234,7 +238,7 @@ class Operator:
             if block.slice_us not in self.slices:
                 self.slices[block.slice_us] = takers
             if self._folding is not None:
-                self._folding.arrived(block.slice_us, seq, block.size_bytes)
+                self._folding.arrived(block.slice_us, seq, block.size_bytes, verdict.wasted_rows.get(index, 0))
             if self.watermark.at_us is not None:
                 self._bound.observe_state(block.slice_us, self.watermark.at_us, block.size_bytes)
             settled = index not in verdict.blocks or self.grid.end(block.slice_us) <= self._settled_us
@@ -323,7 +327,8 @@ class Operator:
             actions += self._purge(gone)
         if self.keyed:
             actions += self._settle()
-        return actions + self._folds([s for a in actions if isinstance(a, Destage) for s in a.slices])
+        ended = [s for a in actions if isinstance(a, Destage) for s in a.slices]
+        return actions + self._folds(ended + self._keyed_slices.swept(self._folding))
 
     def _batch_ended(self, last: bool) -> list[Action | Order]:
         due = [ref for ref in self._stirred if last or self._trigger.due(self._view(ref))]
@@ -332,9 +337,7 @@ class Operator:
         due.sort(key=lambda ref: (ref.end_us, ref))
         actions: list[Action | Order] = [self._execute(ref, self.windows[ref], Kind.LATE) for ref in due]
         actions += self._placed(self.keyed.batch_ended(self.watermark.at_us, self.watermark.step_us, last=last))
-        folds: list[Action] = []
-        if self._folding is not None:
-            folds += self._folds(self._folding.touched())
+        folds = self._folds(self._folding.touched()) if self._folding is not None else []
         # What was staged for a late execution is let go after it (paper 3.2).
         return actions + folds + self._destage(due)
 
@@ -348,8 +351,10 @@ class Operator:
             # Blocks are told apart by what a window has executed and by what is late for it. Whatever will tell more
             # of them apart is yet to come: the next execution is over all there is, and lateness begins with the next.
             cuts = {state.executed_seq + 1 for state in states} | {state.late_from_seq for state in states}
-            ended = all(state.status is not Status.ACTIVE for state in states)
-            actions += self._folding.due(s, (cut for cut in cuts if 0 < cut < NEVER), ended=ended)
+            # Windows of single keys tell none apart: they have all of a key's rows from their first event to the last.
+            ended = all(state.status is not Status.ACTIVE for state in states) and self._is_settled(s)
+            sweeps = bool(self.keyed) and not states
+            actions += self._folding.due(s, (c for c in cuts if 0 < c < NEVER), ended=ended, sweeps=sweeps)
         return actions
 
     def _view(self, ref: WindowRef) -> LateView:
@@ -379,8 +384,12 @@ class Operator:
     def _destage(self, expired: Sequence[WindowRef]) -> list[Action]:
         """A slice is destaged once no active window needs it any more."""
         slices = sorted({s for ref in expired for s in self._slices_of(ref)})
-        free = [s for s in slices if self._is_free(s) and (not self.keyed or self.grid.end(s) <= self._settled_us)]
+        free = [s for s in slices if self._is_free(s) and self._is_settled(s)]
         return [Destage(tuple(free))] if free else []
+
+    def _is_settled(self, slice_us: int) -> bool:
+        """Whether all windows of single keys that may need the slice have ended."""
+        return not self.keyed or self.grid.end(slice_us) <= self._settled_us
 
     def _is_free(self, slice_us: int) -> bool:
         return all(self.windows[ref].status is not Status.ACTIVE for ref in self.slices[slice_us])
@@ -399,8 +408,7 @@ class Operator:
 
     def _free(self, slices: Iterable[int]) -> list[Action]:
         """Lets go of those that no window needs any more."""
-        needed_from_us = self.keyed.needed_from_us()
-        free = [s for s in slices if not self.slices[s] and self.grid.end(s) <= needed_from_us]
+        free = self._keyed_slices.unneeded(slices)
         for s in free:
             del self.slices[s]
         if self._folding is not None:
@@ -411,28 +419,19 @@ class Operator:
 
     def _placed(self, orders: Orders) -> list[Order]:
         """Orders of keyed windows, with the slices that their rows are in."""
-        placed: list[Order] = []
         for order in orders:
             if isinstance(order, ExecuteKeyed):
-                low, high = int(order.windows["start"].min()), int(order.windows["last"].max())
-                placed.append(replace(order, slices=tuple(self._slices_between(low, high))))
                 self.counters.executions[order.kind.value] += len(order.windows)
             else:
-                placed.append(order)
                 self.counters.retracted += len(order.windows)
-        return placed
-
-    def _slices_between(self, first_us: int, last_us: int, but: Container[int] = ()) -> list[int]:
-        """Live slices that may hold an event of the stretch, both ends of which belong to it."""
-        if not self.keyed:
-            return []
-        return sorted(s for s in self.slices if s <= last_us and self.grid.end(s) > first_us and s not in but)
+        return self._keyed_slices.placed(orders)
 
     def _settle(self) -> list[Action]:
         """What no window needs any more is let go; what only late windows need is let go from memory."""
         before_us, self._settled_us = self._settled_us, self.keyed.active_from_us(self.watermark.at_us)
-        ended = [s for s in self.slices if before_us < self.grid.end(s) <= self._settled_us and self._is_free(s)]
-        actions: list[Action] = [Destage(tuple(sorted(ended)))] if ended else []
+        near = self._keyed_slices.between(before_us, self._settled_us)
+        ended = [s for s in near if self.grid.end(s) <= self._settled_us and self._is_free(s)]
+        actions: list[Action] = [Destage(tuple(ended))] if ended else []
         return actions + self._free(sorted(self.slices))
 
     # -- snapshot -----------------------------------------------------------------------------------------
@@ -451,6 +450,7 @@ class Operator:
                 **{name: [getattr(state, name) for state in self.windows.values()] for name in WINDOW_COLUMNS},
             },
             "slices": sorted(self.slices),
+            "settled_us": self._settled_us,
             "runs": self._folding.to_json() if self._folding is not None else None,
             "purged": [runs.to_json() for runs in self._purged.values()],
             "lateness": self._bound.to_json(),
@@ -477,6 +477,7 @@ class Operator:
             number: Runs(window.slide_us, runs)
             for (number, window), runs in zip(self.grid.periodic.items(), snapshot["purged"], strict=True)
         }
+        self._settled_us = snapshot.get("settled_us", -NEVER)
         self.counters = Counters.from_json(snapshot["counters"])
 
     def validate(self) -> None:

@@ -70,16 +70,20 @@ def make_operator(
 def make_folding(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None) -> Folding | None:
     """What decides when blocks are folded.
 
-    None for kept events without a key, of which everything is read anyway; and for windows that each key has its own
-    of, which need to know when the events of a row were.
+    None for kept events without a key, of which everything is read anyway; and where windows tell single events apart
+    by the blocks that they are in.
     """
-    if (plan.layout is None and not plan.key) or plan.keyed:
+    if (plan.layout is None and not plan.key) or plan.by_event:
         return None
-    return Folding(
+    runs = snapshot.get("runs") if snapshot is not None else None
+    folding = Folding(
         open_too=plan.layout is not None,
         limit_bytes=fold_bytes(policy.apply.memory_bytes, Compression[policy.state.compression.upper()]),
-        snapshot=snapshot.get("runs") if snapshot is not None else None,
+        snapshot=runs,
     )
+    if snapshot is not None and runs is None:
+        folding.leave(snapshot["slices"], snapshot["next_seq"])
+    return folding
 
 
 def make_bound(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None, *, shards: int = 1) -> AdaptiveBound:

@@ -49,6 +49,11 @@ class SliceGrid:
             )
         )
 
+    @property
+    def longest_us(self) -> int:
+        """No slice is longer."""
+        return min(family.period_us for family in self.families)
+
     def starts(self, times_us: Micros) -> Micros:
         """The slice start of each event time; one or two numpy passes per edge family."""
         result: Micros | None = None

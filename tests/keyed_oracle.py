@@ -78,7 +78,7 @@ class Oracle:
         before = {key: list(events) for key, events in self.live.items()}
         self.dropped += [e for e in batch if self._only_for_later(e)]
         for row in self._rows(batch):
-            if all(self._in_time(e, before.get(e.key, []), row) for e in row):
+            if all(self._in_time(e, before.get(e.key, [])) for e in row):
                 for e in row:
                     self.live.setdefault(e.key, []).append(e)
             else:
@@ -93,12 +93,11 @@ class Oracle:
             rows.setdefault((e.key, e.t // self.definition.gap_us), []).append(e)
         return list(rows.values())
 
-    def _in_time(self, e: Event, live: list[Event], row: list[Event]) -> bool:
+    def _in_time(self, e: Event, live: list[Event]) -> bool:
         match self.definition:
             case aion.Session(gap_us=gap):
-                first, last = min(r.t for r in row), max(r.t for r in row)
-                inside = any(w.start <= first and last <= w.end - gap for w in windows_of(self.definition, live))
-                return first + gap > self.closed or inside
+                inside = any(w.start <= e.t <= w.end - gap for w in windows_of(self.definition, live))
+                return e.t + gap > self.closed or inside
             case aion.PerRecord(size_us=size):
                 return e.t + size + 1 > self.closed
         return e.t + 1 > self.closed or (bool(live) and e.t >= min(o.t for o in live))

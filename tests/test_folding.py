@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import event, example, given, settings
+from hypothesis import Phase, event, example, given, settings
 from hypothesis import strategies as st
 
 import aion
@@ -165,6 +165,39 @@ def test_of_more_than_fits_what_is_not_sorted_is_folded_first() -> None:
     assert folding.due(0, [], ended=False) == [Fold(0, -1, 4, 200, False)], "sorted runs are merged range by range"
 
 
+def test_a_slice_is_swept_when_no_fewer_of_its_rows_are_gone_than_needed() -> None:
+    folding = Folding(open_too=True, limit_bytes=100)
+    folding.arrived(0, 0, 90)
+    folding.arrived(0, 1, 60)
+    folding.wasted(0, 3)
+    folding = Folding(open_too=True, limit_bytes=100, snapshot=folding.to_json())
+    assert folding.wasteful == [0] and not folding.sweep(0, 4)
+    folding.wasted(0, 1)
+    assert folding.sweep(0, 4) and folding.may_fold(0)
+    (fold,) = folding.due(0, [], ended=False, sweeps=True)
+    assert fold == Fold(0, -1, 1, 150, False, sweeps=True)
+    folding.folded(Folded(fold, 0))
+    assert folding.of(0) == () and folding.wasteful == [] and not folding.may_fold(0), "nothing was needed"
+    folding.arrived(0, 2, 10)
+    folding.wasted(0, 1)
+    assert folding.sweep(0, 1), "and what comes later is there again"
+    (fold,) = folding.due(0, [], ended=True, sweeps=True)
+    assert fold == Fold(0, -1, 2, 10, True, sweeps=True)
+
+
+@pytest.mark.parametrize("limit", [100, 10**9])
+def test_what_is_there_when_folding_begins_is_left_as_it_is(limit: int) -> None:
+    """State of an Aion that did not fold yet, whose runs nobody knows; nor what its windows tell apart."""
+    folding = Folding(open_too=True, limit_bytes=limit)
+    folding.leave([0, 7], 12)
+    folding.wasted(0, 10**6)
+    assert not folding.sweep(0, 1) and folding.due(0, [5], ended=True) == []
+    for seq in (12, 13, 14):
+        folding.arrived(0, seq, 40)
+    folding = Folding(open_too=True, limit_bytes=limit, snapshot=folding.to_json())
+    assert [fold.after for fold in folding.due(0, [5], ended=True)] == [11]
+
+
 # -- keys by their hashes -----------------------------------------------------------------------------------
 
 
@@ -230,8 +263,10 @@ OF_EVENTS: dict[str, Any] = {
     "outputs": "list array<bigint>",
 }
 OF_PARTIALS: dict[str, Any] = {"aggregates": AGGREGATES, "apply": None, "outputs": None}
+OF_NUMBERS: dict[str, Any] = {**OF_PARTIALS, "aggregates": {name: AGGREGATES[name] for name in ("n", "s", "lo")}}
 DEFINITIONS = {
     "events": (OF_EVENTS, "k"), "partials": (OF_PARTIALS, "k"), "without a key": (OF_PARTIALS, None),
+    "numbers": (OF_NUMBERS, "k"),
     "two keys": (OF_PARTIALS, ("v", "k")),
 }  # fmt: skip
 
@@ -354,8 +389,10 @@ class Rig:
         self.operator = make_operator(self.plan, self.policy, snapshot)
         self.session = OfShard(self.shard, attempt)
         executor = make_executor(self.plan, self.operator, self.session, self.pool, self.policy)
+        executor.load()
         rows = run_batch(executor, self.policy, events, watermark)
         self.operator.validate()
+        executor.save()
         if commits:
             self.shard.commit(attempt, self.operator.snapshot())
             self.token = attempt
@@ -379,7 +416,8 @@ def comparable(rows: list[Any]) -> list[Any]:
 
 
 def unfolded(plan: Plan, policy: Policy) -> Executor:
-    operator = Operator(plan.grid, bound=make_bound(plan, policy, None), trigger=make_trigger(policy))
+    keyed = make_operator(plan, policy, None).keyed
+    operator = Operator(plan.grid, bound=make_bound(plan, policy, None), trigger=make_trigger(policy), keyed=keyed)
     return Executor(plan, operator, AsTheyCame(), CodecPool(0))
 
 
@@ -392,7 +430,7 @@ a_batch = st.tuples(
 
 
 @few
-@pytest.mark.parametrize("name", DEFINITIONS)
+@pytest.mark.parametrize("name", ["events", "partials", "without a key", "two keys"])
 @given(batches=st.lists(a_batch, min_size=4, max_size=11), tiny=st.booleans(), kind=st.sampled_from([*STORES]))
 @example(batches=[([(3, k, n) for k in "abcd"], n >= 8, ["fails"] * (n % 3 == 1)) for n in range(14)], tiny=True, kind="tiered")  # fmt: skip # noqa: E501
 def test_panes_are_the_same_folded_or_not_whatever_fails(name: str, batches: list[Any], tiny: bool, kind: str) -> None:
@@ -405,6 +443,56 @@ def test_panes_are_the_same_folded_or_not_whatever_fails(name: str, batches: lis
         for events, step, mishaps in batches:
             watermark += 3 * step
             batch = table_of([(t + watermark - 20, k, v) for t, k, v in events])
+            expected = run_batch(oracle, policy, batch, watermark)
+            for mishap in mishaps:
+                assert comparable(rig.batch(batch, watermark, commits=False)) == comparable(expected)
+                if mishap == "crashes":
+                    rig.crash()
+            assert comparable(rig.batch(batch, watermark)) == comparable(expected)
+            supersedings += rig.session.supersedings
+        event(f"{min(supersedings, 3)} batches folded, or more")
+        rig.crash()
+        expected = run_batch(oracle, policy, None, 10_000)
+        assert comparable(rig.batch(None, 10_000)) == comparable(expected)
+    finally:
+        rig.close()
+
+
+SESSIONS = {
+    "session": {"session": aion.Session(50 * SECOND)},
+    "two": {"short": aion.Session(20 * SECOND), "long": aion.Session(130 * SECOND)},
+    "beside": {"session": aion.Session(50 * SECOND), "minutes": aion.Sliding(120 * SECOND, 60 * SECOND)},
+}
+at_times = st.lists(st.tuples(st.integers(0, 40), st.sampled_from([*"abcd", None]), st.integers(0, 9)), max_size=12)
+session_batches = st.lists(
+    st.tuples(at_times, st.integers(0, 8), st.lists(st.sampled_from(["fails", "crashes"]), max_size=1)),
+    min_size=4, max_size=9,
+)  # fmt: skip
+each_at_20 = [([(20, k, n) for k in "abcd"], 2, ["fails"] * (n % 4 == 1)) for n in range(9)]
+each_at_40 = [([(40, k, n) for k in "abcd"], 8, ["crashes"] * (n % 4 == 1)) for n in range(9)]
+
+
+@settings(few, phases=[Phase.explicit, Phase.generate])
+@pytest.mark.parametrize("name", ["events", "partials", "numbers", "without a key"])
+@given(
+    windows=st.sampled_from([*SESSIONS]),
+    batches=session_batches, tiny=st.booleans(), endless=st.booleans(), bound=st.sampled_from([0, 30, 200]),
+)  # fmt: skip
+@example(windows="two", batches=each_at_20, tiny=True, endless=True, bound=0)
+@example(windows="beside", batches=each_at_40, tiny=False, endless=True, bound=30)
+def test_sessions_are_the_same_folded_or_not_whatever_fails(
+    name: str, windows: str, batches: list[Any], tiny: bool, endless: bool, bound: int
+) -> None:
+    """Also those that grow to both sides, are joined, or are retracted; and what is too late for some of them."""
+    policy = policy_of(lateness={"initial_bound": f"{bound}s", "coverage": None}, **TINY if tiny else {})
+    plan = plan_of(name, SESSIONS[windows])
+    rig, oracle = Rig(plan, policy, budget=2048 if tiny else 1 << 20), unfolded(plan, policy)
+    watermark = supersedings = 0
+    try:
+        for events, step, mishaps in batches:
+            watermark += 6 * step
+            always = [(watermark, "z", 1)] if endless else []
+            batch = table_of([(5 * t + watermark - 150, k, v) for t, k, v in events] + always)
             expected = run_batch(oracle, policy, batch, watermark)
             for mishap in mishaps:
                 assert comparable(rig.batch(batch, watermark, commits=False)) == comparable(expected)
@@ -449,12 +537,96 @@ def test_a_window_that_many_batches_feed_takes_at_most_twice_its_folded_size(kin
         rig.close()
 
 
+def test_a_slice_that_a_session_spans_without_an_event_in_it_is_emptied() -> None:
+    """The long session goes on over slices that hold events of others only; late ones may come there yet."""
+    windows = {"short": aion.Session(20 * SECOND), "long": aion.Session(130 * SECOND)}
+    plan, policy = plan_of("partials", windows), policy_of()
+    rig, oracle = Rig(plan, policy), unfolded(plan, policy)
+    try:
+        for n in range(24):
+            events = [(120 * n, "endless", n), *((120 * n + t, f"key-{n}-{t}", t) for t in range(10, 120, 10))]
+            if n == 20:
+                events.append((120 * 3 + 70, "endless", 99))
+            batch = table_of(events)
+            assert comparable(rig.batch(batch, 120 * n)) == comparable(run_batch(oracle, policy, batch, 120 * n))
+            if n == 18:
+                assert rig.shard.store is not None
+                kept = [b.block.header for b in rig.shard.store.read([60 * SECOND * m for m in range(2, 24)])]
+                assert {h.slice_us // SECOND % 120 for h in kept} == {0} and {h.events for h in kept} == {1}
+        rows = rig.batch(None, 100_000)
+        assert comparable(rows) == comparable(run_batch(oracle, policy, None, 100_000))
+        assert [r["n"] for r in rows if (r["k"], r["window"]) == ("endless", "long")] == [25]
+    finally:
+        rig.close()
+
+
 def folded_bytes(plan: Plan, blocks: Sequence[Block]) -> int:
     from aion.applying import decode_all
 
     decoded = list(decode_all(plan, [StoredBlock(n, b) for n, b in enumerate(blocks)], None))
     folder = BlockFolder(plan, target_bytes=1 << 20)
-    return sum(block.size_bytes for _, block in folder.fold({0: Fold(0, -1, len(blocks), 1, False)}, decoded))
+    folds = {s: Fold(s, -1, len(blocks), 1, False) for s in {b.header.slice_us for b in blocks}}
+    return sum(block.size_bytes for _, block in folder.fold(folds, decoded))
+
+
+@pytest.mark.parametrize("beside", [{}, {"hours": aion.Tumbling("1 hour")}], ids=["alone", "beside others"])
+def test_sessions_that_a_thousand_batches_feed_take_at_most_twice_their_folded_size(beside: Any) -> None:
+    windows = {"visit": aion.Session("10 minutes"), **beside}
+    aggregates = {"n": A.count(), "s": A.sum("v"), "m": A.mean("f")}
+    plan = make_plan(SCHEMA, key="k", time="ts", windows=windows, aggregates=aggregates, apply=None, outputs=None)
+    draw = np.random.default_rng(3)
+    slices = [600 * SECOND * n for n in range(6)]
+    with aion.LocalOperator(windows=windows, time="ts", key="k", aggregates=aggregates, policy=policy_of()) as operator:
+        for batch in range(1000):
+            numbers = draw.integers(0, 100, 40)
+            # Each key comes often enough for its session to go on; all of it over an hour.
+            events = [(int(3.5 * batch + draw.integers(0, 100)), f"key-{n}", int(n)) for n in numbers]
+            operator.process(pa.Table.from_batches([table_of(events)]))
+            if batch % 50 == 49:
+                operator.advance(0)  # the batch has ended
+                kept = [stored.block for stored in operator.store.read(slices)]
+                stats, folded = operator.store.stats(), folded_bytes(plan, kept)
+                assert max(stats.m_bucket_bytes, stats.p_bucket_bytes) <= 2 * folded
+                assert sum(b.size_bytes for b in kept) <= 2 * folded
+                assert sum(b.header.events for b in kept) == 40 * (batch + 1)
+        rows = operator.advance(10_000 * SECOND).to_pylist()
+    assert sum(r["n"] for r in rows if r["window"] == "visit") == 40_000
+    assert stats.blocks < 60
+
+
+@pytest.mark.parametrize("name", ["numbers", "events"])
+def test_a_session_that_never_ends_keeps_no_rows_of_others(name: str) -> None:
+    """One key goes on for hours, others come once: what is kept is of that key, of late ones too, through crashes."""
+    plan = plan_of(name, aion.Session(60 * SECOND))
+    rig = Rig(plan, policy_of(lateness={"initial_bound": "60s", "coverage": None}), kind="memory")
+    draw = np.random.default_rng(5)
+    kept, endless, others = [], 0, 0
+    try:
+        for minute in range(120):
+            now = 60 * minute
+            events = [(now + int(t), f"key-{minute}-{n}", 1) for n, t in enumerate(draw.integers(0, 60, 40))]
+            # The endless one gets events that are late by hours too: of it nothing is closed.
+            times = [now, now + 30, int(draw.integers(0, now + 30))]
+            if minute % 40 == 20:
+                rig.crash()
+            rows = rig.batch(table_of([*events, *((t, "endless", 1) for t in times)]), now - 60)
+            endless += len(times)
+            others += sum(r["events"] for r in rows)
+            assert {r["kind"] for r in rows} <= {"on_time"} and not [r for r in rows if r["k"] == "endless"]
+            assert rig.shard.store is not None
+            blocks = [s.block for s in rig.shard.store.read([60 * SECOND * n for n in range(minute + 1)])]
+            kept.append(sum(b.header.events for b in blocks))
+            live = sum(w.index["events"].sum() for w in rig.operator.keyed.windows)
+            assert kept[-1] <= endless + 6 * 40, "the endless session's, and those of the last minutes"
+            assert kept[-1] <= 2 * live + 40
+        rows = rig.batch(None, 100_000)
+        (row,) = [r for r in rows if r["k"] == "endless"]
+        assert row["events"] == endless == 360
+        assert others + sum(r["events"] for r in rows) - endless == 120 * 40
+        assert rig.shard.store is not None
+        assert not list(rig.shard.store.read([60 * SECOND * n for n in range(122)]))
+    finally:
+        rig.close()
 
 
 @pytest.mark.parametrize("name", ["events", "partials"])
@@ -517,10 +689,10 @@ def test_runs_larger_than_memory_are_folded_range_by_range(name: str) -> None:
     largest = 0
     fold = BlockFolder.fold
 
-    def watched(self: BlockFolder, folds: Any, blocks: Any) -> Any:
+    def watched(self: BlockFolder, folds: Any, blocks: Any, *more: Any) -> Any:
         nonlocal largest
         largest = max(largest, sum(d.batch.nbytes for d in blocks))
-        return fold(self, folds, blocks)
+        return fold(self, folds, blocks, *more)
 
     try:
         BlockFolder.fold = watched  # type: ignore[method-assign]

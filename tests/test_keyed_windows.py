@@ -132,6 +132,16 @@ def test_the_sink_ends_right(definition: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
+def test_what_begins_in_a_session_and_goes_on_behind_it_is_taken(kind: str) -> None:
+    """Events of one batch and cell: the first is inside the session; the last is not closed, as that is not."""
+    first = [Event(0, 4, 1), Event(0, 8, 2), Event(1, 50, 3)]
+    script: list[Step] = [first, 12, [Event(0, 6, 10), Event(0, 9, 20), Event(1, 52, 4)], 60]
+    sink, oracle = run(aion.Session(5), script, 0, kind)
+    check(sink, oracle, kind)
+    assert [row["events"] for row in sink.all] == [4, 2] and not sink.dropped
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("then", [[], [40], [3], [1], [1, 1, 4]], ids=str)
 def test_a_window_per_record_that_is_gone_does_not_come_back_with_what_is_left(kind: str, then: list[int]) -> None:
     """Of the window up to 2 an event is needed by later windows; the one before it is not kept any longer."""

@@ -52,6 +52,11 @@ class Layout:
         return any(p.holistic for p in self.partials)
 
     @property
+    def commutative(self) -> bool:
+        """The order of arrival makes no difference to any of its states."""
+        return all(p.commutative for p in self.partials)
+
+    @property
     def regroupable(self) -> bool:
         """Its states have a bounded size, and can be combined in any grouping of neighbours, to the same bits."""
         return all(p.exact and not p.holistic for p in self.partials)

@@ -74,13 +74,23 @@ def panes(plan: Plan, order: ExecuteKeyed, table: pa.Table, rows_at_once: int) -
     assert layout is not None
     for windows, rows, offsets in gather(plan, order, table, rows_at_once):
         groups = Groups(np.repeat(np.arange(len(windows)), np.diff(offsets)), len(windows))
-        take = pa.array(rows)
+        take = pa.array(_in_order(plan, table, rows, groups))
 
         def column(name: str, take: pa.Array = take) -> pa.Array:
             return combined(table.column(name)).take(take)
 
         states = layout.merge(groups, column)
         yield _rows(plan, order.definition, order.kind, windows, list(layout.lower(states).values()))
+
+
+def _in_order(plan: Plan, table: pa.Table, rows: Ints, groups: Groups) -> Ints:
+    """The rows of each window slice by slice and cell by cell, and there as they came: which no folding changes."""
+    assert plan.layout is not None
+    if plan.layout.commutative or plan.cell_us is None:
+        return rows
+    firsts = plan.instants(table)[0][rows]
+    seqs = table.column(SEQ).to_numpy()[rows]
+    return rows[np.lexsort((rows, seqs, firsts // plan.cell_us, plan.grid.starts(firsts), groups.ids))]
 
 
 def retractions(plan: Plan, order: Retract) -> pa.RecordBatch:

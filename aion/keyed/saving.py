@@ -77,7 +77,7 @@ class Keeper:
         """What a version has to write; None: nothing changed."""
         before, after = self._saved, self._both()
         rows = [_changed(before[role], after[role]) for role in ROLES]
-        removed = np.concatenate([np.setdiff1d(before[role]["id"], after[role]["id"]) for role in ROLES])
+        removed = np.concatenate([_removed(before[role]["id"], after[role]["id"]) for role in ROLES])
         changed = sum(map(len, rows)) + len(removed)
         if not changed:
             return None
@@ -121,11 +121,29 @@ def is_index(slice_us: int) -> bool:
     return NO_SLICE < slice_us < NO_SLICE // 2
 
 
+def _removed(before: Ints, after: Ints) -> Ints:
+    """Those of ``before`` that are not in ``after``; no number is there twice."""
+    if np.array_equal(before, after[: len(before)]):
+        return before[:0]
+    if not len(after):
+        return before
+    order = np.sort(after, kind="stable")  # which takes little where they are sorted, or nearly
+    missing: Ints = before[order[np.minimum(np.searchsorted(order, before), len(order) - 1)] != before]
+    return missing
+
+
 def _changed(before: Table, after: Table) -> Table:
     """The rows of ``after`` that are not in ``before`` as they are."""
     if after is before or not len(after):
         return after.take(np.empty(0, np.int64))
-    order = np.argsort(before["id"])
+    shared = min(len(before), len(after))
+    if np.array_equal(before["id"][:shared], after["id"][:shared]):
+        changed = np.ones(len(after), np.bool_)
+        changed[:shared] = False
+        for name in after.columns:
+            changed[:shared] |= before[name][:shared] != after[name][:shared]
+        return after.take(changed)
+    order = np.argsort(before["id"], kind="stable")
     ids = before["id"][order]
     if not len(ids):
         return after

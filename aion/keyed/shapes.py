@@ -1,8 +1,8 @@
 """What windows the events of each key make: one shape per kind of definition. Pure.
 
-A shape works on the *index* of its definition: rows ``first, last, events, late_events, seq, row, mark`` in order of
-(key, first, arrival). Of sessions a row is a session, of the others it is a row of a block (an event): there ``first``
-and ``last`` are the same instant, and ``seq`` and ``row`` say which block it is in and where.
+A shape works on the *index* of its definition: rows ``first, last, events, late_events, seq, row, mark``. Of sessions a
+row is a session, in order of ``id``. Of the others it is a row of a block (an event), in order of (key, first,
+arrival): there ``first`` and ``last`` are the same instant, and ``seq`` and ``row`` say which block it is in and where.
 
 What is *closed* is over: windows that end by then are gone, and an event comes too late that would be alone in such a
 window, unless it falls into one that is still there.
@@ -78,6 +78,9 @@ class Shape(Protocol):
     def needed(self, index: Table, windows: Windows, gone: Flags, closed_us: int) -> Flags:
         """The rows of the index that are still needed when some windows are gone."""
 
+    def lasts(self, index: Table) -> Ints:
+        """Up to when a row of the index has events be taken, and kept, that come before what is closed."""
+
     def sorted(self, index: Table) -> Table:
         """The rows of an index in its order."""
 
@@ -95,12 +98,7 @@ def shape_of(window: Definition) -> Shape:
     raise AssertionError(f"{window} is the same for all keys")
 
 
-class _InOrder:
-    def sorted(self, index: Table) -> Table:
-        return index.take(np.lexsort((index["id"], index["first"], codes_of(index)[0])))
-
-
-class Sessions(_InOrder):
+class Sessions:
     by_event = False
     outlives = False
 
@@ -112,34 +110,49 @@ class Sessions(_InOrder):
         return new["first"], new["last"] + self._gap_us
 
     def accepted(self, index: Table, new: Table, closed_us: int) -> Flags:
-        """Those whose own end is not closed, and those inside a session that is there.
+        """Those whose own end is not closed, and those that begin inside a session that is there.
 
-        A session is not extended to before what is closed: there may have been another one, that is gone.
+        What such a row holds behind that session's last event is not closed either, since the session is not. But none
+        is extended to before what is closed: there may have been another one, that is gone.
         """
         accepted = new["first"] > closed_us - self._gap_us
         if accepted.all() or not len(index):
             return accepted
         doubtful = np.flatnonzero(~accepted)
-        some = new.take(doubtful)
-        codes, new_codes = codes_of(index, some)
-        order = np.lexsort((index["first"], codes))
-        firsts, lasts, codes = index["first"][order], index["last"][order], codes[order]
-        at = Places(codes, firsts).after(new_codes, some["first"]) - 1
-        inside = (at >= 0) & (codes[at] == new_codes) & (some["last"] <= lasts[at]) & (some["first"] >= firsts[at])
-        accepted[doubtful[inside]] = True
+        accepted[doubtful[self.owners(index, new.take(doubtful)) >= 0]] = True
         return accepted
+
+    def owners(self, index: Table, rows: Table) -> Ints:
+        """The id of the session that each row begins in, by its key and ``first``; -1: in none that is there.
+
+        Sessions grow and are joined, but never divided: rows of one session are so for good. Rows of none remain so,
+        too: whatever is still taken comes after what is closed, where they are not.
+        """
+        if not len(index):
+            return np.full(len(rows), -1, np.int64)
+        codes, row_codes = codes_of(index, rows)
+        order, places = Places.ordering(codes, index["first"], index["id"])
+        at = places.after(row_codes, rows["first"]) - 1
+        found = order[np.maximum(at, 0)]
+        inside = (at >= 0) & (codes[found] == row_codes) & (rows["first"] <= index["last"][found])
+        return np.where(inside, index["id"][found], -1)
 
     def add(self, index: Table, new: Table, now_us: int | None) -> Added:
         new = self._joined(new)
         old_codes, new_codes = codes_of(index, new)
+        # Of all other keys nothing changes.
+        touched = np.zeros(int(max(old_codes.max(initial=0), new_codes.max(initial=0))) + 1, np.bool_)
+        touched[new_codes] = True
+        places = np.flatnonzero(touched[old_codes])
+        old = index.take(places)
         merge = merge_sessions(
-            Intervals(old_codes, index["first"], index["last"]),
+            Intervals(old_codes[places], old["first"], old["last"]),
             Intervals(new_codes, new["first"], new["last"]),
             self._gap_us,
         )
         made = len(merge.sessions.keys)
         of = np.concatenate((merge.of_old, merge.of_new))
-        both = stacked([index, new])
+        both = stacked([old, new])
         # A session keeps the number of the oldest part of it; every one has a part, so all places are taken.
         source = np.full(made, len(of), np.int64)
         np.minimum.at(source, of, np.arange(len(of)))
@@ -147,19 +160,25 @@ class Sessions(_InOrder):
         late = np.zeros(len(new), np.bool_)
         if now_us is not None:
             ended = merge.sessions.lasts + self._gap_us <= now_us
-            ended[merge.of_old[index["last"] + self._gap_us <= now_us]] = True
+            ended[merge.of_old[old["last"] + self._gap_us <= now_us]] = True
             late = ended[merge.of_new]
         np.add.at(sums["events"], of, both["events"])
-        np.add.at(sums["late_events"], merge.of_old, index["late_events"])
+        np.add.at(sums["late_events"], merge.of_old, old["late_events"])
         np.add.at(sums["late_events"], merge.of_new, np.where(late, new["events"], 0))
         seqs = np.full(made, -1, np.int64)
         np.maximum.at(seqs, of, both["seq"])
-        made_of = both.take(source)
-        added = made_of.replaced(first=merge.sessions.firsts, last=merge.sessions.lasts, seq=seqs, **sums)
+        changed = both.take(source).replaced(first=merge.sessions.firsts, last=merge.sessions.lasts, seq=seqs, **sums)
+        grown = _spliced(index, places, changed, source)
         if now_us is None:
-            return _nothing_late(added)
+            return _nothing_late(grown)
         ends = np.minimum(merge.sessions.lasts[merge.of_new[late]] + self._gap_us, now_us)
-        return Added(added, ends, new["events"][late])
+        return Added(grown, ends, new["events"][late])
+
+    def lasts(self, index: Table) -> Ints:
+        return index["last"]
+
+    def sorted(self, index: Table) -> Table:
+        return index.take(np.argsort(index["id"], kind="stable"))
 
     def _joined(self, new: Table) -> Table:
         """Rows of events made into as few intervals as they are, so that little is compared with the index."""
@@ -182,7 +201,7 @@ class Sessions(_InOrder):
         return ~gone
 
 
-class _ByEvent(_InOrder):
+class _ByEvent:
     """What shapes have in common of which a row of the index is an event."""
 
     by_event = True
@@ -202,6 +221,12 @@ class _ByEvent(_InOrder):
         earliest = np.full(max(int(codes.max()), int(new_codes.max())) + 1, NEVER, np.int64)
         np.minimum.at(earliest, codes, index["first"])
         return np.asarray(accepted | (new["first"] >= earliest[new_codes]))
+
+    def lasts(self, index: Table) -> Ints:
+        return np.full(len(index), NEVER, np.int64)
+
+    def sorted(self, index: Table) -> Table:
+        return index.take(np.lexsort((index["id"], index["first"], codes_of(index)[0])))
 
     def add(self, index: Table, new: Table, now_us: int | None) -> Added:
         late = np.zeros(len(new), np.bool_) if now_us is None else new["first"] < now_us
@@ -242,6 +267,9 @@ class Records(_ByEvent):
     def alone(self, new: Table) -> tuple[Ints, Ints]:
         return new["first"] - self._size_us, new["last"]
 
+    def lasts(self, index: Table) -> Ints:
+        return index["last"]
+
     def accepted(self, index: Table, new: Table, closed_us: int) -> Flags:
         """Those that a window may hold that is still there."""
         return np.asarray(new["first"] >= closed_us - self._size_us)
@@ -272,6 +300,23 @@ class Punctuations(_ByEvent):
         return needed
 
 
+def _spliced(index: Table, places: Ints, changed: Table, source: Ints) -> Table:
+    """The index with other rows at some places: row i of ``changed`` comes to ``places[source[i]]``, or else behind.
+
+    Places that none comes to go. The index stays in order of ``id``, so that little is sorted where it is compared.
+    """
+    stays = source < len(places)
+    at = places[source[stays]]
+    columns = {name: column.copy() for name, column in index.columns.items()}
+    for name, column in columns.items():
+        column[at] = changed[name][stays]
+    gone = np.zeros(len(index), np.bool_)
+    gone[places] = True
+    gone[at] = False
+    new = changed.take(np.flatnonzero(~stays))
+    return stacked([Table(index.keys, columns).take(~gone), new.take(np.argsort(new["id"]))])
+
+
 def _nothing_late(index: Table) -> Added:
     nothing = np.empty(0, np.int64)
     return Added(index, nothing, nothing)
@@ -279,6 +324,8 @@ def _nothing_late(index: Table) -> Added:
 
 def total(values: Ints, windows: Windows) -> Ints:
     """The sum over the rows of each window, which may overlap."""
+    if _are_rows(windows, len(values)):
+        return values
     upto = np.concatenate(([0], np.cumsum(values)))
     return np.asarray(upto[windows.ends] - upto[windows.begins])
 
@@ -287,8 +334,16 @@ def newest(values: Ints, windows: Windows) -> Ints:
     """The largest value over the rows of each window, all of which hold some."""
     if not len(windows.begins):
         return np.empty(0, np.int64)
-    if len(windows.begins) == len(values) and (windows.ends - windows.begins == 1).all():
-        return values[windows.begins]
+    if _are_rows(windows, len(values)):
+        return values
     bounds = np.stack((windows.begins, windows.ends), axis=1).ravel()
     padded = np.append(values, np.iinfo(np.int64).min)
     return np.asarray(np.maximum.reduceat(padded, bounds)[::2])
+
+
+def _are_rows(windows: Windows, rows: int) -> bool:
+    """Whether each window is just the row of its number."""
+    if len(windows.begins) != rows:
+        return False
+    numbers = np.arange(rows)
+    return bool((windows.begins == numbers).all() and (windows.ends == numbers + 1).all())

@@ -11,8 +11,8 @@ from aion.keyed.orders import Arrivals, EmitDroppedRows
 from aion.keyed.saving import Keeper, Save
 from aion.keyed.shapes import Flags
 from aion.keyed.summary import summary
-from aion.keyed.table import Table
-from aion.keyed.windows import KeyedWindows, Orders
+from aion.keyed.table import Ints, Table
+from aion.keyed.windows import KeyedWindows, Orders, overlapping
 from aion.lifecycle import NEVER, StalenessKept
 
 
@@ -20,7 +20,8 @@ class Verdict(NamedTuple):
     """What becomes of an arrival: for each definition which rows it takes; and the blocks that any takes rows of.
 
     ``dropped``: also rows that are taken for later windows and came too late for the one that ends at them.
-    ``dropped_events``: of each block, those that came too late for some definition.
+    ``dropped_events``: of each block, those that came too late for some definition. ``wasted_rows``: rows of these
+    blocks that no definition takes.
     """
 
     arrivals: Arrivals
@@ -28,10 +29,11 @@ class Verdict(NamedTuple):
     blocks: frozenset[int]
     dropped: list[EmitDroppedRows]
     dropped_events: dict[int, int]
+    wasted_rows: dict[int, int]
 
 
 NOT_KEYED = Verdict(
-    Arrivals(Table([], {"first": np.empty(0, np.int64)}), np.empty(0, np.int64)), [], frozenset(), [], {}
+    Arrivals(Table([], {"first": np.empty(0, np.int64)}), np.empty(0, np.int64)), [], frozenset(), [], {}, {}
 )
 """Of an operator without such windows."""
 
@@ -78,7 +80,9 @@ class KeyedShard:
                 lost[block] = max(lost.get(block, 0), int(rows["events"][of].sum()))
         any_taken = np.logical_or.reduce(accepted) if accepted else np.zeros(0, np.bool_)
         blocks = frozenset(np.unique(arrivals.block[any_taken]).tolist())
-        return Verdict(arrivals, accepted, blocks, dropped, lost)
+        numbers, counts = np.unique(arrivals.block[~any_taken], return_counts=True)
+        wasted = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+        return Verdict(arrivals, accepted, blocks, dropped, lost, wasted)
 
     def add(self, verdict: Verdict, seq_of_block: Mapping[int, int], now_us: int | None) -> int:
         """Takes in what was accepted; returns how many events came late for some definition."""
@@ -100,9 +104,32 @@ class KeyedShard:
     def batch_ended(self, now_us: int | None, step_us: int, *, last: bool) -> Orders:
         return [order for windows in self.windows for order in windows.batch_ended(now_us, step_us, last=last)]
 
-    def needed_from_us(self) -> int:
-        """No slice that ends by then is needed any more; before all: none has been closed yet."""
-        return min((windows.needed_from_us for windows in self.windows), default=NEVER)
+    def settled_us(self) -> int:
+        """Of a slice that ends by then the index says whether it is needed; before all: none has been closed yet."""
+        return min((windows.settled_us for windows in self.windows), default=NEVER)
+
+    def needed_in(self, starts_us: Ints, ends_us: Ints) -> Ints:
+        """Of such slices: how many rows of the index need each. Those that none does are never needed again."""
+        found = np.zeros(len(starts_us), np.int64)
+        for windows in self.windows:
+            found += windows.needed_in(starts_us, ends_us)
+        return found
+
+    def gone_in(self, starts_us: Ints, ends_us: Ints) -> Ints:
+        """The same for the rows that the last watermark let go of."""
+        found = np.zeros(len(starts_us), np.int64)
+        for windows in self.windows:
+            found += overlapping(*windows.gone, starts_us, ends_us)
+        return found
+
+    def gone_between(self) -> tuple[int, int]:
+        """The first and the last event of these."""
+        firsts, lasts = (np.concatenate(column) for column in zip(*(w.gone for w in self.windows), strict=True))
+        return int(firsts.min(initial=NEVER)), int(lasts.max(initial=-NEVER))
+
+    def owners(self, rows: Table) -> list[Ints]:
+        """For each definition, all of sessions: the one that each row of a block is of; -1: of none."""
+        return [windows.owners(rows) for windows in self.windows]
 
     def active_from_us(self, now_us: int | None) -> int:
         """Events from then on may be of windows that have not ended."""

@@ -20,7 +20,7 @@ import pyarrow as pa
 from aion.actions import Kind
 from aion.aggregates.groups import number
 from aion.keyed.orders import ExecuteKeyed, Members, Retract
-from aion.keyed.shapes import INDEX, Flags, Shape, Windows, newest, total
+from aion.keyed.shapes import INDEX, Flags, Sessions, Shape, Windows, newest, total
 from aion.keyed.table import Ints, Table, codes_of, ranges, stacked
 from aion.lateness import Bound
 from aion.lifecycle import NEVER, WINDOW_COLUMNS, StalenessKept, Status, WindowState
@@ -29,8 +29,15 @@ from aion.trigger import LateView, Trigger
 YIELDED = ("id", "start", "end", "number", "pane", "seq")
 """Of each window that was executed: its bounds, the number of its last pane, and the newest block that it had seen."""
 BEFORE_ALL = -(2**62)
+_NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
 
 Orders: TypeAlias = list[ExecuteKeyed | Retract]
+
+
+def overlapping(firsts_us: Ints, lasts_us: Ints, starts_us: Ints, ends_us: Ints) -> Ints:
+    """How many intervals, both ends of which belong to them, have a part in each stretch ``[start, end)``."""
+    begun = np.searchsorted(np.sort(firsts_us), ends_us)
+    return np.asarray(begun - np.searchsorted(np.sort(lasts_us), starts_us))
 
 
 class _Now(NamedTuple):
@@ -76,6 +83,8 @@ class KeyedWindows:
         self.staleness = StalenessKept()
         self._cells: dict[int, WindowState] = {}
         self._known: _Now | None = None
+        # First and last event of what the last watermark let go of.
+        self.gone: tuple[Ints, Ints] = _NOTHING
         if snapshot is not None:
             self._restore(snapshot)
 
@@ -128,6 +137,7 @@ class KeyedWindows:
     def advance(self, before_us: int | None, to_us: int) -> Orders:
         """Executions on time, and final ones of what is closed now; then that is forgotten."""
         was_closed_us = self.closed_us
+        self.gone = _NOTHING
         self.closed_us = max(self.closed_us, to_us - self._bound.bound_for_new_window())
         if not len(self.index):
             self._forget_cells()
@@ -140,8 +150,9 @@ class KeyedWindows:
         passed = over <= to_us if before_us is None else (over <= to_us) & (over > before_us)
         on_time = passed & (now.at < 0) & there
         final = closed & (now.newest > now.seen) & ~on_time & there
-        for end_us, events in self._by_cell(over[on_time], total(self.index["events"], now.windows)[on_time]):
-            self._bound.observe_on_time(end_us, events)
+        if on_time.any():
+            for end_us, events in self._by_cell(over[on_time], total(self.index["events"], now.windows)[on_time]):
+                self._bound.observe_on_time(end_us, events)
         orders = self._execute(on_time, Kind.ON_TIME) + self._execute(final, Kind.FINAL)
         self._let_go(closed)
         self._forget_cells()
@@ -252,16 +263,28 @@ class KeyedWindows:
         kept[now.at[closed & (now.at >= 0)]] = False
         needed = self.shape.needed(self.index, now.windows, closed, self.closed_us)
         if not (kept.all() and needed.all()):
+            self.gone = self.index["first"][~needed], self.index["last"][~needed]
             self.yielded, self.index = self.yielded.take(kept), self.index.take(needed)
             self._known = None
 
     # -- what the operator asks -----------------------------------------------------------------------------
 
     @property
-    def needed_from_us(self) -> int:
-        """No slice that ends by then will be read or appended to any more, as far as these windows go."""
-        from_us = self.closed_us - self.shape.reach_us
-        return min(from_us, int(self.index["first"].min())) if len(self.index) else from_us
+    def settled_us(self) -> int:
+        """Events from before then are needed, or taken, as far as they are between first and last of a row that is."""
+        return self.closed_us - self.shape.reach_us
+
+    def needed_in(self, starts_us: Ints, ends_us: Ints) -> Ints:
+        """Of stretches of time that end by ``settled_us``: how many rows of the index lie in each, or reach into it.
+
+        Where there are none, there never will be.
+        """
+        return overlapping(self.index["first"], self.shape.lasts(self.index), starts_us, ends_us)
+
+    def owners(self, rows: Table) -> Ints:
+        """The session that each row of a block is of, given its key and ``first``; -1: of none that is there."""
+        assert isinstance(self.shape, Sessions), "an event by itself has no owner, but may have several"
+        return self.shape.owners(self.index, rows)
 
     def live(self) -> tuple[Windows, Flags, Flags]:
         """The windows of the index; which of them are not gone, and which were executed before."""

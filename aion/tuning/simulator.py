@@ -182,7 +182,7 @@ class _Shard:
         self.operator = make_operator(plan, policy, None)
         self.tiers = tiers
         self._host, self._plan, self._commits = host, plan, commits
-        self._folds = (plan.layout is not None or bool(plan.key)) and not plan.keyed
+        self._folds = (plan.layout is not None or bool(plan.key)) and not plan.by_event
         self._piece_bytes = min(policy.blocks.target_bytes, MOST_BYTES)
         self._predicts = predicts(policy)
         self._rows: dict[int, int] = {}  # of each block that came, by its number
