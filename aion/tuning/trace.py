@@ -186,7 +186,7 @@ class Trace:
         found = self._of_kind(kind)
         names = ("bytes", "took_us", "waited_us")
         size, took_us, waited_us = (found[name].fill_null(0).to_numpy().astype(float) for name in names)
-        some = (size > 0) & np.array(found["took_us"].is_valid().to_pylist(), bool)
+        some = (size > 0) & found["took_us"].is_valid().to_numpy()
         return fitted(size[some], np.maximum(took_us - waited_us, 1.0)[some] / 1e6) if some.any() else None
 
     @cached_property
