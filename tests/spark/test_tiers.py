@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 import aion
@@ -28,7 +30,17 @@ PATIENCE = 60.0  # seconds
 
 @pytest.fixture
 def new_server(spark: SparkSession) -> None:
-    """So that its budget is that of the test, and what it counts is the test's: the next worker starts another."""
+    """So that its budget is that of the test, and what it counts is the test's: the next worker starts another.
+
+    Workers go first. One whose task Spark gave up, since another task of its stage failed, may still be at work for an
+    earlier test, and would start the other server itself, with the budget of that test.
+    """
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    for process in psutil.Process(gateway.proc.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "pyspark.daemon" in process.cmdline() and "pyspark.daemon" in process.parent().cmdline():
+                process.kill()
     folder = runtime_dir(spark.sparkContext.applicationId)
     server = occupant(folder)
     if server is None:
