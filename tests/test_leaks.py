@@ -27,7 +27,11 @@ def a_thread(folder: Path) -> Callable[[], object]:
 
 
 def a_process(folder: Path) -> Callable[[], object]:
-    process = subprocess.Popen([sys.executable, "-c", "input() # forgotten"], stdin=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True); input() # forgotten"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # before, it need not even have its command line
     return lambda: process.communicate(b"end\n")
 
 
