@@ -45,7 +45,8 @@ class Application:
 
     def workers(self) -> tuple[list[psutil.Process], list[psutil.Process]]:
         """Spark's Python daemons, and the workers that they forked."""
-        daemons, workers = [], []
+        daemons: list[psutil.Process] = []
+        workers: list[psutil.Process] = []
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(self.jvm.pid).children(recursive=True):
                 with contextlib.suppress(psutil.Error):

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ import aion
 from aion.actions import Execute, WindowRef
 from aion.actions import Kind as PaneKind
 from aion.applying import apply_window
-from aion.builder import BlockBuilder
+from aion.builder import BlockBuilder, ShardBlock
 from aion.plan import Plan, make_plan
 from state_backends.block import Block, Codec, Compression, Kind, decode, encode
 from state_backends.codec_pool import CodecPool
@@ -72,7 +73,7 @@ def coding(pools: Mapping[int, CodecPool], codec: Codec, compression: Compressio
 
 def build(plan: Plan, pool: CodecPool, compression: Compression) -> list[Block]:
     builder = BlockBuilder(plan, compression=compression, pool=pool)
-    out = []
+    out: list[ShardBlock] = []
     for batch in pa.Table.from_batches([events(EVENTS)]).to_batches(max_chunksize=10_000):
         out += builder.add(batch, pa.repeat(pa.scalar(0, pa.int32()), batch.num_rows))
     return [b.block for b in [*out, *builder.finish()]]
@@ -100,8 +101,8 @@ def windows(pools: Mapping[int, CodecPool], compression: Compression) -> str:
     )  # fmt: skip
     blocks = build(plan, pools[0], compression)
     assert execute(plan, pools[0], blocks) == 400
-    built = best_of(5, {t: lambda p=p: build(plan, p, compression) for t, p in pools.items()})
-    applied = best_of(5, {t: lambda p=p: execute(plan, p, blocks) for t, p in pools.items()})
+    built = best_of(5, {t: partial(build, plan, p, compression) for t, p in pools.items()})
+    applied = best_of(5, {t: partial(execute, plan, p, blocks) for t, p in pools.items()})
     texts = [
         f"{t} threads: builder {EVENTS / built[t] / 1e6:.1f}, apply {EVENTS / applied[t] / 1e6:.1f}" for t in pools
     ]

@@ -42,11 +42,14 @@ class Buckets:
 
     def advance(self, watermark_us: int) -> Panes:
         parts = [one.advance(watermark_us) for one in self._of]
-        names = ("number", "start_us", "end_us", "kind", "events")
         return Panes(
-            np.concatenate([np.full(len(part), n, np.int64) for n, part in enumerate(parts)]),
-            *(np.concatenate([getattr(part, name) for part in parts]) for name in names),
-            {name: np.concatenate([part.values[name] for part in parts]) for name in self._aggregates},
+            definition=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
+            number=np.concatenate([part.number for part in parts]),
+            start_us=np.concatenate([part.start_us for part in parts]),
+            end_us=np.concatenate([part.end_us for part in parts]),
+            kind=np.concatenate([part.kind for part in parts]),
+            events=np.concatenate([part.events for part in parts]),
+            values={name: np.concatenate([part.values[name] for part in parts]) for name in self._aggregates},
         )
 
 

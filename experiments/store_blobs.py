@@ -101,4 +101,5 @@ def _done(steps: Steps[T]) -> T:
         try:
             next(steps)
         except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+            result: T = stop.value
+            return result
