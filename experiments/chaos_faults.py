@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -186,7 +185,7 @@ def _limited(app: Application, kind: str, what: int, soft: int, seconds: float, 
         return None
     try:
         process = psutil.Process(server.pid)
-        before: Any = process.rlimit(what)
+        before = process.rlimit(what)
         process.rlimit(what, (soft, before[1]))
         time.sleep(seconds)
         process.rlimit(what, before)

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ from state_backends.block import Block, Codec, Compression, Kind, decode, encode
 from state_backends.codec_pool import CodecPool
 from state_backends.store import StoredBlock
 
+T = TypeVar("T")
 SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us")), ("value", pa.float64())])
 ROWS = 43_690  # of 24 bytes: 1 MiB
 EVENTS = 2_000_000
@@ -59,13 +60,17 @@ def coding(pools: Mapping[int, CodecPool], codec: Codec, compression: Compressio
             batch, kind=Kind.EVENTS, slice_us=0, events=ROWS, min_us=0, max_us=0, compression=compression, codec=codec
         )
 
-    def through(pool: CodecPool, function: Callable[[Any], object], item: object) -> Callable[[], object]:
+    def through(pool: CodecPool, function: Callable[[T], object], item: T) -> Callable[[], object]:
         return lambda: deque(pool.map_ordered(function, [item] * n), maxlen=8)  # whoever reads them holds a few
 
     block = encoded(batch)
+    passes: dict[str, Callable[[CodecPool], Callable[[], object]]] = {
+        "encode": lambda pool: through(pool, encoded, batch),
+        "decode": lambda pool: through(pool, lambda b: decode(b, SCHEMA), block),
+    }
     texts = [f"{codec.name.lower():6}{compression.name.lower():5}{block.size_bytes / 2**20:5.2f} MiB"]
-    for what, function, item in (("encode", encoded, batch), ("decode", lambda b: decode(b, SCHEMA), block)):
-        in_line, *threaded = best_of(7, {t: through(p, function, item) for t, p in pools.items()}).values()
+    for what, work in passes.items():
+        in_line, *threaded = best_of(7, {t: work(p) for t, p in pools.items()}).values()
         factors = ", ".join(f"{in_line / seconds:.2f}" for seconds in threaded)
         texts.append(f"{what} {in_line / n * 1e3:7.3f} ms, threads {factors} times faster")
     return "   ".join(texts)
