@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -45,7 +44,8 @@ class Application:
 
     def workers(self) -> tuple[list[psutil.Process], list[psutil.Process]]:
         """Spark's Python daemons, and the workers that they forked."""
-        daemons, workers = [], []
+        daemons: list[psutil.Process] = []
+        workers: list[psutil.Process] = []
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(self.jvm.pid).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
@@ -185,7 +185,7 @@ def _limited(app: Application, kind: str, what: int, soft: int, seconds: float, 
         return None
     try:
         process = psutil.Process(server.pid)
-        before: Any = process.rlimit(what)
+        before = process.rlimit(what)
         process.rlimit(what, (soft, before[1]))
         time.sleep(seconds)
         process.rlimit(what, before)

@@ -90,7 +90,7 @@ def cleanup(
         model=model,
         seeds=seeds,
     )
-    record = {
+    record: dict[str, Any] = {
         "experiment": "cleanup",
         "settings": asdict(settings),
         "legs": [asdict(leg) for leg in LEGS],

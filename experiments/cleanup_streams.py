@@ -130,7 +130,7 @@ def synthetic(kind: str, days: float, per_minute: int, seed: int) -> Stream:
         phases = np.linspace(0, 2 * math.pi, 1440, endpoint=False)
         parts = [(1 + 0.5 * math.sin(p), lognormal_later(120 * math.exp(-math.sin(p)), 0.7)) for p in phases]
         whole = sum(weight for weight, _ in parts)
-        later = (lambda s: sum(weight * part(s) for weight, part in parts) / whole,)
+        later = (lambda s: sum((weight * part(s) for weight, part in parts), np.zeros_like(s)) / whole,)
     late_us = (np.minimum(seconds, 1e9) * SECOND_US).astype(np.int64)
     return Stream(kind, MINUTE_US, 1000, window, late_us, events - late, regime, later)
 

@@ -11,7 +11,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,12 +22,13 @@ import aion
 from aion.actions import Execute, WindowRef
 from aion.actions import Kind as PaneKind
 from aion.applying import apply_window
-from aion.builder import BlockBuilder
+from aion.builder import BlockBuilder, ShardBlock
 from aion.plan import Plan, make_plan
 from state_backends.block import Block, Codec, Compression, Kind, decode, encode
 from state_backends.codec_pool import CodecPool
 from state_backends.store import StoredBlock
 
+T = TypeVar("T")
 SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us")), ("value", pa.float64())])
 ROWS = 43_690  # of 24 bytes: 1 MiB
 EVENTS = 2_000_000
@@ -58,13 +60,17 @@ def coding(pools: Mapping[int, CodecPool], codec: Codec, compression: Compressio
             batch, kind=Kind.EVENTS, slice_us=0, events=ROWS, min_us=0, max_us=0, compression=compression, codec=codec
         )
 
-    def through(pool: CodecPool, function: Callable[[Any], object], item: object) -> Callable[[], object]:
+    def through(pool: CodecPool, function: Callable[[T], object], item: T) -> Callable[[], object]:
         return lambda: deque(pool.map_ordered(function, [item] * n), maxlen=8)  # whoever reads them holds a few
 
     block = encoded(batch)
+    passes: dict[str, Callable[[CodecPool], Callable[[], object]]] = {
+        "encode": lambda pool: through(pool, encoded, batch),
+        "decode": lambda pool: through(pool, lambda b: decode(b, SCHEMA), block),
+    }
     texts = [f"{codec.name.lower():6}{compression.name.lower():5}{block.size_bytes / 2**20:5.2f} MiB"]
-    for what, function, item in (("encode", encoded, batch), ("decode", lambda b: decode(b, SCHEMA), block)):
-        in_line, *threaded = best_of(7, {t: through(p, function, item) for t, p in pools.items()}).values()
+    for what, work in passes.items():
+        in_line, *threaded = best_of(7, {t: work(p) for t, p in pools.items()}).values()
         factors = ", ".join(f"{in_line / seconds:.2f}" for seconds in threaded)
         texts.append(f"{what} {in_line / n * 1e3:7.3f} ms, threads {factors} times faster")
     return "   ".join(texts)
@@ -72,7 +78,7 @@ def coding(pools: Mapping[int, CodecPool], codec: Codec, compression: Compressio
 
 def build(plan: Plan, pool: CodecPool, compression: Compression) -> list[Block]:
     builder = BlockBuilder(plan, compression=compression, pool=pool)
-    out = []
+    out: list[ShardBlock] = []
     for batch in pa.Table.from_batches([events(EVENTS)]).to_batches(max_chunksize=10_000):
         out += builder.add(batch, pa.repeat(pa.scalar(0, pa.int32()), batch.num_rows))
     return [b.block for b in [*out, *builder.finish()]]
@@ -100,8 +106,8 @@ def windows(pools: Mapping[int, CodecPool], compression: Compression) -> str:
     )  # fmt: skip
     blocks = build(plan, pools[0], compression)
     assert execute(plan, pools[0], blocks) == 400
-    built = best_of(5, {t: lambda p=p: build(plan, p, compression) for t, p in pools.items()})
-    applied = best_of(5, {t: lambda p=p: execute(plan, p, blocks) for t, p in pools.items()})
+    built = best_of(5, {t: partial(build, plan, p, compression) for t, p in pools.items()})
+    applied = best_of(5, {t: partial(execute, plan, p, blocks) for t, p in pools.items()})
     texts = [
         f"{t} threads: builder {EVENTS / built[t] / 1e6:.1f}, apply {EVENTS / applied[t] / 1e6:.1f}" for t in pools
     ]

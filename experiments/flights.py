@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +23,8 @@ from aion.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+Micros = npt.NDArray[np.int64]
 
 HOUR_US = 3_600_000_000
 DAY_US = 24 * HOUR_US
@@ -71,23 +74,23 @@ class Flights:
     clock_mismatches: int  # arrived flights whose recorded arrival clock is not that of ``arrived``
 
     @property
-    def arrived_us(self) -> np.ndarray:
+    def arrived_us(self) -> Micros:
         return micros(self.table, "arrived")
 
     @property
-    def scheduled_us(self) -> np.ndarray:
+    def scheduled_us(self) -> Micros:
         return micros(self.table, "scheduled")
 
-    def lateness_us(self) -> np.ndarray:
+    def lateness_us(self) -> Micros:
         """Arrival less the end of the flight's one-hour window; negative for those in time."""
         return self.arrived_us - (self.scheduled_us // HOUR_US + 1) * HOUR_US
 
-    def seen_lateness_us(self, stretch_us: int = STRETCH_US) -> np.ndarray:
+    def seen_lateness_us(self, stretch_us: int = STRETCH_US) -> Micros:
         """The same against the watermark of the flight's micro-batch: the last arrival of the file before."""
         arrived_us = self.arrived_us
         files = file_numbers(arrived_us, stretch_us)
         last_of_file = np.flatnonzero(np.diff(files, append=-1))
-        watermark = np.concatenate([[np.iinfo(np.int64).min // 2], arrived_us[last_of_file][:-1]])
+        watermark: Micros = np.concatenate([[np.iinfo(np.int64).min // 2], arrived_us[last_of_file][:-1]])
         return self.lateness_us() - arrived_us + watermark[files]
 
     def left_out(self) -> dict[str, int]:
@@ -109,12 +112,13 @@ class Flights:
         return Flights(self.table.slice(start, count), self.never_arrived, self.implausible, self.clock_mismatches)
 
 
-def micros(table: pa.Table, column: str) -> np.ndarray:
+def micros(table: pa.Table, column: str) -> Micros:
     """A timestamp column as int64 microseconds since the epoch."""
-    return table.column(column).cast(pa.int64()).to_numpy()
+    found: Micros = table.column(column).cast(pa.int64()).to_numpy()
+    return found
 
 
-def first_instant(after: pd.Series, minutes: pd.Series, zone: str) -> pd.Series:
+def first_instant(after: pd.Series[pd.Timestamp], minutes: pd.Series[int], zone: str) -> pd.Series[pd.Timestamp]:
     """The first instant (UTC) after ``after`` (UTC) at which clocks in ``zone`` show ``minutes`` past 0:00.
 
     A time that the clocks skip in spring is taken at the end of the gap; of a time that they show twice in
@@ -156,7 +160,10 @@ def from_frames(flights: pd.DataFrame, airports: pd.DataFrame) -> Flights:
     clock = flights["sched_arr_time"] % 2400
     minutes = clock // 100 * 60 + clock % 100
     scheduled = pd.concat(
-        [first_instant(departs.loc[rows], minutes.loc[rows], name) for name, rows in zone.groupby(zone).groups.items()]
+        [
+            first_instant(departs.loc[rows], minutes.loc[rows], str(name))
+            for name, rows in zone.groupby(zone).groups.items()
+        ]
     ).reindex(flights.index)
 
     # A null delay is a flight that never got there as planned: cancelled on the ground (never departed),
@@ -178,26 +185,30 @@ def from_frames(flights: pd.DataFrame, airports: pd.DataFrame) -> Flights:
     )
 
 
-def _implausible(frame: pd.DataFrame) -> pd.Series:
+def _implausible(frame: pd.DataFrame) -> pd.Series[bool]:
     """Which arrived flights have a schedule or a journey that cannot be (see the ranges at the top)."""
-    scheduled_minutes = (frame["scheduled"] - frame["departs"]) / pd.Timedelta(minutes=1)
+    scheduled_minutes = _minutes_between(frame["departs"], frame["scheduled"])
     speed = frame["distance"] / (scheduled_minutes / 60)
     ground = scheduled_minutes - frame["distance"] / 500 * 60
     departed = frame["departs"] + pd.to_timedelta(frame["dep_delay"], unit="min")
-    taxi = (frame["arrived"] - departed) / pd.Timedelta(minutes=1) - frame["air_time"]
+    taxi = _minutes_between(departed, frame["arrived"]) - frame["air_time"]
     return ~(speed.between(*SPEED_MPH) & ground.between(*GROUND_MINUTES) & taxi.between(*TAXI_MINUTES))
 
 
-def _clock_mismatch(frame: pd.DataFrame) -> pd.Series:
+def _minutes_between(begin: pd.Series[pd.Timestamp], end: pd.Series[pd.Timestamp]) -> pd.Series[float]:
+    return (end - begin) / pd.Timedelta(minutes=1)
+
+
+def _clock_mismatch(frame: pd.DataFrame) -> pd.Series[bool]:
     """Where the destination's clock at ``arrived`` is not the recorded ``arr_time``: an independent check."""
-    local = [
+    local: list[pd.Series[int]] = [
         frame["arrived"].loc[rows].dt.tz_convert(name).dt.strftime("%H%M").astype("int64")
         for name, rows in frame.groupby("zone").groups.items()
     ]
     return pd.concat(local).reindex(frame.index) != frame["arr_time"] % 2400
 
 
-def file_numbers(arrived_us: np.ndarray, stretch_us: int) -> np.ndarray:
+def file_numbers(arrived_us: Micros, stretch_us: int) -> npt.NDArray[np.int64]:
     """The file, counted from 0, of each flight: one per ``stretch_us`` of arrival time that has any."""
     if not len(arrived_us):
         return np.zeros(0, dtype=np.int64)

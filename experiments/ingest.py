@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from pyspark.sql import SparkSession
 
     from experiments.bench import Summary, Target, Turn
     from experiments.ingest_contenders import Contender
     from experiments.ingest_stream import Run
 
+R = TypeVar("R")
 WINDOW = "20 seconds"
 WINDOW_MS = 20_000
 PACKAGES = ("aion-streams", "pyspark", "pyarrow", "pandas", "numpy", "rocksdict")
@@ -170,9 +172,9 @@ def report(
     from experiments import bench
 
     labels = {name: contender.label for name, contender in chosen.items()}
-    steady = figures(chosen, done, "steady_events_per_s")
+    steady = figures(chosen, done, lambda run: run.steady_events_per_s)
     rates = bench.summarise(steady)
-    whole = bench.summarise(figures(chosen, done, "whole_events_per_s"))
+    whole = bench.summarise(figures(chosen, done, lambda run: run.whole_events_per_s))
     judged = bench.verdicts(targets, rates)
     summary = {name: {"steady": asdict(rates[name]), "whole_run": asdict(whole[name])} for name in rates}
     ratios = [{**asdict(verdict), "verdict": verdict.words} for verdict in judged]
@@ -225,12 +227,9 @@ def targets_for(payload_bytes: int, windows_per_event: float) -> list[Target]:
     ]
 
 
-def figures(names: Iterable[str], done: list[tuple[Turn, Run]], field: str) -> dict[str, list[float]]:
+def figures(names: Iterable[str], done: Sequence[tuple[Turn, R]], of: Callable[[R], float]) -> dict[str, list[float]]:
     """One figure per measured run, by contender; warm-ups are left out."""
-    return {
-        name: [getattr(run, field) for turn, run in done if turn.contender == name and not turn.warm_up]
-        for name in names
-    }
+    return {name: [of(run) for turn, run in done if turn.contender == name and not turn.warm_up] for name in names}
 
 
 def columns(settings: Settings, done: list[tuple[Turn, Run]], whole: dict[str, Summary]) -> dict[str, dict[str, str]]:
@@ -242,7 +241,7 @@ def columns(settings: Settings, done: list[tuple[Turn, Run]], whole: dict[str, S
     }
 
 
-def as_rows(done: list[tuple[Turn, Run]]) -> list[dict[str, Any]]:
+def as_rows(done: Sequence[tuple[Turn, DataclassInstance]]) -> list[dict[str, Any]]:
     """Every run, warm-ups too, as it goes into the JSON."""
     return [{**turn._asdict(), **asdict(run)} for turn, run in done]
 

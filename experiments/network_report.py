@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from rich.console import Console
 from rich.table import Table
@@ -17,8 +17,18 @@ from experiments.network_streams import AGGREGATES, CONTENDERS, Run
 if TYPE_CHECKING:
     from experiments.network import Rate, Settings
 
+
+class Paper(TypedDict):
+    """Bytes and events/s by aggregate and contender."""
+
+    events: int
+    levels: int
+    bytes: dict[str, dict[str, float]]
+    events_per_s: dict[str, dict[str, str]]
+
+
 # Of 100 million events, five levels, what sensors send to the children included (Disco section 4.2).
-PAPER = {
+PAPER: Paper = {
     "events": 100_000_000,
     "levels": 5,
     "bytes": {
@@ -66,8 +76,8 @@ def by_level(runs: Sequence[Run], aggregate: str) -> list[Level]:
 
 
 def paper_ratio(aggregate: str) -> float:
-    figures = PAPER["bytes"][aggregate]  # type: ignore[index]
-    return float(figures["central"] / figures["distributed"])
+    figures = PAPER["bytes"][aggregate]
+    return figures["central"] / figures["distributed"]
 
 
 def bytes_table(runs: Sequence[Run], aggregate: str, events: int) -> Table:
@@ -138,7 +148,7 @@ def rates_table(rates: Sequence[Rate], aggregate: str) -> Table:
         each = {name: found[cores, children, name] for name in CONTENDERS}
         ratios = [f"{each['distributed'] / each[name]:.2f}" for name in ("central", "stock")]
         table.add_row(str(cores), str(children), *(f"{rate:,.0f}" for rate in each.values()), *ratios)
-    paper = PAPER["events_per_s"][aggregate]  # type: ignore[index]
+    paper = PAPER["events_per_s"][aggregate]
     table.add_row("the paper", "n nodes", *(paper.get(name, "") for name in CONTENDERS), style="dim")
     return table
 

@@ -201,10 +201,10 @@ def report(settings: Settings, done: Done, out: Path, record: dict[str, Any], co
     from experiments import bench
 
     labels = {f"{query} {how}": f"{query}, {words}" for query in settings.queries for how, words in HOW.items()}
-    steady = figures(settings.contenders, done, "steady_events_per_s")
+    steady = figures(settings.contenders, done, lambda run: run.steady_events_per_s)
     rates = bench.summarise(steady)
     judged = bench.verdicts(targets(settings), rates)
-    per_cpu_s = bench.summarise(figures(settings.contenders, done, "events_per_cpu_s"))
+    per_cpu_s = bench.summarise(figures(settings.contenders, done, lambda run: run.events_per_cpu_s))
     record = {
         **record,
         "events_per_s": {name: asdict(rate) for name, rate in rates.items()},

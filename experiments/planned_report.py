@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,11 @@ def median(results: Results, mode: str, of: Callable[[Mapping[str, Any]], float]
     return statistics.median(of(run) for run in results[mode])
 
 
+def figure_of(results: Results, mode: str, name: str) -> float:
+    """The median of one of the figures that every run has."""
+    return median(results, mode, lambda run: run[name])
+
+
 def hit_share(run: Mapping[str, Any]) -> float:
     """Of the blocks that reads did not find where they had been all the time: in memory in time."""
     reads = run["hits"] + run["late"] + run["misses"]
@@ -44,7 +50,7 @@ def hit_share(run: Mapping[str, Any]) -> float:
 def checks(results: Results) -> list[Check]:
     panes = {run["panes"] for runs in results.values() for run in runs}
     share = {mode: median(results, mode, hit_share) for mode in MODES}
-    took = {mode: median(results, mode, lambda run: run["late_seconds"]) for mode in MODES}
+    took = {mode: figure_of(results, mode, "late_seconds") for mode in MODES}
     kept = min(run["staleness"]["kept"] for runs in results.values() for run in runs)
     return [
         Check("every mode yields the same panes", f"{len(panes)} different", len(panes) == 1),
@@ -63,8 +69,7 @@ def checks(results: Results) -> list[Check]:
 
 
 def tables(results: Results) -> list[Table]:
-    def of(mode: str, name: str) -> float:
-        return median(results, mode, lambda run: run[name])
+    of = partial(figure_of, results)
 
     def stale(mode: str, name: str) -> float:
         return median(results, mode, lambda run: run["staleness"][name])
@@ -149,7 +154,7 @@ def chart(path: Path, results: Results) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3), layout="constrained", width_ratios=(1.6, 1))
     begin = [0.0] * len(MODES)
     for name, words in WORDS.items():
-        counts = [median(results, mode, lambda r, n=name: r[n]) for mode in MODES]  # type: ignore[misc]
+        counts = [figure_of(results, mode, name) for mode in MODES]
         left.barh(range(len(MODES)), counts, left=begin, height=0.6, color=COLOURS[name], label=words)
         begin = [b + c for b, c in zip(begin, counts, strict=True)]
     for i, mode in enumerate(MODES):
@@ -158,7 +163,7 @@ def chart(path: Path, results: Results) -> None:
     left.margins(x=0.15)
     left.set(xlabel="blocks read that were not in memory all the time")
     left.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3)
-    took = [median(results, mode, lambda r: r["late_seconds"]) for mode in MODES]
+    took = [figure_of(results, mode, "late_seconds") for mode in MODES]
     bars = right.barh(range(len(MODES)), took, height=0.6, color="#666666")
     right.bar_label(bars, labels=[f" {s:.2f} s" for s in took], fontsize=8)
     right.set_yticks([])

@@ -7,17 +7,18 @@ over single events, into which an event that is out of order has to be inserted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from aion.errors import ConfigError
 from aion.slicing import Fold, Panes, Slicer
 from aion.slicing.batch import slice_batch
 from aion.slicing.edges import EdgeSet
-from aion.slicing.folds import as_values
-from aion.slicing.panes import Computed, computed, lowered
+from aion.slicing.folds import Values, as_values
+from aion.slicing.panes import Computed, Micros, computed, lowered
 from aion.slicing.ranges import RangeTree
-from aion.slicing.rows import Rows, Table
+from aion.slicing.rows import Index, Rows, Table
 from aion.slicing.stores import LazyStore
 from aion.windows import Definition, Family, Periodic
 
@@ -36,17 +37,20 @@ class Buckets:
             for window in windows
         ]
 
-    def process(self, times_us: np.ndarray, values: Any = None) -> None:
+    def process(self, times_us: Micros, values: npt.ArrayLike | None = None) -> None:
         for one in self._of:
             one.process(times_us, values)
 
     def advance(self, watermark_us: int) -> Panes:
         parts = [one.advance(watermark_us) for one in self._of]
-        names = ("number", "start_us", "end_us", "kind", "events")
         return Panes(
-            np.concatenate([np.full(len(part), n, np.int64) for n, part in enumerate(parts)]),
-            *(np.concatenate([getattr(part, name) for part in parts]) for name in names),
-            {name: np.concatenate([part.values[name] for part in parts]) for name in self._aggregates},
+            definition=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
+            number=np.concatenate([part.number for part in parts]),
+            start_us=np.concatenate([part.start_us for part in parts]),
+            end_us=np.concatenate([part.end_us for part in parts]),
+            kind=np.concatenate([part.kind for part in parts]),
+            events=np.concatenate([part.events for part in parts]),
+            values={name: np.concatenate([part.values[name] for part in parts]) for name in self._aggregates},
         )
 
 
@@ -62,10 +66,12 @@ class _PeriodicBuckets:
         self._now_us = -(2**62)
         self._store: LazyStore | None = None
 
-    def process(self, times_us: np.ndarray, values: Any) -> None:
+    def process(self, times_us: Micros, values: npt.ArrayLike | None = None) -> None:
         if not len(times_us):
             return
-        column = as_values(values) if self._folds else None
+        if values is None and self._folds:
+            raise ConfigError(f"values: none given, but {', '.join(self._aggregates)} need them")
+        column = as_values(values) if values is not None and self._folds else None
         if self._store is None:
             self._store = LazyStore(self._folds, np.float64 if column is None else column.dtype, None)
         size_us, slide_us = self._window.size_us, self._window.slide_us
@@ -122,20 +128,20 @@ class FlatFat(Slicer):
         self.whole_batches = whole_batches
         self._make_store = lambda folds, dtype, gap_us: _EventTree(self, folds, dtype, gap_us)
 
-    def sliced(self, times_us: np.ndarray, values: Any, extent: tuple[int, int]) -> Rows:
+    def sliced(self, times_us: Micros, values: Values | None, extent: tuple[int, int]) -> Rows:
         order = np.argsort(times_us, kind="stable")
         times = times_us[order]
         ones = np.ones(len(times), np.int64)
         rows: Rows = {"edge": times, "events": ones, "news": ones.astype(np.bool_), "arrival": order}
         if self._sessions is not None:
             rows |= {"first": times, "last": times}
-        return rows | dict.fromkeys(self._partials, values[order])
+        return rows if values is None else rows | dict.fromkeys(self._partials, values[order])
 
 
 class _EventTree:
     """The store of a FlatFAT: events as rows, and a tree of each column of values."""
 
-    def __init__(self, owner: FlatFat, folds: Mapping[str, Fold], dtype: Any, gap_us: int | None) -> None:
+    def __init__(self, owner: FlatFat, folds: Mapping[str, Fold], dtype: npt.DTypeLike, gap_us: int | None) -> None:
         self._owner = owner
         self.rows = LazyStore(folds, dtype, gap_us).rows
         self._folds = dict(folds)
@@ -176,7 +182,7 @@ class _EventTree:
         for name, tree in self._trees.items():
             tree.write(self.rows.front + at, self.rows[name][at:])
 
-    def ranges(self, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def ranges(self, begins: Index, ends: Index) -> tuple[Values, dict[str, Values]]:
         at, until = begins + self.rows.front, ends + self.rows.front
         return ends - begins, {name: tree.ranges(at, until) for name, tree in self._trees.items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import isqrt
 from pathlib import Path
@@ -159,7 +159,7 @@ def _one_by_one(store: Storage, keys: int) -> tuple[np.ndarray, np.ndarray]:
     return np.array([keys - 1]), np.array([keys - 1])
 
 
-def _timed(step: Any, size: int) -> float:
+def _timed(step: Callable[[int], object], size: int) -> float:
     begun = time.thread_time()
     step(size)
     return time.thread_time() - begun

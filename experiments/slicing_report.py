@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
@@ -215,6 +215,15 @@ def write(out: Path, record: Mapping[str, Any], results: Results, settings: Sett
     return paths
 
 
+class _Panel(NamedTuple):
+    """``points``: events/s by contender, at each place of the x axis; ``beside``: what others measured there."""
+
+    title: str
+    xlabel: str
+    points: dict[float, dict[str, float]]
+    beside: dict[str, dict[float, float]]
+
+
 def chart(path: Path, results: Results, settings: Settings) -> None:
     """Events/s over the number of windows, without and with a session, and over the share out of order."""
     import matplotlib
@@ -223,15 +232,19 @@ def chart(path: Path, results: Results, settings: Settings) -> None:
     from matplotlib import pyplot
     from matplotlib.ticker import FuncFormatter
 
-    panels: list[tuple[str, str, dict[float, Mapping[str, float]], dict[str, dict[float, float]]]] = []
+    panels: list[_Panel] = []
     for session in (False, True):
-        points = {c.windows: medians(runs) for c, runs in results.get("windows", []) if c.session is session}
-        beside = {n: {w: r * 1e6 for (w, s), r in of.items() if s is session} for n, of in ORIGINAL.items()}
+        points: dict[float, dict[str, float]] = {
+            c.windows: medians(runs) for c, runs in results.get("windows", []) if c.session is session
+        }
+        beside: dict[str, dict[float, float]] = {
+            n: {w: r * 1e6 for (w, s), r in of.items() if s is session} for n, of in ORIGINAL.items()
+        }
         title = "tumbling windows of 1 to 20 s" + (", and a session" if session else "")
-        panels.append((title, "concurrent windows", points, {n: of for n, of in beside.items() if of}))
+        panels.append(_Panel(title, "concurrent windows", points, {n: of for n, of in beside.items() if of}))
     points = {c.out_of_order * 100: medians(runs) for c, runs in results.get("disorder", [])}
-    panels.append((f"{settings.concurrent} windows and a session", "events out of order, %", points, {}))
-    panels = [panel for panel in panels if panel[2]]
+    panels.append(_Panel(f"{settings.concurrent} windows and a session", "events out of order, %", points, {}))
+    panels = [panel for panel in panels if panel.points]
     figure, all_axes = pyplot.subplots(
         1, len(panels), figsize=(4.3 * len(panels) + 1.6, 4.4), sharey=True, layout="constrained", squeeze=False
     )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -150,7 +150,7 @@ def batches_of(stream: Stream, size: int, begin: int = 0) -> list[Batch]:
     return found
 
 
-def make(contender: str, windows: Sequence[Definition]) -> Any:
+def make(contender: str, windows: Sequence[Definition]) -> Slicer | Buckets:
     if contender == "buckets":
         return Buckets(windows, {"sum": SUM})
     if contender in ("flatfat", "flatfat-batch"):
@@ -166,7 +166,7 @@ def measure(contender: str, cell: Cell, stream: Stream, settings: Settings, seco
     """
     operator = make(contender, cell.definitions)
     filled = filled_before(contender, cell, stream)
-    if filled:
+    if isinstance(operator, FlatFat) and filled:
         operator.whole_batches = True
         fill(operator, stream, filled)
         operator.whole_batches = False
@@ -207,7 +207,7 @@ def filled_before(contender: str, cell: Cell, stream: Stream) -> int:
     return min(FILL_S * cell.rate, len(stream.times_us) // 2) if contender == "flatfat" else 0
 
 
-def fill(operator: Any, stream: Stream, events: int) -> None:
+def fill(operator: Slicer | Buckets, stream: Stream, events: int) -> None:
     for batch in batches_of(Stream(stream.times_us[:events], stream.values[:events]), events):
         operator.process(batch.times_us, batch.values)
         operator.advance(batch.watermark_us)

@@ -7,7 +7,7 @@ put (without a write-ahead log) and each commit is a flush, which syncs them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -85,7 +85,7 @@ def blob_files(commits: Commits, folder: Path) -> tuple[float, float, int]:
     return write_s, read_s, dropped
 
 
-def _read(commits: Commits, values: Callable[[], Iterator[Any]]) -> float:
+def _read(commits: Commits, values: Callable[[], Iterator[Sized]]) -> float:
     """Seconds to read everything; it is what was written."""
     wanted = sum(b.size_bytes for commit in commits for _, b in commit)
     begin = time.perf_counter()
@@ -101,4 +101,5 @@ def _done(steps: Steps[T]) -> T:
         try:
             next(steps)
         except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+            result: T = stop.value
+            return result

@@ -34,7 +34,8 @@ def run_leg(leg: str, contender: str, settings: Settings, folder: Path) -> dict[
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     if done.returncode:
         raise RuntimeError(f"{leg} of {contender} failed:\n{done.stderr[-4000:]}")
-    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def perform(request: str) -> dict[str, Any]:

@@ -63,10 +63,8 @@ def aion_windows(events: DataFrame, leg: Leg, policy: Mapping[str, Any] | None =
     else:
         assert leg.size is not None
         window = aion.Sliding(leg.size, leg.slide) if leg.slide else aion.Tumbling(leg.size)
-    more = {} if policy is None else {"policy": policy}
-    return aion.windowed(
-        events, key="key", time="ts", windows=window, aggregates={"n": A.count(), "mean": A.mean("value")}, **more
-    )
+    aggregates = {"n": A.count(), "mean": A.mean("value")}
+    return aion.windowed(events, key="key", time="ts", windows=window, aggregates=aggregates, policy=policy)
 
 
 def without_bound(events: DataFrame, leg: Leg) -> DataFrame:

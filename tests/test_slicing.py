@@ -118,6 +118,21 @@ def test_the_baselines_yield_the_same(store: str, windows: list[Definition], bou
 
 
 @settings(max_examples=100)
+@given(st.sampled_from([Slicer, Buckets, FlatFat]), several, bounds, streams())
+def test_without_aggregates_there_need_be_no_values(
+    kind: type[Slicer | Buckets], windows: list[Definition], bound: int, steps: list[Step]
+) -> None:
+    operator = kind(windows, bound_us=bound)
+    found: list[list[Row]] = []
+    for step in steps:
+        if isinstance(step, int):
+            found.append(sorted(operator.advance(step).rows()))
+        else:
+            operator.process(arrays(step)[0])
+    assert found == [[row[:6] for row in panes] for panes in expected(windows, bound, steps)[0]]
+
+
+@settings(max_examples=100)
 @given(several, st.lists(st.tuples(st.integers(-200, 200), st.integers(-9, 9)), max_size=40), st.randoms())
 def test_in_order_or_not_in_one_batch_or_many(windows: list[Definition], events: Batch, rng: random.Random) -> None:
     """Nothing is late before the first watermark, so order and batches must not matter; but ties go by arrival."""
@@ -449,6 +464,9 @@ def test_batches_that_do_not_fit_are_refused() -> None:
     for times, values in (([1, 2], [1]), ([1], [0.5]), ([2**61], [1]), ([-(2**61)], [1])):
         with pytest.raises(ConfigError):
             operator.process(np.array(times), np.array(values))
+    for store in STORES:
+        with pytest.raises(ConfigError, match="sum, min, max"):
+            STORES[store]([Tumbling(1)], 0).process(np.array([1]))
     with pytest.raises(ConfigError, match="sum, min, max"):
         operator.process(np.array([1]))
     assert [row[5] for row in operator.advance(10).rows()] == [1]

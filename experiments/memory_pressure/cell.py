@@ -93,8 +93,8 @@ def executions(rows: pa.Table) -> list[dict[str, Any]]:
         events=("events", "sum"), began=("began", "min"), ended=("ended", "max")
     )
     found["seconds"] = found["ended"] - found["began"]
-    records: list[dict[str, Any]] = found[["stage", "kind", "events", "seconds"]].to_dict("records")
-    return records
+    records = found[["stage", "kind", "events", "seconds"]].to_dict("records")
+    return [{str(name): value for name, value in record.items()} for record in records]
 
 
 class Watcher(threading.Thread):

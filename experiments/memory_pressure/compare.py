@@ -37,7 +37,7 @@ def load_record(place: Path) -> dict[str, Any]:
 def flat(values: Any, path: str = "") -> dict[str, Any]:
     """``{"a": {"b": 1}}`` as ``{"a.b": 1}``; lists stay whole, and what is empty is left out."""
     if isinstance(values, Mapping):
-        found = {}
+        found: dict[str, Any] = {}
         for key, value in values.items():
             found |= flat(value, f"{path}.{key}" if path else str(key))
         return found
@@ -98,9 +98,9 @@ def sheet(a: Mapping[str, Any], b: Mapping[str, Any]) -> Sheet:
         name = f"{key[0]} {key[1]}{'' if key[2] == 'full' else ' ' + key[2]} N={key[3]}"
         row = [name, *((r or {}).get("status", "–") for r in (one, other))]
         for path in SERIES.values():
-            medians = [median_of(r, *path) for r in (one, other)]
-            row += ["" if m is None else f"{m:,.0f}" for m in medians]
-            row.append("" if None in medians or not medians[0] else f"{medians[1] / medians[0]:.2f}")  # type: ignore[operator]
+            in_a, in_b = median_of(one, *path), median_of(other, *path)
+            row += ["" if m is None else f"{m:,.0f}" for m in (in_a, in_b)]
+            row.append("" if not in_a or in_b is None else f"{in_b / in_a:.2f}")
         rows.append(row)
     return Sheet(headings, rows, left=3)
 

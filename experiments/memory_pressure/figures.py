@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.memory_pressure.findings import Result, by_past, medians
 from experiments.memory_pressure.settings import FULL, PARTS
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
 
 COLOURS = {
     "tiered": "#0072B2",
@@ -211,7 +214,8 @@ def _panels(results: Sequence[Result], path: Path, panel: Callable[[Any, str], b
     rows, columns = (len(workloads) + 1) // 2, min(2, len(workloads))
     figure = Figure(figsize=(6.5 * columns + 1.5, 3.6 * rows), dpi=120, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False).flat
-    seen, handles = False, {}
+    seen = False
+    handles: dict[str, Artist] = {}
     for workload, axes in zip(workloads, grid, strict=False):
         seen = panel(axes, workload) or seen
         axes.set(title=workload, xlabel=xlabel, ylabel=ylabel)

@@ -253,7 +253,7 @@ def ending(folder: Path, killed: str | None, code: int | None, kernel_kills: int
 def heap_share(folder: Path) -> float:
     """Of the JVM's heap, as far as it may grow, in the last samples; 0 if there are none."""
     samples = lines_of(folder / "samples.jsonl")[-10:]
-    heap_bytes = json.loads((folder / "cell.json").read_text())["heap_bytes"]
+    heap_bytes: int = json.loads((folder / "cell.json").read_text())["heap_bytes"]
     return max((float(sample["heap"]) for sample in samples), default=0.0) / heap_bytes
 
 

@@ -83,7 +83,7 @@ class LastPanes:
 
 def newest(old: pd.DataFrame | None, new: pd.DataFrame, keys: tuple[str, ...]) -> pd.DataFrame:
     """Of each key the rows of the largest pane; of equal panes, those of ``new``: a batch may come twice."""
-    new = new[new["pane"] == _per_key(new, keys)["pane"].transform("max")]
+    new = new[new["pane"] == _newest_pane(new, keys)]
     if old is None:
         return new
     if not keys:
@@ -96,8 +96,10 @@ def newest(old: pd.DataFrame | None, new: pd.DataFrame, keys: tuple[str, ...]) -
     return pd.concat([old[~chosen[1]], new[chosen[0]]], ignore_index=True)
 
 
-def _per_key(frame: pd.DataFrame, keys: tuple[str, ...]) -> pd.core.groupby.DataFrameGroupBy:
-    return frame.groupby(list(keys) if keys else (lambda _: 0), sort=False, dropna=False)
+def _newest_pane(frame: pd.DataFrame, keys: tuple[str, ...]) -> pd.Series[int]:
+    """Of each row: the largest pane of its key."""
+    per_key = frame.groupby(list(keys) if keys else (lambda _: 0), sort=False, dropna=False)
+    return per_key["pane"].transform("max")
 
 
 def _index(frame: pd.DataFrame, by: list[str]) -> pd.Index:

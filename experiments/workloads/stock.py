@@ -220,10 +220,13 @@ def truth(tables: Mapping[str, pa.Table], shape: Shape) -> dict[str, pd.DataFram
     import pandas as pd
 
     def frame(name: str, columns: list[str]) -> pd.DataFrame:
-        rows = tables[name].select(columns).to_pandas()
+        rows: pd.DataFrame = tables[name].select(columns).to_pandas()
         rows["us"] = tables[name]["ts"].cast(pa.int64()).to_numpy()
         rows["window_start"] = rows["us"] // shape.window_us * shape.window_us
         return rows
+
+    def pearson(pairs: pd.DataFrame) -> float:
+        return pairs["warnings"].corr(pairs["mentions"]) if pairs.nunique().min() > 1 else 0.0
 
     quoted = frame("quotes", ["id", "symbol", "price"]).sort_values(["us", "id"])
     size_us, slide_us = round(shape.window_us * SIZE), round(shape.window_us * SLIDE)
@@ -238,9 +241,7 @@ def truth(tables: Mapping[str, pa.Table], shape: Shape) -> dict[str, pd.DataFram
     warned = quoted.groupby(by, as_index=False).agg(warnings=("jump", "sum"))
     mentioned = frame("mentions", ["symbols"]).explode("symbols").rename(columns={"symbols": "symbol"})
     joined = warned.merge(mentioned.groupby(by, as_index=False).agg(mentions=("us", "size")), on=by)
-    correlations = joined.groupby("window_start").apply(
-        lambda rows: rows["warnings"].corr(rows["mentions"]) if rows.nunique().min() > 1 else 0.0, include_groups=False
-    )
+    correlations = joined.groupby("window_start")[["warnings", "mentions"]].apply(pearson)
     return {
         "rolling": rolling.agg(["min", "max", "mean"]).rename(columns={"min": "lowest", "max": "highest"}),
         "alerts": quoted[quoted["jump"]][["window_start", "symbol", "id"]].rename(columns={"id": "alerts"}),
