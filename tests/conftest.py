@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 import time
 import uuid
@@ -18,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from state_backends import server_folder
+from tests import jvm
 from tests.leaks import nothing_is_left_behind, wait_for_the_end_of, wait_for_the_servers_in
 
 settings.register_profile(
@@ -37,16 +37,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent.name not in SLOW)
 
 
-def stop_jvm() -> None:
-    """Ends the JVM that pyspark keeps for the next session, and so the executors and the state servers in it."""
-    pyspark = sys.modules.get("pyspark")
-    gateway = pyspark.SparkContext._gateway if pyspark else None
-    if gateway is not None:
-        assert pyspark is not None
-        gateway.shutdown()
-        gateway.proc.stdin.close()
-        gateway.proc.wait(60)
-        pyspark.SparkContext._gateway = pyspark.SparkContext._jvm = None
+def pytest_configure(config: pytest.Config) -> None:
+    """A run with several workers, which is one of the whole suite, begins with what makes each JVM start faster.
+
+    What an earlier run has made serves any run.
+    """
+    if hasattr(config, "workerinput") or config.cache is None:
+        return
+    archive = jvm.archive_in(config.cache.mkdir("jvm"))
+    os.environ[jvm.ARCHIVE] = str(archive)
+    if not archive.exists() and getattr(config.option, "numprocesses", None):
+        writing = jvm.begin(archive)
+
+        def stop_writing() -> None:
+            writing.kill()
+            writing.wait()
+
+        config.add_cleanup(stop_writing)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -58,12 +65,11 @@ def temporary() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="aion-tests-", dir=SHARED))
     environment = dict(os.environ)
     os.environ |= {"TMPDIR": str(folder), MARK: uuid.uuid4().hex}
-    # Queries of a few rows: to compile them well takes a JVM longer than they run.
-    os.environ["JAVA_TOOL_OPTIONS"] = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} -XX:TieredStopAtLevel=1".strip()
+    os.environ["JAVA_TOOL_OPTIONS"] = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {jvm.options()}".strip()
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(SHARED))  # which keeps tmp_path for those who look for a bug
     tempfile.tempdir = None
     yield folder
-    stop_jvm()
+    jvm.stop()
     left = wait_for_the_end_of(f"{MARK}={os.environ[MARK]}")
     left += wait_for_the_servers_in(folder / f"aion-{os.getuid()}")
     files = _swept(folder)
