@@ -139,7 +139,7 @@ def test_cells_are_those_of_the_figures() -> None:
 # --- verdicts -----------------------------------------------------------------------------------------------
 
 
-def test_every_target_of_the_issue_is_judged() -> None:
+def test_every_target_is_judged() -> None:
     def at(windows: int, session: bool, rate: int = 15_000) -> Cell:
         return Cell(rate, windows, session, 0.2)
 
