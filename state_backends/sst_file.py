@@ -20,7 +20,7 @@ from aion.errors import CorruptState
 from state_backends.block import Folded
 from state_backends.checksum import crc32
 from state_backends.depot import sync
-from state_backends.io_thread import Steps
+from state_backends.io import Steps
 from state_backends.store import SstFile
 
 _KEY = struct.Struct(">QQQ")
