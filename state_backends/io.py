@@ -49,13 +49,13 @@ class Pending(Protocol[T_co]):
     def over(self) -> bool: ...
 
     def error(self) -> BaseException | None:
-        """Of one that is over: what it raised; some error, if it was given up."""
+        """Of one that is over: what it raised, or that it was given up."""
 
     def result(self) -> T_co:
         """Waits until it is over. Raises what it raised."""
 
-    def when_over(self, told: Callable[[], None]) -> None:
-        """Has ``told`` called once it is over; at once if it is."""
+    def when_over(self, told: Callable[[BaseException | None], None]) -> None:
+        """Has ``told`` called with its error once it is over; at once if it is."""
 
 
 class Io(Protocol):

@@ -55,13 +55,13 @@ class Request(Generic[T]):
         return self.future.done()
 
     def error(self) -> BaseException | None:
-        return CancelledError() if self.future.cancelled() else self.future.exception()
+        return _error(self.future)
 
     def result(self) -> T:
         return self.future.result()
 
-    def when_over(self, told: Callable[[], None]) -> None:
-        self.future.add_done_callback(lambda _: told())
+    def when_over(self, told: Callable[[BaseException | None], None]) -> None:
+        self.future.add_done_callback(lambda future: told(_error(future)))
 
 
 @dataclass
@@ -256,6 +256,10 @@ class IoThread:
             self._cancelled.append(request.steps)
         self.stats.queued -= 1
         self._room.notify_all()
+
+
+def _error(future: Future[Any]) -> BaseException | None:
+    return CancelledError() if future.cancelled() else future.exception()
 
 
 def _close(steps: Steps[Any]) -> None:

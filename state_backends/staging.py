@@ -109,9 +109,8 @@ class StagedReads:
                 last = self._stagings[entry.seq] = self._io.submit(Priority.PRESTAGE, self._stage_steps(entry, begun))
                 size += entry.size_bytes
         if last is not None:
-            request = last
-            request.when_over(
-                lambda: self._staged_in(request, size, self._io.now() - begin, begun[-1] - begin if busy else 0.0)
+            last.when_over(
+                lambda error: self._staged_in(error, size, self._io.now() - begin, begun[-1] - begin if busy else 0.0)
             )
 
     def staging(self, slice_us: int) -> StagingStats:
@@ -138,8 +137,8 @@ class StagedReads:
         )
         return size - in_memory
 
-    def _staged_in(self, request: Pending[None], size_bytes: int, seconds: float, waited_s: float) -> None:
-        if request.error() is not None:
+    def _staged_in(self, error: BaseException | None, size_bytes: int, seconds: float, waited_s: float) -> None:
+        if error is not None:
             return  # it tells nothing of how fast staging is
         speed = size_bytes / max(seconds, 1e-6)
         known = self._staging_bytes_per_s

@@ -6,6 +6,7 @@ when they are safely on disk. A write that fails loses nothing: its blocks are i
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
@@ -46,7 +47,8 @@ class OutboxWrites(MergedFiles):
         self._outbox_bytes = 0
         self._write_at_bytes = self._outbox_limit  # more, as long as the disk fails
         self._leaving: set[int] = set()  # being written, to be let go afterwards
-        self._writes: set[Pending[SstFile]] = set()
+        self._write_numbers = itertools.count()
+        self._writes: dict[int, Pending[SstFile]] = {}  # under way
         self.failed_writes = 0
         self.on_written: Callable[[int, float], None] | None = None  # told bytes of each file and seconds of its steps
 
@@ -65,7 +67,7 @@ class OutboxWrites(MergedFiles):
                 pending = [seq for seq in pending if seq not in self._superseded]
                 if pending:
                     own = self._write(pending, Priority.LATE_WRITE, leave=False, leaving=set(self._outbox))
-                writes = [w for w in list(self._writes) if not w.over()]
+                writes = [w for w in list(self._writes.values()) if not w.over()]
                 if not writes:
                     files, self._new_files = self._new_files, []
                     return files
@@ -86,13 +88,14 @@ class OutboxWrites(MergedFiles):
             self._unpost(seq)
         self._leaving |= set(seqs) if leave else leaving or set()
         write = self._io.submit(priority, self._write_steps(blocks))
-        self._writes.add(write)
-        write.when_over(lambda: self._written(write))
+        number = next(self._write_numbers)
+        self._writes[number] = write
+        write.when_over(lambda error: self._written(number, error))
         return write
 
-    def _written(self, write: Pending[SstFile]) -> None:
-        self._writes.discard(write)
-        if (error := write.error()) is not None:
+    def _written(self, number: int, error: BaseException | None) -> None:
+        del self._writes[number]
+        if error is not None:
             # Whoever persists is told; a destage has nobody to tell but the log.
             log.error("a write failed; its blocks stay in memory: %s", error)
 
