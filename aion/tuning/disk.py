@@ -114,7 +114,8 @@ class Request(Generic[T]):
 class SimulatedDisk:
     """As :class:`state_backends.io.Io` says, in the place of an I/O thread. Steps run when time goes by.
 
-    Only :meth:`pass_to` and those who wait let it go by. A step that yields no :class:`Moved` takes none.
+    Only :meth:`pass_to` and those who wait let it go by. What a step takes, it says by what it
+    yields, :class:`Moved`, or by :meth:`spend`.
     ``rate_limit``: bytes per second of writes and maintenance; reads are never slowed down.
     """
 
@@ -130,6 +131,7 @@ class SimulatedDisk:
         self._chosen: Request[Any] | None = None  # has the step under way, or the next one
         self._begin_s = 0.0  # of its step
         self._moved: int | None = None  # in it; None: it did not run yet
+        self._spent_s = 0.0
         self._numbers = 0
         self._queued = 0
 
@@ -170,6 +172,10 @@ class SimulatedDisk:
             while self._queued >= self._capacity:
                 self._must_step()
             self.waited_s += self.now_s - begin_s
+
+    def spend(self, seconds: float) -> None:
+        """By the step that runs: it takes so much longer than what it yields says."""
+        self._spent_s += seconds
 
     def busy(self) -> bool:
         return self._queued > 0
@@ -217,10 +223,11 @@ class SimulatedDisk:
         if request.over():
             self._leave(request)
             return
+        self._spent_s = 0.0
         try:
             moved = self._moved = next(request.steps)
-        except BaseException as error:
-            self._free_s = self._begin_s
+        except Exception as error:
+            self._free_s = self._begin_s + self._spent_s
             self._leave(request)
             if isinstance(error, StopIteration):
                 request.end(error.value)
@@ -228,7 +235,7 @@ class SimulatedDisk:
                 request.end(None, error)
             return
         self.bytes[request.priority] += moved
-        self._free_s = self._begin_s + (moved.seconds if isinstance(moved, Moved) else 0.0)
+        self._free_s = self._begin_s + self._spent_s + (moved.seconds if isinstance(moved, Moved) else 0.0)
         if self._rate is not None and request.priority in BACKGROUND:
             self._background_from_s = max(self._background_from_s, self._begin_s) + moved / self._rate
 

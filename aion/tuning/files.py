@@ -6,7 +6,7 @@ who waits; here is only what that costs on a machine.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from typing import Any, TypeVar
@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from aion.errors import CorruptBlock
 from aion.tuning.disk import Machine, Moved, Request, SimulatedDisk
 from state_backends.block import Block, Codec, Compression, Folded, Header, Kind
-from state_backends.io import Pending, Priority, Steps
-from state_backends.sst_file import Indexed
+from state_backends.io import Priority, Steps
+from state_backends.sst_file import SYNC_BYTES, Indexed
 from state_backends.store import SstFile
 
 T = TypeVar("T")
@@ -30,15 +30,17 @@ def sized(slice_us: int, size_bytes: int, folded: Folded | None = None) -> Block
 class SimulatedFiles:
     """As :class:`state_backends.p_bucket.PBucket`; what is read and written costs what the machine says."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, machine: Machine, disk: SimulatedDisk) -> None:
+        self._machine, self._disk = machine, disk
         self._files: dict[int, dict[int, Block]] = {}  # file -> seq -> block
         self.next_file_no = 0
 
     def write(self, blocks: Sequence[tuple[int, Block]]) -> Steps[SstFile]:
+        # Blocks are put together in memory within no time; what takes long comes at once: to sync, and to ingest.
         size_bytes = sum(block.size_bytes for _, block in blocks)
         with self._new_file(dict(blocks), "") as out:
-            yield from self._sealing(size_bytes, size_bytes)
+            yield Moved(size_bytes, size_bytes / self._machine.write_bytes_per_s)
+            yield from out.seal()
         return out.file
 
     def writing(self, index: Sequence[Indexed], mark: str = "") -> Any:
@@ -76,35 +78,38 @@ class SimulatedFiles:
 
     @contextmanager
     def _new_file(self, blocks: dict[int, Block], mark: str) -> Iterator[_NewFile]:
-        out = _NewFile(self, sum(block.size_bytes for block in blocks.values()))
+        out = _NewFile(self._machine, self._disk, blocks)
         number, self.next_file_no = self.next_file_no, self.next_file_no + 1
         yield out
-        out.file = SstFile(number, f"{number:010d}-0{mark}.sst", out.size_bytes, 0, 0, len(blocks))
+        out.file = SstFile(
+            number, f"{number:010d}-0{mark}.sst", sum(b.size_bytes for b in blocks.values()), 0, 0, len(blocks)
+        )
         self._files[number] = blocks
-
-    def _sealing(self, size_bytes: int, moved: int = 0) -> Steps[None]:
-        # Blocks are put together in memory within no time; what takes long comes at once: to sync, and to ingest.
-        yield Moved(moved, size_bytes / self._machine.write_bytes_per_s)
-        yield Moved(0, self._machine.write_file_s, goes_on=True)
 
 
 class _NewFile:
+    """As :class:`state_backends.sst_file.NewFile`."""
+
     file: SstFile
 
-    def __init__(self, files: SimulatedFiles, size_bytes: int) -> None:
-        self._files, self.size_bytes = files, size_bytes
+    def __init__(self, machine: Machine, disk: SimulatedDisk, blocks: dict[int, Block]) -> None:
+        self._machine, self._disk, self._blocks = machine, disk, blocks
+        self._unsynced = 0
 
     def put(self, slice_us: int, seq: int, value: bytes) -> None:
-        pass
+        self._unsynced += self._blocks[seq].size_bytes
 
     def sync_due(self) -> bool:
-        return False
+        return self._unsynced >= SYNC_BYTES
 
     def sync(self) -> None:
-        pass
+        self._disk.spend(self._unsynced / self._machine.write_bytes_per_s)
+        self._unsynced = 0
 
     def seal(self) -> Steps[None]:
-        return self._files._sealing(self.size_bytes)
+        self.sync()
+        yield 0
+        yield Moved(0, self._machine.write_file_s, goes_on=True)
 
 
 class ShardDisk:
@@ -116,6 +121,7 @@ class ShardDisk:
 
     def __init__(self, disk: SimulatedDisk, machine: Machine, staging_times: Sequence[float]) -> None:
         self._disk, self._staging_s, self._staging_times = disk, machine.staging_s, cycle(staging_times)
+        self.wait, self.wait_for_room, self.busy, self.now = disk.wait, disk.wait_for_room, disk.busy, disk.now
         self._times = 1.0
         self._begins = True
 
@@ -131,18 +137,6 @@ class ShardDisk:
                 self._times, extra_s = next(self._staging_times), self._staging_s
             steps = _slower(steps, self._times, extra_s)
         return self._disk.submit(priority, steps)
-
-    def wait(self, requests: Iterable[Pending[Any]]) -> None:
-        self._disk.wait(requests)
-
-    def wait_for_room(self) -> None:
-        self._disk.wait_for_room()
-
-    def busy(self) -> bool:
-        return self._disk.busy()
-
-    def now(self) -> float:
-        return self._disk.now()
 
 
 def _slower(steps: Steps[T], times: float, extra_s: float) -> Generator[int, None, T]:

@@ -201,7 +201,7 @@ class _Shard:
     def __init__(self, host: _Host, plan: Plan, policy: Policy, config: StoreConfig, *, commits: bool) -> None:
         self.operator = make_operator(plan, policy, None)
         self._disk = ShardDisk(host.disk, host.machine, host.staging_times)
-        self.store = config.make_store(SimulatedFiles(host.machine), self._disk, host.budget)
+        self.store = config.make_store(SimulatedFiles(host.machine, host.disk), self._disk, host.budget)
         self._host, self._plan = host, plan
         self._versions = _Versions(config.retain_versions) if commits else None
         self._times = cycle(host.processing_times)
