@@ -253,6 +253,16 @@ def test_a_replay_of_the_same_is_the_same(tmp_path: Path) -> None:
     assert simulate(trace, policy, FAST) == simulate(trace, policy, FAST)
 
 
+def test_a_replay_of_versions_writes_each_block_with_its_batch(tmp_path: Path) -> None:
+    """Whatever room there is in memory."""
+    trace = trace_of(tmp_path)
+    ample = load_policy(POLICY, {"memory.budget": "64MiB", "memory.bucket_limit": "64MiB", "lateness.coverage": None})
+    without, versions = simulate(trace, ample, FAST), Trace(trace.definition._replace(commits=True), trace.table)
+    found = simulate(versions, ample, FAST)
+    assert (found.executions, found.dropped) == (without.executions, without.dropped)
+    assert without.written_bytes < 0.9 * trace.bytes < found.written_bytes <= trace.bytes
+
+
 def test_less_memory_and_a_slower_disk_cost_what_they_should(tmp_path: Path) -> None:
     trace = trace_of(tmp_path)
     of_disk = pc.is_in(trace.table["kind"], pa.array(["staging", "writing"]))

@@ -7,9 +7,9 @@ who waits; here is only what that costs on a machine.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import cycle
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from aion.errors import CorruptBlock
 from aion.tuning.disk import Machine, Moved, Request, SimulatedDisk
@@ -43,7 +43,7 @@ class SimulatedFiles:
             yield from out.seal()
         return out.file
 
-    def writing(self, index: Sequence[Indexed], mark: str = "") -> Any:
+    def writing(self, index: Sequence[Indexed], mark: str = "") -> AbstractContextManager[_NewFile]:
         return self._new_file({i.seq: sized(i.slice_us, i.size_bytes, i.folded) for i in index}, mark)
 
     def fetch(self, file_no: int, slice_us: int, seq: int) -> Steps[Block]:
@@ -56,13 +56,7 @@ class SimulatedFiles:
 
     def adopt(self, files: Sequence[SstFile]) -> Steps[list[list[Indexed]]]:
         yield 0
-        return [
-            [
-                Indexed(b.header.slice_us, seq, b.size_bytes, b.header.folded)
-                for seq, b in self._files[f.file_no].items()
-            ]
-            for f in files
-        ]
+        return [[_line(seq, block) for seq, block in self._files[file.file_no].items()] for file in files]
 
     def drop(self, *file_nos: int) -> Steps[None]:
         for file_no in file_nos:
@@ -81,10 +75,13 @@ class SimulatedFiles:
         out = _NewFile(self._machine, self._disk, blocks)
         number, self.next_file_no = self.next_file_no, self.next_file_no + 1
         yield out
-        out.file = SstFile(
-            number, f"{number:010d}-0{mark}.sst", sum(b.size_bytes for b in blocks.values()), 0, 0, len(blocks)
-        )
+        size_bytes = sum(block.size_bytes for block in blocks.values())
+        out.file = SstFile(number, f"{number:010d}-0{mark}.sst", size_bytes, 0, 0, len(blocks))
         self._files[number] = blocks
+
+
+def _line(seq: int, block: Block) -> Indexed:
+    return Indexed(block.header.slice_us, seq, block.size_bytes, block.header.folded)
 
 
 class _NewFile:

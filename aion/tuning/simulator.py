@@ -177,7 +177,7 @@ class _Versions:
     """The versions of one shard, each of which keeps its files: how much merging may write hangs on that."""
 
     def __init__(self, retain: int) -> None:
-        self._retain, self._retention = retain, Retention(retain, [])
+        self._retention = Retention(retain, [])
         self._known: dict[int, SstFile] = {}
         self._number = 0
 
