@@ -137,6 +137,8 @@ def test_who_fills_the_queue_waits_for_room() -> None:
         disk.submit(Priority.DESTAGE, step())
     disk.wait_for_room()
     assert (disk.now(), disk.waited_s) == (1.0, 1.0)
+    disk.finish()
+    assert (disk.now(), disk.waited_s, disk.busy()) == (2.0, 1.0, False), "nobody waited for that"
 
 
 def test_a_rate_limit_slows_writes_down_and_never_reads() -> None:

@@ -159,6 +159,11 @@ class SimulatedDisk:
             pass
         self.now_s = max(self.now_s, to_s)
 
+    def finish(self) -> None:
+        """Time goes by until all that is queued is done."""
+        while self._step(math.inf):
+            pass
+
     def wait(self, requests: Iterable[Pending[Any]]) -> None:
         begin_s = self.now_s
         for request in list(requests):

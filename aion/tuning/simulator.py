@@ -100,6 +100,7 @@ def simulate(
             host.shards[batch.shard].run(batch, paced=paced)
     for shard in host.shards.values():
         shard.end()
+    host.disk.finish()
     return host.outcome()
 
 
@@ -298,32 +299,34 @@ class _Shard:
 
     def _read(
         self, slices: Sequence[int], bytes_per_s: float, *, blocking: bool = False, only: Only | None = None
-    ) -> list[StoredBlock]:
-        """What an execution reads, which works on each block for a while."""
-        found = []
+    ) -> tuple[list[StoredBlock], int]:
+        """What an execution reads, which works on each block for a while, and its bytes."""
+        found, size = [], 0
         for stored in self.store.read(slices, blocking=blocking, only=only):
             found.append(stored)
-            self._pass(stored.block.size_bytes / bytes_per_s)
-        return found
+            size_bytes = stored.block.size_bytes
+            size += size_bytes
+            self._pass(size_bytes / bytes_per_s)
+        return found, size
 
     def _execute(self, executes: Sequence[Execute]) -> None:
         machine = self._host.machine
         begin = self._host.disk.now_s
         slices = sorted({s for e in executes for s in e.slices})
         keys: Ranges | None = None
-        read: list[StoredBlock] = []
+        size = 0
         if self._folds and self._plan.key and all(e.changed_since >= 0 for e in executes):
             since: dict[int, int] = {}
             for execute in executes:
                 for s in execute.slices:
                     since[s] = min(execute.changed_since, since.get(s, execute.changed_since))
-            news = Only({s: (seq, _NO_END) for s, seq in since.items()})
-            read += self._read(slices, machine.processing_bytes_per_s, only=news)
-            keys = self._keys(sorted({stored.arrival for stored in read}))
+            only = Only({s: (seq, _NO_END) for s, seq in since.items()})
+            news, size = self._read(slices, machine.processing_bytes_per_s, only=only)
+            keys = self._keys(sorted({stored.arrival for stored in news}))
         blocking = self._plan.blocking
-        read += self._read(slices, machine.processing_bytes_per_s, blocking=blocking, only=Only(keys=keys))
+        _, rest = self._read(slices, machine.processing_bytes_per_s, blocking=blocking, only=Only(keys=keys))
         if self._plan.layout is None:
-            size = sum(stored.block.size_bytes for stored in read)
+            size += rest
             # What an execution of so many bytes takes beyond working on each block.
             least = size / machine.processing_bytes_per_s
             self._pass(max(0.0, next(self._times) * (least + machine.execution_s) - least))
@@ -349,7 +352,7 @@ class _Shard:
             fold = waiting.pop(0)
             spans = {fold.slice_us: (fold.after, fold.until)}
             below = self.operator.next_seq
-            old = self._read([fold.slice_us], self._host.folding.bytes_per_s, only=Only(spans, below=below))
+            old, _ = self._read([fold.slice_us], self._host.folding.bytes_per_s, only=Only(spans, below=below))
             self._pass(self._host.folding.fixed_s)
             made = max(1, round(fold.size_bytes * self._host.fold_ratio(fold.size_bytes)))
             pieces = max(1, round(made / self._piece_bytes))
