@@ -1,7 +1,7 @@
 """What a store stands on: requests of I/O and their clock, and the files that keep blocks, as protocols. Pure.
 
 With :class:`state_backends.io_thread.IoThread` and :class:`state_backends.p_bucket.PBucket` a store does its work; with
-``aion.tuning.disk`` and ``aion.tuning.tiers`` the same store takes its decisions on a simulated clock, over no bytes.
+``aion.tuning.disk`` and ``aion.tuning.files`` the same store takes its decisions on a simulated clock, over no bytes.
 """
 
 from __future__ import annotations

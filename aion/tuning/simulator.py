@@ -1,4 +1,4 @@
-"""A trace replayed: the real operator and the real store under a policy, on a simulated disk."""
+"""A trace replayed: the real operator and the real store under a policy, over a simulated disk."""
 
 from __future__ import annotations
 
