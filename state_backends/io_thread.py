@@ -15,52 +15,22 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError, Future, InvalidStateError, wait
 from dataclasses import asdict, dataclass, field
-from enum import IntEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
+
+from state_backends.io import BACKGROUND, Pending, Priority, Steps
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-Steps = Generator[int, None, T]
-"""Steps of I/O: each yields the bytes it moved; the generator's return value is the request's result."""
-
-
-def timed(steps: Steps[T], spent: list[float]) -> Steps[T]:
-    """The same steps; ``spent`` gets the seconds that each took, without what ran between them."""
-    try:
-        while True:
-            begin = time.monotonic()
-            try:
-                moved = next(steps)
-            except StopIteration as stop:
-                result: T = stop.value
-                return result
-            finally:
-                spent.append(time.monotonic() - begin)
-            yield moved
-    finally:
-        steps.close()
-
-
-class Priority(IntEnum):
-    """What comes first. The paper puts prestaging first; a read that someone waits for is more urgent still."""
-
-    READ = 0
-    PRESTAGE = 1
-    LATE_WRITE = 2
-    DESTAGE = 3
-    MAINTENANCE = 4
-
-
-# Work that nobody waits for: what the rate limit slows down.
-_BACKGROUND = frozenset({Priority.LATE_WRITE, Priority.DESTAGE, Priority.MAINTENANCE})
-
 
 class Request(Generic[T]):
-    """A queued piece of I/O. Its result, or the exception it raised, is in ``future``."""
+    """A queued piece of I/O, as :class:`state_backends.io.Pending` says.
+
+    Its result, or the exception it raised, is in ``future``.
+    """
 
     __slots__ = ("_io", "future", "number", "priority", "queued_at", "running", "steps")
 
@@ -74,17 +44,24 @@ class Request(Generic[T]):
         self.future: Future[T] = Future()
 
     def raise_to(self, priority: Priority) -> None:
-        """Makes a waiting request more urgent; it keeps its place in the order of arrival."""
         self._io._raise(self, priority)
 
     def cancel(self) -> None:
-        """Gives the request up; a step under way is finished, and no other begins."""
         if self.future.cancel():
             # Whoever waits for it is told now, not when the thread gets there.
             self.future.set_running_or_notify_cancel()
 
+    def over(self) -> bool:
+        return self.future.done()
+
+    def error(self) -> BaseException | None:
+        return _error(self.future)
+
     def result(self) -> T:
         return self.future.result()
+
+    def when_over(self, told: Callable[[BaseException | None], None]) -> None:
+        self.future.add_done_callback(lambda future: told(_error(future)))
 
 
 @dataclass
@@ -112,7 +89,7 @@ class IoStats:
 
 
 class IoThread:
-    """Runs requests until closed.
+    """Runs requests until closed, as :class:`state_backends.io.Io` says.
 
     ``capacity`` bounds the queue together with those who fill it: see :meth:`wait_for_room`.
     ``rate_limit`` (bytes per second) slows writes and maintenance down, never reads.
@@ -165,8 +142,15 @@ class IoThread:
                     counts[priority.name.lower()] += 1
         return counts
 
+    now = staticmethod(time.monotonic)
+
+    def busy(self) -> bool:
+        return self.stats.queued > 0
+
+    def wait(self, requests: Iterable[Pending[Any]]) -> None:
+        wait([cast("Request[Any]", request).future for request in requests])
+
     def wait_for_room(self) -> None:
-        """Waits while the queue is full. Call it without a lock that a request may need, before adding work."""
         with self._wake:
             while self.stats.queued >= self._capacity and not self._closed:
                 self._room.wait()
@@ -222,7 +206,7 @@ class IoThread:
                     if request.future.cancelled() and not request.running and priority == request.priority:
                         self._finished(request)
                     continue
-                delay = self._background_from - self._clock() if priority in _BACKGROUND else 0.0
+                delay = self._background_from - self._clock() if priority in BACKGROUND else 0.0
                 if delay > 0 and not self._closed:
                     if self._cancelled:
                         return None
@@ -254,7 +238,7 @@ class IoThread:
             stats.bytes += moved
             self.stats.busy_s += took
             self.stats.longest_step_s = max(self.stats.longest_step_s, took)
-            if self._rate and request.priority in _BACKGROUND:
+            if self._rate and request.priority in BACKGROUND:
                 self._background_from = max(self._background_from, begin) + moved / self._rate
             request.running = False
             if done:
@@ -274,8 +258,15 @@ class IoThread:
         self._room.notify_all()
 
 
+def _error(future: Future[Any]) -> BaseException | None:
+    return CancelledError() if future.cancelled() else future.exception()
+
+
 def _close(steps: Steps[Any]) -> None:
     try:
         steps.close()
     except Exception:
         log.exception("cleaning up a cancelled request failed")
+
+
+__all__ = ["IoStats", "IoThread", "Priority", "PriorityStats", "Request", "Steps"]

@@ -6,14 +6,17 @@ The invariant behind every row: a live block is in memory, on disk, or both; nev
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 
 from state_backends.block import Folded
 from state_backends.store import Only
 
 NO_FILE = -1
+_ORDER = attrgetter("arrival", "seq")
+_IN_FILES = attrgetter("slice_us", "seq")
 
 
 class Place(StrEnum):
@@ -63,7 +66,10 @@ class IllegalMove(AssertionError):
 
 @dataclass(slots=True)
 class Entry:
-    """A live block: its number, slice, size, place, and the file that holds it (NO_FILE before it has one)."""
+    """A live block: its number, slice, size, place, and the file that holds it (NO_FILE before it has one).
+
+    ``arrival``: the number under which the last of its events came.
+    """
 
     seq: int
     slice_us: int
@@ -72,11 +78,10 @@ class Entry:
     file_no: int = NO_FILE
     story: str = ""
     folded: Folded | None = None
+    arrival: int = field(init=False)
 
-    @property
-    def arrival(self) -> int:
-        """The number under which the last of its events came."""
-        return self.seq if self.folded is None else self.folded.last_seq
+    def __post_init__(self) -> None:
+        self.arrival = self.seq if self.folded is None else self.folded.last_seq
 
 
 class Ledger:
@@ -138,16 +143,13 @@ class Ledger:
 
     def of_slices(self, slices: Iterable[int], only: Only | None = None) -> list[Entry]:
         """Live blocks of these slices, or ``only`` some of them, by slice and then in the order of arrival."""
-        found = [
-            entry
-            for s in sorted(set(slices))
-            for entry in sorted(self._slices.get(s, {}).values(), key=lambda e: (e.arrival, e.seq))
-        ]
+        found = [entry for s in sorted(set(slices)) for entry in sorted(self._slices.get(s, {}).values(), key=_ORDER)]
         return found if only is None else _chosen(found, only)
 
-    def of_files(self, files: Collection[int], slices: Iterable[int]) -> list[Entry]:
-        """Live blocks that these files hold, by slice and then in the order of arrival; ``slices``: of the files."""
-        return [entry for entry in self.of_slices(slices) if entry.file_no in files]
+    def of_files(self, files: Collection[int], slices: Set[int]) -> list[Entry]:
+        """Live blocks that these files hold, in the order of a file: by slice and number; ``slices``: of the files."""
+        held = (entry for s in slices for entry in self._slices.get(s, {}).values() if entry.file_no in files)
+        return sorted(held, key=_IN_FILES)
 
     def _count(self, entry: Entry, sign: int) -> None:
         if entry.place in IN_MEMORY:

@@ -8,20 +8,18 @@ Until a version names the new file nothing durable does, and nothing is lost wit
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from aion.errors import CorruptBlock
 from state_backends.block import check
 from state_backends.compaction import Choice, FileView, Limits, choose
-from state_backends.io_thread import Priority, Request, Steps
+from state_backends.io import Pending, Priority, Steps
 from state_backends.ledger import Entry, Move, Place
 from state_backends.live_files import LiveFiles
-from state_backends.p_bucket import Indexed
 from state_backends.retention import MERGED
+from state_backends.sst_file import Indexed
 from state_backends.staging import StagedReads
 from state_backends.store import SstFile
 
@@ -49,7 +47,7 @@ class MergedFiles(StagedReads):
         self._limits = limits
         self._files = LiveFiles()
         self._new_files: list[SstFile] = []  # since the last persist
-        self._merge: Request[None] | None = None
+        self._merge: Pending[None] | None = None
         self._merged: _Merged | None = None  # whole, and not in use yet
         self._merge_age = self._merge_pause = self._merge_failures = 0  # in calls of compact
         self._unmergeable: set[int] = set()  # files with a damaged block: it stays where it is
@@ -59,7 +57,7 @@ class MergedFiles(StagedReads):
     def compact(self, among: Collection[int] | None = None, *, held_bytes: int = 0, disk_bytes: int = 0) -> None:
         with self._lock:
             self._use_merged()
-            if self._merge is not None and not self._merge.future.done():
+            if self._merge is not None and not self._merge.over():
                 self._merge_age += 1
                 if self._merge_age >= OVERDUE_COMMITS:
                     self._merge.raise_to(Priority.LATE_WRITE)
@@ -101,7 +99,7 @@ class MergedFiles(StagedReads):
             if not self._closing:
                 self._merged = _Merged(file, entries, choice.files)
                 return
-        delete(file)
+        self._p.delete(file)
 
     def _choose(self, among: Collection[int], held_bytes: int, disk_bytes: int) -> Choice | None:
         views = [
@@ -173,10 +171,4 @@ class MergedFiles(StagedReads):
                 self._merge.cancel()
             merged, self._merged = self._merged, None
         if merged is not None:
-            delete(merged.file)
-
-
-def delete(file: SstFile) -> None:
-    """Deletes a file that nobody names."""
-    with contextlib.suppress(OSError):  # then it is an orphan, which retention finds
-        Path(file.path).unlink()
+            self._p.delete(merged.file)

@@ -20,7 +20,7 @@ from aion.errors import CorruptState
 from state_backends.block import Folded
 from state_backends.checksum import crc32
 from state_backends.depot import sync
-from state_backends.io_thread import Steps
+from state_backends.io import Steps
 from state_backends.store import SstFile
 
 _KEY = struct.Struct(">QQQ")
@@ -30,7 +30,7 @@ _LAST = ((1 << 64) - 1, (1 << 64) - 1)
 _TABLE_FORMAT = 6  # of RocksDB's files: docs/state-format.md. Stays, whatever a later RocksDB prefers
 _BLOCK_BYTES = 4096
 _CHUNK_BYTES = 1 << 18
-_SYNC_BYTES = 8 << 20
+SYNC_BYTES = 8 << 20
 _OWN_FILE_BYTES = 1 << 20
 
 
@@ -87,7 +87,7 @@ class NewFile:
 
     def sync_due(self) -> bool:
         """Whether so much was written that syncing all at the end would keep the I/O thread for long."""
-        return self._unsynced >= _SYNC_BYTES
+        return self._unsynced >= SYNC_BYTES
 
     def sync(self) -> None:
         sync(self._part)

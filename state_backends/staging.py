@@ -7,18 +7,15 @@ it never waits, and as memory has room for; how it served the reads is counted.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future, wait
 
 from aion.errors import CorruptBlock, StateError
 from policies.sizing import m_bucket_bytes
 from state_backends.block import Block
-from state_backends.io_thread import IoThread, Priority, Request, Steps
+from state_backends.io import BlockFiles, Io, Pending, Priority, Steps
 from state_backends.ledger import IN_MEMORY, Entry, Ledger, Move, Place
 from state_backends.m_bucket import MBuckets, MemoryBudget
-from state_backends.p_bucket import PBucket
 from state_backends.store import Only, StagingStats, StoredBlock
 
 
@@ -27,8 +24,8 @@ class StagedReads:
 
     def __init__(
         self,
-        p_bucket: PBucket,
-        io: IoThread,
+        p_bucket: BlockFiles,
+        io: Io,
         budget: MemoryBudget,
         *,
         prestages: bool,
@@ -48,7 +45,7 @@ class StagedReads:
         self._closed = False
         self._ledger = Ledger()
         self._memory = MBuckets(budget)
-        self._stagings: dict[int, Request[None]] = {}  # seq -> the prestage under way
+        self._stagings: dict[int, Pending[None]] = {}  # seq -> the prestage under way
         self._reserved: dict[int, int] = {}  # seq -> bytes of the budget that its prestage will need
         self._unread: set[int] = set()  # prestaged and not read since
         self._superseded: set[int] = set()  # live, and read no more: others stand for them
@@ -64,7 +61,7 @@ class StagedReads:
             entries = deque(self._in_sight(slices, only))
         # Reads of what is on disk begin at once, behind the blocks that memory yields meanwhile.
         to_stage = deque(entries)
-        ahead: dict[int, Request[Block]] = {}
+        ahead: dict[int, Pending[Block]] = {}
         limit = max(self._read_ahead, self._fitting(entries) if blocking else 0)
         try:
             while entries:
@@ -74,7 +71,7 @@ class StagedReads:
                     if request is not None:
                         ahead[candidate.seq] = request
                 if blocking:
-                    wait([r.future for r in ahead.values()])
+                    self._io.wait(ahead.values())
                     blocking = False
                 entry = entries.popleft()
                 if to_stage and to_stage[0] is entry:
@@ -92,10 +89,10 @@ class StagedReads:
     def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
         if not self._prestages or self._closed:
             return
-        begin = time.monotonic()
-        last: Request[None] | None = None
+        begin = self._io.now()
+        last: Pending[None] | None = None
         size, begun = 0, [begin]
-        busy = self._io.stats.queued > 0
+        busy = self._io.busy()
         with self._lock:
             # Never more than memory has room for, nor than a function needs that can begin before all is there.
             entries = [e for s in dict.fromkeys(slices) for e in self._in_sight([s], only)]
@@ -112,8 +109,8 @@ class StagedReads:
                 last = self._stagings[entry.seq] = self._io.submit(Priority.PRESTAGE, self._stage_steps(entry, begun))
                 size += entry.size_bytes
         if last is not None:
-            last.future.add_done_callback(
-                lambda done: self._staged_in(done, size, time.monotonic() - begin, begun[-1] - begin if busy else 0.0)
+            last.when_over(
+                lambda error: self._staged_in(error, size, self._io.now() - begin, begun[-1] - begin if busy else 0.0)
             )
 
     def staging(self, slice_us: int) -> StagingStats:
@@ -140,8 +137,8 @@ class StagedReads:
         )
         return size - in_memory
 
-    def _staged_in(self, done: Future[None], size_bytes: int, seconds: float, waited_s: float) -> None:
-        if done.cancelled() or done.exception() is not None:
+    def _staged_in(self, error: BaseException | None, size_bytes: int, seconds: float, waited_s: float) -> None:
+        if error is not None:
             return  # it tells nothing of how fast staging is
         speed = size_bytes / max(seconds, 1e-6)
         known = self._staging_bytes_per_s
@@ -160,7 +157,7 @@ class StagedReads:
             count += 1
         return count
 
-    def _fetch(self, entry: Entry) -> Request[Block] | None:
+    def _fetch(self, entry: Entry) -> Pending[Block] | None:
         """Starts reading a block that only the disk has; None where memory has it, or a prestage will."""
         with self._lock:
             if self._closed:
@@ -182,9 +179,9 @@ class StagedReads:
                     if entry.file_no == file_no:
                         raise
 
-    def _take(self, entry: Entry, fetched: Request[Block] | None) -> Block:
+    def _take(self, entry: Entry, fetched: Pending[Block] | None) -> Block:
         """The block, from where it is now; counts how staging did."""
-        begin = time.perf_counter()
+        begin = self._io.now()
         late = False
         while fetched is None:
             with self._lock:
@@ -195,7 +192,7 @@ class StagedReads:
                 if block is not None:
                     if entry.seq in self._unread:
                         self._unread.discard(entry.seq)
-                        self._count(entry, late=late, blocked_s=time.perf_counter() - begin)
+                        self._count(entry, late=late, blocked_s=self._io.now() - begin)
                     return block
                 staging = self._stagings.get(entry.seq)
                 # Let go since it was looked at: it is on disk then.
@@ -203,10 +200,10 @@ class StagedReads:
             if staging is not None:
                 late = True
                 staging.raise_to(Priority.READ)
-                wait([staging.future])
+                self._io.wait([staging])
         block = fetched.result()
         with self._lock:
-            self._count(entry, miss=True, blocked_s=time.perf_counter() - begin)
+            self._count(entry, miss=True, blocked_s=self._io.now() - begin)
         return block
 
     def _count(self, entry: Entry, *, miss: bool = False, late: bool = False, blocked_s: float) -> None:
@@ -226,7 +223,7 @@ class StagedReads:
         ``begun``: of those that are staged together, the instant of the order; that of the first turn is added.
         """
         if begun is not None and len(begun) == 1:
-            begun.append(time.monotonic())
+            begun.append(self._io.now())
         try:
             if entry.place is not Place.STAGING:
                 return
@@ -245,7 +242,7 @@ class StagedReads:
                 self._unread.add(entry.seq)
                 self._staging.setdefault(entry.slice_us, StagingStats()).staged_bytes += entry.size_bytes
 
-    def _staging_over(self, seq: int) -> Request[None] | None:
+    def _staging_over(self, seq: int) -> Pending[None] | None:
         """The prestage of a block came to an end, this or that; gives back the room that was kept for it."""
         self._budget.reserve(-self._reserved.pop(seq, 0))
         return self._stagings.pop(seq, None)

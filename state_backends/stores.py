@@ -9,10 +9,10 @@ from typing import Any, cast
 from policies.destage import DestagePolicy, StandardDestage
 from policies.plugins import build
 from policies.prestage import Prestage, PrestagePolicy
+from state_backends.io import BlockFiles, Io
 from state_backends.io_thread import IoThread
 from state_backends.m_bucket import MemoryBudget
 from state_backends.memory import MemoryStore
-from state_backends.p_bucket import PBucket
 from state_backends.rocksdb import RocksStore
 from state_backends.tiered import TieredStore
 
@@ -68,7 +68,7 @@ class StoreConfig:
             return cast(PrestagePolicy, made)
         return Prestage(**self.prestage)
 
-    def make_store(self, p_bucket: PBucket, io: IoThread, budget: MemoryBudget) -> TieredStore:
+    def make_store(self, p_bucket: BlockFiles, io: Io, budget: MemoryBudget) -> TieredStore:
         return STORES[self.backend](
             p_bucket,
             io,

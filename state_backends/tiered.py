@@ -8,19 +8,15 @@ blocks are marked as being moved, stay readable meanwhile, and leave memory only
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
 from typing import Any
 
 from aion.errors import DiskError
 from state_backends.block import Block
 from state_backends.compaction import DEFAULTS, Limits
-from state_backends.io_thread import IoThread, Priority, Steps
+from state_backends.io import BlockFiles, Io, Pending, Priority, Steps
 from state_backends.ledger import IN_MEMORY, NO_FILE, Entry, Move, Place
 from state_backends.m_bucket import MemoryBudget
-from state_backends.merging import delete
-from state_backends.p_bucket import PBucket
 from state_backends.store import SstFile, StagingStats, StoreStats
 from state_backends.superseding import SupersededBlocks, covers
 
@@ -32,8 +28,8 @@ class TieredStore(SupersededBlocks):
 
     def __init__(
         self,
-        p_bucket: PBucket,
-        io: IoThread,
+        p_bucket: BlockFiles,
+        io: Io,
         budget: MemoryBudget,
         *,
         bucket_limit_bytes: int,
@@ -85,15 +81,15 @@ class TieredStore(SupersededBlocks):
             if self._outbox and (exceeded or self._outbox_bytes >= self._write_at_bytes):
                 self._write(list(self._outbox), Priority.LATE_WRITE, leave=True)
             # Back-pressure: whoever fills memory waits for the disk, instead of growing.
-            waiting = list(self._writes) if exceeded else []
+            waiting = list(self._writes.values()) if exceeded else []
         if waiting:
-            wait(waiting)
+            self._io.wait(waiting)
             self._refuse_if_stuck(entry, waiting)
         self._io.wait_for_room()
 
-    def _refuse_if_stuck(self, entry: Entry, writes: Sequence[Future[SstFile]]) -> None:
+    def _refuse_if_stuck(self, entry: Entry, writes: Sequence[Pending[SstFile]]) -> None:
         """Raises DiskError, and does not keep the block, if memory is full and the disk takes nothing."""
-        failed = [error for write in writes if (error := write.exception()) is not None]
+        failed = [error for write in writes if (error := write.error()) is not None]
         with self._lock:
             if not failed or entry.place is not Place.MEMORY or self._budget.left() >= 0:
                 return
@@ -105,7 +101,7 @@ class TieredStore(SupersededBlocks):
     def destage(self, slices: Sequence[int]) -> None:
         with self._lock:
             self._expired.update(slices)
-            self._touched.update(dict.fromkeys(slices, time.monotonic()))
+            self._touched.update(dict.fromkeys(slices, self._io.now()))
             for slice_us in slices:
                 self._shrink(slice_us, None)
 
@@ -156,16 +152,16 @@ class TieredStore(SupersededBlocks):
         while True:
             with self._lock:
                 # Memory pressure may begin to write meanwhile, but not while the lock is held.
-                writes = [write for write in tuple(self._writes) if not write.done()]
+                writes = [write for write in tuple(self._writes.values()) if not write.over()]
                 if not writes:
                     self._superseded.clear()
                     self._forget([e for e in self._ledger if e.seq >= from_seq])
                     unwanted = [f for f in self._new_files if f.file_no not in self._files]
                     self._new_files = [f for f in self._new_files if f.file_no in self._files]
                     break
-            wait(writes)
+            self._io.wait(writes)
         for file in unwanted:
-            delete(file)
+            self._p.delete(file)
 
     def restore(
         self, files: Sequence[SstFile], purged: frozenset[int], superseded: Sequence[tuple[int, int]] = ()
@@ -209,8 +205,8 @@ class TieredStore(SupersededBlocks):
         self._stop_merging()
         with self._lock:
             self._closed = True  # nothing is asked of the p-bucket after this
-            under_way: list[Future[Any]] = [*self._writes, *(r.future for r in self._stagings.values())]
-        wait(under_way)
+            under_way: list[Pending[Any]] = [*self._writes.values(), *self._stagings.values()]
+        self._io.wait(under_way)
         with self._lock:
             for seq in list(self._reserved):
                 self._staging_over(seq)
@@ -263,7 +259,7 @@ class TieredStore(SupersededBlocks):
         return went
 
     def _note_append(self, entry: Entry) -> None:
-        now = time.monotonic()
+        now = self._io.now()
         first, _, size = self._appended.get(entry.slice_us, (now, now, 0))
         self._appended[entry.slice_us] = (first, now, size + entry.size_bytes)
 

@@ -6,18 +6,36 @@ when they are safely on disk. A write that fails loses nothing: its blocks are i
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, wait
-from typing import Any
+from typing import Any, TypeVar
 
 from state_backends.block import Block
-from state_backends.io_thread import Priority, Steps, timed
+from state_backends.io import Pending, Priority, Steps
 from state_backends.ledger import Entry, Move, Place
 from state_backends.merging import MergedFiles
 from state_backends.store import SstFile, StagingStats
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+def _timed(steps: Steps[T], spent: list[float], now: Callable[[], float]) -> Steps[T]:
+    """The same steps; ``spent`` gets the seconds that each took by the clock ``now``, without what ran between them."""
+    try:
+        while True:
+            begin = now()
+            try:
+                moved = next(steps)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            finally:
+                spent.append(now() - begin)
+            yield moved
+    finally:
+        steps.close()
 
 
 class OutboxWrites(MergedFiles):
@@ -29,7 +47,8 @@ class OutboxWrites(MergedFiles):
         self._outbox_bytes = 0
         self._write_at_bytes = self._outbox_limit  # more, as long as the disk fails
         self._leaving: set[int] = set()  # being written, to be let go afterwards
-        self._writes: set[Future[SstFile]] = set()
+        self._write_numbers = itertools.count()
+        self._writes: dict[int, Pending[SstFile]] = {}  # under way
         self.failed_writes = 0
         self.on_written: Callable[[int, float], None] | None = None  # told bytes of each file and seconds of its steps
 
@@ -42,17 +61,17 @@ class OutboxWrites(MergedFiles):
         with self._lock:
             self._use_merged()
         while True:
-            own: Future[SstFile] | None = None
+            own: Pending[SstFile] | None = None
             with self._lock:
                 pending = [e.seq for e in self._ledger if e.place is Place.MEMORY and e.slice_us not in skip]
                 pending = [seq for seq in pending if seq not in self._superseded]
                 if pending:
                     own = self._write(pending, Priority.LATE_WRITE, leave=False, leaving=set(self._outbox))
-                writes = [w for w in list(self._writes) if not w.done()]
+                writes = [w for w in list(self._writes.values()) if not w.over()]
                 if not writes:
                     files, self._new_files = self._new_files, []
                     return files
-            wait(writes)
+            self._io.wait(writes)
             if own is not None:
                 own.result()
             # A write that was under way may have failed: what it left in memory is tried again, and then told.
@@ -61,28 +80,29 @@ class OutboxWrites(MergedFiles):
 
     def _write(
         self, seqs: list[int], priority: Priority, *, leave: bool, leaving: set[int] | None = None
-    ) -> Future[SstFile]:
+    ) -> Pending[SstFile]:
         """Starts writing blocks as one file; those that leave are let go once it is on disk."""
         blocks = [(seq, self._memory[seq]) for seq in seqs]
         for seq in seqs:
             self._ledger.move(seq, Move.WRITE)
             self._unpost(seq)
         self._leaving |= set(seqs) if leave else leaving or set()
-        future = self._io.submit(priority, self._write_steps(blocks)).future
-        self._writes.add(future)
-        future.add_done_callback(self._written)
-        return future
+        write = self._io.submit(priority, self._write_steps(blocks))
+        number = next(self._write_numbers)
+        self._writes[number] = write
+        write.when_over(lambda error: self._written(number, error))
+        return write
 
-    def _written(self, future: Future[SstFile]) -> None:
-        self._writes.discard(future)
-        if not future.cancelled() and future.exception() is not None:
+    def _written(self, number: int, error: BaseException | None) -> None:
+        del self._writes[number]
+        if error is not None:
             # Whoever persists is told; a destage has nobody to tell but the log.
-            log.error("a write failed; its blocks stay in memory: %s", future.exception())
+            log.error("a write failed; its blocks stay in memory: %s", error)
 
     def _write_steps(self, blocks: list[tuple[int, Block]]) -> Steps[SstFile]:
         spent: list[float] = []
         try:
-            file = yield from timed(self._p.write(blocks), spent)
+            file = yield from _timed(self._p.write(blocks), spent, self._io.now)
         except BaseException:
             with self._lock:
                 self.failed_writes += 1

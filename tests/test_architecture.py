@@ -52,8 +52,8 @@ EFFECTS = {
 TOP = {
     "aion", "aion.applying", "aion.cli", "aion.executor", "aion.folds", "aion.inspecting", "aion.inspecting_windows",
     "aion.keyed_executor", "aion.local", "aion.metrics", "aion.runtime", "aion.spark", "aion.spilling", "aion.top",
-    "aion.tuning", "aion.tuning.calibrate", "aion.tuning.command", "aion.tuning.search", "aion.tuning.simulator",
-    "aion.tuning.tiers", "aion.tuning.trace",
+    "aion.tuning", "aion.tuning.calibrate", "aion.tuning.command", "aion.tuning.files", "aion.tuning.search",
+    "aion.tuning.simulator", "aion.tuning.trace",
 }  # fmt: skip
 
 

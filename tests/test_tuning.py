@@ -18,10 +18,11 @@ import aion
 from aion import aggregates as A
 from aion.config import load_policy
 from aion.errors import ConfigError, FormatError
-from aion.tuning.disk import Machine, Priority, SimulatedDisk
+from aion.tuning.disk import Machine, Moved, SimulatedDisk
 from aion.tuning.simulator import as_recorded, simulate
 from aion.tuning.trace import SCHEMA, Definition, Recorder, Trace, fitted, read_trace
 from aion.windows import Periodic
+from state_backends.io import Priority, Steps
 
 S = 1_000_000
 FAST = Machine(1e9, 1e-5, 1e9, 1e-4, 1e9)
@@ -252,6 +253,16 @@ def test_a_replay_of_the_same_is_the_same(tmp_path: Path) -> None:
     assert simulate(trace, policy, FAST) == simulate(trace, policy, FAST)
 
 
+def test_a_replay_of_versions_writes_each_block_with_its_batch(tmp_path: Path) -> None:
+    """Whatever room there is in memory."""
+    trace = trace_of(tmp_path)
+    ample = load_policy(POLICY, {"memory.budget": "64MiB", "memory.bucket_limit": "64MiB", "lateness.coverage": None})
+    without, versions = simulate(trace, ample, FAST), Trace(trace.definition._replace(commits=True), trace.table)
+    found = simulate(versions, ample, FAST)
+    assert (found.executions, found.dropped) == (without.executions, without.dropped)
+    assert without.written_bytes < 0.9 * trace.bytes < found.written_bytes <= trace.bytes
+
+
 def test_less_memory_and_a_slower_disk_cost_what_they_should(tmp_path: Path) -> None:
     trace = trace_of(tmp_path)
     of_disk = pc.is_in(trace.table["kind"], pa.array(["staging", "writing"]))
@@ -268,12 +279,18 @@ def test_less_memory_and_a_slower_disk_cost_what_they_should(tmp_path: Path) -> 
     assert simulate(trace, none, FAST).hits == 0 < simulate(trace, tight, FAST).hits
 
 
+def work(over: list[str], name: str, *steps: tuple[float, int]) -> Steps[None]:
+    """Seconds and bytes of each."""
+    for seconds, size in steps:
+        yield Moved(size, seconds)
+    over.append(name)
+
+
 def test_the_most_urgent_comes_first_and_nothing_waits_for_more_than_a_step() -> None:
-    disk, over = SimulatedDisk(), []
-    disk.submit(Priority.DESTAGE, [(1.0, 10), (1.0, 10)], lambda: over.append("write"))
+    disk, over = SimulatedDisk(), list[str]()
+    disk.submit(Priority.DESTAGE, work(over, "write", (1.0, 10), (1.0, 10)))
     disk.pass_to(0.5)
-    read = disk.submit(Priority.READ, [(0.25, 5)], lambda: over.append("read"))
-    disk.wait(read)
+    disk.wait([disk.submit(Priority.READ, work(over, "read", (0.25, 5)))])
     assert (disk.now_s, over) == (1.25, ["read"])
     disk.pass_to(9.0)
     assert over == ["read", "write"]
@@ -281,10 +298,9 @@ def test_the_most_urgent_comes_first_and_nothing_waits_for_more_than_a_step() ->
 
 
 def test_a_disk_with_nothing_to_do_begins_at_once_and_does_not_wait_for_what_is_more_urgent() -> None:
-    disk, over = SimulatedDisk(), []
-    disk.submit(Priority.DESTAGE, [(1.0, 10), (1.0, 0)], lambda: over.append("write"))
-    staging = disk.submit(Priority.PRESTAGE, [(0.5, 5)], lambda: over.append("staging"))
-    disk.wait(staging)
+    disk, over = SimulatedDisk(), list[str]()
+    disk.submit(Priority.DESTAGE, work(over, "write", (1.0, 10), (1.0, 0)))
+    disk.wait([disk.submit(Priority.PRESTAGE, work(over, "staging", (0.5, 5)))])
     assert (disk.now_s, over) == (1.5, ["staging"])
 
 

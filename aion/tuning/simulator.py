@@ -1,9 +1,10 @@
-"""A trace replayed: the real operator under a policy, over a model of the tiers and of the disk."""
+"""A trace replayed: the real operator and the real store under a policy, over a simulated disk."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from statistics import median
 
 import numpy as np
@@ -25,18 +26,28 @@ from aion.actions import (
 from aion.block_folder import MOST_BYTES
 from aion.config import Policy
 from aion.errors import ConfigError
-from aion.key_ranges import MOST_KEYS
+from aion.key_ranges import MOST_KEYS, TOP, Keys, equal_ranges
 from aion.keyed.orders import Order
 from aion.plan import Plan
 from aion.runtime import make_operator, predicts, store_config
-from aion.tuning.disk import Cost, Machine, Priority, SimulatedDisk
-from aion.tuning.tiers import Floats, Staged, Tiers
+from aion.tuning.disk import Cost, Machine, SimulatedDisk
+from aion.tuning.files import ShardDisk, SimulatedFiles, sized
 from aion.tuning.trace import Batch, Int64s, Trace
+from state_backends.block import Folded as Made
+from state_backends.io import Priority
 from state_backends.m_bucket import MemoryBudget
+from state_backends.manifest import FileEntry, Identity, Manifest
 from state_backends.p_bucket import cache_bytes
 from state_backends.pressure import PressureManager
+from state_backends.retention import Retention
+from state_backends.store import Only, SstFile, StagingStats, StoredBlock
+from state_backends.stores import StoreConfig
+from state_backends.tiered import TieredStore
 
 _NO_END = 1 << 62
+_NOBODY = Identity("", "", 0, 1, {})
+
+Ranges = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +100,7 @@ def simulate(
             host.shards[batch.shard].run(batch, paced=paced)
     for shard in host.shards.values():
         shard.end()
+    host.disk.finish()
     return host.outcome()
 
 
@@ -112,43 +124,27 @@ class _Host:
     def __init__(self, trace: Trace, policy: Policy, machine: Machine, machine_share: float) -> None:
         config = store_config(policy, blocking=trace.definition.blocking)
         self.disk = SimulatedDisk(config.rate_limit_bytes_per_s)
+        self.machine = machine
         if config.budget_bytes is None:
             raise ConfigError("memory.budget: a share is of a host that is not known here; give bytes")
         self.budget = MemoryBudget(config.budget_bytes)
         self.budget.reserve(cache_bytes(self.budget.limit_bytes))
-        self.stats = Staged()
         self._pressure = PressureManager(
             self.budget, config.make_destage(), lambda: machine_share, clock=lambda: self.disk.now_s
         )
         plan = trace.definition.plan()
         self.fold_ratio = _fold_ratio(trace.folds)
         self.folding = trace.folding or Cost(0.0, machine.processing_bytes_per_s)
+        self.staging_times = trace.staging.times if trace.staging is not None else (1.0,)
+        self.processing_times = trace.processing.times if trace.processing is not None else (1.0,)
         self.shards = {
-            shard: _Shard(
-                self,
-                plan,
-                policy,
-                Tiers(
-                    self.disk,
-                    machine,
-                    self.budget,
-                    self.stats,
-                    bucket_limit_bytes=min(config.bucket_limit_bytes, self.budget.limit_bytes),
-                    keep_fraction=config.keep_fraction,
-                    prestages=config.prestages,
-                    blocking=config.blocking,
-                    staging_times=trace.staging.times if trace.staging is not None else (1.0,),
-                    processing_times=trace.processing.times if trace.processing is not None else (1.0,),
-                ),
-                commits=trace.definition.commits,
-            )
-            for shard in trace.shards
+            shard: _Shard(self, plan, policy, config, commits=trace.definition.commits) for shard in trace.shards
         }
         self.seconds: list[float] = []
 
     def tick(self) -> None:
         self._pressure.tick(
-            [(number, shard.tiers) for number, shard in self.shards.items()],
+            [(number, shard.store) for number, shard in self.shards.items()],
             median(self.seconds) if self.seconds else None,
         )
 
@@ -159,35 +155,62 @@ class _Host:
         late, dropped = sum(c.late_events for c in counters), sum(c.dropped for c in counters)
         kinds = ("on_time", "late", "final")
         moved = self.disk.bytes
+        staging = StagingStats()
+        for shard in self.shards.values():
+            staging.add(shard.store.stats().staging)
         return Outcome(
             memory_bytes=self.budget.peak_bytes,
-            blocked_s=self.stats.blocked_s,
+            blocked_s=self.disk.waited_s,
             staleness=sum(k.total for k in kept) / windows if windows else 0.0,
             stalest=max((k.largest for k in kept), default=0.0),
             executions={kind: sum(c.executions[kind] for c in counters) for kind in kinds},
             written_bytes=moved[Priority.LATE_WRITE] + moved[Priority.DESTAGE],
             read_bytes=moved[Priority.READ] + moved[Priority.PRESTAGE],
-            hits=self.stats.hits,
-            late=self.stats.late,
-            misses=self.stats.misses,
+            hits=staging.hits,
+            late=staging.late,
+            misses=staging.misses,
             coverage=1.0 - dropped / late if late else 1.0,
             dropped=dropped,
         )
 
 
-class _Shard:
-    """An operator and its blocks, as the executor has them carried out (aion.executor), sizes in the place of rows."""
+class _Versions:
+    """The versions of one shard, each of which keeps its files: how much merging may write hangs on that."""
 
-    def __init__(self, host: _Host, plan: Plan, policy: Policy, tiers: Tiers, *, commits: bool) -> None:
+    def __init__(self, retain: int) -> None:
+        self._retention = Retention(retain, [])
+        self._known: dict[int, SstFile] = {}
+        self._number = 0
+
+    def commit(self, store: TieredStore, purge: Sequence[int]) -> None:
+        """As :meth:`state_backends.checkpoint.Shard.commit`; waits until all is on disk."""
+        self._known |= {file.file_no: file for file in store.persist(skip=purge)}
+        store.purge(purge)
+        store.drop_superseded()
+        self._known = {no: self._known[no] for no in store.files()}
+        files = tuple(FileEntry(no, f.path, f.size_bytes, 0, 0, f.blocks) for no, f in self._known.items())
+        self._number += 1
+        version = Manifest(str(self._number), None, self._number, _NOBODY, files, (), 0, {})
+        self._retention.committed(version, lambda name: True)
+        held_bytes, disk_bytes = self._retention.held_bytes, self._retention.disk_bytes
+        store.compact(self._known, held_bytes=held_bytes, disk_bytes=disk_bytes)
+
+
+class _Shard:
+    """An operator and its store, as the executor has them work (aion.executor), sizes in the place of rows."""
+
+    def __init__(self, host: _Host, plan: Plan, policy: Policy, config: StoreConfig, *, commits: bool) -> None:
         self.operator = make_operator(plan, policy, None)
-        self.tiers = tiers
-        self._host, self._plan, self._commits = host, plan, commits
+        self._disk = ShardDisk(host.disk, host.machine, host.staging_times)
+        self.store = config.make_store(SimulatedFiles(host.machine, host.disk), self._disk, host.budget)
+        self._host, self._plan = host, plan
+        self._versions = _Versions(config.retain_versions) if commits else None
+        self._times = cycle(host.processing_times)
         self._folds = (plan.layout is not None or bool(plan.key)) and not plan.by_event
         self._piece_bytes = min(policy.blocks.target_bytes, MOST_BYTES)
         self._predicts = predicts(policy)
         self._rows: dict[int, int] = {}  # of each block that came, by its number
-        self._read: list[tuple[int, float]] = []
-        self._destage: list[int] = []
+        self._read_of: list[tuple[int, float]] = []
         self._purge: list[int] = []
         self._open = False
 
@@ -196,18 +219,18 @@ class _Shard:
         at_us = batch.watermark_us
         if at_us is not None and at_us != self.operator.watermark.at_us:
             self._carry_out(self.operator.handle(WatermarkAdvanced(at_us)))
-            if not self._commits:
+            if self._versions is None:
                 self._end_call()
         start = 0
         for count, before_s in batch.handed:
             if paced:
-                self._host.disk.pass_to(self._host.disk.now_s + before_s)
+                self._pass(before_s)
             blocks = batch.blocks[start : start + count]
             self._carry_out(self.operator.handle(Arrived(blocks)), blocks, batch.rows[start : start + count])
             start += count
-        if start and not self._commits:
+        if start and self._versions is None:
             self._end_call()
-        if self._commits or batch.last:
+        if self._versions is not None or batch.last:
             self._carry_out(self.operator.handle(BatchEnded(batch.last)))
             self._end_call()
         else:
@@ -220,23 +243,26 @@ class _Shard:
             self._open = False
             self._carry_out(self.operator.handle(BatchEnded()))
 
+    def _pass(self, seconds: float) -> None:
+        self._host.disk.pass_to(self._host.disk.now_s + seconds)
+
     def _end_call(self) -> None:
         """What follows a batch on Spark, and a call without it."""
-        if self._read:
-            size, seconds = (sum(column) for column in zip(*self._read, strict=True))
-            self.tiers.processing_bytes_per_s = size / max(seconds, 1e-6)
-            self._host.seconds += [took for _, took in self._read]
-            self._read.clear()
-        if self._commits:
-            self.tiers.persist()
-            self.tiers.destage(self._destage)
-            self.tiers.purge(self._purge)
-            self._destage, self._purge = [], []
-        self.tiers.flush()
+        if self._read_of:
+            size, seconds = (sum(column) for column in zip(*self._read_of, strict=True))
+            self.store.processing_bytes_per_s = size / max(seconds, 1e-6)
+            self._host.seconds += [took for _, took in self._read_of]
+            self._read_of.clear()
+        if self._versions is not None:
+            self._versions.commit(self.store, self._purge)
+            self._purge = []
+        else:
+            self.store.flush()
+            self.store.compact()
         expected = self.operator.watermark.expected_next()
         plan = self.operator.plan(expected) if self._predicts and expected is not None else None
         if plan is not None:
-            self.tiers.prestage(self.tiers.entries(plan.slices))
+            self._prestage(plan.slices)
         self._host.tick()
 
     def _carry_out(
@@ -247,10 +273,10 @@ class _Shard:
             size = blocks[append.index].size_bytes
             if self._folds:
                 self._rows[append.seq] = int(rows[append.index])
-            self.tiers.append(append.seq, append.slice_us, size, late=append.late, arrival=append.seq)
+            self.store.append(append.seq, sized(append.slice_us, size), late=append.late)
         for action in actions:
             if isinstance(action, Prestage):
-                self.tiers.prestage(self.tiers.entries(action.slices, keys=self._announced(action, appends)))
+                self._prestage(action.slices, self._announced(action, appends))
         executes = [a for a in actions if isinstance(a, Execute)]
         if self._plan.layout is not None:
             for among in ([e for e in executes if e.changed_since < 0], [e for e in executes if e.changed_since >= 0]):
@@ -260,51 +286,65 @@ class _Shard:
             for execute in executes:
                 self._execute([execute])
         self._fold([a for a in actions if isinstance(a, Fold)])
-        self._release(
-            [s for a in actions if isinstance(a, Destage) for s in a.slices],
-            [s for a in actions if isinstance(a, Purge) for s in a.slices],
-        )
-
-    def _release(self, destage: list[int], purge: list[int]) -> None:
-        if self._commits:
-            self._destage += destage
-            self._purge += purge
+        self.store.destage([s for a in actions if isinstance(a, Destage) for s in a.slices])
+        purge = [s for a in actions if isinstance(a, Purge) for s in a.slices]
+        if self._versions is not None:
+            self._purge += purge  # when the version is made
         else:
-            self.tiers.destage(destage)
-            self.tiers.purge(purge)
+            self.store.purge(purge)
+
+    def _prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
+        self._disk.prestage_begins()
+        self.store.prestage(slices, only)
+
+    def _read(
+        self, slices: Sequence[int], bytes_per_s: float, *, blocking: bool = False, only: Only | None = None
+    ) -> tuple[list[StoredBlock], int]:
+        """What an execution reads, which works on each block for a while, and its bytes."""
+        found, size = [], 0
+        for stored in self.store.read(slices, blocking=blocking, only=only):
+            found.append(stored)
+            size_bytes = stored.block.size_bytes
+            size += size_bytes
+            self._pass(size_bytes / bytes_per_s)
+        return found, size
 
     def _execute(self, executes: Sequence[Execute]) -> None:
+        machine = self._host.machine
         begin = self._host.disk.now_s
         slices = sorted({s for e in executes for s in e.slices})
-        keys: Floats | None = None
+        keys: Ranges | None = None
         size = 0
         if self._folds and self._plan.key and all(e.changed_since >= 0 for e in executes):
             since: dict[int, int] = {}
             for execute in executes:
                 for s in execute.slices:
                     since[s] = min(execute.changed_since, since.get(s, execute.changed_since))
-            news = self.tiers.entries(slices, spans={s: (seq, _NO_END) for s, seq in since.items()})
-            size += self.tiers.read(news, blocking=False)
-            keys = self._keys(sorted({entry.arrival for entry in news}))
-        entries = self.tiers.entries(slices, keys=keys)
-        size += self.tiers.read(entries, blocking=self._plan.blocking)
+            only = Only({s: (seq, _NO_END) for s, seq in since.items()})
+            news, size = self._read(slices, machine.processing_bytes_per_s, only=only)
+            keys = self._keys(sorted({stored.arrival for stored in news}))
+        blocking = self._plan.blocking
+        _, rest = self._read(slices, machine.processing_bytes_per_s, blocking=blocking, only=Only(keys=keys))
         if self._plan.layout is None:
-            self.tiers.work(size)
-            self._read.append((size, self._host.disk.now_s - begin))
+            size += rest
+            # What an execution of so many bytes takes beyond working on each block.
+            least = size / machine.processing_bytes_per_s
+            self._pass(max(0.0, next(self._times) * (least + machine.execution_s) - least))
+            self._read_of.append((size, self._host.disk.now_s - begin))
 
-    def _announced(self, action: Prestage, appends: Sequence[Append]) -> Floats | None:
+    def _announced(self, action: Prestage, appends: Sequence[Append]) -> Only | None:
         if not self._folds or not self._plan.key:
             return None
         wanted = frozenset(action.slices)
-        return self._keys([a.seq for a in appends if a.slice_us in wanted])
+        return Only(keys=self._keys([a.seq for a in appends if a.slice_us in wanted]))
 
-    def _keys(self, seqs: Sequence[int]) -> Floats | None:
-        """Where the keys of these blocks lie among all, 0 to 1: anywhere, but for a block always the same places."""
+    def _keys(self, seqs: Sequence[int]) -> Ranges | None:
+        """Where the keys of these blocks lie among all: anywhere, but for a block always the same places."""
         rows = [(seq, self._rows.get(seq, MOST_KEYS + 1)) for seq in seqs]
         if sum(n for _, n in rows) > MOST_KEYS:
             return None
-        places = [np.random.default_rng(seq).random(n) for seq, n in rows]
-        return np.sort(np.concatenate(places)) if places else np.zeros(0)
+        hashes = [np.random.default_rng(seq).integers(0, TOP, n, endpoint=True) for seq, n in rows]
+        return Keys(np.concatenate(hashes) if hashes else np.zeros(0, np.int64)).ranges
 
     def _fold(self, folds: Sequence[Fold]) -> None:
         waiting = list(folds)
@@ -312,17 +352,19 @@ class _Shard:
             fold = waiting.pop(0)
             spans = {fold.slice_us: (fold.after, fold.until)}
             below = self.operator.next_seq
-            entries = self.tiers.entries([fold.slice_us], spans=spans, below=below)
-            self.tiers.read(entries, blocking=False, cost=self._host.folding)
+            old, _ = self._read([fold.slice_us], self._host.folding.bytes_per_s, only=Only(spans, below=below))
+            self._pass(self._host.folding.fixed_s)
             made = max(1, round(fold.size_bytes * self._host.fold_ratio(fold.size_bytes)))
             pieces = max(1, round(made / self._piece_bytes))
             first = self.operator.number(pieces)
-            for i in range(pieces):
+            for i, (low, high) in enumerate(equal_ranges(pieces)):
                 size = made * (i + 1) // pieces - made * i // pieces
-                part = (i / pieces, (i + 1) / pieces)
-                self.tiers.append(first + i, fold.slice_us, size, late=fold.late, arrival=fold.until, keys=part)
-            self.tiers.supersede(fold.slice_us, fold.after, fold.until, below)
-            rows = [self._rows.pop(entry.seq, 0) for entry in entries]
+                block = sized(fold.slice_us, size, Made(fold.until, low, high))
+                self.store.append(first + i, block, late=fold.late)
+            self.store.supersede(spans, below)
+            if self._versions is None:
+                self.store.drop_superseded()
+            rows = [self._rows.pop(stored.seq, 0) for stored in old]
             self._rows[fold.until] = sum(rows)
             actions = self.operator.handle(Folded(fold, made))
             waiting += [a for a in actions if isinstance(a, Fold)]

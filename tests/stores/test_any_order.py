@@ -193,6 +193,7 @@ class StoreMachine(RuleBasedStateMachine):
         stats = store.stats()
         total = sum(self.rig.blocks[seq].size_bytes for seq in self.live | self.hidden)
         assert stats.blocks == len(self.live) + len(self.hidden)
+        assert self.was_broken or not stats.failed_merges
         assert max(stats.m_bucket_bytes, stats.p_bucket_bytes) <= total <= stats.m_bucket_bytes + stats.disk_only_bytes
         if self.rig.kind == "tiered" and not self.was_broken:
             assert self.rig.budget.peak_bytes <= 12 * KIB + 3 * KIB + 100

@@ -13,7 +13,7 @@ import pytest
 
 import state_backends.p_bucket as p_bucket
 from aion.errors import CorruptBlock
-from state_backends.block import Block
+from state_backends.block import Block, Folded
 from state_backends.compaction import Limits
 from state_backends.io_thread import Priority, Steps
 from state_backends.merging import OVERDUE_COMMITS
@@ -75,6 +75,18 @@ def test_a_merged_file_is_restored_like_any_other(rig: Rig) -> None:
     rig.reopen(files, frozenset([1]))
     assert rig.read(*range(5)) == [seq for seq in ALL if seq not in (1, 3, 4, 6)]
     rig.validate()
+
+
+def test_blocks_that_stand_for_earlier_ones_are_merged_with_those_that_came_meanwhile(rig: Rig) -> None:
+    """By their arrival they come before blocks of lower numbers; a file is sorted by numbers."""
+    rig.append((16, 1), (17, 1), folded=Folded(3, 0, 9))
+    rig.store.supersede({1: (-1, 3)}, 16)
+    rig.store.drop_superseded()
+    rig.store.persist()
+    merge(rig)
+    stats = rig.store.stats()
+    assert (stats.merges, stats.failed_merges, len(rig.store.files())) == (1, 0, 1)
+    assert rig.read(*range(5)) == [0, 2, 16, 17, *ALL[4:]]
 
 
 def test_nothing_is_merged_that_no_version_names(rig: Rig) -> None:
