@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -75,18 +76,21 @@ def test_who_lacks_sparks_package_for_kafka_is_told_its_name(spark: SparkSession
 # -- with a broker --------------------------------------------------------------------------------------------
 
 
+def apart(what: Literal["fill", "drop"], name: str, data: Path) -> None:
+    assert SERVERS is not None
+    topics.apart(what, load(name), Shape.of(SPECS[name], past_windows=PAST), data, SERVERS, BATCHES[name])
+
+
 @pytest.fixture
-def filled(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+def filled(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     """A workload whose topics have all its events."""
     name: str = request.param
-    assert SERVERS is not None
-    workload, shape = load(name), Shape.of(SPECS[name], past_windows=PAST)
-    sources.write_files(workload, shape, BATCHES[name], tmp_path / "data")
-    names = topics.prefix(workload, shape, BATCHES[name])
-    topics.drop(spark, workload, SERVERS, names)
-    topics.fill(spark, workload, tmp_path / "data", SERVERS, BATCHES[name], names)
+    data = tmp_path / "data"
+    sources.write_files(load(name), Shape.of(SPECS[name], past_windows=PAST), BATCHES[name], data)
+    apart("drop", name, data)
+    apart("fill", name, data)
     yield name
-    topics.drop(spark, workload, SERVERS, names)
+    apart("drop", name, data)
 
 
 @needs_kafka
@@ -105,9 +109,11 @@ def test_results_of_kafkas_events_are_those_of_a_batch_computation(
     panes = application.panes_of(workload, backend, streams, shape, Probe(), policy(shape, backend) if aion else None)
     query = application.start(workload, backend, panes, shape, tmp_path / "out")
     query.awaitTermination()
-    lengths = sum(topics.longest(data, stream, batches) for stream in workload.streams)
-    rows = [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
-    assert rows == [lengths] * batches + [len(workload.streams)], "a window's time in a micro-batch, then heartbeats"
+    reports = [report for report in query.recentProgress if report["numInputRows"]]
+    for stream in workload.streams:
+        length = topics.longest(data, stream, batches)
+        rows = [{s["numInputRows"] for s in of["sources"] if f"-{stream}]" in s["description"]} for of in reports]
+        assert rows == [{length}] * batches + [{1}], "what arrives in a window's time, then the heartbeat"
     truth = workload.truth(sources.events_of(data, workload, batches), shape)
     assert_equal(Results(tmp_path / "out" / "results").read(), truth)
 
@@ -118,14 +124,12 @@ def test_results_of_kafkas_events_are_those_of_a_batch_computation(
 def test_a_topic_is_filled_once_and_made_anew_if_it_has_less_or_more(
     spark: SparkSession, tmp_path: Path, filled: str
 ) -> None:
-    assert SERVERS is not None
     workload, shape, batches = load(filled), Shape.of(SPECS[filled], past_windows=PAST), BATCHES[filled]
-    names = topics.prefix(workload, shape, batches)
-    topic = f"{names}-numbers"
+    topic = f"{topics.prefix(workload, shape, batches)}-numbers"
 
     def fill() -> list[tuple[int, int]]:
         """(offset, timestamp) of every record after it was filled, which must have each event once."""
-        topics.fill(spark, workload, tmp_path / "data", SERVERS, batches, names)
+        apart("fill", filled, tmp_path / "data")
         reader = spark.read.format("kafka").option("kafka.bootstrap.servers", SERVERS).option("subscribe", topic)
         records = reader.load().select("value", "offset", "timestamp")
         schema = sources.table_of(workload, "numbers", shape, 0)[0].schema
@@ -140,6 +144,6 @@ def test_a_topic_is_filled_once_and_made_anew_if_it_has_less_or_more(
     assert fill() == first, "nothing is sent twice"
     send(["{}"])
     assert fill() != first, "somebody wrote into it"
-    topics.drop(spark, workload, SERVERS, names)
+    apart("drop", filled, tmp_path / "data")
     send(["{}"])  # as far as somebody came who was stopped
     fill()
