@@ -6,6 +6,7 @@ That needs Spark's package for Kafka: ``PYSPARK_SUBMIT_ARGS="--packages ... pysp
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -23,6 +24,8 @@ from experiments.workloads.model import TIMESTAMP, Probe, Shape
 from tests.spark.test_workloads import BATCHES, PAST, SPECS, assert_equal, policy
 
 SERVERS = os.environ.get("AION_KAFKA")
+END = re.compile(r"(\d+)\}\}")
+"""Of a topic's one partition, where a micro-batch ended."""
 needs_kafka = pytest.mark.skipif(SERVERS is None, reason="AION_KAFKA=HOST:PORT names no servers")
 
 
@@ -112,8 +115,10 @@ def test_results_of_kafkas_events_are_those_of_a_batch_computation(
     reports = [report for report in query.recentProgress if report["numInputRows"]]
     for stream in workload.streams:
         length = topics.longest(data, stream, batches)
-        rows = [{s["numInputRows"] for s in of["sources"] if f"-{stream}]" in s["description"]} for of in reports]
-        assert rows == [{length}] * batches + [{1}], "what arrives in a window's time, then the heartbeat"
+        sources_of = [[s for s in of["sources"] if f"-{stream}]" in s["description"]] for of in reports]
+        ends = [{int(end) for s in those for end in END.findall(s["endOffset"])} for those in sources_of]
+        wanted = [{length * (batch + 1)} for batch in range(batches)] + [{length * batches + 1}]
+        assert ends == wanted, "what arrives in a window's time, then the heartbeat"
     truth = workload.truth(sources.events_of(data, workload, batches), shape)
     assert_equal(Results(tmp_path / "out" / "results").read(), truth)
 
