@@ -121,34 +121,3 @@ def test_results_of_kafkas_events_are_those_of_a_batch_computation(
         assert ends == wanted, "what arrives in a window's time, then the heartbeat"
     truth = workload.truth(sources.events_of(data, workload, batches), shape)
     assert_equal(Results(tmp_path / "out" / "results").read(), truth)
-
-
-@needs_kafka
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("filled", ["average"], indirect=True)
-def test_a_topic_is_filled_once_and_made_anew_if_it_has_less_or_more(
-    spark: SparkSession, tmp_path: Path, filled: str
-) -> None:
-    workload, shape, batches = load(filled), Shape.of(SPECS[filled], past_windows=PAST), BATCHES[filled]
-    topic = f"{topics.prefix(workload, shape, batches)}-numbers"
-
-    def fill() -> list[tuple[int, int]]:
-        """(offset, timestamp) of every record after it was filled, which must have each event once."""
-        apart("fill", filled, tmp_path / "data")
-        reader = spark.read.format("kafka").option("kafka.bootstrap.servers", SERVERS).option("subscribe", topic)
-        records = reader.load().select("value", "offset", "timestamp")
-        schema = sources.table_of(workload, "numbers", shape, 0)[0].schema
-        assert same_rows(topics.decoded(records, schema), spark.read.parquet(str(tmp_path / "data" / "numbers")))
-        return sorted((row.offset, row.timestamp) for row in records.select("offset", "timestamp").collect())
-
-    def send(values: list[str]) -> None:
-        writer = spark.createDataFrame([(value,) for value in values], "value string").write.format("kafka")
-        writer.option("kafka.bootstrap.servers", SERVERS).option("topic", topic).save()
-
-    first = fill()
-    assert fill() == first, "nothing is sent twice"
-    send(["{}"])
-    assert fill() != first, "somebody wrote into it"
-    apart("drop", filled, tmp_path / "data")
-    send(["{}"])  # as far as somebody came who was stopped
-    fill()
