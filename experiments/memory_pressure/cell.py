@@ -171,21 +171,19 @@ def run(folder: Path) -> None:
         _append(folder / "batches.jsonl", done)
 
     data = Path(spec["data"])
-    if spec["source"] == "kafka":
-        sources.publish(spark, workload, data, batches, spec["kafka"])
     streams = sources.read(
         spark,
         workload,
         shape,
         batches=batches,
-        folder=data if spec["source"] == "files" else None,
+        folder=data if spec["source"] != "rate" else None,
         kafka=spec["kafka"] if spec["source"] == "kafka" else None,
         aion=application.is_aion(spec["backend"]),
     )
     # Stock Spark has copied a list before it calls a function: to time the call alone would say nothing.
     probe = Timed() if application.is_aion(spec["backend"]) else Probe()
     panes = application.panes_of(workload, spec["backend"], streams, shape, probe, spec["policy"])
-    at_once = spec["pace"] == "max" and spec["source"] == "files"
+    at_once = spec["pace"] == "max" and spec["source"] != "rate"
     every = None if at_once else shape.window if spec["pace"] == "real" else "0 seconds"
     keep_us = (shape.past_windows + 4) * shape.window_us
     query = application.start(

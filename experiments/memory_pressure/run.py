@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from aion.errors import ConfigError
 from experiments import bench
 from experiments.memory_pressure.limits import Limit, limited
 from experiments.memory_pressure.measure import lines_of, measured
 from experiments.memory_pressure.settings import Cell, Settings, cell_spec, cells
 from experiments.memory_pressure.tree import Tree, my_environment
-from experiments.workloads import load, sources
+from experiments.workloads import load, sources, topics
 
 LOOK_S, SAMPLE_S = 0.25, 1.0
 OUT_OF_MEMORY = (
@@ -107,6 +108,11 @@ def _sweep(settings: Settings, out: Path, tell: Tell) -> list[dict[str, Any]]:
         data = data_folder(settings, cell, out)
         rest = {data_folder(settings, other, out) for other in missing if found[other] is None}
         if not settings.keep_data and data not in rest:
+            if settings.source == "kafka":
+                try:
+                    _topics("drop", settings, cell, data)
+                except (ConfigError, RuntimeError) as error:  # results are worth more than what is left behind
+                    tell(f"{cell.name}: its topics stay: {error}", progress)
             shutil.rmtree(data, ignore_errors=True)
     return [result for result in found.values() if result is not None]
 
@@ -134,6 +140,12 @@ def data_folder(settings: Settings, cell: Cell, out: Path) -> Path:
     return out / "data" / f"{cell.workload}-{cell.past_windows:02d}-{shape.digest(cell.workload)}"
 
 
+def _topics(what: Literal["fill", "drop"], settings: Settings, cell: Cell, data: Path) -> None:
+    assert settings.kafka is not None
+    workload, shape = load(cell.workload), settings.shape(cell.workload, cell.past_windows)
+    topics.apart(what, workload, shape, data, settings.kafka, settings.batches, my_environment())
+
+
 def run_cell(settings: Settings, cell: Cell, out: Path, tell: Tell, progress: Progress) -> dict[str, Any]:
     """One cell, from its events to its result, which is kept in ``out``/cells."""
     spec = cell_spec(settings, cell)
@@ -144,6 +156,9 @@ def run_cell(settings: Settings, cell: Cell, out: Path, tell: Tell, progress: Pr
     tell(f"{cell.name}: events", progress)
     shape = settings.shape(cell.workload, cell.past_windows)
     counts = sources.write_files(load(cell.workload), shape, settings.batches, data)
+    if settings.source == "kafka":
+        tell(f"{cell.name}: topics", progress)
+        _topics("fill", settings, cell, data)
     bench.write_json(folder / "cell.json", {**spec, "data": str(data)})
     load_before = os.getloadavg()
     with limited(settings.limit, spec["limit_bytes"], cell.name) as limit:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from experiments.workloads import topics
 from experiments.workloads.model import TIMESTAMP, Shape, Workload
 
 if TYPE_CHECKING:
@@ -100,18 +101,20 @@ def read(
 ) -> dict[str, DataFrame]:
     """The streams of a workload, with watermarks.
 
-    From ``folder`` (:func:`write_files`), else from Kafka's topics ``aion-<workload>-<stream>`` at ``kafka``
-    (:func:`publish`), else from Spark's ``rate-micro-batch`` source, of whose rows each stands for a batch.
+    From ``folder`` (:func:`write_files`); with ``kafka``, its servers, from the topics that were filled with those
+    files (:mod:`~experiments.workloads.topics`); without either from Spark's ``rate-micro-batch`` source, of whose rows
+    each stands for a batch.
     """
     found = {}
     for stream in workload.streams:
         schema = table_of(workload, stream, shape, 0)[0].schema
-        if folder is not None:
-            events = _files(spark, folder / stream, schema, batches)
-        elif kafka is not None:
-            events = _kafka(spark, kafka, topic(workload, stream), schema, shape.events_per_batch)
-        else:
+        if folder is None:
             events = _rate(spark, workload.name, stream, schema, shape, batches)
+        elif kafka is None:
+            events = _files(spark, folder / stream, schema, batches)
+        else:
+            topic = f"{topics.prefix(workload, shape, batches)}-{stream}"
+            events = topics.read(spark, kafka, topic, schema, topics.longest(folder, stream, batches))
         found[stream] = watermarked(events, shape, aion=aion)
     return found
 
@@ -154,34 +157,3 @@ def _rate(spark: SparkSession, workload: str, stream: str, schema: pa.Schema, sh
         .load()
     )
     return ticks.select("value").mapInArrow(generate, from_arrow_schema(schema))
-
-
-def topic(workload: Workload, stream: str) -> str:
-    return f"aion-{workload.name}-{stream}"
-
-
-def publish(spark: SparkSession, workload: Workload, folder: Path, batches: int, servers: str) -> None:
-    """Sends the files of :func:`write_files` to Kafka, in order, as JSON. Needs Spark's package for Kafka."""
-    from pyspark.sql import functions as F
-
-    for stream in workload.streams:
-        for name in [*(f"batch-{batch:05d}" for batch in range(batches)), f"last-{batches:05d}"]:
-            rows = spark.read.parquet(str(folder / stream / f"{name}.parquet")).coalesce(1)
-            values = rows.select(F.to_json(F.struct("*")).alias("value"))
-            writer = values.write.format("kafka").option("kafka.bootstrap.servers", servers)
-            writer.option("topic", topic(workload, stream)).save()
-
-
-def _kafka(spark: SparkSession, servers: str, name: str, schema: pa.Schema, events_per_batch: int) -> DataFrame:
-    from pyspark.sql import functions as F
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    rows = (
-        spark.readStream.format("kafka")
-        .option("kafka.bootstrap.servers", servers)
-        .option("subscribe", name)
-        .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", events_per_batch)
-        .load()
-    )
-    return rows.select(F.from_json(F.col("value").cast("string"), from_arrow_schema(schema)).alias("e")).select("e.*")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import psutil
 import pytest
 
+from aion.errors import ConfigError
 from experiments.memory_pressure.findings import death
 from experiments.memory_pressure.run import Progress, sweep
 from experiments.memory_pressure.settings import Settings
@@ -72,3 +74,11 @@ def test_a_cell_that_dies_of_memory_is_recorded_and_not_asked_for_more(
     told: list[str] = []
     sweep(starved, tmp_path, lambda text, progress: told.append(text))
     assert told == ["1 of 2 cells are there from before"], "who died is not run again"
+
+
+@pytest.mark.skipif("kafka" in os.environ.get("PYSPARK_SUBMIT_ARGS", ""), reason="the package is there")
+def test_a_sweep_with_kafka_but_without_sparks_package_ends_before_its_first_cell(tmp_path: Path) -> None:
+    settings = TINY.model_copy(update={"source": "kafka", "kafka": "localhost:9092"})
+    with pytest.raises(ConfigError, match=r"--packages org.apache.spark:spark-sql-kafka-0-10_2.13:"):
+        sweep(settings, tmp_path, lambda text, progress: None)
+    assert not list(tmp_path.glob("cells/*.json"))
