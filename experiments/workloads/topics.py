@@ -42,7 +42,7 @@ def prefix(workload: Workload, shape: Shape, batches: int) -> str:
 def longest(folder: Path, stream: str, batches: int) -> int:
     """Events of the longest batch, of the files of :func:`~experiments.workloads.sources.write_files`."""
     files = [folder / stream / f"batch-{batch:05d}.parquet" for batch in range(batches)]
-    return max(pq.read_metadata(file).num_rows for file in files)
+    return max(int(pq.read_metadata(file).num_rows) for file in files)
 
 
 def encoded(rows: DataFrame, length: int) -> DataFrame:
