@@ -11,7 +11,8 @@ from aion.windows import Count, PerRecord, Punctuated, Session, Sliding, Tumblin
 if TYPE_CHECKING:
     from aion import metrics
     from aion.local import LocalOperator
-    from aion.spark import configure, dropped, explain, panes, windowed
+    from aion.spark.session import configure
+    from aion.spark.stream import dropped, explain, panes, windowed
 
 __version__ = "0.1.0"
 __all__ = [
@@ -36,11 +37,11 @@ __all__ = [
 # Spark is slow to import and LocalOperator does without it.
 _LAZY = {
     "LocalOperator": "aion.local",
-    "configure": "aion.spark",
-    "dropped": "aion.spark",
-    "explain": "aion.spark",
-    "panes": "aion.spark",
-    "windowed": "aion.spark",
+    "configure": "aion.spark.session",
+    "dropped": "aion.spark.stream",
+    "explain": "aion.spark.stream",
+    "panes": "aion.spark.stream",
+    "windowed": "aion.spark.stream",
 }
 
 

@@ -206,7 +206,8 @@ def test_what_active_windows_need_comes_back_by_when_it_is_needed() -> None:
 
 @pytest.mark.parametrize("rebuilt", [True, False])
 def test_a_shard_that_was_rebuilt_asks_for_its_active_windows(rebuilt: bool) -> None:
-    from aion.spark.root import RootConfig, _ShardWork
+    from aion.spark.root_config import RootConfig
+    from aion.spark.work import ShardWork
 
     plan = plan_of(aion.Tumbling("10 seconds"))
     snapshot = at_work(plan, [1, 12, 23, 34], 20).operator.snapshot()
@@ -224,6 +225,6 @@ def test_a_shard_that_was_rebuilt_asks_for_its_active_windows(rebuilt: bool) -> 
         watermark_delay_us=None,
     )
     session, pool = Session(snapshot, rebuilt=rebuilt), CodecPool(0)
-    _ShardWork(config, session, pool, 0, 0)  # type: ignore[arg-type]
+    ShardWork(config, session, pool, 0, 0)  # type: ignore[arg-type]
     pool.close()
     assert session.prestaged == ([(20 * SECOND, 30 * SECOND)] if rebuilt else [])

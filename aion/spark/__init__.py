@@ -1,6 +1,4 @@
-"""Aion on Spark: the only package that imports pyspark."""
+"""Aion on Spark: the only package that imports pyspark.
 
-from aion.spark.session import configure
-from aion.spark.stream import dropped, explain, panes, windowed
-
-__all__ = ["configure", "dropped", "explain", "panes", "windowed"]
+Nothing is imported here: workers load what they need of it, and no more.
+"""

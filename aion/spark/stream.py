@@ -28,7 +28,8 @@ from aion.plan import DROPPED_COLUMNS, ApplyFunction, Plan, make_plan
 from aion.spark.blocks import row_type
 from aion.spark.child import Child
 from aion.spark.levels import merged
-from aion.spark.root import Root, RootConfig
+from aion.spark.root import Root
+from aion.spark.root_config import RootConfig
 from aion.spark.session import REQUIRED
 from aion.spark.shards import shard_column, shard_ids
 from aion.spark.types import arrow_schema
