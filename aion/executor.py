@@ -43,6 +43,7 @@ from aion.rows import pane_rows
 from aion.slice_tree import Aggregation
 from aion.spilling import MEMORY_LIMIT_BYTES, drained, parts_by_key
 from aion.tuning.trace import Recorder
+from policies.sizing import Execution
 from state_backends.block import Block, decode
 from state_backends.codec_pool import CodecPool
 from state_backends.store import Only, StoredBlock
@@ -115,7 +116,7 @@ class Executor:
             seeks=folder is not None,
         )
         # Encoded bytes and seconds of each execution so far: what sizing and idle destaging learn from.
-        self.executions: list[tuple[int, float]] = []
+        self.executions: list[Execution] = []
         # Notes what comes, without payload, if the user asked for a trace (docs/tuning.md).
         self.recorder: Recorder | None = None
 
@@ -242,7 +243,7 @@ class Executor:
 
     @contextmanager
     def _timed(self) -> Iterator[Seen]:
-        """Notes the bytes that an execution read and the seconds that it took."""
+        """Notes the bytes that an execution read, the seconds that it took, and those that it waited."""
         size, waited_s = 0, 0.0
 
         def seen(blocks: Iterator[StoredBlock]) -> Iterator[StoredBlock]:
@@ -256,9 +257,9 @@ class Executor:
 
         begin = time.perf_counter()
         yield seen
-        self.executions.append((size, time.perf_counter() - begin))
+        self.executions.append(Execution(size, time.perf_counter() - begin, waited_s))
         if self.recorder is not None:
-            self.recorder.executed(*self.executions[-1], waited_s)
+            self.recorder.executed(*self.executions[-1])
 
     # -- partials -----------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from aion.runtime import make_builder, make_executor, make_operator, predicts, s
 from aion.time import instant_us
 from aion.tuning.trace import Definition, Recorder
 from aion.windows import Definitions
+from policies.sizing import processing_bytes_per_s
 from state_backends.block import Block
 from state_backends.codec_pool import CodecPool
 from state_backends.io_thread import IoStats
@@ -181,8 +182,7 @@ class LocalOperator:
         table = pa.Table.from_batches(list(rows), self._executor.plan.result_schema)
         executor = self._executor
         if executor.executions:
-            read, took = (sum(column) for column in zip(*executor.executions, strict=True))
-            self._store.processing_bytes_per_s = read / max(took, 1e-6)
+            self._store.processing_bytes_per_s = processing_bytes_per_s(executor.executions)
             executor.executions.clear()
         self._store.flush()
         self._store.compact()

@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import ceil
+from typing import NamedTuple
+
+
+class Execution(NamedTuple):
+    """Encoded bytes that an execution read, and the seconds that it took, of which it waited so many for blocks."""
+
+    size_bytes: int
+    seconds: float
+    waited_s: float
+
+
+def processing_bytes_per_s(executions: Iterable[Execution]) -> float | None:
+    """How fast a function gets through blocks that are there. None: too fast to say, or there were no executions.
+
+    Without what it waited for: one that waits all the time would seem as slow as staging, which then would seem to
+    keep up with it, and nothing would be staged ahead.
+    """
+    size_bytes, worked_s = 0, 0.0
+    for execution in executions:
+        size_bytes += execution.size_bytes
+        worked_s += execution.seconds - execution.waited_s
+    return size_bytes / worked_s if size_bytes and worked_s > 0 else None
 
 
 def m_bucket_bytes(

@@ -19,6 +19,7 @@ from rocksdict import Cache
 from aion.errors import AionError, PolicyError, RequestError, ServerError, ServerUnreachable, SessionSuperseded
 from policies.destage import DestagePolicy
 from policies.prestage import PrestagePolicy
+from policies.sizing import Execution, processing_bytes_per_s
 from state_backends import live_folder, requests
 from state_backends.block import Block
 from state_backends.checkpoint import Shard
@@ -206,7 +207,7 @@ class Host:
             shard.commit(request.session, request.snapshot, token=session.attempt)
             with self._lock:
                 self._committed.committed(session.key[:2], before, request.snapshot)
-        self.plan_prestage(session.key, session.attempt, request.prestage, request.executions)
+        self.plan_prestage(session.key, session.attempt, request.prestage, [Execution(*e) for e in request.executions])
         self.ended(request.session)
 
     def abort(self, request: requests.Abort) -> None:
@@ -249,19 +250,16 @@ class Host:
                     shard.close()
                 raise
 
-    def plan_prestage(
-        self, key: ShardKey, token: str, slices: Sequence[int], executions: Sequence[tuple[int, float]]
-    ) -> None:
+    def plan_prestage(self, key: ShardKey, token: str, slices: Sequence[int], executions: Sequence[Execution]) -> None:
         """Stages these slices of a shard just before its next attempt is due (paper 3.2).
 
-        ``token``: the version that they are of; ``executions``: bytes and seconds of each execution that led to it.
+        ``token``: the version that they are of; ``executions``: those that led to it.
         """
         with self._lock:
-            self._executions_s = [*self._executions_s, *(s for _, s in executions)][-256:]
+            self._executions_s = [*self._executions_s, *(e.seconds for e in executions)][-256:]
             shard, _ = self._shards[key]
             if executions and shard.store is not None:
-                read, took = sum(b for b, _ in executions), sum(s for _, s in executions)
-                shard.store.processing_bytes_per_s = read / max(took, 1e-6)
+                shard.store.processing_bytes_per_s = processing_bytes_per_s(executions)
             if not slices or shard.store is None or self._prestage is None:
                 return
             now = self._clock()

@@ -211,11 +211,11 @@ class Release(_OfSession):
 
 
 class Commit(_OfSession):
-    """``prestage``: slices that the next attempt is expected to read; ``executions``: bytes and seconds of each."""
+    """``prestage``: slices that the next attempt is expected to read; ``executions``: see policies.sizing.Execution."""
 
     snapshot: Snapshot
     prestage: Slices
-    executions: tuple[tuple[Count, Seconds], ...]
+    executions: tuple[tuple[Count, Seconds, Seconds], ...]
 
 
 class Abort(_OfSession):

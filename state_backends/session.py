@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from aion.errors import ServerError, ServerUnreachable, StateError
+from policies.sizing import Execution
 from state_backends.block import Block
 from state_backends.store import Only, StoredBlock
 
@@ -160,14 +161,19 @@ class RemoteSession:
         self._keep(Released(list(destage), list(purge)), 0)
 
     def commit(
-        self, snapshot: dict[str, Any], prestage: Sequence[int] = (), executions: Sequence[tuple[int, float]] = ()
+        self, snapshot: dict[str, Any], prestage: Sequence[int] = (), executions: Sequence[Execution] = ()
     ) -> None:
-        """``prestage``: slices that the next attempt is expected to read; ``executions``: bytes and seconds of each.
+        """``prestage``: slices that the next attempt is expected to read; ``executions``: those of this one.
 
         If the server dies after it has committed and before it says so, the version is written again, of the same
         blocks: until this returns nobody asks for it.
         """
-        self._act("commit", snapshot=snapshot, prestage=list(prestage), executions=list(executions))
+        self._act(
+            "commit",
+            snapshot=snapshot,
+            prestage=list(prestage),
+            executions=[tuple(execution) for execution in executions],
+        )
         self._forget()
 
     def abort(self) -> None:

@@ -18,7 +18,7 @@ from aion import config
 from policies import plugins
 from policies.destage import MemoryView, StandardDestage, Suggestion, WindowView
 from policies.prestage import Prestage, StagingSpeed
-from policies.sizing import m_bucket_bytes
+from policies.sizing import Execution, m_bucket_bytes, processing_bytes_per_s
 
 LIMIT = 1_000
 
@@ -432,6 +432,22 @@ def test_with_less_than_the_formula_of_the_paper_it_does_wait(workload: tuple[li
 @pytest.mark.parametrize("speeds", [(None, 5.0), (5.0, None), (None, None), (0.0, 5.0), (5.0, 0.0), (-1.0, 5.0)])
 def test_without_speeds_it_is_the_whole_window(speeds: tuple[float | None, float | None]) -> None:
     assert m_bucket_bytes(12_345, *speeds, blocking=False, block_bytes=10) == 12_345
+
+
+@given(st.lists(st.tuples(st.integers(1, 1 << 30), st.integers(1, 1 << 20), st.integers(0, 1 << 20)), min_size=1))
+def test_a_function_that_waits_for_its_blocks_is_not_taken_for_a_slow_one(
+    executed: list[tuple[int, int, int]],
+) -> None:
+    told = processing_bytes_per_s(Execution(size, worked + waited, waited) for size, worked, waited in executed)
+    sizes, worked, _ = zip(*executed, strict=True)
+    assert told == pytest.approx(sum(sizes) / sum(worked))
+
+
+def test_a_function_that_only_waits_gets_the_whole_window() -> None:
+    """The disk keeps up with it, so it seems; but it keeps up with the disk."""
+    told = processing_bytes_per_s([Execution(1000, 2.0, 2.0)])
+    assert told is None
+    assert m_bucket_bytes(1000, 500.0, told, blocking=False, block_bytes=10) == 1000
 
 
 @given(st.integers(0, 1 << 50), st.floats(0.1, 1e12), st.floats(0.1, 1e12), st.integers(1, 1 << 30))

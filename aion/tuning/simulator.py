@@ -33,6 +33,7 @@ from aion.runtime import make_operator, predicts, store_config
 from aion.tuning.disk import Cost, Machine, SimulatedDisk
 from aion.tuning.files import ShardDisk, SimulatedFiles, sized
 from aion.tuning.trace import Batch, Int64s, Trace
+from policies.sizing import Execution, processing_bytes_per_s
 from state_backends.block import Folded as Made
 from state_backends.io import Priority
 from state_backends.m_bucket import MemoryBudget
@@ -210,7 +211,7 @@ class _Shard:
         self._piece_bytes = min(policy.blocks.target_bytes, MOST_BYTES)
         self._predicts = predicts(policy)
         self._rows: dict[int, int] = {}  # of each block that came, by its number
-        self._read_of: list[tuple[int, float]] = []
+        self._executed: list[Execution] = []
         self._purge: list[int] = []
         self._open = False
 
@@ -248,11 +249,10 @@ class _Shard:
 
     def _end_call(self) -> None:
         """What follows a batch on Spark, and a call without it."""
-        if self._read_of:
-            size, seconds = (sum(column) for column in zip(*self._read_of, strict=True))
-            self.store.processing_bytes_per_s = size / max(seconds, 1e-6)
-            self._host.seconds += [took for _, took in self._read_of]
-            self._read_of.clear()
+        if self._executed:
+            self.store.processing_bytes_per_s = processing_bytes_per_s(self._executed)
+            self._host.seconds += [execution.seconds for execution in self._executed]
+            self._executed.clear()
         if self._versions is not None:
             self._versions.commit(self.store, self._purge)
             self._purge = []
@@ -299,38 +299,41 @@ class _Shard:
 
     def _read(
         self, slices: Sequence[int], bytes_per_s: float, *, blocking: bool = False, only: Only | None = None
-    ) -> tuple[list[StoredBlock], int]:
-        """What an execution reads, which works on each block for a while, and its bytes."""
-        found, size = [], 0
+    ) -> tuple[list[StoredBlock], int, float]:
+        """What an execution reads, which works on each block for a while; its bytes, and seconds of waiting."""
+        found, size, waited_s = [], 0, 0.0
+        asked_s = self._host.disk.now_s
         for stored in self.store.read(slices, blocking=blocking, only=only):
+            waited_s += self._host.disk.now_s - asked_s
             found.append(stored)
             size_bytes = stored.block.size_bytes
             size += size_bytes
             self._pass(size_bytes / bytes_per_s)
-        return found, size
+            asked_s = self._host.disk.now_s
+        return found, size, waited_s
 
     def _execute(self, executes: Sequence[Execute]) -> None:
         machine = self._host.machine
         begin = self._host.disk.now_s
         slices = sorted({s for e in executes for s in e.slices})
         keys: Ranges | None = None
-        size = 0
+        size, waited_s = 0, 0.0
         if self._folds and self._plan.key and all(e.changed_since >= 0 for e in executes):
             since: dict[int, int] = {}
             for execute in executes:
                 for s in execute.slices:
                     since[s] = min(execute.changed_since, since.get(s, execute.changed_since))
             only = Only({s: (seq, _NO_END) for s, seq in since.items()})
-            news, size = self._read(slices, machine.processing_bytes_per_s, only=only)
+            news, size, waited_s = self._read(slices, machine.processing_bytes_per_s, only=only)
             keys = self._keys(sorted({stored.arrival for stored in news}))
         blocking = self._plan.blocking
-        _, rest = self._read(slices, machine.processing_bytes_per_s, blocking=blocking, only=Only(keys=keys))
+        _, rest, waiting_s = self._read(slices, machine.processing_bytes_per_s, blocking=blocking, only=Only(keys=keys))
         if self._plan.layout is None:
             size += rest
             # What an execution of so many bytes takes beyond working on each block.
             least = size / machine.processing_bytes_per_s
             self._pass(max(0.0, next(self._times) * (least + machine.execution_s) - least))
-            self._read_of.append((size, self._host.disk.now_s - begin))
+            self._executed.append(Execution(size, self._host.disk.now_s - begin, waited_s + waiting_s))
 
     def _announced(self, action: Prestage, appends: Sequence[Append]) -> Only | None:
         if not self._folds or not self._plan.key:
@@ -352,7 +355,7 @@ class _Shard:
             fold = waiting.pop(0)
             spans = {fold.slice_us: (fold.after, fold.until)}
             below = self.operator.next_seq
-            old, _ = self._read([fold.slice_us], self._host.folding.bytes_per_s, only=Only(spans, below=below))
+            old, _, _ = self._read([fold.slice_us], self._host.folding.bytes_per_s, only=Only(spans, below=below))
             self._pass(self._host.folding.fixed_s)
             made = max(1, round(fold.size_bytes * self._host.fold_ratio(fold.size_bytes)))
             pieces = max(1, round(made / self._piece_bytes))

@@ -13,6 +13,7 @@ import pytest
 from aion import errors
 from policies.destage import MemoryView, StandardDestage, Suggestion, WindowView
 from policies.prestage import Prestage
+from policies.sizing import Execution
 from state_backends.guard import Guard, GuardedDestage, GuardedPrestage
 from state_backends.stores import StoreConfig
 from tests.server.conftest import Connect, block, open_shard, server_of, snapshot, values
@@ -187,7 +188,7 @@ def test_in_a_server_nothing_is_lost_by_a_policy_that(
             expected += [seq] * 20_000
         assert values(attempt, *range(20)) == expected
         attempt.release([5 * number], [])
-        attempt.commit(snapshot(5 * number + 5), prestage=[0, 1, 2], executions=[(1000, 0.1)])
+        attempt.commit(snapshot(5 * number + 5), prestage=[0, 1, 2], executions=[Execution(1000, 0.1, 0.0)])
     assert values(open_shard(client, tmp_path, token, "last", store=store), *range(20)) == expected
     assert client.stats()["m_bucket_bytes"] <= 1 << 20
     assert server_of(application) == server
