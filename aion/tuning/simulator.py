@@ -294,6 +294,8 @@ class _Shard:
             self.store.purge(purge)
 
     def _prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
+        # To see what is to be staged takes longer than it takes an idle I/O thread to begin with what is queued.
+        self._pass(0.0)
         self._disk.prestage_begins()
         self.store.prestage(slices, only)
 
