@@ -42,8 +42,10 @@ def begin(archive: Path) -> subprocess.Popen[bytes]:
 
 def options() -> str:
     """Of a JVM that runs queries of a few rows: to compile them well would take it longer than they run."""
-    archive = os.environ.get(ARCHIVE)
-    return "-XX:TieredStopAtLevel=1" + (f" -XX:SharedArchiveFile={archive}" if archive else "")
+    archive = os.environ.get(ARCHIVE, "")
+    # What is handed over in the environment is split at blanks: a folder with one in its name has no archive.
+    usable = len(archive.split()) == 1
+    return "-XX:TieredStopAtLevel=1" + (f" -XX:SharedArchiveFile={archive}" if usable else "")
 
 
 def stop() -> None:
