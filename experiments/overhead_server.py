@@ -32,8 +32,6 @@ class Forgetful(Shard):
     Everything else is a shard's: what memory has no room for goes to disk, and what an attempt did can be undone.
     """
 
-    durable = False
-
     def commit(self, attempt: str, snapshot: dict[str, Any], token: str | None = None) -> None:
         store = self._working(attempt)
         before = self._held
@@ -50,7 +48,7 @@ class Forgetful(Shard):
         )
         self._attempt = None
 
-    def _claim(self, attempt: str, identity: Identity) -> None:
+    def _claim(self, attempt: str, identity: Identity, *, begins: bool) -> None:
         """Nobody will come back to ask whose state this was."""
 
 

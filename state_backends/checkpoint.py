@@ -7,32 +7,36 @@ that only grow, and purges wait for the commit.
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rocksdict import Cache
 
-from aion.errors import CorruptBlock, CorruptState, FormatError, SessionSuperseded, StateError
+from aion.errors import CorruptBlock, CorruptState, ForeignState, FormatError, SessionSuperseded, StateError
 from state_backends.block import Block
 from state_backends.counting import only_counts
 from state_backends.depot import MANIFEST, OPERATOR, Depot
+from state_backends.lineage import Place
 from state_backends.manifest import (
     FileEntry,
     Identity,
     Manifest,
+    Past,
     check_operator,
     check_owner,
+    check_unrecorded,
     dump,
     dump_operator,
     load,
     load_operator,
 )
 from state_backends.p_bucket import PBucket
-from state_backends.retention import Doomed, Retention
+from state_backends.retention import Doomed, Retention, batch_of, floor_of
 from state_backends.store import BlockStore, Only, SstFile, StoredBlock, StoreStats
 
 StoreFactory = Callable[[PBucket], BlockStore]
@@ -42,11 +46,10 @@ log = logging.getLogger(__name__)
 class Shard:
     """One shard on its host: the version it holds and, between open and commit, the attempt at work on it.
 
-    Calls are serialised by the caller, except for reads. ``depot`` keeps the versions, ``live`` RocksDB's own files.
+    Calls are serialised by the caller, except for reads. ``depot`` keeps the versions, ``live`` RocksDB's own files and
+    new ones. ``retain``: how many batches Spark keeps. ``place``: finds out, when the shard is built from a version, in
+    which depot its lineage keeps it (state_backends/lineage.py); without, it is ``depot``.
     """
-
-    durable = True
-    """Whether files are synced, and kept until no version names them."""
 
     def __init__(
         self,
@@ -56,23 +59,28 @@ class Shard:
         make_store: StoreFactory,
         *,
         retain: int,
+        place: Callable[[], Place] | None = None,
         cache: Cache | None = None,
     ) -> None:
         self.identity = identity
         self.depot = depot
         self._live = live
         self._make_store = make_store
-        self._retain = retain
+        # Spark keeps so many batches; the one that is not through yet makes one version more.
+        self._keep = retain + 1
+        self._place = place
+        self._elsewhere: Callable[[str], Depot | None] = lambda token: None
         self._cache = cache
         self._store: BlockStore | None = None
         self._p: PBucket | None = None
         self._held: Manifest | None = None
-        self._files: dict[int, SstFile] = {}
+        self._files: dict[int, FileEntry] = {}
         self._attempt: str | None = None
         self._first_seq = 0
         self._purging: list[int] = []
         self._written: list[SstFile] = []  # by the attempt at work or by merging, and named by no manifest yet
-        self._retention: Retention | None = None  # known from the first commit after a rebuild on
+        self._published: list[str] = []  # by the attempt at work
+        self._retention = Retention(self._keep)
         self.rebuilds = 0
         self._counting = threading.Lock()
         self._past = StoreStats()  # what the stores counted that are closed
@@ -139,35 +147,43 @@ class Shard:
         dead = frozenset(self._purging)
         assert self._p is not None
         self._written += store.persist(skip=dead)
-        known = self._files | {f.file_no: f for f in self._written}
         holds = {no: {s: 0 if s in dead else n for s, n in slices.items()} for no, slices in store.files().items()}
         live = {no for no, slices in holds.items() if any(slices.values())}
         # Slices never come back, so a slice that files hold without one live block in any of them is a purged one.
         alive = {s for no in live for s, n in holds[no].items() if n}
         purged = {s for no in live for s in holds[no]} - alive
+        new = [f for f in self._written if f.file_no in live]
+        self._unpublish()
+        self._published = self._p.publish(new, attempt, self.depot.files)
+        known = self._files | {f.file_no: _entry(f, name) for f, name in zip(new, self._published, strict=True)}
+        files = tuple(known[no] for no in sorted(live))
+        past = self._retention.following(self._held, files)
         manifest = Manifest(
             token=token or attempt,
             parent=self._held.token if self._held else None,
             version=self._held.version + 1 if self._held else 1,
             identity=self.identity,
-            files=tuple(_entry(known[no]) for no in sorted(live)),
+            files=files,
             purged=tuple(sorted(purged)),
             superseded=tuple(store.superseded(skip=purged)),
             next_file_no=self._p.next_file_no,
             snapshot=snapshot,
+            history=self._retention.history(past),
         )
         # First all files, then the manifest that names them: a version is there whole or not at all.
-        self.depot.publish([f.name for f in self._written if f.file_no in live])
+        self.depot.publish(self._published, [f.name for f in files])
         self.depot.save(manifest.token, dump(manifest))
         store.purge(list(dead))
         store.drop_superseded()
-        self.depot.release([f.name for no, f in known.items() if no not in live])
-        self._files = {no: known[no] for no in live}
+        self.depot.release([f.name for no, f in self._files.items() if no not in live])
+        for file in self._written:
+            if file.file_no not in live:
+                self._p.delete(file)
+        self._files = {f.file_no: f for f in files}
         self._held = manifest
         self._attempt = None
-        unnamed = [Path(f.path).name for f in self._written if f.file_no not in self._files]
-        self._written = []
-        self._expire(manifest, unnamed)
+        self._written, self._published = [], []
+        self._expire(manifest, past, batch_of(attempt))
 
     def abort(self, attempt: str) -> None:
         if self._attempt == attempt and self._store is not None:
@@ -179,8 +195,11 @@ class Shard:
             store, self._store = self._store, None  # whatever closing it says, it is not used again
             if store is not None:
                 self._past.add(only_counts(store.stats()))
-        if store is not None:
-            store.close()
+        try:
+            if store is not None:
+                store.close()
+        finally:
+            shutil.rmtree(self._live, ignore_errors=True)
 
     def stats(self) -> StoreStats:
         """Of the store; what is counted goes on from one store to the next."""
@@ -207,15 +226,20 @@ class Shard:
 
     def _undo(self) -> None:
         """Forgets everything that the attempt at work did."""
-        assert self._store is not None
+        assert self._store is not None and self._p is not None
         self._store.rollback(self._first_seq)
         # What merging wrote holds blocks of the version: the store goes on with it.
         live = self._store.files()
         for file in self._written:
             if file.file_no not in live:
-                with contextlib.suppress(OSError):  # then it is an orphan, which retention finds
-                    self.depot.delete(file.name)
+                self._p.delete(file)
         self._written = [f for f in self._written if f.file_no in live]
+        self._unpublish()
+
+    def _unpublish(self) -> None:
+        """Takes back what a commit published that then failed: no version names it, or one that Spark knows is none."""
+        published, self._published = self._published, []
+        self._retention.spared(self.depot.delete(Doomed([], published)))
 
     # -- versions -----------------------------------------------------------------------------------------
 
@@ -229,22 +253,27 @@ class Shard:
 
     def _rebuild(self, token: str | None, attempt: str, identity: Identity) -> None:
         self.close()
-        self._held, self._files, self._attempt, self._written, self._retention = None, {}, None, [], None
+        self._held, self._files, self._attempt, self._written, self._published = None, {}, None, [], []
+        self._retention = Retention(self._keep)
         self.rebuilds += 1
-        p_bucket = PBucket(self.depot.files, self._live, durable=self.durable, cache=self._cache)
+        if self._place is not None:
+            self.depot, self._elsewhere = self._place()
+        # New files are this host's own until a version names them: no sweep of another host's sees them.
+        p_bucket = PBucket(self._live / "new", self._live / "rocksdb", durable=False, cache=self._cache)
         store = self._make_store(p_bucket)
         try:
-            if token is None:
-                self.depot.fetch([])
-                self._claim(attempt, identity)
-            else:
-                manifest = self._load(token)
-                check_owner(manifest, identity)
-                self._files = {f.file_no: self._file(f) for f in manifest.files}
-                self.depot.fetch(list(self._files.values()))
-                store.restore(list(self._files.values()), frozenset(manifest.purged), manifest.superseded)
+            manifest = None if token is None else self._find(token, identity)
+            self._claim(attempt, identity, begins=manifest is None)
+            files = [self._file(f) for f in manifest.files] if manifest is not None else []
+            self.depot.fetch(files)
+            if manifest is not None:
+                self._files = {f.file_no: f for f in manifest.files}
+                store.restore(files, frozenset(manifest.purged), manifest.superseded)
                 p_bucket.next_file_no = max(p_bucket.next_file_no, manifest.next_file_no)
                 self._held = manifest
+            past, floor = self._older(manifest)
+            manifests, names = self.depot.listing()
+            self._retention = Retention(self._keep, past, floor=floor, manifests=manifests, files=names)
         except CorruptState as error:
             store.close()
             raise CorruptState(f"version {token} in {self.depot.where(token or '')}: {error}") from error
@@ -253,32 +282,99 @@ class Shard:
             raise
         self._p, self._store = p_bucket, store
 
-    def _claim(self, attempt: str, identity: Identity) -> None:
-        """A shard without a version asks the file that the operator's shards share whether all is as it was.
-
-        Until the first batch has come through nothing counts yet, and the definition may still change.
-        """
-        batch = attempt.partition("-")[0]
-        found, mine = self.depot.owner(), dump_operator(identity)
-        if found is None or (batch.isdecimal() and not int(batch)):
-            if found != mine:
-                self.depot.claim(mine)
-        else:
-            name = f"{OPERATOR} of operator {identity.operator!r}"
-            check_operator(load_operator(found, name), identity, f"the state of {name}")
-
-    def _load(self, token: str) -> Manifest:
-        where = self.depot.where(token)
+    def _find(self, token: str, identity: Identity) -> Manifest:
+        """The version, brought here from another lineage if it is not here. Raises CorruptState, ForeignState."""
         try:
-            manifest = load(self.depot.load(token), where.rpartition("/")[2])
-            if manifest.token != token:
-                raise CorruptState(f"{where} is the manifest of another version, {manifest.token}")
-            return manifest
+            manifest = self._load(token)
         except FileNotFoundError:
-            raise CorruptState(
-                f"version {token} of shard {self.identity.shard} of operator {self.identity.operator!r} "
-                f"is what Spark asks for, but {where} does not exist"
-            ) from None
+            other = self._elsewhere(token)
+            if other is None:
+                raise CorruptState(self._lost(token)) from None
+            manifest = self._load(token, other)
+            check_owner(manifest, identity)
+            self.depot.take(other, [f.name for f in manifest.files])
+            # Versions before it stay where they are.
+            manifest = replace(manifest, history=())
+            self.depot.save(token, dump(manifest))
+        check_owner(manifest, identity)
+        return manifest
+
+    def _lost(self, token: str) -> str:
+        """Why a version may be gone: Spark asks for it, and it is not there."""
+        text = (
+            f"version {token} of shard {self.identity.shard} of operator {self.identity.operator!r} "
+            f"is what Spark asks for, but {self.depot.where(token)} does not exist"
+        )
+        there = [int(n[:10]) for n in self.depot.listing()[0] if n.endswith(MANIFEST) and n[:10].isdecimal()]
+        batch = token.partition("-")[0]
+        if there and batch.isdecimal() and int(batch) < min(there):
+            text += (
+                f". The checkpoint is at batch {int(batch)}, an older one than any that is kept here ({min(there)} to "
+                f"{max(there)}): was it restored from a backup, or copied long ago? State is kept for "
+                f"spark.sql.streaming.minBatchesToRetain batches, {self._keep - 1}"
+            )
+        return text
+
+    def _claim(self, attempt: str, identity: Identity, *, begins: bool) -> None:
+        """Asks the file that the operator's shards share whether all is as it was; writes it where it is missing.
+
+        ``begins``: the shard has no version yet. Until the first batch has come through nothing counts, and the
+        definition may still change.
+        """
+        found, mine = self.depot.owner(), dump_operator(identity)
+        if found is None:
+            found = self.depot.claim(mine, first=True)
+        if found == mine:
+            return
+        where = f"{OPERATOR} of operator {identity.operator!r}"
+        if begins and not batch_of(attempt):
+            self.depot.claim(mine, first=False)
+            return
+        owner = load_operator(found, where)
+        check_operator(owner, identity, f"the state of {where}")
+        shards = (int(name.removeprefix("shard-")) for name in self.depot.siblings() if name.startswith("shard-"))
+        check_unrecorded(owner, identity, shards if "ids" not in owner else (), f"the state of {where}")
+        if owner.get("checkpoint", identity.checkpoint) != identity.checkpoint:
+            raise ForeignState(
+                f"the state of {where} is used by the query with the checkpoint {owner['checkpoint']}, not by this one "
+                f"with {identity.checkpoint}; start again, and it gets a folder of its own"
+            )
+        self.depot.claim(mine, first=False)
+
+    def _load(self, token: str, depot: Depot | None = None) -> Manifest:
+        """Raises FileNotFoundError, CorruptState, FormatError."""
+        depot = depot or self.depot
+        where = depot.where(token)
+        manifest = load(depot.load(token), where.rpartition("/")[2])
+        if manifest.token != token:
+            raise CorruptState(f"{where} is the manifest of another version, {manifest.token}")
+        return manifest
+
+    def _older(self, manifest: Manifest | None) -> tuple[list[Past], int]:
+        """The kept versions before this one, oldest first; and the batch down to which nothing else is kept.
+
+        Mostly the manifest says it all. The one of an earlier Aion says nothing, and that of a long history not all.
+        """
+        if manifest is None:
+            return [], -1
+        past, first = list(manifest.history), manifest
+        while len(past) < self._keep - 1 and first.version > 1:
+            try:
+                if first.history:
+                    first = self._load(first.history[0].token)
+                    past = [*first.history, *past]
+                if not first.history:
+                    if first.parent is None:
+                        break
+                    parent = self._load(first.parent)
+                    past = [*Retention(2).following(parent, first.files), *past]
+                    first = parent
+            except FileNotFoundError:
+                break  # deleted, as all before it
+            except (CorruptState, FormatError) as error:
+                log.warning("older versions of shard %d cannot all be found: %s", self.identity.shard, error)
+                return past, floor_of(past) if past else batch_of(manifest.token)
+        return past[-(self._keep - 1) :], -1
 
     def _file(self, entry: FileEntry) -> SstFile:
         path = self.depot.files / entry.name
@@ -286,59 +382,16 @@ class Shard:
 
     # -- what is kept, and what is merged -----------------------------------------------------------------
 
-    def _expire(self, manifest: Manifest, unnamed: Sequence[str]) -> None:
+    def _expire(self, manifest: Manifest, past: list[Past], batch: int) -> None:
         """Deletes what nobody can ask for any more, and has the rest merged. The version is made: nothing raises."""
-        assert self._p is not None and self._store is not None
+        assert self._store is not None
         try:
-            self._delete(Doomed([], list(unnamed)))
-            if self._retention is None:
-                self._retention = Retention(self._retain, self._versions_before(manifest))
-            else:
-                self._delete(self._retention.committed(manifest, self._p.has))
-            if self._retention.sweep_due:
-                self._delete(self._sweep(self._retention))
+            self._retention.spared(self.depot.delete(self._retention.committed(manifest, past, batch)))
             held, disk = self._retention.held_bytes, self._retention.disk_bytes
             self._store.compact(self._files, held_bytes=held, disk_bytes=disk)
         except (OSError, StateError) as error:
             log.warning("what shard %d does not need is left for later: %s", self.identity.shard, error)
 
-    def _versions_before(self, manifest: Manifest) -> list[Manifest]:
-        """The manifest and those it came from, as far back as they are still there and whole, oldest first."""
-        chain = [manifest]
-        while chain[-1].parent and len(chain) < self._retain:
-            try:
-                chain.append(self._load(chain[-1].parent))
-            except (CorruptState, FormatError):
-                break  # nobody asks for it now; whoever does will be told
-        return chain[::-1]
 
-    def _sweep(self, retention: Retention) -> Doomed:
-        """Looks through the folder for what nobody told of: other attempts, and what crashes left."""
-        assert self._p is not None
-        versions: dict[str, int | None] = {}
-        for name in retention.unknown(self.depot.manifests()):
-            try:
-                versions[name] = load(self.depot.load(name.removesuffix(MANIFEST)), name).version
-            except (CorruptState, FormatError, FileNotFoundError):
-                versions[name] = None
-        return retention.sweep(versions, self.depot.names(), self._p.has)
-
-    def _delete(self, doomed: Doomed) -> None:
-        """Deletes; what the disk does not let go is tried again after the next commit."""
-        left = Doomed([], [])
-        for delete, names, kept in (
-            (self.depot.discard, doomed.manifests, left.manifests),
-            (self.depot.delete, doomed.files, left.files),
-        ):
-            for name in names:
-                try:
-                    delete(name)
-                except OSError as error:
-                    log.warning("cannot delete %s; it is tried again: %s", name, error)
-                    kept.append(name)
-        if self._retention is not None:
-            self._retention.spared(left)
-
-
-def _entry(file: SstFile) -> FileEntry:
-    return FileEntry(file.file_no, file.name, file.size_bytes, file.crc, file.index_crc, file.blocks)
+def _entry(file: SstFile, name: str) -> FileEntry:
+    return FileEntry(file.file_no, name, file.size_bytes, file.crc, file.index_crc, file.blocks)

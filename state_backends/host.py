@@ -27,6 +27,7 @@ from state_backends.counting import Committed
 from state_backends.endpoint import MetricsEndpoint
 from state_backends.guard import Guard, GuardedDestage, GuardedPrestage
 from state_backends.io_thread import IoThread
+from state_backends.lineage import place_of
 from state_backends.live_folder import LiveFolder
 from state_backends.location import LocalLocation, Location, locate
 from state_backends.m_bucket import MemoryBudget
@@ -91,7 +92,7 @@ class Host:
         self._prestage: PrestagePolicy | None = None
         self._sampler: Sampler | None = None
         self._shards: dict[ShardKey, tuple[Shard, threading.Lock]] = {}
-        self._wanted: dict[ShardKey, tuple[str, StoreConfig]] = {}  # what each was made for
+        self._wanted: dict[ShardKey, tuple[str, StoreConfig, str]] = {}  # what each was made for
         self._moved: dict[ShardKey, _Moved] = {}
         self._made = 0
         self._sessions: dict[str, _Session] = {}
@@ -123,10 +124,10 @@ class Host:
                 raise RequestError(f"open: session {request.session} is at work on another shard")
             self._check_owner(identity, request.run, request.operator_uid)
             self._start(config)
-            there, wanted = self._shards.get(key), (request.state_dir, config)
+            there, wanted = self._shards.get(key), (request.state_dir, config, identity.checkpoint)
             if there is None or self._wanted[key] != wanted:
-                # Also for a query that was restarted with another policy, or whose state was moved.
-                self._shards[key] = self._make(identity, *wanted), threading.Lock()
+                # Also for a query that was restarted with another policy, or whose state or checkpoint was moved.
+                self._shards[key] = self._make(identity, request.state_dir, config), threading.Lock()
                 if there is not None:
                     self._leaving.append(there[0])
                 self._wanted[key] = wanted
@@ -418,6 +419,7 @@ class Host:
         names = identity.query, identity.operator, f"shard-{identity.shard:05d}"
         self._made += 1  # no two shards share a folder, not even one and its successor
         live = own.path / str(self._made)
+        copies = live.joinpath("copies", *names)
         io, prestage = self._io, self._prestage
         assert io is not None
         moved = self._moved.setdefault((identity.query, identity.operator, identity.shard), _Moved())
@@ -435,10 +437,11 @@ class Host:
 
         return self._new_shard(
             identity,
-            location.depot(names, live.joinpath("copies", *names)),
-            live.joinpath("rocksdb", *names),
+            location.depot(names, copies),
+            live.joinpath("shard", *names),
             store,
             retain=config.retain_versions,
+            place=lambda: place_of(location, identity, copies),
             cache=self._cache,
         )
 

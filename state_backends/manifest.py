@@ -6,29 +6,48 @@ covered, the operator's snapshot included. ``docs/state-format.md`` describes ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
 from aion.errors import CorruptState, ForeignState, FormatError
 from state_backends.checksum import crc32
 
-FORMAT = 2
-_READS = (1, 2)
+FORMAT = 3
+_READS = (1, 2, 3)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose state it is. ``definition`` is what the operator's blocks and windows depend on."""
+    """Whose state it is. ``definition`` is what the operator's blocks and windows depend on.
+
+    ``ids``: those of all shards, in the order in which hashes of keys choose them; ``key_types``: the types that keys
+    are hashed as. Both are empty where no keys are hashed. ``checkpoint``: where the query's checkpoint lies.
+    Manifests do not repeat these three.
+    """
 
     query: str
     operator: str
     shard: int
     shards: int
     definition: dict[str, Any]
+    ids: tuple[int, ...] = ()
+    key_types: tuple[str, ...] = ()
+    checkpoint: str = ""
+
+
+class Past(NamedTuple):
+    """An older version that is kept. ``left``: names and bytes of the files that it names and its successor does not.
+
+    ``merged_bytes``: of the files made by merges that its successor was the first to name.
+    """
+
+    token: str
+    left: tuple[tuple[str, int], ...]
+    merged_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +67,8 @@ class Manifest:
     """``purged``: slices whose blocks are dead although a listed file still holds them. ``superseded``: blocks that are
     dead because others stand for them: runs (first seq, last seq) in which no block is alive.
 
-    ``next_file_no``: files of attempts that start from this version are numbered from here on.
+    ``next_file_no``: files of attempts that start from this version are numbered from here on. ``history``: older
+    versions that are kept, oldest first; the last one is the parent, if it lies in this folder.
     """
 
     token: str
@@ -60,11 +80,15 @@ class Manifest:
     next_file_no: int
     snapshot: dict[str, Any]
     superseded: tuple[tuple[int, int], ...] = ()
+    history: tuple[Past, ...] = ()
 
 
 def dump(manifest: Manifest) -> bytes:
     # Not by asdict, which would copy each value of the snapshot.
-    return _seal({f.name: getattr(manifest, f.name) for f in fields(manifest)})
+    value = {f.name: getattr(manifest, f.name) for f in fields(manifest)}
+    value["identity"] = {name: getattr(manifest.identity, name) for name in _OWNER}
+    value["history"] = [tuple(past) for past in manifest.history]
+    return _seal(value)
 
 
 def load(data: bytes, name: str) -> Manifest:
@@ -77,28 +101,38 @@ def load(data: bytes, name: str) -> Manifest:
             token=value["token"],
             parent=value["parent"],
             version=value["version"],
-            identity=_known(Identity, value["identity"]),
+            identity=Identity(**{name: value["identity"][name] for name in _OWNER}),
             files=tuple(_known(FileEntry, f) for f in value["files"]),
             purged=tuple(value["purged"]),
             next_file_no=value["next_file_no"],
             snapshot=value["snapshot"],
             superseded=tuple((first, last) for first, last in value.get("superseded", ())),
+            history=tuple(
+                Past(token, tuple((name, size) for name, size in left), merged)
+                for token, left, merged in value.get("history", ())
+            ),
         ),
     )
 
 
 def dump_operator(identity: Identity) -> bytes:
-    """What all shards of an operator have in common: a file of its own, for shards that have no version yet."""
-    return _seal({name: getattr(identity, name) for name in _OPERATOR})
+    """What all shards of an operator have in common: a file of its own, which every shard compares itself with."""
+    return _seal({name: getattr(identity, name) for name in (*_OPERATOR, *_LAYOUT, "checkpoint")})
 
 
 def load_operator(data: bytes, name: str) -> dict[str, Any]:
-    """Raises CorruptState or FormatError naming the file."""
+    """Fields of an Identity; those that an earlier Aion did not write are missing.
+
+    Raises CorruptState or FormatError naming the file.
+    """
     value = _unseal(data, name)
-    return _shaped(name, lambda: {field: value[field] for field in _OPERATOR})
+    found = _shaped(name, lambda: {field: value[field] for field in _OPERATOR})
+    return {**found, **{field: value[field] for field in (*_LAYOUT, "checkpoint") if field in value}}
 
 
 _OPERATOR = ("query", "operator", "shards", "definition")
+_LAYOUT = ("ids", "key_types")
+_OWNER = ("query", "operator", "shard", "shards", "definition")
 
 
 def _seal(value: dict[str, Any]) -> bytes:
@@ -132,14 +166,15 @@ def _known(kind: type[T], value: dict[str, Any]) -> T:
 
 def check_owner(manifest: Manifest, wanted: Identity) -> None:
     """Raises ForeignState that says what differs."""
-    check_operator(asdict(manifest.identity), wanted, f"the state of version {manifest.token}")
+    found = {name: getattr(manifest.identity, name) for name in _OWNER}
+    check_operator(found, wanted, f"the state of version {manifest.token}")
 
 
 def check_operator(found: Mapping[str, Any], wanted: Identity, whose: str) -> None:
     """``found``: fields of an Identity. Raises ForeignState that says what differs."""
     for what in ("query", "operator", "shard", "shards"):
         if what in found and found[what] != getattr(wanted, what):
-            hint = " (Spark fixes the number of shuffle partitions in the checkpoint)" if what == "shards" else ""
+            hint = f"; set state.shards to {found[what]}" if what == "shards" else ""
             raise ForeignState(f"{whose} belongs to {what} {found[what]!r}, not {getattr(wanted, what)!r}{hint}")
     definition = found["definition"]
     changed = [k for k in wanted.definition if definition.get(k) != wanted.definition[k]]
@@ -148,4 +183,26 @@ def check_operator(found: Mapping[str, Any], wanted: Identity, whose: str) -> No
         raise ForeignState(
             f"operator {wanted.operator!r} was started with another definition ({was}); "
             "start it with a new checkpoint, or give it another name"
+        )
+    for what, meaning in (("ids", "ids of shards"), ("key_types", "types that keys are hashed as")):
+        was_, is_ = found.get(what), list(getattr(wanted, what))
+        if was_ is not None and was_ != is_:
+            raise ForeignState(
+                f"{whose} has other {meaning}: {was_}, not {is_}. Keys would be looked for in shards that do not hold "
+                "them; start with a new checkpoint"
+            )
+
+
+def check_unrecorded(found: Mapping[str, Any], wanted: Identity, shards: Iterable[int], whose: str) -> None:
+    """As :func:`check_operator`, for what an Aion wrote that did not record how keys become shards.
+
+    ``shards``: the ids of those that have state. It hashed keys of the types that they have, and chose ids by the
+    number of partitions; where that comes to the same as today, the state is right. Raises ForeignState.
+    """
+    if "ids" in found or not wanted.ids:
+        return
+    hashed = [type_ for _, type_ in wanted.definition["key"]]
+    if not set(shards) <= set(wanted.ids) or hashed != list(wanted.key_types):
+        raise ForeignState(
+            f"{whose} was written by an earlier Aion, which put keys into other shards; start with a new checkpoint"
         )

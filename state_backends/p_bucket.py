@@ -9,10 +9,8 @@ Used by the I/O thread only, except where said.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import logging
-import os
 import shutil
 import threading
 from bisect import bisect
@@ -24,16 +22,15 @@ from rocksdict import Cache, IngestExternalFileOptions, Rdict, WriteOptions
 from aion.errors import CorruptBlock, CorruptState, StateError
 from state_backends.block import Block, parse
 from state_backends.checksum import crc32
-from state_backends.depot import PART, SST, sync
+from state_backends.depot import PART, SST, link_or_copy, make_folder, sync
 from state_backends.faults import disk_error, disk_errors, from_rocksdb, is_rocksdb_io
 from state_backends.io import Steps
+from state_backends.retention import MERGED, is_merged
 from state_backends.sst_file import Indexed, NewFile, block_key, checksum, index_key, read_index, rocksdb_options
 from state_backends.store import SstFile
 
 _FILES_AT_ONCE = 64  # about 0.1 s, for which an urgent read of another shard waits
 CACHE_BYTES = 4 << 20
-# Another file system, or one that knows no links, or no more of them.
-_CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 # RocksDB that fails may not let itself be closed, and keeps its folder locked then: each gets one of its own.
 _db_numbers = itertools.count()
 log = logging.getLogger(__name__)
@@ -47,10 +44,10 @@ def cache_bytes(budget_bytes: int) -> int:
 class PBucket:
     """Writes, ingests, reads and drops the files of one shard.
 
-    ``files``: where files are kept for good. ``live``: RocksDB's own folder, made when first needed and removed by
-    :meth:`close`; both should be on one file system, otherwise ingesting copies. ``durable``: files are synced to the
-    device, and deleted by the versions that name them; otherwise as soon as they are dropped. ``cache``: RocksDB's
-    block cache, shared by a host's shards.
+    ``files``: where new files are written. ``live``: RocksDB's own folder, made when first needed and removed by
+    :meth:`close`; both should be on one file system, otherwise ingesting copies. ``durable``: new files stay when they
+    are dropped, and their names survive a power cut. Without, :meth:`publish` gives those that are to stay a place of
+    their own. ``cache``: RocksDB's block cache, shared by a host's shards.
 
     What the disk refuses is raised as DiskError. RocksDB that once could not write never writes again, so it is made
     anew, from the same files, when it is next needed.
@@ -69,15 +66,30 @@ class PBucket:
         self._closed = False
         self._failed = False
         self._held: dict[int, SstFile] = {}  # by RocksDB
-        self._writing: dict[int, str] = {}  # with the names, but for their suffix
+        self._writing: set[int] = set()
 
-    def has(self, name: str) -> bool:
-        """Whether a file of that name is being written, or can be read. From any thread."""
-        number, stem = name.partition("-")[0], Path(name).stem
-        if not number.isdecimal():
-            return False
-        held = self._held.get(int(number))
-        return self._writing.get(int(number)) == stem or (held is not None and Path(held.path).stem == stem)
+    def publish(self, files: Sequence[SstFile], attempt: str, into: Path) -> list[str]:
+        """Gives new files a second place, under names of the attempt's; whole and durable when this returns.
+
+        Their names, in the same order. From any thread. Raises DiskError, and has published none then.
+        """
+        made: list[Path] = []
+        try:
+            with disk_errors("writing state", into):
+                make_folder(into)
+                for file in files:
+                    mark = MERGED if is_merged(file.name) else ""
+                    path = into / f"{file.file_no:010d}-{attempt}{mark}{SST}"
+                    made.append(path)
+                    link_or_copy(Path(file.path), path)
+                if files:
+                    sync(into)
+        except BaseException:
+            for path in made:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            raise
+        return [path.name for path in made]
 
     # -- steps for the I/O thread -------------------------------------------------------------------------
 
@@ -101,7 +113,8 @@ class PBucket:
         with self._numbers:
             file_no = self.next_file_no
             self.next_file_no += 1
-            stem = self._writing[file_no] = f"{file_no:010d}-{self.tag}{mark}"
+            stem = f"{file_no:010d}-{self.tag}{mark}"
+            self._writing.add(file_no)
         path = self.files / f"{stem}{SST}"
         part = path.with_suffix(PART)
         try:
@@ -124,7 +137,7 @@ class PBucket:
                     left.unlink()
             raise
         finally:
-            del self._writing[file_no]
+            self._writing.discard(file_no)
 
     def fetch(self, file_no: int, slice_us: int, seq: int) -> Steps[Block]:
         """Steps that read one block; raises CorruptBlock if it is not there or damaged, DiskError if unreadable."""
@@ -165,7 +178,7 @@ class PBucket:
                     # A file in another one's place hides blocks of a third one: which one it is, its bytes tell.
                     bad = next((f for f in files if checksum(Path(f.path)) != f.crc), file)
                     raise CorruptState(f"file {bad.name}: its index of blocks is not the one its manifest names")
-                indexes.append(read_index(index, file.name))
+                indexes.append(read_index(index))
                 self.next_file_no = max(self.next_file_no, file.file_no + 1)
         return indexes
 
@@ -189,7 +202,7 @@ class PBucket:
             raise CorruptState(f"{names}: no whole SST file: {error}") from error
 
     def drop(self, *file_nos: int) -> Steps[None]:
-        """Steps that make RocksDB forget files; if they are durable, the other links are retention's to delete."""
+        """Steps that make RocksDB forget files; those that were published are retention's to delete."""
         dropped = [self._held.pop(no) for no in sorted(file_nos) if no in self._held]
         for first, last in self._runs([file.file_no for file in dropped]):
             if self._db is None or self._failed:
@@ -209,12 +222,14 @@ class PBucket:
                 log.warning("RocksDB in %s could not drop files and will be made anew: %s", self.live, error)
         if not self.durable:
             for file in dropped:
-                Path(file.path).unlink(missing_ok=True)
+                self.delete(file)
 
     def delete(self, file: SstFile) -> None:
-        """Deletes a file that nobody names. From any thread."""
-        with contextlib.suppress(OSError):  # then it is an orphan, which retention finds
-            Path(file.path).unlink()
+        """Deletes a file that was written here and that nobody needs. From any thread."""
+        path = Path(file.path)
+        if path.parent == self.files:
+            with contextlib.suppress(OSError):  # then it goes with the folder
+                path.unlink()
 
     def close(self) -> None:
         """Closes RocksDB and removes its folder, for good; call it when no request is under way."""
@@ -284,12 +299,7 @@ class PBucket:
         links = {self.live / f"{file.file_no}.ingest": file.path for file in files}
         try:
             for link, path in links.items():
-                try:
-                    os.link(path, link)
-                except OSError as error:
-                    if error.errno not in _CANNOT_LINK:
-                        raise
-                    shutil.copyfile(path, link)
+                link_or_copy(Path(path), link)
             how = IngestExternalFileOptions()
             how.set_move_files(True)
             db.ingest_external_file([str(link) for link in links], how)
@@ -301,7 +311,7 @@ class PBucket:
 
     def _runs(self, file_nos: Sequence[int]) -> list[tuple[int, int]]:
         """First and last of stretches of numbers between which nothing is that stays."""
-        stays = sorted(self._held.keys() | self._writing.keys())
+        stays = sorted(self._held.keys() | self._writing)
         runs: list[tuple[int, int]] = []
         for no in file_nos:
             if runs and bisect(stays, runs[-1][1]) == bisect(stays, no):

@@ -20,8 +20,10 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from aion.errors import CorruptState, StorageError
+from state_backends import bulk_delete
 from state_backends.checksum import crc32
-from state_backends.depot import MANIFEST, OPERATOR, PART, SST
+from state_backends.depot import MANIFEST, OPERATOR, PART
+from state_backends.retention import Doomed
 from state_backends.store import SstFile
 
 THREADS = 8
@@ -46,6 +48,9 @@ class Remote:
         self._connecting = threading.Lock()
         self._given = filesystem
         self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="aion-remote")
+        # Of its own: what a task waits for must not queue behind what nobody waits for.
+        self.cleaning = ThreadPoolExecutor(1, thread_name_prefix="aion-remote-delete")
+        self._bulk: Callable[[Sequence[str]], None] | None = None
 
     def connect(self) -> tuple[Any, str]:
         """pyarrow's file system, and the path in it. Raises StorageError naming the URI."""
@@ -61,31 +66,44 @@ class Remote:
                     self._connected = fs, path
             return self._connected
 
+    def delete(self, paths: Sequence[str]) -> None:
+        """Deletes those files that are there. Raises StorageError."""
+        fs, _ = self.connect()
+        if self._bulk is None and fs.type_name == "s3":
+            self._bulk = bulk_delete.on_s3(self.uri, fs.region)
+        with told(self.uri):
+            if self._bulk is not None:
+                self._bulk(paths)
+                return
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError):
+                    fs.delete_file(path)
+
     def close(self) -> None:
         """Waits for what is under way; deletions that have not begun are left to whoever opens the shards next."""
         self.pool.shutdown(wait=True, cancel_futures=True)
+        self.cleaning.shutdown(wait=True, cancel_futures=True)
 
 
 class RemoteDepot:
     """One shard's folder on a remote file system, and ``cache``, the host's copies of the files in use.
 
-    Remote: ``files/<number>-<attempt>.sst``, ``manifests/<token>.json``, exactly as in a local folder. What a shard
-    that is open on this host wrote or deleted is remembered, so that retention need not list folders at each commit.
+    Remote: ``files/<number>-<attempt>.sst``, ``manifests/<token>.json``, exactly as in a local folder. A version costs
+    as many requests as it has new files, and one for its manifest.
     """
 
     def __init__(self, remote: Remote, folder: str, cache: Path) -> None:
         self._remote = remote
         self._folder = folder
         self.files = cache
-        self._names: dict[str, set[str]] = {}  # "files", "manifests" -> what is there, once it was listed
         self._deleting: set[Future[None]] = set()
 
-    def publish(self, names: Sequence[str]) -> None:
-        self._together(self._upload, names)
+    def publish(self, new: Sequence[str], named: Sequence[str]) -> None:
+        """Those that are not new were there when the shard was opened, or were confirmed when they were uploaded."""
+        self._together(self._upload, new)
 
     def fetch(self, files: Sequence[SstFile]) -> None:
         self._remote.connect()  # a wrong place is told before any work is done
-        self._names.clear()
         self.files.mkdir(parents=True, exist_ok=True)
         wanted = {f.name for f in files}
         for path in self.files.iterdir():
@@ -97,12 +115,60 @@ class RemoteDepot:
         for name in names:
             (self.files / name).unlink(missing_ok=True)
 
-    def delete(self, name: str) -> None:
-        (self.files / name).unlink(missing_ok=True)
-        self._delete("files", name)
+    def delete(self, doomed: Doomed) -> Doomed:
+        """Nobody waits for it: what cannot be deleted now is found again when the shard is opened."""
+        for name in doomed.files:
+            (self.files / name).unlink(missing_ok=True)
+        if not any(doomed):
+            return doomed
 
-    def names(self) -> list[str]:
-        return self._list("files", SST)
+        def delete() -> None:
+            try:
+                paths = [self._at("manifests", name)[1] for name in doomed.manifests]
+                self._remote.delete([*paths, *(self._at("files", name)[1] for name in doomed.files)])
+            except StorageError as error:
+                log.warning("not deleted: %s", error)
+
+        with contextlib.suppress(RuntimeError):  # closed: as above
+            future = self._remote.cleaning.submit(delete)
+            self._deleting.add(future)
+            future.add_done_callback(self._deleting.discard)
+        return Doomed([], [])
+
+    def listing(self) -> tuple[list[str], list[str]]:
+        fs, path = self._at()
+        with told(self._uri()):
+            infos = fs.get_file_info(pafs.FileSelector(path, allow_not_found=True, recursive=True))
+        found: dict[str, list[str]] = {"manifests": [], "files": []}
+        for info in infos:
+            kind = info.path.rpartition("/")[0].rpartition("/")[2]
+            if info.type is pafs.FileType.File and kind in found:
+                found[kind].append(info.base_name)
+        return found["manifests"], found["files"]
+
+    def siblings(self) -> list[str]:
+        fs, path = self._at()
+        path = path.rpartition("/")[0]
+        with told(self._uri()):
+            infos = fs.get_file_info(pafs.FileSelector(path, allow_not_found=True))
+        return [info.base_name for info in infos if info.type is pafs.FileType.Directory]
+
+    def take(self, other: RemoteDepot, names: Sequence[str]) -> None:
+        """The place itself copies: the bytes do not come here."""
+
+        def copy(name: str) -> None:
+            (fs, source), (_, target) = other._at("files", name), self._at("files", name)
+            try:
+                with told(other._uri("files", name), may_lack=True):
+                    fs.copy_file(source, target)
+            except FileNotFoundError:
+                raise CorruptState(f"file {name} is missing: {other._uri('files', name)} does not exist") from None
+
+        fs, _ = self._at()
+        if fs.type_name not in _WHOLE_PUTS:
+            with told(self._uri("files")):
+                fs.create_dir(self._at("files")[1], recursive=True)
+        self._together(copy, names)
 
     def save(self, token: str, manifest: bytes) -> None:
         self._put("manifests", token + MANIFEST, [manifest])
@@ -112,12 +178,6 @@ class RemoteDepot:
         with told(self.where(token), may_lack=True), fs.open_input_file(path) as file:
             data: bytes = file.read(file.size())
             return data
-
-    def manifests(self) -> list[str]:
-        return self._list("manifests", MANIFEST)
-
-    def discard(self, name: str) -> None:
-        self._delete("manifests", name)
 
     def where(self, token: str) -> str:
         return self._uri("manifests", token + MANIFEST)
@@ -130,9 +190,11 @@ class RemoteDepot:
             return data
         return None
 
-    def claim(self, owner: bytes) -> None:
+    def claim(self, owner: bytes, *, first: bool) -> bytes:
+        """Two that write at the same moment see afterwards whose it became."""
         path, where = self._operator()
         self._write(path, where, [owner], part=f".{self._folder.rpartition('/')[2]}{PART}")
+        return (self.owner() if first else None) or owner
 
     def close(self) -> None:
         shutil.rmtree(self.files, ignore_errors=True)
@@ -176,8 +238,6 @@ class RemoteDepot:
     def _put(self, kind: str, name: str, chunks: Iterable[bytes]) -> None:
         _, path = self._at(kind, name)
         self._write(path, self._uri(kind, name), chunks)
-        if kind in self._names:
-            self._names[kind].add(name)
 
     def _write(self, path: str, where: str, chunks: Iterable[bytes], part: str = PART) -> None:
         fs, _ = self._remote.connect()
@@ -198,36 +258,7 @@ class RemoteDepot:
             if not whole:
                 fs.move(path + part, path)
 
-    def _delete(self, kind: str, name: str) -> None:
-        """Nobody waits for it: what cannot be deleted now is found again by retention, here or on another host."""
-        known = self._names.get(kind)
-        if known is not None:
-            if name not in known:
-                return  # never uploaded, say
-            known.discard(name)
-
-        def delete() -> None:
-            try:
-                fs, path = self._at(kind, name)
-                with contextlib.suppress(FileNotFoundError), told(self._uri(kind, name), may_lack=True):
-                    fs.delete_file(path)
-            except StorageError as error:
-                log.warning("not deleted: %s", error)
-
-        with contextlib.suppress(RuntimeError):  # closed: as above
-            future = self._remote.pool.submit(delete)
-            self._deleting.add(future)
-            future.add_done_callback(self._deleting.discard)
-
     # -- all of them --------------------------------------------------------------------------------------
-
-    def _list(self, kind: str, suffix: str) -> list[str]:
-        if kind not in self._names:
-            fs, path = self._at(kind)
-            with told(self._uri(kind)):
-                infos = fs.get_file_info(pafs.FileSelector(path, allow_not_found=True))
-            self._names[kind] = {i.base_name for i in infos if i.base_name.endswith(suffix)}
-        return list(self._names[kind])
 
     def _together(self, function: Callable[[Any], None], arguments: Sequence[Any]) -> None:
         """Calls wait for the network, so they wait at the same time. All are over when the first error is raised."""

@@ -18,6 +18,7 @@ from aion.errors import RequestError
 from state_backends import wire
 from state_backends.block import Block
 from state_backends.manifest import Identity as StateIdentity
+from state_backends.retention import batch_of
 from state_backends.store import Only
 from state_backends.stores import STORES, StoreConfig
 
@@ -34,6 +35,11 @@ def is_plain_name(text: str) -> bool:
 def _plain_name(text: str) -> str:
     if not is_plain_name(text):
         raise ValueError("is no plain name: letters, digits, '_', '-' and '.', not first a '.'")
+    return text
+
+
+def _of_a_batch(text: str) -> str:
+    batch_of(text)
     return text
 
 
@@ -112,9 +118,12 @@ class Identity(Request):
     shard: Annotated[int, Field(ge=0, lt=1 << 31)]
     shards: Annotated[int, Field(ge=1, lt=1 << 31)]
     definition: dict[str, Any]
+    ids: tuple[Annotated[int, Field(ge=0, lt=1 << 31)], ...] = ()
+    key_types: tuple[Text, ...] = ()
+    checkpoint: Annotated[str, Field(max_length=3000)] = ""
 
     def known(self) -> StateIdentity:
-        return StateIdentity(self.query, self.operator, self.shard, self.shards, self.definition)
+        return StateIdentity(**{name: getattr(self, name) for name in type(self).model_fields})
 
 
 class Store(Request):
@@ -150,8 +159,8 @@ class Open(Request):
 
     identity: Identity
     token: Name | None
-    attempt: Name
-    session: Name
+    attempt: Annotated[Name, AfterValidator(_of_a_batch)]
+    session: Annotated[Name, AfterValidator(_of_a_batch)]
     run: Text
     operator_uid: Text
     state_dir: Annotated[str, Field(max_length=3000), AfterValidator(_place)]

@@ -1,25 +1,33 @@
-"""What of a shard's folder nobody can ask for any more: old versions, failed attempts, remains of crashes. Pure.
+"""What of a shard's folder nobody can name any more: old versions, failed attempts, remains of crashes. Pure.
 
-Versions beyond ``minBatchesToRetain`` go, and the files that only they need. A file that a version has stopped
-naming is never named again, so each version knows what goes with the one before it: a commit costs what is new, not
-what is there. Whatever else lies in the folder is found by a sweep, on the first commit after opening and then once
-every ``retain`` commits: it goes when it is certain that its attempt is over.
+The rule: every version that Spark may still name can be opened, whole. So a name goes only when it is certain that no
+retained version has it and that the attempt it belongs to is over:
 
-When is that? Spark has chosen the version that the current one came from. So other versions as old as that one lost,
-and files of numbers that were given out before it belong to attempts that are over.
+- A manifest carries its history: the versions before it that are kept, each with the files that it names and its
+  successor does not. So a version knows what goes with the oldest one without reading any other manifest, and a
+  damaged manifest hides nothing. Spark keeps ``minBatchesToRetain`` batches and may still give up the newest version,
+  whose batch is not through. That makes one version more than Spark keeps batches.
+- Everything is named after the attempt that made it, and with that after its batch (:func:`batch_of`). Only versions
+  that come from that attempt's can name it. When a task works on a later batch, Spark has decided about all earlier
+  ones. So what belongs to an earlier batch, and is not in the history, is dead for good.
+- Only names that were listed when the shard was opened are judged that way. What another host leaves there later waits
+  for the next opening: it may belong to a query that was set back to an older batch and runs again.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from state_backends.manifest import Manifest
+from state_backends.manifest import FileEntry, Manifest, Past
 
 MERGED = "-merged"
 """What the name of a merged file ends with, before its suffix."""
+MOST_PAST = 256
+"""The most versions that one history lists. The manifest of the oldest of them lists the ones before."""
+_MANIFEST_NAME = re.compile(r"(\d{10})-.*\.(json|part)")
+_FILE_NAME = re.compile(r"\d{10}-(\d{10})-.*\.(sst|part)")
 
 
 class Doomed(NamedTuple):
@@ -29,126 +37,94 @@ class Doomed(NamedTuple):
     files: list[str]
 
 
-@dataclass(slots=True)
-class _Version:
-    """A version that may be asked for. ``left``: files, with sizes, that its parent names and it does not."""
-
-    token: str
-    version: int
-    next_file_no: int
-    left: list[tuple[str, int]]
-    merged_bytes: int
-
-
-@dataclass(slots=True)
-class _Strays:
-    """What no retained version names: manifests with their versions, files with their numbers."""
-
-    manifests: dict[str, int] = field(default_factory=dict)
-    files: dict[str, int] = field(default_factory=dict)
-
-
 class Retention:
-    """What one shard's folder holds, as far as its owner knows, and what of it may go.
+    """The folder of one shard, as its owner knows it, and what of it may go.
 
-    ``chain``: the current version and those it came from, oldest first, as far as they are still there.
+    ``keep``: how many versions are kept, the current one included. ``past``: the kept ones before the current one,
+    oldest first. ``floor``: of the listed names, only those of later batches are judged; see :func:`floor_of`.
+    ``manifests``, ``files``: the names that were listed.
     """
 
-    def __init__(self, retain: int, chain: Sequence[Manifest]) -> None:
-        self._retain = retain
-        self._versions: deque[_Version] = deque()
-        self._named: dict[str, int] = {}  # by the current version, with sizes
-        self._strays = _Strays()
-        self._until_sweep = 0
+    def __init__(
+        self,
+        keep: int,
+        past: Sequence[Past] = (),
+        *,
+        floor: int = -1,
+        manifests: Iterable[str] = (),
+        files: Iterable[str] = (),
+    ) -> None:
+        self._keep = keep
+        self._past = list(past)
+        self._floor = floor
+        self._manifests = _batches(manifests, _MANIFEST_NAME)
+        self._files = _batches(files, _FILE_NAME)
         self.disk_bytes = 0
-        """Of the files that retained versions name."""
-        for manifest in chain:
-            self._add(manifest)
+        """Of the files that kept versions name, as of the last commit."""
 
-    def committed(self, manifest: Manifest, in_hand: Callable[[str], bool]) -> Doomed:
-        """There is a new version, a child of the one before. ``in_hand``: whether the store has a file."""
-        self._add(manifest)
-        self._until_sweep -= 1
-        doomed = Doomed([], [])
-        while len(self._versions) > self._retain:
-            doomed.manifests.append(manifest_name(self._versions.popleft().token))
-            oldest = self._versions[0]
-            doomed.files.extend(name for name, _ in oldest.left)
-            self.disk_bytes -= sum(size for _, size in oldest.left)
-            oldest.left = []
-        self._judge_strays(doomed, in_hand)
-        return doomed
+    def following(self, parent: Manifest | None, files: Iterable[FileEntry]) -> list[Past]:
+        """What comes before a version that names ``files`` and is made of ``parent``, oldest first."""
+        if parent is None:
+            return []
+        old, new = {f.name for f in parent.files}, {f.name: f.size_bytes for f in files}
+        left = tuple((f.name, f.size_bytes) for f in parent.files if f.name not in new)
+        merged = sum(size for name, size in new.items() if name not in old and is_merged(name))
+        return [*self._past, Past(parent.token, left, merged)]
 
-    @property
-    def sweep_due(self) -> bool:
-        """Whether to look through the folder with this commit."""
-        return self._until_sweep <= 0
+    def history(self, past: Sequence[Past]) -> tuple[Past, ...]:
+        """The part of ``past`` that stands in the manifest."""
+        return tuple(past[-min(self._keep - 1, MOST_PAST) :])
 
-    def unknown(self, manifests: Iterable[str]) -> list[str]:
-        """Of the names in the folder of manifests those that have to be looked into for :meth:`sweep`."""
-        known = {manifest_name(v.token) for v in self._versions} | self._strays.manifests.keys()
-        return sorted(set(manifests) - known)
-
-    def sweep(self, versions: Mapping[str, int | None], files: Iterable[str], in_hand: Callable[[str], bool]) -> Doomed:
-        """What the folder holds besides: ``versions`` of :meth:`unknown` manifests, and the names of all files.
-
-        A manifest that is no whole one has no version (None). If its name says that it was never finished, its
-        attempt was at work when the current version was made at the latest; otherwise it is not ours to judge.
-        """
-        self._until_sweep = self._retain
-        current = self._versions[-1]
-        for name, version in versions.items():
-            if version is None and name.endswith(".part"):
-                version = current.version
-            if version is not None:
-                self._strays.manifests[name] = version
-        named = self._named.keys() | {name for v in self._versions for name, _ in v.left}
-        for name in files:
-            number = name.partition("-")[0]
-            if name not in named and number.isdecimal():
-                self._strays.files[name] = int(number)
-        doomed = Doomed([], [])
-        self._judge_strays(doomed, in_hand)
+    def committed(self, manifest: Manifest, past: Sequence[Past], batch: int) -> Doomed:
+        """There is a new version after ``past``, made by an attempt of ``batch``."""
+        expired, self._past = list(past[: 1 - self._keep]), list(past[1 - self._keep :])
+        doomed = Doomed([manifest_name(p.token) for p in expired], [name for p in expired for name, _ in p.left])
+        self.disk_bytes = sum(f.size_bytes for f in manifest.files)
+        self.disk_bytes += sum(size for p in self._past for _, size in p.left)
+        versions = {manifest_name(token) for token in (manifest.token, *(p.token for p in self._past))}
+        named = {f.name for f in manifest.files} | {name for p in self._past for name, _ in p.left}
+        for strays, kept, dead in (
+            (self._manifests, versions, doomed.manifests),
+            (self._files, named, doomed.files),
+        ):
+            for name in [name for name, of in strays.items() if self._floor < of < batch]:
+                del strays[name]
+                if name not in kept and name not in dead:
+                    dead.append(name)
         return doomed
 
     def spared(self, doomed: Doomed) -> None:
-        """What could not be deleted is doomed again next time."""
-        self._strays.manifests.update(dict.fromkeys(doomed.manifests, -1))
-        self._strays.files.update(dict.fromkeys(doomed.files, -1))
+        """What could not be deleted is doomed again with the next commit."""
+        self._manifests.update(dict.fromkeys(doomed.manifests, self._floor + 1))
+        self._files.update(dict.fromkeys(doomed.files, self._floor + 1))
 
     @property
     def held_bytes(self) -> int:
-        """Files made by merges that retained versions brought: what they replaced is still there, too."""
-        return sum(v.merged_bytes for v in list(self._versions)[1:])
+        """Bytes of files made by merges, while the files that they replaced are kept for older versions."""
+        return sum(p.merged_bytes for p in self._past)
 
-    def _add(self, manifest: Manifest) -> None:
-        named = {f.name: f.size_bytes for f in manifest.files}
-        new = {name: size for name, size in named.items() if name not in self._named}
-        self._versions.append(
-            _Version(
-                manifest.token,
-                manifest.version,
-                manifest.next_file_no,
-                [(name, size) for name, size in self._named.items() if name not in named],
-                sum(size for name, size in new.items() if name.rpartition(".")[0].endswith(MERGED)),
-            )
-        )
-        self.disk_bytes += sum(new.values())
-        self._named = named
 
-    def _judge_strays(self, doomed: Doomed, in_hand: Callable[[str], bool]) -> None:
-        current = self._versions[-1]
-        given_out = self._versions[-2].next_file_no if len(self._versions) > 1 else 0
-        for name in [n for n, version in self._strays.manifests.items() if version < current.version]:
-            del self._strays.manifests[name]
-            doomed.manifests.append(name)
-        for name, number in list(self._strays.files.items()):
-            if name in self._named:  # written when it was seen, and named since
-                del self._strays.files[name]
-            elif number < given_out and not in_hand(name):
-                del self._strays.files[name]
-                doomed.files.append(name)
+def batch_of(attempt: str) -> int:
+    """The batch of an attempt, which its name begins with: ten digits and ``-``. Raises ValueError."""
+    digits = attempt.partition("-")[0]
+    if len(digits) != 10 or not digits.isdecimal():
+        raise ValueError(f"{attempt!r} does not begin with its batch, ten digits and '-'")
+    return int(digits)
+
+
+def floor_of(past: Sequence[Past]) -> int:
+    """The batch down to which everything is known, where what comes before ``past`` cannot be found out."""
+    return batch_of(past[0].token) if past else -1
 
 
 def manifest_name(token: str) -> str:
     return f"{token}.json"
+
+
+def is_merged(name: str) -> bool:
+    return name.rpartition(".")[0].endswith(MERGED)
+
+
+def _batches(names: Iterable[str], pattern: re.Pattern[str]) -> dict[str, int]:
+    """The batch that each name says; other names are not ours to judge."""
+    return {name: int(found[1]) for name in names if (found := pattern.fullmatch(name))}

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import orjson
 from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, SstFileWriter
 
-from aion.errors import CorruptState
 from state_backends.block import Folded
 from state_backends.checksum import crc32
 from state_backends.depot import sync
@@ -55,7 +54,7 @@ class NewFile:
         self.file_no = file_no
         self._part = part
         # RocksDB reads the first and the last data block of a file that it ingests: both are kept small.
-        # The name is in it so that no file can be taken for another with blocks of the same numbers and sizes.
+        # The name under which it was written first is in it, so that the index of no other file has its checksum.
         lines = orjson.dumps({"file": name, "blocks": [line.to_json() for line in index]}).ljust(_BLOCK_BYTES)
         self.index_crc = crc32(lines)
         self._unsynced = 0
@@ -124,12 +123,10 @@ def checksum(path: Path) -> int:
     return crc
 
 
-def read_index(index: bytes, name: str) -> list[Indexed]:
-    """The index of blocks of the file of that name. Raises CorruptState."""
-    found = orjson.loads(index)
-    if found["file"] != name:
-        raise CorruptState(f"file {name}: it is another one, {found['file']}")
-    return [Indexed(s, seq, size, Folded(*rest) if rest else None) for s, seq, size, *rest in found["blocks"]]
+def read_index(index: bytes) -> list[Indexed]:
+    """The blocks of an index."""
+    blocks = orjson.loads(index)["blocks"]
+    return [Indexed(s, seq, size, Folded(*rest) if rest else None) for s, seq, size, *rest in blocks]
 
 
 def index_key(file_no: int) -> bytes:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state_backends.compaction import Choice, FileView, Limits, choose
-from state_backends.manifest import FileEntry, Identity, Manifest
-from state_backends.retention import MERGED, Doomed, Retention, manifest_name
+from state_backends.manifest import FileEntry, Identity, Manifest, Past
+from state_backends.retention import MERGED, Doomed, Retention, floor_of, manifest_name
 
 KIB, MIB = 1 << 10, 1 << 20
 LIMITS = Limits(worth_bytes=1)
@@ -154,11 +154,12 @@ class Folder:
         self.dying: list[int] = []  # bytes that died with each version
         self.next_file_no = 0
         self.merge: tuple[int, tuple[int, ...], int] | None = None  # the batch in which it is done, inputs, output
-        self.retention = Retention(retain, [])
+        self.retention = Retention(retain)
         self.written = self.copied = 0
         self.names: dict[int, str] = {}
 
     def batch(self, number: int) -> None:
+        self.number = number
         if self.merge and self.merge[0] <= number:
             self.use_merged()
         self.write(number)
@@ -192,20 +193,23 @@ class Folder:
         self.next_file_no += 1
         self.live[number] = slices
         self.size[number] = sum(slices.values())
-        self.names[number] = f"{number:010d}-t{mark}.sst"
+        self.names[number] = f"{number:010d}-{self.number:010d}-t{mark}.sst"
         self.disk[self.names[number]] = self.size[number]
         return number
 
     def commit(self, number: int) -> None:
         files = tuple(FileEntry(no, self.names[no], self.size[no], 0, 0, 1) for no in sorted(self.live))
-        parent = self.chain[-1].token if self.chain else None
-        manifest = Manifest(f"t{number}", parent, number + 1, IDENTITY, files, (), self.next_file_no, {})
+        self.disk.update((f.name, f.size_bytes) for f in files)
+        parent = self.chain[-1] if self.chain else None
+        past = self.retention.following(parent, files)
+        history = self.retention.history(past)
+        token = parent.token if parent else None
+        manifest = Manifest(
+            f"{number:010d}-t", token, number + 1, IDENTITY, files, (), self.next_file_no, {}, history=history
+        )
         self.chain.append(manifest)
         self.manifests[manifest_name(manifest.token)] = manifest
-        self.delete(self.retention.committed(manifest, self.has))
-        if self.retention.sweep_due:
-            versions = {n: self.manifests[n].version for n in self.retention.unknown(self.manifests)}
-            self.delete(self.retention.sweep(versions, self.disk, self.has))
+        self.delete(self.retention.committed(manifest, past, number))
         kept = self.chain[-self.retain :]
         assert self.manifests.keys() >= {manifest_name(m.token) for m in kept}
         needed = {f.name: f.size_bytes for m in kept for f in m.files}
@@ -218,9 +222,6 @@ class Folder:
         for name in doomed.manifests:
             del self.manifests[name]
 
-    def has(self, name: str) -> bool:
-        return name in {self.names[no] for no in (*self.live, *([self.merge[2]] if self.merge else []))}
-
     def choose(self, number: int) -> None:
         views = [FileView(no, self.size[no], sum(of.values()), max(of)) for no, of in self.live.items()]
         held, disk = self.retention.held_bytes, self.retention.disk_bytes
@@ -232,6 +233,7 @@ class Folder:
             self.copied += slices.total()
             output = self.add(dict(slices), MERGED)
             del self.live[output]  # it is not there before it is whole
+            del self.disk[self.names[output]]  # and nobody sees it before a version names it
             self.merge = (number + self.random.randrange(1, 4), choice.files, output)
 
     def use_merged(self) -> None:
@@ -243,15 +245,17 @@ class Folder:
             slices.update(self.live.pop(no, {}))
         if slices:
             self.live[output] = dict(slices)
-        else:
-            del self.disk[self.names[output]]
+            self.names[output] = f"{output:010d}-{self.number:010d}-t{MERGED}.sst"
 
     def crash(self, number: int) -> None:
-        """Another host goes on from the last version; what was being merged stays as an orphan."""
+        """Another host goes on from the last version; attempts of that batch left a version and a file."""
         self.merge = None
+        self.manifests[f"{number:010d}-lost.json"] = self.chain[-1]
+        self.disk[f"{self.next_file_no:010d}-{number + 1:010d}-lost.sst"] = 1
         self.next_file_no = self.chain[-1].next_file_no
         self.live = {no: of for no, of in self.live.items() if no in {f.file_no for f in self.chain[-1].files}}
-        self.retention = Retention(self.retain, self.chain[-self.retain :])
+        past = self.chain[-1].history
+        self.retention = Retention(self.retain, past, manifests=self.manifests, files=self.disk)
 
     @property
     def live_bytes(self) -> int:
@@ -304,81 +308,89 @@ def test_crashes_leave_nothing_for_good(seed: int, window: int, retain: int) -> 
     for number in range(150, 150 + 3 * retain + 10):
         folder.batch(number)
     kept = folder.chain[-retain:]
-    mine = {folder.names[no] for no in folder.live} | ({folder.names[folder.merge[2]]} if folder.merge else set())
     assert folder.manifests.keys() == {manifest_name(m.token) for m in kept}
-    assert folder.disk.keys() <= {f.name for m in kept for f in m.files} | mine
+    assert folder.disk.keys() == {f.name for m in kept for f in m.files}
 
 
 # -- what lies in a folder besides ----------------------------------------------------------------------------
 
 
-def manifest(version: int, *files: int, next_file_no: int = 100, token: str = "") -> Manifest:
-    entries = tuple(FileEntry(no, f"{no:010d}-t.sst", 10, 0, 0, 1) for no in files)
-    return Manifest(token or f"v{version}", f"v{version - 1}", version, IDENTITY, entries, (), next_file_no, {})
+def manifest(version: int, *files: str) -> Manifest:
+    entries = tuple(FileEntry(int(name[:10]), name, 10, 0, 0, 1) for name in files)
+    return Manifest(f"{version:010d}-v", None, version, IDENTITY, entries, (), 100, {})
+
+
+def of(number: int, batch: int, mark: str = "", attempt: str = "v") -> str:
+    return f"{number:010d}-{batch:010d}-{attempt}{mark}.sst"
+
+
+def follow(retention: Retention, parent: Manifest | None, child: Manifest) -> Doomed:
+    """``child`` is committed by an attempt of the batch that its version has for a number."""
+    return retention.committed(child, retention.following(parent, child.files), child.version)
 
 
 def test_versions_beyond_go_with_the_files_that_only_they_need() -> None:
-    retention = Retention(2, [manifest(1, 1, 2)])
-    assert retention.committed(manifest(2, 2, 3), lambda _: False) == ([], [])
+    retention = Retention(2)
+    a, b, c, d = (of(n, n) for n in range(1, 5))
+    versions = [manifest(1, a, b), manifest(2, b, c), manifest(3, c, d), manifest(4)]
+    assert follow(retention, None, versions[0]) == ([], [])
+    assert follow(retention, versions[0], versions[1]) == ([], [])
     assert retention.disk_bytes == 30
-    assert retention.committed(manifest(3, 3, 4), lambda _: False) == (["v1.json"], ["0000000001-t.sst"])
-    assert retention.committed(manifest(4), lambda _: False) == (["v2.json"], ["0000000002-t.sst"])
+    assert follow(retention, versions[1], versions[2]) == (["0000000001-v.json"], [a])
+    assert follow(retention, versions[2], versions[3]) == (["0000000002-v.json"], [b])
     assert retention.disk_bytes == 20
 
 
-def test_a_sweep_tells_the_dead_from_those_that_may_be_chosen() -> None:
-    retention = Retention(3, [manifest(1, 1, next_file_no=2), manifest(2, 1, 2, next_file_no=5)])
-    assert retention.committed(manifest(3, 1, 2, 6, next_file_no=7), lambda _: False) == ([], [])
-    there = ["v1.json", "v2.json", "v3.json", "lost.json", "rival.json", "damaged.json", "dead.part"]
-    assert retention.unknown(there) == ["damaged.json", "dead.part", "lost.json", "rival.json"]
-    versions = {"lost.json": 2, "rival.json": 3, "damaged.json": None, "dead.part": None}
-    files = [
-        "0000000001-t.sst", "0000000002-t.sst", "0000000006-t.sst",  # needed
-        "0000000003-x.sst", "0000000004-x.part",  # of attempts that are over
-        "0000000005-x.sst", "0000000006-x.sst",  # of those that may not be
-        "notes.txt",
-    ]  # fmt: skip
-    found = retention.sweep(versions, files, lambda name: name == "0000000004-x.part")
-    assert (found.manifests, found.files) == (["lost.json"], ["0000000003-x.sst"])
-    later = retention.committed(manifest(4, 1, 6, next_file_no=8), lambda _: False)
-    assert later.manifests == ["v1.json", "rival.json", "dead.part"]
-    assert later.files == ["0000000004-x.part", "0000000005-x.sst", "0000000006-x.sst"]
+def test_of_what_lies_there_only_that_goes_whose_batch_is_decided() -> None:
+    old, named, lost, rival, half, later = (
+        of(1, 3), of(2, 5), of(3, 5, attempt="lost"), of(4, 6, attempt="rival"),
+        of(5, 5, attempt="half").replace(".sst", ".part"), of(6, 9, attempt="later"),
+    )  # fmt: skip
+    retention = Retention(
+        3,
+        [Past("0000000004-v", ((old, 10),), 0)],
+        manifests=[
+            "0000000004-v.json", "0000000005-v.json", "0000000005-lost.json", "0000000006-rival.json",
+            "0000000001-damaged.json", "0000000005-half.part", "0000000009-later.json", "notes.json",
+        ],
+        files=[old, named, lost, rival, half, later, "notes.txt"],
+    )  # fmt: skip
+    fifth, sixth, seventh = manifest(5, named), manifest(6, named), manifest(7, named)
+    found = follow(retention, fifth, sixth)
+    assert set(found.manifests) == {"0000000005-lost.json", "0000000001-damaged.json", "0000000005-half.part"}
+    assert set(found.files) == {lost, half}, "a rival of this batch may be the one that Spark chooses"
+    found = follow(retention, sixth, seventh)
+    assert (set(found.manifests), set(found.files)) == ({"0000000004-v.json", "0000000006-rival.json"}, {old, rival})
+    assert follow(retention, seventh, manifest(8, named)) == (["0000000005-v.json"], []), "later ones are not judged"
+
+
+def test_where_older_versions_cannot_be_found_nothing_older_goes() -> None:
+    known = [Past("0000000004-v", (), 0)]
+    names = ["0000000003-v.json", "0000000004-v.json", "0000000005-lost.json"]
+    retention = Retention(9, known, floor=floor_of(known), manifests=names, files=[of(1, 3), of(2, 5)])
+    assert follow(retention, manifest(5), manifest(6)) == (["0000000005-lost.json"], [of(2, 5)])
 
 
 def test_what_could_not_be_deleted_is_tried_again() -> None:
-    retention = Retention(1, [manifest(1, 1)])
-    doomed = retention.committed(manifest(2), lambda _: False)
-    assert doomed == (["v1.json"], ["0000000001-t.sst"])
+    retention = Retention(2)
+    file = of(1, 1)
+    versions = [manifest(1, file), *(manifest(n) for n in range(2, 6))]
+    follow(retention, None, versions[0])
+    follow(retention, versions[0], versions[1])
+    doomed = follow(retention, versions[1], versions[2])
+    assert doomed == (["0000000001-v.json"], [file])
     retention.spared(doomed)
-    again = retention.committed(manifest(3), lambda _: False)
-    assert again == (["v2.json", "v1.json"], ["0000000001-t.sst"])
-    assert retention.committed(manifest(4), lambda _: False) == (["v3.json"], [])
-
-
-def test_a_file_that_is_named_after_it_was_seen_stays() -> None:
-    """A merged file lies there before a version names it."""
-    retention = Retention(2, [manifest(1)])
-    assert retention.sweep({}, ["0000000007-t.sst"], lambda _: True) == ([], [])
-    for version in range(2, 6):
-        assert retention.committed(manifest(version, 7), lambda _: False).files == []
-
-
-def test_sweeps_come_seldom() -> None:
-    retention, due = Retention(5, [manifest(1)]), []
-    for version in range(2, 14):
-        due.append(retention.sweep_due)
-        if version > 2 and retention.sweep_due:  # the first one fails
-            retention.sweep({}, [], lambda _: False)
-        retention.committed(manifest(version), lambda _: False)
-    assert due == [True, True, *[False] * 4, True, *[False] * 4, True]
+    again = follow(retention, versions[2], versions[3])
+    assert again == (["0000000002-v.json", "0000000001-v.json"], [file])
+    assert follow(retention, versions[3], versions[4]) == (["0000000003-v.json"], [])
 
 
 @pytest.mark.parametrize("merged", [False, True])
-def test_what_merges_hold_twice_is_known_from_the_manifests(merged: bool) -> None:
-    mark = MERGED if merged else ""
-    entry = FileEntry(9, f"0000000009-t{mark}.sst", 70, 0, 0, 1)
-    second = Manifest("v2", "v1", 2, IDENTITY, (entry,), (), 100, {})
-    retention = Retention(2, [manifest(1, 1, 2), second])
-    assert retention.held_bytes == (70 if merged else 0)
-    retention.committed(manifest(3, 9), lambda _: False)
+def test_what_merges_hold_twice_is_known_from_the_history(merged: bool) -> None:
+    first, second = manifest(1, of(1, 1), of(2, 1)), manifest(2, of(9, 2, MERGED if merged else ""))
+    retention = Retention(2)
+    follow(retention, None, first)
+    follow(retention, first, second)
+    assert retention.held_bytes == (10 if merged else 0)
+    follow(retention, second, manifest(3, of(9, 2, MERGED if merged else "")))
     assert retention.held_bytes == 0, "the inputs went with the first version"

@@ -7,6 +7,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from state_backends.io_thread import IoThread
 from state_backends.location import LocalLocation, RemoteLocation, locate, scratch
 from state_backends.manifest import Identity
 from state_backends.remote import Remote, RemoteDepot
+from state_backends.retention import Doomed
 from state_backends.store import SstFile
 from state_backends.stores import STORES, StoreConfig
 from state_backends.tiered import MemoryBudget
@@ -110,55 +112,67 @@ def here(depot: Any, file: SstFile) -> SstFile:
     return file._replace(path=str(depot.files / file.name))
 
 
+def published(depot: Any, *names: str) -> None:
+    depot.publish(names, names)
+
+
+def manifests(depot: Any) -> list[str]:
+    return sorted(depot.listing()[0])
+
+
+def files(depot: Any) -> list[str]:
+    return sorted(depot.listing()[1])
+
+
 # -- what they have in common -----------------------------------------------------------------------------------
 
 
 def test_manifests_are_what_was_saved(place: Place) -> None:
     depot = place.depot()
-    assert depot.manifests() == []
+    assert manifests(depot) == []
     for token in ("0001-a", "0002.b"):
         depot.save(token, token.encode() * 1000)
     for other in (depot, place.depot()):
-        assert sorted(other.manifests()) == ["0001-a.json", "0002.b.json"]
+        assert sorted(manifests(other)) == ["0001-a.json", "0002.b.json"]
         assert other.load("0002.b") == b"0002.b" * 1000
         with pytest.raises(FileNotFoundError):
             other.load("0003")
-    depot.discard("0001-a.json")
-    depot.discard("0001-a.json")
+    depot.delete(Doomed(["0001-a.json"], []))
+    depot.delete(Doomed(["0001-a.json"], []))
     if isinstance(depot, RemoteDepot):
         depot.settle()
-    assert place.depot().manifests() == depot.manifests() == ["0002.b.json"]
+    assert manifests(place.depot()) == manifests(depot) == ["0002.b.json"]
 
 
 def test_files_are_what_was_published(place: Place) -> None:
     depot = place.depot()
-    files = [write(depot, f"000{i}-t.sst", os.urandom(1000 * i + 1)) for i in range(3)]
-    depot.publish([f.name for f in files])
-    assert sorted(depot.names()) == [f.name for f in files]
+    several = [write(depot, f"000{i}-t.sst", os.urandom(1000 * i + 1)) for i in range(3)]
+    published(depot, *[f.name for f in several])
+    assert sorted(files(depot)) == [f.name for f in several]
     other = place.depot()
-    copies = [here(other, f) for f in files[1:]]
+    copies = [here(other, f) for f in several[1:]]
     other.fetch(copies)
-    assert [Path(c.path).read_bytes() for c in copies] == [Path(f.path).read_bytes() for f in files[1:]]
-    for name in (files[0].name, files[0].name, "0009-none.sst"):
-        other.delete(name)
+    assert [Path(c.path).read_bytes() for c in copies] == [Path(f.path).read_bytes() for f in several[1:]]
+    for name in (several[0].name, several[0].name, "0009-none.sst"):
+        other.delete(Doomed([], [name]))
     if isinstance(other, RemoteDepot):
         other.settle()
-    assert sorted(place.depot().names()) == sorted(other.names()) == [f.name for f in files[1:]]
+    assert sorted(files(place.depot())) == sorted(files(other)) == [f.name for f in several[1:]]
 
 
 def test_closing_lets_go_of_copies_only(place: Place) -> None:
     depot = place.depot()
-    depot.publish([write(depot, "0001-t.sst", b"x").name])
+    published(depot, write(depot, "0001-t.sst", b"x").name)
     depot.close()
     assert depot.files.exists() == (place.kind == "local")
-    assert place.depot().names() == ["0001-t.sst"]
+    assert files(place.depot()) == ["0001-t.sst"]
 
 
 def test_shards_know_nothing_of_one_another(place: Place) -> None:
     one, two = place.depot("one"), place.depot("two")
     one.save("t", b"1")
-    one.publish([write(one, "0001-t.sst", b"x").name])
-    assert (two.manifests(), two.names()) == ([], [])
+    published(one, write(one, "0001-t.sst", b"x").name)
+    assert (manifests(two), files(two)) == ([], [])
 
 
 # -- file systems that are not local ----------------------------------------------------------------------------
@@ -168,7 +182,7 @@ def test_a_file_is_fetched_once_and_checked_when_it_is(make: Callable[..., Place
     place = make()
     depot, other = place.depot(), place.depot()
     file = write(depot, "0001-t.sst", os.urandom(5000))
-    depot.publish([file.name])
+    published(depot, file.name)
     other.fetch([here(other, file)])
     opened: list[str] = []
     place.before = lambda call, path: opened.append(path) if call.startswith("open_input") else None
@@ -179,10 +193,10 @@ def test_a_file_is_fetched_once_and_checked_when_it_is(make: Callable[..., Place
 def test_copies_that_a_version_does_not_need_make_room(make: Callable[..., Place]) -> None:
     depot = make().depot()
     one, two = (write(depot, f"000{i}-t.sst", b"x") for i in range(2))
-    depot.publish([one.name, two.name])
+    published(depot, one.name, two.name)
     depot.release([one.name])
     assert [p.name for p in depot.files.iterdir()] == [two.name]
-    assert sorted(depot.names()) == [one.name, two.name], "older versions still need it"
+    assert sorted(files(depot)) == [one.name, two.name], "older versions still need it"
     depot.fetch([one])
     assert [p.name for p in depot.files.iterdir()] == [one.name]
 
@@ -192,7 +206,7 @@ def test_a_damaged_file_is_named_and_no_copy_of_it_stays(make: Callable[..., Pla
     place = make()
     depot, other = place.depot(), place.depot()
     good, bad = (write(depot, f"000{i}-t.sst", os.urandom(5000)) for i in range(2))
-    depot.publish([good.name, bad.name])
+    published(depot, good.name, bad.name)
     path = place.folder / "base/query/shard/files" / bad.name
     data = path.read_bytes()
     path.unlink()
@@ -223,14 +237,15 @@ def test_what_could_not_be_uploaded_is_not_there(make: Callable[..., Place], cal
             raise OSError("no more space in the cloud\nwith details")
 
     place.before = refuse
-    for publish in (lambda: depot.publish([file.name]), lambda: depot.save("t", b"manifest")):
+    for publish in (lambda: published(depot, file.name), lambda: depot.save("t", b"manifest")):
         with pytest.raises(StorageError, match=r"^test://place/of/query/shard/.*: no more space in the cloud$"):
             publish()
     place.before = lambda *_: None
-    assert (place.depot().names(), place.depot().manifests()) == ([], [])
+    left = [*files(place.depot()), *manifests(place.depot())]
+    assert all(name.endswith(".part") for name in left), "which retention finds when the shard is opened"
     assert Path(file.path).exists(), "the next attempt may have more luck"
-    depot.publish([file.name])
-    assert place.depot().names() == [file.name]
+    published(depot, file.name)
+    assert file.name in files(place.depot())
 
 
 def test_a_large_file_goes_in_parts(make: Callable[..., Place], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,39 +254,40 @@ def test_a_large_file_goes_in_parts(make: Callable[..., Place], monkeypatch: pyt
     place = make()
     depot, other = place.depot(), place.depot()
     file = write(depot, "0001-t.sst", os.urandom(10_001))
-    depot.publish([file.name])
+    published(depot, file.name)
     other.fetch([here(other, file)])
     assert Path(here(other, file).path).read_bytes() == Path(file.path).read_bytes()
 
 
-def test_folders_are_listed_once(make: Callable[..., Place]) -> None:
-    """Retention looks at each commit; what this host wrote and deleted since, it knows."""
-    place = make()
+def test_a_version_costs_a_request_for_each_file_and_one_for_its_manifest(make: Callable[..., Place]) -> None:
+    """Nothing is listed or asked for on the way; and what goes does so behind it."""
+    place = make("in memory")
     depot = place.depot()
     calls: list[str] = []
     place.before = lambda call, path: calls.append(call)
     for i in range(5):
-        depot.publish([write(depot, f"{i}-t.sst", b"x").name])
+        published(depot, write(depot, f"{i}-t.sst", b"x").name)
         depot.save(f"token-{i}", b"m")
-        depot.delete(f"{i - 1}-t.sst")
-        assert (depot.names(), len(depot.manifests())) == ([f"{i}-t.sst"], i + 1)
-    assert calls.count("get_file_info") == 2
+        depot.delete(Doomed([], [f"{i - 1}-t.sst"]))
+    depot.settle()
+    assert calls.count("open_output_stream") == 10
+    assert "get_file_info" not in calls
 
 
 def test_what_cannot_be_deleted_is_no_error(make: Callable[..., Place], caplog: pytest.LogCaptureFixture) -> None:
     place = make()
     depot = place.depot()
-    depot.publish([write(depot, "0001-t.sst", b"x").name])
+    published(depot, write(depot, "0001-t.sst", b"x").name)
 
     def refuse(call: str, path: str) -> None:
         if call == "delete_file":
             raise PermissionError("not yours")
 
     place.before = refuse
-    depot.delete("0001-t.sst")
+    depot.delete(Doomed([], ["0001-t.sst"]))
     depot.settle()
-    assert "not deleted: test://place/of/query/shard/files/0001-t.sst: not yours" in caplog.text
-    assert place.depot().names() == ["0001-t.sst"], "retention will find it again"
+    assert "not deleted: test://place/of?state: not yours" in caplog.text
+    assert files(place.depot()) == ["0001-t.sst"], "retention will find it again"
 
 
 def test_a_file_system_that_cannot_be_reached_is_named() -> None:
@@ -279,13 +295,14 @@ def test_a_file_system_that_cannot_be_reached_is_named() -> None:
     depot = RemoteDepot(remote, "query/shard", Path("unused"))
     for _ in range(2):
         with pytest.raises(StorageError, match=r"^state\.dir nowhere://to/be/found: "):
-            depot.manifests()
+            manifests(depot)
     remote.close()
 
 
 # -- while it takes its time ------------------------------------------------------------------------------------
 
 IDENTITY = Identity("query", "tolls", 0, 2, {})
+FIRST = "0000000000-first"
 
 
 class SlowUploads:
@@ -318,14 +335,14 @@ def test_nobody_waits_for_the_uploads_of_another_shard(make: Callable[..., Place
     ]
     blocks = [make_block(0, n, 1000) for n in range(2)]
     for i, shard in enumerate(shards):
-        shard.open(None, "first", IDENTITY)
-        shard.append("first", [(0, True, blocks[i])])
+        shard.open(None, FIRST, IDENTITY)
+        shard.append(FIRST, [(0, True, blocks[i])])
     slow = SlowUploads(place, "shard-0")
     with ThreadPoolExecutor(1) as pool:
-        committed = pool.submit(shards[0].commit, "first", {"next_seq": 1})
+        committed = pool.submit(shards[0].commit, FIRST, {"next_seq": 1})
         assert slow.begun.wait(PATIENCE)
-        shards[1].commit("first", {"next_seq": 1})
-        assert sorted(p.name for p in (tmp_path / "base/query").glob("*/manifests/*")) == ["first.json"]
+        shards[1].commit(FIRST, {"next_seq": 1})
+        assert sorted(p.name for p in (tmp_path / "base/query").glob("*/manifests/*")) == ["0000000000-first.json"]
         store = shards[0].store
         assert store is not None and store.size_on_disk([0]), "written, and let go"
         assert [bytes(b.block.data) for b in store.read([0])] == [bytes(blocks[0].data)]
@@ -335,7 +352,7 @@ def test_nobody_waits_for_the_uploads_of_another_shard(make: Callable[..., Place
         assert not committed.done()
         slow.may_end.set()
         committed.result(PATIENCE)
-    assert {shard.token for shard in shards} == {"first"}
+    assert {shard.token for shard in shards} == {FIRST}
     for shard in shards:
         shard.close()
     io.close()
@@ -353,7 +370,7 @@ def test_a_host_stages_for_others_while_a_shard_commits(
 
     def open_(shard: int, token: str | None, attempt: str) -> Shard:
         request = {
-            "identity": {"query": "q", "operator": "o", "shard": shard, "shards": 2, "definition": {}},
+            "identity": asdict(Identity("q", "o", shard, 2, {})),
             "store": config.to_json(),
             "state_dir": URI,
             "run": "r",
@@ -369,20 +386,20 @@ def test_a_host_stages_for_others_while_a_shard_commits(
 
     try:
         for i in range(2):
-            shard = open_(i, None, f"first-{i}")
-            shard.append(f"first-{i}", [(0, True, make_block(0, i, 1000))])
-            shard.commit(f"first-{i}", {"next_seq": 1, "counters": {}})
+            shard = open_(i, None, f"0000000000-first-{i}")
+            shard.append(f"0000000000-first-{i}", [(0, True, make_block(0, i, 1000))])
+            shard.commit(f"0000000000-first-{i}", {"next_seq": 1, "counters": {}})
         clock[0] = 100.0  # so that the next batch is expected in 100 s
-        open_(0, "first-0", "second-0")
-        open_(1, "first-1", "second-1")
+        open_(0, "0000000000-first-0", "0000000001-second-0")
+        open_(1, "0000000000-first-1", "0000000001-second-1")
         for i in range(2):
-            _, shard, lock = host._find(f"second-{i}")
+            _, shard, lock = host._find(f"0000000001-second-{i}")
             with lock:
-                shard.commit(f"second-{i}", {"next_seq": 1, "counters": {}})
-            host.plan_prestage(("q", "o", i), f"second-{i}", [0], [])
-        stores = [host._find(f"second-{i}")[1].store for i in range(2)]
+                shard.commit(f"0000000001-second-{i}", {"next_seq": 1, "counters": {}})
+            host.plan_prestage(("q", "o", i), f"0000000001-second-{i}", [0], [])
+        stores = [host._find(f"0000000001-second-{i}")[1].store for i in range(2)]
         clock[0] = 1000.0
-        with host._find("second-0")[2]:  # as if it were at its commit
+        with host._find("0000000001-second-0")[2]:  # as if it were at its commit
             host.tick_prestages()
             assert stores[1] is not None and [*stores[1].read([0])]
             assert stores[1].stats().staging.misses == 0

@@ -325,7 +325,7 @@ class Story:
 
     def next(self, blocks: Blocks, purge: list[int]) -> None:
         """An attempt; given up if anything fails."""
-        attempt = f"attempt-{self.host.attempts + 1}"
+        attempt = self.host.next_attempt(self.tokens[-1])
         mine = [*self.versions[self.tokens[-1]], *blocks]
         try:
             self.host.open(self.tokens[-1])
@@ -439,6 +439,6 @@ def whole_after(story: Story, *, every_version: bool) -> None:
     story.holds(2 if every_version else 1)
     for i in range(3):
         story.next([(13 + i, 60)], [])
-    kept = {str(token) for token in story.tokens[-2:]}
+    kept = {str(token) for token in story.tokens[-3:]}
     assert story.host.manifests() == kept
     assert story.host.files() == story.host.named_files(*kept)

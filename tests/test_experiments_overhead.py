@@ -57,37 +57,37 @@ def files(folder: Path) -> list[str]:
 @pytest.mark.parametrize("kind", SHARDS.values())
 def test_versions_follow_each_other_whatever_a_commit_does(kind: type[Shard], tmp_path: Path) -> None:
     with shard(kind, tmp_path) as held:
-        assert held.open(None, "a", IDENTITY) is None
-        held.append("a", [(0, False, make_block(0, 0, 600)), (1, False, make_block(10, 1, 600))])
-        held.commit("a", {"next_seq": 2})
-        assert held.open("a", "lost", IDENTITY) == {"next_seq": 2}
-        held.append("lost", [(2, False, make_block(0, 2, 600))])
-        held.purge("lost", [0])
-        assert held.open("a", "b", IDENTITY) == {"next_seq": 2}, "the attempt before was lost"
-        assert [b.seq for b in held.read("b", [0, 10])] == [0, 1]
-        held.purge("b", [0, 0])
-        held.commit("b", {"next_seq": 2}, token="another")
-        assert held.open("another", "c", IDENTITY) == {"next_seq": 2}
-        assert [b.seq for b in held.read("c", [0, 10])] == [1]
+        assert held.open(None, "0000000000-a", IDENTITY) is None
+        held.append("0000000000-a", [(0, False, make_block(0, 0, 600)), (1, False, make_block(10, 1, 600))])
+        held.commit("0000000000-a", {"next_seq": 2})
+        assert held.open("0000000000-a", "0000000001-lost", IDENTITY) == {"next_seq": 2}
+        held.append("0000000001-lost", [(2, False, make_block(0, 2, 600))])
+        held.purge("0000000001-lost", [0])
+        assert held.open("0000000000-a", "0000000001-b", IDENTITY) == {"next_seq": 2}, "the attempt before was lost"
+        assert [b.seq for b in held.read("0000000001-b", [0, 10])] == [0, 1]
+        held.purge("0000000001-b", [0, 0])
+        held.commit("0000000001-b", {"next_seq": 2}, token="0000000001-another")
+        assert held.open("0000000001-another", "0000000002-c", IDENTITY) == {"next_seq": 2}
+        assert [b.seq for b in held.read("0000000002-c", [0, 10])] == [1]
         assert held.rebuilds == 1
     assert bool(files(tmp_path)) == (kind is Shard)
 
 
 def test_a_commit_that_does_nothing_is_forgotten_with_its_host(tmp_path: Path) -> None:
     with shard(Forgetful, tmp_path) as held:
-        held.open(None, "a", IDENTITY)
-        held.commit("a", {"next_seq": 0})
+        held.open(None, "0000000000-a", IDENTITY)
+        held.commit("0000000000-a", {"next_seq": 0})
     with shard(Forgetful, tmp_path) as other, pytest.raises(CorruptState, match="does not exist"):
-        other.open("a", "b", IDENTITY)
+        other.open("0000000000-a", "0000000001-b", IDENTITY)
 
 
 def test_what_memory_has_no_room_for_goes_to_disk_all_the_same(tmp_path: Path) -> None:
     with shard(Forgetful, tmp_path, budget_bytes=2_000) as held:
-        held.open(None, "a", IDENTITY)
-        held.append("a", [(seq, False, make_block(0, seq, 600)) for seq in range(20)])
-        held.commit("a", {"next_seq": 20})
-        held.open("a", "b", IDENTITY)
-        assert [b.seq for b in held.read("b", [0])] == list(range(20))
+        held.open(None, "0000000000-a", IDENTITY)
+        held.append("0000000000-a", [(seq, False, make_block(0, seq, 600)) for seq in range(20)])
+        held.commit("0000000000-a", {"next_seq": 20})
+        held.open("0000000000-a", "0000000001-b", IDENTITY)
+        assert [b.seq for b in held.read("0000000001-b", [0])] == list(range(20))
         assert held.store is not None
         assert held.store.stats().disk_only_bytes > 0
     assert not list((tmp_path / "state").glob("manifests/*"))

@@ -237,7 +237,7 @@ def test_nothing_is_changed_without_repair(state: Path) -> None:
 
 def test_a_newer_format_is_not_damage_to_be_set_aside(state: Path) -> None:
     path = state / "query/tolls/shard-00000/manifests/0000000002-a2.json"
-    body = path.read_bytes().rpartition(b"\n")[0].rpartition(b"\n")[0].replace(b'"format":2', b'"format":99')
+    body = path.read_bytes().rpartition(b"\n")[0].rpartition(b"\n")[0].replace(b'"format":3', b'"format":99')
     path.write_bytes(body + b"\n%08x\n" % zlib.crc32(body))
     found = CliRunner().invoke(app, ["inspect", str(state), "--repair"])
     assert "format 99" in found.output

@@ -22,6 +22,7 @@ from tests.stores.rig import make_block
 
 IDENTITY = Identity("query", "tolls", 3, 8, {"key": ["k"]})
 BLOCK_BYTES = 3000
+SECOND = "0000000002-a"
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,7 @@ class Host:
 
     def commit(self, token: str | None, attempt: str, *blocks: tuple[int, int], purge: Sequence[int] = ()) -> str:
         """The next version: (seq, slice) more, these slices less."""
+        attempt = f"{int(attempt):010d}-a"
         self.shard.open(token, attempt, IDENTITY)
         for seq, slice_us in blocks:
             self.shard.append(attempt, [(seq, False, make_block(slice_us, seq, BLOCK_BYTES))])
@@ -61,9 +63,9 @@ class Host:
 
     def seqs(self, token: str | None, *slices: int) -> list[int]:
         """Of the blocks of a version, whose bytes are those that were appended."""
-        self.shard.open(token, "reader", IDENTITY)
-        stored = list(self.shard.read("reader", slices))
-        self.shard.abort("reader")
+        self.shard.open(token, "0000009999-reader", IDENTITY)
+        stored = list(self.shard.read("0000009999-reader", slices))
+        self.shard.abort("0000009999-reader")
         for seq, block in stored:
             assert bytes(block.data) == bytes(make_block(block.header.slice_us, seq, BLOCK_BYTES).data)
         return [seq for seq, _ in stored]
@@ -103,7 +105,7 @@ def test_another_host_goes_on_where_one_stopped(bucket: ObjectStore, hosts: Any,
     third = other.commit(second, "3", (3, 20))
     assert one.seqs(third, 0, 10, 20) == [0, 2, 3], "the first host sees what the other one did"
     assert one.seqs(first, 0, 10, 20) == [0, 1], "and goes back if it must"
-    assert names(bucket, "manifests") == {"1.json", "2.json", "3.json"}
+    assert names(bucket, "manifests") == {f"000000000{i}-a.json" for i in (1, 2, 3)}
     manifests = [load(data, path) for path, data in bucket.objects().items() if "/manifests/" in path]
     assert names(bucket, "files") == {f.name for m in manifests for f in m.files}
 
@@ -112,10 +114,10 @@ def test_a_failed_attempt_uploads_nothing(bucket: ObjectStore, hosts: Any) -> No
     host = hosts()
     token = host.commit(None, "1", (0, 0))
     before = bucket.objects()
-    host.shard.open(token, "2", IDENTITY)
-    host.shard.append("2", [(1, True, make_block(0, 1, BLOCK_BYTES))])
-    host.shard.destage("2", [0])
-    host.shard.abort("2")
+    host.shard.open(token, SECOND, IDENTITY)
+    host.shard.append(SECOND, [(1, True, make_block(0, 1, BLOCK_BYTES))])
+    host.shard.destage(SECOND, [0])
+    host.shard.abort(SECOND)
     host.depot.settle()
     assert bucket.objects() == before
     assert host.seqs(token, 0) == [0]
@@ -130,12 +132,14 @@ def test_what_nobody_can_ask_for_is_deleted(bucket: ObjectStore, hosts: Any) -> 
             host = hosts(retain=2)  # what the one before would have deleted
         prefix = "state/query/tolls/shard-00003/manifests"
         manifests[token] = load(bucket.get(f"{bucket.bucket}/{prefix}/{token}.json"), token)
-        kept = list(manifests)[-2:]
+        kept = list(manifests)[-3:]
         assert names(bucket, "manifests") == {f"{t}.json" for t in kept}
         assert names(bucket, "files") == {f.name for t in kept for f in manifests[t].files}
     copies = {path.name: path for path in (host.folder / "copies").iterdir()}
-    assert set(copies) == {f.name for f in manifests["5"].files}, "of what the current version needs, and no more"
-    assert {path.stat().st_nlink for path in copies.values()} == {2}, "RocksDB has them by hard link"
+    assert set(copies) == {f.name for f in manifests["0000000005-a"].files}, (
+        "of what the current version needs, and no more"
+    )
+    assert {path.stat().st_nlink for path in copies.values()} == {3}, "those of RocksDB and of who wrote them"
 
 
 @pytest.mark.parametrize("what", ["flipped", "truncated", "emptied", "missing"])
@@ -143,7 +147,7 @@ def test_a_damaged_object_is_named(bucket: ObjectStore, hosts: Any, what: str) -
     one = hosts()
     first = one.commit(None, "1", (0, 0))
     second = one.commit(first, "2", (1, 0))
-    path = next(p for p in bucket.objects() if p.endswith("-2.sst"))
+    path = next(p for p in bucket.objects() if p.endswith("-0000000002-a.sst"))
     data = bucket.objects()[path]
     if what == "missing":
         bucket.fs.delete_file(f"{bucket.bucket}/{path}")
@@ -153,7 +157,7 @@ def test_a_damaged_object_is_named(bucket: ObjectStore, hosts: Any, what: str) -
         bucket.put(path, {"flipped": flipped, "truncated": data[:-1], "emptied": b""}[what])
     other = hosts()
     with pytest.raises(CorruptState, match=f"{path.rpartition('/')[2]}.*s3://{bucket.bucket}/{path}"):
-        other.shard.open(second, "3", IDENTITY)
+        other.shard.open(second, "0000000003-a", IDENTITY)
     assert other.seqs(first, 0) == [0], "a version that does not need it is whole"
     bucket.put(path, data)
     assert other.seqs(second, 0) == [0, 1]
@@ -161,25 +165,25 @@ def test_a_damaged_object_is_named(bucket: ObjectStore, hosts: Any, what: str) -
 
 def test_a_damaged_manifest_is_named(bucket: ObjectStore, hosts: Any) -> None:
     token = hosts().commit(None, "1", (0, 0))
-    path = next(p for p in bucket.objects() if p.endswith("/manifests/1.json"))
+    path = next(p for p in bucket.objects() if p.endswith("/manifests/0000000001-a.json"))
     bucket.put(path, bucket.objects()[path].replace(b"tolls", b"t0lls"))
-    with pytest.raises(CorruptState, match=r"manifest 1\.json"):
-        hosts().shard.open(token, "2", IDENTITY)
+    with pytest.raises(CorruptState, match=r"manifest 0000000001-a\.json"):
+        hosts().shard.open(token, SECOND, IDENTITY)
 
 
 def test_an_upload_that_fails_fails_the_commit_and_nothing_else(bucket: ObjectStore, hosts: Any) -> None:
     host = hosts()
     token = host.commit(None, "1", (0, 0))
     before = bucket.objects()
-    host.shard.open(token, "2", IDENTITY)
-    host.shard.append("2", [(1, False, make_block(0, 1, BLOCK_BYTES))])
+    host.shard.open(token, SECOND, IDENTITY)
+    host.shard.append(SECOND, [(1, False, make_block(0, 1, BLOCK_BYTES))])
     with (
         bucket.denied(),
-        pytest.raises(StorageError, match=rf"^s3://{bucket.bucket}/state/.*2\.sst: .*INVALID_ACCESS_KEY_ID"),
+        pytest.raises(StorageError, match=rf"^s3://{bucket.bucket}/state/.*2-a\.sst: .*INVALID_ACCESS_KEY_ID"),
     ):
-        host.shard.commit("2", {"next_seq": 2})
-    assert [seq for seq, _ in host.shard.read("2", [0])] == [0, 1], "the attempt may try again"
-    host.shard.abort("2")
+        host.shard.commit(SECOND, {"next_seq": 2})
+    assert [seq for seq, _ in host.shard.read(SECOND, [0])] == [0, 1], "the attempt may try again"
+    host.shard.abort(SECOND)
     host.depot.settle()
     assert bucket.objects() == before
     assert host.seqs(token, 0) == [0]
@@ -191,10 +195,10 @@ def test_a_place_that_is_not_there_or_not_ours_is_named(bucket: ObjectStore, hos
     with pytest.raises(
         StorageError, match=r"^state\.dir s3://no-such-bucket/state.*there is no bucket 'no-such-bucket'$"
     ):
-        nowhere.shard.open(None, "1", IDENTITY)
+        nowhere.shard.open(None, "0000000001-a", IDENTITY)
     ours = hosts()
     with bucket.denied(), pytest.raises(StorageError, match=rf"^state\.dir s3://{bucket.bucket}/state.*ACCESS_DENIED"):
-        ours.shard.open(None, "1", IDENTITY)
+        ours.shard.open(None, "0000000001-a", IDENTITY)
     assert ours.commit(None, "1", (0, 0)), "what was refused before is tried again"
 
 
@@ -203,4 +207,4 @@ def test_a_server_that_does_not_answer_is_named(hosts: Any, monkeypatch: pytest.
         monkeypatch.setenv(name, value)
     host = hosts("s3://bucket/state?scheme=http&endpoint_override=127.0.0.1:1&region=us-east-1")
     with pytest.raises(StorageError, match=r"^state\.dir s3://bucket/state\?.*: .*NETWORK_CONNECTION"):
-        host.shard.open(None, "1", IDENTITY)
+        host.shard.open(None, "0000000001-a", IDENTITY)

@@ -48,7 +48,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     assert nothing == b"" and re.fullmatch(rb"[0-9a-f]{8}", crc)
     assert int(crc, 16) == zlib.crc32(body)
     manifest: dict[str, Any] = json.loads(body)
-    assert manifest["format"] == 2
+    assert manifest["format"] == 3
     return manifest
 
 
@@ -70,8 +70,10 @@ def read_version(shard: Path, token: str) -> dict[tuple[int, int], bytes]:
             file_no, slice_, seq = struct.unpack(">QQQ", key)
             assert file_no == file["file_no"]
             found[slice_ - 2**63, seq] = value
+        written_as = json.loads(index)["file"]
+        assert written_as.startswith(f"{file['file_no']:010d}-") and written_as.endswith(".sst")
         assert json.loads(index) == {
-            "file": file["name"],
+            "file": written_as,
             "blocks": [[s, seq, len(value), *read_folded(value)] for (s, seq), value in found.items()],
         }
         assert len(found) == file["blocks"]
@@ -298,7 +300,7 @@ def test_files_of_any_shape_are_as_the_page_says(make: Callable[..., Rig]) -> No
     rig = make()
     token, blocks = None, {}
     for attempt, count in enumerate([1, 200, 40]):
-        rig.shard.open(token, f"t.{attempt}", rig.identity)
+        rig.shard.open(token, f"{attempt:010d}-t", rig.identity)
         for i in range(count):
             seq, slice_us, size = len(blocks), (i % 7 - 3) * 10**12, [0, 10, 5000, 70_000][i % 4]
             batch = pa.record_batch({"x": [bytes([i]) * size]})
@@ -308,10 +310,10 @@ def test_files_of_any_shape_are_as_the_page_says(make: Callable[..., Rig]) -> No
                 compression=compression, codec=Codec(i % 2),
             )  # fmt: skip
             blocks[slice_us, seq] = bytes(block.data)
-            rig.shard.append(f"t.{attempt}", [(seq, i % 5 == 0, block)])
+            rig.shard.append(f"{attempt:010d}-t", [(seq, i % 5 == 0, block)])
         purged = [-2 * 10**12] if attempt == 2 else []
-        rig.shard.purge(f"t.{attempt}", purged)
-        token = f"t.{attempt}"
+        rig.shard.purge(f"{attempt:010d}-t", purged)
+        token = f"{attempt:010d}-t"
         rig.shard.commit(token, {"next_seq": len(blocks)})
         found = read_version(rig.folder / "state", token)
         assert found == {key: data for key, data in blocks.items() if key[0] not in purged}
@@ -388,8 +390,12 @@ def test_the_page_lists_every_field(make: Callable[..., Rig]) -> None:
     assert list(manifest["files"][0]) == listed["files"]
     assert set(manifest["identity"]["definition"]) <= set(names_in(PAGE))
     shared = read_manifest(rig.folder / "operator.json")
-    assert shared.pop("format") == 2
-    assert shared == {name: manifest["identity"][name] for name in ("query", "operator", "shards", "definition")}
+    assert shared.pop("format") == 3
+    same = {name: manifest["identity"][name] for name in ("query", "operator", "shards", "definition")}
+    assert shared == {**same, "ids": [], "key_types": [], "checkpoint": ""}
+    assert set(shared) <= set(names_in(PAGE))
+    parent = manifest["history"][-1]
+    assert parent[0] == manifest["parent"] and all(len(past) == 3 for past in manifest["history"])
     snapshot = {name: names_in(text) for first, text in rows_of("Snapshot") for name in names_in(first)}
     assert list(snapshot) == list(manifest["snapshot"])
     assert set(manifest["snapshot"]["windows"]) <= set(snapshot["windows"])

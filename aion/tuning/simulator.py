@@ -179,7 +179,8 @@ class _Versions:
     """The versions of one shard, each of which keeps its files: how much merging may write hangs on that."""
 
     def __init__(self, retain: int) -> None:
-        self._retention = Retention(retain, [])
+        self._retention = Retention(retain + 1)
+        self._held: Manifest | None = None
         self._known: dict[int, SstFile] = {}
         self._number = 0
 
@@ -191,8 +192,9 @@ class _Versions:
         self._known = {no: self._known[no] for no in store.files()}
         files = tuple(FileEntry(no, f.path, f.size_bytes, 0, 0, f.blocks) for no, f in self._known.items())
         self._number += 1
-        version = Manifest(str(self._number), None, self._number, _NOBODY, files, (), 0, {})
-        self._retention.committed(version, lambda name: True)
+        past = self._retention.following(self._held, files)
+        self._held = Manifest(f"{self._number:010d}", None, self._number, _NOBODY, files, (), 0, {})
+        self._retention.committed(self._held, past, self._number)
         held_bytes, disk_bytes = self._retention.held_bytes, self._retention.disk_bytes
         store.compact(self._known, held_bytes=held_bytes, disk_bytes=disk_bytes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -107,7 +108,14 @@ def open_shard(client: StateClient, state: Path, token: str | None, attempt: str
     shard = change.pop("shard", 0)
     identity = Identity("query", "windowed", shard, 1, {"windows": "w"})
     where = {"run": "run", "operator_uid": "uid", "state_dir": str(state), "store": STORE, **change}
-    return client.open(identity, token=token, attempt=attempt, **where)
+    return client.open(identity, token=token and of_batch(token), attempt=of_batch(attempt), **where)
+
+
+def of_batch(attempt: str) -> str:
+    """Names of attempts begin with their batch; in tests it is the number that they end with."""
+    digits = re.search(r"\d*$", attempt)
+    assert digits
+    return attempt if re.match(r"\d{10}-", attempt) else f"{int(digits[0] or 0):010d}-{attempt}"
 
 
 def snapshot(next_seq: int) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
             patch.setenv(name, value)
         patch.setenv("AWS_PROFILE", "tests")
         client = StateClient.connect(application, watch_pid=executor.pid)
-        session = open_shard(client, state, None, "victim")
+        session = open_shard(client, state, None, "0000000000-victim")
         session.append([(0, False, block(7))])
         raw = flight.FlightClient(f"grpc+unix://{runtime_dir(application) / SOCKET}")
         yield Victim(application, client, session, raw, state)
@@ -124,8 +124,8 @@ def opening(victim: Victim) -> dict[str, Any]:
     return {
         "identity": {"query": "query", "operator": "windowed", "shard": 1, "shards": 2, "definition": {}},
         "token": None,
-        "attempt": "t1",
-        "session": "t1",
+        "attempt": "0000000001-t1",
+        "session": "0000000001-t1",
         "run": "run",
         "operator_uid": "uid",
         "others": False,
@@ -251,7 +251,7 @@ def test_executors_that_are_no_processes(victim: Victim, pid: Any) -> None:
     ],
 )  # fmt: skip
 def test_commits_that_would_poison_the_shard(victim: Victim, change: dict[str, Any]) -> None:
-    request = {"session": "victim", "snapshot": snapshot(1), "prestage": [], "executions": [], **change}
+    request = {"session": "0000000000-victim", "snapshot": snapshot(1), "prestage": [], "executions": [], **change}
     body = json.dumps(request).encode()
     with pytest.raises(errors.RequestError, match=r"^commit: "):
         act(victim, "commit", body)
@@ -265,12 +265,12 @@ def test_sessions_of_nobody(victim: Victim, session: str) -> None:
 
 
 def test_the_name_of_a_session_of_another_shard(victim: Victim) -> None:
-    with pytest.raises(errors.RequestError, match="session victim is at work on another shard"):
-        act(victim, "open", orjson.dumps(altered(opening(victim), "session", "victim")))
+    with pytest.raises(errors.RequestError, match="session 0000000000-victim is at work on another shard"):
+        act(victim, "open", orjson.dumps(altered(opening(victim), "session", "0000000000-victim")))
 
 
 def test_a_version_that_there_is_not(victim: Victim) -> None:
-    for token in ("nothing", "victim"):
+    for token in ("nothing", "0000000000-victim"):
         with pytest.raises(errors.CorruptState, match=f"version {token} .*is what Spark asks for"):
             act(victim, "open", orjson.dumps({**opening(victim), "token": token}))
 
@@ -290,10 +290,12 @@ def put(victim: Victim, command: bytes | None, schema: pa.Schema, *messages: pa.
         wire.raise_error(str(error))
 
 
-MINE = b'{"session":"victim"}'
+MINE = b'{"session":"0000000000-victim"}'
 
 
-@pytest.mark.parametrize("command", [None, b"", b"rubbish", b"{}", b'{"session":"../x"}', b'{"session":["victim"]}'])
+@pytest.mark.parametrize(
+    "command", [None, b"", b"rubbish", b"{}", b'{"session":"../x"}', b'{"session":["0000000000-victim"]}']
+)
 def test_puts_for_nobody(victim: Victim, command: bytes | None) -> None:
     with pytest.raises(errors.RequestError, match=r"^put: "):
         put(victim, command, wire.BLOCKS)
@@ -341,7 +343,14 @@ def test_tables_that_are_no_blocks(victim: Victim) -> None:
 
 
 @pytest.mark.parametrize(
-    "ticket", [b"", b"rubbish", b"{}", b'{"session":"victim"}', b'{"session":"victim","slices":"all","blocking":false}']
+    "ticket",
+    [
+        b"",
+        b"rubbish",
+        b"{}",
+        b'{"session":"0000000000-victim"}',
+        b'{"session":"0000000000-victim","slices":"all","blocking":false}',
+    ],
 )
 def test_reads_of_nothing(victim: Victim, ticket: bytes) -> None:
     with pytest.raises(flight.FlightError, match=r"RequestError.*read: "):

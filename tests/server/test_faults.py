@@ -27,6 +27,7 @@ from tests.server.conftest import (
     block,
     is_over,
     kill,
+    of_batch,
     open_shard,
     server_of,
     snapshot,
@@ -201,7 +202,7 @@ def test_an_older_turn_of_an_attempt_is_over(connect: Connect, tmp_path: Path) -
     attempt.append([(0, False, block(1))])
     attempt._take_another_turn(errors.ServerUnreachable("the connection broke, and the server lives"), 0)
     with pytest.raises(errors.SessionSuperseded):
-        client.put("t1", [(1, False, block(66))])
+        client.put(of_batch("t1"), [(1, False, block(66))])
     attempt.append([(1, False, block(2))])
     assert values(attempt, 0) == [1, 2]
     attempt.commit(snapshot(2))

@@ -41,7 +41,7 @@ def test_shards_of_an_operator_hear_of_each_other_as_of_their_commits(connect: C
     where = {"run": "run", "operator_uid": "u", "state_dir": str(tmp_path), "store": STORE, "others": True}
     for number, change in enumerate(({}, {"query": "q2", "operator": "windowed"})):
         identity = Identity(**{**elsewhere, **change})  # type: ignore[arg-type]
-        assert client.open(identity, token=None, attempt=f"x{number}", **where).others == (0, [])  # type: ignore[arg-type]
+        assert client.open(identity, token=None, attempt=f"0000000000-x{number}", **where).others == (0, [])  # type: ignore[arg-type]
     assert open_shard(client, tmp_path, "a1", "b1", shard=1).others == (0, [])
 
 

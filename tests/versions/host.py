@@ -17,7 +17,7 @@ from state_backends.io_thread import IoThread
 from state_backends.manifest import Identity, load
 from state_backends.p_bucket import PBucket
 from state_backends.remote import Remote, RemoteDepot
-from state_backends.retention import MERGED
+from state_backends.retention import batch_of
 from state_backends.stores import STORES
 from state_backends.tiered import MemoryBudget
 from tests.stores.rig import make_block
@@ -47,9 +47,9 @@ class Host:
         self.attempts = 0
         self.start()
 
-    def start(self) -> None:
+    def start(self, name: str = "state") -> None:
         self.io = IoThread()
-        self.depot: LocalDepot | RemoteDepot = LocalDepot(self.folder / "state")
+        self.depot: LocalDepot | RemoteDepot = LocalDepot(self.folder / name)
         if self.kind == "remote":
             # What pyarrow reaches by its own means; here it is a local folder, so that tests can look into it.
             fs = SubTreeFileSystem(str(self.folder.parent), LocalFileSystem())
@@ -75,9 +75,14 @@ class Host:
 
     def open(self, token: str | None, identity: Identity = IDENTITY) -> tuple[str, dict[str, Any] | None]:
         """A new attempt on a version, and its snapshot."""
+        attempt = self.next_attempt(token)
         self.attempts += 1
-        attempt = f"attempt-{self.attempts}"
         return attempt, self.shard.open(token, attempt, identity)
+
+    def next_attempt(self, token: str | None) -> str:
+        """The name of the next attempt, of the batch after the version's."""
+        batch = 0 if token is None else batch_of(token) + 1
+        return f"{batch:010d}-attempt-{self.attempts + 1}"
 
     def append(self, attempt: str, *blocks: tuple[int, int], late: bool = False) -> None:
         """Blocks as (seq, slice); each has contents of its own, also if its seq was given before."""
@@ -119,11 +124,8 @@ class Host:
         return {path.stem for path in (self.folder / "state" / "manifests").glob("*")}
 
     def files(self) -> set[str]:
-        """What lies there, but for what merging has under way: it is the store's, not yet a version's."""
         self.settle()
-        names = {path.name for path in (self.folder / "state" / "files").glob("*")}
-        named = self.named_files(*self.manifests())
-        return {name for name in names if MERGED not in name or name in named}
+        return {path.name for path in (self.folder / "state" / "files").glob("*")}
 
     def named_files(self, *tokens: str) -> set[str]:
         return {f.name for t in tokens for f in load(self.manifest(t).read_bytes(), t).files}

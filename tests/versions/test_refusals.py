@@ -17,14 +17,14 @@ import aion
 from aion import aggregates as A
 from aion.errors import CorruptState, ForeignState, FormatError
 from aion.plan import make_plan
-from state_backends.manifest import load
+from state_backends.manifest import Identity, load
 from tests.versions.host import IDENTITY, Host
 
 
 def test_an_unknown_token_is_told(host: Host) -> None:
     token = host.commit(None, (0, 0))
-    with pytest.raises(CorruptState, match=r"0007-unknown.*shard 3.*'tolls'"):
-        host.open("0007-unknown")
+    with pytest.raises(CorruptState, match=r"0000000007-unknown.*shard 3.*'tolls'"):
+        host.open("0000000007-unknown")
     assert host.seqs(token, 0) == [0], "and harms nobody"
 
 
@@ -95,7 +95,7 @@ def test_a_newer_format_is_told_apart_from_damage(make: Callable[..., Host]) -> 
         ({"query": "other"}, r"query 'query', not 'other'"),
         ({"operator": "sums"}, r"operator 'tolls', not 'sums'"),
         ({"shard": 4}, r"shard 3, not 4"),
-        ({"shards": 16}, r"shards 8, not 16.*shuffle partitions"),
+        ({"shards": 16}, r"shards 8, not 16; set state.shards to 8"),
         ({"definition": {"key": ["j"], "windows": {"w": 1}}}, r"'tolls'.*key: was \['k'\], is \['j'\]"),
         ({"definition": {"key": ["k"], "windows": {"w": 2}}}, r"windows: was \{'w': 1\}, is \{'w': 2\}"),
         ({"definition": {"key": ["k"], "windows": {"w": 1}, "time": "ts"}}, r"time: was None, is ts"),
@@ -119,10 +119,61 @@ def test_a_shard_without_a_version_is_told_too(host: Host) -> None:
     host.open(None)
     host.restart()
     with pytest.raises(ForeignState, match=r"operator\.json.*'tolls'.*shards 8, not 16"):
-        host.open(None, other)
+        host.shard.open(None, "0000000001-second", other)
     with pytest.raises(ForeignState, match=r"another definition.*windows: was \{'w': 1\}, is \{'w': 2\}"):
-        host.open(None, replace(IDENTITY, definition={"key": ["k"], "windows": {"w": 2}}))
+        host.shard.open(None, "0000000001-second", replace(IDENTITY, definition={"key": ["k"], "windows": {"w": 2}}))
     assert host.seqs(host.commit(None, (0, 0)), 0) == [0], "and is still there for whose it is"
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_keys_that_would_be_looked_for_in_other_shards_are_refused(host: Host, begins: bool) -> None:
+    """Whatever partitions Spark has by now: the ids of the shards and the types of the hashed keys stay."""
+    identity = replace(IDENTITY, ids=(0, 3, 5), key_types=("int64",))
+    attempt, _ = host.open(None, identity)
+    host.shard.commit(attempt, {"next_seq": 0})
+    token = None if begins else attempt
+    for changed, said in [
+        ({"ids": (0, 3, 6)}, r"other ids of shards: \[0, 3, 5\], not \[0, 3, 6\]"),
+        ({"key_types": ("double",)}, r"other types.*\['int64'\], not \['double'\]"),
+    ]:
+        host.restart()
+        with pytest.raises(ForeignState, match=said):
+            host.shard.open(token, "0000000001-second", replace(identity, **changed))  # type: ignore[arg-type]
+    assert host.shard.open(token, "0000000001-second", identity) == ({"next_seq": 0} if token else None)
+
+
+@pytest.mark.parametrize(
+    ("identity", "fits"),
+    [
+        (replace(IDENTITY, ids=(3, 7), key_types=("int64",), definition={"key": [["k", "int64"]]}), True),
+        (replace(IDENTITY, ids=(1, 7), key_types=("int64",), definition={"key": [["k", "int64"]]}), False),
+        (replace(IDENTITY, ids=(3, 7), key_types=("int64",), definition={"key": [["k", "int32"]]}), False),
+    ],
+    ids=["the same", "other ids", "another hash"],
+)
+def test_of_what_an_earlier_aion_wrote_only_what_is_where_it_would_be_now_is_used(
+    make: Callable[..., Host], identity: Identity, fits: bool
+) -> None:
+    """It did not say which ids it had chosen, nor as what it had hashed its keys."""
+    host = make()
+    (host.folder / "state").mkdir(parents=True)
+    (host.folder / "state").rename(host.folder / "shard-00003")  # its folder, as those of all shards are named
+    host.stop()
+    host.start("shard-00003")
+    old, _ = host.open(None, replace(identity, ids=(), key_types=()))
+    host.shard.commit(old, {"next_seq": 0})
+    path = host.folder / "operator.json"
+    value = {k: v for k, v in json.loads(path.read_bytes().splitlines()[0]).items() if k not in ("ids", "key_types")}
+    body = orjson.dumps({**value, "format": 2})
+    path.write_bytes(body + b"\n%08x\n" % zlib.crc32(body))
+    host.stop()
+    host.start("shard-00003")
+    if not fits:
+        with pytest.raises(ForeignState, match="an earlier Aion"):
+            host.open(old, identity)
+        return
+    assert host.open(old, identity)[1] == {"next_seq": 0}
+    assert json.loads(path.read_bytes().splitlines()[0])["ids"] == [3, 7], "and is written down from now on"
 
 
 def test_until_the_first_batch_is_through_everything_may_change(host: Host) -> None:
@@ -145,8 +196,11 @@ def test_damage_to_what_the_shards_share_is_named(make: Callable[..., Host]) -> 
         path.write_bytes(damaged)
         host.restart()
         with pytest.raises(CorruptState, match=r"operator\.json of operator 'tolls'"):
-            host.open(None)
-    assert host.seqs(token, 0) == [0], "a shard that has a version does not need it"
+            host.shard.open(None, "0000000001-second", IDENTITY)
+        with pytest.raises(CorruptState, match=r"operator\.json of operator 'tolls'"):
+            host.open(token)
+    path.write_bytes(data)
+    assert host.seqs(token, 0) == [0]
 
 
 SCHEMA = pa.schema([("ts", pa.timestamp("us")), ("k", pa.string()), ("j", pa.string()), ("v", pa.int64())])

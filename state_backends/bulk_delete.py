@@ -1,0 +1,49 @@
+"""Deletes many objects of S3 with one request, where boto3 is installed.
+
+pyarrow asks for each object first, deletes it, and then writes an empty object in the name of its folder: three
+requests where one serves a thousand objects.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+_AT_ONCE = 1000  # S3's limit
+log = logging.getLogger(__name__)
+
+
+def on_s3(uri: str, region: str) -> Callable[[Sequence[str]], None] | None:
+    """A function that deletes paths (``bucket/key``) in the place of a URI; None where boto3 is missing.
+
+    ``region``: as pyarrow found it out. Credentials are looked for in the places where pyarrow looks. What it calls
+    raises OSError.
+    """
+    try:
+        import boto3
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        log.info("boto3 is not installed, so objects are deleted one by one: pip install aion[s3]")
+        return None
+    options = {name: values[-1] for name, values in parse_qs(urlsplit(uri).query).items()}
+    endpoint = options.get("endpoint_override")
+    if endpoint and "://" not in endpoint:
+        endpoint = f"{options.get('scheme', 'https')}://{endpoint}"
+    client: Any = boto3.client("s3", region_name=region, endpoint_url=endpoint)
+
+    def delete(paths: Sequence[str]) -> None:
+        for bucket, of_bucket in itertools.groupby(sorted(paths), lambda path: path.partition("/")[0]):
+            keys = [{"Key": path.partition("/")[2]} for path in of_bucket]
+            for begin in range(0, len(keys), _AT_ONCE):
+                objects = {"Objects": keys[begin : begin + _AT_ONCE], "Quiet": True}
+                try:
+                    answer = client.delete_objects(Bucket=bucket, Delete=objects)
+                except (BotoCoreError, ClientError) as error:
+                    raise OSError(f"objects of {bucket} cannot be deleted: {error}") from error
+                for failed in answer.get("Errors", ()):
+                    raise OSError(f"{bucket}/{failed['Key']} cannot be deleted: {failed['Message']}")
+
+    return delete
