@@ -85,8 +85,20 @@ def inspect(
     windows: Annotated[
         int, typer.Option(min=0, help="Show so many windows of each operator: bounds, why, and when they run.")
     ] = 20,
+    lineages: Annotated[
+        bool, typer.Option("--lineages", help="Instead: list the checkpoints that queries were started from.")
+    ] = False,
+    forget: Annotated[
+        str | None, typer.Option(metavar="LINEAGE", help="Delete the versions of one whose checkpoint is gone.")
+    ] = None,
 ) -> None:
     """Show versions, files, windows, tiers and lateness of a state folder, and verify it. Exit code 1: damaged."""
+    if lineages or forget is not None:
+        from aion.inspecting_lineages import forget_lineage, show_lineages
+
+        if repair or (lineages and forget is not None):
+            raise ConfigError("--repair, --lineages and --forget are for one call each")
+        return show_lineages(state) if forget is None else forget_lineage(state, forget)
     from aion.inspecting import inspect
 
     if checkpoint is not None and not repair:

@@ -25,6 +25,14 @@ _P5 = np.uint64(0x27D4EB2F165667C5)
 Hashes = npt.NDArray[np.uint64]
 
 
+def hashed_as(type_: pa.DataType) -> pa.DataType:
+    """The type that keys of a type are cast to before they are hashed, so that a key may get a wider type later."""
+    t = pa.types
+    if t.is_integer(type_):
+        return pa.int64()
+    return pa.float64() if t.is_floating(type_) else type_
+
+
 def can_hash(type_: pa.DataType) -> bool:
     """Whether a key of this type is hashed here; other types are left to Spark."""
     t = pa.types
@@ -82,7 +90,7 @@ def _finished(values: Hashes) -> Hashes:
 
 
 class ShardOfKeys:
-    """The shard id of each row, of its key columns: ``ids[pmod(xxhash64(keys), len(ids))]``.
+    """The shard id of each row, of its key columns: ``ids[pmod(xxhash64(keys), len(ids))]``, see :func:`hashed_as`.
 
     Without a key, or with one shard, everything belongs to the first id.
     """
@@ -93,7 +101,7 @@ class ShardOfKeys:
     def __call__(self, columns: Sequence[pa.Array], rows: int) -> npt.NDArray[np.int32]:
         if not columns or len(self._ids) == 1:
             return np.full(rows, self._ids[0])
-        return self._ids[xxhash64(columns) % len(self._ids)]
+        return self._ids[xxhash64([column.cast(hashed_as(column.type)) for column in columns]) % len(self._ids)]
 
     @staticmethod
     def covers(types: Sequence[pa.DataType]) -> bool:

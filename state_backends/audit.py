@@ -15,14 +15,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from aion.errors import FormatError, StateError
+from aion.errors import FormatError, StateError, StorageError
 from state_backends.checksum import crc32
 from state_backends.depot import MANIFEST, OPERATOR, SST
+from state_backends.lineage import PREFIX
 from state_backends.location import locate
 from state_backends.manifest import FileEntry, Manifest, load, load_operator
+from state_backends.remote import pyarrow_uri
 
 _CHUNK_BYTES = 4 << 20
 DAMAGED = ".damaged"
+FIRST = "first"
+"""The name of the lineage that lies in the operator's own folder."""
 
 
 @dataclass(slots=True)
@@ -47,6 +51,7 @@ class ShardFinding:
 
     query: str
     operator: str
+    """With the name of the lineage behind it, unless it is the first: see state_backends/lineage.py."""
     shard: str
     versions: list[Version] = field(default_factory=list)
     files: dict[str, str | None] = field(default_factory=dict)
@@ -69,9 +74,39 @@ class ShardFinding:
         return lines + [f"{where}/manifests/{v.token}{MANIFEST}: {v.problem}" for v in own]
 
     @property
+    def lineage(self) -> str:
+        return self.operator.partition("/")[2]
+
+    @property
     def newest(self) -> Version | None:
         """The newest whole version."""
         return next((v for v in reversed(self.versions) if v.problem is None), None)
+
+
+@dataclass(slots=True)
+class Lineage:
+    """What one checkpoint made of a query: see state_backends/lineage.py.
+
+    ``checkpoint``: where it lies, None where an earlier Aion did not write it down. ``newest``: the last batch.
+    """
+
+    query: str
+    name: str
+    checkpoint: str | None
+    bytes: int = 0
+    newest: int = -1
+    folders: list[str] = field(default_factory=list)
+
+    def has_checkpoint(self) -> bool:
+        """Whether the checkpoint is there. Raises StorageError where that cannot be found out from here."""
+        if self.checkpoint is None:
+            raise StorageError(f"lineage {self.name}: nobody wrote down where its checkpoint lies")
+        try:
+            fs, path = pafs.FileSystem.from_uri(pyarrow_uri(self.checkpoint))
+            info = fs.get_file_info(f"{path.rstrip('/')}/metadata")
+        except (OSError, pa.ArrowException) as error:
+            raise StorageError(f"{self.checkpoint} cannot be looked at from here: {error}") from error
+        return bool(info.type is not pafs.FileType.NotFound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +137,49 @@ class StateFolder:
         self._location.close()
 
     def shards(self) -> list[tuple[str, str, str]]:
-        """(query, operator, shard) of all that have versions here."""
+        """(query, operator, shard) of all that have versions here; the operator with its lineage, see ShardFinding."""
         if self._fs.get_file_info(self._base).type is not pafs.FileType.Directory:
             raise StateError(f"{self.state_dir}: there is no such folder")
         found = []
         for query in self._folders(self._base):
             for operator in self._folders(f"{self._base}/{query}"):
-                shards = self._folders(f"{self._base}/{query}/{operator}")
-                found += [(query, operator, shard) for shard in shards if shard.startswith("shard-")]
+                names = self._folders(f"{self._base}/{query}/{operator}")
+                for place in [operator, *(f"{operator}/{name}" for name in names if name.startswith(PREFIX))]:
+                    shards = names if place == operator else self._folders(f"{self._base}/{query}/{place}")
+                    found += [(query, place, shard) for shard in shards if shard.startswith("shard-")]
         return found
+
+    def lineages(self) -> list[Lineage]:
+        """Those that have versions here."""
+        found: dict[tuple[str, str], Lineage] = {}
+        for query, operator, shard in self.shards():
+            name = operator.partition("/")[2] or FIRST
+            lineage = found.get((query, name))
+            if lineage is None:
+                checkpoint = self._checkpoint(f"{self._base}/{query}/{operator}/{OPERATOR}")
+                lineage = found[query, name] = Lineage(query, name, checkpoint)
+            folder = f"{self._base}/{query}/{operator}/{shard}"
+            lineage.folders.append(folder)
+            lineage.bytes += sum(size for _, size in self._list(f"{folder}/files"))
+            tokens = [name.partition("-")[0] for name, _ in self._list(f"{folder}/manifests")]
+            lineage.newest = max([lineage.newest, *(int(token) for token in tokens if token.isdecimal())])
+        return list(found.values())
+
+    def forget(self, lineage: Lineage) -> None:
+        """Deletes the versions of a lineage; those of others stay whole, which have files of their own."""
+        for folder in lineage.folders:
+            self._fs.delete_dir(folder)
+            operator = folder.rpartition("/")[0]
+            if lineage.name != FIRST and not self._folders(operator):
+                self._fs.delete_dir(operator)
+
+    def _checkpoint(self, path: str) -> str | None:
+        try:
+            with self._fs.open_input_stream(path) as stream:
+                found = load_operator(stream.read(), OPERATOR).get("checkpoint")
+        except (StateError, OSError):
+            return None
+        return None if found is None else str(found)
 
     def check(
         self, shard: tuple[str, str, str], *, contents: bool = True, progress: Callable[[int], None] | None = None
@@ -122,7 +191,7 @@ class StateFolder:
         finding.files_bytes = sum(there.values())
         tokens = [n.removesuffix(MANIFEST) for n, _ in self._list(f"{folder}/manifests") if n.endswith(MANIFEST)]
         for token in tokens:
-            version = self._version(folder, token)
+            version = self._version(shard, folder, token)
             finding.versions.append(version)
             for file in version.manifest.files if version.manifest else ():
                 if file.name not in finding.files:
@@ -164,9 +233,9 @@ class StateFolder:
         except (StateError, OSError) as error:
             return str(error)
         owner = f"{found['query']}/{found['operator']}"
-        return None if owner == f"{shard[0]}/{shard[1]}" else f"it is that of {owner}"
+        return None if owner == f"{shard[0]}/{shard[1].partition('/')[0]}" else f"it is that of {owner}"
 
-    def _version(self, folder: str, token: str) -> Version:
+    def _version(self, shard: tuple[str, str, str], folder: str, token: str) -> Version:
         path = f"{folder}/manifests/{token}{MANIFEST}"
         try:
             with self._fs.open_input_stream(path) as stream:
@@ -175,9 +244,12 @@ class StateFolder:
             return Version(token, None, str(error), newer=isinstance(error, FormatError))
         if manifest.token != token:
             return Version(token, None, f"it is that of version {manifest.token}")
-        parts = folder.split("/")[-3:]
         owner = manifest.identity
-        if [owner.query, owner.operator, f"shard-{owner.shard:05d}"] != parts:
+        if (owner.query, owner.operator, f"shard-{owner.shard:05d}") != (
+            shard[0],
+            shard[1].partition("/")[0],
+            shard[2],
+        ):
             mine = f"{owner.query}/{owner.operator}/shard-{owner.shard:05d}"
             return Version(token, None, f"it is that of another shard, {mine}")
         return Version(token, manifest, None)
@@ -236,5 +308,6 @@ def _has_state_after(finding: ShardFinding, batch: int) -> bool:
 
 
 def by_query(findings: list[ShardFinding]) -> Iterator[tuple[str, list[ShardFinding]]]:
-    for query in sorted({f.query for f in findings}):
-        yield query, [f for f in findings if f.query == query]
+    """Each query, of each of its lineages by itself: one goes back without the others."""
+    for query, lineage in sorted({(f.query, f.lineage) for f in findings}):
+        yield query, [f for f in findings if (f.query, f.lineage) == (query, lineage)]

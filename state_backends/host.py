@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections import deque
@@ -16,7 +17,15 @@ import orjson
 import psutil
 from rocksdict import Cache
 
-from aion.errors import AionError, PolicyError, RequestError, ServerError, ServerUnreachable, SessionSuperseded
+from aion.errors import (
+    AionError,
+    PolicyError,
+    RequestError,
+    ServerError,
+    ServerUnreachable,
+    SessionSuperseded,
+    StateError,
+)
 from policies.destage import DestagePolicy
 from policies.prestage import PrestagePolicy
 from policies.sizing import Execution, processing_bytes_per_s
@@ -38,7 +47,10 @@ from state_backends.pressure import PressureManager, Sampler
 from state_backends.store import BlockStore, StoredBlock, StoreStats
 from state_backends.stores import StoreConfig
 
+log = logging.getLogger(__name__)
 ShardKey = tuple[str, str, int]
+_IDLE_S = 600.0
+_IDLE_AT_WORK_S = 86_400.0  # an attempt whose worker died never ends
 _REMEMBERED = 32  # sessions of a shard that are over and may still hear so
 _REMEMBERED_MOVES = 1024  # prestages, and files written, of a shard that nobody has asked about yet
 
@@ -138,12 +150,7 @@ class Host:
             if request.session == request.attempt or key not in self._opened:
                 self._note_interval(key)
         if there is not None and there[0] is not shard:
-            with there[1]:
-                there[0].close()
-                there[0].depot.close()
-            with self._lock:
-                self._leaving.remove(there[0])
-                self._left.add(there[0].stats())
+            self._let_go(*there)
         with lock:
             before = shard.rebuilds
             try:
@@ -285,7 +292,7 @@ class Host:
         with self._lock:
             ready = [p for p in self._planned if p.start_s <= now]
             self._planned = [p for p in self._planned if p.start_s > now]
-            due = [(self._shards[p.key], p) for p in ready]
+            due = [(self._shards[p.key], p) for p in ready if p.key in self._shards]
         for (shard, lock), planned in due:
             if not lock.acquire(blocking=False):
                 # The shard commits, maybe over a slow network: the others must not wait for that.
@@ -298,6 +305,40 @@ class Host:
                     shard.store.prestage(planned.slices)
             finally:
                 lock.release()
+
+    def let_go_of_idle(self) -> None:
+        """Closes the shards to which no attempt has come for long: their query stopped, or they work elsewhere.
+
+        Nothing is lost: whoever opens such a shard again gets it built from its version.
+        """
+        now = self._clock()
+        with self._lock:
+            idle = [key for key in self._shards if now - self._opened.get(key, now) > self._patience_s(key)]
+            left = [self._shards.pop(key) for key in idle]
+            self._leaving += [shard for shard, _ in left]
+            for key in idle:
+                for known in (self._wanted, self._moved, self._opened, self._intervals, self._over, self._at_work):
+                    known.pop(key, None)
+            operators = {key[:2] for key in self._shards}
+            self._owners = {key: owner for key, owner in self._owners.items() if key in operators}
+        for shard, lock in left:
+            log.info("shard %d of operator %s is idle, and closed", shard.identity.shard, shard.identity.operator)
+            self._let_go(shard, lock)
+
+    def _patience_s(self, key: ShardKey) -> float:
+        """After how long without an attempt a shard counts as idle; the query may have a slow trigger."""
+        return max(_IDLE_AT_WORK_S if key in self._at_work else _IDLE_S, 20 * self._intervals.get(key, 0.0))
+
+    def _let_go(self, shard: Shard, lock: threading.Lock) -> None:
+        """Closes a shard that was put on the list of those that leave."""
+        with lock, contextlib.suppress(StateError):
+            try:
+                shard.close()
+            finally:
+                shard.depot.close()
+        with self._lock:
+            self._leaving.remove(shard)
+            self._left.add(shard.stats())
 
     # -- the whole ----------------------------------------------------------------------------------------
 

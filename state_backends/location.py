@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,9 +94,9 @@ def scratch() -> Path:
     folder = parent / f"aion-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
+        status = folder.lstat()
     except OSError as error:
         raise StorageError(f"no folder for copies of remote files: {error}") from error
-    if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise StorageError(f"{folder} must belong to this user alone (mode 0700); it does not")
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise StorageError(f"{folder} must belong to this user alone (mode 0700), and be no link; it is not so")
     return folder

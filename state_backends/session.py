@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from aion.errors import ServerError, ServerUnreachable, StateError
+from aion.errors import ServerUnreachable, StateError
 from policies.sizing import Execution
 from state_backends.block import Block
 from state_backends.store import Only, StoredBlock
@@ -178,8 +178,9 @@ class RemoteSession:
 
     def abort(self) -> None:
         self._forget()
-        with contextlib.suppress(ServerError):
-            # It need not succeed: whoever opens the shard next undoes what is not committed.
+        with contextlib.suppress(StateError):
+            # It need not succeed: whoever opens the shard next undoes what is not committed. And what is wrong with
+            # the attempt is what its task fails with, not that its session is over.
             self._client.act("abort", {"session": self._session}, ABORT_SECONDS)
 
     # -- another turn -------------------------------------------------------------------------------------

@@ -50,7 +50,8 @@ EFFECTS = {
 
 # The shell: where everything comes together. What is not listed here of aion is core, and imports no shell.
 TOP = {
-    "aion", "aion.applying", "aion.cli", "aion.executor", "aion.folds", "aion.inspecting", "aion.inspecting_windows",
+    "aion", "aion.applying", "aion.cli", "aion.executor", "aion.folds", "aion.inspecting", "aion.inspecting_lineages",
+    "aion.inspecting_windows",
     "aion.keyed_executor", "aion.local", "aion.metrics", "aion.runtime", "aion.spark", "aion.spilling", "aion.top",
     "aion.tuning", "aion.tuning.calibrate", "aion.tuning.command", "aion.tuning.files", "aion.tuning.search",
     "aion.tuning.simulator", "aion.tuning.trace",

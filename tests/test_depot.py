@@ -442,6 +442,12 @@ def test_copies_lie_in_no_folder_that_others_can_enter(tmp_path: Path, monkeypat
     with pytest.raises(StorageError, match=rf"{folder} must belong to this user alone"):
         scratch()
     folder.rmdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    folder.symlink_to(elsewhere)
+    with pytest.raises(StorageError, match=r"be no link"):
+        scratch()
+    folder.unlink()
     folder.write_text("in the way")
     with pytest.raises(StorageError, match="no folder for copies of remote files"):
         locate("s3://bucket/state")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark import TaskContext
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from aion.errors import ForeignState, ServerUnreachable
+from aion.errors import ServerUnreachable
 from aion.spark.root_config import RootConfig
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from state_backends.codec_pool import CodecPool
 
 TOKEN_SCHEMA = "token string"
-STATE_PARTITIONS = "spark.sql.streaming.internal.stateStore.partitions"
 
 
 class Root(StatefulProcessor):
@@ -58,6 +57,9 @@ class Root(StatefulProcessor):
                 yield from work.end_batch()
                 # Spark deletes the expired timer itself, after this.
                 self._set_timer(work, but=expiredTimerInfo.getExpiryTimeInMs())
+                if (token := work.unchanged()) is not None:
+                    # Nothing came, and nothing was due after all: there is no need for a version of that.
+                    self._token.update((token,))
 
     def close(self) -> None:
         """Commits, inside the task: if it fails, the task fails, and Spark keeps the old token."""
@@ -82,24 +84,13 @@ class Root(StatefulProcessor):
         token = known[0] if known else None
         context = TaskContext.get()
         assert context is not None
-        self._check_partitions(context)
         batch = context.getLocalProperty("streaming.sql.batchId") or "0"
         attempt = f"{int(batch):010d}-{uuid.uuid4().hex[:16]}"
         session = connect(self._config, context, shard, token, attempt)
         # Spark's store keeps the new token exactly if this attempt of this batch wins.
         self._token.update((attempt,))
-        self._work[shard] = work = ShardWork(self._config, session, self._codec, shard, int(batch))
+        self._work[shard] = work = ShardWork(self._config, session, self._codec, shard, int(batch), token)
         return work
-
-    def _check_partitions(self, context: TaskContext) -> None:
-        """Spark takes as many partitions as the checkpoint says, and shards are where their number puts them."""
-        fixed = context.getLocalProperty(STATE_PARTITIONS) or context.getLocalProperty("spark.sql.shuffle.partitions")
-        if fixed and int(fixed) != self._config.partitions:
-            raise ForeignState(
-                f"the checkpoint of operator {self._config.name!r} fixes {fixed} shuffle partitions, and "
-                f"spark.sql.shuffle.partitions is {self._config.partitions} now; set it to {fixed}, or start with a "
-                "new checkpoint"
-            )
 
     def _set_timer(self, work: ShardWork, but: int | None = None) -> None:
         """One timer per shard, at the next watermark that makes something due."""

@@ -18,8 +18,10 @@ class RootConfig:
     uid: str
     application: str
     state_dir: str
-    shards: int
-    partitions: int
+    ids: tuple[int, ...]
+    """Those of all shards."""
+    key_types: tuple[str, ...]
+    """What keys are hashed as."""
     retain_versions: int
     watermark_delay_us: int | None
     """What withWatermark was told, where the watermark is on the event time itself."""

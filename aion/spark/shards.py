@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, DecimalType, FractionalType, IntegralType
 
 _MASK = 0xFFFFFFFF
 
 
-def shard_ids(shards: int, partitions: int) -> list[int]:
-    """Ids that Spark's hash partitioner spreads evenly: the i-th goes to partition ``i % partitions``.
+def shard_ids(shards: int) -> list[int]:
+    """The ids of so many shards, which serve any number of partitions.
 
-    A few integers hash unevenly (4 ids over 2 partitions went 1 and 3), so ids are searched for.
+    A few integers hash unevenly (4 ids over 2 partitions went 1 and 3), so ids are searched for: the i-th is the
+    smallest that Spark's hash partitioner sends to partition i of ``shards``. What is i modulo ``shards`` is also i
+    modulo each of its divisors, so they spread evenly over so many partitions, too.
     """
-    ids: list[int] = []
-    taken: set[int] = set()
-    for i in range(shards):
-        candidate = next(
-            c
-            for c in range(100 * shards * partitions + 100)
-            if c not in taken and _partition(c, partitions) == i % partitions
-        )
-        taken.add(candidate)
-        ids.append(candidate)
-    return ids
+    found: dict[int, int] = {}
+    for candidate in itertools.count():
+        found.setdefault(_partition(candidate, shards), candidate)
+        if len(found) == shards:
+            return [found[i] for i in range(shards)]
+    raise AssertionError("Murmur3 reaches every partition")
 
 
-def shard_column(keys: Sequence[Column], ids: Sequence[int]) -> Column:
-    """The shard id of a row: its key's hash range. Without a key everything is one shard."""
+def shard_column(keys: Sequence[tuple[Column, DataType]], ids: Sequence[int]) -> Column:
+    """The shard id of a row: its key's hash range. Without a key everything is one shard. As aion.hashing does it."""
     if not keys or len(ids) == 1:
         return F.lit(ids[0]).cast("int")
-    index = F.pmod(F.xxhash64(*keys), F.lit(len(ids))) + 1
+    index = F.pmod(F.xxhash64(*map(_hashable, keys)), F.lit(len(ids))) + 1
     return F.element_at(F.array(*(F.lit(i).cast("int") for i in ids)), index.cast("int"))
+
+
+def _hashable(key: tuple[Column, DataType]) -> Column:
+    column, type_ = key
+    if isinstance(type_, IntegralType):
+        return column.cast("bigint")
+    # Spark hashes both zeros, and all that is no number, alike.
+    return column.cast("double") if isinstance(type_, FractionalType) and not isinstance(type_, DecimalType) else column
 
 
 def _partition(value: int, partitions: int) -> int:

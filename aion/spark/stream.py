@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -23,8 +24,9 @@ from aion.config.values import location
 from aion.errors import ConfigError, SchemaError, WatermarkError
 from aion.explaining import explain_plan
 from aion.fragments import fragment_bytes
-from aion.hashing import ShardOfKeys
+from aion.hashing import ShardOfKeys, hashed_as
 from aion.plan import DROPPED_COLUMNS, ApplyFunction, Plan, make_plan
+from aion.spark import starts
 from aion.spark.blocks import row_type
 from aion.spark.child import Child
 from aion.spark.levels import merged
@@ -95,6 +97,8 @@ def windowed(
     )
     plan, resolved, tree = query.plan, query.policy, query.tree
     limit_bytes = fragment_bytes(int(_conf(spark, "spark.sql.execution.arrow.maxRecordsPerBatch")))
+    state_dir = _state_dir(spark, resolved)
+    starts.watch(spark)
     children = _child(df, plan, resolved, tree, limit_bytes)
     blocks = merged(children, plan, policy_to_json(resolved), tree, limit_bytes)
     root = Root(
@@ -104,9 +108,9 @@ def windowed(
             name=name,
             uid=uuid.uuid4().hex,
             application=spark.sparkContext.applicationId,
-            state_dir=_state_dir(spark, resolved),
-            shards=len(tree.shards),
-            partitions=tree.root_tasks,
+            state_dir=state_dir,
+            ids=tree.shards,
+            key_types=tuple(str(hashed_as(type_)) for type_ in _key_types(plan)),
             retain_versions=int(_conf(spark, "spark.sql.streaming.minBatchesToRetain")),
             watermark_delay_us=_delay_us(df, time),
             task_failures=_task_failures(spark),
@@ -190,7 +194,7 @@ def _tree(spark: SparkSession, policy: Policy, decisions: Sequence[Decision]) ->
         levels=levels_for(told.merge_levels, decisions),
         fan_in=told.fan_in,
         children=children,
-        shards=tuple(shard_ids(shards, partitions)),
+        shards=tuple(shard_ids(shards)),
         root_tasks=partitions,
     )
 
@@ -210,12 +214,17 @@ def _child(df: DataFrame, plan: Plan, policy: Policy, tree: Tree, limit_bytes: i
     columns = {name: _column(df, name, plan) for name in plan.schema.names}
     needed = [column.alias(name) for name, column in columns.items()]
     shard_of = None
-    if ShardOfKeys.covers([plan.schema.field(name).type for name in plan.key]):
+    if ShardOfKeys.covers(_key_types(plan)):
         shard_of = ShardOfKeys(tree.shards)
     else:
-        needed.append(shard_column([columns[name] for name in plan.key], tree.shards).alias("__aion_shard"))
+        keys = [(columns[name], df.schema[name].dataType) for name in plan.key]
+        needed.append(shard_column(keys, tree.shards).alias("__aion_shard"))
     child = Child(plan, policy_to_json(policy), shard_of, tree, limit_bytes)
     return df.select(*needed).mapInArrow(child, row_type(tree, level=0))
+
+
+def _key_types(plan: Plan) -> list[pa.DataType]:
+    return [plan.schema.field(name).type for name in plan.key]
 
 
 def _column(df: DataFrame, name: str, plan: Plan) -> Column:
@@ -289,11 +298,19 @@ def _conf(spark: SparkSession, key: str) -> str:
 def _state_dir(spark: SparkSession, policy: Policy) -> str:
     """Where versions are kept: as the policy says, else beside the checkpoints, else in the working folder.
 
-    A path or a URI: the state servers connect to it, with the credentials that are found where they run.
+    A path or a URI: the state servers connect to it, with the credentials that are found where they run. Raises
+    ConfigError where the executors are not on this host and nobody named a place that all of them see.
     """
     place = policy.state.dir
     if place is None:
         checkpoints = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
+        master = spark.sparkContext.master
+        if not master.startswith("local") and ":/" not in (checkpoints or ""):
+            raise ConfigError(
+                f"state.dir: it is not set, and on the cluster {master} each executor would keep its own state, "
+                "where no other one finds it; set spark.aion.state.dir to a folder that all executors mount, or to a "
+                "URI such as s3://bucket/folder"
+            )
         try:
             place = location(f"{checkpoints.rstrip('/')}/aion-state") if checkpoints else "aion-state"
         except ConfigError as error:

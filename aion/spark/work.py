@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import orjson
 import pandas as pd
 import pyarrow as pa
 from pyspark import TaskContext
@@ -17,11 +18,13 @@ from aion.runtime import make_bound, make_executor, make_operator, predicts, sto
 from aion.slices import NO_SLICE
 from aion.spark.frames import to_frame
 from aion.spark.root_config import RootConfig
+from aion.spark.starts import checkpoint_of
 from aion.tuning.trace import Definition, Recorder
 from state_backends.client import RemoteSession, StateClient, executor_pid
 from state_backends.codec_pool import CodecPool
 from state_backends.manifest import Identity
 
+_WATERMARK = ("watermark_us", "watermark_step_us")
 log = logging.getLogger(__name__)
 
 
@@ -33,10 +36,20 @@ def codec_pool(config: RootConfig) -> CodecPool:
 class ShardWork:
     """One attempt of one batch on one shard."""
 
-    def __init__(self, config: RootConfig, session: RemoteSession, codec: CodecPool, shard: int, batch: int) -> None:
+    def __init__(
+        self,
+        config: RootConfig,
+        session: RemoteSession,
+        codec: CodecPool,
+        shard: int,
+        batch: int,
+        token: str | None,
+    ) -> None:
         self.session = session
+        self.token = token
+        self._is_over = False
         policy = policy_from_json(config.policy)
-        self.bound = make_bound(config.plan, policy, session.snapshot, shards=config.shards)
+        self.bound = make_bound(config.plan, policy, session.snapshot, shards=len(config.ids))
         if self.bound.together:
             self.bound.hear(*session.others)
         self.operator: Operator = make_operator(config.plan, policy, session.snapshot, self.bound)
@@ -80,7 +93,24 @@ class ShardWork:
         self._parts.end()
         yield from _frames(self.executor.end_batch())
 
+    def unchanged(self) -> str | None:
+        """The version that the attempt started from, if it is as good as one that the attempt would make.
+
+        For an attempt to which no block came. There is nothing to commit then.
+        """
+        before = self.session.snapshot
+        if self.token is None or before is None or self.executor.executions:
+            return None
+        now = orjson.loads(orjson.dumps(self.operator.snapshot()))
+        if any(now[name] != before.get(name) for name in now if name not in _WATERMARK):
+            return None
+        self._is_over = True
+        self.session.abort()
+        return self.token
+
     def commit(self) -> None:
+        if self._is_over:
+            return
         self.executor.save()
         if self._recorder is not None:
             try:
@@ -128,8 +158,11 @@ def connect(config: RootConfig, context: TaskContext, shard: int, token: str | N
             query=context.getLocalProperty("sql.streaming.queryId") or "no-query",
             operator=config.name,
             shard=shard,
-            shards=config.shards,
+            shards=len(config.ids),
             definition=config.plan.definition,
+            ids=config.ids,
+            key_types=config.key_types,
+            checkpoint=checkpoint_of(context),
         ),
         token=token,
         attempt=attempt,
@@ -138,6 +171,6 @@ def connect(config: RootConfig, context: TaskContext, shard: int, token: str | N
         operator_uid=config.uid,
         state_dir=config.state_dir,
         store=store_config(policy, blocking=config.plan.blocking, retain_versions=config.retain_versions),
-        others=policy.lateness.per == "query" and config.shards > 1,
+        others=policy.lateness.per == "query" and len(config.ids) > 1,
         moved=config.record is not None,
     )

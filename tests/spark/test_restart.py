@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import aion
-from tests.spark.conftest import EVENTS_DDL, FileStream, Sink
+from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes
 from tests.spark.test_windowed import ALL, BOUND
 
 
@@ -37,13 +37,26 @@ def counted(stream: FileStream, **policy: Any) -> Any:
 def test_other_shuffle_partitions_are_refused_by_name(
     stream: FileStream, sink: Sink, conf: Callable[[str, str], None]
 ) -> None:
-    """Spark takes those of the checkpoint, whatever the session says, and shards would not lie where they lay."""
+    """Where there are as many shards as partitions, other partitions would be other shards."""
     stream.put([("a", 1001, 1.0)])
-    sink.run(counted(stream, state={"shards": 4}))
+    sink.run(counted(stream))
     conf("spark.sql.shuffle.partitions", "3")
     stream.put([("a", 1002, 1.0)])
-    with pytest.raises(Exception, match=r"ForeignState.*'windowed' fixes 2 shuffle partitions, and.* is 3 now"):
-        sink.run(counted(stream, state={"shards": 4}))
+    with pytest.raises(Exception, match=r"ForeignState.*belongs to shards 2, not 3; set state\.shards to 2"):
+        sink.run(counted(stream))
+
+
+def test_partitions_may_change_where_the_shards_stay(
+    stream: FileStream, sink: Sink, conf: Callable[[str, str], None]
+) -> None:
+    """Spark takes those of the checkpoint, whatever the session says."""
+    stream.put([(key, 1001, 1.0) for key in "abcdefgh"])
+    sink.run(counted(stream, state={"shards": 4}))
+    conf("spark.sql.shuffle.partitions", "3")
+    stream.put([(key, 1002, 1.0) for key in "abcdefgh"] + [("end", 1500, 1.0)])
+    stream.put([("end", 1501, 1.0)])
+    rows = last_panes(sink.run(counted(stream, state={"shards": 4})), "k")
+    assert {row["n"] for (key, *_), row in rows.items() if key != "end"} == {2}
 
 
 def test_another_number_of_shards_is_refused_by_name(stream: FileStream, sink: Sink) -> None:

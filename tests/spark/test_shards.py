@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+import struct
+from collections import Counter
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import DoubleType, LongType
 
 from aion.hashing import ShardOfKeys, xxhash64
-from aion.spark.shards import shard_column, shard_ids
+from aion.spark.shards import _partition, shard_column, shard_ids
 
 ROWS = [
     (0, 0, 0, True, dt.date(1970, 1, 1), dt.datetime(1970, 1, 1), 1),
@@ -37,19 +40,48 @@ def test_the_hash_is_sparks(spark: SparkSession, keys: list[str]) -> None:
 
 
 def test_the_shards_are_sparks(spark: SparkSession) -> None:
-    ids = shard_ids(7, 3)
+    ids = shard_ids(7)
     df = spark.range(1000).select(F.when(F.col("id") != 13, F.col("id")).alias("k"))
-    expected = [row[0] for row in df.select(shard_column([F.col("k")], ids)).collect()]
+    expected = [row[0] for row in df.select(shard_column([(F.col("k"), LongType())], ids)).collect()]
     keys = pa.array([None if k == 13 else k for k in range(1000)], pa.int64())
     assert ShardOfKeys(ids)([keys], 1000).tolist() == expected
     assert set(expected) == set(ids)
 
 
-def test_each_partition_gets_one_shard(spark: SparkSession) -> None:
-    ids = shard_ids(4, 4)
-    df = spark.createDataFrame([(i,) for i in ids], "shard int").repartition(4, "shard")
-    where = df.select(F.spark_partition_id()).collect()
-    assert sorted(row[0] for row in where) == [0, 1, 2, 3]
+@pytest.mark.parametrize("narrow", ["tinyint", "smallint", "int", "float"])
+def test_a_key_stays_where_it_is_when_its_type_becomes_wider(spark: SparkSession, narrow: str) -> None:
+    """Whether Spark works it out or the child."""
+    wide = "double" if narrow == "float" else "bigint"
+    ids = shard_ids(16)
+    df = spark.range(-50, 50).select(F.col("id").cast(narrow).alias("n"), F.col("id").cast(wide).alias("w"))
+    of = [shard_column([(F.col(name), df.schema[name].dataType)], ids).alias(name) for name in "nw"]
+    rows = df.select(*of).collect()
+    assert [row.n for row in rows] == [row.w for row in rows]
+    assert len({row.n for row in rows}) > 8
+    if narrow != "float":
+        keys = pa.array(range(-50, 50), {"tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32()}[narrow])
+        assert ShardOfKeys(ids)([keys], 100).tolist() == [row.w for row in rows]
+
+
+def test_both_zeros_are_one_key_and_all_that_is_no_number_is_one(spark: SparkSession) -> None:
+    odd_nan = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000001))[0]
+    df = spark.createDataFrame([(0.0,), (-0.0,), (float("nan"),), (odd_nan,)], "k double")
+    shard = shard_column([(F.col("k"), DoubleType())], shard_ids(64))
+    zero, minus, nan, odd = (row[0] for row in df.select(shard).collect())
+    assert zero == minus and nan == odd
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 4, 8, 12, 16, 200])
+def test_ids_spread_evenly_over_each_number_of_partitions_that_divides_theirs(spark: SparkSession, shards: int) -> None:
+    ids = shard_ids(shards)
+    assert len(set(ids)) == shards
+    for partitions in (n for n in range(1, shards + 1) if shards % n == 0):
+        spread = Counter(_partition(i, partitions) for i in ids)
+        assert set(spread.values()) == {shards // partitions} and len(spread) == partitions
+    if shards <= 16:
+        df = spark.createDataFrame([(i,) for i in ids], "shard int").repartition(shards, "shard")
+        where = df.select(F.spark_partition_id()).collect()
+        assert sorted(row[0] for row in where) == [*range(shards)], "as Spark's own hash has it"
 
 
 def test_without_a_key_there_is_one_shard() -> None:

@@ -1,0 +1,73 @@
+"""Tells the tasks of a query where its checkpoint lies. Spark tells them everything else.
+
+The location is what tells a query from its copy: both have one id (state_backends/lineage.py). It is known when the
+query starts, on the driver, where Spark calls listeners before the first batch. Settings of the query's own session
+travel with each of its tasks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+from weakref import WeakKeyDictionary
+
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQueryListener
+
+from aion.errors import StateError
+
+_CHECKPOINT = "spark.sql.streaming.aion.checkpoint"
+log = logging.getLogger(__name__)
+
+
+class _Starts(StreamingQueryListener):
+    """Hears of each query that starts in one session."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._session = spark
+
+    def onQueryStarted(self, event: object) -> None:
+        try:
+            query = self._session.streams.get(str(event.id))  # type: ignore[attr-defined]
+            execution = query._jsq.streamingQuery()
+            execution.sparkSessionForStream().conf().set(_CHECKPOINT, execution.resolvedCheckpointRoot())
+        except Exception:
+            log.exception("where the checkpoint of a query lies could not be found out; its tasks will say so")
+
+    def onQueryProgress(self, event: object) -> None:
+        pass
+
+    def onQueryIdle(self, event: object) -> None:
+        pass
+
+    def onQueryTerminated(self, event: object) -> None:
+        pass
+
+    def leave(self) -> None:
+        """Python ends before the JVM, which must not call it any more then."""
+        with contextlib.suppress(Exception):  # the session was stopped
+            self._session.streams.removeListener(self)
+
+
+_watched: WeakKeyDictionary[SparkSession, _Starts] = WeakKeyDictionary()
+
+
+def watch(spark: SparkSession) -> None:
+    """From now on tasks of queries that start in this session know where their checkpoint lies."""
+    if spark not in _watched:
+        _watched[spark] = listener = _Starts(spark)
+        spark.streams.addListener(listener)
+        atexit.register(listener.leave)
+
+
+def checkpoint_of(context: TaskContext) -> str:
+    """The location of the checkpoint of a task's query, as Spark qualifies it. Raises StateError."""
+    found = context.getLocalProperty(_CHECKPOINT)
+    if found is None:
+        raise StateError(
+            "this query did not tell its tasks where its checkpoint lies; start it in the session in which "
+            "aion.windowed was called, and see the driver's log"
+        )
+    return str(found)
