@@ -30,6 +30,7 @@ from aion.actions import (
 )
 from aion.adaptive import AdaptiveBound
 from aion.lifecycle import TRANSITIONS, Status
+from aion.numbers import EARLIEST_US, LATEST_US
 from aion.operator import Operator
 from aion.sketch import bin_of
 from aion.slices import NO_SLICE, SliceGrid
@@ -159,7 +160,7 @@ def test_without_a_watermark_nothing_is_late() -> None:
     assert end_batch(operator) == []
 
 
-@given(st.lists(st.integers()))
+@given(st.lists(st.integers(EARLIEST_US, LATEST_US)))
 def test_a_watermark_is_the_largest_of_all(instants: list[int]) -> None:
     watermark = Watermark()
     for i, t in enumerate(instants):
