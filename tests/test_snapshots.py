@@ -29,6 +29,7 @@ from aion.operator import Operator
 from aion.plan import Plan, make_plan
 from aion.runtime import make_builder, make_operator
 from aion.slices import BEYOND_SLICE, NO_SLICE
+from state_backends import requests
 from state_backends.block import decode, encode
 from state_backends.codec_pool import CodecPool
 from state_backends.json_values import dumps
@@ -39,10 +40,13 @@ DAY = 86_400_000_000
 
 
 def written(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """As it comes out of the manifest that it was written into."""
+    """As it comes out of the manifest of a commit: from the client, over the server's border, into a file and back."""
+    request = {"session": "s", "snapshot": snapshot, "prestage": [], "executions": []}
+    taken = requests.action("commit", dumps(request))
+    assert isinstance(taken, requests.Commit)
     identity = Identity("q", "o", 0, 1, {})
-    found = load(dump(Manifest("t", None, 1, identity, (), (), 0, snapshot)), "t").snapshot
-    assert found == json.loads(json.dumps(snapshot, default=str)), "every number is read as it was"
+    found = load(dump(Manifest("t", None, 1, identity, (), (), 0, taken.snapshot)), "t").snapshot
+    assert found == json.loads(json.dumps(snapshot)), "every number is read as it was"
     return found
 
 
