@@ -16,6 +16,7 @@ from aion.aggregates.values import combined
 from aion.builder import parts_of
 from aion.key_ranges import row_hashes
 from aion.keyed.table import Ints, Table
+from aion.numbers import sum_of
 from aion.plan import Plan
 from state_backends.block import Block, Codec, Compression, Folded, Kind, encode
 
@@ -133,7 +134,8 @@ class BlockFolder:
             times = pc.min_max(rows.column(self._plan.time).cast(pa.int64()))
             kind, events, low, high = Kind.EVENTS, rows.num_rows, times["min"].as_py(), times["max"].as_py()
         else:
-            kind, events, low, high = Kind.PARTIALS, pc.sum(rows.column("p0")).as_py(), slice_us, slice_us
+            events = sum_of(combined(rows.column("p0")).to_numpy())
+            kind, low, high = Kind.PARTIALS, slice_us, slice_us
         return encode(
             rows.to_batches()[0],
             kind=kind,

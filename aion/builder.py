@@ -18,8 +18,9 @@ import pyarrow.compute as pc
 from aion.aggregates.groups import number
 from aion.aggregates.values import combined
 from aion.hashing import ShardOfKeys
+from aion.numbers import EARLIEST_US, LATEST_US, sum_of
 from aion.plan import MARK, Plan
-from aion.slices import NO_SLICE
+from aion.slices import BEYOND_SLICE, NO_SLICE, is_timed
 from state_backends.block import Block, Codec, Compression, Kind, decode, encode, is_quick
 
 if TYPE_CHECKING:
@@ -264,11 +265,12 @@ class BlockBuilder:
         if self.plan.layout is None:
             times = pc.min_max(rows.column(self.plan.time).cast(pa.int64()))
             low, high = times["min"].as_py(), times["max"].as_py()
-            low, high = (NO_SLICE, NO_SLICE) if low is None else (low, high)
             kind, events = Kind.EVENTS, rows.num_rows
         else:
             low = high = slice_us
-            kind, events = Kind.PARTIALS, pc.sum(rows.column("p0")).as_py()
+            kind, events = Kind.PARTIALS, sum_of(combined(rows.column("p0")).to_numpy())
+        if not is_timed(slice_us):
+            low = high = NO_SLICE
         block = encode(
             rows.to_batches()[0],
             kind=kind,
@@ -299,8 +301,8 @@ def parts_of(partials: pa.Table, keys: Sequence[str], target_bytes: int) -> npt.
     """
     groups = number([combined(partials.column(name)) for name in keys], partials.num_rows)
     events = partials.column("p0").to_numpy()
-    event_bytes = partials.nbytes / max(int(events.sum()), 1)
-    before = np.cumsum(events[groups.order]) - events[groups.order]
+    event_bytes = partials.nbytes / max(sum_of(events), 1)
+    before = np.cumsum(events[groups.order], dtype=np.float64) - events[groups.order]
     begins = groups.offsets[:-1]
     before -= np.repeat(before[begins], groups.counts)
     parts = np.empty(partials.num_rows, np.int64)
@@ -309,13 +311,14 @@ def parts_of(partials: pa.Table, keys: Sequence[str], target_bytes: int) -> npt.
 
 
 def slice_starts(plan: Plan, times: pa.Array) -> npt.NDArray[np.int64]:
-    """The slice of each event; events without a time are in NO_SLICE."""
-    micros = times.cast(pa.int64())
-    if micros.null_count == 0:
-        return plan.grid.starts(micros.to_numpy(zero_copy_only=False))
-    starts = plan.grid.starts(micros.fill_null(0).to_numpy(zero_copy_only=False))
-    starts = starts.copy()
-    starts[micros.is_null().to_numpy(zero_copy_only=False)] = NO_SLICE
+    """The slice of each event; events without a time are in NO_SLICE, those out of range in BEYOND_SLICE."""
+    values = times.cast(pa.int64())
+    micros = values.fill_null(0).to_numpy(zero_copy_only=False)
+    starts = plan.grid.starts(micros)
+    if int(micros.min(initial=0)) < EARLIEST_US or int(micros.max(initial=0)) > LATEST_US:
+        starts = np.where((micros < EARLIEST_US) | (micros > LATEST_US), BEYOND_SLICE, starts)
+    if values.null_count:
+        starts = np.where(values.is_null().to_numpy(zero_copy_only=False), NO_SLICE, starts)
     return starts
 
 

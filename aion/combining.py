@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from aion.actions import Execute
 from aion.aggregates import EVENTS, Layout
-from aion.aggregates.groups import Groups, Numbered, Part, number, pack, total_by_group
+from aion.aggregates.groups import Groups, Numbered, Part, number, pack
 from aion.aggregates.values import Ints, Mask, combined
 from aion.errors import IntegerOverflow
+from aion.numbers import sums_by
 from aion.plan import Plan
 from aion.rows import pane_rows
 from aion.slice_tree import Aggregation, SliceTree, choose_height, spans
@@ -206,7 +207,7 @@ class Loaded:
         at = self._groups_of(windows, keys, window_of, rows)
         found = at >= 0
         events: Ints = self._table.column("p0").to_numpy()[rows[found]]
-        return total_by_group(Groups(at[found], len(windows)), events)
+        return sums_by(at[found], events, len(windows))
 
     def _groups_of(self, windows: Ints, keys: Ints, window_of: Ints, rows: Ints) -> Ints:
         """The number of the group that each row of a window counts to; -1 for none."""

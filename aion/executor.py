@@ -37,6 +37,7 @@ from aion.folds import carry_out
 from aion.key_ranges import Keys, key_names, row_hashes
 from aion.keyed.orders import EmitDroppedRows, ExecuteKeyed, Order, Retract
 from aion.keyed_executor import KeyedExecutor
+from aion.numbers import within
 from aion.operator import Operator
 from aion.plan import Plan
 from aion.rows import pane_rows
@@ -122,6 +123,7 @@ class Executor:
 
     def advance(self, watermark_us: int) -> Iterator[pa.RecordBatch]:
         """On-time and final executions that this watermark makes due."""
+        watermark_us = within(watermark_us)
         if self.recorder is not None:
             self.recorder.advanced(watermark_us)
         yield from self._carry_out(self.operator.handle(WatermarkAdvanced(watermark_us)), ())

@@ -19,10 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aion.actions import Fold, Folded
+from aion.columns import table, untable
 
 UNLIMITED = 2**63 - 1
 WORTH_SORTING = 1 << 18
 """Of a slice that no active window has: so many bytes are sorted, that a late event need not have all of them read."""
+_RUN = ("slice", "last_seq", "size_bytes", "is_sorted")
 
 
 class Run(NamedTuple):
@@ -52,11 +54,11 @@ class Folding:
         self._waste: dict[int, int] = {}
         self._sweeping: set[int] = set()
         if snapshot is not None:
-            waste = snapshot.get("waste", {"slice": [], "rows": []})
+            waste = untable(snapshot.get("waste", {"slice": [], "rows": []}))
             self._waste = dict(zip(waste["slice"], waste["rows"], strict=True))
-            columns = (snapshot[name] for name in ("slice", "last_seq", "size_bytes", "is_sorted"))
-            for slice_us, *run in zip(*columns, strict=True):
-                self._runs.setdefault(slice_us, []).append(Run(*run))
+            runs = untable(snapshot)
+            for slice_us, last_seq, size_bytes, is_sorted in zip(*(runs[name] for name in _RUN), strict=True):
+                self._runs.setdefault(slice_us, []).append(Run(last_seq, size_bytes, bool(is_sorted)))
 
     def arrived(self, slice_us: int, seq: int, size_bytes: int, wasted_rows: int = 0) -> None:
         """A block was appended; ``wasted_rows`` of it came too late for any session."""
@@ -137,13 +139,13 @@ class Folding:
             self._runs.pop(slice_us, None)
             self._waste.pop(slice_us, None)
             self._touched.discard(slice_us)
+            self._sweeping.discard(slice_us)
 
     def to_json(self) -> dict[str, Any]:
-        rows = [(slice_us, *run) for slice_us, runs in self._runs.items() for run in runs]
-        names = ("slice", "last_seq", "size_bytes", "is_sorted")
-        told: dict[str, Any] = {name: [row[i] for row in rows] for i, name in enumerate(names)}
+        rows = [(slice_us, *run) for slice_us in sorted(self._runs) for run in self._runs[slice_us]]
+        told = table({name: [row[i] for row in rows] for i, name in enumerate(_RUN)})
         if self._waste:
-            told["waste"] = {"slice": list(self._waste), "rows": list(self._waste.values())}
+            told["waste"] = table({"slice": list(self._waste), "rows": list(self._waste.values())})
         return told
 
     def of(self, slice_us: int) -> tuple[Run, ...]:

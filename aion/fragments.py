@@ -49,15 +49,16 @@ def fragment_bytes(rows_per_batch: int) -> int:
 class Fragmenter:
     """Takes the blocks of one sender apart, into rows of at most ``limit_bytes``.
 
-    ``sender``: a number that no other fragmenter has whose rows reach the same defragmenter.
+    ``sender``: a number that no other fragmenter has whose rows reach the same defragmenter. ``serial``: of its first
+    block that does not fit.
     """
 
-    def __init__(self, sender: int, limit_bytes: int) -> None:
+    def __init__(self, sender: int, limit_bytes: int, serial: int = 0) -> None:
         if limit_bytes <= _HEADER.size:
             raise ValueError(f"limit_bytes is {limit_bytes}; a fragment's header alone takes {_HEADER.size}")
         self._sender = sender
         self._limit = limit_bytes
-        self._serial = 0
+        self._serial = serial
 
     def rows(self, block: Block) -> Iterator[bytes]:
         """One row, or as many as it takes."""
@@ -70,7 +71,8 @@ class Fragmenter:
         for number in range(of):
             header = _HEADER.pack(_MAGIC, number, of, self._serial, self._sender)
             yield b"".join((header, data[number * step : (number + 1) * step]))
-        self._serial += 1
+        # It names the block among those that are on their way: long before it comes again, the first one is whole.
+        self._serial = (self._serial + 1) % 2**32
 
 
 class Defragmenter:

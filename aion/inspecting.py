@@ -14,6 +14,7 @@ from aion.config.values import about_bytes
 from aion.errors import ConfigError
 from aion.inspecting_windows import show_windows
 from aion.lateness import Lateness
+from aion.lifecycle import windows_from_json
 from aion.sketch import LatenessSketch
 from aion.time import format_instant, short_duration
 from state_backends.audit import Repair, ShardFinding, StateFolder, by_query, plan_repair
@@ -93,7 +94,7 @@ def _operators(findings: list[ShardFinding]) -> Table:
         windows: Counter[str] = Counter()
         lateness = LatenessSketch()
         for snapshot in snapshots:
-            windows.update(snapshot["windows"]["status"])
+            windows.update(str(state.status) for _, state in windows_from_json(snapshot["windows"], "start_us"))
             if live := sum(keyed["live"]["windows"] for keyed in snapshot["keyed"] if "live" in keyed):
                 windows["of single keys"] += live
             lateness.merge(LatenessSketch(Lateness.from_json(snapshot["lateness"]["lateness"]).counts))

@@ -18,7 +18,7 @@ from aion.keyed.saving import Keeper, Save
 from aion.keyed.table import Table
 from aion.plan import Plan
 from aion.rows import pane_rows
-from aion.slices import NO_SLICE
+from aion.slices import is_timed
 from aion.spilling import parts_by_key
 from state_backends.block import Block, Codec, Compression, decode, encode
 from state_backends.block import Kind as BlockKind
@@ -56,7 +56,7 @@ class KeyedExecutor:
 
     def arrivals(self, blocks: Sequence[Block]) -> Arrivals | None:
         """What the windows of single keys depend on; None: there are none, or there is nothing."""
-        timed = [(i, b) for i, b in enumerate(blocks) if b.header.slice_us != NO_SLICE] if self._plan.keyed else []
+        timed = [(i, b) for i, b in enumerate(blocks) if is_timed(b.header.slice_us)] if self._plan.keyed else []
         if not timed:
             return None
         plan = self._plan

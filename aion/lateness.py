@@ -23,8 +23,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from aion.columns import pack, unpack
 from aion.errors import FormatError
-from aion.sketch import EDGES_US, Ints, LatenessSketch, pack, unpack
+from aion.numbers import plus
+from aion.sketch import EDGES_US, Ints, LatenessSketch
 
 MOST_EPOCHS = 64
 HALF_LIFE_US = 7 * 86_400_000_000
@@ -45,9 +47,9 @@ class Epoch:
         self.late = LatenessSketch()
 
     def merge(self, other: Epoch) -> None:
-        self.on_time += other.on_time
-        self.windows += other.windows
-        self.size_bytes += other.size_bytes
+        self.on_time = plus(self.on_time, other.on_time)
+        self.windows = plus(self.windows, other.windows)
+        self.size_bytes = plus(self.size_bytes, other.size_bytes)
         self.late.merge(other.late)
 
 
@@ -116,7 +118,7 @@ class Lateness:
         """``events`` of a window that ended at ``end_us`` came when the watermark was at ``at_us``: kept or dropped."""
         epoch = self._epoch(end_us)
         if epoch is None:
-            self.forgotten += events
+            self.forgotten = plus(self.forgotten, events)
         else:
             epoch.late.observe(at_us - end_us, events)
 
@@ -124,7 +126,7 @@ class Lateness:
         """The watermark reached the end of a window that had ``events`` by then. Once for each window."""
         epoch = self._epoch(end_us)
         if epoch is not None:
-            epoch.on_time += events
+            epoch.on_time = plus(epoch.on_time, events)
             epoch.windows += 1
 
     def observe_state(self, slice_us: int, at_us: int, size_bytes: int) -> None:
@@ -134,7 +136,7 @@ class Lateness:
         """
         epoch = self._epoch(min(slice_us, at_us))
         if epoch is not None:
-            epoch.size_bytes += size_bytes
+            epoch.size_bytes = plus(epoch.size_bytes, size_bytes)
 
     def forget_before(self, us: int) -> None:
         """Windows that ended before ``us`` do not count, now and from now on: epochs that began before it go."""
@@ -154,7 +156,7 @@ class Lateness:
         same in any order for shards that begin at the same watermark, as those of a query do; where they do not, within
         one epoch at the earliest beginning.
         """
-        self.forgotten += other.forgotten
+        self.forgotten = plus(self.forgotten, other.forgotten)
         begins = [shard.since_us for shard in (self, other) if shard.epochs or shard.since_us is not None]
         self.since_us = None if None in begins else min((us for us in begins if us is not None), default=None)
         while self.width_us < other.width_us:

@@ -9,6 +9,8 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
+from aion.numbers import plus
+
 EDGES_S = (0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 21_600.0, 86_400.0, 604_800.0)
 """The largest lateness of each bucket, in seconds; the last one, which is not here, has what is later than all."""
 
@@ -27,7 +29,8 @@ class LatenessHistogram:
     def observe(self, lateness_us: int, events: int) -> None:
         """So many events of one lateness; a negative one counts as zero."""
         lateness_us = max(0, lateness_us)
-        self.events[LABELS[bisect_left(_EDGES_US, lateness_us)]] += events
+        label = LABELS[bisect_left(_EDGES_US, lateness_us)]
+        self.events[label] = plus(self.events[label], events)
         self.seconds += lateness_us / 1e6 * events
 
     def to_json(self) -> dict[str, Any]:

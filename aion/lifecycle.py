@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
 from aion.actions import WindowRef
+from aion.columns import table, untable
+from aion.numbers import coarse, plus
 from aion.trigger import LateView
 
 NEVER = 2**63 - 1
@@ -49,9 +51,9 @@ class WindowState:
     news: int = 0
     # Time and events, multiplied, of the stalest interval between two executions; and what they were for that interval,
     # or are for the one that runs, when it was looked at before.
-    stalest: int = 0
-    stalest_before: int = 0
-    looked: int = 0
+    stalest: float = 0.0
+    stalest_before: float = 0.0
+    looked: float = 0.0
     reason: int = 0
     """What decided the bound: the code of a :class:`policies.cleanup.Reason`."""
 
@@ -59,22 +61,33 @@ class WindowState:
         """The watermark at which something happens to the window by itself: its end, then its bound."""
         return ref.end_us if self.status is Status.ACTIVE else ref.end_us + self.bound_us
 
-    def stale(self, lateness_us: int) -> int:
-        """Microseconds since the last execution, up to the bound, times events since then: t * n (paper 3.4)."""
-        return (min(lateness_us, self.bound_us) - self.executed_us) * self.news
+    def came(self, events: int, *, late: bool = False) -> None:
+        """Takes note of events that the window got."""
+        self.events = plus(self.events, events)
+        self.news = plus(self.news, events)
+        if late:
+            self.late_events = plus(self.late_events, events)
 
-    def executed(self, lateness_us: int) -> None:
-        """Notes an execution over all that came."""
-        if self.status is not Status.ACTIVE and (stale := self.stale(lateness_us)) > self.stalest:
+    def stale(self, lateness_us: int) -> float:
+        """Microseconds since the last execution, up to the bound, times events since then: t * n (paper 3.4)."""
+        return float((min(lateness_us, self.bound_us) - self.executed_us) * self.news)
+
+    def look(self, lateness_us: int) -> None:
+        """Notes how stale the window is, and is left."""
+        self.looked = coarse(self.stale(lateness_us))
+
+    def executed(self, lateness_us: int, *, on_time: bool = False) -> None:
+        """Notes an execution over all that came. What came before an execution on time did not wait for it."""
+        if not on_time and (stale := coarse(self.stale(lateness_us))) > self.stalest:
             self.stalest, self.stalest_before = stale, self.looked
         self.panes += 1
         self.executed_seq, self.executed_us = self.last_seq, lateness_us
-        self.news = self.looked = 0
+        self.news, self.looked = 0, 0.0
 
     @property
-    def all_staleness(self) -> int:
+    def all_staleness(self) -> float:
         """T * N, as of now: what ``stale`` is measured against."""
-        return self.bound_us * self.late_events
+        return float(self.bound_us * self.late_events)
 
     def view(self, lateness_us: int, step_us: int) -> LateView:
         """The window, which has ended, as its trigger sees it."""
@@ -94,8 +107,34 @@ class WindowState:
         self.status = TRANSITIONS[self.status, happening]
 
 
-WINDOW_COLUMNS = tuple(f.name for f in fields(WindowState))
-"""What a snapshot holds of each window, a column each."""
+_COLUMNS = tuple(f.name for f in fields(WindowState))
+_DOUBLES = ("stalest", "stalest_before", "looked")
+_STATUSES = list(Status)
+
+
+def windows_to_json(names: Mapping[str, Sequence[int]], states: Sequence[WindowState]) -> dict[str, Any]:
+    """What a snapshot holds of windows: the columns that say which they are, and one of each thing that is known."""
+    columns = {name: [getattr(state, name) for state in states] for name in _COLUMNS}
+    columns["status"] = [_STATUSES.index(status) for status in columns["status"]]
+    # Of most windows all blocks were executed.
+    columns["executed_seq"] = [state.last_seq - state.executed_seq for state in states]
+    return table({**names, **columns}, _DOUBLES)
+
+
+def windows_from_json(value: Mapping[str, Any], *names: str) -> Iterator[tuple[list[int], WindowState]]:
+    """Of each window which it is, and what is known of it; also of versions of before this was packed."""
+    columns = untable(value)
+    for which, known in zip(
+        zip(*(columns[name] for name in names), strict=True),
+        zip(*(columns[name] for name in _COLUMNS), strict=True),
+        strict=True,
+    ):
+        state = WindowState(**dict(zip(_COLUMNS, known, strict=True)))
+        if "packed" in value:
+            state.status, state.executed_seq = _STATUSES[int(state.status)], state.last_seq - state.executed_seq
+        else:
+            state.status = Status(state.status)
+        yield list(which), state
 
 
 @dataclass(slots=True)
@@ -142,6 +181,15 @@ class Counters:
     retracted: int = 0
     executions: dict[str, int] = field(default_factory=lambda: {"on_time": 0, "late": 0, "final": 0})
     staleness: StalenessKept = field(default_factory=StalenessKept)
+
+    def came(self, events: int) -> None:
+        self.events = plus(self.events, events)
+
+    def came_late(self, events: int) -> None:
+        self.late_events = plus(self.late_events, events)
+
+    def drop(self, events: int) -> None:
+        self.dropped = plus(self.dropped, events)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

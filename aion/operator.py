@@ -32,20 +32,32 @@ from aion.actions import (
     WindowRef,
 )
 from aion.folding import Folding
+from aion.gone import Gone
 from aion.keyed.orders import Arrivals, ExecuteKeyed, Order
 from aion.keyed.shard import NOT_KEYED, KeyedShard
 from aion.keyed.slices import KeyedSlices
 from aion.keyed.windows import Orders
 from aion.lateness import Bound, Lateness
-from aion.lifecycle import NEVER, WINDOW_COLUMNS, Counters, Status, WindowState
-from aion.runs import Runs
-from aion.slices import NO_SLICE, LiveSlices, SliceGrid
+from aion.lifecycle import NEVER, Counters, Status, WindowState, windows_from_json, windows_to_json
+from aion.numbers import within
+from aion.slices import (
+    BEYOND_SLICE,
+    NO_SLICE,
+    LiveSlices,
+    SliceGrid,
+    is_timed,
+    slices_from_json,
+    slices_to_json,
+)
 from aion.trigger import LateView, Trigger
 from aion.watermark import Watermark
 
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 2
+READS = (1, 2)
 # News that are a smaller part of a window's events are taken to be of few keys, and so to need few blocks.
 FEW_NEWS = 16
+UNTIMED = {NO_SLICE: "the event time is null", BEYOND_SLICE: "the event time is out of range"}
+"""Why events of these slices are dropped."""
 
 
 class Operator:
@@ -82,7 +94,7 @@ class Operator:
         # Every live slice with the windows that still need it.
         self.slices: LiveSlices[list[WindowRef]] = LiveSlices()
         self._keyed_slices = KeyedSlices(grid, self.slices, self.keyed)
-        self._purged = {number: Runs(window.slide_us) for number, window in grid.periodic.items()}
+        self._gone = Gone(grid.periodic, snapshot)
         # Slices that end by then were let go from memory, as far as the windows of single keys are concerned.
         self._settled_us = -NEVER
         self.next_seq = 0
@@ -204,18 +216,18 @@ class Operator:
         verdict = self.keyed.judge(rows, self.watermark.at_us) if rows is not None else NOT_KEYED
         seqs: dict[int, int] = {}
         for index, block in enumerate(blocks):
-            self.counters.events += block.events
-            if block.slice_us == NO_SLICE:
-                self.counters.dropped += block.events
-                actions.append(EmitDropped(index, None, None, "the event time is null"))
+            self.counters.came(block.events)
+            if not is_timed(block.slice_us):
+                self.counters.drop(block.events)
+                actions.append(EmitDropped(index, None, None, UNTIMED[block.slice_us]))
                 continue
             takers, too_late = self._windows_for(block)
-            self.counters.dropped += block.events if too_late else verdict.dropped_events.get(index, 0)
+            self.counters.drop(block.events if too_late else verdict.dropped_events.get(index, 0))
             actions += [
                 EmitDropped(index, ref, lateness, "later than the window's bound") for ref, lateness in too_late
             ]
             if not takers and index not in verdict.blocks:
-                self.counters.late_events += block.events
+                self.counters.came_late(block.events)
                 continue
             seq = seqs[index] = self.next_seq
             self.next_seq += 1
@@ -223,18 +235,16 @@ class Operator:
             for ref in takers:
                 state = self.windows[ref]
                 state.last_seq = seq
-                state.events += block.events
-                state.news += block.events
+                state.came(block.events, late=state.status is Status.LATE)
                 if state.status is Status.LATE:
                     late += 1
                     self._stirred.add(ref)
                     if self._prestages_late and (self._prestages_due or state.news == block.events):
                         # The first late event since the last execution announces the next one.
                         stirred.add(ref)
-                    state.late_events += block.events
                     self._observe_late(ref, block.events)
             if late or too_late:
-                self.counters.late_events += block.events
+                self.counters.came_late(block.events)
             if block.slice_us not in self.slices:
                 self.slices[block.slice_us] = takers
             if self._folding is not None:
@@ -247,7 +257,7 @@ class Operator:
         if rows is not None:
             late = self.keyed.add(verdict, seqs, self.watermark.at_us)
             if not self.grid.periodic:
-                self.counters.late_events += late
+                self.counters.came_late(late)
         if self._prestages_due:
             due = {ref for ref in stirred if self._trigger.due(self._view(ref))}
             stirred = {ref for ref in stirred if ref in due or not self._is_read_whole(ref)}
@@ -266,9 +276,9 @@ class Operator:
                 takers.append(ref)
                 continue
             bound_us = self._bound.bound_for_new_window()
-            # What is purged never comes back, even if a restart made bounds longer. And all windows of a slice
-            # are made, or found gone, with its first block: one that is missing from a live slice is gone.
-            gone = known is not None or ref.start_us in self._purged[ref.definition]
+            # What is gone never comes back, even if bounds got longer since. And all windows of a slice are made,
+            # or found gone, with its first block: one that is missing from a live slice is gone.
+            gone = known is not None or ref in self._gone
             if gone or self.watermark.passed(ref.end_us + bound_us):
                 assert now is not None
                 self._bound.observe(ref.end_us, now, block.events)
@@ -300,11 +310,12 @@ class Operator:
         return self.watermark.at_us - ref.end_us
 
     def _advanced(self, to_us: int) -> list[Action | Order]:
-        before_us = self.watermark.at_us
+        before_us, to_us = self.watermark.at_us, within(to_us)
         if not self.watermark.advance(to_us):
             return []
         # What came until here is complete up to where the watermark was: what is decided from it holds from now on.
         self._bound.advance(before_us, to_us)
+        self._gone.close(to_us - self._bound.bound_for_new_window())
         actions: list[Action | Order] = []
         expired = [ref for ref in self._due_by(to_us) if self.windows[ref].status is Status.ACTIVE]
         for ref in expired:
@@ -333,7 +344,7 @@ class Operator:
     def _batch_ended(self, last: bool) -> list[Action | Order]:
         due = [ref for ref in self._stirred if last or self._trigger.due(self._view(ref))]
         for ref in self._stirred.difference(due):
-            self.windows[ref].looked = self.windows[ref].stale(self._lateness_of(ref))
+            self.windows[ref].look(self._lateness_of(ref))
         due.sort(key=lambda ref: (ref.end_us, ref))
         actions: list[Action | Order] = [self._execute(ref, self.windows[ref], Kind.LATE) for ref in due]
         actions += self._placed(self.keyed.batch_ended(self.watermark.at_us, self.watermark.step_us, last=last))
@@ -373,7 +384,7 @@ class Operator:
             state.late_events,
             state.stale(self._lateness_of(ref)) / state.all_staleness if state.all_staleness else 0.0,
         )
-        state.executed(self._lateness_of(ref))
+        state.executed(self._lateness_of(ref), on_time=kind is Kind.ON_TIME)
         self._stirred.discard(ref)
         self.counters.executions[kind.value] += 1
         return action
@@ -400,7 +411,7 @@ class Operator:
             state = self.windows.pop(ref)
             state.move("purge")
             self.counters.staleness.observe(state, self._staleness_bound)
-            self._purged[ref.definition].add(ref.start_us)
+            self._gone.add(ref)
             self.counters.purged_windows += 1
         for s in touched:
             self.slices[s] = [ref for ref in self.slices[s] if ref in self.windows]
@@ -438,21 +449,18 @@ class Operator:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that a restart needs, as JSON values; columns instead of one object per window."""
-        refs = list(self.windows)
+        refs = sorted(self.windows)
+        names = {"definition": [ref.definition for ref in refs], "start_us": [ref.start_us for ref in refs]}
         return {
             "version": SNAPSHOT_VERSION,
             "watermark_us": self.watermark.at_us,
             "watermark_step_us": self.watermark.step_us,
             "next_seq": self.next_seq,
-            "windows": {
-                "definition": [r.definition for r in refs],
-                "start_us": [r.start_us for r in refs],
-                **{name: [getattr(state, name) for state in self.windows.values()] for name in WINDOW_COLUMNS},
-            },
-            "slices": sorted(self.slices),
+            "windows": windows_to_json(names, [self.windows[ref] for ref in refs]),
+            "slices": slices_to_json(self.slices),
             "settled_us": self._settled_us,
             "runs": self._folding.to_json() if self._folding is not None else None,
-            "purged": [runs.to_json() for runs in self._purged.values()],
+            **self._gone.to_json(),
             "lateness": self._bound.to_json(),
             "trigger": self._trigger.to_json(),
             "counters": self.counters.to_json(),
@@ -462,21 +470,13 @@ class Operator:
     def _restore(self, snapshot: Mapping[str, Any]) -> None:
         self.watermark = Watermark(snapshot["watermark_us"], snapshot["watermark_step_us"])
         self.next_seq = snapshot["next_seq"]
-        w = snapshot["windows"]
-        columns = zip(w["definition"], w["start_us"], *(w[name] for name in WINDOW_COLUMNS), strict=True)
-        for number, start, *values in columns:
+        for (number, start), state in windows_from_json(snapshot["windows"], "definition", "start_us"):
             ref = WindowRef(number, start, self.grid.periodic[number].end(start))
-            state = WindowState(**dict(zip(WINDOW_COLUMNS, values, strict=True)))
-            state.status = Status(state.status)
             self.windows[ref] = state
             self._expect(ref)
         self._stirred = {ref for ref, state in self.windows.items() if state.status is Status.LATE and state.news}
-        for s in snapshot["slices"]:
+        for s in slices_from_json(snapshot["slices"]):
             self.slices[s] = [ref for ref in self._refs(s) if ref in self.windows]
-        self._purged = {
-            number: Runs(window.slide_us, runs)
-            for (number, window), runs in zip(self.grid.periodic.items(), snapshot["purged"], strict=True)
-        }
         self._settled_us = snapshot.get("settled_us", -NEVER)
         self.counters = Counters.from_json(snapshot["counters"])
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aion.adaptive import AdaptiveBound, Expected
-from aion.lifecycle import WINDOW_COLUMNS, Status, WindowState
+from aion.lifecycle import Status, WindowState, windows_from_json
 from aion.trigger import Trigger, trigger_from_json
 from policies.cleanup import Reason
 
@@ -57,12 +57,8 @@ def windows(snapshot: Mapping[str, Any], definitions: Sequence[tuple[str, Mappin
     bound = AdaptiveBound.of_snapshot(snapshot["lateness"])
     trigger = trigger_from_json(snapshot["trigger"], Expected(bound))
     at_us, step_us = snapshot["watermark_us"], snapshot["watermark_step_us"]
-    columns = snapshot["windows"]
     found = []
-    for number, start_us, *values in zip(
-        columns["definition"], columns["start_us"], *(columns[name] for name in WINDOW_COLUMNS), strict=True
-    ):
-        state = WindowState(**dict(zip(WINDOW_COLUMNS, values, strict=True)))
+    for (number, start_us), state in windows_from_json(snapshot["windows"], "definition", "start_us"):
         end_us = start_us + definitions[number][1]["size_us"]
         found.append(_outlook(bound, trigger, number, start_us, end_us, state, at_us, step_us))
     return sorted(found, key=lambda window: (window.end_us, window.start_us, window.definition))
@@ -134,7 +130,7 @@ def _outlook(
         view = state.view(0, step_us)._replace(news=0, executions=0)
         executions = [end_us, *(end_us + us for us in trigger.planned(view))]
         to_come = bound.still_to_come(state.bound_us)
-        stale_now = 0
+        stale_now = 0.0
     return WindowOutlook(
         number,
         start_us,

@@ -40,5 +40,12 @@ class Runs:
             self._firsts.insert(i, value)
             self._lasts.insert(i, value)
 
+    def forget_to(self, value: int) -> None:
+        """Lets go of what is up to there."""
+        gone = bisect_right(self._lasts, value)
+        del self._firsts[:gone], self._lasts[:gone]
+        if self._firsts and self._firsts[0] <= value:
+            self._firsts[0] += (value - self._firsts[0]) // self._step * self._step + self._step
+
     def to_json(self) -> list[list[int]]:
         return [list(pair) for pair in zip(self._firsts, self._lasts, strict=True)]

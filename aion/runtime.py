@@ -18,8 +18,9 @@ from aion.hashing import ShardOfKeys
 from aion.keyed.shapes import shape_of
 from aion.keyed.shard import KeyedShard
 from aion.keyed.windows import KeyedWindows
-from aion.operator import SNAPSHOT_VERSION, Operator
+from aion.operator import READS, SNAPSHOT_VERSION, Operator
 from aion.plan import Plan
+from aion.slices import slices_from_json
 from aion.trigger import Count, EveryBatch, Forecast, Interval, Staleness, Trigger
 from aion.windows import Periodic
 from policies.cleanup import Cleanup
@@ -35,10 +36,10 @@ def make_operator(
 
     ``bound``: of :func:`make_bound`, for those who have more to tell it than the operator does.
     """
-    if snapshot is not None and snapshot["version"] != SNAPSHOT_VERSION:
+    if snapshot is not None and snapshot["version"] not in READS:
         raise FormatError(
             f"the operator's snapshot was written in format {snapshot['version']}; "
-            f"this Aion reads format {SNAPSHOT_VERSION}"
+            f"this Aion reads up to format {SNAPSHOT_VERSION}"
         )
     bound = make_bound(plan, policy, snapshot) if bound is None else bound
     trigger = make_trigger(policy, Expected(bound))
@@ -82,7 +83,7 @@ def make_folding(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None)
         snapshot=runs,
     )
     if snapshot is not None and runs is None:
-        folding.leave(snapshot["slices"], snapshot["next_seq"])
+        folding.leave(slices_from_json(snapshot["slices"]), snapshot["next_seq"])
     return folding
 
 

@@ -21,15 +21,13 @@ of it to use is the twenty lines below.
 
 from __future__ import annotations
 
-import base64
-import zlib
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from aion.errors import FormatError
+from aion.numbers import plus
 
 ACCURACY = 0.01
 """A quantile is off by at most this share of itself."""
@@ -37,7 +35,6 @@ ACCURACY = 0.01
 Ints = npt.NDArray[np.int64]
 
 _LONGEST_US = 2**63 - 1
-_VERSION = 1
 
 
 def _edges() -> list[int]:
@@ -81,12 +78,12 @@ class LatenessSketch:
     def observe(self, lateness_us: int, events: int = 1) -> None:
         if events:
             bin_ = bin_of(lateness_us)
-            self.counts[bin_] = self.counts.get(bin_, 0) + events
+            self.counts[bin_] = plus(self.counts.get(bin_, 0), events)
             self.total += events
 
     def merge(self, other: LatenessSketch) -> None:
         for bin_, events in other.counts.items():
-            self.counts[bin_] = self.counts.get(bin_, 0) + events
+            self.counts[bin_] = plus(self.counts.get(bin_, 0), events)
         self.total += other.total
 
     def columns(self) -> tuple[Ints, Ints]:
@@ -104,7 +101,7 @@ class LatenessSketch:
         if not self.total:
             return 0.0
         bins, counts = self.columns()
-        cumulated = np.cumsum(counts)
+        cumulated = np.cumsum(counts, dtype=np.float64)
         position = int(np.searchsorted(cumulated, share * cumulated[-1]))
         at = int(bins[min(position, len(bins) - 1)])
         if at == 0:
@@ -116,34 +113,3 @@ class LatenessSketch:
         return isinstance(other, LatenessSketch) and self.counts == other.counts
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def pack(columns: Iterable[npt.NDArray[np.integer]]) -> str:
-    """Columns of integers as text for a JSON value: differences, bytes of one significance together, deflated."""
-    parts = [np.array([_VERSION], "<i8").tobytes()]
-    for column in columns:
-        values: Ints = np.diff(np.concatenate([np.zeros(1, np.int64), column.astype(np.int64)]))
-        zigzag: Ints = ((values << 1) ^ (values >> 63)).astype("<i8")
-        planes = zigzag.view(np.uint8).reshape(-1, 8).T
-        parts += [np.array([len(values)], "<i8").tobytes(), planes.tobytes()]
-    return base64.b64encode(zlib.compress(b"".join(parts), 1)).decode("ascii")
-
-
-def unpack(text: str) -> list[Ints]:
-    """The columns of :func:`pack`. Raises FormatError for what a newer Aion wrote, and for what is damaged."""
-    try:
-        raw = zlib.decompress(base64.b64decode(text))
-    except (ValueError, zlib.error) as error:
-        raise FormatError(f"a lateness sketch that cannot be read: {error}") from error
-    version = int(np.frombuffer(raw, "<i8", 1)[0])
-    if version != _VERSION:
-        raise FormatError(f"a lateness sketch of format {version}: this Aion reads {_VERSION}")
-    columns, at = [], 8
-    while at < len(raw):
-        length = int(np.frombuffer(raw, "<i8", 1, at)[0])
-        planes = np.frombuffer(raw, np.uint8, 8 * length, at + 8).reshape(8, length)
-        zigzag = np.ascontiguousarray(planes.T).view("<u8").reshape(-1).astype(np.uint64)
-        values = (zigzag >> np.uint64(1)).view(np.int64) ^ -(zigzag & np.uint64(1)).view(np.int64)
-        columns.append(np.cumsum(values))
-        at += 8 + 8 * length
-    return columns

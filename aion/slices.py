@@ -7,12 +7,13 @@ belong to the same windows, so whatever is stored, it is stored once per slice.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from aion.columns import table, untable
 from aion.windows import Definition, Family, Periodic
 
 Micros = npt.NDArray[np.int64]
@@ -21,8 +22,14 @@ V = TypeVar("V")
 LEAST_KEYED_US = 60_000_000
 """Slices for windows of single keys are at least a minute long."""
 
-# The slice of events without a time: no window covers it.
+# The slices of events without a time, and of those whose time is out of range: no window covers them.
 NO_SLICE = -(2**63)
+BEYOND_SLICE = 2**63 - 1
+
+
+def is_timed(slice_us: int) -> bool:
+    """Whether the events of a slice have a time that windows are made for."""
+    return NO_SLICE < slice_us < BEYOND_SLICE
 
 
 class SliceGrid:
@@ -69,7 +76,7 @@ class SliceGrid:
 
     def covering(self, start_us: int) -> list[tuple[int, int]]:
         """(definition number, window start) of every window that the slice is part of."""
-        if start_us == NO_SLICE:
+        if not is_timed(start_us):
             return []
         return [
             (number, window_start)
@@ -99,6 +106,15 @@ class LiveSlices(dict[int, V]):
         if self._order is None:
             self._order = sorted(self)
         return tuple(self._order[bisect_left(self._order, start_us) : bisect_left(self._order, end_us)])
+
+
+def slices_to_json(slices: Iterable[int]) -> dict[str, Any]:
+    return table({"slice": sorted(slices)})
+
+
+def slices_from_json(value: Any) -> list[int]:
+    """Also those of a version of before they were packed."""
+    return list(value) if isinstance(value, list | tuple) else untable(value)["slice"]
 
 
 def _floor(times_us: Micros, period_us: int, phase_us: int) -> Micros:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from aion.errors import FormatError
 from aion.lateness import Floats, Lateness
+from aion.numbers import MOST
 from policies.cleanup import Decision, Reason
 
 _NEVER = -(2**63)
@@ -138,8 +139,8 @@ class Standing:
 
 
 def _whole(value: Any) -> int:
-    if not isinstance(value, int) or not -(2**62) <= value <= 2**62:
-        raise ValueError(f"{value!r:.50} is not an integer of at most 62 bits")
+    if not isinstance(value, int) or not -MOST <= value <= MOST:
+        raise ValueError(f"{value!r:.50} is not an integer of at most 63 bits")
     return value
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from aion.numbers import within
+
 
 class Watermark:
     """The instant up to which events are assumed complete; never goes back.
@@ -17,7 +19,8 @@ class Watermark:
         self.step_us = step_us
 
     def advance(self, to_us: int) -> bool:
-        """Whether ``to_us`` is progress; an older one is ignored, as Spark does."""
+        """Whether ``to_us`` is progress; an older one is ignored, as Spark does. One out of range stops at its end."""
+        to_us = within(to_us)
         if self.at_us is not None and to_us <= self.at_us:
             return False
         if self.at_us is not None:

@@ -13,7 +13,8 @@ from datetime import timedelta
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from aion.errors import WindowError
-from aion.time import duration_us, format_duration
+from aion.numbers import LONGEST_US
+from aion.time import duration_us, format_duration, short_duration
 
 Duration = str | int | timedelta
 
@@ -270,6 +271,8 @@ def _positive(value: Duration, what: str) -> int:
     us = _duration(value, what)
     if us <= 0:
         raise WindowError(f"{what} of {value!r} is not positive; give e.g. '1 minute'")
+    if us > LONGEST_US:
+        raise WindowError(f"{what} of {value!r} is longer than {short_duration(LONGEST_US)}")
     return us
 
 

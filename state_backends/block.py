@@ -9,6 +9,9 @@ record batch message without its schema (the operator's plan knows it), or lines
 
 A block that was made of others (docs/folding.md) is of version 2: between the two checksums it says last seq i64 |
 lowest hash of a key i64 | highest i64, so that its header has 88 bytes.
+
+Versions 3 and 4 are versions 1 and 2 with events u64, and 4 bytes longer: for as many events as 32 bits cannot hold,
+and for no fewer, so that an older Aion reads whatever it can. (Arrow writes no batch of 2**31 rows.)
 """
 
 from __future__ import annotations
@@ -23,13 +26,14 @@ from aion.errors import CorruptBlock, FormatError
 from state_backends import json_codec
 from state_backends.checksum import crc32
 
-VERSION = 2
-_HEADER = struct.Struct("<4sBBBBqIIqqQQI")
+VERSION = 4
+_NARROW = struct.Struct("<4sBBBBqIIqqQQI")
+_WIDE = struct.Struct("<4sBBBBqIQqqQQI")
 _FOLDED = struct.Struct("<qqq")
 _CRC = struct.Struct("<I")
-HEADER_BYTES = _HEADER.size + _CRC.size
-_FOLDED_VERSION = 2
+HEADER_BYTES = _NARROW.size + _CRC.size
 _MAGIC = b"AION"
+_MOST_NARROW = 2**32 - 1
 
 Buffer: TypeAlias = Any  # bytes, pyarrow.Buffer or memoryview
 
@@ -81,8 +85,13 @@ class Header(NamedTuple):
     folded: Folded | None = None
 
     @property
+    def version(self) -> int:
+        """The layout that the header has as bytes."""
+        return 1 + (self.folded is not None) + 2 * (self.events > _MOST_NARROW)
+
+    @property
     def own_bytes(self) -> int:
-        return HEADER_BYTES if self.folded is None else HEADER_BYTES + _FOLDED.size
+        return _covered(self.version) + _CRC.size
 
     @property
     def size_bytes(self) -> int:
@@ -124,20 +133,22 @@ def encode(
 
 def parse(data: Buffer, name: str = "block") -> Block:
     """Reads and checks the header only; raises CorruptBlock or FormatError naming the block."""
-    view = memoryview(data)
+    view = memoryview(data).cast("B")
     if len(view) < HEADER_BYTES:
         raise CorruptBlock(f"{name}: {len(view)} bytes are fewer than a header's {HEADER_BYTES}")
-    magic, version, kind, codec, compression, *rest = _HEADER.unpack_from(view)
-    covered = _HEADER.size + (_FOLDED.size if version == _FOLDED_VERSION else 0)
+    version = view[len(_MAGIC)]
+    covered = _covered(version)
     crc = _CRC.unpack_from(view, covered)[0] if len(view) >= covered + _CRC.size else None
-    if magic != _MAGIC or crc32(view[:covered]) != crc:
+    if view[: len(_MAGIC)] != _MAGIC or crc32(view[:covered]) != crc:
         raise CorruptBlock(f"{name}: the header is not one that Aion wrote, or was damaged")
     if version > VERSION:
         raise FormatError(f"{name}: written in block format {version}; this Aion reads up to {VERSION}")
+    fields = _fields(version)
+    _, _, kind, codec, compression, *rest = fields.unpack_from(view)
     try:
         header = Header(Kind(kind), Codec(codec), Compression(compression), *rest)
-        if version == _FOLDED_VERSION:
-            header = header._replace(folded=Folded(*_FOLDED.unpack_from(view, _HEADER.size)))
+        if covered > fields.size:
+            header = header._replace(folded=Folded(*_FOLDED.unpack_from(view, fields.size)))
     except ValueError as error:
         raise FormatError(f"{name}: {error}; a newer Aion wrote it") from None
     if len(view) != header.size_bytes:
@@ -186,10 +197,18 @@ def is_quick(codec: Codec, compression: Compression, raw_bytes: int) -> bool:
     return codec is Codec.JSON or raw_bytes < least
 
 
+def _fields(version: int) -> struct.Struct:
+    return _WIDE if version in (3, 4) else _NARROW
+
+
+def _covered(version: int) -> int:
+    """The bytes of a header that its checksum is of; of a version that is not known, as of the first."""
+    return _fields(version).size + (_FOLDED.size if version in (2, 4) else 0)
+
+
 def _pack(header: Header) -> bytes:
-    version = 1 if header.folded is None else _FOLDED_VERSION
-    packed = _HEADER.pack(
-        _MAGIC, version, header.kind, header.codec, header.compression, header.slice_us, header.rows,
+    packed = _fields(header.version).pack(
+        _MAGIC, header.version, header.kind, header.codec, header.compression, header.slice_us, header.rows,
         header.events, header.min_us, header.max_us, header.raw_bytes, header.body_bytes, header.crc,
     )  # fmt: skip
     if header.folded is not None:

@@ -21,6 +21,7 @@ import pyarrow.flight as flight
 from aion.errors import OutOfMemory, ServerError, ServerUnreachable
 from state_backends import processes, wire
 from state_backends.block import Block
+from state_backends.json_values import dumps
 from state_backends.manifest import Identity
 from state_backends.patience import Patience
 from state_backends.server_folder import LOG, PID, SOCKET, elected, evict, occupant, private, runtime_dir
@@ -127,7 +128,7 @@ class StateClient:
         options = flight.FlightCallOptions(timeout=timeout or self._patience.limit_s)
         try:
             with self._patience.waiting(name):
-                body = pa.py_buffer(orjson.dumps(request))
+                body = pa.py_buffer(dumps(request))
                 (result,) = self._flight.do_action(flight.Action(name, body), options)
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             self._raise(error, name, given_up=timeout is None and isinstance(error, flight.FlightTimedOutError))

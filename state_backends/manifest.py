@@ -14,6 +14,7 @@ import orjson
 
 from aion.errors import CorruptState, ForeignState, FormatError
 from state_backends.checksum import crc32
+from state_backends.json_values import dumps
 
 FORMAT = 3
 _READS = (1, 2, 3)
@@ -136,7 +137,7 @@ _OWNER = ("query", "operator", "shard", "shards", "definition")
 
 
 def _seal(value: dict[str, Any]) -> bytes:
-    body = orjson.dumps({"format": FORMAT, **value})
+    body = dumps({"format": FORMAT, **value})
     return body + b"\n%08x\n" % crc32(body)
 
 

@@ -19,13 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from aion.errors import AionError, RequestError, ServerError
 from state_backends import processes, requests, server_folder, wire
 from state_backends.host import Host
+from state_backends.json_values import dumps
 from state_backends.processes import Process
 from state_backends.server_folder import PID, SOCKET, Lease
 
@@ -49,7 +49,7 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
         with _told():
             request = requests.action(action.type, action.body.to_pybytes())
-            return iter([flight.Result(pa.py_buffer(orjson.dumps(self._act(request))))])
+            return iter([flight.Result(pa.py_buffer(dumps(self._act(request))))])
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _told():

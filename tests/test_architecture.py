@@ -18,17 +18,18 @@ PACKAGES = ("aion", "state_backends", "policies", "experiments")
 # What is pure by design; a module that calls itself pure is taken at its word as well.
 PURE_BY_DESIGN = {
     "aion.actions", "aion.adaptive", "aion.aggregates", "aion.aggregates.binding", "aion.aggregates.layout",
-    "aion.aggregates.partial", "aion.arrivals", "aion.block_folder", "aion.builder", "aion.combining", "aion.digests",
-    "aion.distribution", "aion.errors", "aion.folding", "aion.key_ranges", "aion.lateness", "aion.lifecycle",
-    "aion.merging", "aion.models", "aion.operator", "aion.overview", "aion.plan", "aion.regimes", "aion.replay",
-    "aion.rows", "aion.schema", "aion.sketch", "aion.slice_tree", "aion.slices", "aion.slicing", "aion.slicing.batch",
-    "aion.slicing.counts", "aion.slicing.edges", "aion.slicing.event_log", "aion.slicing.folds", "aion.slicing.panes",
-    "aion.slicing.per_record", "aion.slicing.periodic", "aion.slicing.ranges", "aion.slicing.record_designs",
-    "aion.slicing.rows", "aion.slicing.session_life", "aion.slicing.sessions", "aion.slicing.slicer",
-    "aion.slicing.stores", "aion.staleness", "aion.standing", "aion.time", "aion.topology", "aion.trigger",
-    "aion.tuning.disk", "aion.watermark", "aion.windows", "policies", "state_backends", "state_backends.block",
-    "state_backends.checksum", "state_backends.compaction", "state_backends.ledger", "state_backends.live_files",
-    "state_backends.manifest", "state_backends.retention", "state_backends.store", "state_backends.wire",
+    "aion.aggregates.partial", "aion.arrivals", "aion.block_folder", "aion.builder", "aion.columns", "aion.combining",
+    "aion.digests", "aion.distribution", "aion.errors", "aion.folding", "aion.gone", "aion.key_ranges", "aion.lateness",
+    "aion.lifecycle", "aion.merging", "aion.models", "aion.numbers", "aion.operator", "aion.overview", "aion.plan",
+    "aion.regimes", "aion.replay", "aion.rows", "aion.schema", "aion.sketch", "aion.slice_tree", "aion.slices",
+    "aion.slicing", "aion.slicing.batch", "aion.slicing.counts", "aion.slicing.edges", "aion.slicing.event_log",
+    "aion.slicing.folds", "aion.slicing.panes", "aion.slicing.per_record", "aion.slicing.periodic",
+    "aion.slicing.ranges", "aion.slicing.record_designs", "aion.slicing.rows", "aion.slicing.session_life",
+    "aion.slicing.sessions", "aion.slicing.slicer", "aion.slicing.stores", "aion.staleness", "aion.standing",
+    "aion.time", "aion.topology", "aion.trigger", "aion.tuning.disk", "aion.watermark", "aion.windows", "policies",
+    "state_backends", "state_backends.block", "state_backends.checksum", "state_backends.compaction",
+    "state_backends.json_values", "state_backends.ledger", "state_backends.live_files", "state_backends.manifest",
+    "state_backends.retention", "state_backends.store", "state_backends.wire",
 }  # fmt: skip
 
 # Everything else has, or may have, an effect: a clock, a thread, a file, a process, a random number, Spark.

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aion.errors import CorruptBlock, FormatError
-from state_backends.block import HEADER_BYTES, VERSION, Block, Compression, Kind, check, decode, encode, parse
+from state_backends.block import HEADER_BYTES, VERSION, Block, Compression, Folded, Kind, check, decode, encode, parse
 
 SCHEMA = pa.schema(
     [
@@ -74,7 +74,7 @@ def test_what_is_read_is_what_was_written(compression: Compression, values: list
 @given(
     st.sampled_from(Kind),
     st.integers(-(2**63), 2**63 - 1),
-    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1) | st.integers(0, 2**62),
     st.integers(-(2**63), 2**63 - 1),
     st.integers(-(2**63), 2**63 - 1),
 )
@@ -85,6 +85,18 @@ def test_the_header_says_what_it_was_told(kind: Kind, slice_us: int, events: int
         kind, slice_us, events, low, high,
     )  # fmt: skip
     assert header.rows == 2
+
+
+@given(st.integers(0, 2**63 - 1), st.none() | st.tuples(*[st.integers(0, 2**63 - 1)] * 3))
+def test_a_header_holds_any_count(events: int, folded: tuple[int, int, int] | None) -> None:
+    block = block_of(pa.record_batch({"v": [1, 2]}), events=events, folded=folded and Folded(*folded))
+    assert parse(block.data).header == block.header
+    assert (block.header.events, block.header.folded) == (events, folded)
+    assert read(block.data, pa.schema([("v", pa.int64())])).num_rows == 2
+    assert block.data[4] <= 2 or events >= 2**32, "an older Aion reads whatever it can"
+    for length in range(len(block.data)):
+        with pytest.raises(CorruptBlock, match="block 17"):
+            read(block.data[:length], SCHEMA)
 
 
 @compressions

@@ -39,6 +39,13 @@ def test_blocks_come_out_as_they_went_in_however_their_rows_are_mixed(data: st.D
     assert Counter(came) == Counter(sent)
 
 
+def test_a_sender_may_send_any_number_of_blocks() -> None:
+    fragmenter, parts = Fragmenter(1, 100, serial=2**32 - 2), Defragmenter()
+    sent = [block_of(500, slice_us=number) for number in range(4)]
+    assert [next(parts.blocks(fragmenter.rows(block))).data for block in sent] == [block.data for block in sent]
+    parts.end()
+
+
 def test_a_block_that_fits_is_one_row_and_its_own_bytes() -> None:
     block = block_of(100)
     assert list(Fragmenter(1, block.size_bytes).rows(block)) == [block.data]

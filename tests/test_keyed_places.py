@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.keyed.table import Places
+import aion
+from aion.actions import Kind
+from aion.keyed.computing import gather, placed
+from aion.keyed.orders import ExecuteKeyed, Members
+from aion.keyed.table import Places, Table
+from aion.plan import make_plan
 
 rows = st.lists(st.tuples(st.integers(0, 4), st.integers(-6, 6), st.integers(0, 3)), max_size=20)
 asked = st.lists(st.tuples(st.integers(0, 6), st.integers(-9, 9)), min_size=1, max_size=10)
@@ -28,3 +36,18 @@ def test_places_are_those_of_counting(scale: int, of: list[tuple[int, int, int]]
         assert places.after(*one)[0] == sum((k, t) <= (key, instant * scale) for k, t, *_ in told)
     beyond = np.array([1]), np.array([2**62])
     assert places.before(*beyond)[0] == sum(k <= 1 for k, *_ in told)
+
+
+def test_rows_of_blocks_are_told_apart_however_many_blocks_there_were() -> None:
+    """A window of an event that came first, and one of an event that came four thousand million blocks later."""
+    schema = pa.schema([("ts", pa.timestamp("us")), ("k", pa.string())])
+    how: dict[str, Any] = {"aggregates": None, "apply": lambda key, window, events: {}, "outputs": "n long"}
+    plan = make_plan(schema, windows=aion.Count(1), time="ts", key="k", **how)
+    seqs = [1, 1 + 2**32]
+    blocks = [placed(pa.record_batch([[t], [k]], schema=schema), s) for t, k, s in zip([5, 6], "ab", seqs, strict=True)]
+    table = pa.Table.from_batches(blocks).combine_chunks()
+    one = np.ones(2, np.int64)
+    windows = Table([pa.array(["b", "a"])], {"start": np.array([6, 5]), "last": np.array([6, 5])})
+    members = Members(np.array([0, 1]), one, np.array(seqs[::-1]), np.zeros(2, np.int64))
+    (found,) = gather(plan, ExecuteKeyed(0, Kind.ON_TIME, windows, members), table, 10)
+    assert table.column("k").take(pa.array(found.rows)).to_pylist() == ["b", "a"]

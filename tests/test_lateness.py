@@ -14,10 +14,11 @@ from scipy.stats import beta
 
 from aion.actions import Arrived, BlockFact, WatermarkAdvanced
 from aion.arrivals import Arrivals, arrivals
+from aion.columns import pack, unpack
 from aion.errors import FormatError
 from aion.lateness import MOST_EPOCHS, Lateness, room_us
 from aion.operator import Operator
-from aion.sketch import ACCURACY, EDGES_US, LatenessSketch, bin_of, pack, unpack
+from aion.sketch import ACCURACY, EDGES_US, LatenessSketch, bin_of
 from aion.slices import SliceGrid
 from aion.trigger import EveryBatch
 from aion.windows import Tumbling

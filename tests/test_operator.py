@@ -30,6 +30,7 @@ from aion.actions import (
 )
 from aion.adaptive import AdaptiveBound
 from aion.lifecycle import TRANSITIONS, Status
+from aion.numbers import EARLIEST_US, LATEST_US
 from aion.operator import Operator
 from aion.sketch import bin_of
 from aion.slices import NO_SLICE, SliceGrid
@@ -159,7 +160,7 @@ def test_without_a_watermark_nothing_is_late() -> None:
     assert end_batch(operator) == []
 
 
-@given(st.lists(st.integers()))
+@given(st.lists(st.integers(EARLIEST_US, LATEST_US)))
 def test_a_watermark_is_the_largest_of_all(instants: list[int]) -> None:
     watermark = Watermark()
     for i, t in enumerate(instants):
@@ -352,6 +353,31 @@ def test_a_longer_bound_after_a_restart_does_not_make_windows_that_events_were_d
     assert [d.window for d in dropped(arrive(restarted, 0))] == [WindowRef(0, 0, 10)]
 
 
+def test_a_longer_bound_does_not_bring_back_what_the_shorter_one_went_by() -> None:
+    """As if there had been a window: whether something came for it makes no difference."""
+    operator = make(bound=5)
+    advance(operator, 30)
+    restarted = make(bound=1000, snapshot=operator.snapshot())
+    assert kinds(arrive(restarted, 0, 10)) == [EmitDropped, EmitDropped]
+    assert kinds(arrive(restarted, 20)) == [Append], "which ends after what is closed"
+
+
+def test_of_windows_that_are_gone_only_those_are_remembered_that_a_longer_bound_would_bring_back() -> None:
+    operator = make(bound=5)
+    for start in range(0, 950, 50):
+        arrive(operator, start)
+    advance(operator, 960)
+    assert operator.snapshot()["purged"] == [[]]
+    arrive(operator, 960)
+    restarted = make(bound=1000, snapshot=operator.snapshot())
+    advance(restarted, 980)
+    assert kinds(arrive(restarted, 960)) == [EmitDropped]
+    assert restarted.snapshot()["purged"] == [[[960, 960]]]
+    advance(restarted, 1970)
+    assert restarted.snapshot()["purged"] == [[]]
+    assert kinds(arrive(restarted, 960)) == [EmitDropped]
+
+
 def test_the_bound_of_a_window_is_fixed_when_it_is_made() -> None:
     operator = make(bound=100)
     arrive(operator, 0)
@@ -360,6 +386,20 @@ def test_the_bound_of_a_window_is_fixed_when_it_is_made() -> None:
     advance(restarted, 30)
     assert list(restarted.windows) == [WindowRef(0, 0, 10)], "the other one was made with the shorter bound"
     assert kinds(arrive(restarted, 0)) == [Append]
+
+
+def test_what_came_in_time_was_not_stale() -> None:
+    """The watermark may pass an end by much before the execution on time: none of these events was late."""
+    operator = make(bound=100)
+    arrive(operator, 0, events=1000)
+    advance(operator, 60)
+    arrive(operator, 0, events=2)
+    assert executed(end_batch(operator)) == [("late", 0, 1)]
+    arrive(operator, 0, events=2)
+    advance(operator, 70)
+    assert executed(end_batch(operator)) == [("late", 0, 2)]
+    advance(operator, 110)
+    assert operator.counters.staleness.largest == pytest.approx(10 * 2 / (100 * 4))
 
 
 # -- without a time -----------------------------------------------------------------------------------------

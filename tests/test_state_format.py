@@ -6,6 +6,7 @@ The reader uses struct, json and zlib (and pyarrow for the bodies of blocks, whi
 from __future__ import annotations
 
 import ast
+import base64
 import itertools
 import json
 import re
@@ -28,7 +29,7 @@ from aion.hashing import ShardOfKeys
 from aion.key_ranges import row_hashes
 from aion.plan import Plan, make_plan
 from aion.runtime import make_builder, make_executor, make_operator
-from state_backends.block import Codec, Compression, Kind, encode
+from state_backends.block import Codec, Compression, Folded, Kind, encode
 from state_backends.checkpoint import Shard
 from state_backends.codec_pool import CodecPool
 from state_backends.depot import LocalDepot
@@ -138,15 +139,19 @@ HEADER = {
 
 def read_folded(data: bytes) -> tuple[int, ...]:
     """Last seq, low and high of a folded block; of another one, nothing."""
-    return struct.unpack("<qqq", data[60:84]) if data[4] == 2 else ()
+    at = 64 if data[4] > 2 else 60
+    return struct.unpack("<qqq", data[at : at + 24]) if data[4] in (2, 4) else ()
 
 
 def read_block(data: bytes) -> tuple[dict[str, Any], bytes]:
     """The header's fields, and the body, decompressed."""
-    own = 60 + 8 * len(read_folded(data))
-    fields = struct.unpack("<" + "".join(HEADER.values()), data[:60] + data[own : own + 4])
-    header = dict(zip(HEADER, fields, strict=True))
-    assert header["magic"] == b"AION" and header["version"] in (1, 2)
+    types = HEADER | ({"events": "Q"} if data[4] > 2 else {})
+    first = struct.calcsize("<" + "".join(types.values())) - 4
+    own = first + 8 * len(read_folded(data))
+    fields = struct.unpack("<" + "".join(types.values()), data[:first] + data[own : own + 4])
+    header = dict(zip(types, fields, strict=True))
+    assert header["magic"] == b"AION" and header["version"] in (1, 2, 3, 4)
+    assert (header["version"] > 2) == (header["events"] >= 2**32)
     assert header["header crc"] == zlib.crc32(data[:own])
     body = data[own + 4 :]
     assert (header["length"], header["body crc"]) == (len(body), zlib.crc32(body))
@@ -154,6 +159,27 @@ def read_block(data: bytes) -> tuple[dict[str, Any], bytes]:
         body = pa.decompress(body, header["raw"], codec={1: "lz4", 2: "zstd"}[header["compression"]], asbytes=True)
     assert len(body) == header["raw"]
     return header, body
+
+
+def read_packed(value: dict[str, Any]) -> dict[str, list[float]]:
+    data = zlib.decompress(base64.b64decode(value["packed"]))
+    (form,), at = struct.unpack("<q", data[:8]), 8
+    assert form == 1
+    found: dict[str, list[float]] = {}
+    for name, (coding, step) in value["columns"].items():
+        (length,) = struct.unpack("<q", data[at : at + 8])
+        planes = [data[at + 8 + i * length : at + 8 + (i + 1) * length] for i in range(8)]
+        doubled = [int.from_bytes(octets, "little") for octets in zip(*planes, strict=True)]
+        values = [n // 2 if n % 2 == 0 else -(n // 2) - 1 for n in doubled]
+        sums = list(itertools.accumulate(values))
+        if coding == "differences":
+            found[name] = [n * step for n in sums]
+        else:
+            plain = [n * step for n in values]
+            found[name] = [struct.unpack("<d", struct.pack("<q", n))[0] for n in plain] if coding == "double" else plain
+        at += 8 + 8 * length
+    assert at == len(data)
+    return found
 
 
 # -- what it reads ----------------------------------------------------------------------------------------------
@@ -273,7 +299,7 @@ def test_versions_are_as_the_page_says(make: Callable[..., Rig], codec: str, how
         assert snapshot == manifest["snapshot"]
         stored = rig.shard.read("reader", range(-60_000_000, 60_000_000, 10_000_000))
         assert {(b.header.slice_us, seq): bytes(b.data) for seq, b in stored} == blocks
-        assert {s for s, _ in blocks} == set(snapshot["slices"])
+        assert {s for s, _ in blocks} == set(read_packed(snapshot["slices"])["slice"])
         assert max(seq for _, seq in blocks) < snapshot["next_seq"]
         schema = pa.schema([(name, {"int64": pa.int64(), "string": pa.string()}.get(t) or pa.timestamp("us"))
                             for name, t in identity["definition"]["block"]])  # fmt: skip
@@ -292,22 +318,29 @@ def test_versions_are_as_the_page_says(make: Callable[..., Rig], codec: str, how
                 assert (header["earliest"], header["latest"]) == (min(times), max(times))
                 assert header["events"] == len(rows)
         assert sum(read_block(data)[0]["events"] for data in blocks.values()) == [3, 5, 8][number]
-        assert set(snapshot["windows"]["status"]) <= {"active", "late"}
+        kept = read_packed(snapshot["windows"])
+        assert set(kept["status"]) <= {0, 1}
+        refs = zip(kept["definition"], kept["start_us"], strict=True)
+        assert {ref: row for ref, *row in zip(refs, *(kept[name] for name in ("events", "stalest")), strict=True)} == {
+            (ref.definition, ref.start_us): [state.events, state.stalest]
+            for ref, state in make_operator(plan, load_policy({}), snapshot).windows.items()
+        }
 
 
 def test_files_of_any_shape_are_as_the_page_says(make: Callable[..., Rig]) -> None:
     """Blocks of many tables' size and of none, times before 1970, slices that are purged, several files."""
     rig = make()
-    token, blocks = None, {}
+    token, blocks, events = None, {}, set()
     for attempt, count in enumerate([1, 200, 40]):
         rig.shard.open(token, f"{attempt:010d}-t", rig.identity)
         for i in range(count):
             seq, slice_us, size = len(blocks), (i % 7 - 3) * 10**12, [0, 10, 5000, 70_000][i % 4]
             batch = pa.record_batch({"x": [bytes([i]) * size]})
             compression = [Compression.NONE, Compression.LZ4, Compression.ZSTD][i % 3]
+            folded = Folded(seq, i, 2**62) if i % 7 < 3 else None
             block = encode(
-                batch, kind=Kind.EVENTS, slice_us=slice_us, events=9, min_us=slice_us, max_us=-(i % 2),
-                compression=compression, codec=Codec(i % 2),
+                batch, kind=Kind.EVENTS, slice_us=slice_us, events=9 << i % 59, min_us=slice_us, max_us=-(i % 2),
+                compression=compression, codec=Codec(i % 2), folded=folded,
             )  # fmt: skip
             blocks[slice_us, seq] = bytes(block.data)
             rig.shard.append(f"{attempt:010d}-t", [(seq, i % 5 == 0, block)])
@@ -319,7 +352,9 @@ def test_files_of_any_shape_are_as_the_page_says(make: Callable[..., Rig]) -> No
         assert found == {key: data for key, data in blocks.items() if key[0] not in purged}
         for data in found.values():
             header, body = read_block(data)
-            assert (header["events"], len(body)) == (9, header["raw"])
+            assert len(body) == header["raw"]
+            events.add(header["events"])
+    assert events == {9 << i for i in range(59)}
     assert read_manifest(rig.folder / "state" / "manifests" / f"{token}.json")["purged"] == purged
     assert token
 
@@ -398,7 +433,8 @@ def test_the_page_lists_every_field(make: Callable[..., Rig]) -> None:
     assert parent[0] == manifest["parent"] and all(len(past) == 3 for past in manifest["history"])
     snapshot = {name: names_in(text) for first, text in rows_of("Snapshot") for name in names_in(first)}
     assert list(snapshot) == list(manifest["snapshot"])
-    assert set(manifest["snapshot"]["windows"]) <= set(snapshot["windows"])
+    assert set(manifest["snapshot"]["windows"]["columns"]) <= set(snapshot["windows"])
+    assert set(manifest["snapshot"]["runs"]["columns"]) <= set(snapshot["runs"])
 
 
 def test_the_page_lists_the_header_of_a_block() -> None:
@@ -434,8 +470,8 @@ def test_a_newer_snapshot_is_refused(make: Callable[..., Rig]) -> None:
     snapshot = read_manifest(rig.folder / "state" / "manifests" / f"{token}.json")["snapshot"]
     policy = load_policy({"lateness": {"initial_bound": "20s"}})
     assert make_operator(plan, policy, snapshot).snapshot() == snapshot
-    with pytest.raises(FormatError, match=r"snapshot was written in format 2; this Aion reads format 1"):
-        make_operator(plan, policy, {**snapshot, "version": 2})
+    with pytest.raises(FormatError, match=r"snapshot was written in format 3; this Aion reads up to format 2"):
+        make_operator(plan, policy, {**snapshot, "version": 3})
 
 
 PICKLES = re.compile(

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aion.aggregates.doubled import magnitude
-from aion.aggregates.groups import Groups, total_by_group
+from aion.aggregates.groups import Groups
 from aion.aggregates.values import Doubles, Mask, as_integers, combined, from_integers, spread, to_doubles
+from aion.numbers import sums_by
 
 T = TypeVar("T")
 States: TypeAlias = list[pa.Array]
@@ -146,7 +147,7 @@ class Counted(Partial):
         return [pa.array(groups.counts)]
 
     def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
-        return [pa.array(total_by_group(groups, old[self][0].to_numpy()))]
+        return [pa.array(sums_by(groups.ids, old[self][0].to_numpy(), groups.count))]
 
 
 EVENTS = Counted()

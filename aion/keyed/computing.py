@@ -49,9 +49,12 @@ def gather(plan: Plan, order: ExecuteKeyed, table: pa.Table, rows_at_once: int) 
         lengths = places.after(window_codes, order.windows["last"]) - begins
         rows = by_time
     else:
-        found = table.column(SEQ).to_numpy() * _ROWS_PER_BLOCK + table.column(ROW).to_numpy()
+        seqs, of = np.unique(table.column(SEQ).to_numpy(), return_inverse=True)
+        found = of * _ROWS_PER_BLOCK + table.column(ROW).to_numpy()
         by_name = np.argsort(found)
-        members = order.members.seqs * _ROWS_PER_BLOCK + order.members.rows
+        member_of = np.searchsorted(seqs, order.members.seqs)
+        is_there = np.append(seqs, -1)[member_of] == order.members.seqs
+        members = np.where(is_there, member_of * _ROWS_PER_BLOCK + order.members.rows, -1)
         at = np.minimum(np.searchsorted(found[by_name], members), len(found) - 1)
         rows, begins = by_name[at], order.members.begins
         here = found[rows] == members

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from aion.keyed.table import Ints, Places, Table, codes_of, ranges, stacked
 from aion.lifecycle import NEVER
+from aion.numbers import MOST, sum_of, sums_by
 from aion.slicing.counts import count_windows
 from aion.slicing.per_record import record_windows
 from aion.slicing.sessions import Intervals, merge_intervals, merge_sessions
@@ -156,15 +157,13 @@ class Sessions:
         # A session keeps the number of the oldest part of it; every one has a part, so all places are taken.
         source = np.full(made, len(of), np.int64)
         np.minimum.at(source, of, np.arange(len(of)))
-        sums = {name: np.zeros(made, np.int64) for name in ("events", "late_events")}
         late = np.zeros(len(new), np.bool_)
         if now_us is not None:
             ended = merge.sessions.lasts + self._gap_us <= now_us
             ended[merge.of_old[old["last"] + self._gap_us <= now_us]] = True
             late = ended[merge.of_new]
-        np.add.at(sums["events"], of, both["events"])
-        np.add.at(sums["late_events"], merge.of_old, old["late_events"])
-        np.add.at(sums["late_events"], merge.of_new, np.where(late, new["events"], 0))
+        came_late = np.concatenate((old["late_events"], np.where(late, new["events"], 0)))
+        sums = {"events": sums_by(of, both["events"], made), "late_events": sums_by(of, came_late, made)}
         seqs = np.full(made, -1, np.int64)
         np.maximum.at(seqs, of, both["seq"])
         changed = both.take(source).replaced(first=merge.sessions.firsts, last=merge.sessions.lasts, seq=seqs, **sums)
@@ -186,9 +185,9 @@ class Sessions:
         made, of = merge_intervals(Intervals(codes, new["first"], new["last"]), self._gap_us)
         if len(made.keys) == len(new):
             return new
-        source, events, seqs = (np.full(len(made.keys), v, np.int64) for v in (len(of), 0, -1))
+        source, seqs = (np.full(len(made.keys), v, np.int64) for v in (len(of), -1))
         np.minimum.at(source, of, np.arange(len(of)))
-        np.add.at(events, of, new["events"])
+        events = sums_by(of, new["events"], len(made.keys))
         np.maximum.at(seqs, of, new["seq"])
         return new.take(source).replaced(first=made.firsts, last=made.lasts, events=events, seq=seqs)
 
@@ -326,8 +325,12 @@ def total(values: Ints, windows: Windows) -> Ints:
     """The sum over the rows of each window, which may overlap."""
     if _are_rows(windows, len(values)):
         return values
-    upto = np.concatenate(([0], np.cumsum(values)))
-    return np.asarray(upto[windows.ends] - upto[windows.begins])
+    if sum_of(values) < MOST:
+        upto = np.concatenate(([0], np.cumsum(values)))
+        return np.asarray(upto[windows.ends] - upto[windows.begins])
+    lengths = windows.ends - windows.begins
+    rows = ranges(windows.begins, lengths)
+    return sums_by(np.repeat(np.arange(len(lengths)), lengths), values[rows], len(lengths))
 
 
 def newest(values: Ints, windows: Windows) -> Ints:

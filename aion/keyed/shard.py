@@ -14,6 +14,7 @@ from aion.keyed.summary import summary
 from aion.keyed.table import Ints, Table
 from aion.keyed.windows import KeyedWindows, Orders, overlapping
 from aion.lifecycle import NEVER, StalenessKept
+from aion.numbers import sum_of
 
 
 class Verdict(NamedTuple):
@@ -77,7 +78,7 @@ class KeyedShard:
                 dropped.append(
                     EmitDroppedRows(block, windows.definition, places, starts[of], ends[of], now_us - ends[of])
                 )
-                lost[block] = max(lost.get(block, 0), int(rows["events"][of].sum()))
+                lost[block] = max(lost.get(block, 0), sum_of(rows["events"][of]))
         any_taken = np.logical_or.reduce(accepted) if accepted else np.zeros(0, np.bool_)
         blocks = frozenset(np.unique(arrivals.block[any_taken]).tolist())
         numbers, counts = np.unique(arrivals.block[~any_taken], return_counts=True)

@@ -12,6 +12,7 @@ import numpy as np
 from aion.keyed.shapes import total
 from aion.keyed.windows import KeyedWindows
 from aion.lifecycle import NEVER
+from aion.numbers import sum_of
 
 LISTED = 20
 """So many windows of a definition and shard are told one by one: the first to end."""
@@ -35,7 +36,7 @@ def summary(keyed: KeyedWindows) -> dict[str, Any]:
     return {
         "windows": int(live.sum()),
         "executed": int((executed & live).sum()),
-        "events": int(index["events"].sum()),
+        "events": sum_of(index["events"]),
         "first_end_us": int(known.min()) if len(known) else None,
         "last_end_us": int(known.max()) if len(known) else None,
         "listed": {

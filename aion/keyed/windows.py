@@ -23,7 +23,8 @@ from aion.keyed.orders import ExecuteKeyed, Members, Retract
 from aion.keyed.shapes import INDEX, Flags, Sessions, Shape, Windows, newest, total
 from aion.keyed.table import Ints, Table, codes_of, ranges, stacked
 from aion.lateness import Bound
-from aion.lifecycle import NEVER, WINDOW_COLUMNS, StalenessKept, Status, WindowState
+from aion.lifecycle import NEVER, StalenessKept, Status, WindowState, windows_from_json, windows_to_json
+from aion.numbers import plus, sum_of, sums_by
 from aion.trigger import LateView, Trigger
 
 YIELDED = ("id", "start", "end", "number", "pane", "seq")
@@ -117,20 +118,17 @@ class KeyedWindows:
         if now_us is None or not len(added.late_ends_us):
             return 0
         ends, of = np.unique(added.late_ends_us, return_inverse=True)
-        counts = np.zeros(len(ends), np.int64)
-        np.add.at(counts, of, added.late_events)
+        counts = sums_by(of, added.late_events, len(ends))
         for end_us, events in zip(ends.tolist(), counts.tolist(), strict=True):
             self._bound.observe(end_us, now_us, events)
             state = self._cell(self._cell_of(end_us))
-            state.events += events
-            state.late_events += events
-            state.news += events
-        return int(counts.sum())
+            state.came(events, late=True)
+        return sum_of(counts)
 
     def observe_dropped(self, ends_us: Ints, events: Ints, now_us: int) -> None:
         """What came too late is observed like any other late event."""
         for end_us in np.unique(ends_us).tolist():
-            self._bound.observe(end_us, now_us, int(events[ends_us == end_us].sum()))
+            self._bound.observe(end_us, now_us, sum_of(events[ends_us == end_us]))
 
     # -- executions ---------------------------------------------------------------------------------------
 
@@ -175,7 +173,7 @@ class KeyedWindows:
                 state.executed(lateness)
                 due.append(cell)
             else:
-                state.looked = state.stale(lateness)
+                state.look(lateness)
         return self._execute(changed & np.isin(cells, due), Kind.LATE)
 
     def _there(self, over_us: Ints, closed_us: int) -> Flags:
@@ -359,11 +357,11 @@ class KeyedWindows:
     def _by_cell(self, ends_us: Ints, events: Ints) -> Iterator[tuple[int, int]]:
         """The latest end in each cell, and the events of its windows; the cells take note of them."""
         cells, of = np.unique(ends_us // self.shape.cell_us, return_inverse=True)
-        counts, latest = np.zeros(len(cells), np.int64), np.full(len(cells), -NEVER, np.int64)
-        np.add.at(counts, of, events)
+        counts, latest = sums_by(of, events, len(cells)), np.full(len(cells), -NEVER, np.int64)
         np.maximum.at(latest, of, ends_us)
         for cell, count, end_us in zip(cells.tolist(), counts.tolist(), latest.tolist(), strict=True):
-            self._cell(cell).events += count
+            state = self._cell(cell)
+            state.events = plus(state.events, count)
             yield end_us, count
 
     def _forget_cells(self) -> None:
@@ -410,17 +408,17 @@ class KeyedWindows:
 
     def snapshot(self) -> dict[str, Any]:
         """What a restart needs besides the rows of index and yielded, as JSON values."""
+        cells = sorted(self._cells)
         return {
             "closed_us": self.closed_us,
             "next_id": self.next_id,
-            "cells": list(self._cells),
-            **{name: [getattr(state, name) for state in self._cells.values()] for name in WINDOW_COLUMNS},
+            "cells": windows_to_json({"cell": cells}, [self._cells[cell] for cell in cells]),
         }
 
     def _restore(self, snapshot: Mapping[str, Any]) -> None:
         self.closed_us, self.next_id = snapshot["closed_us"], snapshot["next_id"]
-        columns = zip(*(snapshot[name] for name in WINDOW_COLUMNS), strict=True)
-        for cell, values in zip(snapshot["cells"], columns, strict=True):
-            state = WindowState(**dict(zip(WINDOW_COLUMNS, values, strict=True)))
-            state.status = Status(state.status)
+        cells = snapshot["cells"]
+        # Versions of before they were packed have their columns beside them.
+        packed = cells if isinstance(cells, Mapping) else {**snapshot, "cell": cells}
+        for (cell,), state in windows_from_json(packed, "cell"):
             self._cells[cell] = state

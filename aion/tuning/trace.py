@@ -28,7 +28,7 @@ from aion.aggregates import count
 from aion.errors import ConfigError, FormatError
 from aion.operator import Operator
 from aion.plan import Plan, make_plan
-from aion.slices import NO_SLICE
+from aion.slices import is_timed
 from aion.tuning.disk import Cost
 from aion.windows import Periodic
 from state_backends.block import Block
@@ -205,7 +205,7 @@ class Trace:
             for block in batch.blocks if batch.watermark_us is not None else ():
                 ends = [w.end(start) for w in windows for start in w.starts_covering(block.slice_us)]
                 assert batch.watermark_us is not None
-                if block.slice_us != NO_SLICE and min(ends) <= batch.watermark_us:
+                if is_timed(block.slice_us) and min(ends) <= batch.watermark_us:
                     late.append(batch.watermark_us - min(ends))
                     events.append(block.events)
         return np.array(late, np.int64), np.array(events, np.int64)
@@ -336,7 +336,7 @@ class Recorder:
             waited_s = time.perf_counter() - self._dealt_s
             handed = {"at_us": time.time_ns() // 1000, "took_us": round(waited_s * 1e6)}
         for header in (block.header for block in blocks):
-            times = {} if header.slice_us == NO_SLICE else {"min_us": header.min_us, "max_us": header.max_us}
+            times = {"min_us": header.min_us, "max_us": header.max_us} if is_timed(header.slice_us) else {}
             self._rows.append(
                 {
                     "kind": "arrival",

@@ -1,0 +1,304 @@
+"""A version can be written whatever the numbers are, and what is read again goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import aion
+from aion import aggregates as A
+from aion.actions import Arrived, BatchEnded, BlockFact, Event, Fold, Folded, WatermarkAdvanced
+from aion.columns import table, untable
+from aion.config import load_policy
+from aion.hashing import ShardOfKeys
+from aion.keyed.orders import Arrivals
+from aion.keyed.saving import Save
+from aion.keyed.table import Table
+from aion.local import LocalOperator
+from aion.numbers import EARLIEST_US, LATEST_US, LONGEST_US, MOST, plus, sum_of, sums_by
+from aion.operator import Operator
+from aion.plan import Plan, make_plan
+from aion.runtime import make_builder, make_operator
+from aion.slices import BEYOND_SLICE, NO_SLICE
+from state_backends import requests
+from state_backends.block import decode, encode
+from state_backends.codec_pool import CodecPool
+from state_backends.json_values import dumps
+from state_backends.manifest import Identity, Manifest, dump, load
+from tests.old_snapshot import AFTER, live, operator
+
+DAY = 86_400_000_000
+
+
+def written(snapshot: dict[str, Any]) -> dict[str, Any]:
+    """As it comes out of the manifest of a commit: from the client, over the server's border, into a file and back."""
+    request = {"session": "s", "snapshot": snapshot, "prestage": [], "executions": []}
+    taken = requests.action("commit", dumps(request))
+    assert isinstance(taken, requests.Commit)
+    identity = Identity("q", "o", 0, 1, {})
+    found = load(dump(Manifest("t", None, 1, identity, (), (), 0, taken.snapshot)), "t").snapshot
+    assert found == json.loads(json.dumps(snapshot)), "every number is read as it was"
+    return found
+
+
+def numbers_of(value: Any) -> list[float]:
+    if isinstance(value, dict):
+        return [n for inner in value.values() for n in numbers_of(inner)]
+    if isinstance(value, list | tuple):
+        return [n for inner in value for n in numbers_of(inner)]
+    return [value] if isinstance(value, int | float) else []
+
+
+# -- one shard, from version to version -------------------------------------------------------------------------
+
+
+class Life:
+    """An operator that lives on, and one that starts again from its versions: both say the same."""
+
+    def __init__(self, windows: Any, policy: dict[str, Any]) -> None:
+        schema = pa.schema([("ts", pa.timestamp("us")), ("k", pa.string())])
+        how: dict[str, Any] = {"aggregates": {"n": A.count()}, "apply": None, "outputs": None}
+        self.plan: Plan = make_plan(schema, windows=windows, time="ts", key="k", **how)
+        self.policy = load_policy(policy)
+        self.straight = make_operator(self.plan, self.policy, None)
+        self.restarted = make_operator(self.plan, self.policy, None)
+        self.index: dict[int, list[pa.RecordBatch]] = {}
+
+    def tell(self, event: Event) -> None:
+        assert self.handle(self.straight, event) == self.handle(self.restarted, event)
+
+    def handle(self, of: Operator, event: Event) -> list[str]:
+        said = []
+        for action in of.handle(event):
+            said.append(repr(action) if not hasattr(action, "windows") else type(action).__name__)
+            if isinstance(action, Fold):
+                of.number(1)
+                said += self.handle(of, Folded(action, action.size_bytes // 2))
+        return said
+
+    def arrive(self, events: Sequence[tuple[int, int]]) -> None:
+        times = np.array([t for t, _ in events], np.int64)
+        counts = np.array([n for _, n in events], np.int64)
+        slices = self.plan.grid.starts(times)
+        facts = [BlockFact(int(s), n, 100) for s, (_, n) in zip(slices, events, strict=True)]
+        facts += [BlockFact(NO_SLICE, MOST, 100), BlockFact(BEYOND_SLICE, 2**62, 100)]
+        nothing = np.zeros(len(events), np.int64)
+        rows = {"first": times, "last": times, "events": counts, "row": nothing, "mark": nothing}
+        keys = pa.array(["ab"[int(t) % 2] for t in times], pa.string())
+        arrivals = Arrivals(Table([keys], rows), np.arange(len(events))) if self.plan.keyed and events else None
+        self.tell(Arrived(facts, arrivals))
+
+    def commit(self) -> None:
+        """A version, from which one of the two starts again."""
+        self.straight.keyed.save()
+        for save in self.restarted.keyed.save():
+            self.keep(save)
+        snapshot = self.restarted.snapshot()
+        assert all(-(2**63) <= n < 2**63 if isinstance(n, int) else math.isfinite(n) for n in numbers_of(snapshot))
+        assert snapshot == self.straight.snapshot()
+        again = make_operator(self.plan, self.policy, written(snapshot))
+        for keeper in again.keyed.kept:
+            keeper.load(batch for s in keeper.slices for batch in self.index[s])
+        assert again.snapshot() == snapshot
+        self.restarted = again
+
+    def keep(self, save: Save) -> None:
+        for gone in save.replaces:
+            del self.index[gone]
+        self.index.setdefault(save.slice_us, []).append(save.rows)
+
+
+COUNTS = st.integers(1, 9) | st.integers(1, 2**62)
+NEAR = st.integers(-3, 3).map(lambda n: n * 20_000_000)
+TIMES = st.builds(
+    lambda at, by: min(max(at + by, EARLIEST_US), LATEST_US),
+    st.sampled_from([0, EARLIEST_US, LATEST_US, 2**53, -(2**40)]) | st.integers(EARLIEST_US, LATEST_US),
+    NEAR,
+)
+WATERMARKS = TIMES | st.sampled_from([-(2**63), 2**63 - 1, 2**70])
+STEPS = st.lists(st.tuples(WATERMARKS, st.lists(st.tuples(TIMES, COUNTS), max_size=5)), min_size=1, max_size=6)
+WINDOWS = {
+    "periodic": [aion.Tumbling("10 s"), aion.Sliding("1 min", "20 s")],
+    "long": [aion.Tumbling(LONGEST_US), aion.Tumbling("1 day")],
+    "sessions": [aion.Session("30 s"), aion.Tumbling("1 h")],
+    "per record": [aion.PerRecord("1 min")],
+    "counts": [aion.Count(2)],
+}
+TRIGGERS: list[dict[str, Any]] = [
+    {"kind": "every_batch"},
+    {"kind": "interval", "interval": "1 day"},
+    {"kind": "count", "count": 1000},
+    {"kind": "staleness", "bound": 0.05},
+]
+
+
+@pytest.mark.parametrize("windows", WINDOWS.values(), ids=WINDOWS)
+def test_any_count_at_any_time_can_be_written_and_read_again(windows: Any) -> None:
+    @settings(deadline=None, max_examples=40)
+    @given(STEPS, st.sampled_from(TRIGGERS), st.sampled_from(["1 min", "4 days", "3652500 days"]), st.booleans())
+    def property_(steps: list[Any], trigger: dict[str, Any], bound: str, learns: bool) -> None:
+        lateness = {"initial_bound": bound, "max_bound": bound, "coverage": 0.9 if learns else None}
+        life = Life(windows, {"lateness": lateness, "trigger": trigger})
+        for watermark, events in steps:
+            life.tell(WatermarkAdvanced(watermark))
+            life.arrive(events)
+            life.tell(BatchEnded())
+            life.commit()
+
+    property_()
+
+
+@pytest.mark.parametrize(
+    ("events", "late_us"),
+    [(80_000_000, 3 * DAY), (1_000_000, 365 * DAY), (5_000_000_000, DAY), (2**62, 4_000 * 365 * DAY)],
+    ids=["three days late", "a year late", "many", "as many and as late as there is room for"],
+)
+@pytest.mark.parametrize("trigger", TRIGGERS, ids=lambda trigger: trigger["kind"])
+def test_a_backlog_that_comes_late_can_be_committed(events: int, late_us: int, trigger: dict[str, Any]) -> None:
+    """Each batch of it, whether its windows are executed or wait; and what it found is known after a restart."""
+    bound = f"{2 * late_us} us"
+    lateness = {"initial_bound": bound, "max_bound": bound, "coverage": None}
+    life = Life([aion.Tumbling("1 day")], {"lateness": lateness, "trigger": trigger})
+    life.arrive([(-DAY, events)])
+    life.tell(WatermarkAdvanced(1))
+    for part in range(4):
+        life.arrive([(-DAY, events)])
+        life.tell(WatermarkAdvanced(late_us + part))
+        life.arrive([(-DAY, events)])
+        life.tell(BatchEnded(last=part == 3))
+        life.commit()
+    (state,) = life.restarted.windows.values()
+    assert (state.events, state.late_events) == (min(9 * events, MOST), min(8 * events, MOST))
+    assert state.stalest >= 0.99 * float(late_us) * events
+
+
+# -- blocks that stand for many events ----------------------------------------------------------------------------
+
+
+def claimed(plan: Plan, policy: Any, at_us: Sequence[int], events: int) -> list[Any]:
+    """Blocks of partials as if so many events had come at each of these times, half of them of either key."""
+    pool = CodecPool(0)
+    builder = make_builder(plan, policy, pool, ShardOfKeys([0]))
+    columns = {"ts": pa.array([t for t in at_us for _ in "ab"], pa.timestamp("us")), "k": list("ab" * len(at_us))}
+    rows = pa.table({name: columns[name] for name in plan.schema.names})
+    made = [b.block for batch in rows.to_batches() for b in builder.add(batch)]
+    made += [b.block for b in builder.finish()]
+    pool.close()
+    found = []
+    for block in made:
+        batch = decode(block, plan.block_schema)
+        counts = pa.array([events // 2] * batch.num_rows, pa.int64())
+        named = zip(batch.schema.names, batch.columns, strict=True)
+        columns = [counts if name == "p0" else column for name, column in named]
+        header = block.header
+        many = pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+        found.append(
+            encode(
+                many, kind=header.kind, slice_us=header.slice_us, events=sum_of(counts.to_numpy()),
+                min_us=header.min_us, max_us=header.max_us,
+            )
+        )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("events", [80_000_000, 10**10, 2**62])
+@pytest.mark.parametrize("windows", [aion.Tumbling("1 day"), aion.Session("1 h")], ids=str)
+def test_windows_of_many_events_are_computed_folded_and_counted(windows: Any, events: int) -> None:
+    """Through all of a local operator but the input: blocks that stand for the events are handed to its executor."""
+    lateness = {"initial_bound": "1000 days", "max_bound": "1000 days", "coverage": None}
+    policy = load_policy({"lateness": lateness, "trigger": {"kind": "every_batch"}})
+    with LocalOperator(windows=windows, time="ts", key="k", aggregates={"n": A.count()}, policy=policy) as local:
+        local.process(pa.table({"ts": pa.array([400 * DAY], pa.timestamp("us")), "k": ["z"]}))
+        executor = local._executor
+        assert executor is not None
+        last: dict[str, tuple[int, int]] = {}
+        for batch in range(6):
+            rows = list(executor.advance(DAY - 1 if batch == 0 else (100 + batch) * DAY))
+            rows += executor.arrive(claimed(executor.plan, policy, [5, 6], events))
+            rows += executor.end_batch()
+            executor.save()
+            written(executor.operator.snapshot())
+            for row in pa.Table.from_batches(rows, executor.plan.result_schema).to_pylist():
+                if row["kind"] != "retracted":
+                    last[row["k"]] = (row["n"], row["events"])
+        folded = [b for _, b in local.store.read([0])]
+        assert any(b.header.folded is not None for b in folded)
+        # Both times are in one slice, so a batch has one row for each key.
+        assert last == {key: (min(6 * (events // 2), MOST),) * 2 for key in "ab"}
+
+
+def test_an_event_whose_time_is_out_of_range_is_dropped_and_the_query_goes_on() -> None:
+    with LocalOperator(windows=aion.Tumbling("1 min"), time="ts", aggregates={"n": A.count()}) as local:
+        far = [2**63 - 1, -(2**63), LATEST_US + 1, EARLIEST_US - 1]
+        rows = local.process(pa.table({"ts": pa.array([*far, 5, None], pa.timestamp("us"))})).to_pylist()
+        told = {(row["reason"], row["events"]) for row in rows}
+        assert told == {("the event time is out of range", 4), ("the event time is null", 1)}
+        assert [row["n"] for row in local.advance(2**63 - 1).to_pylist()] == [1]
+        assert local._executor is not None
+        written(local._executor.operator.snapshot())
+
+
+# -- the numbers themselves ----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, MOST) | st.integers(0, 9)), max_size=20))
+def test_counts_stop_where_there_is_no_room(counts: list[tuple[int, int]]) -> None:
+    of, numbers = (np.array([pair[i] for pair in counts], np.int64) for i in (0, 1))
+    exact = [sum(n for group, n in counts if group == wanted) for wanted in range(4)]
+    assert sums_by(of, numbers, 4).tolist() == [min(total, MOST) for total in exact]
+    assert sum_of(numbers) == min(sum(exact), MOST)
+    one_by_one = 0
+    for _, n in counts:
+        one_by_one = plus(one_by_one, n)
+    assert one_by_one == sum_of(numbers)
+
+
+def test_no_integer_stops_the_encoder() -> None:
+    value = {"a": [1, 2**64, {"b": -(2**100)}], "c": 10**400, "d": (2**63, True, None, "x", 0.5)}
+    found = json.loads(dumps(value))
+    assert found == {"a": [1, 2.0**64, {"b": -(2.0**100)}], "c": 2.0**1000, "d": [2**63, True, None, "x", 0.5]}
+    manifest = Manifest("t", None, 1, Identity("q", "o", 0, 1, {}), (), (), 0, {"next_seq": 1, "odd": 2**64})
+    assert load(dump(manifest), "t").snapshot == {"next_seq": 1, "odd": 2.0**64}
+
+
+@given(
+    st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 5), st.floats(allow_nan=False)), max_size=30),
+    st.sampled_from([1, 1000, 60_000_000]),
+)
+def test_packed_columns_are_read_as_they_were(rows: list[tuple[int, int, float]], step: int) -> None:
+    columns = {
+        "any": [n for n, _, _ in rows],
+        "few": [n * step for _, n, _ in rows],
+        "runs": [7 + n * step for n in range(len(rows))],
+        "measured": [x for _, _, x in rows],
+    }
+    assert untable(json.loads(json.dumps(table(columns, {"measured"})))) == columns
+
+
+# -- what an older Aion wrote --------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_of_before_columns_were_packed_goes_on_as_it_did() -> None:
+    """Snapshot, and what was said from it on, are that version's own."""
+    before = json.loads((Path(__file__).parent / "snapshots" / "version-1.json").read_text())
+    found = operator(before["snapshot"])
+    assert live(found, AFTER) == before["said"]
+    again = operator(before["snapshot"]).snapshot()
+    old = before["snapshot"]
+    assert again["version"] == 2 and again["purged"] == old["purged"]
+    assert untable(again["slices"])["slice"] == old["slices"]
+    assert untable(again["keyed"][0]["cells"])["cell"] == old["keyed"][0]["cells"]
+    kept = untable(again["windows"])
+    assert sorted(zip(kept["definition"], kept["start_us"], kept["events"], strict=True)) == sorted(
+        zip(*(old["windows"][name] for name in ("definition", "start_us", "events")), strict=True)
+    )
+    assert operator(written(again)).snapshot() == again
