@@ -10,7 +10,8 @@ from state_backends.block import Block
 class MemoryBudget:
     """Bytes of blocks in memory that the stores of one host may hold together.
 
-    ``reserved_bytes`` are taken off it: for RocksDB's block cache, and for what is being staged.
+    ``reserved_bytes`` are taken off it: for RocksDB's block cache, and for blocks that prestages and readers fetch.
+    ``peak_bytes``: the most that was used; ``fullest_bytes``: used and reserved together.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -18,6 +19,7 @@ class MemoryBudget:
         self.reserved_bytes = 0
         self.used_bytes = 0
         self.peak_bytes = 0
+        self.fullest_bytes = 0
         self._lock = threading.Lock()
 
     def raise_to(self, limit_bytes: int) -> None:
@@ -25,20 +27,46 @@ class MemoryBudget:
         with self._lock:
             self.limit_bytes = max(self.limit_bytes, limit_bytes)
 
-    def add(self, size_bytes: int) -> None:
-        """Accounts for bytes already held, or, if negative, let go."""
+    def add(self, size_bytes: int, *, reserved_bytes: int = 0) -> None:
+        """Accounts for bytes already held, or, if negative, let go.
+
+        ``reserved_bytes``: what was reserved for them, which is given back in the same instant.
+        """
         with self._lock:
             self.used_bytes += size_bytes
+            self.reserved_bytes -= reserved_bytes
             self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+            self._note()
 
     def reserve(self, size_bytes: int) -> None:
-        """Keeps room for what is on its way into memory, or, if negative, gives it back."""
+        """Takes room off the budget, whether it is there or not."""
         with self._lock:
             self.reserved_bytes += size_bytes
+            self._note()
+
+    def try_reserve(self, size_bytes: int, *, spare_bytes: int = 0) -> bool:
+        """Reserves room for a block before it is fetched, if ``spare_bytes`` are left besides; says whether it did.
+
+        To look and to take are one step, so that no two who ask get the same room.
+        """
+        with self._lock:
+            if self.left() < size_bytes + spare_bytes:
+                return False
+            self.reserved_bytes += size_bytes
+            self._note()
+            return True
+
+    def give_back(self, size_bytes: int) -> None:
+        """What was reserved is free again."""
+        with self._lock:
+            self.reserved_bytes -= size_bytes
 
     def left(self) -> int:
         """Bytes that may still be held; negative when the budget is exceeded."""
         return self.limit_bytes - self.reserved_bytes - self.used_bytes
+
+    def _note(self) -> None:
+        self.fullest_bytes = max(self.fullest_bytes, self.used_bytes + self.reserved_bytes)
 
 
 class MBuckets:
@@ -73,11 +101,12 @@ class MBuckets:
     def total_bytes(self) -> int:
         return sum(self._slices.values())
 
-    def hold(self, seq: int, block: Block) -> None:
+    def hold(self, seq: int, block: Block, *, reserved_bytes: int = 0) -> None:
+        """``reserved_bytes``: what was reserved in the budget for this block."""
         slice_us = block.header.slice_us
         self._blocks[seq] = block
         self._slices[slice_us] = self._slices.get(slice_us, 0) + block.size_bytes
-        self._budget.add(block.size_bytes)
+        self._budget.add(block.size_bytes, reserved_bytes=reserved_bytes)
 
     def let_go(self, seq: int) -> None:
         block = self._blocks.pop(seq, None)

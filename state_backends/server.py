@@ -130,7 +130,7 @@ def _told() -> Iterator[None]:
 
 def _messages(blocks: Any) -> Iterator[pa.RecordBatch]:
     with _told():
-        yield from wire.pack((b.seq, False, b.block) for b in blocks)
+        yield from wire.pack(((b.seq, False, b.block) for b in blocks), wire.READ_MESSAGE_BYTES)
 
 
 def serve(folder: Path, host: Host, watch: Watch, stop: threading.Event) -> None:

@@ -205,11 +205,11 @@ class TieredStore(SupersededBlocks):
         self._stop_merging()
         with self._lock:
             self._closed = True  # nothing is asked of the p-bucket after this
-            under_way: list[Pending[Any]] = [*self._writes.values(), *self._stagings.values()]
+            under_way: list[Pending[Any]] = [*self._writes.values(), *(s.request for s in self._stagings.values())]
         self._io.wait(under_way)
         with self._lock:
-            for seq in list(self._reserved):
-                self._staging_over(seq)
+            for seq in list(self._stagings):
+                self._give_up_staging(seq)
             self._memory.clear()
         self._io.submit(Priority.READ, _call(self._p.close)).result()
 
@@ -241,9 +241,7 @@ class TieredStore(SupersededBlocks):
         for entry in entries:
             if entry.place is Place.STAGING:
                 self._ledger.move(entry.seq, Move.CANCEL)
-                request = self._staging_over(entry.seq)
-                if request is not None:
-                    request.cancel()
+                self._give_up_staging(entry.seq)
             if entry.place not in IN_MEMORY:
                 continue
             keep_bytes -= entry.size_bytes

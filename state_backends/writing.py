@@ -162,9 +162,7 @@ class OutboxWrites(MergedFiles):
             if entry.seq in self._unread:
                 self._unread.discard(entry.seq)
                 self._staging.setdefault(entry.slice_us, StagingStats()).vain_bytes += entry.size_bytes
-            request = self._staging_over(entry.seq)
-            if request is not None:
-                request.cancel()
+            self._give_up_staging(entry.seq)
             self._ledger.move(entry.seq, Move.PURGE)
             if entry.file_no in self._files:
                 self._files.lose(entry.file_no, entry.slice_us, entry.size_bytes)
