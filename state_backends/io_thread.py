@@ -20,7 +20,7 @@ from concurrent.futures import CancelledError, Future, InvalidStateError, wait
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar, cast
 
-from state_backends.io import BACKGROUND, Pending, Priority, Steps
+from state_backends.io import BACKGROUND, LIMITED, Pending, Priority, Steps
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class IoThread:
     """Runs requests until closed, as :class:`state_backends.io.Io` says.
 
     ``capacity`` bounds the queue together with those who fill it: see :meth:`wait_for_room`.
-    ``rate_limit`` (bytes per second) slows writes and maintenance down, never reads.
+    ``rate_limit`` (bytes per second) slows writes and maintenance down, never what a task waits for.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class IoThread:
             stats.bytes += moved
             self.stats.busy_s += took
             self.stats.longest_step_s = max(self.stats.longest_step_s, took)
-            if self._rate and request.priority in BACKGROUND:
+            if self._rate and request.priority in LIMITED:
                 self._background_from = max(self._background_from, begin) + moved / self._rate
             request.running = False
             if done:

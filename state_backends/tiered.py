@@ -81,7 +81,7 @@ class TieredStore(SupersededBlocks):
             if self._outbox and (exceeded or self._outbox_bytes >= self._write_at_bytes):
                 self._write(list(self._outbox), Priority.LATE_WRITE, leave=True)
             # Back-pressure: whoever fills memory waits for the disk, instead of growing.
-            waiting = list(self._writes.values()) if exceeded else []
+            waiting = self._awaited_writes() if exceeded else []
         if waiting:
             self._io.wait(waiting)
             self._refuse_if_stuck(entry, waiting)
@@ -152,7 +152,7 @@ class TieredStore(SupersededBlocks):
         while True:
             with self._lock:
                 # Memory pressure may begin to write meanwhile, but not while the lock is held.
-                writes = [write for write in tuple(self._writes.values()) if not write.over()]
+                writes = [write for write in self._awaited_writes() if not write.over()]
                 if not writes:
                     self._superseded.clear()
                     self._forget([e for e in self._ledger if e.seq >= from_seq])

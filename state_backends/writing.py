@@ -66,8 +66,8 @@ class OutboxWrites(MergedFiles):
                 pending = [e.seq for e in self._ledger if e.place is Place.MEMORY and e.slice_us not in skip]
                 pending = [seq for seq in pending if seq not in self._superseded]
                 if pending:
-                    own = self._write(pending, Priority.LATE_WRITE, leave=False, leaving=set(self._outbox))
-                writes = [w for w in list(self._writes.values()) if not w.over()]
+                    own = self._write(pending, Priority.WRITE, leave=False, leaving=set(self._outbox))
+                writes = [write for write in self._awaited_writes() if not write.over()]
                 if not writes:
                     files, self._new_files = self._new_files, []
                     return files
@@ -77,6 +77,13 @@ class OutboxWrites(MergedFiles):
             # A write that was under way may have failed: what it left in memory is tried again, and then told.
 
     # -- writing ------------------------------------------------------------------------------------------
+
+    def _awaited_writes(self) -> list[Pending[SstFile]]:
+        """The writes under way, which a task waits for from now on. Holds the lock."""
+        writes = list(self._writes.values())
+        for write in writes:
+            write.raise_to(Priority.WRITE)
+        return writes
 
     def _write(
         self, seqs: list[int], priority: Priority, *, leave: bool, leaving: set[int] | None = None

@@ -220,7 +220,7 @@ class IoPolicy(_Section):
         default=None,
         alias="rate_limit",
         description="What destaging, late writes and maintenance may move each second; null: what the disk can. "
-        "Reads are never slowed down.",
+        "What a task waits for, reads and the writes of commits, is never slowed down.",
     )
     request_timeout_us: Timeout = Field(
         default=30_000_000,

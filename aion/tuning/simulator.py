@@ -165,7 +165,7 @@ class _Host:
             staleness=sum(k.total for k in kept) / windows if windows else 0.0,
             stalest=max((k.largest for k in kept), default=0.0),
             executions={kind: sum(c.executions[kind] for c in counters) for kind in kinds},
-            written_bytes=moved[Priority.LATE_WRITE] + moved[Priority.DESTAGE],
+            written_bytes=moved[Priority.WRITE] + moved[Priority.LATE_WRITE] + moved[Priority.DESTAGE],
             read_bytes=moved[Priority.READ] + moved[Priority.PRESTAGE],
             hits=staging.hits,
             late=staging.late,
