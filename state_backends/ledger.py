@@ -102,6 +102,10 @@ class Ledger:
     def __getitem__(self, seq: int) -> Entry:
         return self._entries[seq]
 
+    def has_slice(self, slice_us: int) -> bool:
+        """Whether any block of the slice is alive."""
+        return slice_us in self._slices
+
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 

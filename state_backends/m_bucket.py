@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 from state_backends.block import Block
+
+
+class Stretches(NamedTuple):
+    """Windows ``[start, start + size)`` that start at ``offset + k * slide``, in µs."""
+
+    size_us: int
+    slide_us: int
+    offset_us: int
 
 
 class MemoryBudget:
@@ -76,6 +88,7 @@ class MBuckets:
         self._budget = budget
         self._blocks: dict[int, Block] = {}
         self._slices: dict[int, int] = {}
+        self._total = 0
 
     def __contains__(self, seq: int) -> bool:
         return seq in self._blocks
@@ -93,19 +106,40 @@ class MBuckets:
         """Bytes of a slice's m-bucket."""
         return self._slices.get(slice_us, 0)
 
+    def heaviest(self, slice_us: int, windows: Sequence[Stretches], enough: int) -> int:
+        """Bytes of the largest m-bucket that the slice is part of: of a window, all slices that the window spans.
+
+        A slice that no window is known to cover is an m-bucket of its own. While all slices together have no more than
+        ``enough``, none is looked at. The slice has to be in memory.
+        """
+        heaviest = self.size(slice_us)
+        if not windows or self._total <= enough:
+            return heaviest
+        reach = max(window.size_us for window in windows)
+        near = sorted(s for s in self._slices if slice_us - reach < s < slice_us + reach)
+        sums = [0, *accumulate(self._slices[s] for s in near)]
+        for size_us, slide_us, offset_us in windows:
+            # Of the windows that begin with the same slice, the last one has all that the others have.
+            for number, first_us in enumerate(near[: bisect_right(near, slice_us)]):
+                start = first_us - (first_us - offset_us) % slide_us
+                if start > slice_us - size_us:
+                    heaviest = max(heaviest, sums[bisect_left(near, start + size_us)] - sums[number])
+        return heaviest
+
     def sizes(self) -> dict[int, int]:
         """Bytes of every m-bucket that is not empty."""
         return dict(self._slices)
 
     @property
     def total_bytes(self) -> int:
-        return sum(self._slices.values())
+        return self._total
 
     def hold(self, seq: int, block: Block, *, reserved_bytes: int = 0) -> None:
         """``reserved_bytes``: what was reserved in the budget for this block."""
         slice_us = block.header.slice_us
         self._blocks[seq] = block
         self._slices[slice_us] = self._slices.get(slice_us, 0) + block.size_bytes
+        self._total += block.size_bytes
         self._budget.add(block.size_bytes, reserved_bytes=reserved_bytes)
 
     def let_go(self, seq: int) -> None:
@@ -114,6 +148,7 @@ class MBuckets:
             return
         slice_us = block.header.slice_us
         self._slices[slice_us] -= block.size_bytes
+        self._total -= block.size_bytes
         if not self._slices[slice_us]:
             del self._slices[slice_us]
         self._budget.add(-block.size_bytes)
@@ -122,3 +157,4 @@ class MBuckets:
         self._budget.add(-self.total_bytes)
         self._blocks.clear()
         self._slices.clear()
+        self._total = 0

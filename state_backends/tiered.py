@@ -16,8 +16,8 @@ from state_backends.block import Block
 from state_backends.compaction import DEFAULTS, Limits
 from state_backends.io import BlockFiles, Io, Pending, Priority, Steps
 from state_backends.ledger import IN_MEMORY, NO_FILE, Entry, Move, Place
-from state_backends.m_bucket import MemoryBudget
-from state_backends.store import SstFile, StagingStats, StoreStats
+from state_backends.m_bucket import MemoryBudget, Stretches
+from state_backends.store import Only, SstFile, StagingStats, StoreStats
 from state_backends.superseding import SupersededBlocks, covers
 
 MIB = 1 << 20
@@ -33,6 +33,7 @@ class TieredStore(SupersededBlocks):
         budget: MemoryBudget,
         *,
         bucket_limit_bytes: int,
+        windows: Sequence[Stretches] = (),
         keep_fraction: float = 0.0,
         prestages: bool = True,
         blocking: bool = True,
@@ -51,9 +52,10 @@ class TieredStore(SupersededBlocks):
             limits=limits,
         )
         self._bucket_limit = bucket_limit_bytes
+        self._windows = windows
         self._keep_fraction = keep_fraction
         self._expired: set[int] = set()  # live slices that were destaged because their windows expired
-        self._touched: dict[int, float] = {}  # slice -> when a watermark last concerned it
+        self._touched: dict[int, float] = {}  # live slice -> when a watermark last concerned it, or a prestage
         self._appended: dict[int, tuple[float, float, int]] = {}  # slice -> first, last append, bytes
 
     # -- what differs between the stores ------------------------------------------------------------------
@@ -63,7 +65,9 @@ class TieredStore(SupersededBlocks):
 
     def _keeps(self, entry: Entry, late: bool) -> bool:
         """Whether a new block belongs into its m-bucket; the budget is asked separately."""
-        return not late and self._memory.size(entry.slice_us) <= self._bucket_limit
+        if late:
+            return False
+        return self._memory.heaviest(entry.slice_us, self._windows, self._bucket_limit) <= self._bucket_limit
 
     # -- the protocol -------------------------------------------------------------------------------------
 
@@ -98,10 +102,16 @@ class TieredStore(SupersededBlocks):
             raise DiskError(f"memory is full, and no block can leave it: {failed[-1]}") from failed[-1]
         raise failed[-1]
 
+    def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
+        with self._lock:
+            # What is fetched for an execution is not idle until that.
+            self._touched.update((s, self._io.now()) for s in slices if self._ledger.has_slice(s))
+        super().prestage(slices, only)
+
     def destage(self, slices: Sequence[int]) -> None:
         with self._lock:
             self._expired.update(slices)
-            self._touched.update(dict.fromkeys(slices, self._io.now()))
+            self._touched.update((s, self._io.now()) for s in slices if self._ledger.has_slice(s))
             for slice_us in slices:
                 self._shrink(slice_us, None)
 

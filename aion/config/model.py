@@ -126,7 +126,8 @@ class MemoryPolicy(_Section):
     bucket_limit_bytes: Size = Field(
         default=64 << 20,
         alias="bucket_limit",
-        description="Bytes that the m-bucket of one window may take; what is beyond goes to its p-bucket.",
+        description="The most memory that the m-bucket of one window may take in a shard: all slices that the window "
+        "spans. What is beyond goes to its p-bucket. If it is not set, it is at most the budget.",
     )
     moderate: Fraction = Field(
         default=0.75,
@@ -206,7 +207,8 @@ class DestagingPolicy(_Section):
     )
     idle_after: Idle = Field(
         default=None,
-        description="A window to which neither events nor a watermark came for so long is destaged; null: never.",
+        description="Move a window to disk after it has been idle for this long: no events, no watermark, nothing "
+        "fetched for it. A multiple is of the median time of an execution on the host. null: never.",
     )
     class_path: ClassPath = Field(
         default=None,
