@@ -23,7 +23,7 @@ from state_backends import processes, wire
 from state_backends.block import Block
 from state_backends.manifest import Identity
 from state_backends.patience import Patience
-from state_backends.server_folder import LOG, PID, SOCKET, elected, evict, occupant, private, runtime_dir
+from state_backends.server_folder import LOG, PID, SOCKET, bound_log, elected, evict, occupant, private, runtime_dir
 from state_backends.session import REPLAY_BYTES, RemoteSession
 from state_backends.store import StoredBlock
 from state_backends.stores import StoreConfig
@@ -31,7 +31,6 @@ from state_backends.stores import StoreConfig
 START_SECONDS = 60.0
 REQUEST_TIMEOUT_SECONDS = 30.0
 PING_SECONDS = 10.0
-_LOG_BYTES = 1 << 20
 _FAILED = "Unexpected error in RPC handling"  # gRPC of an exception in C++, where only memory can be wanting
 
 # What the server inherits: how to run, and what the file systems that pyarrow reaches look for. Nothing else, since a
@@ -277,8 +276,7 @@ def _start(folder: Path, watch_pid: int) -> None:
     for stale in (PID, SOCKET):  # of a server that was killed
         (folder / stale).unlink(missing_ok=True)
     log = folder / LOG
-    if log.exists() and log.stat().st_size > _LOG_BYTES:
-        log.unlink()
+    bound_log(folder)
     with log.open("ab") as out:
         server = subprocess.Popen(
             # -P: modules are found where this process found its own, and not wherever it happens to run.

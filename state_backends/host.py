@@ -323,6 +323,7 @@ class Host:
             "budget_bytes": self.budget.limit_bytes,
             "used_bytes": self.budget.used_bytes,
             "reserved_bytes": self.budget.reserved_bytes,
+            "ledger_bytes": self.budget.ledger_bytes,
             "resident_bytes": psutil.Process().memory_info().rss,
             "metrics_port": self._endpoint.port,
             "sessions": sessions,

@@ -23,6 +23,8 @@ class MemoryBudget:
     """Bytes of blocks in memory that the stores of one host may hold together.
 
     ``reserved_bytes`` are taken off it: for RocksDB's block cache, and for blocks that prestages and readers fetch.
+    ``ledger_bytes``: what the stores need to know where each block is, which takes half of the budget at most: blocks
+    on disk must not leave those without room that are to be read.
     ``peak_bytes``: the most that was used; ``fullest_bytes``: used and reserved together.
     """
 
@@ -30,6 +32,7 @@ class MemoryBudget:
         self.limit_bytes = limit_bytes
         self.reserved_bytes = 0
         self.used_bytes = 0
+        self.ledger_bytes = 0
         self.peak_bytes = 0
         self.fullest_bytes = 0
         self._lock = threading.Lock()
@@ -49,6 +52,11 @@ class MemoryBudget:
             self.reserved_bytes -= reserved_bytes
             self.peak_bytes = max(self.peak_bytes, self.used_bytes)
             self._note()
+
+    def ledger_grew(self, size_bytes: int) -> None:
+        """By so many bytes; by fewer than none if it shrank."""
+        with self._lock:
+            self.ledger_bytes += size_bytes
 
     def reserve(self, size_bytes: int) -> None:
         """Takes room off the budget, whether it is there or not."""
@@ -75,7 +83,8 @@ class MemoryBudget:
 
     def left(self) -> int:
         """Bytes that may still be held; negative when the budget is exceeded."""
-        return self.limit_bytes - self.reserved_bytes - self.used_bytes
+        ledger_bytes = min(self.ledger_bytes, self.limit_bytes // 2)
+        return self.limit_bytes - ledger_bytes - self.reserved_bytes - self.used_bytes
 
     def _note(self) -> None:
         self.fullest_bytes = max(self.fullest_bytes, self.used_bytes + self.reserved_bytes)

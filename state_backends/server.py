@@ -153,6 +153,7 @@ def serve(folder: Path, host: Host, watch: Watch, stop: threading.Event) -> None
         part.rename(folder / PID)  # says that it serves
         touch_at = time.monotonic() + TOUCH_SECONDS
         while not stop.wait(LOOK_SECONDS) and not watch.is_alone() and lease.holds and _is_at(socket, bound):
+            server_folder.bound_log(folder)
             if time.monotonic() >= touch_at:
                 touch_at = time.monotonic() + TOUCH_SECONDS
                 host.still_here()

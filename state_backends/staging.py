@@ -99,6 +99,7 @@ class StagedReads:
         self._lock = threading.RLock()
         self._closed = False
         self._ledger = Ledger()
+        self._ledger_counted = 0  # bytes, in the budget
         self._memory = MBuckets(budget)
         self._stagings: dict[int, _Staging] = {}  # seq -> the prestage under way
         self._unread: set[int] = set()  # prestaged and not read since
@@ -166,6 +167,13 @@ class StagedReads:
             copy = StagingStats()
             copy.add(self._staging.get(slice_us, StagingStats()))
             return copy
+
+    def _count_ledger(self) -> None:
+        """Has the budget know how large the ledger is. Holds the lock."""
+        grown = (0 if self._closed else self._ledger.own_bytes) - self._ledger_counted
+        if grown:
+            self._ledger_counted += grown
+            self._budget.ledger_grew(grown)
 
     def _in_sight(self, slices: Sequence[int], only: Only | None = None) -> list[Entry]:
         """The blocks that a reader sees, by slice and in the order of arrival."""

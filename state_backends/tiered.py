@@ -76,6 +76,7 @@ class TieredStore(SupersededBlocks):
             header = block.header
             entry = self._ledger.add(seq, header.slice_us, block.size_bytes, Place.MEMORY, folded=header.folded)
             self._memory.hold(seq, block)
+            self._count_ledger()
             self._note_append(entry)
             left = self._budget.left() if self._bounded else self._outbox_limit
             # Room is kept for a whole outbox: the last blocks before the limit leave as one file.
@@ -189,6 +190,7 @@ class TieredStore(SupersededBlocks):
                     self._files.gain(file.file_no, line.slice_us, line.size_bytes)
                     where = Place.DISK, file.file_no
                     self._ledger.add(line.seq, line.slice_us, line.size_bytes, *where, folded=line.folded)
+            self._count_ledger()
 
     def files(self) -> dict[int, dict[int, int]]:
         with self._lock:
@@ -221,12 +223,14 @@ class TieredStore(SupersededBlocks):
             for seq in list(self._stagings):
                 self._give_up_staging(seq)
             self._memory.clear()
+            self._count_ledger()
         self._io.submit(Priority.READ, _call(self._p.close)).result()
 
     def validate(self) -> None:
         """The invariants of docs/store.md; raises AssertionError."""
         with self._lock:
             self._ledger.validate()
+            assert self._ledger_counted == self._ledger.own_bytes
             in_memory = {e.seq for e in self._ledger if e.place in IN_MEMORY}
             assert in_memory == self._memory.seqs(), "a block is in memory exactly if the ledger says so"
             assert self._ledger.memory_bytes == self._memory.total_bytes

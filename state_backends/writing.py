@@ -173,4 +173,5 @@ class OutboxWrites(MergedFiles):
             self._ledger.move(entry.seq, Move.PURGE)
             if entry.file_no in self._files:
                 self._files.lose(entry.file_no, entry.slice_us, entry.size_bytes)
+        self._count_ledger()
         self._drop_dead(*{entry.file_no for entry in entries})
