@@ -355,6 +355,11 @@ class Host:
         for location in self._locations.values():
             location.close()
 
+    @property
+    def ailment(self) -> str | None:
+        """Why this host can serve nobody any more; None while all is well."""
+        return self._io.died() if self._io is not None else None
+
     def still_here(self) -> None:
         """Tells those with whom folders are shared; call it now and then."""
         with self._lock:
