@@ -43,8 +43,8 @@ _INHERITED = frozenset(
 )  # fmt: skip
 _INHERITED_PREFIXES = ("ARROW_", "AWS_", "AZURE_", "GOOGLE_", "HADOOP_", "LC_", "LIBHDFS", "MALLOC_")
 
-# Its threads share one heap. With a heap for each thread, what one of them lets go is of no use to the others: eight
-# readers left three times as much memory with the process as it ever needed at once.
+# Its threads share one heap. With a heap for each thread, what one of them lets go is of no use to the others: with
+# eight readers at a budget of 48 MiB the server grew by 101 MiB instead of 59.
 _ALLOCATION = {"MALLOC_ARENA_MAX": "1"}
 
 _children: list[subprocess.Popen[bytes]] = []
