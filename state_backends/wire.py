@@ -72,6 +72,8 @@ def encode_error(error: BaseException) -> str:
         advice = "lower memory.budget, or give the host or container more"
         text = f"the state server has no memory left ({text or name}); {advice}"
         name = errors.OutOfMemory.__name__
+    elif isinstance(error, OSError) and "Too many open files" in text:
+        text = f"{text} (the state server has too many files open: see ulimit -n)"
     while len(said := json.dumps([name, text])) > _ERROR_BYTES:
         text = text[: len(text) // 2] + " ..."
     return f"{_BEGIN}{said}{_END}"

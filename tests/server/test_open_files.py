@@ -23,11 +23,11 @@ try:
         session.append([(0, False, block(shard))])
         session.commit(snapshot(1))
         made += 1
+    for shard in range(0, made, 10):
+        assert values(open_shard(client, state, f"t{shard}", f"u{shard}", shard=shard), 0) == [shard]
 except AionError as error:
     print(type(error).__name__, error)
 print("made", made)
-for shard in range(0, made, 10):
-    assert values(open_shard(client, state, f"t{shard}", f"u{shard}", shard=shard), 0) == [shard]
 print("open", len(os.listdir(f"/proc/{server_of(application).pid}/fd")))
 print((runtime_dir(application) / "log").read_text())
 client.close()
@@ -49,7 +49,7 @@ def test_a_server_takes_as_many_as_the_system_lets_it(tmp_path: Path) -> None:
 
 def test_too_few_are_said_to_be_so(tmp_path: Path) -> None:
     lines = run(128, 160, 40, tmp_path)
-    (said,) = [line for line in lines if line.startswith("DiskError")]
+    (said,) = [line for line in lines if line.startswith(("DiskError", "ServerError"))]  # whichever needs one first
     assert "Too many open files" in said and "ulimit -n" in said
     assert any("this server may have 160 files open, enough for about 10 shards" in line for line in lines)
     (made,) = [int(line.split()[1]) for line in lines if line.startswith("made")]
