@@ -115,8 +115,10 @@ class Executor:
             memory_limit_bytes=memory_limit_bytes,
             spill_folder=spill_folder,
             seeks=folder is not None,
+            timed=self._timed,
         )
-        # Encoded bytes and seconds of each execution so far: what sizing and idle destaging learn from.
+        # Encoded bytes and seconds of each execution so far: what sizing and idle destaging learn from. Windows
+        # that are computed together are one.
         self.executions: list[Execution] = []
         # Notes what comes, without payload, if the user asked for a trace (docs/tuning.md).
         self.recorder: Recorder | None = None
@@ -267,7 +269,7 @@ class Executor:
 
     def _combine(self, executes: Sequence[Execute]) -> Iterator[pa.RecordBatch]:
         """Each slice is read and decoded once, however many of the windows share it."""
-        with closing(self._decode_all(*self._read(executes))) as decoded:
+        with self._timed() as seen, closing(self._decode_all(*self._read(executes, seen))) as decoded:
             for loaded in self._load(decoded):
                 yield from loaded.windows(executes, self.memory_limit_bytes, self.aggregation)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,17 +22,17 @@ from aion.slices import is_timed
 from aion.spilling import parts_by_key
 from state_backends.block import Block, Codec, Compression, decode, encode
 from state_backends.block import Kind as BlockKind
-from state_backends.store import Only
+from state_backends.store import Only, StoredBlock
 
 if TYPE_CHECKING:
-    from aion.executor import Session
+    from aion.executor import Seen, Session
     from state_backends.codec_pool import CodecPool
 
 
 class KeyedExecutor:
     """Of one shard. ``memory_limit_bytes`` of rows are held at once, and of all their keys, those of some.
 
-    ``seeks``: blocks may be folded, so that those of a few keys can be found.
+    ``seeks``: blocks may be folded, so that those of a few keys can be found. ``timed``: notes what an execution took.
     """
 
     def __init__(
@@ -44,12 +44,14 @@ class KeyedExecutor:
         memory_limit_bytes: int,
         spill_folder: str | None,
         seeks: bool,
+        timed: Callable[[], AbstractContextManager[Seen]],
     ) -> None:
         self._plan = plan
         self._session = session
         self._codec = codec
         self._limit = memory_limit_bytes
         self._folder = spill_folder
+        self._timed = timed
         self._seeks = seeks and bool(plan.key) and not plan.by_event
 
     # -- arrivals -----------------------------------------------------------------------------------------
@@ -110,7 +112,11 @@ class KeyedExecutor:
             return
         keys = self._keys_of(order.windows) if self._seeks else None
         only = None if keys is None else Only(keys=keys.ranges)
-        blocks = self._session.read(order.slices, blocking=self._plan.blocking, only=only)
+        with self._timed() as seen:
+            blocks = seen(self._session.read(order.slices, blocking=self._plan.blocking, only=only))
+            yield from self._over(order, blocks, keys)
+
+    def _over(self, order: ExecuteKeyed, blocks: Iterator[StoredBlock], keys: Keys | None) -> Iterator[pa.RecordBatch]:
         with closing(decode_all(self._plan, blocks, self._codec, keys)) as decoded:
             batches = (placed(d.batch, d.seq) for d in decoded)
             with closing(parts_by_key(self._plan.block_keys, batches, self._limit, self._folder)) as parts:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from statistics import median
 from time import time_ns
 from types import TracebackType
 from typing import Any
@@ -22,7 +24,7 @@ from aion.plan import ApplyFunction, Plan, make_plan
 from aion.runtime import make_builder, make_executor, make_operator, predicts, store_config
 from aion.time import instant_us
 from aion.tuning.trace import Definition, Recorder
-from aion.windows import Definitions
+from aion.windows import Definitions, named
 from policies.sizing import processing_bytes_per_s
 from state_backends.block import Block
 from state_backends.codec_pool import CodecPool
@@ -32,6 +34,8 @@ from state_backends.machine import memory_limit_bytes, memory_share_used
 from state_backends.p_bucket import PBucket, cache_bytes
 from state_backends.pressure import PressureManager
 from state_backends.store import BlockStore, Only, StoredBlock
+
+_EXECUTIONS_REMEMBERED = 256  # of which the median is what idle_after means by a multiple
 
 
 class LocalOperator:
@@ -70,7 +74,7 @@ class LocalOperator:
         }
         self.policy = load_policy(policy)
         self._folder = tempfile.TemporaryDirectory(prefix="aion-local-")
-        config = store_config(self.policy, blocking=blocking and apply is not None)
+        config = store_config(self.policy, windows=named(windows).values(), blocking=blocking and apply is not None)
         self._io = config.make_io()
         self._budget = MemoryBudget(config.budget(memory_limit_bytes()))
         folder = Path(self._folder.name)
@@ -82,6 +86,7 @@ class LocalOperator:
         self._codec = CodecPool(self.policy.io.codec_threads)
         self._pressure = PressureManager(self._budget, config.make_destage(), memory_share_used)
         self._executor: Executor | None = None
+        self._executions_s: deque[float] = deque(maxlen=_EXECUTIONS_REMEMBERED)
         self._watermark: int | None = None
         self._has_events = False  # in the batch at work
         self._closed = False
@@ -183,12 +188,13 @@ class LocalOperator:
         executor = self._executor
         if executor.executions:
             self._store.processing_bytes_per_s = processing_bytes_per_s(executor.executions)
+            self._executions_s.extend(execution.seconds for execution in executor.executions)
             executor.executions.clear()
         self._store.flush()
         self._store.compact()
         if predicts(self.policy):
             self._store.prestage(executor.due_next(executor.operator.watermark.expected_next()))
-        self._pressure.tick([("local", self._store)])
+        self._pressure.tick([("local", self._store)], median(self._executions_s) if self._executions_s else None)
         return table
 
 

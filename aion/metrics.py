@@ -37,6 +37,7 @@ class StateMetrics:
     budget_bytes: int
     used_bytes: int
     reserved_bytes: int
+    ledger_bytes: int
     resident_bytes: int
     blocks: int
     shards: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from aion.operator import READS, SNAPSHOT_VERSION, Operator
 from aion.plan import Plan
 from aion.slices import slices_from_json
 from aion.trigger import Count, EveryBatch, Forecast, Interval, Staleness, Trigger
-from aion.windows import Periodic
+from aion.windows import Definition, Periodic
 from policies.cleanup import Cleanup
 from state_backends.block import Codec, Compression
 from state_backends.codec_pool import CodecPool
@@ -171,8 +171,10 @@ def predicts(policy: Policy) -> bool:
     return prestages(policy) and policy.prestage.mode == "predictive"
 
 
-def store_config(policy: Policy, *, blocking: bool = True, retain_versions: int = 100) -> StoreConfig:
-    """The part of a policy that the stores need, in plain values."""
+def store_config(
+    policy: Policy, *, windows: Iterable[Definition] = (), blocking: bool = True, retain_versions: int = 100
+) -> StoreConfig:
+    """The part of a policy, and of an operator's definition, that the stores need, in plain values."""
     memory, destage = policy.memory, policy.destage
     share = memory.budget.percent / 100 if isinstance(memory.budget, Share) else 0.0
     arguments: dict[str, Any] = dict(destage.arguments)
@@ -191,6 +193,7 @@ def store_config(policy: Policy, *, blocking: bool = True, retain_versions: int 
         budget_bytes=None if isinstance(memory.budget, Share) else memory.budget,
         budget_share=share,
         bucket_limit_bytes=memory.bucket_limit_bytes,
+        windows=tuple((w.size_us, w.slide_us, w.offset_us) for w in windows if isinstance(w, Periodic)),
         keep_fraction=destage.keep_fraction,
         prestages=prestages(policy),
         blocking=blocking,

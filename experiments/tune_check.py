@@ -174,7 +174,7 @@ def run(
         staging = operator.store.stats().staging
         return {
             "executions": sum(operator.counters["executions"].values()),
-            "bytes written": moved["late_write"].bytes + moved["destage"].bytes,
+            "bytes written": moved["write"].bytes + moved["late_write"].bytes + moved["destage"].bytes,
             "bytes read": moved["read"].bytes + moved["prestage"].bytes,
             "hits": staging.hits,
             "reads": staging.hits + staging.late + staging.misses,

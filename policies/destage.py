@@ -19,7 +19,8 @@ class WindowView:
 
     ``m_bytes``: in memory, with what is on its way to the disk: it counts until it has left. ``p_bytes``: on disk
     only. ``keep_bytes``: its bootstrap part, which no policy asks to leave. ``last_append_s``: when it last got new
-    events or a watermark, whichever is later. ``append_rate_bytes_per_s``: how fast events come to it.
+    events or a watermark, or was last fetched for an execution, whichever is latest. ``append_rate_bytes_per_s``: how
+    fast events come to it.
     """
 
     name: Hashable
@@ -41,8 +42,9 @@ class MemoryView:
     """What a policy may know of a host.
 
     ``used_bytes``: what all blocks in memory take, of ``limit_bytes``, the budget. ``machine_share``: the share of
-    the machine's memory, or the container's, that is in use, by whomever: 0 to 1. ``median_execution_s``: of late
-    and on-time executions; None as long as there was none.
+    the machine's memory, or the container's, that is in use, by whomever: 0 to 1. ``median_execution_s``: of the latest
+    executions of all operators on the host, of aggregates and of functions; windows that are computed together are one
+    execution. None as long as there was none.
     """
 
     now_s: float

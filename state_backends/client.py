@@ -24,7 +24,7 @@ from state_backends.block import Block
 from state_backends.json_values import dumps
 from state_backends.manifest import Identity
 from state_backends.patience import Patience
-from state_backends.server_folder import LOG, PID, SOCKET, elected, evict, occupant, private, runtime_dir
+from state_backends.server_folder import LOG, PID, SOCKET, bound_log, elected, evict, occupant, private, runtime_dir
 from state_backends.session import REPLAY_BYTES, RemoteSession
 from state_backends.store import StoredBlock
 from state_backends.stores import StoreConfig
@@ -32,7 +32,6 @@ from state_backends.stores import StoreConfig
 START_SECONDS = 60.0
 REQUEST_TIMEOUT_SECONDS = 30.0
 PING_SECONDS = 10.0
-_LOG_BYTES = 1 << 20
 _FAILED = "Unexpected error in RPC handling"  # gRPC of an exception in C++, where only memory can be wanting
 
 # What the server inherits: how to run, and what the file systems that pyarrow reaches look for. Nothing else, since a
@@ -44,6 +43,10 @@ _INHERITED = frozenset(
      "OMP_NUM_THREADS", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"}
 )  # fmt: skip
 _INHERITED_PREFIXES = ("ARROW_", "AWS_", "AZURE_", "GOOGLE_", "HADOOP_", "LC_", "LIBHDFS", "MALLOC_")
+
+# Its threads share one heap. With a heap for each thread, what one of them lets go is of no use to the others: with
+# eight readers at a budget of 48 MiB the server grew by 101 MiB instead of 59.
+_ALLOCATION = {"MALLOC_ARENA_MAX": "1"}
 
 _children: list[subprocess.Popen[bytes]] = []
 
@@ -274,8 +277,7 @@ def _start(folder: Path, watch_pid: int) -> None:
     for stale in (PID, SOCKET):  # of a server that was killed
         (folder / stale).unlink(missing_ok=True)
     log = folder / LOG
-    if log.exists() and log.stat().st_size > _LOG_BYTES:
-        log.unlink()
+    bound_log(folder)
     with log.open("ab") as out:
         server = subprocess.Popen(
             # -P: modules are found where this process found its own, and not wherever it happens to run.
@@ -301,7 +303,7 @@ def _start(folder: Path, watch_pid: int) -> None:
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:
     kept = {k: v for k, v in ours.items() if k in _INHERITED or k.startswith(_INHERITED_PREFIXES)}
-    return {**kept, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
+    return {**_ALLOCATION, **kept, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
 
 
 __all__ = ["RemoteSession", "StateClient", "executor_pid", "runtime_dir"]

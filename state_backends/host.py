@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -29,16 +28,15 @@ from aion.errors import (
 from policies.destage import DestagePolicy
 from policies.prestage import PrestagePolicy
 from policies.sizing import Execution, processing_bytes_per_s
-from state_backends import live_folder, requests
+from state_backends import requests
 from state_backends.block import Block
 from state_backends.checkpoint import Shard
 from state_backends.counting import Committed
 from state_backends.endpoint import MetricsEndpoint
+from state_backends.folders import Folders
 from state_backends.guard import Guard, GuardedDestage, GuardedPrestage
 from state_backends.io_thread import IoThread
-from state_backends.lineage import place_of
-from state_backends.live_folder import LiveFolder
-from state_backends.location import LocalLocation, Location, locate
+from state_backends.location import locate
 from state_backends.m_bucket import MemoryBudget
 from state_backends.machine import memory_limit_bytes, memory_share_used
 from state_backends.manifest import Identity
@@ -106,7 +104,6 @@ class Host:
         self._shards: dict[ShardKey, tuple[Shard, threading.Lock]] = {}
         self._wanted: dict[ShardKey, tuple[str, StoreConfig, str]] = {}  # what each was made for
         self._moved: dict[ShardKey, _Moved] = {}
-        self._made = 0
         self._sessions: dict[str, _Session] = {}
         self._at_work: dict[ShardKey, str] = {}
         self._over: dict[ShardKey, deque[str]] = {}
@@ -116,9 +113,7 @@ class Host:
         self._opened: dict[ShardKey, float] = {}
         self._intervals: dict[ShardKey, float] = {}
         self._executions_s: list[float] = []
-        self._locations: dict[str, Location] = {}
-        self._live: dict[Path, LiveFolder] = {}  # all remote places have one together
-        self._id = live_folder.own_name()
+        self._folders = Folders(locate)
         self._committed = Committed()
         self._leaving: list[Shard] = []  # another took their place, and they are being closed
         self._left = StoreStats()  # what those counted that are gone
@@ -365,6 +360,7 @@ class Host:
             "budget_bytes": self.budget.limit_bytes,
             "used_bytes": self.budget.used_bytes,
             "reserved_bytes": self.budget.reserved_bytes,
+            "ledger_bytes": self.budget.ledger_bytes,
             "resident_bytes": psutil.Process().memory_info().rss,
             "metrics_port": self._endpoint.port,
             "sessions": sessions,
@@ -391,17 +387,19 @@ class Host:
             self._io.close()
         if self._guard is not None:
             self._guard.close()
-        for live in self._live.values():
-            live.close()
-        for location in self._locations.values():
-            location.close()
+        self._folders.close()
+
+    @property
+    def ailment(self) -> str | None:
+        """Why this host can serve nobody any more; None while all is well."""
+        return self._io.died() if self._io is not None else None
 
     def still_here(self) -> None:
         """Tells those with whom folders are shared; call it now and then."""
         with self._lock:
-            folders = list(self._live.values())
-        for live in folders:
-            live.touch()
+            live = self._folders.live()
+        for folder in live:
+            folder.touch()
 
     def _start(self, config: StoreConfig) -> None:
         self._endpoint.serve(config.metrics_port)
@@ -448,19 +446,7 @@ class Host:
             self._intervals[key] = now - before if known is None else 0.7 * known + 0.3 * (now - before)
 
     def _make(self, identity: Identity, state_dir: str, config: StoreConfig) -> Shard:
-        if state_dir not in self._locations:
-            self._locations[state_dir] = locate(state_dir)
-        location = self._locations[state_dir]
-        if location.live not in self._live:
-            live_folder.sweep(location.live)
-            self._live[location.live] = LiveFolder(location.live, self._id)
-        own = self._live[location.live]
-        if isinstance(location, LocalLocation):
-            self._check_hands(location.folder, identity, own.path)
-        names = identity.query, identity.operator, f"shard-{identity.shard:05d}"
-        self._made += 1  # no two shards share a folder, not even one and its successor
-        live = own.path / str(self._made)
-        copies = live.joinpath("copies", *names)
+        folders = self._folders.of(state_dir, identity)
         io, prestage = self._io, self._prestage
         assert io is not None
         moved = self._moved.setdefault((identity.query, identity.operator, identity.shard), _Moved())
@@ -478,20 +464,13 @@ class Host:
 
         return self._new_shard(
             identity,
-            location.depot(names, copies),
-            live.joinpath("shard", *names),
+            folders.depot,
+            folders.live,
             store,
             retain=config.retain_versions,
-            place=lambda: place_of(location, identity, copies),
+            place=folders.place,
             cache=self._cache,
         )
-
-    def _check_hands(self, state_dir: Path, identity: Identity, own: Path) -> None:
-        """State that another user keeps is not touched; whose files are ours is seen from one that we made there."""
-        for folder in (state_dir / identity.query, state_dir / identity.query / identity.operator):
-            with contextlib.suppress(FileNotFoundError):
-                if (uid := folder.lstat().st_uid) != own.lstat().st_uid:
-                    raise ServerError(f"{folder} belongs to another user ({uid}); its state is not this query's")
 
     def _check_owner(self, identity: Identity, run: str, uid: str) -> None:
         """Two operators of one query must not share a name: they would share their state."""

@@ -24,17 +24,23 @@ Steps = Generator[int, None, T]
 
 
 class Priority(IntEnum):
-    """What comes first. The paper puts prestaging first; a read that someone waits for is more urgent still."""
+    """What comes first: what a task waits for. The paper puts prestaging first; that is first of what nobody waits for.
+
+    ``READ``, ``WRITE``: a task waits for it. ``LATE_WRITE``: on its own way to the disk, until a task waits for it.
+    """
 
     READ = 0
-    PRESTAGE = 1
-    LATE_WRITE = 2
-    DESTAGE = 3
-    MAINTENANCE = 4
+    WRITE = 1
+    PRESTAGE = 2
+    LATE_WRITE = 3
+    DESTAGE = 4
+    MAINTENANCE = 5
 
 
 BACKGROUND = frozenset({Priority.LATE_WRITE, Priority.DESTAGE, Priority.MAINTENANCE})
 """Work that nobody waits for: what a rate limit slows down."""
+LIMITED = BACKGROUND | {Priority.WRITE}
+"""What counts towards a rate limit: background work makes up for the writes that a task waits for."""
 
 
 class Pending(Protocol[T_co]):

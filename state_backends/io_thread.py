@@ -20,7 +20,8 @@ from concurrent.futures import CancelledError, Future, InvalidStateError, wait
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar, cast
 
-from state_backends.io import BACKGROUND, Pending, Priority, Steps
+from aion.errors import ServerUnreachable
+from state_backends.io import BACKGROUND, LIMITED, Pending, Priority, Steps
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class IoThread:
     """Runs requests until closed, as :class:`state_backends.io.Io` says.
 
     ``capacity`` bounds the queue together with those who fill it: see :meth:`wait_for_room`.
-    ``rate_limit`` (bytes per second) slows writes and maintenance down, never reads.
+    ``rate_limit`` (bytes per second) slows writes and maintenance down, never what a task waits for.
     """
 
     def __init__(
@@ -109,6 +110,8 @@ class IoThread:
         self._wake = threading.Condition()
         self._room = threading.Condition(self._wake)  # type: ignore[arg-type]
         self._closed = False
+        self._death: str | None = None
+        self._at_work: dict[int, Request[Any]] = {}  # by thread, the request that has the step
         self._clock = clock
         self._capacity = capacity
         self._rate = rate_limit
@@ -121,9 +124,15 @@ class IoThread:
         for thread in self._threads:
             thread.start()
 
+    def died(self) -> str | None:
+        """Why it can do no more: one of its threads ended although nobody closed it; None while all is well."""
+        return self._death
+
     def submit(self, priority: Priority, steps: Steps[T]) -> Request[T]:
-        """Queues a request. Raises RuntimeError after :meth:`close`."""
+        """Queues a request. Raises RuntimeError after :meth:`close`, and ServerUnreachable once a thread died."""
         with self._wake:
+            if self._death is not None:
+                raise ServerUnreachable(self._death)
             if self._closed and threading.current_thread() not in self._threads:
                 raise RuntimeError("the I/O thread is closed")
             request = Request(self, priority, next(self._numbers), steps, self._clock())
@@ -152,7 +161,7 @@ class IoThread:
 
     def wait_for_room(self) -> None:
         with self._wake:
-            while self.stats.queued >= self._capacity and not self._closed:
+            while self.stats.queued >= self._capacity and not self._closed and self._death is None:
                 self._room.wait()
 
     def close(self) -> None:
@@ -173,11 +182,35 @@ class IoThread:
                     self._wake.notify()
 
     def _run(self) -> None:
+        """Whatever ends the thread, nobody waits for what will not come."""
+        try:
+            self._work()
+        except BaseException as error:
+            self._die(error)
+
+    def _die(self, error: BaseException) -> None:
+        """What fails in a step is the request's error; this is what fails between them."""
+        log.critical("the I/O thread died; every request fails from now on", exc_info=error)
+        with self._wake:
+            self._death = self._death or f"the I/O thread of the state server died ({type(error).__name__}: {error})"
+            waiting = {request.number: request for _, _, request in self._heap}
+            waiting |= {request.number: request for request in self._at_work.values()}
+            self._heap.clear()
+            self.stats.queued = 0
+            self._wake.notify_all()
+            self._room.notify_all()
+        for request in waiting.values():
+            with contextlib.suppress(BaseException):  # of who is told, or it is over already
+                if request.future.set_running_or_notify_cancel():
+                    request.future.set_exception(ServerUnreachable(self._death))
+
+    def _work(self) -> None:
         while True:
             with self._wake:
                 request = self._next()
                 cancelled, self._cancelled = self._cancelled, []
                 if request is not None:
+                    self._at_work[threading.get_ident()] = request
                     self._begin(request)
                 elif not cancelled:
                     return
@@ -186,6 +219,7 @@ class IoThread:
                 _close(steps)
             if request is not None:
                 self._step(request)
+                del self._at_work[threading.get_ident()]
 
     def _begin(self, request: Request[Any]) -> None:
         request.running = True
@@ -214,7 +248,7 @@ class IoThread:
                     continue
                 heapq.heappop(self._heap)
                 return request
-            if self._closed or self._cancelled:
+            if self._closed or self._cancelled or self._death is not None:
                 return None
             self._wake.wait()
 
@@ -238,7 +272,7 @@ class IoThread:
             stats.bytes += moved
             self.stats.busy_s += took
             self.stats.longest_step_s = max(self.stats.longest_step_s, took)
-            if self._rate and request.priority in BACKGROUND:
+            if self._rate and request.priority in LIMITED:
                 self._background_from = max(self._background_from, begin) + moved / self._rate
             request.running = False
             if done:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
 
@@ -60,15 +60,23 @@ IN_MEMORY = frozenset({Place.MEMORY, Place.DESTAGING, Place.BOTH})
 ON_DISK = frozenset({Place.BOTH, Place.DISK, Place.STAGING})
 
 
+ENTRY_BYTES = 256
+SLICE_BYTES = 512
+"""What the memory of a store grows by with each live block, and with each slice that has one; a test measures it."""
+
+_MOVES = list(Move)
+
+
 class IllegalMove(AssertionError):
-    """A move that the table does not have: a bug in the store, told with the block's whole story."""
+    """A move that the table does not have: a bug in the store, told with the block's latest moves."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Entry:
     """A live block: its number, slice, size, place, and the file that holds it (NO_FILE before it has one).
 
-    ``arrival``: the number under which the last of its events came.
+    There is one for each block, so it is small: ``story`` has the last two moves, four bits each, since Python has
+    such small numbers anyway.
     """
 
     seq: int
@@ -76,12 +84,22 @@ class Entry:
     size_bytes: int
     place: Place
     file_no: int = NO_FILE
-    story: str = ""
+    story: int = 0
     folded: Folded | None = None
-    arrival: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.arrival = self.seq if self.folded is None else self.folded.last_seq
+    @property
+    def arrival(self) -> int:
+        """The number under which the last of its events came."""
+        return self.seq if self.folded is None else self.folded.last_seq
+
+    def moved(self, move: Move, place: Place) -> None:
+        self.place = place
+        self.story = (self.story << 4 | _MOVES.index(move) + 1) & 0xFF
+
+    def told(self) -> str:
+        """Its latest moves, and where they led it."""
+        moves = [_MOVES[code - 1] for code in (self.story >> 4, self.story & 0xF) if code]
+        return " ".join([*(f"-{move}->" for move in moves), self.place])
 
 
 class Ledger:
@@ -89,7 +107,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
-        self._slices: dict[int, dict[int, Entry]] = {}
+        self._slices: dict[int, list[Entry]] = {}
         self.memory_bytes = 0
         self.disk_bytes = 0
 
@@ -101,6 +119,15 @@ class Ledger:
 
     def __getitem__(self, seq: int) -> Entry:
         return self._entries[seq]
+
+    @property
+    def own_bytes(self) -> int:
+        """The memory that it takes itself."""
+        return ENTRY_BYTES * len(self._entries) + SLICE_BYTES * len(self._slices)
+
+    def has_slice(self, slice_us: int) -> bool:
+        """Whether any block of the slice is alive."""
+        return slice_us in self._slices
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
@@ -115,9 +142,11 @@ class Ledger:
         folded: Folded | None = None,
     ) -> Entry:
         assert seq not in self._entries, f"block {seq} is there already"
-        entry = Entry(seq, slice_us, size_bytes, place, file_no, place.value, folded)
+        of_slice = self._slices.setdefault(slice_us, [])
+        # All of a slice share one number object.
+        entry = Entry(seq, of_slice[0].slice_us if of_slice else slice_us, size_bytes, place, file_no, folded=folded)
         self._entries[seq] = entry
-        self._slices.setdefault(slice_us, {})[seq] = entry
+        of_slice.append(entry)
         self._count(entry, +1)
         return entry
 
@@ -125,16 +154,15 @@ class Ledger:
         entry = self._entries[seq]
         place = TRANSITIONS.get((entry.place, move))
         if place is None:
-            raise IllegalMove(f"block {seq} cannot {move} from {entry.place}; its story: {entry.story}")
+            raise IllegalMove(f"block {seq} cannot {move} from {entry.place}; its latest moves: {entry.told()}")
         self._count(entry, -1)
-        entry.place = place
-        entry.story = f"{entry.story[-200:]} -{move}-> {place}"
+        entry.moved(move, place)
         if file_no is not None:
             entry.file_no = file_no
         if place is Place.PURGED:
             del self._entries[seq]
             of_slice = self._slices[entry.slice_us]
-            del of_slice[seq]
+            of_slice.remove(entry)
             if not of_slice:
                 del self._slices[entry.slice_us]
         else:
@@ -143,12 +171,12 @@ class Ledger:
 
     def of_slices(self, slices: Iterable[int], only: Only | None = None) -> list[Entry]:
         """Live blocks of these slices, or ``only`` some of them, by slice and then in the order of arrival."""
-        found = [entry for s in sorted(set(slices)) for entry in sorted(self._slices.get(s, {}).values(), key=_ORDER)]
+        found = [entry for s in sorted(set(slices)) for entry in sorted(self._slices.get(s, ()), key=_ORDER)]
         return found if only is None else _chosen(found, only)
 
     def of_files(self, files: Collection[int], slices: Set[int]) -> list[Entry]:
         """Live blocks that these files hold, in the order of a file: by slice and number; ``slices``: of the files."""
-        held = (entry for s in slices for entry in self._slices.get(s, {}).values() if entry.file_no in files)
+        held = (entry for s in slices for entry in self._slices.get(s, ()) if entry.file_no in files)
         return sorted(held, key=_IN_FILES)
 
     def _count(self, entry: Entry, sign: int) -> None:
@@ -162,7 +190,7 @@ class Ledger:
         entries = list(self._entries.values())
         assert self.memory_bytes == sum(e.size_bytes for e in entries if e.place in IN_MEMORY)
         assert self.disk_bytes == sum(e.size_bytes for e in entries if e.place in ON_DISK)
-        assert {s: set(b) for s, b in self._slices.items()} == {
+        assert {s: {e.seq for e in b} for s, b in self._slices.items()} == {
             s: {e.seq for e in entries if e.slice_us == s} for s in {e.slice_us for e in entries}
         }
         for e in entries:

@@ -214,7 +214,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("aion_memory_used_bytes", "gauge", "Bytes of blocks in memory.", (), _at("used_bytes")),
     Metric("aion_memory_peak_bytes", "gauge", "The most that there were.", (), _at("peak_m_bucket_bytes")),
     Metric(
-        "aion_memory_reserved_bytes", "gauge", "Bytes of the budget kept for what is being staged and for RocksDB.",
+        "aion_memory_ledger_bytes", "gauge", "Bytes that knowing where each block is takes; up to half of the budget.",
+        (), _at("ledger_bytes"),
+    ),
+    Metric(
+        "aion_memory_reserved_bytes", "gauge", "Bytes of the budget kept for what is being fetched and for RocksDB.",
         (), _at("reserved_bytes"),
     ),
     Metric("aion_server_resident_bytes", "gauge", "Memory of the server's process.", (), _at("resident_bytes")),

@@ -87,6 +87,7 @@ def _sorted_ranges(value: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int],
 Name = Annotated[str, AfterValidator(_plain_name)]
 Text = Annotated[str, Field(max_length=1000)]
 Count = Annotated[int, Field(ge=0, le=_MOST)]
+Length = Annotated[int, Field(ge=1, le=_MOST)]
 Instant = Annotated[int, Field(ge=-_MOST, le=_MOST)]
 Slices = tuple[Instant, ...]
 Spans = tuple[tuple[Instant, Annotated[int, Field(ge=-1, le=_MOST)], Count], ...]
@@ -133,6 +134,7 @@ class Store(Request):
     budget_bytes: Annotated[int, Field(ge=1, le=_MOST)] | None
     budget_share: Annotated[float, Field(ge=0, le=1)]
     bucket_limit_bytes: Annotated[int, Field(ge=1, le=_MOST)]
+    windows: Annotated[tuple[tuple[Length, Length, Count], ...], Field(max_length=1024)]
     keep_fraction: Annotated[float, Field(ge=0, le=1)]
     prestages: bool
     blocking: bool

@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import resource
 import signal
 import threading
 import time
@@ -28,6 +29,7 @@ from state_backends.host import Host
 from state_backends.json_values import dumps
 from state_backends.processes import Process
 from state_backends.server_folder import PID, SOCKET, Lease
+from state_backends.sst_file import FILES_OF_A_SHARD
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ MOST_EXECUTORS = 1024
 LOOK_SECONDS = 0.5
 TOUCH_SECONDS = 600.0
 ENDING_SECONDS = 20.0
+FEW_OPEN_FILES = 4096
 
 
 class StateServer(flight.FlightServerBase):  # type: ignore[misc]
@@ -65,6 +68,8 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
     def _act(self, request: requests.Request) -> Any:
         match request:
             case requests.Ping():
+                if (ailment := self.host.ailment) is not None:
+                    raise ServerError(ailment)  # so that another server takes its place
                 if request.executor_pid is not None:
                     self.watch.add(request.executor_pid)
                 return {"pid": os.getpid()}
@@ -130,7 +135,7 @@ def _told() -> Iterator[None]:
 
 def _messages(blocks: Any) -> Iterator[pa.RecordBatch]:
     with _told():
-        yield from wire.pack((b.seq, False, b.block) for b in blocks)
+        yield from wire.pack(((b.seq, False, b.block) for b in blocks), wire.READ_MESSAGE_BYTES)
 
 
 def serve(folder: Path, host: Host, watch: Watch, stop: threading.Event) -> None:
@@ -152,12 +157,21 @@ def serve(folder: Path, host: Host, watch: Watch, stop: threading.Event) -> None
         part.write_text(str(os.getpid()))
         part.rename(folder / PID)  # says that it serves
         touch_at = time.monotonic() + TOUCH_SECONDS
-        while not stop.wait(LOOK_SECONDS) and not watch.is_alone() and lease.holds and _is_at(socket, bound):
+        while (
+            not stop.wait(LOOK_SECONDS)
+            and not watch.is_alone()
+            and lease.holds
+            and _is_at(socket, bound)
+            and host.ailment is None
+        ):
+            server_folder.bound_log(folder)
             host.let_go_of_idle()
             if time.monotonic() >= touch_at:
                 touch_at = time.monotonic() + TOUCH_SECONDS
                 host.still_here()
                 os.utime(folder / PID)
+        if host.ailment is not None:
+            log.critical("this server ends, and the next request starts another: %s", host.ailment)
         # Whatever hangs, requests, a disk, a policy, must not keep the process.
         faulthandler.dump_traceback_later(2 * ENDING_SECONDS, exit=True)
         ending = threading.Thread(target=server.shutdown, name="aion-shutdown", daemon=True)
@@ -187,11 +201,26 @@ def main() -> None:
     run(arguments.dir, arguments.watch, Host())
 
 
+def _raise_open_files() -> None:
+    """As many open files as the system lets this user have; says so if that is few."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= limit < FEW_OPEN_FILES:
+        log.warning(
+            "this server may have %d files open, enough for about %d shards; with more, raise the limit (ulimit -n)",
+            limit,
+            limit // FILES_OF_A_SHARD,
+        )
+
+
 def run(folder: Path, executor_pid: int, host: Host) -> None:
     """Makes this process the state server of a folder until it ends. Raises SystemExit with what it cannot do."""
     os.umask(0o077)
     faulthandler.enable()
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    _raise_open_files()
     watch, stop = Watch(), threading.Event()
     watch.add(executor_pid)
     for number in (signal.SIGTERM, signal.SIGINT):

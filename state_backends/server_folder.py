@@ -1,6 +1,7 @@
 """Where the state server of an application lives on a host, and who lives there now. Effect: files, locks.
 
-``/tmp/aion-<user>/<digest>``, mode 0700, has ``socket``, ``pid``, ``log`` and ``lease``. Whoever holds the lock of
+``/tmp/aion-<user>/<digest>``, mode 0700, has ``socket``, ``pid``, ``lease``, and ``log``, which has what the process
+says on any way; its older part is ``log.1``. Whoever holds the lock of
 the lease is the server: the kernel lets go of it when the process ends, however it ends, so a lease cannot be stale.
 Beside the folder lies ``<digest>.lock``, held for as long as somebody decides who is to be the server.
 """
@@ -23,7 +24,8 @@ from aion.errors import ServerError
 from state_backends import processes
 from state_backends.processes import Process
 
-SOCKET, PID, LOG, LEASE = "socket", "pid", "log", "lease"
+SOCKET, PID, LOG, OLD_LOG, LEASE = "socket", "pid", "log", "log.1", "lease"
+LOG_BYTES = 1 << 20
 ELECTION_SECONDS = 90.0  # longer than a server may take to start, see the client
 
 
@@ -131,6 +133,20 @@ def leave(folder: Path, lease: Lease) -> None:
     with contextlib.suppress(ServerError), elected(folder, 10.0):
         if lease.holds:
             _remove(folder)
+
+
+def bound_log(folder: Path) -> None:
+    """Moves what is in a log that has become long to the older one, in whose place it is.
+
+    By copying: what writes to the log, Python or not, appends to the same open file for as long as the process lives.
+    """
+    log = folder / LOG
+    with contextlib.suppress(OSError):
+        if log.stat().st_size > LOG_BYTES:
+            with log.open("rb") as file:
+                file.seek(-LOG_BYTES, os.SEEK_END)
+                (folder / OLD_LOG).write_bytes(file.read(LOG_BYTES))
+            os.truncate(log, 0)
 
 
 def sweep(parent: Path) -> None:

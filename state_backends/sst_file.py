@@ -7,6 +7,7 @@ file number alone) holds the file's index of blocks.
 
 from __future__ import annotations
 
+import resource
 import struct
 from collections.abc import Sequence
 from io import FileIO
@@ -31,6 +32,11 @@ _BLOCK_BYTES = 4096
 _CHUNK_BYTES = 1 << 18
 SYNC_BYTES = 8 << 20
 _OWN_FILE_BYTES = 1 << 20
+_RESERVE = 10  # of max_open_files; RocksDB counts them for its own files
+_LEAST_OPEN, _MOST_OPEN = 10, 512  # SST files at a time; RocksDB takes no less
+FILES_OF_A_SHARD = 6 + _LEAST_OPEN
+"""That RocksDB has open of each shard: its log, its list of files, a lock and the like, and some of its SST files."""
+_SHARDS = 256  # that the limit on open files is shared among
 
 
 class Indexed(NamedTuple):
@@ -138,6 +144,17 @@ def block_key(file_no: int, slice_us: int, seq: int) -> bytes:
     return _KEY.pack(file_no, slice_us + _SIGN, seq)
 
 
+def open_sst_files() -> int:
+    """How many SST files a shard's RocksDB may have open, of those that the process may.
+
+    The others are opened as they are read, which takes about 0.1 ms.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit < 0:
+        return _MOST_OPEN
+    return min(max(limit // _SHARDS - FILES_OF_A_SHARD + _LEAST_OPEN, _LEAST_OPEN), _MOST_OPEN)
+
+
 def rocksdb_options(cache: Cache) -> Options:
     options = Options(raw_mode=True)
     options.create_if_missing(True)
@@ -145,6 +162,8 @@ def rocksdb_options(cache: Cache) -> Options:
     options.set_compression_type(DBCompressionType.none())
     options.set_disable_auto_compactions(True)
     options.set_write_buffer_size(1 << 20)
+    options.set_max_open_files(_RESERVE + open_sst_files())
+    options.set_table_cache_num_shard_bits(0)  # each part of a divided cache would keep one open at least
     # Its log and its list of files grow with every commit: they are started anew now and then.
     options.set_max_log_file_size(_OWN_FILE_BYTES)
     options.set_keep_log_file_num(2)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from aion.errors import CorruptBlock, StateError
 from policies.sizing import m_bucket_bytes
@@ -17,6 +18,60 @@ from state_backends.io import BlockFiles, Io, Pending, Priority, Steps
 from state_backends.ledger import IN_MEMORY, Entry, Ledger, Move, Place
 from state_backends.m_bucket import MBuckets, MemoryBudget
 from state_backends.store import Only, StagingStats, StoredBlock
+
+
+@dataclass(slots=True, eq=False)
+class _Staging:
+    """A prestage of one block. ``reserved_bytes`` of the budget are its own until it is over.
+
+    A block can be staged, given up and staged again before the first attempt has tidied up: each knows itself.
+    """
+
+    entry: Entry
+    reserved_bytes: int
+    request: Pending[None] = field(init=False)
+
+
+class _Ahead:
+    """What a reader has fetched, or is fetching, and has not handed on yet, each block with what is reserved for it.
+
+    The block that is due next may be fetched without room for it, so that every reader gets on; all others have room
+    first. What was handed on last keeps its room until the stream that sends it asks for more.
+    """
+
+    def __init__(self, budget: MemoryBudget, spare_bytes: int) -> None:
+        self._budget, self._spare_bytes = budget, spare_bytes
+        self._fetched: dict[int, tuple[Pending[Block], int]] = {}
+        self._handed_on = 0
+
+    def __len__(self) -> int:
+        return len(self._fetched)
+
+    def pending(self) -> list[Pending[Block]]:
+        return [request for request, _ in self._fetched.values()]
+
+    def room_for(self, size_bytes: int) -> bool:
+        return self._budget.try_reserve(size_bytes, spare_bytes=self._spare_bytes)
+
+    def add(self, seq: int, request: Pending[Block], reserved_bytes: int) -> None:
+        self._fetched[seq] = request, reserved_bytes
+
+    def hand_on(self, seq: int) -> Pending[Block] | None:
+        """The request for a block, if there is one; its room is kept until the next call of this or of asked_on."""
+        request, self._handed_on = self._fetched.pop(seq, (None, 0))
+        return request
+
+    def asked_on(self) -> None:
+        """Whoever took the last block wants another one: what it held of it is gone."""
+        handed_on, self._handed_on = self._handed_on, 0
+        self._budget.give_back(handed_on)
+
+    def close(self) -> None:
+        self.asked_on()
+        for request, reserved_bytes in self._fetched.values():
+            request.cancel()
+            self._budget.give_back(reserved_bytes)
+        self._fetched.clear()
 
 
 class StagedReads:
@@ -44,9 +99,9 @@ class StagedReads:
         self._lock = threading.RLock()
         self._closed = False
         self._ledger = Ledger()
+        self._ledger_counted = 0  # bytes, in the budget
         self._memory = MBuckets(budget)
-        self._stagings: dict[int, Pending[None]] = {}  # seq -> the prestage under way
-        self._reserved: dict[int, int] = {}  # seq -> bytes of the budget that its prestage will need
+        self._stagings: dict[int, _Staging] = {}  # seq -> the prestage under way
         self._unread: set[int] = set()  # prestaged and not read since
         self._superseded: set[int] = set()  # live, and read no more: others stand for them
         self._staging: dict[int, StagingStats] = {}  # by live slice
@@ -61,25 +116,22 @@ class StagedReads:
             entries = deque(self._in_sight(slices, only))
         # Reads of what is on disk begin at once, behind the blocks that memory yields meanwhile.
         to_stage = deque(entries)
-        ahead: dict[int, Pending[Block]] = {}
-        limit = max(self._read_ahead, self._fitting(entries) if blocking else 0)
+        ahead = _Ahead(self._budget, self._outbox_limit)
+        most = len(entries) if blocking else self._read_ahead
         try:
             while entries:
-                while to_stage and len(ahead) < limit:
-                    candidate = to_stage.popleft()
-                    request = self._fetch(candidate)
-                    if request is not None:
-                        ahead[candidate.seq] = request
+                while to_stage and len(ahead) < most and self._fetch_ahead(to_stage[0], ahead):
+                    to_stage.popleft()
                 if blocking:
-                    self._io.wait(ahead.values())
+                    self._io.wait(ahead.pending())
                     blocking = False
                 entry = entries.popleft()
                 if to_stage and to_stage[0] is entry:
                     to_stage.popleft()
-                yield StoredBlock(entry.seq, self._take(entry, ahead.pop(entry.seq, None)))
+                yield StoredBlock(entry.seq, self._take(entry, ahead.hand_on(entry.seq)))
+                ahead.asked_on()
         finally:
-            for unread in ahead.values():
-                unread.cancel()
+            ahead.close()
 
     def size_on_disk(self, slices: Sequence[int]) -> int:
         """Encoded bytes of these slices that staging would have to bring."""
@@ -90,26 +142,23 @@ class StagedReads:
         if not self._prestages or self._closed:
             return
         begin = self._io.now()
-        last: Pending[None] | None = None
+        last: _Staging | None = None
         size, begun = 0, [begin]
         busy = self._io.busy()
         with self._lock:
             # Never more than memory has room for, nor than a function needs that can begin before all is there.
             entries = [e for s in dict.fromkeys(slices) for e in self._in_sight([s], only)]
-            room, wanted = self._budget.left() - self._outbox_limit, self._wanted(entries)
+            wanted = self._wanted(entries)
             for entry in entries:
                 if entry.place is not Place.DISK:
                     continue
-                if size >= wanted or size + entry.size_bytes > room:
+                # What is under way has its room already: neither appends nor others who read take it too.
+                if size >= wanted or not self._budget.try_reserve(entry.size_bytes, spare_bytes=self._outbox_limit):
                     break
-                self._ledger.move(entry.seq, Move.STAGE)
-                # What is under way has its room already: appends must not take it too.
-                self._reserved[entry.seq] = entry.size_bytes
-                self._budget.reserve(entry.size_bytes)
-                last = self._stagings[entry.seq] = self._io.submit(Priority.PRESTAGE, self._stage_steps(entry, begun))
+                last = self._stage(entry, Priority.PRESTAGE, entry.size_bytes, begun)
                 size += entry.size_bytes
         if last is not None:
-            last.when_over(
+            last.request.when_over(
                 lambda error: self._staged_in(error, size, self._io.now() - begin, begun[-1] - begin if busy else 0.0)
             )
 
@@ -118,6 +167,13 @@ class StagedReads:
             copy = StagingStats()
             copy.add(self._staging.get(slice_us, StagingStats()))
             return copy
+
+    def _count_ledger(self) -> None:
+        """Has the budget know how large the ledger is. Holds the lock."""
+        grown = (0 if self._closed else self._ledger.own_bytes) - self._ledger_counted
+        if grown:
+            self._ledger_counted += grown
+            self._budget.ledger_grew(grown)
 
     def _in_sight(self, slices: Sequence[int], only: Only | None = None) -> list[Entry]:
         """The blocks that a reader sees, by slice and in the order of arrival."""
@@ -146,16 +202,21 @@ class StagedReads:
         if self.on_staged is not None:
             self.on_staged(size_bytes, seconds, waited_s)
 
-    def _fitting(self, entries: Collection[Entry]) -> int:
-        """How many of these blocks the budget has room for."""
-        room, count = self._budget.left(), 0
-        for entry in entries:
-            if entry.place is Place.DISK:
-                room -= entry.size_bytes
-                if room < 0:
-                    break
-            count += 1
-        return count
+    def _fetch_ahead(self, entry: Entry, ahead: _Ahead) -> bool:
+        """Starts reading a block before it is due, if only the disk has it; False if there is no room for it."""
+        if entry.place is not Place.DISK:
+            return True
+        if not ahead.room_for(entry.size_bytes):
+            return False
+        request: Pending[Block] | None = None
+        try:
+            request = self._fetch(entry)
+        finally:
+            if request is None:
+                self._budget.give_back(entry.size_bytes)
+        if request is not None:
+            ahead.add(entry.seq, request, entry.size_bytes)
+        return True
 
     def _fetch(self, entry: Entry) -> Pending[Block] | None:
         """Starts reading a block that only the disk has; None where memory has it, or a prestage will."""
@@ -199,8 +260,8 @@ class StagedReads:
                 fetched = self._fetch(entry)
             if staging is not None:
                 late = True
-                staging.raise_to(Priority.READ)
-                self._io.wait([staging])
+                staging.request.raise_to(Priority.READ)
+                self._io.wait([staging.request])
         block = fetched.result()
         with self._lock:
             self._count(entry, miss=True, blocked_s=self._io.now() - begin)
@@ -217,42 +278,57 @@ class StagedReads:
         if miss or late:
             stats.blocked_s += blocked_s
 
-    def _stage_steps(self, entry: Entry, begun: list[float] | None = None) -> Steps[None]:
+    def _stage(
+        self, entry: Entry, priority: Priority, reserved_bytes: int, begun: list[float] | None = None
+    ) -> _Staging:
+        """Starts bringing a block back into memory. Holds the lock."""
+        self._ledger.move(entry.seq, Move.STAGE)
+        staging = self._stagings[entry.seq] = _Staging(entry, reserved_bytes)
+        staging.request = self._io.submit(priority, self._stage_steps(staging, begun))
+        return staging
+
+    def _stage_steps(self, staging: _Staging, begun: list[float] | None = None) -> Steps[None]:
         """Brings one block back into memory, unless it is not wanted any more.
 
         ``begun``: of those that are staged together, the instant of the order; that of the first turn is added.
         """
+        entry = staging.entry
         if begun is not None and len(begun) == 1:
             begun.append(self._io.now())
         try:
-            if entry.place is not Place.STAGING:
+            if self._stagings.get(entry.seq) is not staging:
                 return
             block = yield from self._read_steps(entry)
         except BaseException:
             with self._lock:
-                self._staging_over(entry.seq)
-                if entry.place is Place.STAGING:
+                if self._stagings.get(entry.seq) is staging:
+                    del self._stagings[entry.seq]
+                    self._budget.give_back(staging.reserved_bytes)
                     self._ledger.move(entry.seq, Move.STAGE_FAILED)
             raise
         with self._lock:
-            self._staging_over(entry.seq)
-            if entry.place is Place.STAGING:
+            if self._stagings.get(entry.seq) is staging:
+                del self._stagings[entry.seq]
                 self._ledger.move(entry.seq, Move.STAGED)
-                self._memory.hold(entry.seq, block)
+                self._memory.hold(entry.seq, block, reserved_bytes=staging.reserved_bytes)
                 self._unread.add(entry.seq)
                 self._staging.setdefault(entry.slice_us, StagingStats()).staged_bytes += entry.size_bytes
 
-    def _staging_over(self, seq: int) -> Pending[None] | None:
-        """The prestage of a block came to an end, this or that; gives back the room that was kept for it."""
-        self._budget.reserve(-self._reserved.pop(seq, 0))
-        return self._stagings.pop(seq, None)
+    def _give_up_staging(self, seq: int) -> None:
+        """The prestage of a block, if there is one, is given up, and so is the room that was kept for it."""
+        staging = self._stagings.pop(seq, None)
+        if staging is not None:
+            self._budget.give_back(staging.reserved_bytes)
+            staging.request.cancel()
 
     def _load_all(self) -> None:
         """Stages every block that is only on disk, and waits for it."""
         with self._lock:
-            entries = [self._ledger.move(e.seq, Move.STAGE) for e in list(self._ledger) if e.place is Place.DISK]
+            entries = [e for e in self._ledger if e.place is Place.DISK]
         for entry in entries:
-            self._io.submit(Priority.READ, self._stage_steps(entry)).result()
+            with self._lock:
+                staging = self._stage(entry, Priority.READ, 0)
+            staging.request.result()
 
 
 def _purged(entry: Entry) -> StateError:

@@ -11,7 +11,7 @@ from policies.plugins import build
 from policies.prestage import Prestage, PrestagePolicy
 from state_backends.io import BlockFiles, Io
 from state_backends.io_thread import IoThread
-from state_backends.m_bucket import MemoryBudget
+from state_backends.m_bucket import MemoryBudget, Stretches
 from state_backends.memory import MemoryStore
 from state_backends.rocksdb import RocksStore
 from state_backends.tiered import TieredStore
@@ -25,6 +25,7 @@ class StoreConfig:
 
     The budget is ``budget_bytes``, or else ``budget_share`` (0 to 1) of what the host's processes may use.
     ``destage`` are the arguments of StandardDestage, or of ``destage_class`` if one is named; likewise ``prestage``.
+    ``windows``: size, slide and offset in µs of those whose edges are known without events: what an m-bucket is of.
     ``metrics_port``: see :class:`state_backends.endpoint.MetricsEndpoint`.
     """
 
@@ -32,6 +33,7 @@ class StoreConfig:
     budget_bytes: int | None = None
     budget_share: float = 0.25
     bucket_limit_bytes: int = 64 << 20
+    windows: tuple[tuple[int, int, int], ...] = ()
     keep_fraction: float = 0.0
     prestages: bool = True
     blocking: bool = True
@@ -74,6 +76,7 @@ class StoreConfig:
             io,
             budget,
             bucket_limit_bytes=min(self.bucket_limit_bytes, budget.limit_bytes),
+            windows=[Stretches(*window) for window in self.windows],
             keep_fraction=self.keep_fraction,
             prestages=self.prestages,
             blocking=self.blocking,

@@ -16,8 +16,8 @@ from state_backends.block import Block
 from state_backends.compaction import DEFAULTS, Limits
 from state_backends.io import BlockFiles, Io, Pending, Priority, Steps
 from state_backends.ledger import IN_MEMORY, NO_FILE, Entry, Move, Place
-from state_backends.m_bucket import MemoryBudget
-from state_backends.store import SstFile, StagingStats, StoreStats
+from state_backends.m_bucket import MemoryBudget, Stretches
+from state_backends.store import Only, SstFile, StagingStats, StoreStats
 from state_backends.superseding import SupersededBlocks, covers
 
 MIB = 1 << 20
@@ -33,6 +33,7 @@ class TieredStore(SupersededBlocks):
         budget: MemoryBudget,
         *,
         bucket_limit_bytes: int,
+        windows: Sequence[Stretches] = (),
         keep_fraction: float = 0.0,
         prestages: bool = True,
         blocking: bool = True,
@@ -51,9 +52,10 @@ class TieredStore(SupersededBlocks):
             limits=limits,
         )
         self._bucket_limit = bucket_limit_bytes
+        self._windows = windows
         self._keep_fraction = keep_fraction
         self._expired: set[int] = set()  # live slices that were destaged because their windows expired
-        self._touched: dict[int, float] = {}  # slice -> when a watermark last concerned it
+        self._touched: dict[int, float] = {}  # live slice -> when a watermark last concerned it, or a prestage
         self._appended: dict[int, tuple[float, float, int]] = {}  # slice -> first, last append, bytes
 
     # -- what differs between the stores ------------------------------------------------------------------
@@ -63,7 +65,9 @@ class TieredStore(SupersededBlocks):
 
     def _keeps(self, entry: Entry, late: bool) -> bool:
         """Whether a new block belongs into its m-bucket; the budget is asked separately."""
-        return not late and self._memory.size(entry.slice_us) <= self._bucket_limit
+        if late:
+            return False
+        return self._memory.heaviest(entry.slice_us, self._windows, self._bucket_limit) <= self._bucket_limit
 
     # -- the protocol -------------------------------------------------------------------------------------
 
@@ -72,6 +76,7 @@ class TieredStore(SupersededBlocks):
             header = block.header
             entry = self._ledger.add(seq, header.slice_us, block.size_bytes, Place.MEMORY, folded=header.folded)
             self._memory.hold(seq, block)
+            self._count_ledger()
             self._note_append(entry)
             left = self._budget.left() if self._bounded else self._outbox_limit
             # Room is kept for a whole outbox: the last blocks before the limit leave as one file.
@@ -81,7 +86,7 @@ class TieredStore(SupersededBlocks):
             if self._outbox and (exceeded or self._outbox_bytes >= self._write_at_bytes):
                 self._write(list(self._outbox), Priority.LATE_WRITE, leave=True)
             # Back-pressure: whoever fills memory waits for the disk, instead of growing.
-            waiting = list(self._writes.values()) if exceeded else []
+            waiting = self._awaited_writes() if exceeded else []
         if waiting:
             self._io.wait(waiting)
             self._refuse_if_stuck(entry, waiting)
@@ -98,10 +103,16 @@ class TieredStore(SupersededBlocks):
             raise DiskError(f"memory is full, and no block can leave it: {failed[-1]}") from failed[-1]
         raise failed[-1]
 
+    def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
+        with self._lock:
+            # What is fetched for an execution is not idle until that.
+            self._touched.update((s, self._io.now()) for s in slices if self._ledger.has_slice(s))
+        super().prestage(slices, only)
+
     def destage(self, slices: Sequence[int]) -> None:
         with self._lock:
             self._expired.update(slices)
-            self._touched.update(dict.fromkeys(slices, self._io.now()))
+            self._touched.update((s, self._io.now()) for s in slices if self._ledger.has_slice(s))
             for slice_us in slices:
                 self._shrink(slice_us, None)
 
@@ -152,7 +163,7 @@ class TieredStore(SupersededBlocks):
         while True:
             with self._lock:
                 # Memory pressure may begin to write meanwhile, but not while the lock is held.
-                writes = [write for write in tuple(self._writes.values()) if not write.over()]
+                writes = [write for write in self._awaited_writes() if not write.over()]
                 if not writes:
                     self._superseded.clear()
                     self._forget([e for e in self._ledger if e.seq >= from_seq])
@@ -179,6 +190,7 @@ class TieredStore(SupersededBlocks):
                     self._files.gain(file.file_no, line.slice_us, line.size_bytes)
                     where = Place.DISK, file.file_no
                     self._ledger.add(line.seq, line.slice_us, line.size_bytes, *where, folded=line.folded)
+            self._count_ledger()
 
     def files(self) -> dict[int, dict[int, int]]:
         with self._lock:
@@ -205,18 +217,20 @@ class TieredStore(SupersededBlocks):
         self._stop_merging()
         with self._lock:
             self._closed = True  # nothing is asked of the p-bucket after this
-            under_way: list[Pending[Any]] = [*self._writes.values(), *self._stagings.values()]
+            under_way: list[Pending[Any]] = [*self._writes.values(), *(s.request for s in self._stagings.values())]
         self._io.wait(under_way)
         with self._lock:
-            for seq in list(self._reserved):
-                self._staging_over(seq)
+            for seq in list(self._stagings):
+                self._give_up_staging(seq)
             self._memory.clear()
+            self._count_ledger()
         self._io.submit(Priority.READ, _call(self._p.close)).result()
 
     def validate(self) -> None:
         """The invariants of docs/store.md; raises AssertionError."""
         with self._lock:
             self._ledger.validate()
+            assert self._ledger_counted == self._ledger.own_bytes
             in_memory = {e.seq for e in self._ledger if e.place in IN_MEMORY}
             assert in_memory == self._memory.seqs(), "a block is in memory exactly if the ledger says so"
             assert self._ledger.memory_bytes == self._memory.total_bytes
@@ -241,9 +255,7 @@ class TieredStore(SupersededBlocks):
         for entry in entries:
             if entry.place is Place.STAGING:
                 self._ledger.move(entry.seq, Move.CANCEL)
-                request = self._staging_over(entry.seq)
-                if request is not None:
-                    request.cancel()
+                self._give_up_staging(entry.seq)
             if entry.place not in IN_MEMORY:
                 continue
             keep_bytes -= entry.size_bytes

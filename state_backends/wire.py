@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
@@ -14,26 +15,30 @@ from state_backends.store import StoredBlock
 
 BLOCKS = pa.schema([("seq", pa.int64()), ("late", pa.bool_()), ("block", pa.large_binary())])
 MESSAGE_BYTES = 1 << 20
+READ_MESSAGE_BYTES = 1 << 18  # what waits to be sent lies outside of the memory budget, for each reader
 _ERROR_BYTES = 4000  # gRPC carries errors in headers, of ASCII and limited to 8 KiB
 _BEGIN, _END = "aion:", ":noia"
 
 
-def pack(blocks: Iterable[tuple[int, bool, Block]]) -> Iterator[pa.RecordBatch]:
-    """Blocks as messages of about a megabyte each."""
-    seqs: list[int] = []
-    lates: list[bool] = []
-    data: list[Any] = []
+def pack(blocks: Iterable[tuple[int, bool, Block]], message_bytes: int = MESSAGE_BYTES) -> Iterator[pa.RecordBatch]:
+    """Blocks as messages of about that size each.
+
+    A large block is sent from the memory that it is in. Nothing here refers to what was yielded: it may be let go.
+    """
+    waiting: list[tuple[int, bool, Any]] = []
     size = 0
     for seq, late, block in blocks:
-        seqs.append(seq)
-        lates.append(late)
-        data.append(block.data)
+        if waiting and size + block.size_bytes > message_bytes:
+            full, waiting, size = [_message(waiting)], [], 0
+            yield full.pop()
+        waiting.append((seq, late, block.data))
         size += block.size_bytes
-        if size >= MESSAGE_BYTES:
-            yield _message(seqs, lates, data)
-            seqs, lates, data, size = [], [], [], 0
-    if seqs:
-        yield _message(seqs, lates, data)
+        del block
+        if size >= message_bytes:
+            full, waiting, size = [_message(waiting)], [], 0
+            yield full.pop()
+    if waiting:
+        yield _message(waiting)
 
 
 def unpack(message: pa.RecordBatch) -> Iterator[tuple[int, bool, Block]]:
@@ -52,12 +57,12 @@ def stored(message: pa.RecordBatch) -> Iterator[StoredBlock]:
         yield StoredBlock(seq, block)
 
 
-def _message(seqs: list[int], lates: list[bool], data: list[Any]) -> pa.RecordBatch:
-    blobs = [d if isinstance(d, bytes) else memoryview(d).tobytes() for d in data]
-    return pa.record_batch(
-        [pa.array(seqs, pa.int64()), pa.array(lates, pa.bool_()), pa.array(blobs, pa.large_binary())],
-        schema=BLOCKS,
-    )
+def _message(blocks: list[tuple[int, bool, Any]]) -> pa.RecordBatch:
+    seqs, lates, data = zip(*blocks, strict=True)
+    ends = pa.array([0, *itertools.accumulate(memoryview(d).nbytes for d in data)], pa.int64())
+    body = pa.py_buffer(data[0] if len(data) == 1 else b"".join(data))
+    blobs = pa.Array.from_buffers(pa.large_binary(), len(data), [None, ends.buffers()[1], body])
+    return pa.record_batch([pa.array(seqs, pa.int64()), pa.array(lates, pa.bool_()), blobs], schema=BLOCKS)
 
 
 def encode_error(error: BaseException) -> str:
@@ -67,6 +72,8 @@ def encode_error(error: BaseException) -> str:
         advice = "lower memory.budget, or give the host or container more"
         text = f"the state server has no memory left ({text or name}); {advice}"
         name = errors.OutOfMemory.__name__
+    elif isinstance(error, OSError) and "Too many open files" in text:
+        text = f"{text} (the state server has too many files open: see ulimit -n)"
     while len(said := json.dumps([name, text])) > _ERROR_BYTES:
         text = text[: len(text) // 2] + " ..."
     return f"{_BEGIN}{said}{_END}"

@@ -66,8 +66,8 @@ class OutboxWrites(MergedFiles):
                 pending = [e.seq for e in self._ledger if e.place is Place.MEMORY and e.slice_us not in skip]
                 pending = [seq for seq in pending if seq not in self._superseded]
                 if pending:
-                    own = self._write(pending, Priority.LATE_WRITE, leave=False, leaving=set(self._outbox))
-                writes = [w for w in list(self._writes.values()) if not w.over()]
+                    own = self._write(pending, Priority.WRITE, leave=False, leaving=set(self._outbox))
+                writes = [write for write in self._awaited_writes() if not write.over()]
                 if not writes:
                     files, self._new_files = self._new_files, []
                     return files
@@ -77,6 +77,13 @@ class OutboxWrites(MergedFiles):
             # A write that was under way may have failed: what it left in memory is tried again, and then told.
 
     # -- writing ------------------------------------------------------------------------------------------
+
+    def _awaited_writes(self) -> list[Pending[SstFile]]:
+        """The writes under way, which a task waits for from now on. Holds the lock."""
+        writes = list(self._writes.values())
+        for write in writes:
+            write.raise_to(Priority.WRITE)
+        return writes
 
     def _write(
         self, seqs: list[int], priority: Priority, *, leave: bool, leaving: set[int] | None = None
@@ -162,10 +169,9 @@ class OutboxWrites(MergedFiles):
             if entry.seq in self._unread:
                 self._unread.discard(entry.seq)
                 self._staging.setdefault(entry.slice_us, StagingStats()).vain_bytes += entry.size_bytes
-            request = self._staging_over(entry.seq)
-            if request is not None:
-                request.cancel()
+            self._give_up_staging(entry.seq)
             self._ledger.move(entry.seq, Move.PURGE)
             if entry.file_no in self._files:
                 self._files.lose(entry.file_no, entry.slice_us, entry.size_bytes)
+        self._count_ledger()
         self._drop_dead(*{entry.file_no for entry in entries})

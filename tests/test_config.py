@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -230,10 +230,12 @@ def test_a_policy_does_not_change() -> None:
         ("memory: {moderate: .nan}", "memory.moderate: nan is no share; write a number from 0 to 1"),
         ("memory: {moderate: true}", "memory.moderate: true is no share; write a number from 0 to 1"),
         ("memory: {moderate: a lot}", "memory.moderate: 'a lot' is no share; write a number from 0 to 1"),
-        ("memory: {resume: 0.8}", "memory.resume: 0.8 is not below memory.moderate, 0.75; set resume lower than "
-         "moderate; memory.moderate is from the defaults"),
-        ("memory: {moderate: 95%}", "memory.scarce: 0.9 is below memory.moderate, 0.95; set it to at least that; "
-         "memory.scarce is from the defaults"),
+        ("memory: {resume: 0.8, moderate: 0.75}", "memory.resume: 0.8 is not below memory.moderate, 0.75; set resume "
+         "lower than moderate"),
+        ("memory: {resume: 1}", "memory.resume: 1.0 is not below memory.moderate, 1.0; set resume lower than moderate; "
+         "memory.moderate is from the defaults"),
+        ("memory: {moderate: 95%, scarce: 0.9}", "memory.scarce: 0.9 is below memory.moderate, 0.95; set it to at "
+         "least that"),
         ("memory: {victim: oldest}", "memory.victim: 'oldest' is not possible; write 'largest' or 'slowest'"),
         ("destage: {keep_fraction: 2}", "destage.keep_fraction: 2 is no share; write a number from 0 to 1"),
         ("destage: {idle_after: 3}", "destage.idle_after: 3 has no unit; write e.g. '3s' or '3m'; or a multiple of the "
@@ -293,8 +295,8 @@ def test_a_policy_does_not_change() -> None:
         ("trigger: {count: 1.5}", "trigger.count: 1.5 is no number of events; write an integer from 1"),
         ("memory: {budget: 1MiB, bucket_limit: 2MiB}", "memory.bucket_limit: 2MiB is larger than "
          "memory.budget, 1MiB; set bucket_limit to at most '1MiB'"),
-        ("memory: {budget: 1MiB}", "memory.bucket_limit: 64MiB is larger than memory.budget, 1MiB; "
-         "set bucket_limit to at most '1MiB'; memory.bucket_limit is from the defaults"),
+        ("memory: {bucket_limit: 1GiB}", "memory.bucket_limit: 1GiB is larger than memory.budget, 512MiB; "
+         "set bucket_limit to at most '512MiB'; memory.budget is from the defaults"),
         ("memory: {budget: 2024-13-45}", "this cannot be read as YAML: month must be in 1..12"),
         ("memory: [", "this cannot be read as YAML"),
         ("\tmemory: {}", "this cannot be read as YAML"),
@@ -468,6 +470,62 @@ def test_a_check_across_layers_names_both(tmp_path: Path) -> None:
     message = refused(file, {"memory_budget": "32MiB"})
     assert message.startswith("keyword memory_budget: memory.bucket_limit: 64MiB is larger than memory.budget, 32MiB")
     assert message.endswith(f"memory.bucket_limit is from {file}:3")
+
+
+PRESET = st.sampled_from(["standard", "low_memory", "low_latency", "demo"])
+
+
+@pytest.mark.parametrize("preset", ["standard", "low_memory", "low_latency", "disk_only", "memory_only"])
+def test_a_limit_that_the_user_did_not_set_follows_the_budget(preset: str, tmp_path: Path) -> None:
+    """By keyword, Spark conf, a mapping or a file, and also on top of a policy that a preset made."""
+    small = {"memory": {"budget": "4MiB"}}
+    for policy in (
+        load_policy(preset, {"memory_budget": "4MiB"}),
+        resolve(preset, keyword={"memory": {"budget": "4MiB"}}, spark_conf={}),
+        resolve(None, keyword={}, spark_conf={"spark.aion.policy": preset, "spark.aion.memory.budget": "4MiB"}),
+        load_policy(load_policy(preset), {"memory.budget": "4MiB"}),
+        load_policy(small),
+        load_policy(write(tmp_path, "memory: {budget: 4MiB}")),
+    ):
+        assert (policy.memory.budget, policy.memory.bucket_limit_bytes) == (4 * MIB, 4 * MIB)
+    large = load_policy(preset, {"memory_budget": "1TiB"})
+    assert large.memory.bucket_limit_bytes == load_policy(preset).memory.bucket_limit_bytes
+    assert config.MemoryPolicy(budget=4 * MIB).bucket_limit_bytes == 4 * MIB
+
+
+def test_a_limit_that_the_user_set_does_not_follow(tmp_path: Path) -> None:
+    for source in (
+        {"memory": {"bucket_limit": "8MiB"}},
+        load_policy("low_memory", {"memory.bucket_limit": "8MiB"}),
+        write(tmp_path, "memory: {bucket_limit: 8MiB}"),
+    ):
+        assert "memory.bucket_limit: 8MiB is larger than memory.budget, 4MiB" in refused(
+            source, {"memory_budget": 4 * MIB}
+        )
+
+
+@given(
+    preset=PRESET, thresholds=st.dictionaries(st.sampled_from(["resume", "moderate", "scarce"]), st.floats(0.01, 0.99))
+)
+def test_thresholds_that_the_user_did_not_set_follow_those_that_he_set(
+    preset: str, thresholds: dict[str, float]
+) -> None:
+    inner = [thresholds[name] for name in ("resume", "moderate", "scarce") if name in thresholds]
+    assume(inner == sorted(set(inner)))
+    given_ = {f"memory.{name}": share for name, share in thresholds.items()}
+    memory = load_policy(preset, given_).memory
+    assert {name: getattr(memory, name) for name in thresholds} == thresholds
+    assert memory.resume < memory.moderate <= memory.scarce
+
+
+def test_thresholds_that_agree_stay_as_they_are() -> None:
+    before = load_policy("standard").memory
+    memory = load_policy("standard", {"memory.moderate": 0.8}).memory
+    assert (memory.resume, memory.moderate, memory.scarce) == (before.resume, 0.8, before.scarce)
+    memory = load_policy("standard", {"memory.moderate": 0.95}).memory
+    assert (memory.resume, memory.scarce) == (before.resume, 0.95)
+    memory = load_policy("standard", {"memory.scarce": 0.5}).memory
+    assert (memory.resume, memory.moderate) == (0.25, 0.5)
 
 
 # -- there and back -----------------------------------------------------------------------------------

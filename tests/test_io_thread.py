@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from aion.errors import ServerUnreachable
 from state_backends.io_thread import IoThread, Priority, Request, Steps
 
 PATIENCE = 10.0  # seconds after which a test that waits has failed
@@ -73,7 +74,7 @@ def test_the_urgent_comes_first_and_equals_in_the_order_in_which_they_came(io: I
 
 
 def test_the_priorities_are_those_of_the_design() -> None:
-    assert [p.name for p in sorted(Priority)] == ["READ", "PRESTAGE", "LATE_WRITE", "DESTAGE", "MAINTENANCE"]
+    assert [p.name for p in sorted(Priority)] == ["READ", "WRITE", "PRESTAGE", "LATE_WRITE", "DESTAGE", "MAINTENANCE"]
 
 
 def test_an_urgent_request_waits_for_one_step_at_most(io: IoThread) -> None:
@@ -398,4 +399,35 @@ def test_several_threads_are_possible() -> None:
         waiting = io.submit(Priority.READ, note([], "third"))
         assert not waiting.future.done()
     assert result(waiting) == "third"
+    io.close()
+
+
+# -- a thread that dies -------------------------------------------------------------------------------------------
+
+
+class Lethal(int):
+    """Bytes that cannot be added up: what fails then fails between the steps."""
+
+    def __radd__(self, other: int) -> int:
+        raise SystemExit("the end")
+
+
+def test_nobody_waits_for_a_thread_that_died() -> None:
+    io = IoThread(capacity=3)
+
+    def deadly() -> Steps[None]:
+        yield Lethal(1)
+
+    with Gate(io):
+        requests = [io.submit(Priority.READ, deadly()), io.submit(Priority.READ, note([], "next"))]
+        cancelled = io.submit(Priority.READ, note([], "cancelled"))
+        cancelled.cancel()
+        assert io.died() is None
+    for request in requests:
+        with pytest.raises(ServerUnreachable, match=r"the I/O thread .* died \(SystemExit: the end\)"):
+            result(request)
+    assert io.died() is not None
+    with pytest.raises(ServerUnreachable, match="died"):
+        io.submit(Priority.READ, note([], "later"))
+    io.wait_for_room()
     io.close()

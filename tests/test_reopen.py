@@ -138,7 +138,7 @@ def test_who_asks_is_told_once_what_the_disk_took(one: OneHost, tmp_path: Path) 
 
 
 def test_prestaging_keeps_the_order_that_it_was_given(tmp_path: Path) -> None:
-    with contextlib.closing(Rig("tiered", tmp_path, budget=8000)) as rig:
+    with contextlib.closing(Rig("tiered", tmp_path, budget=11_100)) as rig:
         for slice_ in range(4):
             rig.append((slice_, slice_), size=3000)
         rig.to_disk(*range(4))

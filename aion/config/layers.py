@@ -1,6 +1,7 @@
 """How a policy is read: files, mappings, Spark conf and keywords, one over the other, and where each was written.
 
-The only effect is to read files. Order of precedence: keyword, Spark conf, YAML, default.
+The only effect is to read files. Order of precedence: keyword, Spark conf, YAML, default. What only a preset or a
+default says was not set by the user, and follows what was: see :mod:`aion.config.model`.
 """
 
 from __future__ import annotations
@@ -89,15 +90,20 @@ class _Layers:
     def __init__(self) -> None:
         self._tree: dict[str, Any] = {}
         self._origins: dict[KeyPath, _Origin] = {}  # the latest last
+        self._suggested: set[KeyPath] = set()  # by a preset, and set by nobody since
         self._problems: list[tuple[_Origin, str]] = []
 
     def add_source(self, source: object, name: str) -> None:
         if isinstance(source, Policy):
             self._merge(self._tree, policy_to_json(source), _Origin(name))
+            his = {(name, section.written()[field]) for name, section in source for field in section.model_fields_set}
+            self._suggested |= {path for path, _ in leaves() if path not in his}
         elif isinstance(source, Mapping):
             self._merge(self._tree, source, _Origin(name))
         elif isinstance(source, str | os.PathLike):
             self._tree = self._read(source, name)
+            if source in presets():
+                self._suggested |= set(self._origins)
         else:
             names = ", ".join(presets())
             raise PolicyError(f"{name}: {show(source)} is none; give a preset ({names}), a path, a mapping")
@@ -123,12 +129,20 @@ class _Layers:
     def policy(self) -> Policy:
         policy = Policy()
         try:
-            policy = Policy.model_validate(self._tree)
+            policy = Policy.model_validate(self._tree, context=self._set_by_the_user())
         except ValidationError as invalid:
             self._problems += [self._problem(error) for error in invalid.errors(include_url=False)]
         if self._problems:
             raise PolicyError("\n".join(f"{origin}: {problem}" for origin, problem in sorted(self._problems)))
         return policy
+
+    def _set_by_the_user(self) -> dict[type, set[str]]:
+        """By section, the fields whose values are his own."""
+        paths = self._origins.keys() - self._suggested
+        return {
+            type(section): {field for field, key in section.written().items() if (name, key) in paths}
+            for name, section in Policy()
+        }
 
     def _read(self, source: str | os.PathLike[str], name: str) -> dict[str, Any]:
         """The tree of a preset or else of a file: ``./standard`` is a file called like a preset."""
@@ -174,6 +188,7 @@ class _Layers:
             inner = (*path, str(key))
             self._origins.pop(inner, None)
             self._origins[inner] = origin
+            self._suggested.discard(inner)
             below = tree.get(inner[-1])
             if isinstance(value, Mapping) and inner not in _MAPPINGS:
                 tree[inner[-1]] = below = below if isinstance(below, dict) else {}

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
@@ -48,12 +48,40 @@ KeyPath = tuple[str, ...]
 
 
 class _Section(BaseModel):
+    """Keys of which some depend on each other. What the user did not set follows what he did: see ``_followed``.
+
+    He set what he wrote himself, not what a preset or a default says: ``model_fields_set`` is that. The layers, which
+    know it, tell it as the context of a validation: by section, the names of the fields.
+    """
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
     def _all_commented_out(cls, value: object) -> object:
         return {} if value is None else value
+
+    @model_validator(mode="after")
+    def _follow_what_was_set(self, info: ValidationInfo) -> Self:
+        if info.context is not None:
+            object.__setattr__(self, "__pydantic_fields_set__", set(info.context.get(type(self), ())))
+        followed = self._followed()
+        assert not followed.keys() & self.model_fields_set, "what the user set stays as it is"
+        self.__dict__.update(followed)
+        self._check()
+        return self
+
+    @classmethod
+    def written(cls) -> dict[str, str]:
+        """How each field is written in a file."""
+        return {name: field.alias or name for name, field in cls.model_fields.items()}
+
+    def _followed(self) -> dict[str, Any]:
+        """New values for fields that the user did not set, so that they agree with those that he did."""
+        return {}
+
+    def _check(self) -> None:
+        """Raises what :func:`_across` makes if values that the user set contradict each other."""
 
 
 def _across(text: str, *keys: str) -> PydanticCustomError:
@@ -98,7 +126,8 @@ class MemoryPolicy(_Section):
     bucket_limit_bytes: Size = Field(
         default=64 << 20,
         alias="bucket_limit",
-        description="Bytes that the m-bucket of one window may take; what is beyond goes to its p-bucket.",
+        description="The most memory that the m-bucket of one window may take in a shard: all slices that the window "
+        "spans. What is beyond goes to its p-bucket. If it is not set, it is at most the budget.",
     )
     moderate: Fraction = Field(
         default=0.75,
@@ -123,23 +152,44 @@ class MemoryPolicy(_Section):
             raise ConfigError(f"memory.budget: {self.budget} is a share; its bytes are known on the host only")
         return self.budget
 
-    @model_validator(mode="after")
-    def _bucket_fits_budget(self) -> Self:
+    def _followed(self) -> dict[str, Any]:
+        followed: dict[str, Any] = self._followed_thresholds()
+        # The other way round it is an error: memory never grows because of a limit within it.
+        if isinstance(self.budget, int) and "bucket_limit_bytes" not in self.model_fields_set:
+            followed["bucket_limit_bytes"] = min(self.bucket_limit_bytes, self.budget)
+        return followed
+
+    def _followed_thresholds(self) -> dict[str, float]:
+        """From ``moderate`` outwards, and that is as it was where it can be."""
+        resume, moderate, scarce = self.resume, self.moderate, self.scarce
+        free = {"resume", "moderate", "scarce"} - self.model_fields_set
+        if "moderate" in free:
+            if "scarce" not in free:
+                moderate = min(moderate, scarce)
+            if "resume" not in free and resume >= moderate:
+                moderate = _between(resume, 1.0 if "scarce" in free else scarce)
+        if "scarce" in free:
+            scarce = max(scarce, moderate)
+        if "resume" in free and resume >= moderate:
+            resume = _between(0.0, moderate)
+        values = {"resume": resume, "moderate": moderate, "scarce": scarce}
+        return {name: values[name] for name in free}
+
+    def _check(self) -> None:
         if isinstance(self.budget, int) and self.bucket_limit_bytes > self.budget:
             limit, budget = format_bytes(self.bucket_limit_bytes), format_bytes(self.budget)
             text = f"{limit} is larger than memory.budget, {budget}; set bucket_limit to at most '{budget}'"
             raise _across(text, "bucket_limit", "budget")
-        return self
-
-    @model_validator(mode="after")
-    def _thresholds_are_in_order(self) -> Self:
         if self.resume >= self.moderate:
             text = f"{self.resume} is not below memory.moderate, {self.moderate}; set resume lower than moderate"
             raise _across(text, "resume", "moderate")
         if self.moderate > self.scarce:
             text = f"{self.scarce} is below memory.moderate, {self.moderate}; set it to at least that"
             raise _across(text, "scarce", "moderate")
-        return self
+
+
+def _between(low: float, high: float) -> float:
+    return round((low + high) / 2, 6)
 
 
 def _check_plugin(class_path: str | None, arguments: Arguments) -> None:
@@ -157,7 +207,8 @@ class DestagingPolicy(_Section):
     )
     idle_after: Idle = Field(
         default=None,
-        description="A window to which neither events nor a watermark came for so long is destaged; null: never.",
+        description="Move a window to disk after it has been idle for this long: no events, no watermark, nothing "
+        "fetched for it. A multiple is of the median time of an execution on the host. null: never.",
     )
     class_path: ClassPath = Field(
         default=None,
@@ -177,10 +228,8 @@ class DestagingPolicy(_Section):
         """Times the median time of an execution, unless it is a duration or off."""
         return self.idle_after.times if isinstance(self.idle_after, Multiple) else None
 
-    @model_validator(mode="after")
-    def _arguments_are_of_a_class(self) -> Self:
+    def _check(self) -> None:
         _check_plugin(self.class_path, self.arguments)
-        return self
 
 
 class PrestagingPolicy(_Section):
@@ -198,12 +247,14 @@ class PrestagingPolicy(_Section):
     )
     arguments: ArgumentsValue = Field(default_factory=Arguments, description="What that class is called with.")
 
-    @model_validator(mode="after")
-    def _a_class_is_for_prediction(self) -> Self:
+    def _followed(self) -> dict[str, Any]:
+        follows = self.class_path is not None and "mode" not in self.model_fields_set
+        return {"mode": "predictive"} if follows else {}
+
+    def _check(self) -> None:
         _check_plugin(self.class_path, self.arguments)
         if self.class_path is not None and self.mode != "predictive":
             raise _across(f"{self.mode} plans nothing, so class is of no use; set mode to predictive", "mode", "class")
-        return self
 
 
 class IoPolicy(_Section):
@@ -220,7 +271,7 @@ class IoPolicy(_Section):
         default=None,
         alias="rate_limit",
         description="What destaging, late writes and maintenance may move each second; null: what the disk can. "
-        "Reads are never slowed down.",
+        "What a task waits for, reads and the writes of commits, is never slowed down.",
     )
     request_timeout_us: Timeout = Field(
         default=30_000_000,

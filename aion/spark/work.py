@@ -170,7 +170,12 @@ def connect(config: RootConfig, context: TaskContext, shard: int, token: str | N
         run=context.getLocalProperty("spark.jobGroup.id") or "",
         operator_uid=config.uid,
         state_dir=config.state_dir,
-        store=store_config(policy, blocking=config.plan.blocking, retain_versions=config.retain_versions),
+        store=store_config(
+            policy,
+            windows=config.plan.windows.values(),
+            blocking=config.plan.blocking,
+            retain_versions=config.retain_versions,
+        ),
         others=policy.lateness.per == "query" and len(config.ids) > 1,
         moved=config.record is not None,
     )

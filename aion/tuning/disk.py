@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from state_backends.io import BACKGROUND, Pending, Priority, Steps
+from state_backends.io import BACKGROUND, LIMITED, Pending, Priority, Steps
 
 T = TypeVar("T")
 
@@ -116,7 +116,7 @@ class SimulatedDisk:
 
     Only :meth:`pass_to` and those who wait let it go by. What a step takes, it says by what it
     yields, :class:`Moved`, or by :meth:`spend`.
-    ``rate_limit``: bytes per second of writes and maintenance; reads are never slowed down.
+    ``rate_limit``: bytes per second of writes and maintenance; what is waited for is never slowed down.
     """
 
     def __init__(self, rate_limit: int | None = None, *, capacity: int = 4096) -> None:
@@ -241,7 +241,7 @@ class SimulatedDisk:
             return
         self.bytes[request.priority] += moved
         self._free_s = self._begin_s + self._spent_s + (moved.seconds if isinstance(moved, Moved) else 0.0)
-        if self._rate is not None and request.priority in BACKGROUND:
+        if self._rate is not None and request.priority in LIMITED:
             self._background_from_s = max(self._background_from_s, self._begin_s) + moved / self._rate
 
     def _end(self, request: Request[Any], moved: int) -> None:

@@ -123,7 +123,7 @@ class _Host:
     """What shards share."""
 
     def __init__(self, trace: Trace, policy: Policy, machine: Machine, machine_share: float) -> None:
-        config = store_config(policy, blocking=trace.definition.blocking)
+        config = store_config(policy, windows=trace.definition.windows.values(), blocking=trace.definition.blocking)
         self.disk = SimulatedDisk(config.rate_limit_bytes_per_s)
         self.machine = machine
         if config.budget_bytes is None:
@@ -165,7 +165,7 @@ class _Host:
             staleness=sum(k.total for k in kept) / windows if windows else 0.0,
             stalest=max((k.largest for k in kept), default=0.0),
             executions={kind: sum(c.executions[kind] for c in counters) for kind in kinds},
-            written_bytes=moved[Priority.LATE_WRITE] + moved[Priority.DESTAGE],
+            written_bytes=moved[Priority.WRITE] + moved[Priority.LATE_WRITE] + moved[Priority.DESTAGE],
             read_bytes=moved[Priority.READ] + moved[Priority.PRESTAGE],
             hits=staging.hits,
             late=staging.late,
@@ -332,12 +332,11 @@ class _Shard:
             keys = self._keys(sorted({stored.arrival for stored in news}))
         blocking = self._plan.blocking
         _, rest, waiting_s = self._read(slices, machine.processing_bytes_per_s, blocking=blocking, only=Only(keys=keys))
-        if self._plan.layout is None:
-            size += rest
-            # What an execution of so many bytes takes beyond working on each block.
-            least = size / machine.processing_bytes_per_s
-            self._pass(max(0.0, next(self._times) * (least + machine.execution_s) - least))
-            self._executed.append(Execution(size, self._host.disk.now_s - begin, waited_s + waiting_s))
+        size += rest
+        # What an execution of so many bytes takes beyond working on each block.
+        least = size / machine.processing_bytes_per_s
+        self._pass(max(0.0, next(self._times) * (least + machine.execution_s) - least))
+        self._executed.append(Execution(size, self._host.disk.now_s - begin, waited_s + waiting_s))
 
     def _announced(self, action: Prestage, appends: Sequence[Append]) -> Only | None:
         if not self._folds or not self._plan.key:

@@ -244,12 +244,43 @@ def test_a_server_that_pauses_is_waited_for(application: str, connect: Connect, 
     assert server_of(application) == server
 
 
-def test_a_slow_disk_is_no_reason_to_kill(application: str, connect: Connect, tmp_path: Path) -> None:
-    """Writes are slowed down so that a commit takes several timeouts; the server answers pings meanwhile."""
-    slow = StoreConfig(
-        backend="tiered", budget_bytes=1 << 20, bucket_limit_bytes=1 << 18, rate_limit_bytes_per_s=1 << 18
-    )
+SLOW_DISK = """
+import gc, pathlib, time
+from state_backends.io import Priority
+from state_backends.io_thread import IoThread
+class Destage:
+    '''A disk that takes long for what the I/O thread of its server asks next, once.'''
+    def __init__(self, asked, seconds): self.asked, self.seconds = pathlib.Path(asked), seconds
+    def suggest(self, view):
+        if not self.asked.exists():
+            (io,) = [found for found in gc.get_objects() if isinstance(found, IoThread)]
+            io.submit(Priority.READ, self.steps())
+        return []
+    def steps(self):
+        self.asked.write_text("it is asked")
+        time.sleep(self.seconds)
+        yield 0
+"""
+
+
+def slow_disk(folder: Path, seconds: float) -> tuple[StoreConfig, Path]:
+    """A store on such a disk, and the file that tells that the disk is at it."""
+    (folder / "slow.py").write_text(SLOW_DISK)
+    asked = folder / "asked"
+    arguments = {"asked": str(asked), "seconds": seconds}
+    return StoreConfig(
+        budget_bytes=1 << 20, bucket_limit_bytes=1 << 18, destage_class="slow:Destage", destage=arguments
+    ), asked
+
+
+def test_a_slow_disk_is_no_reason_to_kill(
+    application: str, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit takes several timeouts; the server answers pings meanwhile."""
+    monkeypatch.syspath_prepend(tmp_path)
+    slow, asked = slow_disk(tmp_path, 4.0)
     attempt = open_shard(connect(timeout_s=1), tmp_path, None, "t1", store=slow)
+    wait_until(asked.exists)
     attempt.append((seq, True, block(*range(40_000), slice_us=seq)) for seq in range(5))
     attempt.commit(snapshot(5))
     assert attempt.turns == 1
@@ -257,12 +288,12 @@ def test_a_slow_disk_is_no_reason_to_kill(application: str, connect: Connect, tm
 
 
 def test_a_server_that_answers_and_does_not_get_on_is_given_up(
-    application: str, connect: Connect, tmp_path: Path
+    application: str, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stuck = StoreConfig(
-        backend="tiered", budget_bytes=1 << 20, bucket_limit_bytes=1 << 18, rate_limit_bytes_per_s=1 << 14
-    )
+    monkeypatch.syspath_prepend(tmp_path)
+    stuck, asked = slow_disk(tmp_path, 3600.0)
     attempt = open_shard(connect(timeout_s=0.5), tmp_path, None, "t1", store=stuck)
+    wait_until(asked.exists)
     attempt.append((seq, True, block(*range(8_000), slice_us=seq)) for seq in range(2))
     server = server_of(application)
     with pytest.raises(errors.ServerError, match=r"answers, and has not got on with 'commit' for 5 s.*request_timeout"):

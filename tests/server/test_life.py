@@ -16,7 +16,7 @@ import pytest
 from aion import errors
 from state_backends import processes, server_folder
 from state_backends.client import StateClient, running_servers, runtime_dir
-from state_backends.server_folder import LEASE, SOCKET, Lease
+from state_backends.server_folder import LEASE, LOG, LOG_BYTES, OLD_LOG, SOCKET, Lease
 from tests.server.conftest import (
     STORE,
     Connect,
@@ -123,6 +123,19 @@ def test_one_that_was_killed_is_replaced_and_its_shards_come_back(
     assert values(session, 0, 10) == [1, 2, 3]
     # What the killed one left of RocksDB's own files is gone.
     assert [p.name.split("-")[1] for p in (tmp_path / ".live").iterdir()] == [str(server_of(application).pid)]
+
+
+def test_its_log_stays_short_however_much_is_written(application: str, connect: Connect) -> None:
+    """Whatever writes to it: Python's logging, or what a library says on stderr."""
+    client = connect()
+    folder = runtime_dir(application)
+    for number in range(3):
+        with (folder / LOG).open("a") as log:
+            log.writelines(f"{number} {line}\n" for line in range(200_000))
+        wait_until(lambda: (folder / LOG).stat().st_size <= LOG_BYTES)
+        assert (folder / OLD_LOG).stat().st_size <= LOG_BYTES
+        assert (folder / OLD_LOG).read_text().endswith(f"{number} 199999\n")
+    assert client.stats()["shards"] == 0
 
 
 def test_a_second_one_in_the_same_folder_gives_up(application: str, executor: Executor, connect: Connect) -> None:

@@ -95,7 +95,7 @@ def test_a_scrape_tells_what_was_done_and_nobody_else_can_ask(
     places = [told(samples, "aion_state_bytes", place=place) or 0 for place in ("memory", "both", "disk")]
     assert sum(places) == told(samples, "aion_memory_used_bytes") != 0, "nothing was destaged"
     assert told(samples, "aion_memory_budget_bytes") == STORE.budget_bytes
-    assert (told(samples, "aion_io_bytes_total", priority="late_write") or 0) > 0, "the commit wrote a file"
+    assert (told(samples, "aion_io_bytes_total", priority="write") or 0) > 0, "the commit wrote a file"
 
     # A minute later, for a window that is kept.
     advance(operator, 60_000_000)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from state_backends.block import Block, Folded, Kind, encode
 from state_backends.compaction import DEFAULTS, Limits
 from state_backends.io_thread import IoThread, Priority, Steps
-from state_backends.m_bucket import MemoryBudget
+from state_backends.m_bucket import MemoryBudget, Stretches
 from state_backends.p_bucket import PBucket
 from state_backends.store import BlockStore, SstFile
 from state_backends.stores import STORES
@@ -46,12 +46,14 @@ class Rig:
         bucket_limit: int = 1 << 30,
         keep: float = 0.0,
         limits: Limits = DEFAULTS,
+        windows: Sequence[Stretches] = (),
     ) -> None:
         self.kind, self.folder = kind, folder
         self.options: dict[str, Any] = {
             "bucket_limit_bytes": min(bucket_limit, budget),
             "keep_fraction": keep,
             "limits": limits,
+            "windows": windows,
         }
         self.io = IoThread()
         self.budget = MemoryBudget(budget)

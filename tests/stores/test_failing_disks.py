@@ -94,7 +94,7 @@ def test_when_memory_is_full_and_the_disk_takes_nothing_no_more_is_kept(make: Ca
 
 
 def test_a_disk_that_fails_is_not_asked_with_every_block(make: Callable[..., Rig]) -> None:
-    rig = make("rocksdb", budget=64 * KIB)
+    rig = make("rocksdb", budget=80 * KIB)  # of which the ledger takes 16
     rig.break_disk()
     for seq in range(60):
         rig.append((seq, 0), size=KIB)

@@ -1,0 +1,99 @@
+"""What a real state server takes of memory, by the kernel's count, while many functions read windows at once."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from state_backends.block import Block, Kind, encode
+from state_backends.session import RemoteSession
+from state_backends.stores import StoreConfig
+from tests.server.conftest import Connect, open_shard, server_of, snapshot
+from tests.test_io_thread import PATIENCE
+
+MIB = 1 << 20
+BUDGET = 48 * MIB
+READERS = 8
+BLOCKS = 64  # of 1 MiB: each window is larger than the budget
+STORE = StoreConfig(backend="tiered", budget_bytes=BUDGET, bucket_limit_bytes=BUDGET)
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's count of pages is Linux's")
+
+
+def large_block(slice_us: int) -> Block:
+    batch = pa.record_batch({"payload": pa.array([bytes(MIB - 400)], pa.large_binary())})
+    return encode(batch, kind=Kind.EVENTS, slice_us=slice_us, events=1, min_us=slice_us, max_us=slice_us)
+
+
+def resident_bytes(pid: int, what: str) -> int:
+    """``VmRSS``: now; ``VmHWM``: the most since :func:`forget_peak`."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(lines[what].split()[0]) << 10
+
+
+def forget_peak(pid: int) -> None:
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def read_at_once(sessions: list[RemoteSession], slice_us: int, blocks: int) -> None:
+    """Blocking reads, that all begin together, and all stop for the others behind their first block."""
+    together = threading.Barrier(len(sessions))
+    counts: list[int] = []
+
+    def reading(session: RemoteSession) -> None:
+        together.wait(PATIENCE)
+        found = session.read([slice_us], blocking=True)
+        next(found)
+        together.wait(6 * PATIENCE)
+        counts.append(1 + sum(1 for _ in found))
+
+    threads = [threading.Thread(target=reading, args=(session,), daemon=True) for session in sessions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(12 * PATIENCE)
+    assert counts == [blocks] * len(sessions)
+
+
+def test_many_blocking_readers_stay_within_the_budget(application: str, connect: Connect, tmp_path: Path) -> None:
+    clients = [connect() for _ in range(READERS)]
+    pid = server_of(application).pid
+
+    def opened(before: str | None, name: str) -> list[RemoteSession]:
+        how = {"store": STORE}
+        told = enumerate(clients)
+        return [open_shard(c, tmp_path, before and f"{before}{n}", f"{name}{n}", shard=n, **how) for n, c in told]
+
+    # Everything has been done once, of one block each: what the process itself takes is there.
+    sessions = opened(None, "a")
+    for session in sessions:
+        session.append([(0, False, large_block(0))])
+        session.release([0], [])
+        session.commit(snapshot(1))
+    sessions = opened("a", "b")
+    read_at_once(sessions, 0, 1)
+    idle = resident_bytes(pid, "VmRSS")
+    allowed = BUDGET * 5 // 4 + READERS * large_block(0).size_bytes
+    forget_peak(pid)
+
+    block = large_block(1)
+    for session in sessions:
+        for seq in range(BLOCKS):
+            session.append([(1 + seq, False, block)])
+        session.release([1], [])
+        session.commit(snapshot(1 + BLOCKS))
+    assert resident_bytes(pid, "VmHWM") - idle <= allowed, "while they were written"
+
+    sessions = opened("b", "c")
+    assert clients[0].stats()["m_bucket_bytes"] == 0
+    forget_peak(pid)
+    read_at_once(sessions, 1, BLOCKS)
+    taken = resident_bytes(pid, "VmHWM") - idle
+    assert taken <= allowed, f"{taken / MIB:.0f} MiB above the idle server, of {allowed / MIB:.0f}"
+    stats = clients[0].stats()
+    assert stats["used_bytes"] == 0
+    assert stats["reserved_bytes"] < BUDGET // 8, "what readers reserved was given back"
