@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import closing
 
 from rich.console import Console
-from rich.table import Table
 
 from aion.config.values import about_bytes
 from aion.errors import ConfigError, StorageError
@@ -20,16 +19,17 @@ def show_lineages(state_dir: str) -> None:
     if not found:
         console.print(f"{state_dir}: no state of any query")
         return
-    table = Table("query", "lineage", "newest batch", "bytes", "checkpoint", "")
     for lineage in found:
-        where = lineage.checkpoint or "not written down"
-        table.add_row(
-            lineage.query, lineage.name, f"{lineage.newest:,}", about_bytes(lineage.bytes), where, _state(lineage)
+        where = lineage.checkpoint or "a place that nobody wrote down"
+        line = (
+            f"{lineage.query}/{lineage.name}: up to batch {lineage.newest:,}, {about_bytes(lineage.bytes)}, for the "
+            f"checkpoint {where} ({_state(lineage)})"
         )
-    console.print(table)
+        console.print(line, markup=False, soft_wrap=True)
     console.print(
-        "What a lineage whose checkpoint is gone still holds is freed with --forget LINEAGE. "
-        "Files that several lineages have in common are counted for each, and take room once (not in an object store)."
+        "What a lineage still holds whose checkpoint is gone is freed with --forget LINEAGE. In a folder, files that "
+        "lineages have in common take room once.",
+        soft_wrap=True,
     )
 
 

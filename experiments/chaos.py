@@ -1,13 +1,15 @@
 """Nothing lost, whatever dies: kills and faults at random moments of real queries, and not one pane may differ.
 
 A round: files with late events, two queries over them in a process of its own (``chaos_query``), and, at moments that
-a seed chooses, faults (``chaos_faults``). After a JVM the queries are started again from their checkpoints. Then the
-same queries over the same files undisturbed; every batch of both, the last panes, and those that follow from the
-events alone (``chaos_data``) are compared.
+a seed chooses, faults (``chaos_faults``). After a JVM the queries are started again from their checkpoints. Half-way
+the checkpoints are copied, and from then on the copy runs in an application of its own beside the original, on the
+same state folder; the original's partitions are changed offline. Then the same queries over the same files undisturbed;
+every batch of all, the last panes, and those that follow from the events alone (``chaos_data``) are compared.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -17,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,15 +27,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from experiments.chaos_child import STARTING_S, ChaosError, Child, environment
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from experiments.chaos_data import Truth
-    from experiments.chaos_faults import Application, Done
+    from experiments.chaos_faults import Done
 
-STALLED_S = 300.0
-STARTING_S = 300.0
-LEAVING_S = 60.0
 PACKAGES = ("aion", "pyspark", "pyarrow", "rocksdict")
 
 
@@ -81,14 +82,14 @@ class Result:
     panes: int = 0
     events: int = 0
     too_late: int = 0
+    rounds: int = 0
+    copies: int = 0
+    repartitions: int = 0
+    merged_files: int = 0
 
     @property
     def kills(self) -> int:
         return sum(fault.kill is not None for fault in self.faults)
-
-
-class ChaosError(RuntimeError):
-    """The experiment itself cannot go on: nothing comes out any more, or the child does not start."""
 
 
 def chaos(
@@ -96,6 +97,7 @@ def chaos(
     seed: Annotated[int, typer.Option(min=0, help="Of events, faults and their moments.")] = 0,
     events: Annotated[int, typer.Option(min=10, help="Events of a batch.")] = 150,
     payload: Annotated[int, typer.Option(min=0, help="Random bytes every event carries.")] = 400,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on behind the last round that came to its end.")] = False,
     out: Annotated[Path, typer.Option(help="For results; everything else lies there meanwhile.")] = Path("out/chaos"),
 ) -> None:
     """Kill servers, workers and JVMs, fill disks, and compare every pane with an undisturbed run and the events."""
@@ -110,33 +112,57 @@ def chaos(
         "versions": bench.versions(PACKAGES),
         "machine": bench.machine(),
     }
-    result = Result()
+    result, before_s = resumed(settings, out) if resume else (Result(), 0.0)
+    if result.rounds:
+        console.print(f"going on behind round {result.rounds - 1}: {result.kills} kills so far", highlight=False)
     begin = time.monotonic()
-    try:
-        run(settings, out, result, console)
-    finally:
-        bench.write_json(out / "chaos.json", {**record, "seconds": time.monotonic() - begin, "result": asdict(result)})
+
+    def note() -> None:
+        """After each round: what a run that was cut off goes on from."""
+        seconds = before_s + time.monotonic() - begin
+        bench.write_json(out / "chaos.json", {**record, "seconds": seconds, "result": asdict(result)})
+
+    run(settings, out, result, console, note)
     for line in summary(result):
         console.print(line, highlight=False)
     if result.differences:
         raise typer.Exit(1)
 
 
-def run(settings: Settings, out: Path, result: Result, console: Console) -> None:
-    """Rounds until there were enough kills. Raises ChaosError."""
-    rng = random.Random(settings.seed)
+def resumed(settings: Settings, out: Path) -> tuple[Result, float]:
+    """What a run with the same seed came to that was cut off, and its seconds. Raises ChaosError for another one's."""
+    path = out / "chaos.json"
+    if not path.exists():
+        return Result(), 0.0
+    found = json.loads(path.read_text())
+    different = [
+        name for name, value in asdict(settings).items() if name != "kills" and found["settings"].get(name) != value
+    ]
+    if [name for name in different if name != "kinds"]:
+        raise ChaosError(f"--resume: {path} is of a run with another {different[0]}")
+    result = found["result"]
+    return Result(**{**result, "faults": [Fault(**fault) for fault in result["faults"]]}), float(found["seconds"])
+
+
+def run(
+    settings: Settings, out: Path, result: Result, console: Console, note: Callable[[], None] = lambda: None
+) -> None:
+    """Rounds until there were enough kills; ``note`` is called after each. Raises ChaosError."""
     kinds = iter(settings.kinds)
     out.mkdir(parents=True, exist_ok=True)
-    number = 0
     while result.kills < settings.kills:
         work = Path(tempfile.mkdtemp(prefix="work-", dir=out)).absolute()
+        rng = random.Random(f"{settings.seed} {result.rounds}")
+        of_round = copy.deepcopy(result)
         try:
-            Round(settings, number, work, rng, kinds, result, console).run()
+            Round(settings, result.rounds, work, rng, kinds, of_round, console).run()
         except BaseException:
             console.print(f"left as it is: {work}", highlight=False)
             raise
+        of_round.rounds += 1
+        vars(result).update(vars(of_round))
+        note()
         shutil.rmtree(work)
-        number += 1
 
 
 def summary(result: Result) -> Iterator[str]:
@@ -150,6 +176,10 @@ def summary(result: Result) -> Iterator[str]:
         f"{sum(f.turns for f in result.faults)} tasks that went on with another server, "
         f"{len(result.failures)} queries that failed and were started again; "
         f"longest wait for the next batch {slowest:.1f} s"
+    )
+    yield (
+        f"besides: {result.copies} checkpoints copied, and run beside their originals on one state folder; "
+        f"{result.repartitions} repartitioned; {result.merged_files} merged files seen"
     )
     yield (
         f"compared: {result.batches} batches ({result.batches_again} came out a second time), {result.panes} panes, "
@@ -177,35 +207,57 @@ class Round:
         self.kinds, self.result, self.console = kinds, result, console
         self.kills = min(settings.kills_of_a_round, settings.kills - result.kills)
         self.files = int(settings.files_of_a_kill * self.kills) + settings.more_files
+        self._merged: set[str] = set()
+        self._merged_before = result.merged_files
 
     def run(self) -> None:
         from experiments.chaos_data import COLUMNS, composition, differences, last_panes
 
-        disturbed, calm = self.work / "disturbed", self.work / "calm"
-        for folder in (disturbed, calm):
+        disturbed, calm, copied = self.work / "disturbed", self.work / "calm", self.work / "copied"
+        for folder in (disturbed, calm, copied):
             folder.mkdir()
-        truth = self._write_files(self.work / "input")
-        for query in COLUMNS:
-            (disturbed / f"input-{query}").symlink_to(self.work / "input")
+        truth = self._write_files(self.work / "all")
+        state, shown = disturbed / "state", self.work / "input"
+        shown.mkdir()
+        for folder in (disturbed, copied):
+            for query in COLUMNS:
+                (folder / f"input-{query}").symlink_to(shown)
+        half = self.files // 2
         self._print(f"round {self.number}: {self.files} files, {self.kills} kills to come")
-        self._disturb(disturbed)
-        batches = {query: composition(disturbed / f"checkpoint-{query}") for query in COLUMNS}
+        self._show(range(half))
+        self._disturb(disturbed, state, self.kills // 2, half)
+        for query in COLUMNS:
+            for name in (query, f"checkpoint-{query}"):
+                shutil.copytree(disturbed / name, copied / name)
+        self.result.copies += len(COLUMNS)
+        self._repartition(disturbed, state)
+        self._show(range(half, self.files))
+        with self._child(copied, state) as beside:
+            self._disturb(disturbed, state, self.kills - self.kills // 2, self.files)
+            self._note_merged(state)
+            if (code := self._wait_for_end(beside)) != 0:
+                raise ChaosError(f"the copy ended with {code}: {beside.last_words()}")
+        batches = {query: composition(disturbed, query) for query in COLUMNS}
         for query, names in batches.items():
-            write_batches(self.work / "input", calm / f"input-{query}", names)
+            write_batches(self.work / "all", calm / f"input-{query}", names)
         self._print("the same batches without faults ...")
         begin = time.monotonic()
-        with self._child(calm) as child:
+        with self._child(calm, calm / "state") as child:
             if (code := self._wait_for_end(child)) != 0:
                 raise ChaosError(f"the undisturbed run ended with {code}: {child.last_words()}")
         self._print(f"... took {time.monotonic() - begin:.0f} s")
         found: list[str] = []
         for query in COLUMNS:
-            got, other = batches_of(disturbed / query), batches_of(calm / query)
+            got, twin, other = (batches_of(folder / query) for folder in (disturbed, copied, calm))
             found += differences(query, got, other, truth, len(batches[query]))
-            for folder in (disturbed / query, calm / query):
+            # Where Spark made other batches of the files for the copy, its last panes are still to be the same.
+            as_got = composition(copied, query) == batches[query]
+            told = differences(query, twin, other if as_got else twin, truth, len(batches[query]) if as_got else 0)
+            found += [f"the copy: {difference}" for difference in told]
+            for folder in (disturbed / query, copied / query, calm / query):
                 twice = sorted(path.name for path in folder.glob("*.differs-*"))
                 found += [f"{query}: a batch came out twice, with other rows: {name}" for name in twice]
-            self.result.batches += len(got)
+            self.result.batches += len(got) + len(twin)
             self.result.batches_again += len(list((disturbed / query).glob("*.again-*")))
             self.result.panes += len(last_panes(got, query))
         self.result.events += sum(map(len, truth.windows.values())) + len(truth.too_late)
@@ -217,6 +269,27 @@ class Round:
         self._print(
             f"round {self.number}: {self.result.kills} kills so far, {len(self.result.differences)} differences"
         )
+
+    def _show(self, files: Iterable[int]) -> None:
+        """Files appear where the queries look for them, with their times."""
+        for file in files:
+            name = f"{file:06d}.parquet"
+            os.link(self.work / "all" / name, self.work / "input" / name)
+
+    def _repartition(self, folder: Path, state: Path) -> None:
+        partitions = self.rng.choice((1, 3, 4))
+        command = [sys.executable, "-m", "experiments.chaos_query", str(folder), str(state), str(partitions)]
+        done = subprocess.run(
+            command, env=environment(), cwd=folder, capture_output=True, text=True, check=False, timeout=STARTING_S
+        )
+        if done.returncode != 0:
+            raise ChaosError(f"the checkpoints were not repartitioned: {done.stderr[-3000:]}")
+        self.result.repartitions += len(list(folder.glob("checkpoint-*")))
+        self._print(f"the checkpoints were copied, and those of the original have {partitions} partitions now")
+
+    def _note_merged(self, state: Path) -> None:
+        self._merged |= {path.name for path in state.glob("*/*/**/*-merged.sst")}
+        self.result.merged_files = self._merged_before + len(self._merged)
 
     # -- events -------------------------------------------------------------------------------------------
 
@@ -240,22 +313,26 @@ class Round:
     # -- the child ----------------------------------------------------------------------------------------
 
     @contextmanager
-    def _child(self, folder: Path) -> Iterator[Child]:
-        child = Child(folder)
+    def _child(self, folder: Path, state: Path) -> Iterator[Child]:
+        child = Child(folder, state)
         try:
             yield child
         finally:
             child.end()
 
-    def _disturb(self, folder: Path) -> None:
-        """Faults until there were enough kills, and then on to the end, in as many lives as it takes."""
+    def _disturb(self, folder: Path, state: Path, kills: int, files: int) -> None:
+        """Faults until there were enough kills, and then on to the end, in as many lives as it takes.
+
+        ``files``: how many there are by now.
+        """
         kills_before = self.result.kills
         unexpected = 0
         while True:
-            with self._child(folder) as child:
+            with self._child(folder, state) as child:
                 child.wait_until_started()
-                while self.result.kills - kills_before < self.kills and self._wait_for_moment(child):
-                    fault = self._do_something(child, self.result.kills - kills_before)
+                while self.result.kills - kills_before < kills and self._wait_for_moment(child, files):
+                    fault = self._do_something(child)
+                    self._note_merged(state)
                     if fault is not None and fault.kind == "JVM":
                         break
                 code = self._wait_for_end(child)
@@ -267,19 +344,19 @@ class Round:
                     if unexpected > 3:
                         raise ChaosError("the child keeps ending by itself")
 
-    def _wait_for_moment(self, child: Child) -> bool:
+    def _wait_for_moment(self, child: Child, files: int) -> bool:
         """Some batches, and some part of one; False when there is no more to come."""
         wanted = child.batches() + self.rng.randint(0, 2)
         moment_s = self.rng.random()
         while child.batches() < wanted:
-            if child.process.poll() is not None or child.batches() >= 2 * (self.files - 2):
+            if child.process.poll() is not None or child.batches() >= 2 * (files - 2):
                 return False
             child.note_progress()
             time.sleep(0.01)
         time.sleep(moment_s * child.batch_s)
         return child.process.poll() is None
 
-    def _do_something(self, child: Child, kills: int) -> Fault | None:
+    def _do_something(self, child: Child) -> Fault | None:
         from experiments import chaos_faults
 
         kind = next(self.kinds, None)
@@ -291,7 +368,7 @@ class Round:
         deadline = time.monotonic() + STARTING_S
         moment = ""
         if kind in chaos_faults.KILLS:
-            moment = chaos_faults.wait_for_moment(child.application, child.folder / "state", self.rng)
+            moment = chaos_faults.wait_for_moment(child.application, child.state, self.rng)
         while done is None and time.monotonic() < deadline and child.process.poll() is None:
             done = chaos_faults.do(kind, child.application, self.rng)
             if done is None:
@@ -340,118 +417,6 @@ class Round:
 
     def _print(self, text: str) -> None:
         self.console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, markup=False, soft_wrap=True)
-
-
-class Child:
-    """One life of the process with the queries."""
-
-    def __init__(self, folder: Path) -> None:
-        from experiments.chaos_query import STARTED
-
-        self.folder = folder
-        (folder / STARTED).unlink(missing_ok=True)
-        self.log = folder / "log"
-        self._out = self.log.open("ab")
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "experiments.chaos_query", str(folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=self._out,
-            stderr=self._out,
-            env=environment,
-            cwd=folder,
-        )
-        self._application: Application | None = None
-        self._lost = False
-        self.lost_at = 0.0
-        self.batch_s = 1.0
-        self._progress = self.batches(), time.monotonic()
-
-    @property
-    def application(self) -> Application:
-        assert self._application is not None
-        return self._application
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether its JVM was killed on purpose."""
-        return self._lost
-
-    @is_lost.setter
-    def is_lost(self, lost: bool) -> None:
-        self._lost = lost
-        self.lost_at = time.monotonic()
-
-    def wait_until_started(self) -> None:
-        from experiments.chaos_faults import Application
-        from experiments.chaos_query import STARTED
-        from state_backends import processes
-
-        deadline = time.monotonic() + STARTING_S
-        while not (self.folder / STARTED).exists():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise ChaosError(f"the child did not start: {self.last_words()}")
-            time.sleep(0.05)
-        started = json.loads((self.folder / STARTED).read_text())
-        driver, jvm = processes.find(started["driver"]), processes.find(started["jvm"])
-        if driver is None or jvm is None:
-            raise ChaosError(f"the child ended at once: {self.last_words()}")
-        self._application = Application(started["application"], driver, jvm)
-        self._progress = self.batches(), time.monotonic()
-
-    def by_query(self) -> list[int]:
-        from experiments.chaos_data import COLUMNS
-
-        return [sum(1 for _ in (self.folder / query).glob("??????.json")) for query in COLUMNS]
-
-    def batches(self) -> int:
-        return sum(self.by_query())
-
-    def note_progress(self) -> None:
-        """Learns how long a batch takes. Raises ChaosError when nothing comes out any more."""
-        batches, since = self._progress
-        now, count = time.monotonic(), self.batches()
-        if count > batches:
-            self.batch_s = 0.8 * self.batch_s + 0.2 * min(5.0, (now - since) / (count - batches) * 2)
-            self._progress = count, now
-        elif now - since > STALLED_S:
-            raise ChaosError(f"no batch for {STALLED_S:g} s: {self.last_words()}")
-
-    def seen(self) -> dict[str, int]:
-        """How often what was noted so far, by Spark and by the workers."""
-        log = self.log.read_text(errors="replace")
-        return {"lost": log.count("Lost task"), "turns": log.count(" goes on as "), "failures": len(self.failures())}
-
-    def failures(self) -> list[str]:
-        from experiments.chaos_query import FAILURES
-
-        path = self.folder / FAILURES
-        return path.read_text().splitlines() if path.exists() else []
-
-    def last_words(self) -> str:
-        return self.log.read_text(errors="replace")[-3000:]
-
-    def end(self) -> None:
-        """Nothing that it started is left when this returns. Raises ChaosError if something is."""
-        from experiments import chaos_faults
-        from state_backends import processes
-        from state_backends.client import runtime_dir
-
-        app = self._application
-        if app is not None:
-            chaos_faults.end(app.jvm)
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        self._out.close()
-        if app is None:
-            return
-        deadline = time.monotonic() + LEAVING_S
-        while (server := app.server()) is not None and processes.is_alive(server):
-            if time.monotonic() > deadline:
-                raise ChaosError(f"the state server {server.pid} outlives its executor")
-            time.sleep(0.05)
-        shutil.rmtree(runtime_dir(app.name), ignore_errors=True)
 
 
 def write_file(folder: Path, number: int, table: Any) -> None:

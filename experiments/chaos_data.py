@@ -106,10 +106,10 @@ COLUMNS = {"aggregates": ("n", "total", "low", "high"), "apply": ("n", "total", 
 # -- the batches ------------------------------------------------------------------------------------------
 
 
-def composition(checkpoint: Path) -> list[list[str]]:
-    """The names of the files of each batch, out of a finished query's checkpoint, in the order of the batches."""
+def composition(work: Path, query: str) -> list[list[str]]:
+    """The names of the files of each batch of a finished query, in the order of the batches."""
     of_source: dict[int, list[str]] = {}
-    for path in (checkpoint / "sources" / "0").iterdir():
+    for path in (work / f"checkpoint-{query}" / "sources" / "0").iterdir():
         if re.fullmatch(r"\d+(\.compact)?", path.name):
             for line in path.read_text().splitlines()[1:]:
                 entry = json.loads(line)
@@ -118,8 +118,8 @@ def composition(checkpoint: Path) -> list[list[str]]:
                 if name not in names:  # a compacted log repeats what came before
                     names.append(name)
     batches, noted = [], -1
-    for path in sorted((checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name)):
-        upto = int(json.loads(path.read_text().splitlines()[2])["logOffset"])
+    for path in sorted((work / query).glob("*.offset")):
+        upto = int(path.read_text())
         batches.append([name for number in range(noted + 1, upto + 1) for name in of_source[number]])
         noted = upto
     return [batch for batch in batches if batch]  # the one after the last has none

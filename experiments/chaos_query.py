@@ -1,8 +1,10 @@
 """The process in the middle of the chaos: Spark with two queries, each written to a sink that keeps batches once.
 
-``python -m experiments.chaos_query WORK``: reads ``WORK/input-<query>``, a file a batch, until there are no more. What
-a batch yields becomes ``WORK/<query>/<batch>.json``, by renaming; if it is there already it must be the same, or else
-it becomes ``<batch>.differs-<n>.json``. A query that fails is started again from its checkpoint.
+``python -m experiments.chaos_query WORK STATE``: reads ``WORK/input-<query>``, a file a batch, until there are no more,
+and keeps its state in STATE. What a batch yields becomes ``WORK/<query>/<batch>.json``, by renaming; if it is there
+already it must be the same, or else it becomes ``<batch>.differs-<n>.json``; how far it went in its source stands in
+``<batch>.offset``. A query that fails is started again from its checkpoint. With a number behind it, the checkpoints
+get so many partitions, offline, and nothing else is done.
 """
 
 from __future__ import annotations
@@ -36,7 +38,12 @@ FAILURES = "failures.jsonl"
 LOST_JVM = 3
 
 
-def session(work: Path) -> SparkSession:
+SHARDS = 4
+RETAINED = 2
+PARTITIONS = "partitions"
+
+
+def session(work: Path, state: Path) -> SparkSession:
     from pyspark.sql import SparkSession
 
     import aion
@@ -47,12 +54,15 @@ def session(work: Path) -> SparkSession:
         .config("spark.driver.memory", "1g")
         .config("spark.driver.extraJavaOptions", JVM)
         .config("spark.local.dir", str(work / "spark"))
-        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.shuffle.partitions", _partitions(work))
+        .config("spark.sql.streaming.minBatchesToRetain", str(RETAINED))
+        # Whether a batch without data follows would hang on when the files appear.
+        .config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
         .config("spark.sql.warehouse.dir", str(work / "warehouse"))
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
     )
-    spark = aion.configure(builder, policy=POLICY, state_dir=str(work / "state")).getOrCreate()
+    spark = aion.configure(builder, policy=POLICY, state_dir=str(state), state_shards=SHARDS).getOrCreate()
     spark.sparkContext.setLogLevel("WARN")  # lost tasks are warnings
     return spark
 
@@ -76,7 +86,21 @@ def panes_of(spark: SparkSession, work: Path, query: str) -> DataFrame:
     return aion.windowed(events, key="k", time="ts", windows=windows, apply=seen, schema=schema, name="apply")
 
 
-def kept_once(folder: Path, columns: tuple[str, ...]) -> Callable[[DataFrame, int], None]:
+def _partitions(work: Path) -> str:
+    path = work / PARTITIONS
+    return path.read_text() if path.exists() else "2"
+
+
+def repartition(work: Path, state: Path, partitions: int) -> None:
+    """Changes the partitions of the checkpoints, which no query uses."""
+    spark = session(work, state)
+    for query in COLUMNS:
+        spark._streamingCheckpointManager.repartition(str(work / f"checkpoint-{query}"), partitions)
+    (work / PARTITIONS).write_text(str(partitions))
+    spark.stop()
+
+
+def kept_once(folder: Path, columns: tuple[str, ...], checkpoint: Path) -> Callable[[DataFrame, int], None]:
     """A sink for ``foreachBatch`` that is idempotent, and tells whether it had to be."""
     wanted = ["k", "window_start", *columns, "pane", "kind", "events", "late_events"]
 
@@ -84,6 +108,9 @@ def kept_once(folder: Path, columns: tuple[str, ...]) -> Callable[[DataFrame, in
         from pyspark.sql import functions as F
 
         rows = df.withColumn("window_start", F.unix_micros("window_start")).select(*wanted).collect()
+        # Spark forgets it soon.
+        offset = json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2])["logOffset"]
+        (folder / f"{batch:06d}.offset").write_text(str(offset))
         text = "".join(sorted(json.dumps(row.asDict()) + "\n" for row in rows))
         path = folder / f"{batch:06d}.json"
         if path.exists():
@@ -98,11 +125,11 @@ def kept_once(folder: Path, columns: tuple[str, ...]) -> Callable[[DataFrame, in
     return write
 
 
-def run(work: Path) -> int:
+def run(work: Path, state: Path) -> int:
     from py4j.protocol import Py4JError
     from pyspark.errors import StreamingQueryException
 
-    spark = session(work)
+    spark = session(work, state)
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     started = {
@@ -116,9 +143,10 @@ def run(work: Path) -> int:
     def start(query: str) -> Any:
         folder = work / query
         folder.mkdir(exist_ok=True)
-        sink = kept_once(folder, COLUMNS[query])
+        checkpoint = work / f"checkpoint-{query}"
+        sink = kept_once(folder, COLUMNS[query], checkpoint)
         writer = panes_of(spark, work, query).writeStream.foreachBatch(sink).queryName(query)
-        return writer.option("checkpointLocation", str(work / f"checkpoint-{query}")).trigger(availableNow=True).start()
+        return writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
 
     try:
         running = {query: start(query) for query in COLUMNS}
@@ -140,6 +168,11 @@ def run(work: Path) -> int:
 
 if __name__ == "__main__":
     # Not sys.exit: threads that wait for a JVM that is gone would keep the process.
-    code = run(Path(sys.argv[1]).absolute())
+    work, state, *more = sys.argv[1:]
+    if more:
+        repartition(Path(work).absolute(), Path(state).absolute(), int(more[0]))
+        code = 0
+    else:
+        code = run(Path(work).absolute(), Path(state).absolute())
     sys.stderr.flush()
     os._exit(code)

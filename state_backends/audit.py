@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -102,7 +103,10 @@ class Lineage:
         if self.checkpoint is None:
             raise StorageError(f"lineage {self.name}: nobody wrote down where its checkpoint lies")
         try:
-            fs, path = pafs.FileSystem.from_uri(pyarrow_uri(self.checkpoint))
+            if self.checkpoint.startswith("file:"):  # with one slash, as Spark writes it
+                fs, path = pafs.LocalFileSystem(), unquote(urlsplit(self.checkpoint).path)
+            else:
+                fs, path = pafs.FileSystem.from_uri(pyarrow_uri(self.checkpoint))
             info = fs.get_file_info(f"{path.rstrip('/')}/metadata")
         except (OSError, pa.ArrowException) as error:
             raise StorageError(f"{self.checkpoint} cannot be looked at from here: {error}") from error

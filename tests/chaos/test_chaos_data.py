@@ -129,8 +129,8 @@ def test_events_follow_from_the_seed() -> None:
 
 
 def test_the_batches_are_read_from_a_checkpoint(tmp_path: Path) -> None:
-    """As Spark writes them: a log of the source, compacted now and then, and offsets into it by batch."""
-    source, offsets = tmp_path / "sources" / "0", tmp_path / "offsets"
+    """As Spark writes it: a log of the source, compacted now and then; and how far into it each batch went."""
+    source, offsets = tmp_path / "checkpoint-apply" / "sources" / "0", tmp_path / "apply"
     source.mkdir(parents=True)
     offsets.mkdir()
 
@@ -143,8 +143,8 @@ def test_the_batches_are_read_from_a_checkpoint(tmp_path: Path) -> None:
     (source / "3").write_text("\n".join(["v1", entry(3, "d")]))
     (source / ".3.crc").write_bytes(b"\0")
     for batch, upto in enumerate([0, 2, 3, 3]):  # two at once in the second, none in the last
-        (offsets / str(batch)).write_text("\n".join(["v1", "{}", json.dumps({"logOffset": upto})]))
-    assert composition(tmp_path) == [["a"], ["b", "c"], ["d"]]
+        (offsets / f"{batch:06d}.offset").write_text(str(upto))
+    assert composition(tmp_path, "apply") == [["a"], ["b", "c"], ["d"]]
 
 
 def test_what_a_query_wrote_is_read_by_batch(tmp_path: Path) -> None:

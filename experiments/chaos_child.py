@@ -1,0 +1,138 @@
+"""A process with the queries of the chaos experiment, watched from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from experiments.chaos_faults import Application
+
+STALLED_S = 300.0
+STARTING_S = 300.0
+LEAVING_S = 60.0
+
+
+class ChaosError(RuntimeError):
+    """The experiment itself cannot go on: nothing comes out any more, or the child does not start."""
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
+
+
+class Child:
+    """One life of the process with the queries, in ``folder``; ``state``: where they keep their state."""
+
+    def __init__(self, folder: Path, state: Path) -> None:
+        from experiments.chaos_query import STARTED
+
+        self.folder, self.state = folder, state
+        (folder / STARTED).unlink(missing_ok=True)
+        self.log = folder / "log"
+        self._out = self.log.open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "experiments.chaos_query", str(folder), str(state)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._out,
+            stderr=self._out,
+            env=environment(),
+            cwd=folder,
+        )
+        self._application: Application | None = None
+        self._lost = False
+        self.lost_at = 0.0
+        self.batch_s = 1.0
+        self._progress = self.batches(), time.monotonic()
+
+    @property
+    def application(self) -> Application:
+        assert self._application is not None
+        return self._application
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its JVM was killed on purpose."""
+        return self._lost
+
+    @is_lost.setter
+    def is_lost(self, lost: bool) -> None:
+        self._lost = lost
+        self.lost_at = time.monotonic()
+
+    def wait_until_started(self) -> None:
+        from experiments.chaos_faults import Application
+        from experiments.chaos_query import STARTED
+        from state_backends import processes
+
+        deadline = time.monotonic() + STARTING_S
+        while not (self.folder / STARTED).exists():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise ChaosError(f"the child did not start: {self.last_words()}")
+            time.sleep(0.05)
+        started = json.loads((self.folder / STARTED).read_text())
+        driver, jvm = processes.find(started["driver"]), processes.find(started["jvm"])
+        if driver is None or jvm is None:
+            raise ChaosError(f"the child ended at once: {self.last_words()}")
+        self._application = Application(started["application"], driver, jvm)
+        self._progress = self.batches(), time.monotonic()
+
+    def by_query(self) -> list[int]:
+        from experiments.chaos_data import COLUMNS
+
+        return [sum(1 for _ in (self.folder / query).glob("??????.json")) for query in COLUMNS]
+
+    def batches(self) -> int:
+        return sum(self.by_query())
+
+    def note_progress(self) -> None:
+        """Learns how long a batch takes. Raises ChaosError when nothing comes out any more."""
+        batches, since = self._progress
+        now, count = time.monotonic(), self.batches()
+        if count > batches:
+            self.batch_s = 0.8 * self.batch_s + 0.2 * min(5.0, (now - since) / (count - batches) * 2)
+            self._progress = count, now
+        elif now - since > STALLED_S:
+            raise ChaosError(f"no batch for {STALLED_S:g} s: {self.last_words()}")
+
+    def seen(self) -> dict[str, int]:
+        """How often what was noted so far, by Spark and by the workers."""
+        log = self.log.read_text(errors="replace")
+        return {"lost": log.count("Lost task"), "turns": log.count(" goes on as "), "failures": len(self.failures())}
+
+    def failures(self) -> list[str]:
+        from experiments.chaos_query import FAILURES
+
+        path = self.folder / FAILURES
+        return path.read_text().splitlines() if path.exists() else []
+
+    def last_words(self) -> str:
+        return self.log.read_text(errors="replace")[-3000:]
+
+    def end(self) -> None:
+        """Nothing that it started is left when this returns. Raises ChaosError if something is."""
+        from experiments import chaos_faults
+        from state_backends import processes
+        from state_backends.client import runtime_dir
+
+        app = self._application
+        if app is not None:
+            chaos_faults.end(app.jvm)
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._out.close()
+        if app is None:
+            return
+        deadline = time.monotonic() + LEAVING_S
+        while (server := app.server()) is not None and processes.is_alive(server):
+            if time.monotonic() > deadline:
+                raise ChaosError(f"the state server {server.pid} outlives its executor")
+            time.sleep(0.05)
+        shutil.rmtree(runtime_dir(app.name), ignore_errors=True)
