@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check format clean setup
+.PHONY: demo test proof check format clean setup
 
 setup: $(VENV)/.ready
 
@@ -22,7 +22,10 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not proof"
+
+proof: setup
+	$(BIN)/python -m pytest -m proof
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -72,7 +72,9 @@ def panes_of(spark: SparkSession, work: Path, query: str) -> DataFrame:
     from aion import aggregates as A
 
     reader = spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1)
-    events = reader.parquet(str(work / f"input-{query}")).withWatermark("ts", f"{DELAY_S} seconds")
+    # Resolved: a checkpoint knows the names of its files, and a copy of it finds them under the same ones.
+    folder = (work / f"input-{query}").resolve()
+    events = reader.parquet(str(folder)).withWatermark("ts", f"{DELAY_S} seconds")
     windows = aion.Tumbling(f"{WINDOW_S} seconds")
     if query == "aggregates":
         aggregates = {"n": A.count(), "total": A.sum("id"), "low": A.min("id"), "high": A.max("id")}

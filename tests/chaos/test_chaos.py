@@ -18,7 +18,8 @@ KINDS = (
 )  # fmt: skip
 
 
-@pytest.mark.timeout(1800)  # a minute where nothing else runs
+@pytest.mark.proof
+@pytest.mark.timeout(1800)  # four minutes where nothing else runs
 def test_every_pane_is_that_of_an_undisturbed_run_and_of_the_events(tmp_path: Path) -> None:
     assert set(KINDS) == KILLS.keys() | FAULTS.keys()
     others = set(psutil.Process().children(recursive=True))

@@ -152,4 +152,4 @@ def test_what_a_query_wrote_is_read_by_batch(tmp_path: Path) -> None:
     (tmp_path / "000003.again-17").touch()
     (tmp_path / "000004.part").write_text("half")
     (tmp_path / "000005.json").touch()
-    assert batches_of(tmp_path) == {3: [{"k": "a"}, {"k": "b"}], 5: []}
+    assert batches_of(tmp_path) == {0: [{"k": "a"}, {"k": "b"}], 1: []}
