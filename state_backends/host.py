@@ -312,7 +312,8 @@ class Host:
             left = [self._shards.pop(key) for key in idle]
             self._leaving += [shard for shard, _ in left]
             for key in idle:
-                for known in (self._wanted, self._moved, self._opened, self._intervals, self._over, self._at_work):
+                # How often its batches came is kept: a slow trigger is found out so.
+                for known in (self._wanted, self._moved, self._over, self._at_work):
                     known.pop(key, None)
             operators = {key[:2] for key in self._shards}
             self._owners = {key: owner for key, owner in self._owners.items() if key in operators}

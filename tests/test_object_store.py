@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import shutil
+import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -208,3 +212,76 @@ def test_a_server_that_does_not_answer_is_named(hosts: Any, monkeypatch: pytest.
     host = hosts("s3://bucket/state?scheme=http&endpoint_override=127.0.0.1:1&region=us-east-1")
     with pytest.raises(StorageError, match=r"^state\.dir s3://bucket/state\?.*: .*NETWORK_CONNECTION"):
         host.shard.open(None, "0000000001-a", IDENTITY)
+
+
+class Requests(logging.Handler):
+    """What the server was asked meanwhile, as it logs it: method and path."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found = re.search(r'"([A-Z]+ \S+) HTTP', record.getMessage())
+        if found:
+            self.seen.append(found[1])
+
+    def __enter__(self) -> Requests:
+        self._log = logging.getLogger("werkzeug")
+        self._level = self._log.level
+        self._log.addHandler(self)
+        self._log.setLevel(logging.INFO)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._log.setLevel(self._level)
+        self._log.removeHandler(self)
+
+    def count(self) -> Counter[str]:
+        """By what it was: a listing and a deletion of many have a query."""
+        kinds = {"GET": "LIST", "POST": "DELETE"}
+        return Counter(
+            kinds[method] if method in kinds and ("list-type" in path or "delete" in path) else method
+            for method, path in (line.split(" ", 1) for line in self.seen)
+        )
+
+
+def test_a_version_costs_two_requests_and_what_goes_goes_behind_it(bucket: ObjectStore, hosts: Any) -> None:
+    host, token = hosts(retain=2), None
+    for i in range(6):
+        token = host.commit(token, f"{i}", (i, i), purge=[i - 1])
+    host = hosts(retain=2)
+    with Requests() as opening:
+        host.shard.open(token, "0000000006-a", IDENTITY)
+    assert opening.count()["LIST"] == 1 and not opening.count()["PUT"], opening.seen
+    host.shard.abort("0000000006-a")
+    with Requests() as working:
+        for i in range(6, 16):
+            token = host.commit(token, f"{i}", (i, i), purge=[i - 1])
+    found = working.count()
+    assert found["PUT"] == 20, "a file and a manifest for each"
+    assert found["DELETE"] == 10, "of what each made superfluous, together"
+    assert set(found) == {"PUT", "DELETE"}, working.seen
+    kept = [load(bucket.get(f"{bucket.bucket}/{path}"), path) for path in bucket.objects() if "/manifests/" in path]
+    assert len(kept) == 3
+
+
+def test_a_commit_does_not_wait_for_what_is_deleted(bucket: ObjectStore, hosts: Any) -> None:
+    host, token = hosts(retain=1), None
+    for i in range(3):
+        token = host.commit(token, f"{i}", (i, i), purge=[i - 1])
+    held, may_go_on = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        held.set()
+        assert may_go_on.wait(60)
+
+    host.remote.cleaning.submit(slow)
+    assert held.wait(60)
+    attempt = "0000000003-a"
+    host.shard.open(token, attempt, IDENTITY)
+    host.shard.append(attempt, [(3, False, make_block(3, 3, BLOCK_BYTES))])
+    host.shard.commit(attempt, {"next_seq": 4})
+    assert host.shard.token == attempt, "while a deletion hangs"
+    may_go_on.set()
+    host.depot.settle()

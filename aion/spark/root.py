@@ -57,9 +57,6 @@ class Root(StatefulProcessor):
                 yield from work.end_batch()
                 # Spark deletes the expired timer itself, after this.
                 self._set_timer(work, but=expiredTimerInfo.getExpiryTimeInMs())
-                if (token := work.unchanged()) is not None:
-                    # Nothing came, and nothing was due after all: there is no need for a version of that.
-                    self._token.update((token,))
 
     def close(self) -> None:
         """Commits, inside the task: if it fails, the task fails, and Spark keeps the old token."""
@@ -89,7 +86,7 @@ class Root(StatefulProcessor):
         session = connect(self._config, context, shard, token, attempt)
         # Spark's store keeps the new token exactly if this attempt of this batch wins.
         self._token.update((attempt,))
-        self._work[shard] = work = ShardWork(self._config, session, self._codec, shard, int(batch), token)
+        self._work[shard] = work = ShardWork(self._config, session, self._codec, shard, int(batch))
         return work
 
     def _set_timer(self, work: ShardWork, but: int | None = None) -> None:

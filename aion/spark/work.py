@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import orjson
 import pandas as pd
 import pyarrow as pa
 from pyspark import TaskContext
@@ -24,7 +23,6 @@ from state_backends.client import RemoteSession, StateClient, executor_pid
 from state_backends.codec_pool import CodecPool
 from state_backends.manifest import Identity
 
-_WATERMARK = ("watermark_us", "watermark_step_us")
 log = logging.getLogger(__name__)
 
 
@@ -43,11 +41,8 @@ class ShardWork:
         codec: CodecPool,
         shard: int,
         batch: int,
-        token: str | None,
     ) -> None:
         self.session = session
-        self.token = token
-        self._is_over = False
         policy = policy_from_json(config.policy)
         self.bound = make_bound(config.plan, policy, session.snapshot, shards=len(config.ids))
         if self.bound.together:
@@ -93,24 +88,7 @@ class ShardWork:
         self._parts.end()
         yield from _frames(self.executor.end_batch())
 
-    def unchanged(self) -> str | None:
-        """The version that the attempt started from, if it is as good as one that the attempt would make.
-
-        For an attempt to which no block came. There is nothing to commit then.
-        """
-        before = self.session.snapshot
-        if self.token is None or before is None or self.executor.executions:
-            return None
-        now = orjson.loads(orjson.dumps(self.operator.snapshot()))
-        if any(now[name] != before.get(name) for name in now if name not in _WATERMARK):
-            return None
-        self._is_over = True
-        self.session.abort()
-        return self.token
-
     def commit(self) -> None:
-        if self._is_over:
-            return
         self.executor.save()
         if self._recorder is not None:
             try:

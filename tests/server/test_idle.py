@@ -1,0 +1,105 @@
+"""Shards to which nothing comes any more: their server lets go of what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psutil
+import pytest
+
+from state_backends import requests
+from state_backends.host import Host
+from state_backends.manifest import Identity
+from state_backends.stores import StoreConfig
+from tests.stores.rig import make_block
+
+CONFIG = StoreConfig(backend="tiered", budget_bytes=32 << 20, bucket_limit_bytes=1 << 20)
+
+
+class Served:
+    """A host whose clock the test moves, and its shards' batches."""
+
+    def __init__(self, state: Path) -> None:
+        self.state, self.now = state, 0.0
+        self.host = Host(clock=lambda: self.now)
+
+    def open(self, query: str, shard: int, token: str | None, attempt: str) -> dict[str, Any]:
+        request = {
+            "identity": asdict(Identity(query, "tolls", shard, 4, {})),
+            "store": CONFIG.to_json(),
+            "state_dir": str(self.state),
+            "run": "run",
+            "operator_uid": "uid",
+            "others": False,
+            "token": token,
+            "attempt": attempt,
+            "session": attempt,
+        }
+        return self.host.open(requests.Open.model_validate_json(orjson.dumps(request)))
+
+    def batch(self, query: str, shard: int, number: int) -> str:
+        """Brings a block; the version that it makes."""
+        token = f"{number - 1:010d}-{query}{shard}" if number else None
+        attempt = f"{number:010d}-{query}{shard}"
+        self.open(query, shard, token, attempt)
+        self.host.append(attempt, lambda last: [(number, False, make_block(number, number, 1000))])
+        commit = {"session": attempt, "snapshot": {"next_seq": number + 1, "counters": {}}, "prestage": [0]}
+        self.host.commit(requests.Commit.model_validate_json(orjson.dumps({**commit, "executions": []})))
+        return attempt
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    made = Served(tmp_path / "state")
+    yield made
+    made.host.close()
+
+
+def test_what_a_stopped_query_held_is_let_go_of(served: Served) -> None:
+    for number in range(3):
+        served.now = 10.0 * number
+        for query in ("stopped", "goes-on"):
+            served.batch(query, 0, number)
+    before, freed = served.host.stats(), []
+    assert before["shards"] == 2
+    for number in range(3, 100):
+        served.now = 10.0 * number
+        served.batch("goes-on", 0, number)
+        served.host.tick_prestages()
+        files = psutil.Process().num_fds()
+        served.host.let_go_of_idle()
+        freed.append(files - psutil.Process().num_fds())
+    after = served.host.stats()
+    assert after["shards"] == 1, "ten minutes after its last batch"
+    left = [path for path in (served.state / ".live").rglob("*") if path.is_file() and "stopped" in path.parts]
+    assert not left, "its files went with it"
+    assert max(freed) >= 3, "RocksDB's files, once"
+    assert after["staging"]["misses"] >= before["staging"]["misses"], "what it counted is counted still"
+    answer = served.open("stopped", 0, "0000000002-stopped0", "0000000003-stopped0")
+    assert answer["rebuilt"] and answer["snapshot"]["next_seq"] == 3, "and it comes back from its version"
+
+
+def test_a_query_with_a_slow_trigger_is_not_idle_between_its_batches(served: Served) -> None:
+    for number in range(4):
+        served.now = 3600.0 * number
+        served.host.let_go_of_idle()
+        served.batch("hourly", 0, number)
+    served.now += 3600.0 * 19
+    served.host.let_go_of_idle()
+    assert served.host.stats()["shards"] == 1
+    served.now += 3600.0 * 2
+    served.host.let_go_of_idle()
+    assert served.host.stats()["shards"] == 0
+
+
+def test_an_attempt_at_work_is_not_idle(served: Served) -> None:
+    attempt = served.batch("slow", 0, 0)
+    served.open("slow", 0, attempt, "0000000001-slow0")
+    served.now = 4000.0
+    served.host.let_go_of_idle()
+    served.host.append("0000000001-slow0", lambda last: [(1, False, make_block(1, 1, 1000))])
+    assert served.host.stats()["shards"] == 1
