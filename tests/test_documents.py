@@ -9,6 +9,7 @@ import ast
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -28,6 +29,7 @@ from aion.cli import app
 from aion.config import Policy, describe, load_policy, resolve
 from aion.tuning.disk import Machine
 from state_backends.endpoint import LOOPBACK
+from state_backends.manifest import Identity, dump_operator
 from state_backends.metrics import METRICS
 from tests import documents, pictures
 from tests.documents import PAGES, ROOT, SHELLS, Block, Command
@@ -228,6 +230,10 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for query in ("STATE_DIR", "DIR"):
         with Writer(tmp_path / query, 0, tmp_path / f"{query}-live") as shard:
             shard.commit(shard.commit(None, 1, range(2)), 2, range(2, 3))
+    first = tmp_path / "STATE_DIR" / "query" / "tolls"
+    gone = Identity("query", "tolls", 0, 2, {}, checkpoint=f"file:{tmp_path}/gone")
+    shutil.copytree(first / "shard-00000", first / "lineage-5f1d0b2c7a3e" / "shard-00000")
+    (first / "lineage-5f1d0b2c7a3e" / "operator.json").write_bytes(dump_operator(gone))
     (tmp_path / "CHECKPOINT").mkdir()
     (tmp_path / "machine.json").write_text(json.dumps(asdict(Machine(50e6, 1e-4, 30e6, 2e-3, 400e6))))
     with aion.LocalOperator(
