@@ -306,6 +306,11 @@ class Shard:
             f"is what Spark asks for, but {self.depot.where(token)} does not exist"
         )
         there = [int(n[:10]) for n in self.depot.listing()[0] if n.endswith(MANIFEST) and n[:10].isdecimal()]
+        if not there and self._place is not None:
+            return (
+                f"{text}, nor has any other lineage of the query this version. Was the checkpoint copied long ago, or "
+                "its state deleted?"
+            )
         batch = token.partition("-")[0]
         if there and batch.isdecimal() and int(batch) < min(there):
             text += (

@@ -261,3 +261,16 @@ def test_blocks_larger_than_a_message_come_back_whole(connect: Connect, tmp_path
     session.append((seq, False, b) for seq, b in enumerate(large))
     assert values(session, 0) == [v for n in range(5) for v in range(n * 1000, n * 1000 + 400_000)]
     assert client.stats()["m_bucket_bytes"] <= STORE.budget_bytes
+
+
+def test_giving_up_says_nothing_of_its_own(connect: Connect, tmp_path: Path) -> None:
+    """A task fails with what went wrong in it, not with what it hears when it tidies up behind that."""
+    client = connect()
+    zombie = open_shard(client, tmp_path, None, "t1")
+    open_shard(client, tmp_path, None, "t2")
+    with pytest.raises(ValueError, match="the user's function"):
+        try:
+            raise ValueError("the user's function")
+        except ValueError:
+            zombie.abort()
+            raise

@@ -48,12 +48,17 @@ def test_a_new_host_deletes_what_the_one_before_would_have(make: Callable[..., H
         assert host.files() == host.named_files(*tokens[-4:])
 
 
-def test_what_failed_attempts_left_is_deleted_in_the_end(make: Callable[..., Host]) -> None:
+@pytest.mark.parametrize("where", ["tiered", "remote"])
+def test_what_failed_attempts_left_is_deleted_in_the_end(make: Callable[..., Host], where: str) -> None:
     """A version that Spark did not take, and what a host wrote before it was killed, are nobody's."""
-    host = make(retain=2)
+    host = make(where, retain=2)
     first = host.commit(None, (0, 0))
     host.commit(first, (1, 0))  # Spark takes another one
-    for name in ("0000000007-0000000001-killed.sst", "0000000008-0000000001-killed.part"):
+    for name in (
+        "0000000007-0000000001-killed.sst",
+        "0000000008-0000000001-killed.part",
+        "0000000009-0000000001-killed.sst.part",  # where files are renamed when they are whole, on HDFS for example
+    ):
         (host.folder / "state" / "files" / name).write_bytes(b"what a host wrote that was killed before its commit")
     (host.folder / "state" / "manifests" / "0000000001-killed.part").write_bytes(b"{")
     host.restart()
