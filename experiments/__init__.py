@@ -9,6 +9,7 @@ from experiments.cleanup import cleanup
 from experiments.hosts import hosts
 from experiments.ingest import ingest
 from experiments.late_keys import late_keys
+from experiments.limits import limits
 from experiments.memory_pressure.command import compare, memory_pressure
 from experiments.network import network
 from experiments.overhead import overhead
@@ -37,6 +38,7 @@ app.command("hosts")(hosts)
 app.command("ingest")(ingest)
 app.command("compare")(compare)
 app.command("late-keys")(late_keys)
+app.command("limits")(limits)
 app.command("memory-pressure")(memory_pressure)
 app.command("overhead")(overhead)
 app.command("planned")(planned)

@@ -49,6 +49,7 @@ RUN_SMALL = {
     "hosts": "tests/spark/test_two_executors.py::test_an_executor_that_is_killed_takes_nothing_along",
     "ingest": "tests/experiments/test_commands.py::test_ingest",
     "late-keys": "tests/test_experiments_late_keys.py::test_the_command_prints_and_writes_what_it_found",
+    "limits": "tests/test_experiments_limits.py::test_the_command_measures_and_says_what_it_found",
     "memory-pressure": "tests/experiments/test_sweep.py::test_a_sweep_that_was_stopped_goes_on_with_what_is_missing",
     "network": "tests/spark/test_network_experiment.py::test_hops_of_central_and_distributed_queries_are_counted",
     "overhead": "tests/experiments/test_commands.py::test_overhead",

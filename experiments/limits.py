@@ -1,0 +1,80 @@
+"""What must not grow or wait: memory of readers, a commit beside a prestage, a version's requests and its size."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from experiments.ingest import wide_console
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MIB = 1 << 20
+PACKAGES = ("aion", "pyarrow", "rocksdict", "orjson")
+LEGS = ("memory", "commit", "requests", "size")
+
+
+def limits(
+    legs: Annotated[str, typer.Option(help=f"Of {', '.join(LEGS)}.")] = ",".join(LEGS),
+    budget_mib: Annotated[int, typer.Option(min=16, help="memory: the server's budget.")] = 48,
+    readers: Annotated[int, typer.Option(min=1, help="memory: blocking readers at once.")] = 8,
+    prestage_mib: Annotated[int, typer.Option(min=1, help="commit: what another shard prestages meanwhile.")] = 1000,
+    days: Annotated[int, typer.Option(min=8, help="size: simulated days of five-minute windows.")] = 365,
+    out: Annotated[Path, typer.Option(help="For results; what is measured lies there meanwhile.")] = Path("out/limits"),
+) -> None:
+    """Memory of blocking readers, a commit beside a prestage, requests to an object store, a version after a year."""
+    from experiments import bench, limits_runs
+
+    wanted = [leg.strip() for leg in legs.split(",") if leg.strip()]
+    if not wanted or set(wanted) - set(LEGS):
+        raise typer.BadParameter(f"--legs {legs}: write some of {', '.join(LEGS)}, with commas between")
+    console = wide_console()
+    out.mkdir(parents=True, exist_ok=True)
+    record: dict[str, Any] = {
+        "experiment": "limits",
+        "versions": bench.versions(PACKAGES),
+        "machine": bench.machine(),
+    }
+    with tempfile.TemporaryDirectory(prefix="work-", dir=out.absolute()) as work:
+        runs: dict[str, Callable[[], dict[str, Any]]] = {
+            "memory": lambda: limits_runs.memory(Path(work), budget_mib, readers),
+            "commit": lambda: limits_runs.commit(Path(work), prestage_mib),
+            "requests": limits_runs.requests,
+            "size": lambda: limits_runs.size(days),
+        }
+        for leg in wanted:
+            with console.status(leg):
+                record[leg] = runs[leg]()
+            console.print(said(leg, record[leg]), highlight=False, soft_wrap=True)
+            bench.write_json(out / "limits.json", record)
+    console.print(f"written: {out / 'limits.json'}", highlight=False)
+
+
+def said(leg: str, found: dict[str, Any]) -> str:
+    """A line for people, of what was measured."""
+    if "missing" in found:
+        return f"{leg}: not measured, {found['missing']}"
+    match leg:
+        case "memory":
+            return (
+                f"memory: {found['readers']} blocking readers of {found['window_mib']} MiB each, budget "
+                f"{found['budget_mib']} MiB: the server took {found['above_idle_mib']:.0f} MiB above its idle size, "
+                f"{found['above_idle_mib'] / found['allowed_mib']:.2f} of the {found['allowed_mib']:.0f} allowed"
+            )
+        case "commit":
+            return (
+                f"commit: of one block beside a prestage of {found['prestage_mib']:,} MiB {found['beside_s']:.3f} s, "
+                f"alone {found['alone_s']:.3f} s (medians)"
+            )
+        case "requests":
+            each = ", ".join(f"{n:g} {kind}" for kind, n in found["each"].items())
+            return f"requests: {each} for each shard and batch; {found['lists_at_opening']} LIST when a shard is opened"
+    return (
+        f"size: a version after {found['days']} days is {found['last'] / found['first']:.2f} times as large as after "
+        f"one week ({found['first']:,} and {found['last']:,} bytes); one with 7 days of one-minute windows has "
+        f"{found['minutes']:,}"
+    )
