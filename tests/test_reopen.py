@@ -41,7 +41,7 @@ class OneHost:
     def open(self, place: Path, config: StoreConfig, token: str | None, **told: bool) -> tuple[str, dict[str, Any]]:
         """An attempt, and what its opening answered."""
         self.attempts += 1
-        attempt = f"attempt.{self.attempts}"
+        attempt = f"{self.attempts:010d}-attempt"
         request = {
             "identity": {"query": "q", "operator": "o", "shard": 0, "shards": 1, "definition": {}},
             "store": config.to_json(),
@@ -218,8 +218,8 @@ def test_a_shard_that_was_rebuilt_asks_for_its_active_windows(rebuilt: bool) -> 
         uid="u",
         application="a",
         state_dir="s",
-        shards=1,
-        partitions=1,
+        ids=(0,),
+        key_types=(),
         task_failures=4,
         retain_versions=2,
         watermark_delay_us=None,

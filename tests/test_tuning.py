@@ -267,7 +267,7 @@ def test_less_memory_and_a_slower_disk_cost_what_they_should(tmp_path: Path) -> 
     trace = trace_of(tmp_path)
     of_disk = pc.is_in(trace.table["kind"], pa.array(["staging", "writing"]))
     trace = Trace(trace.definition, trace.table.filter(pc.invert(of_disk)))  # how fast the disk is, is told below
-    tight = load_policy(POLICY, {"memory.budget": "64KiB"})
+    tight = load_policy(POLICY, {"memory.budget": "128KiB"})
     ample = load_policy(POLICY, {"memory.budget": "64MiB", "memory.bucket_limit": "64MiB"})
     slow = Machine(1e6, 1e-3, 1e6, 1e-2, 1e9)
     little, much = simulate(trace, tight, slow, paced=False), simulate(trace, ample, slow, paced=False)
