@@ -332,7 +332,7 @@ class Shard:
         if found == mine:
             return
         where = f"{OPERATOR} of operator {identity.operator!r}"
-        if begins and not batch_of(attempt):
+        if begins and batch_of(attempt) == 0:
             self.depot.claim(mine, first=False)
             return
         owner = load_operator(found, where)

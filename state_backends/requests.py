@@ -18,7 +18,6 @@ from aion.errors import RequestError
 from state_backends import wire
 from state_backends.block import Block
 from state_backends.manifest import Identity as StateIdentity
-from state_backends.retention import batch_of
 from state_backends.store import Only
 from state_backends.stores import STORES, StoreConfig
 
@@ -35,11 +34,6 @@ def is_plain_name(text: str) -> bool:
 def _plain_name(text: str) -> str:
     if not is_plain_name(text):
         raise ValueError("is no plain name: letters, digits, '_', '-' and '.', not first a '.'")
-    return text
-
-
-def _of_a_batch(text: str) -> str:
-    batch_of(text)
     return text
 
 
@@ -161,8 +155,8 @@ class Open(Request):
 
     identity: Identity
     token: Name | None
-    attempt: Annotated[Name, AfterValidator(_of_a_batch)]
-    session: Annotated[Name, AfterValidator(_of_a_batch)]
+    attempt: Name
+    session: Name
     run: Text
     operator_uid: Text
     state_dir: Annotated[str, Field(max_length=3000), AfterValidator(_place)]

@@ -105,11 +105,12 @@ class Retention:
 
 
 def batch_of(attempt: str) -> int:
-    """The batch of an attempt, which its name begins with: ten digits and ``-``. Raises ValueError."""
+    """The batch of an attempt, which its name begins with: ten digits and ``-``.
+
+    -1 for a name that says none: such an attempt may be of any batch, so nothing that others left goes for it.
+    """
     digits = attempt.partition("-")[0]
-    if len(digits) != 10 or not digits.isdecimal():
-        raise ValueError(f"{attempt!r} does not begin with its batch, ten digits and '-'")
-    return int(digits)
+    return int(digits) if len(digits) == 10 and digits.isdecimal() else -1
 
 
 def floor_of(past: Sequence[Past]) -> int:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from aion.errors import CorruptState
-from tests.versions.host import Host
+from tests.stores.rig import make_block
+from tests.versions.host import IDENTITY, Host
 
 
 def test_versions_that_nobody_can_ask_for_are_deleted_with_their_files(host: Host) -> None:
@@ -155,3 +156,19 @@ def test_a_shard_can_be_moved_with_its_folder(make: Callable[..., Host]) -> None
     host.folder = host.folder / "elsewhere"
     host.start()
     assert host.seqs(token, 0, 10) == [0, 1]
+
+
+def test_an_attempt_that_says_no_batch_sweeps_nothing(make: Callable[..., Host]) -> None:
+    """What it would have to know is which batches Spark has decided about."""
+    host = make(retain=1)
+    first = host.commit(None, (0, 0))
+    lost = host.commit(first, (1, 0))
+    host.restart()
+    token = first
+    for i in range(4):
+        host.shard.open(token, f"nameless-{i}", IDENTITY)
+        host.shard.append(f"nameless-{i}", [(1 + i, False, make_block(0, 50 + i, 600))])
+        host.shard.commit(f"nameless-{i}", {"next_seq": 2 + i})
+        token = f"nameless-{i}"
+    assert host.manifests() == {lost, "nameless-2", "nameless-3"}
+    assert host.seqs(lost, 0) == [0, 1]
