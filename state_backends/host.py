@@ -304,7 +304,7 @@ class Host:
     def let_go_of_idle(self) -> None:
         """Closes the shards to which no attempt has come for long: their query stopped, or they work elsewhere.
 
-        Nothing is lost: whoever opens such a shard again gets it built from its version.
+        Such a shard is built from its version when it is opened again. How often its batches came stays known.
         """
         now = self._clock()
         with self._lock:
@@ -312,8 +312,8 @@ class Host:
             left = [self._shards.pop(key) for key in idle]
             self._leaving += [shard for shard, _ in left]
             for key in idle:
-                # How often its batches came is kept: a slow trigger is found out so.
-                for known in (self._wanted, self._moved, self._over, self._at_work):
+                self._end(self._at_work.get(key))
+                for known in (self._wanted, self._moved, self._over):
                     known.pop(key, None)
             operators = {key[:2] for key in self._shards}
             self._owners = {key: owner for key, owner in self._owners.items() if key in operators}

@@ -13,11 +13,11 @@ _MASK = 0xFFFFFFFF
 
 
 def shard_ids(shards: int) -> list[int]:
-    """The ids of so many shards, which serve any number of partitions.
+    """The ids for this number of shards. They serve any number of partitions.
 
     A few integers hash unevenly (4 ids over 2 partitions went 1 and 3), so ids are searched for: the i-th is the
-    smallest that Spark's hash partitioner sends to partition i of ``shards``. What is i modulo ``shards`` is also i
-    modulo each of its divisors, so they spread evenly over so many partitions, too.
+    smallest that Spark's hash partitioner sends to partition i of ``shards``. A hash that is i modulo ``shards`` is
+    also i modulo each divisor of it. So the ids spread evenly over any number of partitions that divides ``shards``.
     """
     found: dict[int, int] = {}
     for candidate in itertools.count():

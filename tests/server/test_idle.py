@@ -11,6 +11,7 @@ import orjson
 import psutil
 import pytest
 
+from aion.errors import ServerUnreachable
 from state_backends import requests
 from state_backends.host import Host
 from state_backends.manifest import Identity
@@ -103,3 +104,13 @@ def test_an_attempt_at_work_is_not_idle(served: Served) -> None:
     served.host.let_go_of_idle()
     served.host.append("0000000001-slow0", lambda last: [(1, False, make_block(1, 1, 1000))])
     assert served.host.stats()["shards"] == 1
+
+
+def test_an_attempt_whose_worker_died_long_ago_is_over(served: Served) -> None:
+    attempt = served.batch("dead", 0, 0)
+    served.open("dead", 0, attempt, "0000000001-dead0")
+    served.now = 200_000.0
+    served.host.let_go_of_idle()
+    assert (served.host.stats()["shards"], served.host.stats()["sessions"]) == (0, 0)
+    with pytest.raises(ServerUnreachable, match="was never opened here"):
+        served.host.append("0000000001-dead0", lambda last: [(1, False, make_block(1, 1, 1000))])
