@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aion import aggregates, errors
-from aion.plan import Window
-from aion.windows import Count, PerRecord, Punctuated, Session, Sliding, Tumbling
+from aion.core.plan import Window
+from aion.core.windows import Count, PerRecord, Punctuated, Session, Sliding, Tumbling
 
 if TYPE_CHECKING:
     from aion import metrics

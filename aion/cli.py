@@ -94,12 +94,12 @@ def inspect(
 ) -> None:
     """Show versions, files, windows, tiers and lateness of a state folder, and verify it. Exit code 1: damaged."""
     if lineages or forget is not None:
-        from aion.inspecting_lineages import forget_lineage, show_lineages
+        from aion.tools.inspect.lineages import forget_lineage, show_lineages
 
         if repair or (lineages and forget is not None):
             raise ConfigError("--repair, --lineages and --forget are for one call each")
         return show_lineages(state) if forget is None else forget_lineage(state, forget)
-    from aion.inspecting import inspect
+    from aion.tools.inspect.state import inspect
 
     if checkpoint is not None and not repair:
         raise ConfigError("--checkpoint is for --repair; nothing is changed without")
@@ -113,7 +113,7 @@ def top(
     every: Annotated[float, typer.Option(min=0.1, help="Seconds from one look to the next.")] = 1.0,
 ) -> None:
     """Show what the state servers of this user on this host do, live: events, windows, memory, I/O."""
-    from aion.top import top
+    from aion.tools.top import top
 
     top(every_s=every, once=once)
 
@@ -145,10 +145,10 @@ def tune(
     from rich.console import Console
 
     from aion.config import size_bytes
-    from aion.tuning.command import machine_of
-    from aion.tuning.command import tune as run
-    from aion.tuning.search import Goal
-    from aion.tuning.trace import read_trace
+    from aion.execute.trace import read_trace
+    from aion.tools.tune.command import machine_of
+    from aion.tools.tune.command import tune as run
+    from aion.tools.tune.search import Goal
 
     if (trace is None) == (workload is None):
         raise ConfigError("give either --trace or --workload")
@@ -199,7 +199,7 @@ def explain(file: PolicyFile) -> None:
     from rich.table import Table
 
     from aion.config import life_of_a_window, load_policy
-    from state_backends.machine import memory_limit_bytes
+    from state_backends.server.machine import memory_limit_bytes
 
     policy = load_policy(file)
     table = Table(title=f"A window of one minute under the policy {file}", show_lines=True)

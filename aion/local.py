@@ -17,23 +17,23 @@ from rocksdict import Cache
 
 from aion.aggregates import Aggregate
 from aion.config import Policy, load_policy
+from aion.core.ingest.block import Block
+from aion.core.ingest.hashing import ShardOfKeys
+from aion.core.plan import ApplyFunction, Plan, make_plan
+from aion.core.time import instant_us
+from aion.core.windows import Definitions, named
 from aion.errors import SchemaError
-from aion.executor import Executor
-from aion.hashing import ShardOfKeys
-from aion.plan import ApplyFunction, Plan, make_plan
-from aion.runtime import make_builder, make_executor, make_operator, predicts, store_config
-from aion.time import instant_us
-from aion.tuning.trace import Definition, Recorder
-from aion.windows import Definitions, named
+from aion.execute.assembly import make_builder, make_executor, make_operator, predicts, store_config
+from aion.execute.executor import Executor
+from aion.execute.trace import Definition, Recorder
 from policies.sizing import processing_bytes_per_s
-from state_backends.block import Block
-from state_backends.codec_pool import CodecPool
-from state_backends.io_thread import IoStats
-from state_backends.m_bucket import MemoryBudget
-from state_backends.machine import memory_limit_bytes, memory_share_used
-from state_backends.p_bucket import PBucket, cache_bytes
-from state_backends.pressure import PressureManager
-from state_backends.store import BlockStore, Only, StoredBlock
+from state_backends.server.machine import memory_limit_bytes, memory_share_used
+from state_backends.store.codec_pool import CodecPool
+from state_backends.store.io_thread import IoStats
+from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.p_bucket import PBucket, cache_bytes
+from state_backends.store.pressure import PressureManager
+from state_backends.store.protocol import BlockStore, Only, StoredBlock
 
 _EXECUTIONS_REMEMBERED = 256  # of which the median is what idle_after means by a multiple
 

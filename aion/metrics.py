@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aion.errors import ServerError
-from state_backends.client import StateClient
+from state_backends.server.client import StateClient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,11 +19,11 @@ class StateMetrics:
 
     ``operators``: by name, the counters of its last commits summed over shards: ``events``, ``late_events``,
     ``dropped``, ``windows``, ``purged_windows``, ``executions`` by kind, ``staleness``: how often its bound was kept,
-    and why not (:class:`aion.lifecycle.StalenessKept`). Windows are counted per shard. ``queries``: by query id and
-    operator, what the commits of this server added to them, and how they stand now
-    (:class:`state_backends.counting.Committed`). ``metrics_port``: where the Prometheus endpoint listens, if it does.
-    ``failed_writes``: files that the disk did not take; their blocks stayed in memory. ``merges``: of files, by which
-    ``merged_bytes`` were written once more; ``failed_merges`` changed nothing.
+    and why not (:class:`aion.core.operator.lifecycle.StalenessKept`). Windows are counted per shard. ``queries``: by
+    query id and operator, what the commits of this server added to them, and how they stand now
+    (:class:`state_backends.store.counting.Committed`). ``metrics_port``: where the Prometheus endpoint listens, if it
+    does. ``failed_writes``: files that the disk did not take; their blocks stayed in memory. ``merges``: of files, by
+    which ``merged_bytes`` were written once more; ``failed_merges`` changed nothing.
     """
 
     m_bucket_bytes: int

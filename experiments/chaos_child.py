@@ -69,7 +69,7 @@ class Child:
     def wait_until_started(self) -> None:
         from experiments.chaos_faults import Application
         from experiments.chaos_query import STARTED
-        from state_backends import processes
+        from state_backends.server import processes
 
         deadline = time.monotonic() + STARTING_S
         while not (self.folder / STARTED).exists():
@@ -118,8 +118,8 @@ class Child:
     def end(self) -> None:
         """Nothing that it started is left when this returns. Raises ChaosError if something is."""
         from experiments import chaos_faults
-        from state_backends import processes
-        from state_backends.client import runtime_dir
+        from state_backends.server import processes
+        from state_backends.server.client import runtime_dir
 
         app = self._application
         if app is not None:

@@ -18,10 +18,10 @@ from pathlib import Path
 import psutil
 
 from aion.errors import AionError
-from state_backends import processes, server_folder
-from state_backends.client import StateClient, runtime_dir
-from state_backends.processes import Process
-from state_backends.server_folder import SOCKET
+from state_backends.server import processes, server_folder
+from state_backends.server.client import StateClient, runtime_dir
+from state_backends.server.processes import Process
+from state_backends.server.server_folder import SOCKET
 
 KILLS = {"server": 40, "worker": 40, "hung server": 5, "daemon": 5, "JVM": 10}
 """What is killed, out of 100 kills. A hung server is stopped, and then killed by those who wait for it. The daemon

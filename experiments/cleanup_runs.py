@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from aion.adaptive import AdaptiveBound
+from aion.core.lateness.bound import AdaptiveBound
 from experiments.cleanup_streams import (
     DAY_US,
     HOUR_US,

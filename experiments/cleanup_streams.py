@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aion.adaptive import AdaptiveBound
+from aion.core.lateness.bound import AdaptiveBound
 from policies.cleanup import Decision, Reason
 
 SECOND_US = 1_000_000

@@ -19,14 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import aion
-from aion.actions import Execute, WindowRef
-from aion.actions import Kind as PaneKind
-from aion.applying import apply_window
-from aion.builder import BlockBuilder, ShardBlock
-from aion.plan import Plan, make_plan
-from state_backends.block import Block, Codec, Compression, Kind, decode, encode
-from state_backends.codec_pool import CodecPool
-from state_backends.store import StoredBlock
+from aion.core.ingest.block import Block, Codec, Compression, Kind, decode, encode
+from aion.core.ingest.builder import BlockBuilder, ShardBlock
+from aion.core.operator.actions import Execute, WindowRef
+from aion.core.operator.actions import Kind as PaneKind
+from aion.core.plan import Plan, make_plan
+from aion.execute.applying import apply_window
+from state_backends.store.codec_pool import CodecPool
+from state_backends.store.protocol import StoredBlock
 
 T = TypeVar("T")
 SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us")), ("value", pa.float64())])

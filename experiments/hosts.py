@@ -264,7 +264,7 @@ def servers(places: Sequence[Host]) -> int:
 
     def serves(pid: int) -> bool:
         try:
-            return "state_backends.server" in psutil.Process(pid).cmdline()
+            return "state_backends.server.main" in psutil.Process(pid).cmdline()
         except psutil.Error:
             return False
 

@@ -206,7 +206,7 @@ def overlap(slide: str | None) -> float:
     """In how many windows an event is: 1 when tumbling."""
     if slide is None:
         return 1.0
-    from aion.time import duration_us
+    from aion.core.time import duration_us
 
     try:
         slide_us = duration_us(slide, what="--slide")

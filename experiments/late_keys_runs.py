@@ -15,24 +15,24 @@ import pyarrow as pa
 
 import aion
 from aion import aggregates as A
-from aion.actions import Fold
-from aion.applying import decode_all
-from aion.block_folder import BlockFolder
 from aion.config import Policy, load_policy
-from aion.executor import Executor
-from aion.hashing import ShardOfKeys
-from aion.operator import Operator
-from aion.plan import Plan, make_plan
-from aion.runtime import make_bound, make_builder, make_executor, make_operator, make_trigger
-from state_backends.block import Block
-from state_backends.checkpoint import Shard
-from state_backends.codec_pool import CodecPool
-from state_backends.depot import LocalDepot
-from state_backends.io_thread import IoThread
-from state_backends.m_bucket import MemoryBudget
-from state_backends.manifest import Identity
-from state_backends.store import BlockStore, Only, StoredBlock
-from state_backends.stores import STORES
+from aion.core.compaction.blocks import Fold
+from aion.core.ingest.block import Block
+from aion.core.ingest.hashing import ShardOfKeys
+from aion.core.operator.operator import Operator
+from aion.core.plan import Plan, make_plan
+from aion.execute.applying import decode_all
+from aion.execute.assembly import make_bound, make_builder, make_executor, make_operator, make_trigger
+from aion.execute.block_folder import BlockFolder
+from aion.execute.executor import Executor
+from state_backends.files.depot import LocalDepot
+from state_backends.store.backends import STORES
+from state_backends.store.codec_pool import CodecPool
+from state_backends.store.io_thread import IoThread
+from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.protocol import BlockStore, Only, StoredBlock
+from state_backends.versions.manifest import Identity
+from state_backends.versions.shard import Shard
 
 SECOND = 1_000_000
 WINDOW = aion.Tumbling(60 * SECOND)

@@ -17,10 +17,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aion.operator import Operator
-    from state_backends.block import Block
-    from state_backends.session import RemoteSession
-    from state_backends.tiered import TieredStore
+    from aion.core.ingest.block import Block
+    from aion.core.operator.operator import Operator
+    from state_backends.server.session import RemoteSession
+    from state_backends.store.tiered import TieredStore
 
 MIB = 1 << 20
 MINUTE_US = 60_000_000
@@ -31,7 +31,7 @@ VERSIONS = 10
 def _block(slice_us: int, size: int = MIB) -> Block:
     import pyarrow as pa
 
-    from state_backends.block import Kind, encode
+    from aion.core.ingest.block import Kind, encode
 
     batch = pa.record_batch({"p": pa.array([os.urandom(size - 500)], pa.large_binary())})
     return encode(batch, kind=Kind.EVENTS, slice_us=slice_us, events=1, min_us=slice_us, max_us=slice_us)
@@ -42,10 +42,10 @@ def _block(slice_us: int, size: int = MIB) -> Block:
 
 def memory(work: Path, budget_mib: int, readers: int) -> dict[str, Any]:
     """The most that a state server takes for blocking readers of windows that are larger than its budget (Linux)."""
-    from state_backends import server_folder
-    from state_backends.client import StateClient, runtime_dir
-    from state_backends.manifest import Identity
-    from state_backends.stores import StoreConfig
+    from state_backends.server import server_folder
+    from state_backends.server.client import StateClient, runtime_dir
+    from state_backends.store.backends import StoreConfig
+    from state_backends.versions.manifest import Identity
 
     application = f"limits-{uuid.uuid4()}"
     config = StoreConfig(budget_bytes=budget_mib * MIB, bucket_limit_bytes=budget_mib * MIB)
@@ -126,10 +126,10 @@ def _resident(pid: int, what: str) -> float:
 
 
 def commit(work: Path, prestage_mib: int, rounds: int = 5) -> dict[str, Any]:
-    from state_backends.io_thread import IoThread
-    from state_backends.m_bucket import MemoryBudget
-    from state_backends.p_bucket import PBucket
-    from state_backends.tiered import TieredStore
+    from state_backends.store.io_thread import IoThread
+    from state_backends.store.m_bucket import MemoryBudget
+    from state_backends.store.p_bucket import PBucket
+    from state_backends.store.tiered import TieredStore
 
     io, budget = IoThread(), MemoryBudget(4 * prestage_mib * MIB)
 
@@ -188,12 +188,12 @@ def requests() -> dict[str, Any]:
         return {"missing": "it needs a local S3 server: pip install 'moto[server]'"}
     import pyarrow.fs as pafs
 
-    from state_backends.checkpoint import Shard
-    from state_backends.io_thread import IoThread
-    from state_backends.m_bucket import MemoryBudget
-    from state_backends.manifest import Identity
-    from state_backends.remote import Remote, RemoteDepot
-    from state_backends.tiered import TieredStore
+    from state_backends.files.remote import Remote, RemoteDepot
+    from state_backends.store.io_thread import IoThread
+    from state_backends.store.m_bucket import MemoryBudget
+    from state_backends.store.tiered import TieredStore
+    from state_backends.versions.manifest import Identity
+    from state_backends.versions.shard import Shard
 
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_EC2_METADATA_DISABLED"):
         os.environ.setdefault(variable, "true")
@@ -261,11 +261,12 @@ def _sizes(minutes: int, after_days: list[int], kept: str) -> list[int]:
 
     import aion
     from aion import aggregates as A
-    from aion.actions import Arrived, BatchEnded, BlockFact, Fold, Folded, WatermarkAdvanced
     from aion.config import load_policy
-    from aion.plan import make_plan
-    from aion.runtime import make_operator
-    from state_backends.manifest import Identity, Manifest, dump
+    from aion.core.compaction.blocks import Fold, Folded
+    from aion.core.operator.actions import Arrived, BatchEnded, BlockFact, WatermarkAdvanced
+    from aion.core.plan import make_plan
+    from aion.execute.assembly import make_operator
+    from state_backends.versions.manifest import Identity, Manifest, dump
 
     plan = make_plan(
         pa.schema([("ts", pa.timestamp("us")), ("k", pa.string())]), windows=aion.Tumbling(f"{minutes} minutes"),

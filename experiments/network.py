@@ -122,7 +122,7 @@ def network(
 
 def check_levels(settings: Settings) -> None:
     """Raises BadParameter for a tree that narrows to one node before the root: Spark makes the two of them one hop."""
-    from aion.topology import Tree
+    from aion.core.topology import Tree
 
     tree = Tree(levels=0, fan_in=settings.fan_in, children=settings.children, shards=(0,), root_tasks=1)
     most = max(settings.levels)

@@ -124,7 +124,7 @@ def central(df: DataFrame, sources: Sources, aggregate: str, levels: int, fan_in
     """Every event crosses every hop; only the root aggregates (the paper's centralised implementation)."""
     from pyspark.sql import functions as F
 
-    from aion.topology import Tree
+    from aion.core.topology import Tree
 
     tree = Tree(levels=levels, fan_in=fan_in, children=sources.children, shards=(0,), root_tasks=1)
     for level in range(1, levels):

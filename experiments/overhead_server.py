@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from state_backends import server
-from state_backends.checkpoint import Shard
-from state_backends.client import StateClient
-from state_backends.host import Host
-from state_backends.manifest import Identity, Manifest
-from state_backends.server_folder import runtime_dir
+from state_backends.server import main as server
+from state_backends.server.client import StateClient
+from state_backends.server.host import Host
+from state_backends.server.server_folder import runtime_dir
+from state_backends.versions.manifest import Identity, Manifest
+from state_backends.versions.shard import Shard
 
 STARTING_S = 60.0
 ENDING_S = 60.0

@@ -97,8 +97,8 @@ def run(mode: str, settings: Settings) -> dict[str, Any]:
     import time
 
     import aion
-    from aion.hashing import ShardOfKeys
-    from aion.runtime import make_builder
+    from aion.core.ingest.hashing import ShardOfKeys
+    from aion.execute.assembly import make_builder
 
     batches = stream(settings)
     panes = 0

@@ -167,7 +167,7 @@ def child(settings: Settings, folder: Path) -> Answer:
     goes on where it was.
     """
     from experiments.restart_query import Answer, Request
-    from state_backends.server_folder import occupant, runtime_dir
+    from state_backends.server.server_folder import occupant, runtime_dir
 
     request = Request(str(folder), settings.payload_bytes, settings.policy, settings.cores)
     command = [sys.executable, "-m", "experiments.restart_query", json.dumps(asdict(request))]

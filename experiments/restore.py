@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from state_backends.checkpoint import Shard
+    from state_backends.versions.shard import Shard
 
 MIB = 1 << 20
 BLOCK_BYTES = MIB
@@ -177,12 +177,12 @@ def fill(case: Case, folder: Path) -> tuple[str, int]:
 @contextmanager
 def shard_in(folder: Path) -> Iterator[Shard]:
     """A shard as a host has it, but that a batch is one file however large."""
-    from state_backends.checkpoint import Shard
-    from state_backends.depot import LocalDepot
-    from state_backends.io_thread import IoThread
-    from state_backends.m_bucket import MemoryBudget
-    from state_backends.manifest import Identity
-    from state_backends.tiered import TieredStore
+    from state_backends.files.depot import LocalDepot
+    from state_backends.store.io_thread import IoThread
+    from state_backends.store.m_bucket import MemoryBudget
+    from state_backends.store.tiered import TieredStore
+    from state_backends.versions.manifest import Identity
+    from state_backends.versions.shard import Shard
 
     io, budget = IoThread(), MemoryBudget(1 << 40)
     shard = Shard(

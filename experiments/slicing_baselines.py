@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from aion.core.slicing.ranges import RangeTree
+from aion.core.windows import Definition, Family, Periodic
 from aion.errors import ConfigError
 from aion.slicing import Fold, Panes, Slicer
 from aion.slicing.batch import slice_batch
 from aion.slicing.edges import EdgeSet
 from aion.slicing.folds import Values, as_values
 from aion.slicing.panes import Computed, Micros, computed, lowered
-from aion.slicing.ranges import RangeTree
 from aion.slicing.rows import Index, Rows, Table
 from aion.slicing.stores import LazyStore
-from aion.windows import Definition, Family, Periodic
 
 
 class Buckets:

@@ -1,7 +1,7 @@
 """What the operator's two aggregate stores cost where windows overlap: ``lazy``, ``eager`` and what ``auto`` chooses.
 
-Each case is taken twice: a pass over windows of which the partials are loaded (:class:`aion.combining.Loaded`), and the
-call of a :class:`aion.LocalOperator` that executes such windows, with all that it does beside.
+Each case is taken twice: a pass over windows of which the partials are loaded (:class:`aion.execute.combining.Loaded`),
+and the call of a :class:`aion.LocalOperator` that executes such windows, with all that it does beside.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import pyarrow as pa
 
 import aion
 from aion import aggregates as A
-from aion.actions import Execute, Kind, WindowRef
-from aion.combining import Loaded, windows_at_once
-from aion.plan import Plan, make_plan
-from aion.slice_tree import Aggregation
+from aion.core.operator.actions import Execute, Kind, WindowRef
+from aion.core.plan import Plan, make_plan
+from aion.core.slicing.tree import Aggregation
+from aion.execute.combining import Loaded, windows_at_once
 from experiments.slicing_runs import Settings
 
 WAYS: tuple[Aggregation, ...] = ("lazy", "eager", "auto")

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from aion.slicing.per_record import record_windows
-from aion.slicing.ranges import reduce_ranges
+from aion.core.slicing.per_record import record_windows
+from aion.core.slicing.ranges import reduce_ranges
 from aion.slicing.record_designs import BucketDesign, MemoryStorage, PlainDesign, Storage, best_buckets
 
 SPACING_US = 5_000

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from aion.core.windows import Definition, Session, Tumbling
 from aion.slicing import SUM, Panes, Slicer
-from aion.windows import Definition, Session, Tumbling
 from experiments.slicing_baselines import Buckets, FlatFat
 
 SENSOR_HZ = 200

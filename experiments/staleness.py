@@ -15,7 +15,7 @@ import typer
 if TYPE_CHECKING:
     import numpy as np
 
-    from aion.distribution import LateDistribution
+    from aion.core.trigger.distribution import LateDistribution
 
 PACKAGES = ("aion", "numpy", "scipy", "matplotlib")
 EXECUTIONS = 20
@@ -94,7 +94,7 @@ def figure_9(settings: Settings) -> dict[str, Any]:
     """
     from time import perf_counter
 
-    from aion.staleness import balanced, descent
+    from aion.core.trigger.planner import balanced, descent
     from experiments.staleness_model import DISTRIBUTIONS, TRIGGERS, paper_distribution, placed_by
 
     late = {name: paper_distribution(name, settings.horizon) for name in DISTRIBUTIONS}
@@ -130,7 +130,7 @@ def optimality(settings: Settings) -> dict[str, Any]:
 
     import numpy as np
 
-    from aion.staleness import plan
+    from aion.core.trigger.planner import plan
     from experiments.staleness_model import BOUNDS, compare, random_distributions
 
     kinds: dict[str, dict[str, Any]] = {}
@@ -183,8 +183,8 @@ def replays(settings: Settings) -> list[dict[str, Any]]:
     """Windows whose late events are drawn at random, under staleness triggers that know more or less of them."""
     import numpy as np
 
-    from aion.staleness import plan
-    from aion.trigger import Staleness
+    from aion.core.trigger.planner import plan
+    from aion.core.trigger.triggers import Staleness
     from experiments.staleness_model import DISTRIBUTIONS, Learnt, fewest_in_hindsight, paper_distribution, stream
 
     rng = np.random.default_rng(settings.seed)
@@ -216,7 +216,7 @@ def replayed(trigger: Any, streams: list[np.ndarray[Any, Any]], step_us: int = 0
     """
     import numpy as np
 
-    from aion.replay import replay
+    from aion.core.trigger.replay import replay
 
     runs = [replay(trigger, lateness_us, bound_us=BOUND_US, step_us=step_us) for lateness_us in streams]
     allowed = REPLAYED_BOUND * (1 + 1e-6)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammainc, ndtr
 
-from aion.distribution import Floats, LateDistribution
-from aion.staleness import Plan, Solver, balanced, descent, fewest, plan
+from aion.core.trigger.distribution import Floats, LateDistribution
+from aion.core.trigger.planner import Plan, Solver, balanced, descent, fewest, plan
 
 HORIZON = 17.0
 """T of the log-normal distribution, in units of its median. The paper gives none; this gives its figures."""

@@ -16,13 +16,13 @@ import psutil
 import pyarrow as pa
 from rocksdict import Cache
 
-from state_backends.block import Block, Kind, encode
-from state_backends.io_thread import IoThread
-from state_backends.m_bucket import MemoryBudget
-from state_backends.machine import memory_limit_bytes
-from state_backends.p_bucket import PBucket, cache_bytes
-from state_backends.stores import StoreConfig
-from state_backends.tiered import TieredStore
+from aion.core.ingest.block import Block, Kind, encode
+from state_backends.server.machine import memory_limit_bytes
+from state_backends.store.backends import StoreConfig
+from state_backends.store.io_thread import IoThread
+from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.p_bucket import PBucket, cache_bytes
+from state_backends.store.tiered import TieredStore
 
 MIB = 1 << 20
 MINUTE_US = 60_000_000

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from aion.config import Policy
-    from aion.tuning.simulator import Outcome
+    from aion.tools.tune.simulator import Outcome
 
 PACKAGES = ("aion", "numpy", "pyarrow", "rocksdict")
 WITHIN = 0.2
@@ -70,7 +70,7 @@ def tune_check(
     """Whether replays predict real runs: bytes, executions and hits within 20 %."""
     from dataclasses import asdict
 
-    from aion.tuning.calibrate import calibrate
+    from aion.tools.tune.calibrate import calibrate
     from experiments import bench
     from experiments.ingest import wide_console
 
@@ -100,12 +100,12 @@ def checked(workload: str, settings: Settings, machine: Any, say: Any) -> list[d
     import tempfile
 
     from aion.config import load_policy
-    from aion.tuning.simulator import simulate
-    from aion.tuning.trace import read_trace
+    from aion.execute.trace import read_trace
+    from aion.tools.tune.simulator import simulate
     from experiments.tune_traces import operator_of
     from experiments.workloads import load
     from experiments.workloads.model import Shape
-    from state_backends.machine import memory_share_used
+    from state_backends.server.machine import memory_share_used
 
     made = load(workload)
     shape = Shape.of(made.spec, past_windows=settings.past_windows, scale=settings.scale, seed=settings.seed)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from aion.tuning.trace import Trace
+    from aion.execute.trace import Trace
     from experiments.workloads.model import Shape
 
 
@@ -52,16 +52,16 @@ def trace_of(workload: str, *, scale: float, batches: int, past_windows: int, se
 
     import pyarrow as pa
 
-    from aion.builder import BlockBuilder
     from aion.config import load_policy
-    from aion.hashing import ShardOfKeys
+    from aion.core.ingest.builder import BlockBuilder
+    from aion.core.ingest.hashing import ShardOfKeys
+    from aion.core.plan import make_plan
+    from aion.execute.assembly import make_builder
+    from aion.execute.trace import Definition, Recorder, Trace
     from aion.local import normal_schema
-    from aion.plan import make_plan
-    from aion.runtime import make_builder
-    from aion.tuning.trace import Definition, Recorder, Trace
     from experiments.workloads import load
     from experiments.workloads.model import Shape
-    from state_backends.codec_pool import CodecPool
+    from state_backends.store.codec_pool import CodecPool
 
     operator_of(workload, Shape(1, 2_000, 1, 1))  # is it one?
     shape = Shape.of(load(workload).spec, past_windows=past_windows, scale=scale, seed=seed)

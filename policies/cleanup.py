@@ -38,7 +38,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from aion.time import short_duration
+from aion.core.time import short_duration
 
 TIMES_THE_BOUND = 2
 FEWEST_EPOCHS = 8
@@ -46,7 +46,7 @@ MOST_UNSEEN = 0.1
 
 
 class History(Protocol):
-    """What is known of when events come: an :class:`aion.arrivals.Arrivals`, or one with a model in it."""
+    """What is known of when events come: :class:`aion.core.lateness.estimate.Arrivals`, perhaps with a model."""
 
     @property
     def edges_us(self) -> npt.NDArray[np.int64]:

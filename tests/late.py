@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from aion.lateness import Lateness
+from aion.core.lateness.observe import Lateness
 
 SECOND = 1_000_000
 MINUTE = 60 * SECOND

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from aion.errors import ServerError
-from state_backends import server_folder
+from state_backends.server import server_folder
 
 PATIENCE = 10.0  # seconds for what is ending to end
 

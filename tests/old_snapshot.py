@@ -9,13 +9,14 @@ import pyarrow as pa
 
 import aion
 from aion import aggregates as A
-from aion.actions import Arrived, BatchEnded, BlockFact, Event, Fold, Folded, WatermarkAdvanced
 from aion.config import load_policy
-from aion.keyed.orders import Arrivals
-from aion.keyed.table import Table
-from aion.operator import Operator
-from aion.plan import make_plan
-from aion.runtime import make_operator
+from aion.core.compaction.blocks import Fold, Folded
+from aion.core.operator.actions import Arrived, BatchEnded, BlockFact, Event, WatermarkAdvanced
+from aion.core.operator.keyed.orders import Arrivals
+from aion.core.operator.keyed.table import Table
+from aion.core.operator.operator import Operator
+from aion.core.plan import make_plan
+from aion.execute.assembly import make_operator
 
 SECOND = 1_000_000
 PLAN = make_plan(

@@ -10,10 +10,10 @@ import pyarrow as pa
 
 import aion
 from aion import aggregates as A
-from aion import lifecycle
-from aion.slices import SliceGrid
-from aion.windows import Periodic
-from state_backends import ledger
+from aion.core.operator import lifecycle
+from aion.core.slicing.grid import SliceGrid
+from aion.core.windows import Periodic
+from state_backends.store import ledger
 
 MINUTE = 60_000_000
 NOON = 12 * 60 * MINUTE

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from state_backends.io_thread import IoThread, Priority, Steps
-from state_backends.p_bucket import PBucket
+from state_backends.store.io_thread import IoThread, Priority, Steps
+from state_backends.store.p_bucket import PBucket
 from tests.test_io_thread import PATIENCE
 
 KINDS = {"write": "write", "fetch": "read", "adopt": "read", "drop": "drop"}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from aion.windows import Count, Definition, Periodic, PerRecord, Session
+from aion.core.windows import Count, Definition, Periodic, PerRecord, Session
 
 ON_TIME, LATE, RETRACTED = 0, 1, 2
 NEVER = -(10**30)

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
-from aion.actions import Execute, WindowRef
-from aion.builder import BlockBuilder
 from aion.config import load_policy
-from aion.executor import Executor
-from aion.hashing import ShardOfKeys
-from aion.operator import Kind as PaneKind
-from aion.plan import Plan, make_plan
-from aion.spilling import parts_by_key
-from state_backends.block import Block, Codec, decode
-from state_backends.store import StoredBlock
+from aion.core.ingest.block import Block, Codec, decode
+from aion.core.ingest.builder import BlockBuilder
+from aion.core.ingest.hashing import ShardOfKeys
+from aion.core.operator.actions import Execute, WindowRef
+from aion.core.operator.operator import Kind as PaneKind
+from aion.core.plan import Plan, make_plan
+from aion.execute.executor import Executor
+from aion.execute.spilling import parts_by_key
+from state_backends.store.protocol import StoredBlock
 from tests import aggregate_oracle as o
 from tests.local.scenarios import POLICIES, Scenario, expected_panes, panes_of, policy, run, scenarios, truth
 from tests.oracle import Definition, Event

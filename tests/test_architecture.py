@@ -15,22 +15,48 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("aion", "state_backends", "policies", "experiments")
 
-# What is pure by design; a module that calls itself pure is taken at its word as well.
-PURE_BY_DESIGN = {
-    "aion.actions", "aion.adaptive", "aion.aggregates", "aion.aggregates.binding", "aion.aggregates.layout",
-    "aion.aggregates.partial", "aion.arrivals", "aion.block_folder", "aion.builder", "aion.columns", "aion.combining",
-    "aion.digests", "aion.distribution", "aion.errors", "aion.folding", "aion.gone", "aion.key_ranges", "aion.lateness",
-    "aion.lifecycle", "aion.merging", "aion.models", "aion.numbers", "aion.operator", "aion.overview", "aion.plan",
-    "aion.regimes", "aion.replay", "aion.rows", "aion.schema", "aion.sketch", "aion.slice_tree", "aion.slices",
-    "aion.slicing", "aion.slicing.batch", "aion.slicing.counts", "aion.slicing.edges", "aion.slicing.event_log",
-    "aion.slicing.folds", "aion.slicing.panes", "aion.slicing.per_record", "aion.slicing.periodic",
-    "aion.slicing.ranges", "aion.slicing.record_designs", "aion.slicing.rows", "aion.slicing.session_life",
-    "aion.slicing.sessions", "aion.slicing.slicer", "aion.slicing.stores", "aion.staleness", "aion.standing",
-    "aion.time", "aion.topology", "aion.trigger", "aion.tuning.disk", "aion.watermark", "aion.windows", "policies",
-    "state_backends", "state_backends.block", "state_backends.checksum", "state_backends.compaction",
-    "state_backends.json_values", "state_backends.ledger", "state_backends.live_files", "state_backends.manifest",
-    "state_backends.retention", "state_backends.store", "state_backends.wire",
-}  # fmt: skip
+# Folders and single modules, from the ground up. A module imports from its own entry and from those above it here.
+LAYERS = (
+    "aion.errors",
+    "aion.core",  # its __init__ only
+    "aion.core.numbers",
+    "aion.core.time",
+    "aion.core.row_hash",
+    "aion.core.packing",
+    "aion.core.intervals",
+    "aion.core.schema",
+    "aion.core.windows",
+    "aion.core.topology",
+    "policies",
+    "aion.aggregates",
+    "aion.core.slicing",
+    "aion.core.plan",
+    "aion.core.trigger",
+    "aion.core.lateness",
+    "aion.core.compaction",
+    "aion.core.operator",
+    "aion.core.ingest",
+    "aion.slicing",
+    "aion.config",
+    "state_backends",
+    "state_backends.files",
+    "state_backends.store",
+    "state_backends.versions",
+    "state_backends.server",
+    "aion.execute",
+    "aion.metrics",
+    "aion.local",
+    "aion.spark",
+    "aion",
+    "aion.tools",
+    "aion.cli",
+    "experiments",
+)
+
+# Pure by folder. Elsewhere a module that calls itself pure is taken at its word.
+PURE_FOLDERS = ("aion.core", "aion.aggregates", "aion.errors", "policies")
+IMPORTS_BY_NAME = {"policies.plugins"}
+"""Loads a user's own policy."""
 
 # Everything else has, or may have, an effect: a clock, a thread, a file, a process, a random number, Spark.
 HARMLESS = {
@@ -47,15 +73,6 @@ EFFECTS = {
     "np.random", "np.load", "np.save", "np.savez", "np.fromfile", "np.memmap", "np.loadtxt", "np.savetxt",
     "pa.OSFile", "pa.memory_map", "pa.input_stream", "pa.output_stream", "pa.fs", "pa.flight", "pa.dataset",
     "pa.set_cpu_count", "pa.set_io_thread_count", "pa.set_memory_pool",
-}  # fmt: skip
-
-# The shell: where everything comes together. What is not listed here of aion is core, and imports no shell.
-TOP = {
-    "aion", "aion.applying", "aion.cli", "aion.executor", "aion.folds", "aion.inspecting", "aion.inspecting_lineages",
-    "aion.inspecting_windows",
-    "aion.keyed_executor", "aion.local", "aion.metrics", "aion.runtime", "aion.spark", "aion.spilling", "aion.top",
-    "aion.tuning", "aion.tuning.calibrate", "aion.tuning.command", "aion.tuning.files", "aion.tuning.search",
-    "aion.tuning.simulator", "aion.tuning.trace",
 }  # fmt: skip
 
 
@@ -76,18 +93,14 @@ def says_that_it_is_pure(module: str) -> bool:
     return re.search(r"\bpure\b", ast.get_docstring(TREES[module]) or "", re.IGNORECASE) is not None
 
 
-PURE = PURE_BY_DESIGN | {m for m in FILES if says_that_it_is_pure(m) and not belongs(m, "experiments")}
+PURE = {m for m in FILES if belongs(m, *PURE_FOLDERS) or says_that_it_is_pure(m)} - IMPORTS_BY_NAME
+PURE = {m for m in PURE if not belongs(m, "experiments")}
 
 
 def layer(module: str) -> int:
-    """A module imports from its own layer or from those before it."""
-    if module in ("aion.errors", "aion.time"):
-        return 0
-    if belongs(module, "experiments"):
-        return 4
-    if module in TOP or belongs(module, "aion.spark"):
-        return 3
-    return 2 if belongs(module, "state_backends") and module not in PURE else 1
+    """The entry of LAYERS that says the most about the module."""
+    parts = module.split(".")
+    return next(LAYERS.index(name) for n in range(len(parts), 0, -1) if (name := ".".join(parts[:n])) in LAYERS)
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -127,10 +140,6 @@ def ours(modules: set[str]) -> set[str]:
     return {m for m in modules if m in FILES}
 
 
-def test_what_design_calls_pure_is_there() -> None:
-    assert set(FILES) >= PURE_BY_DESIGN
-
-
 def test_pure_modules_import_nothing_with_an_effect() -> None:
     shell = {m: shell for m in PURE if (shell := ours(imports(m)) - PURE)}
     assert shell == {}, "the core imports the shell"
@@ -159,16 +168,11 @@ def test_no_module_imports_itself_in_a_circle() -> None:
         pytest.fail(f"imported in a circle: {' -> '.join(circle.args[1])}")
 
 
-def test_state_backends_know_of_aion_only_its_errors_and_times() -> None:
+def test_state_backends_know_of_aion_only_errors_blocks_and_what_is_merged() -> None:
     knowing = {m: ours(imports(m)) for m in FILES if belongs(m, "state_backends")}
     others = {m: {i for i in found if belongs(i, "aion")} for m, found in knowing.items()}
-    assert {m: found for m, found in others.items() if found - {"aion.errors", "aion.time"}} == {}
-
-
-def test_policies_know_nobody() -> None:
-    knowing = {m: ours(imports(m)) for m in FILES if belongs(m, "policies")}
-    others = {m: {i for i in found if not belongs(i, "policies")} for m, found in knowing.items()}
-    assert {m: found for m, found in others.items() if found - {"aion.errors", "aion.time"}} == {}
+    known = ("aion.errors", "aion.core.time", "aion.core.ingest", "aion.core.compaction")
+    assert {m: rest for m, found in others.items() if (rest := {i for i in found if not belongs(i, *known)})} == {}
 
 
 def test_only_aion_spark_and_the_experiments_import_pyspark() -> None:
@@ -183,7 +187,7 @@ def test_nothing_of_aion_but_its_command_line_knows_the_experiments() -> None:
 
 def test_slow_libraries_are_not_loaded_until_they_are_asked_for() -> None:
     program = (
-        "import sys, aion, aion.local, aion.cli, aion.config, state_backends.server, state_backends.client;"
+        "import sys, aion, aion.local, aion.cli, aion.config, state_backends.server.main, state_backends.server.client;"
         "aion.LocalOperator, aion.Tumbling, aion.aggregates;"
         "print({m.split('.')[0] for m in sys.modules} & {'pyspark', 'py4j', 'matplotlib', 'pandas'} or 'none')"
     )
@@ -193,7 +197,7 @@ def test_slow_libraries_are_not_loaded_until_they_are_asked_for() -> None:
 
 def test_the_process_that_only_asks_for_the_roots_state_loads_nothing_that_works() -> None:
     """Spark starts it with every query, and waits for it."""
-    heavy = {"aion.spark.work", "aion.spark.stream", "aion.config", "aion.executor", "pandas", "pydantic"}
+    heavy = {"aion.spark.work", "aion.spark.stream", "aion.config", "aion.execute.executor", "pandas", "pydantic"}
     program = f"import sys, aion.spark.root; print(sorted({heavy} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")

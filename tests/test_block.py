@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aion.core.ingest.block import HEADER_BYTES, VERSION, Block, Compression, Folded, Kind, check, decode, encode, parse
 from aion.errors import CorruptBlock, FormatError
-from state_backends.block import HEADER_BYTES, VERSION, Block, Compression, Folded, Kind, check, decode, encode, parse
 
 SCHEMA = pa.schema(
     [

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
-from aion.builder import BlockBuilder, ShardBlock
 from aion.config import load_policy
+from aion.core.ingest.block import HEADER_BYTES, Block, Codec, Compression, decode
+from aion.core.ingest.builder import BlockBuilder, ShardBlock
+from aion.core.ingest.hashing import ShardOfKeys
+from aion.core.ingest.levels import BlockMerger
+from aion.core.plan import Plan, make_plan
 from aion.errors import CorruptBlock
-from aion.executor import Executor
-from aion.hashing import ShardOfKeys
-from aion.merging import BlockMerger
-from aion.plan import Plan, make_plan
-from aion.runtime import make_operator
-from state_backends.block import HEADER_BYTES, Block, Codec, Compression, decode
-from state_backends.store import StoredBlock
+from aion.execute.assembly import make_operator
+from aion.execute.executor import Executor
+from state_backends.store.protocol import StoredBlock
 
 SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.float64())])
 WINDOWS = [aion.Tumbling("10s"), aion.Sliding("25s", "10s")]

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from aion.adaptive import AdaptiveBound, Forecast
-from aion.arrivals import arrivals
+from aion.core.lateness.bound import AdaptiveBound, Forecast
+from aion.core.lateness.change import change
+from aion.core.lateness.estimate import arrivals
+from aion.core.lateness.models import NAMES
+from aion.core.lateness.observe import Lateness
 from aion.errors import FormatError
-from aion.lateness import Lateness
-from aion.models import NAMES
-from aion.regimes import change
 from policies.cleanup import Cleanup, Decision, Reason, decide
 from tests.late import DAY, HOUR, MINUTE, SECOND, Draw, drawn, exponential, lognormal, same_in_every_epoch
 

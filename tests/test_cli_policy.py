@@ -304,7 +304,7 @@ def test_explain_tells_of_pressure_idleness_prestaging_and_threads(tmp_path: Pat
 
 
 def test_explain_tells_a_share_of_the_budget_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("state_backends.machine.memory_limit_bytes", lambda: 4 << 30)
+    monkeypatch.setattr("state_backends.server.machine.memory_limit_bytes", lambda: 4 << 30)
     told = words(run("policy", "explain", "low_latency").stdout)
     assert "m-buckets of the host 2 GiB, 50% of the 4 GiB that it has here (8 such windows fit at a time)" in told
     assert "85% of the budget (1.7 GiB)" in told

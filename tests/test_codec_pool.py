@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
-from aion.applying import decode_all
-from aion.builder import BlockBuilder
+from aion.core.ingest.block import Block, Codec, Compression, Kind, encode, is_quick
+from aion.core.ingest.builder import BlockBuilder
+from aion.core.plan import Plan, make_plan
 from aion.errors import CorruptBlock
-from aion.plan import Plan, make_plan
-from state_backends.block import Block, Codec, Compression, Kind, encode, is_quick
-from state_backends.codec_pool import CodecPool
-from state_backends.store import StoredBlock
+from aion.execute.applying import decode_all
+from state_backends.store.codec_pool import CodecPool
+from state_backends.store.protocol import StoredBlock
 
 SECONDS = 30  # until a test that would hang fails
 

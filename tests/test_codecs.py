@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
-from aion.applying import dropped_events
+from aion.core.ingest import block as block_module
+from aion.core.ingest.block import HEADER_BYTES, Block, Codec, Compression, Kind, check, decode, encode, parse
+from aion.core.plan import make_plan
 from aion.errors import CorruptBlock, FormatError, SchemaError
-from aion.plan import make_plan
-from state_backends import block as block_module
-from state_backends.block import HEADER_BYTES, Block, Codec, Compression, Kind, check, decode, encode, parse
+from aion.execute.applying import dropped_events
 
 CODECS = list(itertools.product(Codec, Compression))
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state_backends.compaction import Choice, FileView, Limits, choose
-from state_backends.manifest import FileEntry, Identity, Manifest, Past
-from state_backends.retention import MERGED, Doomed, Retention, floor_of, manifest_name
+from aion.core.compaction.files import Choice, FileView, Limits, choose
+from state_backends.files.names import MERGED, Doomed
+from state_backends.versions.manifest import FileEntry, Identity, Manifest, Past
+from state_backends.versions.retention import Retention, floor_of, manifest_name
 
 KIB, MIB = 1 << 10, 1 << 20
 LIMITS = Limits(worth_bytes=1)

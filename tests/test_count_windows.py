@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.slicing.counts import CountWindows, count_windows, event_time_order
-from aion.windows import Count
+from aion.core.slicing.counts import CountWindows, count_windows, event_time_order
+from aion.core.windows import Count
 
 Event = tuple[int, int]
 """A key and a time."""

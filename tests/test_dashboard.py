@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from state_backends.metrics import METRICS, Metric
+from state_backends.server.metrics import METRICS, Metric
 
 ROOT = Path(__file__).parent.parent
 DASHBOARD = json.loads((ROOT / "dashboards" / "aion.json").read_text())

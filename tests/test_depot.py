@@ -16,19 +16,18 @@ import pyarrow.fs as pafs
 import pytest
 
 from aion.errors import CorruptState, StorageError
-from state_backends import remote as remote_module
-from state_backends import requests
-from state_backends.checkpoint import Shard
-from state_backends.depot import LocalDepot
-from state_backends.host import Host
-from state_backends.io_thread import IoThread
-from state_backends.location import LocalLocation, RemoteLocation, locate, scratch
-from state_backends.manifest import Identity
-from state_backends.remote import Remote, RemoteDepot
-from state_backends.retention import Doomed
-from state_backends.store import SstFile
-from state_backends.stores import STORES, StoreConfig
-from state_backends.tiered import MemoryBudget
+from state_backends.files import remote as remote_module
+from state_backends.files.depot import LocalDepot
+from state_backends.files.location import LocalLocation, RemoteLocation, locate, scratch
+from state_backends.files.names import Doomed, SstFile
+from state_backends.files.remote import Remote, RemoteDepot
+from state_backends.server import requests
+from state_backends.server.host import Host
+from state_backends.store.backends import STORES, StoreConfig
+from state_backends.store.io_thread import IoThread
+from state_backends.store.tiered import MemoryBudget
+from state_backends.versions.manifest import Identity
+from state_backends.versions.shard import Shard
 from tests.stores.rig import make_block
 from tests.test_io_thread import PATIENCE
 
@@ -363,7 +362,7 @@ def test_a_host_stages_for_others_while_a_shard_commits(
 ) -> None:
     place = make()
     remote = Remote(URI, (place.fs, "base"))
-    monkeypatch.setattr("state_backends.host.locate", lambda _: RemoteLocation(remote, tmp_path / "scratch"))
+    monkeypatch.setattr("state_backends.server.host.locate", lambda _: RemoteLocation(remote, tmp_path / "scratch"))
     clock = [0.0]
     host = Host(clock=lambda: clock[0])
     config = StoreConfig(backend="tiered", budget_bytes=32 << 20, bucket_limit_bytes=1 << 20)

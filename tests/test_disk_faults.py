@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-import state_backends.p_bucket as p_bucket
-import state_backends.sst_file as sst_file
+import state_backends.store.p_bucket as p_bucket
+import state_backends.store.sst_file as sst_file
 from aion.errors import CorruptState, DiskError
 from aion.metrics import StateMetrics
-from state_backends import host, wire
-from state_backends.faults import disk_errors
-from state_backends.sst_file import Indexed
-from state_backends.store import StoreStats
+from state_backends.files.faults import disk_errors
+from state_backends.server import host, wire
+from state_backends.store.protocol import StoreStats
+from state_backends.store.sst_file import Indexed
 from tests.stores.conftest import make
 from tests.stores.rig import EAGER, Rig
 from tests.test_io_thread import PATIENCE

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 import aion
 from aion import aggregates as A
-from state_backends.metrics import METRICS, table
+from state_backends.server.metrics import METRICS, table
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -59,7 +59,7 @@ def _visits(db: sqlite3.Connection) -> list[tuple[str, str, int]]:
 
 
 def test_the_table_of_metrics_is_the_codes_own() -> None:
-    show = "python -c 'from state_backends.metrics import table; print(table())'"
+    show = "python -c 'from state_backends.server.metrics import table; print(table())'"
     page = (DOCS / "metrics.md").read_text()
     assert f"\n{table()}\n" in page, show
     names = {series for metric in METRICS for series in metric.series} | {metric.name for metric in METRICS}

@@ -27,10 +27,10 @@ import aion
 from aion import aggregates as A
 from aion.cli import app
 from aion.config import Policy, describe, load_policy, resolve
-from aion.tuning.disk import Machine
-from state_backends.endpoint import LOOPBACK
-from state_backends.manifest import Identity, dump_operator
-from state_backends.metrics import METRICS
+from aion.tools.tune.disk import Machine
+from state_backends.server.endpoint import LOOPBACK
+from state_backends.server.metrics import METRICS
+from state_backends.versions.manifest import Identity, dump_operator
 from tests import documents, pictures
 from tests.documents import PAGES, ROOT, SHELLS, Block, Command
 from tests.test_inspect import Writer

@@ -7,8 +7,8 @@ import pytest
 
 import aion
 from aion import aggregates as A
-from aion.hashing import ShardOfKeys
-from aion.runtime import make_builder
+from aion.core.ingest.hashing import ShardOfKeys
+from aion.execute.assembly import make_builder
 
 
 def table(times_us: list[int], values: list[int], key: str = "a") -> pa.Table:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import typer
 
-from aion.adaptive import AdaptiveBound
+from aion.core.lateness.bound import AdaptiveBound
 from experiments import cleanup_report
 from experiments.cleanup import FLIGHTS, LEGS, Leg, Settings, choose
 from experiments.cleanup_report import checks, confidence_check

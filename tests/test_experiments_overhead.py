@@ -15,13 +15,13 @@ from experiments import bench
 from experiments.overhead import HOW, Settings, check, choose, cpu_seconds, targets
 from experiments.overhead_server import HOW as SHARDS
 from experiments.overhead_server import Forgetful, state_server
-from state_backends.checkpoint import Shard
-from state_backends.client import StateClient
-from state_backends.depot import LocalDepot
-from state_backends.io_thread import IoThread
-from state_backends.m_bucket import MemoryBudget
-from state_backends.server_folder import runtime_dir
-from state_backends.tiered import TieredStore
+from state_backends.files.depot import LocalDepot
+from state_backends.server.client import StateClient
+from state_backends.server.server_folder import runtime_dir
+from state_backends.store.io_thread import IoThread
+from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.tiered import TieredStore
+from state_backends.versions.shard import Shard
 from tests.server.conftest import Executor, application, executor, open_shard, snapshot, values
 from tests.server.conftest import block as small_block
 from tests.stores.rig import make_block

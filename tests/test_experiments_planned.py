@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from aion.actions import Arrived, BatchEnded, BlockFact, Prestage, WatermarkAdvanced
-from aion.operator import Operator
-from aion.slices import SliceGrid
-from aion.trigger import Staleness
-from aion.windows import Tumbling
+from aion.core.operator.actions import Arrived, BatchEnded, BlockFact, Prestage, WatermarkAdvanced
+from aion.core.operator.operator import Operator
+from aion.core.slicing.grid import SliceGrid
+from aion.core.trigger.triggers import Staleness
+from aion.core.windows import Tumbling
 from experiments import planned_report
 from experiments.planned import MINUTE_US, MODES, Settings, run, stream
 from tests.test_operator import bound_of

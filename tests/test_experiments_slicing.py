@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from aion.windows import Session, Tumbling
+from aion.core.windows import Session, Tumbling
 from experiments import app, slicing_report, slicing_runs
 from experiments.slicing import cells, take_turns
 from experiments.slicing_operator import Case, measure_operator

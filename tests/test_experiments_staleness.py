@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from aion.distribution import LateDistribution
-from aion.staleness import Plan
+from aion.core.trigger.distribution import LateDistribution
+from aion.core.trigger.planner import Plan
 from experiments import app
 from experiments.staleness import DEFAULTS, Settings, figure_9, optimality, paper_horizons, replays
 from experiments.staleness_model import (

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pytest
 import typer
 
+from aion.core.ingest.block import decode
 from experiments import store_report
 from experiments.store import CONTENDERS, DEFAULTS, choose, fits, line, remarks
 from experiments.store_common import (
@@ -29,7 +30,6 @@ from experiments.store_legs import LEGS, perform, run_leg
 from experiments.store_report import BLOB_SIZES, Check, checks, past_series, series
 from experiments.store_settings import OVERCOMMIT, Settings
 from experiments.store_windows import mean_of_payloads
-from state_backends.block import decode
 
 TINY = Settings(
     state_bytes=24 * MIB,

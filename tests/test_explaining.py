@@ -11,11 +11,11 @@ import pytest
 import aion
 from aion import aggregates as A
 from aion.config import load_policy
-from aion.explaining import explain_plan
-from aion.plan import make_plan
-from aion.slices import SliceGrid
-from aion.topology import Tree, levels_for, merging_strategies
-from aion.windows import Count, Session
+from aion.core.plan import make_plan
+from aion.core.slicing.grid import SliceGrid
+from aion.core.topology import Tree, levels_for, merging_strategies
+from aion.core.windows import Count, Session
+from aion.spark.explain import explain_plan
 
 SCHEMA = pa.schema(
     [("segment", pa.int32()), ("ts", pa.timestamp("us", "UTC")), ("speed", pa.float64()), ("lane", pa.int32())]

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.actions import Fold, Folded
-from aion.folding import Folding
-from aion.key_ranges import MOST_KEYS, TOP, Keys, equal_ranges
-from state_backends.ledger import Ledger, Place
-from state_backends.store import Only
+from aion.core.compaction.blocks import Fold, Folded, Folding
+from aion.core.ingest.key_ranges import MOST_KEYS, TOP, Keys, equal_ranges
+from state_backends.store.ledger import Ledger, Place
+from state_backends.store.protocol import Only
 
 # -- which runs are folded, and when ------------------------------------------------------------------------
 
@@ -206,7 +205,7 @@ some_ranges = st.lists(st.integers(0, 99), max_size=8, unique=True).map(
 @given(blocks_in_ledger, st.none() | some_ranges, st.none() | st.integers(0, 20), st.data())
 def test_only_some_blocks(blocks: list[Any], keys: Any, below: int | None, data: st.DataObject) -> None:
     """Against the words of :class:`Only`, block by block."""
-    from state_backends.block import Folded as OfKeys
+    from aion.core.ingest.block import Folded as OfKeys
 
     span = st.tuples(st.integers(-1, 99), st.integers(0, 99))
     spans = data.draw(st.none() | st.dictionaries(st.integers(0, 2), span))

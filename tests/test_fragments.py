@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aion.core.ingest.block import Block, Kind, encode
+from aion.core.ingest.fragments import BATCH_BYTES, LEAST_BYTES, Defragmenter, Fragmenter, fragment_bytes
 from aion.errors import CorruptBlock
-from aion.fragments import BATCH_BYTES, LEAST_BYTES, Defragmenter, Fragmenter, fragment_bytes
-from state_backends.block import Block, Kind, encode
 
 
 def block_of(size: int, slice_us: int = 0) -> Block:

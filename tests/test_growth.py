@@ -16,15 +16,16 @@ import pytest
 
 import aion
 from aion import aggregates as A
-from aion.actions import Arrived, BatchEnded, BlockFact, Fold, Folded, WatermarkAdvanced
-from aion.columns import untable
 from aion.config import load_policy
-from aion.keyed.orders import Arrivals
-from aion.keyed.table import Table
-from aion.operator import Operator
-from aion.plan import Plan, make_plan
-from aion.runtime import make_operator
-from state_backends.manifest import Identity, Manifest, dump
+from aion.core.compaction.blocks import Fold, Folded
+from aion.core.operator.actions import Arrived, BatchEnded, BlockFact, WatermarkAdvanced
+from aion.core.operator.keyed.orders import Arrivals
+from aion.core.operator.keyed.table import Table
+from aion.core.operator.operator import Operator
+from aion.core.packing import untable
+from aion.core.plan import Plan, make_plan
+from aion.execute.assembly import make_operator
+from state_backends.versions.manifest import Identity, Manifest, dump
 
 MINUTE = 60_000_000
 WIDTH = 5 * MINUTE

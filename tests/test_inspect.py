@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 import aion
 from aion.cli import app
 from aion.errors import ConfigError, StateError
-from aion.inspecting import SET_ASIDE, set_back
-from state_backends.audit import ShardFinding, StateFolder, plan_repair
-from state_backends.checkpoint import Shard
-from state_backends.depot import LocalDepot
-from state_backends.io_thread import IoThread
-from state_backends.manifest import Identity
-from state_backends.stores import STORES
-from state_backends.tiered import MemoryBudget
+from aion.tools.inspect.state import SET_ASIDE, set_back
+from state_backends.files.depot import LocalDepot
+from state_backends.store.backends import STORES
+from state_backends.store.io_thread import IoThread
+from state_backends.store.tiered import MemoryBudget
+from state_backends.versions.audit import ShardFinding, StateFolder, plan_repair
+from state_backends.versions.manifest import Identity
+from state_backends.versions.shard import Shard
 from tests.stores.rig import make_block
 from tests.test_operator import make
 

@@ -14,18 +14,18 @@ import aion
 from aion import aggregates as A
 from aion.cli import app
 from aion.config import load_policy
-from aion.hashing import ShardOfKeys
-from aion.keyed.summary import LISTED
-from aion.overview import KeyedWindow, keyed_windows
-from aion.plan import make_plan
-from aion.runtime import make_builder, make_executor, make_operator
-from state_backends.checkpoint import Shard
-from state_backends.codec_pool import CodecPool
-from state_backends.depot import LocalDepot
-from state_backends.io_thread import IoThread
-from state_backends.manifest import Identity
-from state_backends.stores import STORES
-from state_backends.tiered import MemoryBudget
+from aion.core.ingest.hashing import ShardOfKeys
+from aion.core.operator.keyed.summary import LISTED
+from aion.core.operator.overview import KeyedWindow, keyed_windows
+from aion.core.plan import make_plan
+from aion.execute.assembly import make_builder, make_executor, make_operator
+from state_backends.files.depot import LocalDepot
+from state_backends.store.backends import STORES
+from state_backends.store.codec_pool import CodecPool
+from state_backends.store.io_thread import IoThread
+from state_backends.store.tiered import MemoryBudget
+from state_backends.versions.manifest import Identity
+from state_backends.versions.shard import Shard
 from tests.test_state_format import OfShard
 
 SECOND = 1_000_000

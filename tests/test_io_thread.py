@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aion.errors import ServerUnreachable
-from state_backends.io_thread import IoThread, Priority, Request, Steps
+from state_backends.store.io_thread import IoThread, Priority, Request, Steps
 
 PATIENCE = 10.0  # seconds after which a test that waits has failed
 

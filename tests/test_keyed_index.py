@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aion
-from aion.keyed.saving import Keeper, is_index
-from aion.keyed.shapes import shape_of
-from aion.keyed.table import Table
-from aion.keyed.windows import KeyedWindows
-from aion.lateness import Lateness
-from aion.slices import NO_SLICE
-from aion.trigger import EveryBatch
+from aion.core.lateness.observe import Lateness
+from aion.core.operator.keyed.saving import Keeper, is_index
+from aion.core.operator.keyed.shapes import shape_of
+from aion.core.operator.keyed.table import Table
+from aion.core.operator.keyed.windows import KeyedWindows
+from aion.core.slicing.grid import NO_SLICE
+from aion.core.trigger.triggers import EveryBatch
 
 DEFINITIONS = [aion.Session(5), aion.Count(3, 2), aion.PerRecord(4), aion.Punctuated("mark")]
 arrivals = st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.integers(-30, 60), st.integers(0, 1)), max_size=6)

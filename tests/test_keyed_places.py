@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
-from aion.actions import Kind
-from aion.keyed.computing import gather, placed
-from aion.keyed.orders import ExecuteKeyed, Members
-from aion.keyed.table import Places, Table
-from aion.plan import make_plan
+from aion.core.operator.actions import Kind
+from aion.core.operator.keyed.orders import ExecuteKeyed, Members
+from aion.core.operator.keyed.table import Places, Table
+from aion.core.plan import make_plan
+from aion.execute.keyed_panes import gather, placed
 
 rows = st.lists(st.tuples(st.integers(0, 4), st.integers(-6, 6), st.integers(0, 3)), max_size=20)
 asked = st.lists(st.tuples(st.integers(0, 6), st.integers(-9, 9)), min_size=1, max_size=10)

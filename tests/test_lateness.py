@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta
 
-from aion.actions import Arrived, BlockFact, WatermarkAdvanced
-from aion.arrivals import Arrivals, arrivals
-from aion.columns import pack, unpack
+from aion.core.lateness.estimate import Arrivals, arrivals
+from aion.core.lateness.observe import MOST_EPOCHS, Lateness, room_us
+from aion.core.lateness.sketch import ACCURACY, EDGES_US, LatenessSketch, bin_of
+from aion.core.operator.actions import Arrived, BlockFact, WatermarkAdvanced
+from aion.core.operator.operator import Operator
+from aion.core.packing import pack, unpack
+from aion.core.slicing.grid import SliceGrid
+from aion.core.trigger.triggers import EveryBatch
+from aion.core.windows import Tumbling
 from aion.errors import FormatError
-from aion.lateness import MOST_EPOCHS, Lateness, room_us
-from aion.operator import Operator
-from aion.sketch import ACCURACY, EDGES_US, LatenessSketch, bin_of
-from aion.slices import SliceGrid
-from aion.trigger import EveryBatch
-from aion.windows import Tumbling
 from tests.late import DAY, HOUR, MINUTE, SECOND, drawn, exponential, lognormal, same_in_every_epoch
 from tests.test_operator import bound_of
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from state_backends.ledger import (
+from state_backends.store.ledger import (
     IN_MEMORY,
     NO_FILE,
     ON_DISK,

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from state_backends.machine import memory_limit_bytes, memory_share_used
+from state_backends.server.machine import memory_limit_bytes, memory_share_used
 
 MIB = 1 << 20
 MACHINE = 1 << 40

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from aion.arrivals import Arrivals, arrivals
-from aion.models import FAMILIES, FEWEST_EVENTS, NAMES, Fit, choose, fit, modelled
+from aion.core.lateness.estimate import Arrivals, arrivals
+from aion.core.lateness.models import FAMILIES, FEWEST_EVENTS, NAMES, Fit, choose, fit, modelled
 from tests.late import DAY, HOUR, SECOND, Draw, drawn, exponential, lognormal
 
 # Each family with parameters of the usual kind, seconds for what has a unit.
@@ -159,7 +159,8 @@ def test_families_are_distributions() -> None:
 
 def test_scipy_is_loaded_when_something_is_fitted_and_not_before() -> None:
     program = (
-        "import sys, aion.adaptive, aion.models, aion.arrivals, aion.regimes, policies.cleanup;"
+        "import sys, aion.core.lateness.bound, aion.core.lateness.models, aion.core.lateness.estimate;"
+        "import aion.core.lateness.change, policies.cleanup;"
         "print({m for m in sys.modules if m.split('.')[0] == 'scipy'} or 'none')"
     )
     root = Path(__file__).parent.parent

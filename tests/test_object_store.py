@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from aion.errors import CorruptState, StorageError
-from state_backends.checkpoint import Shard
-from state_backends.io_thread import IoThread
-from state_backends.manifest import Identity, load
-from state_backends.p_bucket import PBucket
-from state_backends.remote import Remote, RemoteDepot
-from state_backends.stores import STORES
-from state_backends.tiered import MemoryBudget
+from state_backends.files.remote import Remote, RemoteDepot
+from state_backends.store.backends import STORES
+from state_backends.store.io_thread import IoThread
+from state_backends.store.p_bucket import PBucket
+from state_backends.store.tiered import MemoryBudget
+from state_backends.versions.manifest import Identity, load
+from state_backends.versions.shard import Shard
 from tests.object_store import CREDENTIALS, ObjectStore, serving
 from tests.stores.rig import make_block
 

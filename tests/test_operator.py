@@ -13,7 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from aion.actions import (
+from aion.core.lateness.bound import AdaptiveBound
+from aion.core.lateness.sketch import bin_of
+from aion.core.numbers import EARLIEST_US, LATEST_US
+from aion.core.operator.actions import (
     Action,
     Append,
     Arrived,
@@ -28,15 +31,12 @@ from aion.actions import (
     WatermarkAdvanced,
     WindowRef,
 )
-from aion.adaptive import AdaptiveBound
-from aion.lifecycle import TRANSITIONS, Status
-from aion.numbers import EARLIEST_US, LATEST_US
-from aion.operator import Operator
-from aion.sketch import bin_of
-from aion.slices import NO_SLICE, SliceGrid
-from aion.trigger import EveryBatch
-from aion.watermark import Watermark
-from aion.windows import Periodic, Sliding, Tumbling
+from aion.core.operator.lifecycle import TRANSITIONS, Status
+from aion.core.operator.operator import Operator
+from aion.core.operator.watermark import Watermark
+from aion.core.slicing.grid import NO_SLICE, SliceGrid
+from aion.core.trigger.triggers import EveryBatch
+from aion.core.windows import Periodic, Sliding, Tumbling
 from policies.cleanup import Cleanup
 
 

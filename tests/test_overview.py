@@ -9,21 +9,21 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
-from aion.actions import Arrived, BatchEnded, BlockFact, Execute, Kind, WatermarkAdvanced
-from aion.adaptive import AdaptiveBound, Expected
 from aion.cli import app
-from aion.operator import Operator
-from aion.overview import REASONS, WindowOutlook, windows
-from aion.slices import SliceGrid
-from aion.trigger import Count, EveryBatch, Interval, Staleness, Trigger, trigger_from_json
-from aion.windows import Tumbling
+from aion.core.lateness.bound import AdaptiveBound, Expected
+from aion.core.operator.actions import Arrived, BatchEnded, BlockFact, Execute, Kind, WatermarkAdvanced
+from aion.core.operator.operator import Operator
+from aion.core.operator.overview import REASONS, WindowOutlook, windows
+from aion.core.slicing.grid import SliceGrid
+from aion.core.trigger.triggers import Count, EveryBatch, Interval, Staleness, Trigger, trigger_from_json
+from aion.core.windows import Tumbling
 from policies.cleanup import Cleanup, Reason
-from state_backends.checkpoint import Shard
-from state_backends.depot import LocalDepot
-from state_backends.io_thread import IoThread
-from state_backends.manifest import Identity
-from state_backends.stores import STORES
-from state_backends.tiered import MemoryBudget
+from state_backends.files.depot import LocalDepot
+from state_backends.store.backends import STORES
+from state_backends.store.io_thread import IoThread
+from state_backends.store.tiered import MemoryBudget
+from state_backends.versions.manifest import Identity
+from state_backends.versions.shard import Shard
 from tests.late import DAY, MINUTE, SECOND, drawn, exponential
 
 MINUTES = Tumbling("1 minute")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aion.core.slicing import per_record
+from aion.core.slicing.per_record import record_windows
 from aion.errors import WindowError
-from aion.slicing import per_record
-from aion.slicing.per_record import record_windows
 from aion.slicing.record_designs import BucketDesign, MemoryStorage, PlainDesign, best_buckets
 
 Event = tuple[int, int]

@@ -15,16 +15,16 @@ import pytest
 import aion
 from aion import aggregates as A
 from aion.config import load_policy, policy_to_json
-from aion.executor import Executor
-from aion.hashing import ShardOfKeys
-from aion.plan import make_plan
-from aion.runtime import make_builder, make_operator
-from state_backends import requests
-from state_backends.block import Block
-from state_backends.codec_pool import CodecPool
-from state_backends.host import Host
-from state_backends.store import StoredBlock
-from state_backends.stores import StoreConfig
+from aion.core.ingest.block import Block
+from aion.core.ingest.hashing import ShardOfKeys
+from aion.core.plan import make_plan
+from aion.execute.assembly import make_builder, make_operator
+from aion.execute.executor import Executor
+from state_backends.server import requests
+from state_backends.server.host import Host
+from state_backends.store.backends import StoreConfig
+from state_backends.store.codec_pool import CodecPool
+from state_backends.store.protocol import StoredBlock
 from tests.stores.rig import Rig, make_block
 
 SECOND = 1_000_000

@@ -16,8 +16,8 @@ import yaml
 
 import aion
 from aion import aggregates as A
-from aion import windows as definitions
-from aion.plan import make_plan
+from aion.core import windows as definitions
+from aion.core.plan import make_plan
 
 FOLDER = Path(__file__).parent / "scenarios"
 FILES = sorted(FOLDER.glob("*.yaml"))

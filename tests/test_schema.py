@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aion.core.schema import parse_schema
 from aion.errors import SchemaError
-from aion.schema import parse_schema
 
 SIMPLE = {
     "boolean": pa.bool_(), "tinyint": pa.int8(), "byte": pa.int8(), "smallint": pa.int16(), "short": pa.int16(),

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.slicing import sessions as module
-from aion.slicing.sessions import Intervals, merge_intervals, merge_sessions, session_cells
+from aion.core.slicing import sessions as module
+from aion.core.slicing.sessions import Intervals, merge_intervals, merge_sessions, session_cells
 
 Event = tuple[int, int]
 """A key and a time."""

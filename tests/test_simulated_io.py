@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.tuning.disk import Moved, SimulatedDisk
-from state_backends.io import Io, Pending, Priority, Steps
-from state_backends.io_thread import IoThread
+from aion.tools.tune.disk import Moved, SimulatedDisk
+from state_backends.store.io import Io, Pending, Priority, Steps
+from state_backends.store.io_thread import IoThread
 from tests.test_io_thread import Gate
 
 

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
-from aion.actions import Execute, Kind, WindowRef
 from aion.aggregates.doubled import sum_by_group, sums_are_exact
 from aion.aggregates.groups import Groups
-from aion.combining import WINDOWS_AT_ONCE, Loaded, windows_at_once
 from aion.config import load_policy
+from aion.core.operator.actions import Execute, Kind, WindowRef
+from aion.core.plan import Plan, make_plan
+from aion.core.slicing.tree import SliceTree, choose_height, spans
 from aion.errors import IntegerOverflow
-from aion.plan import Plan, make_plan
-from aion.slice_tree import SliceTree, choose_height, spans
+from aion.execute.combining import WINDOWS_AT_ONCE, Loaded, windows_at_once
 from tests import aggregate_oracle as o
 from tests.local.scenarios import (
     AGGREGATES,

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aion.core.windows import Count, Definition, PerRecord, Punctuated, Session, Sliding, Tumbling
 from aion.errors import ConfigError, IntegerOverflow, WindowError
 from aion.slicing import MAX, MEAN, MIN, SUM, Kind, Slicer, slicer
 from aion.slicing.stores import EAGER_FROM_SLICES, choose_store
-from aion.windows import Count, Definition, PerRecord, Punctuated, Session, Sliding, Tumbling
 from experiments.slicing_baselines import Buckets, FlatFat
 from tests.slicing_oracle import Oracle, Row
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aion.core.slicing.grid import SliceGrid
+from aion.core.windows import Family, Periodic, Sliding, Tumbling
 from aion.errors import ConfigError, IntegerOverflow
-from aion.slices import SliceGrid
 from aion.slicing import MAX, MIN, SUM, batch
 from aion.slicing.batch import slice_batch
 from aion.slicing.edges import EdgeSet, assign
 from aion.slicing.folds import as_values
 from aion.slicing.rows import Rows
-from aion.windows import Family, Periodic, Sliding, Tumbling
 from tests.oracle import Definition, slice_of
 from tests.test_windows import instants, several
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aion.core.slicing import ranges
+from aion.core.slicing.ranges import RangeTree, reduce_ranges, running_max
 from aion.errors import ConfigError, IntegerOverflow
-from aion.slicing import SUM, Fold, ranges
-from aion.slicing.ranges import RangeTree, reduce_ranges, running_max
+from aion.slicing import SUM, Fold
 from aion.slicing.rows import Table
 
 UFUNCS = [np.add, np.minimum, np.maximum]

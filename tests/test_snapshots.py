@@ -16,24 +16,25 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
-from aion.actions import Arrived, BatchEnded, BlockFact, Event, Fold, Folded, WatermarkAdvanced
-from aion.columns import table, untable
 from aion.config import load_policy
-from aion.hashing import ShardOfKeys
-from aion.keyed.orders import Arrivals
-from aion.keyed.saving import Save
-from aion.keyed.table import Table
+from aion.core.compaction.blocks import Fold, Folded
+from aion.core.ingest.block import decode, encode
+from aion.core.ingest.hashing import ShardOfKeys
+from aion.core.numbers import EARLIEST_US, LATEST_US, LONGEST_US, MOST, plus, sum_of, sums_by
+from aion.core.operator.actions import Arrived, BatchEnded, BlockFact, Event, WatermarkAdvanced
+from aion.core.operator.keyed.orders import Arrivals
+from aion.core.operator.keyed.saving import Save
+from aion.core.operator.keyed.table import Table
+from aion.core.operator.operator import Operator
+from aion.core.packing import table, untable
+from aion.core.plan import Plan, make_plan
+from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE
+from aion.execute.assembly import make_builder, make_operator
 from aion.local import LocalOperator
-from aion.numbers import EARLIEST_US, LATEST_US, LONGEST_US, MOST, plus, sum_of, sums_by
-from aion.operator import Operator
-from aion.plan import Plan, make_plan
-from aion.runtime import make_builder, make_operator
-from aion.slices import BEYOND_SLICE, NO_SLICE
-from state_backends import requests
-from state_backends.block import decode, encode
-from state_backends.codec_pool import CodecPool
-from state_backends.json_values import dumps
-from state_backends.manifest import Identity, Manifest, dump, load
+from state_backends.server import requests
+from state_backends.store.codec_pool import CodecPool
+from state_backends.versions.json_values import dumps
+from state_backends.versions.manifest import Identity, Manifest, dump, load
 from tests.old_snapshot import AFTER, live, operator
 
 DAY = 86_400_000_000

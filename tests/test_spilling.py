@@ -17,20 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
-from aion import spilling
-from aion.actions import Execute, WindowRef
-from aion.actions import Kind as PaneKind
-from aion.applying import apply_window
 from aion.config import load_policy
+from aion.core.ingest.block import Block, Compression, Kind, encode
+from aion.core.operator.actions import Execute, WindowRef
+from aion.core.operator.actions import Kind as PaneKind
+from aion.core.plan import Plan, make_plan
 from aion.errors import ApplyError
-from aion.executor import Executor
-from aion.grouping import Group, Piece, key_codes
-from aion.plan import Plan, make_plan
-from aion.runtime import make_operator
-from aion.spilling import group_by_key, hash_rows
-from state_backends.block import Block, Compression, Kind, encode
-from state_backends.codec_pool import CodecPool
-from state_backends.store import StoredBlock
+from aion.execute import spilling
+from aion.execute.applying import apply_window
+from aion.execute.assembly import make_operator
+from aion.execute.executor import Executor
+from aion.execute.grouping import Group, Piece, key_codes
+from aion.execute.spilling import group_by_key, hash_rows
+from state_backends.store.codec_pool import CodecPool
+from state_backends.store.protocol import StoredBlock
 
 UNLIMITED = 1 << 40
 
@@ -428,7 +428,7 @@ def test_files_are_gone_when_the_function_raises(tmp_path: Path) -> None:
 
 
 def test_files_are_gone_when_nobody_reads_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aion.applying.ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("aion.execute.applying.ROWS_AT_ONCE", 1)
     panes = spilled(digest, tmp_path)
     next(panes)
     assert files_in(tmp_path) != []

@@ -13,8 +13,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
-from aion.distribution import RESOLUTION, LateDistribution
-from aion.staleness import Plan, balanced, descent, fewest, plan
+from aion.core.trigger.distribution import RESOLUTION, LateDistribution
+from aion.core.trigger.planner import Plan, balanced, descent, fewest, plan
 from experiments.staleness_model import (
     BOUNDS,
     DISTRIBUTIONS,

@@ -24,19 +24,19 @@ import pytest
 import aion
 from aion import aggregates as A
 from aion.config import load_policy
+from aion.core.ingest.block import Codec, Compression, Folded, Kind, encode
+from aion.core.ingest.hashing import ShardOfKeys
+from aion.core.ingest.key_ranges import row_hashes
+from aion.core.plan import Plan, make_plan
 from aion.errors import FormatError
-from aion.hashing import ShardOfKeys
-from aion.key_ranges import row_hashes
-from aion.plan import Plan, make_plan
-from aion.runtime import make_builder, make_executor, make_operator
-from state_backends.block import Codec, Compression, Folded, Kind, encode
-from state_backends.checkpoint import Shard
-from state_backends.codec_pool import CodecPool
-from state_backends.depot import LocalDepot
-from state_backends.io_thread import IoThread
-from state_backends.manifest import Identity, dump, load
-from state_backends.stores import STORES
-from state_backends.tiered import MemoryBudget
+from aion.execute.assembly import make_builder, make_executor, make_operator
+from state_backends.files.depot import LocalDepot
+from state_backends.store.backends import STORES
+from state_backends.store.codec_pool import CodecPool
+from state_backends.store.io_thread import IoThread
+from state_backends.store.tiered import MemoryBudget
+from state_backends.versions.manifest import Identity, dump, load
+from state_backends.versions.shard import Shard
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "state-format.md").read_text()

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aion.core.time import EPOCH, duration_us, format_duration, format_instant, instant_us
 from aion.errors import ConfigError
-from aion.time import EPOCH, duration_us, format_duration, format_instant, instant_us
 
 SECOND = 1_000_000
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aion.adaptive import AdaptiveBound
-from aion.lateness import Lateness
+from aion.core.lateness.bound import AdaptiveBound
+from aion.core.lateness.observe import Lateness
 from policies.cleanup import Cleanup, Decision, Reason
 from tests.late import DAY, HOUR, MINUTE, SECOND, Draw, drawn, exponential, lognormal
 

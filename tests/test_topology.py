@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
+from aion.core.topology import Strategy, Tree, levels_for, merging_strategies, merging_strategy
+from aion.core.windows import Count, Definition, PerRecord, Punctuated, Session
 from aion.errors import ConfigError
-from aion.topology import Strategy, Tree, levels_for, merging_strategies, merging_strategy
-from aion.windows import Count, Definition, PerRecord, Punctuated, Session
 
 FIXED = [aion.Tumbling("1s"), aion.Sliding("3s", "2s")]
 ORDERED: list[Definition] = [Count(5), Count(5, 2), PerRecord("1s"), Punctuated("flag")]

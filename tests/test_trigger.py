@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.distribution import Floats, LateDistribution
-from aion.replay import Replay, replay
-from aion.staleness import plan
-from aion.trigger import Count, EveryBatch, Interval, LateView, NothingKnown, Staleness, Trigger
+from aion.core.trigger.distribution import Floats, LateDistribution
+from aion.core.trigger.planner import plan
+from aion.core.trigger.replay import Replay, replay
+from aion.core.trigger.triggers import Count, EveryBatch, Interval, LateView, NothingKnown, Staleness, Trigger
 from experiments.staleness_model import Learnt, paper_distribution
 
 HOUR = 3_600_000_000
@@ -313,8 +313,8 @@ def test_plans_are_shared_until_the_forecast_changes() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aion.trigger.REMEMBERED_PLANS", 5)
-    monkeypatch.setattr("aion.trigger.REMEMBERED_DISTRIBUTIONS", 3)
+    monkeypatch.setattr("aion.core.trigger.triggers.REMEMBERED_PLANS", 5)
+    monkeypatch.setattr("aion.core.trigger.triggers.REMEMBERED_DISTRIBUTIONS", 3)
     trigger, fresh = Staleness(0.05), []
     for i in range(1, 20):
         v = LateView(HOUR // 2 + i, i, 3, 10, HOUR + i % 7, executions=1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
-from aion.folding import Folding
+from aion.core.compaction.blocks import Folding
 
 BOUND_US = 1_000_000
 WINDOW_US = 100_000

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from aion.cli import app
 from aion.config import Policy, load_policy
-from aion.tuning.calibrate import calibrate
-from aion.tuning.disk import Machine
-from aion.tuning.search import Goal, Tried, dominates, excess, keys_of, pareto, search
-from aion.tuning.simulator import Outcome
-from aion.tuning.trace import Trace
+from aion.execute.trace import Trace
+from aion.tools.tune.calibrate import calibrate
+from aion.tools.tune.disk import Machine
+from aion.tools.tune.search import Goal, Tried, dominates, excess, keys_of, pareto, search
+from aion.tools.tune.simulator import Outcome
 from experiments.tune_traces import trace_of
 
 SLOW = Machine(50e6, 1e-4, 30e6, 2e-3, 400e6)

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 import aion
 from aion import aggregates as A
 from aion.config import load_policy
+from aion.core.windows import Periodic
 from aion.errors import ConfigError, FormatError
-from aion.tuning.disk import Machine, Moved, SimulatedDisk
-from aion.tuning.simulator import as_recorded, simulate
-from aion.tuning.trace import SCHEMA, Definition, Recorder, Trace, fitted, read_trace
-from aion.windows import Periodic
-from state_backends.io import Priority, Steps
+from aion.execute.trace import SCHEMA, Definition, Recorder, Trace, fitted, read_trace
+from aion.tools.tune.disk import Machine, Moved, SimulatedDisk
+from aion.tools.tune.simulator import as_recorded, simulate
+from state_backends.store.io import Priority, Steps
 
 S = 1_000_000
 FAST = Machine(1e9, 1e-5, 1e9, 1e-4, 1e9)

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aion import Sliding, Tumbling
+from aion.core.slicing.grid import NO_SLICE, SliceGrid
+from aion.core.windows import Periodic, named
 from aion.errors import WindowError
-from aion.slices import NO_SLICE, SliceGrid
-from aion.windows import Periodic, named
 from tests.oracle import Definition, slice_of
 
 SECOND = 1_000_000

@@ -28,8 +28,8 @@ from aion.aggregates.sums import (
     lower_mean,
     plain,
 )
+from aion.core.schema import parse_schema
 from aion.errors import ConfigError, SchemaError
-from aion.schema import parse_schema
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from aion.aggregates.groups import Groups
 from aion.aggregates.lists import one_zero
 from aion.aggregates.partial import Done, Partial, Rows, States
 from aion.aggregates.values import Ints
-from aion.digests import hash_rows
+from aion.core.row_hash import hash_rows
 
 _Bytes = npt.NDArray[np.uint8]
 

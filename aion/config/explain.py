@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from aion.config.model import Policy, bucket_limit_bytes, budget_bytes
 from aion.config.values import Multiple, Share, about_bytes, format_bytes
-from aion.time import format_duration, format_instant
+from aion.core.time import format_duration, format_instant
 
 # The window that is told of: one minute of an arbitrary day.
 _START_US = 1_735_732_800_000_000

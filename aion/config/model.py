@@ -430,7 +430,7 @@ class Policy(_Section):
 
 
 def budget_bytes(policy: Policy, limit_bytes: int) -> int:
-    """The memory budget on a host whose processes may use ``limit_bytes`` (state_backends.machine)."""
+    """The memory budget on a host whose processes may use ``limit_bytes`` (state_backends.server.machine)."""
     budget = policy.memory.budget
     return budget.of(limit_bytes) if isinstance(budget, Share) else budget
 

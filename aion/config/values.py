@@ -17,8 +17,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema
 
+from aion.core.time import duration_us, format_duration
 from aion.errors import ConfigError
-from aion.time import duration_us, format_duration
 
 _MAX_BOUND_US = 3_652_500 * 86_400_000_000  # 10,000 years: a window's end plus it stays inside of 64 bits
 _MAX_BLOCK_BYTES = 1 << 30  # one value of a Spark row ends at 2 GiB, and blocks overshoot their target

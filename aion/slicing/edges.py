@@ -1,7 +1,7 @@
 """The edges of all periodic windows together, and which slice an event is in (Scotty section III). Pure.
 
-Where :class:`aion.slices.SliceGrid` takes a pass over the events for each family of edges, here the edges of a stretch
-of time are laid out once, so that the cost per event does not depend on the number of windows.
+Where :class:`aion.core.slicing.grid.SliceGrid` takes a pass over the events for each family of edges, here the edges of
+a stretch of time are laid out once, so that the cost per event does not depend on the number of windows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
-from aion.windows import Family
+from aion.core.windows import Family
 
 Micros = npt.NDArray[np.int64]
 Index = npt.NDArray[np.intp]

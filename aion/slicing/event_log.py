@@ -11,12 +11,12 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from aion.slicing.counts import count_windows
+from aion.core.slicing.counts import count_windows
+from aion.core.slicing.per_record import record_windows
+from aion.core.windows import Count, PerRecord
 from aion.slicing.folds import Fold, Values
 from aion.slicing.panes import Computed, Kind, computed, stacked
-from aion.slicing.per_record import record_windows
 from aion.slicing.rows import Table
-from aion.windows import Count, PerRecord
 
 Micros = npt.NDArray[np.int64]
 Index = npt.NDArray[np.intp]

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aion.core.slicing.ranges import identity, reduce_ranges
 from aion.errors import ConfigError, IntegerOverflow
-from aion.slicing.ranges import identity, reduce_ranges
 
 Values = npt.NDArray[Any]
 Index = npt.NDArray[np.intp]

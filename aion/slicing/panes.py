@@ -16,7 +16,7 @@ Micros = npt.NDArray[np.int64]
 
 
 class Kind(IntEnum):
-    """Why a pane is yielded; the words are those of ``aion.operator.Kind``."""
+    """Why a pane is yielded; the words are those of ``aion.core.operator.operator.Kind``."""
 
     ON_TIME = 0
     LATE = 1

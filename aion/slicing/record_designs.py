@@ -3,8 +3,8 @@
 There is one window: from ``size`` before the stream time, which is the latest event time so far, up to it, both
 inclusive. Each record that is not older is added to it and yields its aggregate. Both designs can only apply a value to
 an aggregate, never take one away, so they keep aggregates *from* some time *to now*: the plain one from every record
-on, the other from the end of every bucket on. :func:`aion.slicing.per_record.record_windows` gives the windows of the
-whole stream at once instead, and is what a slicer uses; these two show what a record costs in a store.
+on, the other from the end of every bucket on. :func:`aion.core.slicing.per_record.record_windows` gives the windows of
+the whole stream at once instead, and is what a slicer uses; these two show what a record costs in a store.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from aion.core.slicing.ranges import identity
 from aion.errors import WindowError
 from aion.slicing.folds import as_values
-from aion.slicing.ranges import identity
 
 Micros = npt.NDArray[np.int64]
 Values = npt.NDArray[Any]

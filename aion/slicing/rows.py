@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aion.core.slicing.ranges import running_max
 from aion.slicing.folds import Fold
-from aion.slicing.ranges import running_max
 
 Values = npt.NDArray[Any]
 Index = npt.NDArray[np.intp]

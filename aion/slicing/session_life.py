@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from aion.core.slicing.ranges import running_max
+from aion.core.slicing.sessions import Intervals, merge_intervals
+from aion.core.windows import Session
 from aion.slicing.folds import Fold, Values
 from aion.slicing.panes import Computed, Kind, computed, stacked
-from aion.slicing.ranges import running_max
 from aion.slicing.rows import Rows, Table
-from aion.slicing.sessions import Intervals, merge_intervals
 from aion.slicing.stores import Store, ranges_of
-from aion.windows import Session
 
 Index = npt.NDArray[np.intp]
 Ranges = Callable[[Index, Index], tuple[Values, dict[str, Values]]]

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aion.core.operator.watermark import Watermark
+from aion.core.windows import Count, Definition, Periodic, PerRecord, Session
 from aion.errors import ConfigError, WindowError
 from aion.slicing.batch import slice_batch
 from aion.slicing.event_log import CountLife, EventLog, RecordLife
@@ -21,8 +23,6 @@ from aion.slicing.periodic import PeriodicWindows
 from aion.slicing.rows import Rows
 from aion.slicing.session_life import SessionLife
 from aion.slicing.stores import STORES, Store, choose_store
-from aion.watermark import Watermark
-from aion.windows import Count, Definition, Periodic, PerRecord, Session
 
 Micros = npt.NDArray[np.int64]
 

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from aion.core.slicing.ranges import RangeTree
+from aion.core.windows import Periodic
 from aion.slicing.folds import Fold
-from aion.slicing.ranges import RangeTree
 from aion.slicing.rows import Rows, Table, join_by_edge, join_by_gap
-from aion.windows import Periodic
 
 Values = npt.NDArray[Any]
 Index = npt.NDArray[np.intp]

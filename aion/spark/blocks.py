@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark import TaskContext
 
-from aion.builder import ShardBlock
-from aion.fragments import Defragmenter, Fragmenter
-from aion.topology import Tree
+from aion.core.ingest.builder import ShardBlock
+from aion.core.ingest.fragments import Defragmenter, Fragmenter
+from aion.core.topology import Tree
 
 # Rows of more than this go to Spark by themselves; smaller ones share a batch.
 _BATCH_BYTES = 4 << 20
@@ -25,7 +25,7 @@ def row_type(tree: Tree, level: int) -> str:
 class BlockRows:
     """Makes the rows that leave one task of a level, 0 being the children's. Made in the task.
 
-    A row has at most ``limit_bytes`` of a block: see :mod:`aion.fragments`.
+    A row has at most ``limit_bytes`` of a block: see :mod:`aion.core.ingest.fragments`.
     """
 
     def __init__(self, tree: Tree, level: int, limit_bytes: int) -> None:

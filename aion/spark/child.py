@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 
 from aion.config import policy_from_json
-from aion.hashing import ShardOfKeys
-from aion.plan import Plan
-from aion.runtime import make_builder
+from aion.core.ingest.hashing import ShardOfKeys
+from aion.core.plan import Plan
+from aion.core.topology import Tree
+from aion.execute.assembly import make_builder
 from aion.spark.blocks import BlockRows
-from aion.topology import Tree
-from state_backends.codec_pool import CodecPool
+from state_backends.store.codec_pool import CodecPool
 
 # A pass over a batch has costs of its own; and a batch from Spark is small, so that wide rows do not make it huge.
 _ROWS_AT_ONCE = 1 << 16

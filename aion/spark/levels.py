@@ -9,12 +9,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from aion.config import policy_from_json
-from aion.merging import BlockMerger
-from aion.plan import Plan
-from aion.runtime import make_builder
+from aion.core.ingest.levels import BlockMerger
+from aion.core.plan import Plan
+from aion.core.topology import Tree
+from aion.execute.assembly import make_builder
 from aion.spark.blocks import BlockRows, blocks_of, row_type
-from aion.topology import Tree
-from state_backends.codec_pool import CodecPool
+from state_backends.store.codec_pool import CodecPool
 
 
 class Merging:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from aion.spark.work import ShardWork
-    from state_backends.codec_pool import CodecPool
+    from state_backends.store.codec_pool import CodecPool
 
 TOKEN_SCHEMA = "token string"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aion.plan import Plan
+from aion.core.plan import Plan
 
 
 @dataclass(frozen=True)

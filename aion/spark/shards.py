@@ -28,7 +28,9 @@ def shard_ids(shards: int) -> list[int]:
 
 
 def shard_column(keys: Sequence[tuple[Column, DataType]], ids: Sequence[int]) -> Column:
-    """The shard id of a row: its key's hash range. Without a key everything is one shard. As aion.hashing does it."""
+    """The shard id of a row: its key's hash range. Without a key everything is one shard. As aion.core.ingest.hashing
+    does it.
+    """
     if not keys or len(ids) == 1:
         return F.lit(ids[0]).cast("int")
     index = F.pmod(F.xxhash64(*map(_hashable, keys)), F.lit(len(ids))) + 1

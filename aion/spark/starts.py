@@ -1,8 +1,8 @@
 """Tells the tasks of a query where its checkpoint lies. Spark tells them everything else.
 
-The location is what tells a query from its copy: both have one id (state_backends/lineage.py). It is known when the
-query starts, on the driver, where Spark calls listeners before the first batch. Settings of the query's own session
-travel with each of its tasks.
+The location is what tells a query from its copy: both have one id (state_backends/versions/lineage.py). It is known
+when the query starts, on the driver, where Spark calls listeners before the first batch. Settings of the query's own
+session travel with each of its tasks.
 """
 
 from __future__ import annotations

@@ -17,27 +17,27 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DoubleType, FloatType, StructType
 
-from aion.actions import Kind
 from aion.aggregates import Aggregate
 from aion.config import SPARK_PREFIX, Policy, policy_to_json, resolve
 from aion.config.values import location
+from aion.core.ingest.fragments import fragment_bytes
+from aion.core.ingest.hashing import ShardOfKeys, hashed_as
+from aion.core.operator.actions import Kind
+from aion.core.plan import DROPPED_COLUMNS, ApplyFunction, Plan, make_plan
+from aion.core.topology import Decision, Tree, levels_for, merging_strategies
+from aion.core.windows import Definitions
 from aion.errors import ConfigError, SchemaError, WatermarkError
-from aion.explaining import explain_plan
-from aion.fragments import fragment_bytes
-from aion.hashing import ShardOfKeys, hashed_as
-from aion.plan import DROPPED_COLUMNS, ApplyFunction, Plan, make_plan
+from aion.execute.trace import Definition
 from aion.spark import starts
 from aion.spark.blocks import row_type
 from aion.spark.child import Child
+from aion.spark.explain import explain_plan
 from aion.spark.levels import merged
 from aion.spark.root import Root
 from aion.spark.root_config import RootConfig
 from aion.spark.session import REQUIRED
 from aion.spark.shards import shard_column, shard_ids
 from aion.spark.types import arrow_schema
-from aion.topology import Decision, Tree, levels_for, merging_strategies
-from aion.tuning.trace import Definition
-from aion.windows import Definitions
 
 _WATERMARK = "spark.watermarkDelayMs"
 _WORKER_LIMIT = "spark.executor.pyspark.memory"

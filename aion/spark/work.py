@@ -11,17 +11,17 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from aion.config import policy_from_json
-from aion.fragments import Defragmenter
-from aion.operator import Operator
-from aion.runtime import make_bound, make_executor, make_operator, predicts, store_config
-from aion.slices import NO_SLICE
+from aion.core.ingest.fragments import Defragmenter
+from aion.core.operator.operator import Operator
+from aion.core.slicing.grid import NO_SLICE
+from aion.execute.assembly import make_bound, make_executor, make_operator, predicts, store_config
+from aion.execute.trace import Definition, Recorder
 from aion.spark.frames import to_frame
 from aion.spark.root_config import RootConfig
 from aion.spark.starts import checkpoint_of
-from aion.tuning.trace import Definition, Recorder
-from state_backends.client import RemoteSession, StateClient, executor_pid
-from state_backends.codec_pool import CodecPool
-from state_backends.manifest import Identity
+from state_backends.server.client import RemoteSession, StateClient, executor_pid
+from state_backends.store.codec_pool import CodecPool
+from state_backends.versions.manifest import Identity
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from state_backends.server_folder import occupant, runtime_dir
+from state_backends.server.server_folder import occupant, runtime_dir
 
 KINDS = ("jvm", "workers", "server", "driver")
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from aion.plan import Window
-from aion.schema import parse_schema
+from aion.core.plan import Window
+from aion.core.schema import parse_schema
 from experiments.workloads.model import Probe
 
 if TYPE_CHECKING:

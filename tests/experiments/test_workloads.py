@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from aion.plan import Window
+from aion.core.ingest.block import Codec, Kind, decode, encode
+from aion.core.plan import Window
 from experiments.generate import lateness_shares
 from experiments.workloads import NAMES, bigrams, linear_road, load, sources, stock
 from experiments.workloads.chaining import LastPanes, Results, newest
 from experiments.workloads.model import Shape, Spec
-from state_backends.block import Codec, Kind, decode, encode
 
 SMALL = Shape.of(Spec(1_000, 6, 40, parts=12), past_windows=3)
 

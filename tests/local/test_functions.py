@@ -10,14 +10,14 @@ import pyarrow as pa
 import pytest
 
 import aion
-from aion.builder import BlockBuilder
 from aion.config import load_policy
+from aion.core.ingest.block import Block
+from aion.core.ingest.builder import BlockBuilder
+from aion.core.plan import make_plan
 from aion.errors import ApplyError
-from aion.executor import Executor
-from aion.plan import make_plan
-from aion.runtime import make_operator
-from state_backends.block import Block
-from state_backends.store import StoredBlock
+from aion.execute.assembly import make_operator
+from aion.execute.executor import Executor
+from state_backends.store.protocol import StoredBlock
 from tests.local.scenarios import FOREVER, policy
 from tests.local.seconds import EVENTS, applying, at
 

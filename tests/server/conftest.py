@@ -15,13 +15,13 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from state_backends import processes, server_folder
-from state_backends.block import Block, Folded, Kind, decode, encode
-from state_backends.client import StateClient, runtime_dir
-from state_backends.manifest import Identity
-from state_backends.processes import Process
-from state_backends.session import RemoteSession
-from state_backends.stores import StoreConfig
+from aion.core.ingest.block import Block, Folded, Kind, decode, encode
+from state_backends.server import processes, server_folder
+from state_backends.server.client import StateClient, runtime_dir
+from state_backends.server.processes import Process
+from state_backends.server.session import RemoteSession
+from state_backends.store.backends import StoreConfig
+from state_backends.versions.manifest import Identity
 
 STORE = StoreConfig(backend="tiered", budget_bytes=1 << 20, bucket_limit_bytes=1 << 18)
 SCHEMA = pa.schema([("x", pa.int64())])

@@ -21,11 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aion import errors
-from state_backends import requests, wire
-from state_backends.client import StateClient, runtime_dir
-from state_backends.depot import OPERATOR
-from state_backends.server_folder import SOCKET
-from state_backends.session import RemoteSession
+from state_backends.files.names import OPERATOR
+from state_backends.server import requests, wire
+from state_backends.server.client import StateClient, runtime_dir
+from state_backends.server.server_folder import SOCKET
+from state_backends.server.session import RemoteSession
 from tests.server.conftest import STORE, block, listening, open_shard, server_of, snapshot, values, wait_until
 
 SECRETS = {"PYTHON_WORKER_FACTORY_SECRET": "swordfish-1", "MY_TOKEN": "swordfish-2", "SPARK_AUTH_SECRET": "swordfish-3"}

@@ -15,13 +15,13 @@ import psutil
 import pytest
 
 from aion import errors
-from state_backends import session
-from state_backends.block import Folded
-from state_backends.client import runtime_dir
-from state_backends.processes import Process
-from state_backends.session import TURNS
-from state_backends.store import Only
-from state_backends.stores import StoreConfig
+from aion.core.ingest.block import Folded
+from state_backends.server import session
+from state_backends.server.client import runtime_dir
+from state_backends.server.processes import Process
+from state_backends.server.session import TURNS
+from state_backends.store.backends import StoreConfig
+from state_backends.store.protocol import Only
 from tests.server.conftest import (
     Connect,
     block,
@@ -158,7 +158,7 @@ def test_a_server_that_somebody_else_replaced_is_found(application: str, connect
 def test_what_is_too_much_to_send_again_fails_cleanly(
     application: str, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("state_backends.client.REPLAY_BYTES", 2000)
+    monkeypatch.setattr("state_backends.server.client.REPLAY_BYTES", 2000)
     client = connect()
     first = open_shard(client, tmp_path, None, "t1")
     first.append([(0, False, block(1))])
@@ -246,8 +246,8 @@ def test_a_server_that_pauses_is_waited_for(application: str, connect: Connect, 
 
 SLOW_DISK = """
 import gc, pathlib, time
-from state_backends.io import Priority
-from state_backends.io_thread import IoThread
+from state_backends.store.io import Priority
+from state_backends.store.io_thread import IoThread
 class Destage:
     '''A disk that takes long for what the I/O thread of its server asks next, once.'''
     def __init__(self, asked, seconds): self.asked, self.seconds = pathlib.Path(asked), seconds

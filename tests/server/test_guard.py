@@ -14,8 +14,8 @@ from aion import errors
 from policies.destage import MemoryView, StandardDestage, Suggestion, WindowView
 from policies.prestage import Prestage
 from policies.sizing import Execution
-from state_backends.guard import Guard, GuardedDestage, GuardedPrestage
-from state_backends.stores import StoreConfig
+from state_backends.server.guard import Guard, GuardedDestage, GuardedPrestage
+from state_backends.store.backends import StoreConfig
 from tests.server.conftest import Connect, block, open_shard, server_of, snapshot, values
 
 FULL = MemoryView(
@@ -136,7 +136,7 @@ def test_one_that_hangs_when_it_is_told_something_holds_up_nobody(guard: Guard) 
 
 
 def test_a_class_that_hangs_when_it_is_made_is_refused(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("state_backends.guard.MAKING_SECONDS", 0.1)
+    monkeypatch.setattr("state_backends.server.guard.MAKING_SECONDS", 0.1)
     back = threading.Event()
     with pytest.raises(ValueError, match=r"was not made within 0\.1 s"):
         guard.make(back.wait)

@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from aion.errors import ServerUnreachable
-from state_backends import requests
-from state_backends.host import Host
-from state_backends.manifest import Identity
-from state_backends.stores import StoreConfig
+from state_backends.server import requests
+from state_backends.server.host import Host
+from state_backends.store.backends import StoreConfig
+from state_backends.versions.manifest import Identity
 from tests.stores.rig import make_block
 
 CONFIG = StoreConfig(backend="tiered", budget_bytes=32 << 20, bucket_limit_bytes=1 << 20)

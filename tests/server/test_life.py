@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from aion import errors
-from state_backends import processes, server_folder
-from state_backends.client import StateClient, running_servers, runtime_dir
-from state_backends.server_folder import LEASE, LOG, LOG_BYTES, OLD_LOG, SOCKET, Lease
+from state_backends.server import processes, server_folder
+from state_backends.server.client import StateClient, running_servers, runtime_dir
+from state_backends.server.server_folder import LEASE, LOG, LOG_BYTES, OLD_LOG, SOCKET, Lease
 from tests.server.conftest import (
     STORE,
     Connect,
@@ -34,7 +34,7 @@ from tests.server.conftest import (
 
 def test_of_many_that_start_one_it_is_the_same_one(application: str, executor: Executor) -> None:
     script = (
-        "import sys; from state_backends.client import StateClient\n"
+        "import sys; from state_backends.server.client import StateClient\n"
         "client = StateClient.connect(sys.argv[1], watch_pid=int(sys.argv[2]))\n"
         "print(client.act('ping', {'executor_pid': int(sys.argv[2])})['pid'])\n"
         "client.close()"
@@ -141,7 +141,7 @@ def test_its_log_stays_short_however_much_is_written(application: str, connect: 
 def test_a_second_one_in_the_same_folder_gives_up(application: str, executor: Executor, connect: Connect) -> None:
     client = connect()
     server, folder = server_of(application), runtime_dir(application)
-    command = [sys.executable, "-m", "state_backends.server", "--dir", str(folder), "--watch", str(executor.pid)]
+    command = [sys.executable, "-m", "state_backends.server.main", "--dir", str(folder), "--watch", str(executor.pid)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, f"ServerError: another state server lives in {folder}\n")
     assert client.act("ping", {"executor_pid": executor.pid}) == {"pid": server.pid}

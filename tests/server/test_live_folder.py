@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from state_backends import live_folder, processes
-from state_backends.live_folder import ABANDONED_SECONDS, LOCK, LiveFolder, own_name, sweep
+from state_backends.server import live_folder, processes
+from state_backends.server.live_folder import ABANDONED_SECONDS, LOCK, LiveFolder, own_name, sweep
 
 
 def test_one_is_made_with_its_lock_and_removed_with_its_parent(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_what_cannot_be_judged_from_here_is_left_for_a_day(tmp_path: Path, name:
 def test_one_whose_lock_is_held_is_never_swept(tmp_path: Path) -> None:
     """As by a server in another container of this host, whose processes cannot be seen from here."""
     script = (
-        "import sys; from pathlib import Path; from state_backends.live_folder import LiveFolder\n"
+        "import sys; from pathlib import Path; from state_backends.server.live_folder import LiveFolder\n"
         "held = LiveFolder(Path(sys.argv[1]), 'otherhost-1-2-3'); print(flush=True); input()"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from state_backends.block import Block, Kind, encode
-from state_backends.session import RemoteSession
-from state_backends.stores import StoreConfig
+from aion.core.ingest.block import Block, Kind, encode
+from state_backends.server.session import RemoteSession
+from state_backends.store.backends import StoreConfig
 from tests.server.conftest import Connect, open_shard, server_of, snapshot
 from tests.test_io_thread import PATIENCE
 

@@ -14,11 +14,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import aion
-from state_backends.client import StateClient, runtime_dir
-from state_backends.endpoint import AGAIN_SECONDS, LOOPBACK, MetricsEndpoint
-from state_backends.host import Host
-from state_backends.metrics import METRICS
-from state_backends.server_folder import LOG
+from state_backends.server.client import StateClient, runtime_dir
+from state_backends.server.endpoint import AGAIN_SECONDS, LOOPBACK, MetricsEndpoint
+from state_backends.server.host import Host
+from state_backends.server.metrics import METRICS
+from state_backends.server.server_folder import LOG
 from tests.server.conftest import (
     STORE,
     Connect,

@@ -12,7 +12,7 @@ from pathlib import Path
 soft, hard, shards, state = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 from aion.errors import AionError
-from state_backends.client import StateClient, runtime_dir
+from state_backends.server.client import StateClient, runtime_dir
 from tests.server.conftest import STORE, block, open_shard, server_of, snapshot, values
 application = f"test-{uuid.uuid4()}"
 client = StateClient.connect(application, watch_pid=os.getpid())
@@ -61,9 +61,9 @@ def test_a_shard_of_many_files_has_few_of_them_open(tmp_path: Path) -> None:
 import os, resource, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-from state_backends.io import Priority
-from state_backends.io_thread import IoThread
-from state_backends.p_bucket import PBucket
+from state_backends.store.io import Priority
+from state_backends.store.io_thread import IoThread
+from state_backends.store.p_bucket import PBucket
 from tests.stores.rig import make_block
 io, folder = IoThread(), Path(sys.argv[1])
 bucket = PBucket(folder / "files", folder / "live", durable=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from state_backends.manifest import Identity
-from state_backends.session import RemoteSession
+from state_backends.server.session import RemoteSession
+from state_backends.versions.manifest import Identity
 from tests.server.conftest import STORE, Connect, Executor, kill, open_shard, snapshot
 
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from aion.cli import app
-from aion.top import NOBODY, Look, frame
-from state_backends.client import running_servers
+from aion.tools.top import NOBODY, Look, frame
+from state_backends.server.client import running_servers
 from tests.server.conftest import STORE, Connect, block, open_shard, server_of
 from tests.test_operator import advance, arrive, end_batch, make
 

@@ -169,7 +169,7 @@ def check_levels(stage: Stage) -> None:
 
 
 def check_tuning(stage: Stage) -> None:
-    from aion.tuning.trace import read_trace
+    from aion.execute.trace import read_trace
 
     equal(newest(stage.rows("panes"), "cars", "speed"), tolls(stage.events[:-1], 60, 60))
     assert read_trace(stage.folder / "trace").events == len(stage.events)

@@ -16,7 +16,7 @@ import aion
 from aion import errors
 from aion.spark.root import Root
 from aion.spark.stream import _task_failures
-from state_backends.client import runtime_dir
+from state_backends.server.client import runtime_dir
 from tests.spark.conftest import FileStream, Sink
 
 DDL = "ts timestamp, id bigint, payload binary"

@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 import aion
 from aion import aggregates as A
+from aion.core.ingest.fragments import fragment_bytes
 from aion.errors import ConfigError
-from aion.fragments import fragment_bytes
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes, plain
 from tests.spark.test_windowed import BOUND, batches, locally, naive
 

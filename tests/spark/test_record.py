@@ -8,9 +8,9 @@ from typing import Any
 
 import aion
 from aion.config import load_policy
-from aion.tuning.disk import Machine
-from aion.tuning.simulator import simulate
-from aion.tuning.trace import read_trace
+from aion.execute.trace import read_trace
+from aion.tools.tune.disk import Machine
+from aion.tools.tune.simulator import simulate
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink
 
 

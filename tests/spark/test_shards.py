@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, LongType
 
-from aion.hashing import ShardOfKeys, xxhash64
+from aion.core.ingest.hashing import ShardOfKeys, xxhash64
 from aion.spark.shards import _partition, shard_column, shard_ids
 
 ROWS = [

@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 import aion
 from aion import aggregates as A
-from aion.lateness import Lateness
-from state_backends.audit import StateFolder
+from aion.core.lateness.observe import Lateness
+from state_backends.versions.audit import StateFolder
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink
 
 BATCHES, MINUTES = 8, 4

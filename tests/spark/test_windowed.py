@@ -189,7 +189,7 @@ def test_backends_give_the_same_panes(stream: FileStream, spark: SparkSession, t
 
 
 def server_pid(spark: SparkSession) -> int:
-    from state_backends.client import runtime_dir
+    from state_backends.server.client import runtime_dir
 
     return int((runtime_dir(spark.sparkContext.applicationId) / "pid").read_text())
 

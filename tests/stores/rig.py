@@ -9,13 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from state_backends.block import Block, Folded, Kind, encode
-from state_backends.compaction import DEFAULTS, Limits
-from state_backends.io_thread import IoThread, Priority, Steps
-from state_backends.m_bucket import MemoryBudget, Stretches
-from state_backends.p_bucket import PBucket
-from state_backends.store import BlockStore, SstFile
-from state_backends.stores import STORES
+from aion.core.compaction.files import DEFAULTS, Limits
+from aion.core.ingest.block import Block, Folded, Kind, encode
+from state_backends.files.names import SstFile
+from state_backends.store.backends import STORES
+from state_backends.store.io_thread import IoThread, Priority, Steps
+from state_backends.store.m_bucket import MemoryBudget, Stretches
+from state_backends.store.p_bucket import PBucket
+from state_backends.store.protocol import BlockStore
 from tests.simulated_disk import Disk, OnDisk
 from tests.test_io_thread import result
 

@@ -12,9 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from state_backends.block import Folded
-from state_backends.store import Only, SstFile
-from state_backends.stores import STORES
+from aion.core.ingest.block import Folded
+from state_backends.files.names import SstFile
+from state_backends.store.backends import STORES
+from state_backends.store.protocol import Only
 from tests.stores.rig import EAGER, KIB, Rig
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.slices import SliceGrid
-from aion.windows import Periodic, Sliding, Tumbling
-from state_backends.m_bucket import MBuckets, MemoryBudget, Stretches
+from aion.core.slicing.grid import SliceGrid
+from aion.core.windows import Periodic, Sliding, Tumbling
+from state_backends.store.m_bucket import MBuckets, MemoryBudget, Stretches
 from tests.stores.rig import KIB, Rig, make_block
 
 MINUTE = 60_000_000

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from policies.destage import StandardDestage
-from state_backends.m_bucket import MemoryBudget
-from state_backends.pressure import PressureManager
+from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.pressure import PressureManager
 from tests.stores.rig import KIB, Rig
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-import state_backends.p_bucket as p_bucket
+import state_backends.store.p_bucket as p_bucket
+from aion.core.compaction.files import Limits
+from aion.core.ingest.block import Block, Folded
 from aion.errors import CorruptBlock
-from state_backends.block import Block, Folded
-from state_backends.compaction import Limits
-from state_backends.io_thread import Priority, Steps
-from state_backends.merging import OVERDUE_COMMITS
-from state_backends.p_bucket import PBucket
-from state_backends.retention import MERGED
+from state_backends.files.names import MERGED
+from state_backends.store.io_thread import Priority, Steps
+from state_backends.store.merging import OVERDUE_COMMITS
+from state_backends.store.p_bucket import PBucket
 from tests.stores.rig import KIB, Rig
 from tests.test_io_thread import PATIENCE, Gate
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from aion.core.ingest.block import Folded
 from aion.errors import StateError
-from state_backends.block import Folded
-from state_backends.p_bucket import PBucket
+from state_backends.store.p_bucket import PBucket
 from tests.stores.rig import WHEREVER, Rig, make_block
 from tests.test_io_thread import Gate
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from state_backends.io_thread import Priority
+from state_backends.store.io_thread import Priority
 from tests.simulated_disk import Disk, Job, at_rest
 from tests.stores.rig import KIB, Rig
 from tests.test_io_thread import PATIENCE, Gate

@@ -11,14 +11,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aion.tuning.disk import Machine, SimulatedDisk
-from aion.tuning.files import ShardDisk, SimulatedFiles, sized
-from state_backends.block import Folded
-from state_backends.io import Io, Priority
-from state_backends.ledger import Place
-from state_backends.m_bucket import MemoryBudget
-from state_backends.store import Only
-from state_backends.tiered import TieredStore
+from aion.core.ingest.block import Folded
+from aion.tools.tune.disk import Machine, SimulatedDisk
+from aion.tools.tune.files import ShardDisk, SimulatedFiles, sized
+from state_backends.store.io import Io, Priority
+from state_backends.store.ledger import Place
+from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.protocol import Only
+from state_backends.store.tiered import TieredStore
 from tests.stores.rig import EAGER, KIB, Rig, make_block, nothing
 
 MACHINE = Machine(1e8, 1e-4, 1e8, 1e-3, 1e9, 0.0, 1e-3)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from state_backends.io_thread import Steps
-from state_backends.p_bucket import PBucket
-from state_backends.stores import STORES
+from state_backends.store.backends import STORES
+from state_backends.store.io_thread import Steps
+from state_backends.store.p_bucket import PBucket
 from tests.simulated_disk import Job
 from tests.stores.rig import KIB, Rig, make_block
 from tests.test_io_thread import PATIENCE

@@ -9,17 +9,17 @@ from typing import Any
 
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from state_backends.block import Block
-from state_backends.checkpoint import Shard
-from state_backends.compaction import DEFAULTS, Limits
-from state_backends.depot import LocalDepot
-from state_backends.io_thread import IoThread
-from state_backends.manifest import Identity, load
-from state_backends.p_bucket import PBucket
-from state_backends.remote import Remote, RemoteDepot
-from state_backends.retention import batch_of
-from state_backends.stores import STORES
-from state_backends.tiered import MemoryBudget
+from aion.core.compaction.files import DEFAULTS, Limits
+from aion.core.ingest.block import Block
+from state_backends.files.depot import LocalDepot
+from state_backends.files.remote import Remote, RemoteDepot
+from state_backends.store.backends import STORES
+from state_backends.store.io_thread import IoThread
+from state_backends.store.p_bucket import PBucket
+from state_backends.store.tiered import MemoryBudget
+from state_backends.versions.manifest import Identity, load
+from state_backends.versions.retention import batch_of
+from state_backends.versions.shard import Shard
 from tests.stores.rig import make_block
 
 IDENTITY = Identity("query", "tolls", 3, 8, {"key": ["k"], "windows": {"w": 1}})

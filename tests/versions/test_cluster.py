@@ -19,13 +19,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from state_backends.checkpoint import Shard
-from state_backends.io_thread import IoThread, Priority, Steps
-from state_backends.lineage import place_of
-from state_backends.location import LocalLocation, Location, RemoteLocation
-from state_backends.m_bucket import MemoryBudget
-from state_backends.remote import Remote
-from state_backends.stores import STORES
+from state_backends.files.location import LocalLocation, Location, RemoteLocation
+from state_backends.files.remote import Remote
+from state_backends.store.backends import STORES
+from state_backends.store.io_thread import IoThread, Priority, Steps
+from state_backends.store.m_bucket import MemoryBudget
+from state_backends.versions.lineage import place_of
+from state_backends.versions.shard import Shard
 from tests.stores.rig import EAGER, make_block
 from tests.versions.host import IDENTITY
 

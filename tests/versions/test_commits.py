@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aion.errors import SessionSuperseded
-from state_backends.manifest import load
+from state_backends.versions.manifest import load
 from tests.versions.host import Host, in_the_way
 
 

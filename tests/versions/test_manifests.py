@@ -6,7 +6,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state_backends.manifest import FileEntry, Manifest, dump, load
+from state_backends.versions.manifest import FileEntry, Manifest, dump, load
 from tests.versions.host import IDENTITY
 
 

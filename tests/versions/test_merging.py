@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-import state_backends.checkpoint as checkpoint
-from state_backends.compaction import Limits
-from state_backends.io_thread import Priority, Steps
-from state_backends.manifest import load
-from state_backends.retention import MERGED
+import state_backends.versions.shard as checkpoint
+from aion.core.compaction.files import Limits
+from state_backends.files.names import MERGED
+from state_backends.store.io_thread import Priority, Steps
+from state_backends.versions.manifest import load
 from tests.stores.rig import KIB, make_block
 from tests.versions.host import Host, in_the_way
 

@@ -15,9 +15,9 @@ import pytest
 
 import aion
 from aion import aggregates as A
+from aion.core.plan import make_plan
 from aion.errors import CorruptState, ForeignState, FormatError
-from aion.plan import make_plan
-from state_backends.manifest import Identity, load
+from state_backends.versions.manifest import Identity, load
 from tests.versions.host import IDENTITY, Host
 
 

@@ -1,0 +1,212 @@
+"""When blocks of a slice are folded into one run that is sorted by key, and which (docs/folding.md). Pure.
+
+A *run* is a block as it came, or what was folded: blocks that are sorted by key and of which each names its range of
+keys. The runs of a slice, in the order of arrival, are folded as in the logarithmic method (Bentley and Saxe 1980,
+"Decomposable searching problems"; O'Neil and others 1996, "The log-structured merge-tree"): once the runs behind one
+hold more bytes than itself, it is folded with all of them. So what lies unfolded behind the first run of a stretch is
+never more than that run, which is no more than all of it folded; and whenever a byte is written again, it is into a run
+at least 1.5 times as large, every second time at least: O(log n) times.
+
+A *stretch* is what all windows of a slice see alike: what was executed and what is news, what came on time and what was
+late, are never folded together, for as long as there is a window that tells them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aion.core.packing import table, untable
+
+UNLIMITED = 2**63 - 1
+WORTH_SORTING = 1 << 18
+"""Of a slice that no active window has: so many bytes are sorted, that a late event need not have all of them read."""
+_RUN = ("slice", "last_seq", "size_bytes", "is_sorted")
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Make one run, sorted by key, of the slice's blocks that came after the one number and up to the other.
+
+    ``size_bytes``: of those blocks. ``late``: what is made of them goes straight to the p-bucket. ``sweeps``: rows that
+    no window of their key needs any more are left out.
+    """
+
+    slice_us: int
+    after: int
+    until: int
+    size_bytes: int
+    late: bool
+    sweeps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A fold was done: what stands for its blocks has ``size_bytes``."""
+
+    fold: Fold
+    size_bytes: int
+
+
+class Run(NamedTuple):
+    """``last_seq``: the number under which the last of it came. ``is_sorted``: it was folded, so by key."""
+
+    last_seq: int
+    size_bytes: int
+    is_sorted: bool
+
+
+class Folding:
+    """The runs of a shard's slices.
+
+    ``open_too``: fold what windows that have not ended hold, as partials of the same keys become smaller by it. Kept
+    events do not: those are sorted, once, when the last window of their slice has ended. ``limit_bytes``: of encoded
+    blocks that are folded at once, unless they are sorted already.
+    """
+
+    def __init__(
+        self, *, open_too: bool, limit_bytes: int = UNLIMITED, snapshot: Mapping[str, Any] | None = None
+    ) -> None:
+        self._open_too = open_too
+        self._limit_bytes = limit_bytes
+        self._runs: dict[int, list[Run]] = {}
+        self._touched: set[int] = set()
+        # Of each slice the rows that were let go of, and are still there, as far as that is known.
+        self._waste: dict[int, int] = {}
+        self._sweeping: set[int] = set()
+        if snapshot is not None:
+            waste = untable(snapshot.get("waste", {"slice": [], "rows": []}))
+            self._waste = dict(zip(waste["slice"], waste["rows"], strict=True))
+            runs = untable(snapshot)
+            for slice_us, last_seq, size_bytes, is_sorted in zip(*(runs[name] for name in _RUN), strict=True):
+                self._runs.setdefault(slice_us, []).append(Run(last_seq, size_bytes, bool(is_sorted)))
+
+    def arrived(self, slice_us: int, seq: int, size_bytes: int, wasted_rows: int = 0) -> None:
+        """A block was appended; ``wasted_rows`` of it came too late for any session."""
+        self._runs.setdefault(slice_us, []).append(Run(seq, size_bytes, False))
+        self._touched.add(slice_us)
+        if wasted_rows:
+            self.wasted(slice_us, wasted_rows)
+
+    def wasted(self, slice_us: int, rows: int) -> None:
+        """So many more rows of a slice are not needed any more."""
+        self._waste[slice_us] = self._waste.get(slice_us, 0) + rows
+
+    @property
+    def wasteful(self) -> list[int]:
+        """Slices with such rows."""
+        return list(self._waste)
+
+    def sweep(self, slice_us: int, needed: int) -> bool:
+        """Whether all of a slice is to be folded, since it has no fewer rows that are not needed than others.
+
+        Of each row that goes so, at most one other is written again.
+        """
+        runs = self._runs.get(slice_us)
+        if runs and self._waste[slice_us] >= needed and all(run.size_bytes < UNLIMITED for run in runs):
+            self._sweeping.add(slice_us)
+        return slice_us in self._sweeping
+
+    def leave(self, slices: Iterable[int], next_seq: int) -> None:
+        """What these slices have by now, of which nothing is known, is folded with nothing that comes."""
+        self._runs |= {slice_us: [Run(next_seq - 1, UNLIMITED, True)] for slice_us in slices}
+
+    def touched(self) -> list[int]:
+        """Slices that got blocks since this was asked last."""
+        found, self._touched = sorted(self._touched), set()
+        return found
+
+    def may_fold(self, slice_us: int) -> bool:
+        """Whether there is anything to fold, whatever tells the slice's blocks apart: of a single small one not."""
+        if slice_us in self._sweeping:
+            return True
+        runs = self._runs.get(slice_us, ())
+        return len(runs) > 1 or any(not run.is_sorted and run.size_bytes > WORTH_SORTING for run in runs)
+
+    def due(self, slice_us: int, cuts: Iterable[int], *, ended: bool, sweeps: bool = False) -> list[Fold]:
+        """What to fold in a slice now.
+
+        ``cuts``: numbers of blocks that some window sees differently than the one before. ``ended``: no window of the
+        slice is active any more. ``sweeps``: rows that are not needed are told from others, and left out.
+        """
+        runs = self._runs.get(slice_us, [])
+        if slice_us in self._sweeping:
+            return [self._fold(slice_us, runs, *part, ended, sweeps) for part in self._parts(runs, 0, len(runs))]
+        if not runs or not (ended or self._open_too):
+            return []
+        edges = np.searchsorted([run.last_seq for run in runs], sorted(cuts)).tolist()
+        found: list[Fold] = []
+        for begin, end in zip([0, *edges], [*edges, len(runs)], strict=True):
+            first = _first_to_fold(runs, begin, end)
+            unsorted = [i for i in range(begin, end) if not runs[i].is_sorted] if ended else []
+            if sum(runs[i].size_bytes for i in unsorted) > WORTH_SORTING:
+                first = unsorted[0] if first is None else min(first, unsorted[0])
+            if first is not None:
+                found += [self._fold(slice_us, runs, *part, ended, sweeps) for part in self._parts(runs, first, end)]
+        return found
+
+    def folded(self, fact: Folded) -> None:
+        """The runs of a fold are one now."""
+        fold = fact.fold
+        runs = self._runs[fold.slice_us]
+        within = [i for i, run in enumerate(runs) if fold.after < run.last_seq <= fold.until]
+        runs[within[0] : within[-1] + 1] = [Run(fold.until, fact.size_bytes, True)] if fact.size_bytes else []
+        if fold.slice_us in self._sweeping and len(runs) < 2:
+            self._sweeping.discard(fold.slice_us)
+            self._waste.pop(fold.slice_us, None)
+
+    def forget(self, slices: Iterable[int]) -> None:
+        for slice_us in slices:
+            self._runs.pop(slice_us, None)
+            self._waste.pop(slice_us, None)
+            self._touched.discard(slice_us)
+            self._sweeping.discard(slice_us)
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [(slice_us, *run) for slice_us in sorted(self._runs) for run in self._runs[slice_us]]
+        told = table({name: [row[i] for row in rows] for i, name in enumerate(_RUN)})
+        if self._waste:
+            told["waste"] = table({"slice": list(self._waste), "rows": list(self._waste.values())})
+        return told
+
+    def of(self, slice_us: int) -> tuple[Run, ...]:
+        """The runs of a slice, in the order of arrival."""
+        return tuple(self._runs.get(slice_us, ()))
+
+    def _parts(self, runs: list[Run], first: int, end: int) -> list[tuple[int, int]]:
+        """What is to be folded as one; or, of more than the limit, first what is not sorted, within the limit."""
+        whole = [(first, end)]
+        if sum(run.size_bytes for run in runs[first:end]) <= self._limit_bytes:
+            return whole
+        groups: list[tuple[int, int]] = []
+        begin, size = first, 0
+        for i in range(first, end):
+            if runs[i].is_sorted or size + runs[i].size_bytes > self._limit_bytes:
+                groups.append((begin, i))
+                begin, size = i, 0
+            if runs[i].is_sorted:
+                begin = i + 1
+            else:
+                size += runs[i].size_bytes
+        groups.append((begin, end))
+        return [(a, b) for a, b in groups if b - a > 1] or whole
+
+    @staticmethod
+    def _fold(slice_us: int, runs: list[Run], first: int, end: int, ended: bool, sweeps: bool) -> Fold:
+        after = runs[first - 1].last_seq if first else -1
+        size = sum(run.size_bytes for run in runs[first:end])
+        return Fold(slice_us, after, runs[end - 1].last_seq, size, ended, sweeps)
+
+
+def _first_to_fold(runs: list[Run], begin: int, end: int) -> int | None:
+    """The first run of a stretch that is smaller than those behind it together."""
+    behind = 0
+    found = None
+    for i in range(end - 1, begin - 1, -1):
+        if behind > runs[i].size_bytes:
+            found = i
+        behind += runs[i].size_bytes
+    return found

@@ -1,0 +1,362 @@
+"""Events in, blocks out: what Disco's child node does on every source partition (Disco section 3). Pure.
+
+Vectorised over whole batches: slices by a few numpy passes, partials by Arrow's grouped kernels, kept events
+by one stable sort and one gather per megabytes of input. Nothing is done per event in Python.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from aion.aggregates.groups import number
+from aion.aggregates.values import combined
+from aion.core.ingest.block import Block, Codec, Compression, Kind, decode, encode, is_quick
+from aion.core.ingest.hashing import ShardOfKeys
+from aion.core.numbers import EARLIEST_US, LATEST_US, sum_of
+from aion.core.plan import MARK, Plan
+from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE, is_timed
+
+Micros = npt.NDArray[np.int64]
+MIB = 1 << 20
+_I64_MAX = 2**63 - 1
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Pool(Protocol):
+    """Threads that encode blocks, some of them ahead of the caller."""
+
+    def map_ordered(
+        self, function: Callable[[T], R], items: Iterable[T], *, inline: Callable[[T], bool] | None = None
+    ) -> Iterator[R]: ...
+
+
+class ShardBlock(NamedTuple):
+    shard: int
+    block: Block
+
+
+class _Piece(NamedTuple):
+    """The rows of a block to be."""
+
+    shard: int
+    slice_us: int
+    rows: pa.Table
+
+
+class BlockBuilder:
+    """Collects the batches of one task into blocks of one (shard, slice) each.
+
+    ``add`` takes a RecordBatch of ``plan.schema`` and yields blocks that are full; ``finish`` yields the rest. The
+    shard id of each row (int32) comes with the batch, or is worked out by ``shard_of``. ``target_bytes`` is what a
+    block is filled to. With a ``pool`` blocks are encoded in its threads, some of them ahead of who takes them.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        target_bytes: int = MIB,
+        buffer_bytes: int = 64 * MIB,
+        compression: Compression = Compression.NONE,
+        codec: Codec = Codec.ARROW,
+        pool: Pool | None = None,
+        shard_of: ShardOfKeys | None = None,
+    ) -> None:
+        self.plan = plan
+        self.target_bytes = target_bytes
+        self.buffer_bytes = buffer_bytes
+        self.compression = compression
+        self.codec = codec
+        self.pool = pool
+        self.shard_of = shard_of
+        self._pending: list[pa.Table] = []
+        self._pending_bytes = 0
+        self._pending_rows = 0
+        self._next_event = 0
+        self._is_mixed = False  # of several blocks: even one pending table may have rows of one key
+
+    def add(self, batch: pa.RecordBatch, shards: pa.Array | None = None) -> Iterator[ShardBlock]:
+        if batch.num_rows == 0:
+            return
+        batch = self._marked(self._one_zero(batch))
+        times = batch.column(self.plan.time)
+        slices = slice_starts(self.plan, times)
+        if self.plan.layout is None:
+            if shards is None:
+                shards = self._shards([batch.column(name) for name in self.plan.key], batch.num_rows)
+            names = [_SHARD, _SLICE, *batch.schema.names]
+            yield from self._keep(pa.table([shards, pa.array(slices), *batch.columns], names))
+        else:
+            for rows in self._stretches(batch):
+                part = None if shards is None else shards[rows]
+                yield from self._collect(self._lift(batch[rows], part, slices[rows], self._cells(_micros(times[rows]))))
+
+    def add_blocks(self, blocks: Sequence[ShardBlock]) -> Iterator[ShardBlock]:
+        """Takes what other builders made, of the same plan. A builder takes either batches or blocks.
+
+        Raises CorruptBlock.
+        """
+        if not blocks:
+            return
+        schema = self.plan.block_schema
+        rows = pa.Table.from_batches([decode(block, schema) for _, block in blocks], schema).combine_chunks()
+        counts = [block.header.rows for _, block in blocks]
+        shards = np.repeat(np.array([shard for shard, _ in blocks], np.int32), counts)
+        slices = np.repeat(np.array([block.header.slice_us for _, block in blocks], np.int64), counts)
+        tags = {_SHARD: shards, _SLICE: slices}
+        if self.plan.layout is not None and self.plan.keyed:
+            cells = self._cells(self.plan.instants(rows)[0])
+            tags |= {} if cells is None else {_CELL: cells}
+        table = pa.table([*map(pa.array, tags.values()), *rows.columns], [*tags, *schema.names])
+        self._is_mixed = True
+        yield from self._keep(table) if self.plan.layout is None else self._collect(table)
+
+    def _keep(self, events: pa.Table) -> Iterator[ShardBlock]:
+        self._pending.append(events)
+        self._pending_bytes += events.nbytes
+        if self._pending_bytes >= self.buffer_bytes:
+            yield from self._encoded(self._flush_events(final=False))
+
+    def _collect(self, partials: pa.Table) -> Iterator[ShardBlock]:
+        self._pending.append(partials)
+        self._pending_rows += partials.num_rows
+        self._pending_bytes += partials.nbytes
+        # Folding when the partials have doubled keeps the work linear and the memory bounded.
+        grown = len(self._pending) > 1 and self._pending_rows > 2 * max(self._pending[0].num_rows, 65536)
+        if grown and not self.plan.by_event:
+            self._fold()
+        if self._pending_bytes >= self.buffer_bytes:
+            yield from self._encoded(self._flush_partials(final=False))
+
+    def _one_zero(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Float keys as Spark groups them: 0.0 and -0.0 are one key, and so is every NaN."""
+        for name in self.plan.key:
+            column = batch.column(name)
+            if pa.types.is_floating(column.type):
+                values = column.fill_null(0).to_numpy(zero_copy_only=False) + column.type.to_pandas_dtype()(0)
+                values = np.where(np.isnan(values), column.type.to_pandas_dtype()("nan"), values)
+                plain = pa.array(values, column.type, mask=column.is_null().to_numpy(zero_copy_only=False))
+                batch = batch.set_column(batch.schema.get_field_index(name), name, plain)
+        return batch
+
+    def finish(self) -> Iterator[ShardBlock]:
+        if not self._pending:
+            return
+        if self.plan.layout is None:
+            yield from self._encoded(self._flush_events(final=True))
+        else:
+            yield from self._encoded(self._flush_partials(final=True))
+
+    # -- partials -----------------------------------------------------------------------------------------
+
+    def _shards(self, keys: Sequence[pa.Array], rows: int) -> pa.Array:
+        assert self.shard_of is not None, "neither Spark nor the builder knows the shards"
+        return pa.array(self.shard_of(keys, rows))
+
+    def _stretches(self, batch: pa.RecordBatch) -> Iterator[slice]:
+        """The rows to lift at once. Where values are kept, a key's are one row, which must not become a huge block."""
+        assert self.plan.layout is not None
+        step = batch.num_rows
+        if self.plan.layout.holistic:
+            size = sum(batch.column(name).nbytes for name in self.plan.layout.columns)
+            step = max(step * self.target_bytes // max(size, 1), 1)
+        return (slice(start, start + step) for start in range(0, batch.num_rows, step))
+
+    def _marked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """With partials, which events are punctuation is found out here, where events are as the user has them."""
+        if self.plan.layout is None or MARK not in self.plan.layout.partials:
+            return batch
+        return batch.append_column(MARK.column, pa.array(self.plan.marks_of(batch)))
+
+    def _cells(self, firsts_us: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+        """What keeps rows of a key apart besides the slice, for windows that each key has its own of."""
+        if self.plan.by_event:
+            first = self._next_event
+            self._next_event += len(firsts_us)
+            return np.arange(first, self._next_event)
+        return None if self.plan.cell_us is None else firsts_us // self.plan.cell_us
+
+    def _lift(self, batch: pa.RecordBatch, shards: pa.Array | None, slices: Micros, cells: Micros | None) -> pa.Table:
+        assert self.plan.layout is not None
+        keys = {_SLICE: pa.array(slices)} if shards is None else {_SHARD: shards, _SLICE: pa.array(slices)}
+        if cells is not None:
+            keys[_CELL] = pa.array(cells)
+        for name, field in zip(self.plan.key, self.plan.key_fields, strict=True):
+            keys[field.name] = batch.column(name)
+        return self.plan.layout.lift(keys, {n: batch.column(n) for n in self.plan.layout.columns})
+
+    def _fold(self) -> None:
+        assert self.plan.layout is not None
+        together = pa.concat_tables(self._pending).combine_chunks()
+        keys = [n for n in (_SHARD, _SLICE, _CELL) if n in together.schema.names] + [
+            f.name for f in self.plan.key_fields
+        ]
+        if self.plan.layout.holistic:
+            parts = pa.array(parts_of(together, keys, self.target_bytes))
+            folded = self.plan.layout.combine([*keys, _PART], together.append_column(_PART, parts))
+            folded = folded.take(pc.sort_indices(folded.column(_PART))).drop_columns([_PART])
+        else:
+            folded = self.plan.layout.combine(keys, together)
+        self._pending, self._pending_rows, self._pending_bytes = [folded], folded.num_rows, folded.nbytes
+        self._is_mixed = False
+
+    def _flush_partials(self, *, final: bool) -> Iterator[_Piece]:
+        """Folds what is pending; yields it sorted by (shard, slice, key), unless so little is left that it can wait."""
+        if self.plan.by_event:
+            self._pending = [pa.concat_tables(self._pending)]
+        elif len(self._pending) > 1 or self._is_mixed:
+            self._fold()
+        table = self._pending.pop()
+        if not final and table.nbytes < self.buffer_bytes // 2:
+            self._pending = [table]
+            return
+        if _SHARD not in table.schema.names:
+            # A key's partials are fewer than its events: only now is its shard worked out.
+            columns = [combined(table.column(f.name)) for f in self.plan.key_fields]
+            table = table.append_column(_SHARD, self._shards(columns, table.num_rows))
+        order = [_SHARD, _SLICE, *(f.name for f in self.plan.key_fields)]
+        if _CELL in table.schema.names:
+            order.append(_CELL)
+        table = table.take(pc.sort_indices(table, sort_keys=[(name, "ascending") for name in order])).combine_chunks()
+        for shard, slice_us, start, stop in _runs(table.column(_SHARD).to_numpy(), table.column(_SLICE).to_numpy()):
+            rows = table.slice(start, stop - start).select(self.plan.block_schema.names)
+            yield from self._pieces(shard, slice_us, rows)
+        self._pending_rows = self._pending_bytes = 0
+
+    # -- kept events --------------------------------------------------------------------------------------
+
+    def _flush_events(self, *, final: bool) -> Iterator[_Piece]:
+        """Sorts what is pending by (shard, slice, key) and yields full pieces; the rest waits for more."""
+        table = pa.concat_tables(self._pending).combine_chunks()
+        codes = [_codes(table.column(name)) for name in (_SHARD, _SLICE, *self.plan.key)]
+        table = _gather(table, codes)
+        rest: list[pa.Table] = []
+        for shard, slice_us, start, stop in _runs(table.column(_SHARD).to_numpy(), table.column(_SLICE).to_numpy()):
+            run = table.slice(start, stop - start)
+            if not final and run.nbytes < self.target_bytes // 2:
+                rest.append(run)
+                continue
+            yield from self._pieces(shard, slice_us, run.drop_columns([_SHARD, _SLICE]))
+        self._pending = rest
+        self._pending_bytes = sum(t.nbytes for t in rest)
+        if self._pending_bytes > self.buffer_bytes // 2:
+            # More slices at once than the buffer can fill: small blocks are better than a growing one.
+            yield from self._flush_events(final=True)
+
+    # -- both ---------------------------------------------------------------------------------------------
+
+    def _pieces(self, shard: int, slice_us: int, rows: pa.Table) -> Iterator[_Piece]:
+        count = max(1, round(rows.nbytes / self.target_bytes))
+        step = -(-rows.num_rows // count)
+        for start in range(0, rows.num_rows, step):
+            yield _Piece(shard, slice_us, rows.slice(start, step))
+
+    def _encoded(self, pieces: Iterator[_Piece]) -> Iterator[ShardBlock]:
+        if self.pool is None:
+            return map(self._encode, pieces)
+        return self.pool.map_ordered(
+            self._encode, pieces, inline=lambda p: is_quick(self.codec, self.compression, p.rows.nbytes)
+        )
+
+    def _encode(self, piece: _Piece) -> ShardBlock:
+        """Touches nothing of the builder that changes: it runs in the threads of the pool."""
+        shard, slice_us, rows = piece
+        if self.plan.layout is None:
+            times = pc.min_max(rows.column(self.plan.time).cast(pa.int64()))
+            low, high = times["min"].as_py(), times["max"].as_py()
+            kind, events = Kind.EVENTS, rows.num_rows
+        else:
+            low = high = slice_us
+            kind, events = Kind.PARTIALS, sum_of(combined(rows.column("p0")).to_numpy())
+        if not is_timed(slice_us):
+            low = high = NO_SLICE
+        block = encode(
+            rows.to_batches()[0],
+            kind=kind,
+            slice_us=slice_us,
+            events=events,
+            min_us=low,
+            max_us=high,
+            compression=self.compression,
+            codec=self.codec,
+        )
+        return ShardBlock(shard, block)
+
+
+# No user's column can have these names: they are never joined with the user's in one namespace but here,
+# and a NUL cannot be typed into a Spark column name that survives its parser.
+_SHARD, _SLICE, _CELL, _PART = "\0shard", "\0slice", "\0cell", "\0part"
+
+
+def _micros(times: pa.Array) -> npt.NDArray[np.int64]:
+    micros: Micros = times.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return micros
+
+
+def parts_of(partials: pa.Table, keys: Sequence[str], target_bytes: int) -> npt.NDArray[np.int64]:
+    """Numbers the partials of each key so that those of one number make a row of about the target size.
+
+    As there is no splitting a row later on, it is how a block of many values of one key is kept small.
+    """
+    groups = number([combined(partials.column(name)) for name in keys], partials.num_rows)
+    events = partials.column("p0").to_numpy()
+    event_bytes = partials.nbytes / max(sum_of(events), 1)
+    before = np.cumsum(events[groups.order], dtype=np.float64) - events[groups.order]
+    begins = groups.offsets[:-1]
+    before -= np.repeat(before[begins], groups.counts)
+    parts = np.empty(partials.num_rows, np.int64)
+    parts[groups.order] = before * event_bytes // target_bytes
+    return parts
+
+
+def slice_starts(plan: Plan, times: pa.Array) -> npt.NDArray[np.int64]:
+    """The slice of each event; events without a time are in NO_SLICE, those out of range in BEYOND_SLICE."""
+    values = times.cast(pa.int64())
+    micros = values.fill_null(0).to_numpy(zero_copy_only=False)
+    starts = plan.grid.starts(micros)
+    if int(micros.min(initial=0)) < EARLIEST_US or int(micros.max(initial=0)) > LATEST_US:
+        starts = np.where((micros < EARLIEST_US) | (micros > LATEST_US), BEYOND_SLICE, starts)
+    if values.null_count:
+        starts = np.where(values.is_null().to_numpy(zero_copy_only=False), NO_SLICE, starts)
+    return starts
+
+
+def _runs(shards: npt.NDArray[np.int32], slices: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int, int]]:
+    """(shard, slice, start, stop) of each stretch of rows of one shard and slice."""
+    changes = (shards[1:] != shards[:-1]) | (slices[1:] != slices[:-1])
+    edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(shards)]
+    for start, stop in itertools.pairwise(edges):
+        yield int(shards[start]), int(slices[start]), start, stop
+
+
+def _codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], int]:
+    """Each value as a small integer, in the order of first appearance; and how many there are."""
+    encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.combine_chunks()
+    return encoded.indices.to_numpy(zero_copy_only=False), len(encoded.dictionary)
+
+
+def _gather(table: pa.Table, codes: list[tuple[npt.NDArray[np.int32], int]]) -> pa.Table:
+    """The table sorted by the codes, stable; no copy if it is sorted already."""
+    total = 1
+    combined = np.zeros(table.num_rows, np.int64)
+    for indices, distinct in codes:
+        if total * distinct > _I64_MAX:  # numbered anew in the same order, or they would wrap around
+            combined = np.unique(combined, return_inverse=True)[1]
+            total = table.num_rows
+        total *= max(distinct, 1)
+        combined = combined * max(distinct, 1) + indices
+    if bool((combined[1:] >= combined[:-1]).all()):
+        return table
+    # numpy sorts 16-bit integers by radix, in linear time.
+    small = combined.astype(np.uint16) if total <= 1 << 16 else combined
+    return table.take(pa.array(np.argsort(small, kind="stable"))).combine_chunks()

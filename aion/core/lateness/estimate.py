@@ -1,0 +1,198 @@
+"""What share of events comes later than a given lateness, and how surely that is known (paper section 3.4). Pure.
+
+**The estimate.** A window that ended an hour ago cannot have shown an event that is two hours late. Of each epoch of
+windows (:mod:`aion.core.lateness.observe`) only latenesses up to its age are used, and they say how the events that are
+at most so late divide. The pieces are put together by the product-limit estimator for right-truncated data (Lagakos,
+Barraj, De Gruttola: "Nonparametric analysis of truncated survival data", Biometrika 1988; insurers call it chain
+ladder): with ``g(u)`` = events of lateness u / events of lateness up to u, both over the epochs that are at least u
+old,
+
+    share that is at most b late  =  product over u > b of (1 - g(u))
+
+**What nobody can have seen yet.** Latenesses are looked at up to the age A that a quarter of the epochs has reached.
+How much is later than that is not known. It is taken to be what there is if the tail goes on as it came down over the
+last five octaves, (A/32, A/16] to (A/2, A]: as a power law. Tails that are lighter are overestimated, which is the safe
+side. This is *added* to every share, and a history in which it is large supports no bound (policies.cleanup).
+
+**Its confidence.** If events were drawn one by one, the number of them later than b would be binomial, and the usual
+bound on a quantile by order statistics (distribution-free and exact: Clopper-Pearson read backwards) would do. They are
+not: an outage delays thousands together, nights differ from days, and old events count less. So the binomial is asked
+with the number of *independent* events that would make the estimate vary as much as it does:
+
+- The variance of the estimate is that of its linearisation by epoch (each epoch's part in the error), with the
+  covariances of epochs up to two apart (Newey-West, Bartlett weights); never less than without these covariances, and
+  never less than that of single events.
+- independent = S (1 - S) / variance. What is paid for having estimated the variance from few epochs is a factor of
+  (z / t) squared on it, with t's degrees of freedom those of a Bartlett window (Korn, Graubard: "Confidence intervals
+  for proportions with small expected number of positive counts estimated from survey data", Survey Methodology 1998).
+- Where fewer than 20 events are later, the ratio to the variance of single events cannot be measured; it is that of the
+  largest lateness where it can, which is higher for anything that moves many events together.
+
+For independent, unfaded events of old epochs all of this is the plain order statistic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aion.core.lateness.observe import Cohorts, Floats
+from aion.core.lateness.sketch import Ints
+
+LAGS = 2
+FEW_EVENTS = 20
+OCTAVES = 5
+SLOWEST_FALL = 7 / 8
+"""From octave to octave: a tail like 1 / x ** 0.19. A few outliers may look heavier than any that is of use."""
+
+_TINY = 1e-300
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """When events come, as learnt from the past: of ``K`` latenesses that were seen, after -1 for "in time".
+
+    ``edges_us``: (K,), ascending. ``later``: the share that is later than that, (K,), descending; of late events, or of
+    all. ``independent``: how many independent events would know it as well, (K,); where ``clustered``, (K,), this is
+    from a variance with so many ``degrees`` of freedom. ``late_share``: the share of *all* events that is late.
+    ``watched_us``: up to which lateness one could see. ``unseen``: the part of ``later`` that is taken to be beyond.
+    ``longest_us``: the largest lateness seen, -1 if none. ``events``: those that ``later`` rests on, unfaded, of
+    ``epochs`` epochs; ``weighed``: what fading leaves them worth (Kish). ``per_window``: events in time per window.
+    ``of_all``: whether shares are of all events.
+    """
+
+    edges_us: Ints
+    later: Floats
+    independent: Floats
+    clustered: npt.NDArray[np.bool_]
+    degrees: float
+    late_share: float
+    watched_us: int
+    unseen: float
+    longest_us: int
+    events: int
+    epochs: int
+    weighed: float
+    per_window: float
+    of_all: bool
+
+    @property
+    def source(self) -> str:
+        """Where the shares come from; here: from what was seen, and nothing else."""
+        return "empirical"
+
+    def at_most(self, confidence: float) -> Floats:
+        """A one-sided upper confidence bound on :attr:`later`, (K,), descending."""
+        from scipy.special import betaincinv, ndtri, stdtrit
+
+        paid = (ndtri(confidence) / stdtrit(self.degrees, confidence)) ** 2 if confidence > 0.5 else 1.0
+        n = np.where(self.clustered, self.independent * paid, self.independent)
+        x = self.later * n
+        upper = betaincinv(x + 1.0, np.maximum(n - x, 1e-9), confidence)
+        return np.asarray(np.maximum.accumulate(upper[::-1])[::-1])
+
+    def later_than(self, lateness_us: Any) -> Floats:
+        """The share that is later than so many microseconds, of any shape; straight lines between what was seen."""
+        return np.asarray(np.interp(lateness_us, self.edges_us, self.later))
+
+
+def arrivals(cohorts: Cohorts, *, of_all: bool = False) -> Arrivals | None:
+    """What the epochs say of late events, or ``of_all``; None as long as they show none."""
+    if not len(cohorts.ages_us):
+        return None
+    # The oldest come first. A quarter of the epochs, and at least one, are so old.
+    watched_us = int(cohorts.ages_us[len(cohorts.ages_us) // 4])
+    longest_us = int(cohorts.edges_us[-1]) if len(cohorts.edges_us) else -1
+    edges = np.concatenate([np.array([-1], np.int64), cohorts.edges_us])
+    edges = edges[edges <= watched_us]
+    seen = edges[None, :] <= np.minimum(cohorts.ages_us, watched_us)[:, None]
+    on_time = cohorts.on_time[:, None]
+    n = np.concatenate([on_time if of_all else on_time * 0.0, cohorts.late], axis=1)[:, : len(edges)] * seen
+    weight = cohorts.weights[:, None]
+    late_share = _late_share(n[:, 1:], seen[:, 1:], weight, on_time)
+    rows = n.sum(axis=1) > 0
+    if not rows.any():
+        return None
+    n, seen, weight = n[rows], seen[rows], weight[rows]
+
+    upto = np.cumsum(n, axis=1)
+    at_risk = np.maximum((seen * weight * upto).sum(axis=0), _TINY)
+    share = (weight * n).sum(axis=0) / at_risk  # g(u)
+    # Nothing is known below the first that was seen: all that is left is that.
+    first = int(np.argmax(n.sum(axis=0) > 0))
+    share[: first + 1] = 0.0
+    stays = np.maximum(1.0 - share, 1e-12)
+    below = np.exp(_beyond(np.log(stays)))
+    below[:first] = 0.0
+    later = 1.0 - below
+
+    scale = np.where(at_risk > _TINY, 1.0 / (at_risk * stays), 0.0)
+    parts = below * _beyond(seen * weight * (n - share * upto) * scale)  # (C, K): each epoch's part in the error
+    squares = (seen * weight**2 * upto).sum(axis=0)
+    alone = below**2 * _beyond(squares * share * stays * scale**2)  # the variance if events came one by one
+    together = _variance(parts)
+    ratio = np.maximum(1.0, together / np.maximum(alone, _TINY))
+    enough = np.flatnonzero(_beyond(n.sum(axis=0)) >= FEW_EVENTS)
+    ratio[len(enough) :] = ratio[enough[-1]] if len(enough) else 1.0
+    # Nothing later: as many as their weights are worth (Kish).
+    independent = np.where(
+        alone > _TINY, later * below / np.maximum(alone, _TINY), at_risk**2 / np.maximum(squares, _TINY)
+    )
+
+    size = (weight * n).sum(axis=1)
+    weighed = float(size.sum() ** 2 / np.maximum(_TINY, (weight**2 * n).sum()))
+    independent[:first] = weighed
+    unseen = _unseen(edges, later, watched_us)
+    windows = max(1.0, float((cohorts.weights * cohorts.windows).sum()))
+    return Arrivals(
+        edges_us=edges,
+        later=later + unseen * below,
+        independent=independent / ratio,
+        clustered=ratio > 1.0,
+        degrees=1.5 / (LAGS + 1) * float(size.sum() ** 2 / (size**2).sum()),
+        late_share=late_share,
+        watched_us=watched_us,
+        unseen=unseen,
+        longest_us=longest_us,
+        events=int(n.sum()),
+        epochs=len(n),
+        weighed=weighed,
+        per_window=float((cohorts.weights * cohorts.on_time).sum()) / windows,
+        of_all=of_all,
+    )
+
+
+def _beyond(values: Floats) -> Floats:
+    """Along the last axis, the sum of all that comes after each place."""
+    sums = np.cumsum(values[..., ::-1], axis=-1)[..., ::-1]
+    return np.asarray(sums - values)
+
+
+def _variance(parts: Floats) -> Floats:
+    """Of the sum of the rows, with what neighbouring rows have in common (Newey-West)."""
+    alone = (parts**2).sum(axis=0)
+    long_run = alone.copy()
+    for lag in range(1, min(LAGS, len(parts) - 1) + 1):
+        long_run += 2 * (1 - lag / (LAGS + 1)) * (parts[lag:] * parts[:-lag]).sum(axis=0)
+    return np.asarray(np.maximum(alone, long_run) * len(parts) / max(1, len(parts) - 1))
+
+
+def _late_share(late: Floats, seen: npt.NDArray[np.bool_], weight: Floats, on_time: Floats) -> float:
+    """The share of all events that is late, by the same product; 0 if there is none."""
+    at_risk = (seen * weight * (np.cumsum(late, axis=1) + on_time)).sum(axis=0)
+    stays = 1.0 - (weight * late).sum(axis=0) / np.maximum(at_risk, _TINY)
+    return float(1.0 - np.prod(stays))
+
+
+def _unseen(edges: Ints, later: Floats, watched_us: int) -> float:
+    """The share that is later than anything could have been seen, if the tail goes on as it came down; at most 1."""
+    octaves = [watched_us >> k for k in range(OCTAVES, 0, -1)]
+    beyond = later[np.searchsorted(edges, octaves, side="right") - 1]
+    within = beyond - np.append(beyond[1:], 0.0)
+    if not within[-1]:
+        return 0.0
+    falls = min(SLOWEST_FALL, within[1:].sum() / within[:-1].sum() if within[:-1].any() else 1.0)
+    return float(min(1.0, within[-1] * falls / (1.0 - falls)))

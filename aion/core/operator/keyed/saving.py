@@ -1,0 +1,155 @@
+"""How the index of keyed windows is kept with the blocks of a shard: as blocks of slices that hold no events. Pure.
+
+Each version adds a block with the rows that changed since the one before; when those outgrow what they change, all rows
+are written anew, into a slice of their own, and the one before is purged. So a version costs what changed, and all of
+them at most about twice the index.
+
+A row has the columns ``k0, k1, ...`` of its key, ``role`` (0: of the index, 1: of what was yielded, 2: the row ``id``
+is no more), ``id``, and ``c0`` to ``c6``: the columns of its role in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from aion.core.operator.keyed.shapes import INDEX
+from aion.core.operator.keyed.table import Ints, Table
+from aion.core.operator.keyed.windows import YIELDED, KeyedWindows
+from aion.core.slicing.grid import NO_SLICE
+
+ROLES = {0: INDEX[1:], 1: YIELDED[1:]}
+_VALUES = max(map(len, ROLES.values()))
+REMOVED = 2
+
+
+class Save(NamedTuple):
+    """Rows to append under ``slice_us``, and the slices of before that they replace."""
+
+    slice_us: int
+    rows: pa.RecordBatch
+    replaces: tuple[int, ...]
+
+
+class Keeper:
+    """What is kept of the index of one definition; ``snapshot`` is of :meth:`snapshot`, empty at first."""
+
+    def __init__(self, keyed: KeyedWindows, definitions: int, snapshot: Mapping[str, int] | None = None) -> None:
+        self._keyed = keyed
+        self._definitions = definitions
+        told = snapshot or {"generation": -1, "all": 0, "written": 0}
+        self._generation, self._all, self._written = told["generation"], told["all"], told["written"]
+        self._saved = self._both()
+
+    @property
+    def schema(self) -> pa.Schema:
+        keys = [pa.field(f"k{i}", type_) for i, type_ in enumerate(self._keyed.key_types)]
+        values = [pa.field(f"c{i}", pa.int64()) for i in range(_VALUES)]
+        return pa.schema([*keys, pa.field("role", pa.int8()), pa.field("id", pa.int64()), *values])
+
+    @property
+    def slices(self) -> tuple[int, ...]:
+        """Where the index is kept."""
+        return () if self._generation < 0 else (self._slice(),)
+
+    def load(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """The index as of the blocks of ``slices``, the oldest first."""
+        table = pa.Table.from_batches(list(batches), self.schema).combine_chunks()
+        ids, roles = table.column("id").to_numpy(), table.column("role").to_numpy()
+        _, last = np.unique(ids[::-1], return_index=True)
+        rows = len(ids) - 1 - last
+        for role, names in ROLES.items():
+            some = table.take(pa.array(rows[roles[rows] == role]))
+            keys = [some.column(f"k{i}").combine_chunks() for i in range(len(self._keyed.key_types))]
+            columns = {"id": some.column("id").to_numpy()}
+            columns |= {name: some.column(f"c{i}").to_numpy() for i, name in enumerate(names)}
+            if role == 0:
+                index = Table(keys, columns)
+            else:
+                yielded = Table(keys, columns)
+        self._keyed.load(self._keyed.shape.sorted(index), yielded)
+        self._saved = self._both()
+
+    def save(self) -> Save | None:
+        """What a version has to write; None: nothing changed."""
+        before, after = self._saved, self._both()
+        rows = [_changed(before[role], after[role]) for role in ROLES]
+        removed = np.concatenate([_removed(before[role]["id"], after[role]["id"]) for role in ROLES])
+        changed = sum(map(len, rows)) + len(removed)
+        if not changed:
+            return None
+        self._saved = after
+        replaces: tuple[int, ...] = ()
+        if self._generation < 0 or self._written + changed > 2 * max(self._all, 1024):
+            replaces = self.slices
+            rows, removed = list(after), removed[:0]
+            self._generation += 1
+            self._written = 0
+            self._all = changed = sum(map(len, rows))
+        self._written += changed
+        return Save(self._slice(), self._batch(rows, removed), replaces)
+
+    def snapshot(self) -> dict[str, int]:
+        return {"generation": self._generation, "all": self._all, "written": self._written}
+
+    def _slice(self) -> int:
+        return NO_SLICE + 1 + self._generation * self._definitions + self._keyed.definition
+
+    def _both(self) -> tuple[Table, Table]:
+        return self._keyed.index, self._keyed.yielded
+
+    def _batch(self, tables: Sequence[Table], removed: Ints) -> pa.RecordBatch:
+        parts = []
+        for (role, names), table in zip(ROLES.items(), tables, strict=True):
+            parts.append(self._rows(table.keys, role, table["id"], [table[name] for name in names]))
+        nothing = [pa.nulls(len(removed), type_) for type_ in self._keyed.key_types]
+        parts.append(self._rows(nothing, REMOVED, removed, []))
+        return pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+
+    def _rows(self, keys: Sequence[pa.Array], role: int, ids: Ints, values: Sequence[Ints]) -> pa.RecordBatch:
+        n = len(ids)
+        padded = [*values, *(np.zeros(n, np.int64) for _ in range(_VALUES - len(values)))]
+        columns: list[Any] = [*keys, pa.array(np.full(n, role, np.int8)), pa.array(ids), *map(pa.array, padded)]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def is_index(slice_us: int) -> bool:
+    """Whether a slice holds no events but the index of some definition."""
+    return NO_SLICE < slice_us < NO_SLICE // 2
+
+
+def _removed(before: Ints, after: Ints) -> Ints:
+    """Those of ``before`` that are not in ``after``; no number is there twice."""
+    if np.array_equal(before, after[: len(before)]):
+        return before[:0]
+    if not len(after):
+        return before
+    order = np.sort(after, kind="stable")  # which takes little where they are sorted, or nearly
+    missing: Ints = before[order[np.minimum(np.searchsorted(order, before), len(order) - 1)] != before]
+    return missing
+
+
+def _changed(before: Table, after: Table) -> Table:
+    """The rows of ``after`` that are not in ``before`` as they are."""
+    if after is before or not len(after):
+        return after.take(np.empty(0, np.int64))
+    shared = min(len(before), len(after))
+    if np.array_equal(before["id"][:shared], after["id"][:shared]):
+        changed = np.ones(len(after), np.bool_)
+        changed[:shared] = False
+        for name in after.columns:
+            changed[:shared] |= before[name][:shared] != after[name][:shared]
+        return after.take(changed)
+    order = np.argsort(before["id"], kind="stable")
+    ids = before["id"][order]
+    if not len(ids):
+        return after
+    at = np.minimum(np.searchsorted(ids, after["id"]), len(ids) - 1)
+    source = order[at]
+    same = ids[at] == after["id"]
+    for name in after.columns:
+        same &= before[name][source] == after[name]
+    return after.take(~same)

@@ -1,0 +1,173 @@
+"""The keyed windows of all definitions of an operator in one shard, and the rows that they take. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aion.core.numbers import sum_of
+from aion.core.operator.keyed.orders import Arrivals, EmitDroppedRows
+from aion.core.operator.keyed.saving import Keeper, Save
+from aion.core.operator.keyed.shapes import Flags
+from aion.core.operator.keyed.summary import summary
+from aion.core.operator.keyed.table import Ints, Table
+from aion.core.operator.keyed.windows import KeyedWindows, Orders, overlapping
+from aion.core.operator.lifecycle import NEVER, StalenessKept
+
+
+class Verdict(NamedTuple):
+    """What becomes of an arrival: for each definition which rows it takes; and the blocks that any takes rows of.
+
+    ``dropped``: also rows that are taken for later windows and came too late for the one that ends at them.
+    ``dropped_events``: of each block, those that came too late for some definition. ``wasted_rows``: rows of these
+    blocks that no definition takes.
+    """
+
+    arrivals: Arrivals
+    accepted: list[Flags]
+    blocks: frozenset[int]
+    dropped: list[EmitDroppedRows]
+    dropped_events: dict[int, int]
+    wasted_rows: dict[int, int]
+
+
+NOT_KEYED = Verdict(
+    Arrivals(Table([], {"first": np.empty(0, np.int64)}), np.empty(0, np.int64)), [], frozenset(), [], {}, {}
+)
+"""Of an operator without such windows."""
+
+
+class KeyedShard:
+    """All of them together; falsy where an operator has none."""
+
+    def __init__(self, windows: Sequence[KeyedWindows] = (), snapshot: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.windows = tuple(windows)
+        kept = [s["kept"] for s in snapshot] or [None] * len(self.windows)
+        definitions = 1 + max((w.definition for w in self.windows), default=0)
+        self._keepers = [Keeper(w, definitions, k) for w, k in zip(self.windows, kept, strict=True)]
+
+    def __bool__(self) -> bool:
+        return bool(self.windows)
+
+    def count_in(self, staleness: StalenessKept) -> None:
+        """Where it is noted how stale windows got."""
+        for windows in self.windows:
+            windows.staleness = staleness
+
+    # -- arrivals -----------------------------------------------------------------------------------------
+
+    def judge(self, arrivals: Arrivals, now_us: int | None) -> Verdict:
+        accepted = [windows.accepted(_marked(arrivals.table, windows)) for windows in self.windows]
+        dropped: list[EmitDroppedRows] = []
+        lost: dict[int, int] = {}
+        for windows, taken in zip(self.windows, accepted, strict=True):
+            missed = ~taken | windows.misses_own(arrivals.table)
+            if not missed.any():
+                continue
+            assert now_us is not None, "nothing is late without a watermark"
+            late = np.flatnonzero(missed)
+            rows = arrivals.table.take(late)
+            starts, ends = windows.shape.alone(rows)
+            lost_at_all = ~taken[late]
+            windows.observe_dropped(ends[lost_at_all], rows["events"][lost_at_all], now_us)
+            for block in np.unique(arrivals.block[late]).tolist():
+                of = arrivals.block[late] == block
+                places = rows["row"][of]
+                dropped.append(
+                    EmitDroppedRows(block, windows.definition, places, starts[of], ends[of], now_us - ends[of])
+                )
+                lost[block] = max(lost.get(block, 0), sum_of(rows["events"][of]))
+        any_taken = np.logical_or.reduce(accepted) if accepted else np.zeros(0, np.bool_)
+        blocks = frozenset(np.unique(arrivals.block[any_taken]).tolist())
+        numbers, counts = np.unique(arrivals.block[~any_taken], return_counts=True)
+        wasted = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+        return Verdict(arrivals, accepted, blocks, dropped, lost, wasted)
+
+    def add(self, verdict: Verdict, seq_of_block: Mapping[int, int], now_us: int | None) -> int:
+        """Takes in what was accepted; returns how many events came late for some definition."""
+        late = 0
+        seqs = np.full(max(seq_of_block, default=0) + 1, -1, np.int64)
+        for block, seq in seq_of_block.items():
+            seqs[block] = seq
+        for windows, taken in zip(self.windows, verdict.accepted, strict=True):
+            if taken.any():
+                rows = _marked(verdict.arrivals.table, windows).take(taken)
+                late = max(late, windows.add(rows, seqs[verdict.arrivals.block[taken]], now_us))
+        return late
+
+    # -- executions ---------------------------------------------------------------------------------------
+
+    def advance(self, before_us: int | None, to_us: int) -> Orders:
+        return [order for windows in self.windows for order in windows.advance(before_us, to_us)]
+
+    def batch_ended(self, now_us: int | None, step_us: int, *, last: bool) -> Orders:
+        return [order for windows in self.windows for order in windows.batch_ended(now_us, step_us, last=last)]
+
+    def settled_us(self) -> int:
+        """Of a slice that ends by then the index says whether it is needed; before all: none has been closed yet."""
+        return min((windows.settled_us for windows in self.windows), default=NEVER)
+
+    def needed_in(self, starts_us: Ints, ends_us: Ints) -> Ints:
+        """Of such slices: how many rows of the index need each. Those that none does are never needed again."""
+        found = np.zeros(len(starts_us), np.int64)
+        for windows in self.windows:
+            found += windows.needed_in(starts_us, ends_us)
+        return found
+
+    def gone_in(self, starts_us: Ints, ends_us: Ints) -> Ints:
+        """The same for the rows that the last watermark let go of."""
+        found = np.zeros(len(starts_us), np.int64)
+        for windows in self.windows:
+            found += overlapping(*windows.gone, starts_us, ends_us)
+        return found
+
+    def gone_between(self) -> tuple[int, int]:
+        """The first and the last event of these."""
+        firsts, lasts = (np.concatenate(column) for column in zip(*(w.gone for w in self.windows), strict=True))
+        return int(firsts.min(initial=NEVER)), int(lasts.max(initial=-NEVER))
+
+    def owners(self, rows: Table) -> list[Ints]:
+        """For each definition, all of sessions: the one that each row of a block is of; -1: of none."""
+        return [windows.owners(rows) for windows in self.windows]
+
+    def active_from_us(self, now_us: int | None) -> int:
+        """Events from then on may be of windows that have not ended."""
+        return min((windows.active_from_us(now_us) for windows in self.windows), default=NEVER)
+
+    def due_by(self, now_us: int | None, watermark_us: int) -> list[tuple[int, int]]:
+        """Stretches of the events of windows that are executed when the watermark gets there."""
+        found = []
+        for windows in self.windows:
+            starts, lasts = windows.due_by(now_us, watermark_us)
+            if len(starts):
+                found.append((int(starts.min()), int(lasts.max())))
+        return found
+
+    def next_due_us(self, now_us: int | None, step_us: int) -> int | None:
+        dues = [windows.next_due_us(now_us, step_us) for windows in self.windows]
+        return min((due for due in dues if due is not None), default=None)
+
+    # -- snapshot -----------------------------------------------------------------------------------------
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """As of the last :meth:`save`."""
+        both = zip(self.windows, self._keepers, strict=True)
+        return [{**w.snapshot(), "kept": k.snapshot(), "live": summary(w)} for w, k in both]
+
+    def save(self) -> list[Save]:
+        """What is to be kept with a version, in blocks."""
+        return [save for keeper in self._keepers if (save := keeper.save()) is not None]
+
+    @property
+    def kept(self) -> list[Keeper]:
+        """Those with something to load, after a restart."""
+        return [keeper for keeper in self._keepers if keeper.slices]
+
+
+def _marked(table: Table, windows: KeyedWindows) -> Table:
+    """The rows as one definition sees them: of the marks only its own."""
+    if not windows.shape.by_event:
+        return table
+    return table.replaced(mark=table["mark"] >> windows.definition & 1)

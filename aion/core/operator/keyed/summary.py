@@ -1,0 +1,51 @@
+"""What a version tells of the keyed windows that live, for people to look at: numbers, and the first ones to end. Pure.
+
+It goes with the snapshot, so that nobody has to read the index to know. Nothing is restored from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aion.core.numbers import sum_of
+from aion.core.operator.keyed.shapes import total
+from aion.core.operator.keyed.windows import KeyedWindows
+from aion.core.operator.lifecycle import NEVER
+
+LISTED = 20
+"""So many windows of a definition and shard are told one by one: the first to end."""
+
+
+def summary(keyed: KeyedWindows) -> dict[str, Any]:
+    """JSON values. ``events``: all that are kept for windows of the definition, also those that are in none yet.
+
+    ``executed``: windows that were yielded before. The first and last end are of complete windows, None where there are
+    none; a window that is not complete (punctuated, and waiting for the next punctuation) ends at None, behind others.
+    """
+    index, (windows, live, executed) = keyed.index, keyed.live()
+    rows = np.flatnonzero(live)
+    ends = windows.ends_us[rows]
+    known = ends[windows.over_us[rows] < NEVER]
+    if len(rows) > LISTED:
+        first = ends <= np.partition(ends, LISTED - 1)[LISTED - 1]
+        rows, ends = rows[first], ends[first]
+    order = rows[np.lexsort((windows.starts_us[rows], ends))[:LISTED]]
+    keys = index.take(windows.begins[order]).keys
+    return {
+        "windows": int(live.sum()),
+        "executed": int((executed & live).sum()),
+        "events": sum_of(index["events"]),
+        "first_end_us": int(known.min()) if len(known) else None,
+        "last_end_us": int(known.max()) if len(known) else None,
+        "listed": {
+            "key": [[str(value) for value in row] for row in zip(*(key.to_pylist() for key in keys), strict=True)]
+            or [[] for _ in order],
+            "start_us": windows.starts_us[order].tolist(),
+            "end_us": [us if us < NEVER else None for us in windows.ends_us[order].tolist()],
+            "events": total(index["events"], windows)[order].tolist(),
+            "late_events": total(index["late_events"], windows)[order].tolist(),
+            "executed": executed[order].tolist(),
+        },
+    }

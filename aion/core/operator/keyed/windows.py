@@ -1,0 +1,424 @@
+"""The life of the windows of single keys: which are executed, retracted and let go, and when. Pure.
+
+The same life as that of other windows (docs/concepts.md), for all windows of a definition at once. A window is executed
+on time when the watermark reaches its end; one that changes after that waits for the trigger, together with those of
+the shard that end within the same stretch of time (a cell), and no longer than the bound. A late event may change where
+windows are: of those that were executed and are no more, a retraction is due with the execution of what replaced them.
+
+The bound says which windows are *closed*: those that ended a bound before the watermark. It never goes back, so what is
+gone does not return when bounds get longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from aion.aggregates.groups import number
+from aion.core.lateness.observe import Bound
+from aion.core.numbers import plus, sum_of, sums_by
+from aion.core.operator.actions import Kind
+from aion.core.operator.keyed.orders import ExecuteKeyed, Members, Retract
+from aion.core.operator.keyed.shapes import INDEX, Flags, Sessions, Shape, Windows, newest, total
+from aion.core.operator.keyed.table import Ints, Table, codes_of, ranges, stacked
+from aion.core.operator.lifecycle import NEVER, StalenessKept, Status, WindowState, windows_from_json, windows_to_json
+from aion.core.trigger.triggers import LateView, Trigger
+
+YIELDED = ("id", "start", "end", "number", "pane", "seq")
+"""Of each window that was executed: its bounds, the number of its last pane, and the newest block that it had seen."""
+BEFORE_ALL = -(2**62)
+_NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
+
+Orders: TypeAlias = list[ExecuteKeyed | Retract]
+
+
+def overlapping(firsts_us: Ints, lasts_us: Ints, starts_us: Ints, ends_us: Ints) -> Ints:
+    """How many intervals, both ends of which belong to them, have a part in each stretch ``[start, end)``."""
+    begun = np.searchsorted(np.sort(firsts_us), ends_us)
+    return np.asarray(begun - np.searchsorted(np.sort(lasts_us), starts_us))
+
+
+class _Now(NamedTuple):
+    """The windows of the index as it is; each with its key as a code, and with what is known of its last execution.
+
+    ``pane``: the number of the next pane. ``seen``: the newest block that the last one had seen. ``at``: the row of
+    ``yielded`` that is its own; -1: none.
+    """
+
+    windows: Windows
+    codes: Ints
+    yielded_codes: Ints
+    pane: Ints
+    seen: Ints
+    newest: Ints
+    at: Ints
+
+
+class KeyedWindows:
+    """The windows of one definition in one shard; ``definition`` is its number among the operator's."""
+
+    def __init__(
+        self,
+        definition: int,
+        shape: Shape,
+        key_types: Sequence[pa.DataType],
+        *,
+        bound: Bound,
+        trigger: Trigger,
+        staleness_bound: float | None = None,
+        snapshot: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.definition = definition
+        self.shape = shape
+        self.key_types = tuple(key_types)
+        self._bound = bound
+        self._trigger = trigger
+        self._staleness_bound = staleness_bound
+        self.index = Table.empty(key_types, INDEX)
+        self.yielded = Table.empty(key_types, YIELDED)
+        self.closed_us = BEFORE_ALL
+        self.next_id = 0
+        self.staleness = StalenessKept()
+        self._cells: dict[int, WindowState] = {}
+        self._known: _Now | None = None
+        # First and last event of what the last watermark let go of.
+        self.gone: tuple[Ints, Ints] = _NOTHING
+        if snapshot is not None:
+            self._restore(snapshot)
+
+    def load(self, index: Table, yielded: Table) -> None:
+        """The rows that go with the snapshot; they are kept beside it, see :mod:`aion.core.operator.keyed.saving`."""
+        self.index, self.yielded, self._known = index, yielded, None
+
+    # -- arrivals -----------------------------------------------------------------------------------------
+
+    def accepted(self, new: Table) -> Flags:
+        """Which rows of an arrival do not come too late."""
+        if self.closed_us == BEFORE_ALL:
+            return np.ones(len(new), np.bool_)
+        return self.shape.accepted(self.index, new, self.closed_us)
+
+    def misses_own(self, new: Table) -> Flags:
+        """Which rows come too late for the window that ends at them, though perhaps not for later ones."""
+        if not self.shape.outlives:
+            return np.zeros(len(new), np.bool_)
+        return np.asarray(new["last"] < self.closed_us)
+
+    def add(self, new: Table, seqs: Ints, now_us: int | None) -> int:
+        """Takes rows into the index; returns how many events among them came late."""
+        ids = np.arange(self.next_id, self.next_id + len(new))
+        self.next_id += len(new)
+        zeros = np.zeros(len(new), np.int64)
+        rows = Table(new.keys, {**new.columns, "id": ids, "seq": seqs, "late_events": zeros})
+        added = self.shape.add(self.index, rows, now_us)
+        self.index, self._known = added.grown, None
+        if now_us is None or not len(added.late_ends_us):
+            return 0
+        ends, of = np.unique(added.late_ends_us, return_inverse=True)
+        counts = sums_by(of, added.late_events, len(ends))
+        for end_us, events in zip(ends.tolist(), counts.tolist(), strict=True):
+            self._bound.observe(end_us, now_us, events)
+            state = self._cell(self._cell_of(end_us))
+            state.came(events, late=True)
+        return sum_of(counts)
+
+    def observe_dropped(self, ends_us: Ints, events: Ints, now_us: int) -> None:
+        """What came too late is observed like any other late event."""
+        for end_us in np.unique(ends_us).tolist():
+            self._bound.observe(end_us, now_us, sum_of(events[ends_us == end_us]))
+
+    # -- executions ---------------------------------------------------------------------------------------
+
+    def advance(self, before_us: int | None, to_us: int) -> Orders:
+        """Executions on time, and final ones of what is closed now; then that is forgotten."""
+        was_closed_us = self.closed_us
+        self.gone = _NOTHING
+        self.closed_us = max(self.closed_us, to_us - self._bound.bound_for_new_window())
+        if not len(self.index):
+            self._forget_cells()
+            return []
+        now = self._now()
+        over = now.windows.over_us
+        there = self._there(over, was_closed_us)
+        closed = over <= self.closed_us
+        # What ended before the watermark as it was is late; what ended since is on time.
+        passed = over <= to_us if before_us is None else (over <= to_us) & (over > before_us)
+        on_time = passed & (now.at < 0) & there
+        final = closed & (now.newest > now.seen) & ~on_time & there
+        if on_time.any():
+            for end_us, events in self._by_cell(over[on_time], total(self.index["events"], now.windows)[on_time]):
+                self._bound.observe_on_time(end_us, events)
+        orders = self._execute(on_time, Kind.ON_TIME) + self._execute(final, Kind.FINAL)
+        self._let_go(closed)
+        self._forget_cells()
+        return orders
+
+    def batch_ended(self, now_us: int | None, step_us: int, *, last: bool = False) -> Orders:
+        """Late executions that the trigger asks for; ``last``: all, as nothing will come any more."""
+        if now_us is None or not len(self.index):
+            return []
+        now = self._now()
+        over = now.windows.over_us
+        changed = (over <= now_us) & (now.newest > now.seen) & self._there(over, self.closed_us)
+        cells = over // self.shape.cell_us
+        due: list[int] = []
+        for cell in np.unique(cells[changed]).tolist():
+            state = self._cell(cell)
+            state.news = max(state.news, 1)
+            lateness = self._lateness(cell, now_us)
+            if last or self._trigger.due(self._view(cell, state, now_us, step_us)):
+                state.executed(lateness)
+                due.append(cell)
+            else:
+                state.look(lateness)
+        return self._execute(changed & np.isin(cells, due), Kind.LATE)
+
+    def _there(self, over_us: Ints, closed_us: int) -> Flags:
+        """Which windows are not gone: the index may still have events of those, but no longer all of them."""
+        return np.asarray(over_us > closed_us) if self.shape.outlives else np.ones(len(over_us), np.bool_)
+
+    def _execute(self, which: Flags, kind: Kind) -> Orders:
+        """Orders for some windows, and the retractions that go with them; notes what was yielded."""
+        rows = np.flatnonzero(which)
+        if not len(rows):
+            return []
+        now = self._now()
+        windows = now.windows
+        retract = self._replaced(now, rows)
+        table = Table(
+            self.index.take(windows.begins[rows]).keys,
+            {
+                "start": windows.starts_us[rows],
+                "end": windows.ends_us[rows],
+                "last": self.index["last"][windows.ends[rows] - 1],
+                "pane": now.pane[rows],
+                "events": total(self.index["events"], windows)[rows],
+                "late_events": total(self.index["late_events"], windows)[rows],
+            },
+        )
+        orders: Orders = []
+        if len(retract):
+            orders.append(Retract(self.definition, self.yielded.take(retract)))
+        orders.append(ExecuteKeyed(self.definition, kind, table, self._members(windows, rows)))
+        self._note_yielded(now, rows, retract)
+        return orders
+
+    def _members(self, windows: Windows, rows: Ints) -> Members | None:
+        if not self.shape.by_event:
+            return None
+        return Members(
+            windows.begins[rows], (windows.ends - windows.begins)[rows], self.index["seq"], self.index["row"]
+        )
+
+    def _replaced(self, now: _Now, rows: Ints) -> Ints:
+        """Rows of ``yielded`` that are no windows any more and lie where those of ``rows`` are."""
+        gone = np.ones(len(self.yielded), np.bool_)
+        gone[now.at[now.at >= 0]] = False
+        orphans = np.flatnonzero(gone)
+        if not len(orphans):
+            return orphans
+        order = rows[np.argsort(now.codes[rows], kind="stable")]
+        codes = now.codes[order]
+        begins = np.searchsorted(codes, now.yielded_codes[orphans])
+        lengths = np.searchsorted(codes, now.yielded_codes[orphans], side="right") - begins
+        orphan_of = np.repeat(orphans, lengths)
+        windows = order[ranges(begins, lengths)]
+        starts, ends = now.windows.starts_us[windows], now.windows.over_us[windows]
+        # Windows of an instant are empty intervals, so touching counts.
+        meets = (starts <= self.yielded["end"][orphan_of]) & (ends >= self.yielded["start"][orphan_of])
+        return np.unique(orphan_of[meets])
+
+    def _note_yielded(self, now: _Now, rows: Ints, retracted: Ints) -> None:
+        windows = now.windows
+        kept = np.ones(len(self.yielded), np.bool_)
+        kept[retracted] = False
+        again = now.at[rows]
+        ids = np.where(again >= 0, self.yielded["id"][again] if len(self.yielded) else 0, -1)
+        kept[again[again >= 0]] = False
+        new = np.flatnonzero(ids < 0)
+        ids[new] = np.arange(self.next_id, self.next_id + len(new))
+        self.next_id += len(new)
+        fresh = Table(
+            self.index.take(windows.begins[rows]).keys,
+            {
+                "id": ids,
+                "start": windows.starts_us[rows],
+                "end": windows.ends_us[rows],
+                "number": windows.numbers[rows],
+                "pane": now.pane[rows],
+                "seq": now.newest[rows],
+            },
+        )
+        self.yielded = stacked([self.yielded.take(kept), fresh])
+        self._known = None
+
+    def _let_go(self, closed: Flags) -> None:
+        now = self._now()
+        kept = np.ones(len(self.yielded), np.bool_)
+        kept[now.at[closed & (now.at >= 0)]] = False
+        needed = self.shape.needed(self.index, now.windows, closed, self.closed_us)
+        if not (kept.all() and needed.all()):
+            self.gone = self.index["first"][~needed], self.index["last"][~needed]
+            self.yielded, self.index = self.yielded.take(kept), self.index.take(needed)
+            self._known = None
+
+    # -- what the operator asks -----------------------------------------------------------------------------
+
+    @property
+    def settled_us(self) -> int:
+        """Events from before then are needed, or taken, as far as they are between first and last of a row that is."""
+        return self.closed_us - self.shape.reach_us
+
+    def needed_in(self, starts_us: Ints, ends_us: Ints) -> Ints:
+        """Of stretches of time that end by ``settled_us``: how many rows of the index lie in each, or reach into it.
+
+        Where there are none, there never will be.
+        """
+        return overlapping(self.index["first"], self.shape.lasts(self.index), starts_us, ends_us)
+
+    def owners(self, rows: Table) -> Ints:
+        """The session that each row of a block is of, given its key and ``first``; -1: of none that is there."""
+        assert isinstance(self.shape, Sessions), "an event by itself has no owner, but may have several"
+        return self.shape.owners(self.index, rows)
+
+    def live(self) -> tuple[Windows, Flags, Flags]:
+        """The windows of the index; which of them are not gone, and which were executed before."""
+        now = self._now()
+        return now.windows, self._there(now.windows.over_us, self.closed_us), now.at >= 0
+
+    def active_from_us(self, now_us: int | None) -> int:
+        """Events from then on may be of windows that have not ended."""
+        if now_us is None:
+            return BEFORE_ALL
+        now = self._now()
+        open_ = now.windows.over_us > now_us
+        firsts = self.index["first"][now.windows.begins[open_]]
+        return int(min(firsts.min(initial=NEVER), now_us - self.shape.reach_us))
+
+    def due_by(self, now_us: int | None, watermark_us: int) -> tuple[Ints, Ints]:
+        """First and last events of the windows that are executed if the watermark gets there."""
+        now = self._now()
+        over = now.windows.over_us
+        ended = over <= watermark_us
+        due = ended & (now.newest > now.seen) & self._there(over, self.closed_us)
+        if now_us is not None:
+            late = over <= now_us
+            due &= ~late | (over <= watermark_us - self._bound.bound_for_new_window())
+        rows = np.flatnonzero(due)
+        return self.index["first"][now.windows.begins[rows]], self.index["last"][now.windows.ends[rows] - 1]
+
+    def next_due_us(self, now_us: int | None, step_us: int) -> int | None:
+        """The next watermark at which something happens without any new event."""
+        if not len(self.index):
+            return None
+        over = self._now().windows.over_us
+        dues = over[over < NEVER]
+        if now_us is not None:
+            dues = np.where(dues > now_us, dues, dues + max(self._bound.bound_for_new_window(), 0))
+            dues = dues[dues > now_us]
+        found = [int(dues.min())] if len(dues) else []
+        if now_us is not None:
+            for cell, state in self._cells.items():
+                if state.news:
+                    later = self._trigger.next_due_us(self._view(cell, state, now_us, step_us))
+                    if later is not None:
+                        found.append(max(cell * self.shape.cell_us + later, now_us + 1))
+        return min(found, default=None)
+
+    # -- cells --------------------------------------------------------------------------------------------
+
+    def _cell_of(self, end_us: int) -> int:
+        return end_us // self.shape.cell_us
+
+    def _cell(self, cell: int) -> WindowState:
+        if cell not in self._cells:
+            self._cells[cell] = WindowState(self._bound.bound_for_new_window(), Status.LATE)
+        return self._cells[cell]
+
+    def _lateness(self, cell: int, now_us: int) -> int:
+        # Of the windows of a cell the first that can have ended: what waits, waits for less than it seems.
+        return max(0, now_us - cell * self.shape.cell_us)
+
+    def _view(self, cell: int, state: WindowState, now_us: int, step_us: int) -> LateView:
+        return LateView(
+            lateness_us=self._lateness(cell, now_us),
+            executed_us=state.executed_us,
+            news=state.news,
+            late_events=state.late_events,
+            bound_us=state.bound_us,
+            on_time_events=state.events - state.late_events,
+            executions=state.panes,
+            step_us=step_us,
+        )
+
+    def _by_cell(self, ends_us: Ints, events: Ints) -> Iterator[tuple[int, int]]:
+        """The latest end in each cell, and the events of its windows; the cells take note of them."""
+        cells, of = np.unique(ends_us // self.shape.cell_us, return_inverse=True)
+        counts, latest = sums_by(of, events, len(cells)), np.full(len(cells), -NEVER, np.int64)
+        np.maximum.at(latest, of, ends_us)
+        for cell, count, end_us in zip(cells.tolist(), counts.tolist(), latest.tolist(), strict=True):
+            state = self._cell(cell)
+            state.events = plus(state.events, count)
+            yield end_us, count
+
+    def _forget_cells(self) -> None:
+        for cell in [c for c in self._cells if (c + 1) * self.shape.cell_us <= self.closed_us]:
+            state = self._cells.pop(cell)
+            self.staleness.observe(state, self._staleness_bound)
+
+    # -- the index ----------------------------------------------------------------------------------------
+
+    def _now(self) -> _Now:
+        if self._known is None:
+            self._known = self._look()
+        return self._known
+
+    def _look(self) -> _Now:
+        windows = self.shape.windows(self.index)
+        index_codes, yielded_codes = codes_of(self.index, self.yielded)
+        codes = index_codes[windows.begins]
+        n = len(codes)
+        at = np.full(n, -1, np.int64)
+        if n and len(self.yielded):
+            y = self.yielded
+            identities = number(
+                [
+                    pa.array(np.concatenate(pair))
+                    for pair in (
+                        (codes, yielded_codes),
+                        (windows.starts_us, y["start"]),
+                        (windows.ends_us, y["end"]),
+                        (windows.numbers, y["number"]),
+                    )
+                ],
+                n + len(y),
+            )
+            row_of = np.full(identities.count, -1, np.int64)
+            row_of[identities.ids[n:]] = np.arange(len(y))
+            at = row_of[identities.ids[:n]]
+        known = at >= 0
+        pane, seen = np.zeros(n, np.int64), np.full(n, -1, np.int64)
+        pane[known], seen[known] = self.yielded["pane"][at[known]] + 1, self.yielded["seq"][at[known]]
+        return _Now(windows, codes, yielded_codes, pane, seen, newest(self.index["seq"], windows), at)
+
+    # -- snapshot -----------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a restart needs besides the rows of index and yielded, as JSON values."""
+        cells = sorted(self._cells)
+        return {
+            "closed_us": self.closed_us,
+            "next_id": self.next_id,
+            "cells": windows_to_json({"cell": cells}, [self._cells[cell] for cell in cells]),
+        }
+
+    def _restore(self, snapshot: Mapping[str, Any]) -> None:
+        self.closed_us, self.next_id = snapshot["closed_us"], snapshot["next_id"]
+        cells = snapshot["cells"]
+        # Versions of before they were packed have their columns beside them.
+        packed = cells if isinstance(cells, Mapping) else {**snapshot, "cell": cells}
+        for (cell,), state in windows_from_json(packed, "cell"):
+            self._cells[cell] = state

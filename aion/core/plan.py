@@ -1,0 +1,277 @@
+"""What one ``windowed`` call means, resolved against a schema: shared by child, root and LocalOperator. Pure.
+
+All times inside are int64 microseconds; all timestamp columns are ``timestamp[us]`` with zone UTC or none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from aion import aggregates as agg
+from aion.aggregates.partial import Extreme, Partial
+from aion.aggregates.values import combined
+from aion.core.schema import parse_schema
+from aion.core.slicing.grid import SliceGrid
+from aion.core.windows import Count, Definition, Definitions, Periodic, PerRecord, Punctuated, Session, named
+from aion.errors import ApplyError, ConfigError, SchemaError
+
+
+class Window(NamedTuple):
+    """The interval that an ``apply`` function is called for: µs since the epoch, end exclusive."""
+
+    start: int
+    end: int
+    name: str
+
+
+Key = tuple[Any, ...]
+# A mapping, an iterable of mappings, or a RecordBatch or Table.
+ApplyResult: TypeAlias = Any
+ApplyFunction = Callable[[Key, Window, Iterator[pa.RecordBatch]], ApplyResult]
+
+# Columns that every result has, around the user's own.
+WINDOW_COLUMNS = ("window", "window_start", "window_end")
+PANE_COLUMNS = ("pane", "kind", "events", "late_events")
+DROPPED_COLUMNS = ("event_time", "lateness_us", "reason", "event")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A resolved operator definition."""
+
+    key: tuple[str, ...]
+    time: str
+    windows: Mapping[str, Definition]
+    schema: pa.Schema
+    layout: agg.Layout | None
+    apply: ApplyFunction | None
+    outputs: pa.Schema
+    blocking: bool = True
+
+    @cached_property
+    def grid(self) -> SliceGrid:
+        return SliceGrid(tuple(self.windows.values()))
+
+    @cached_property
+    def keyed(self) -> dict[int, Definition]:
+        """The windows that each key has its own of, by their numbers."""
+        return {n: w for n, w in enumerate(self.windows.values()) if not isinstance(w, Periodic)}
+
+    @cached_property
+    def by_event(self) -> bool:
+        """Some windows tell single events apart, so that each is a row of its own."""
+        return any(isinstance(w, Count | PerRecord | Punctuated) for w in self.keyed.values())
+
+    @cached_property
+    def cell_us(self) -> int | None:
+        """Events of a key within a cell of this width share a row: no session can be divided there. None: no cells."""
+        gaps = [w.gap_us for w in self.keyed.values() if isinstance(w, Session)]
+        return min(gaps, default=None) if not self.by_event else None
+
+    @cached_property
+    def block_keys(self) -> list[str]:
+        """The key columns of a block."""
+        return list(self.key) if self.layout is None else [field.name for field in self.key_fields]
+
+    def instants(self, rows: Any) -> tuple[Any, Any]:
+        """The times of the first and last event of each row of a block or table, int64 microseconds."""
+        if self.layout is None:
+            times = _micros(rows.column(self.time))
+            return times, times
+        first, last = (self.layout.partials[p][0] for p in instants(self.time, self.timestamp))
+        return _micros(rows.column(first)), _micros(rows.column(last))
+
+    def marks(self, rows: Any) -> Any:
+        """Of each row of a block a bit for each definition of which it is a punctuation, int64."""
+        if self.layout is not None:
+            if MARK not in self.layout.partials:
+                return np.zeros(rows.num_rows, np.int64)
+            return combined(rows.column(self.layout.partials[MARK][0])).to_numpy()
+        return self.marks_of(rows)
+
+    def marks_of(self, events: pa.RecordBatch) -> Any:
+        """The same of events as the user has them. Raises ApplyError for a predicate that does not work."""
+        found = np.zeros(events.num_rows, np.int64)
+        for number, window in self.keyed.items():
+            if isinstance(window, Punctuated):
+                found |= _says(window, events).astype(np.int64) << number
+        return found
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.windows)
+
+    @cached_property
+    def key_fields(self) -> list[pa.Field]:
+        """The key columns as they stand in partials: by position, so that no user's name can clash."""
+        return [pa.field(f"k{i}", self.schema.field(name).type) for i, name in enumerate(self.key)]
+
+    @cached_property
+    def block_schema(self) -> pa.Schema:
+        """What the rows of a block are: events as the user has them, or keys and partials."""
+        if self.layout is None:
+            return self.schema
+        return pa.schema([*self.key_fields, *self.layout.fields])
+
+    @cached_property
+    def timestamp(self) -> pa.DataType:
+        return self.schema.field(self.time).type
+
+    @cached_property
+    def result_schema(self) -> pa.Schema:
+        """Keys, window, aggregates or the function's columns, pane, and what only dropped rows have."""
+        return pa.schema(
+            [
+                *(pa.field(name, self.schema.field(name).type) for name in self.key),
+                pa.field("window", pa.string()),
+                pa.field("window_start", self.timestamp),
+                pa.field("window_end", self.timestamp),
+                *(pa.field(f.name, f.type) for f in self.outputs),
+                pa.field("pane", pa.int32()),
+                pa.field("kind", pa.string()),
+                pa.field("events", pa.int64()),
+                pa.field("late_events", pa.int64()),
+                pa.field("event_time", self.timestamp),
+                pa.field("lateness_us", pa.int64()),
+                pa.field("reason", pa.string()),
+                pa.field("event", pa.string()),
+            ]
+        )
+
+    @cached_property
+    def definition(self) -> dict[str, Any]:
+        """What stored state depends on; a restart with another definition is refused."""
+        return {
+            "key": [[name, str(self.schema.field(name).type)] for name in self.key],
+            "time": self.time,
+            "windows": [[name, window.spec()] for name, window in self.windows.items()],
+            "block": [[f.name, str(f.type)] for f in self.block_schema],
+            "partials": self.layout.spec() if self.layout else [],
+        }
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(json.dumps(self.definition, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def make_plan(
+    schema: pa.Schema,
+    *,
+    key: str | Sequence[str] | None,
+    time: str,
+    windows: Definitions,
+    aggregates: Mapping[str, agg.Aggregate] | None,
+    apply: ApplyFunction | None,
+    outputs: str | pa.Schema | None,
+    blocking: bool = True,
+) -> Plan:
+    """Checks a definition against the input's schema.
+
+    ``blocking``: whether ``apply`` needs all events before it can begin (paper 3.3); partials, those that hold values
+    included, are decoded while the rest is read.
+    ``schema`` must hold the time as ``timestamp[us]``. Raises SchemaError, WindowError or ConfigError.
+    """
+    keys = (key,) if isinstance(key, str) else tuple(key or ())
+    _check_columns(schema, keys, time)
+    definitions = named(windows)
+    if (aggregates is None) == (apply is None):
+        raise ConfigError("give either aggregates={...} or apply=function with schema='...', and not both")
+    if apply is not None:
+        if not callable(apply):
+            raise ConfigError(f"apply: {apply!r} cannot be called; give a function of (key, window, events)")
+        if outputs is None:
+            raise ConfigError("apply= needs the schema of what it returns, e.g. schema='median double'")
+        layout, result, kept = None, parse_schema(outputs), schema
+    else:
+        assert aggregates is not None
+        if outputs is not None:
+            raise ConfigError("schema= belongs to apply=; aggregates know their types")
+        if not aggregates:
+            raise ConfigError("aggregates: none given; e.g. aggregates={'n': aion.aggregates.count()}")
+        bound = [agg.bind(name, a, schema, time) for name, a in aggregates.items()]
+        layout = agg.Layout(bound, _besides(definitions, time, schema.field(time).type))
+        result = pa.schema([pa.field(b.name, b.type) for b in layout.bound])
+        columns = (*keys, time, *(c for c in layout.columns if c != MARK.column), *_predicates(definitions, schema))
+        kept = pa.schema([schema.field(n) for n in dict.fromkeys(columns)])
+    _check_names(keys, result.names)
+    return Plan(keys, time, definitions, kept, layout, apply, result, blocking and apply is not None)
+
+
+MARK = Extreme("\0mark", pa.int64(), largest=True)
+"""Which definitions an event is a punctuation of, among its partials."""
+
+
+def instants(time: str, type_: pa.DataType) -> tuple[Partial, Partial]:
+    """The partials that say when the first and the last event of a row were."""
+    return Extreme(time, type_, largest=False), Extreme(time, type_, largest=True)
+
+
+def _besides(definitions: Mapping[str, Definition], time: str, type_: pa.DataType) -> list[Partial]:
+    """What rows say besides the aggregates, where keys have windows of their own."""
+    windows = definitions.values()
+    if all(isinstance(w, Periodic) for w in windows):
+        return []
+    return [*instants(time, type_), *([MARK] if any(isinstance(w, Punctuated) for w in windows) else [])]
+
+
+def _predicates(definitions: Mapping[str, Definition], schema: pa.Schema) -> list[str]:
+    """The columns that punctuation is told by: all of them for a function."""
+    found: list[str] = []
+    for name, window in definitions.items():
+        if isinstance(window, Punctuated):
+            if not isinstance(window.predicate, str):
+                return list(schema.names)
+            if window.predicate not in schema.names or not pa.types.is_boolean(schema.field(window.predicate).type):
+                raise SchemaError(f"windows: {name!r}: there is no boolean column {window.predicate!r}")
+            found.append(window.predicate)
+    return found
+
+
+def _says(window: Punctuated, events: pa.RecordBatch) -> Any:
+    if isinstance(window.predicate, str):
+        answer = events.column(window.predicate)
+    else:
+        try:
+            answer = pa.array(window.predicate(events), pa.bool_())
+        except Exception as error:
+            raise ApplyError(f"windows: {window}: {type(error).__name__}: {error}") from error
+        if len(answer) != events.num_rows:
+            raise ApplyError(f"windows: {window}: {len(answer)} answers for {events.num_rows} events")
+    return combined(answer).fill_null(False).to_numpy(zero_copy_only=False)
+
+
+def _micros(column: Any) -> Any:
+    return combined(column).cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+
+
+def _check_columns(schema: pa.Schema, keys: Sequence[str], time: str) -> None:
+    for what, name in [("time", time), *(("key", k) for k in keys)]:
+        if name not in schema.names:
+            raise SchemaError(f"{what}: there is no column {name!r}; the columns are {', '.join(schema.names)}")
+    if len(set(keys)) != len(keys):
+        raise SchemaError(f"key: {list(keys)} names a column twice")
+    if not pa.types.is_timestamp(schema.field(time).type):
+        raise SchemaError(f"time: column {time!r} is of type {schema.field(time).type}; a timestamp is needed")
+    for name in keys:
+        type_ = schema.field(name).type
+        if pa.types.is_nested(type_):
+            raise SchemaError(f"key: column {name!r} is of type {type_}; a key must be a plain value")
+
+
+def _check_names(keys: Sequence[str], outputs: Sequence[str]) -> None:
+    taken = {*WINDOW_COLUMNS, *PANE_COLUMNS, *DROPPED_COLUMNS}
+    for what, names in (("key", keys), ("result column", outputs)):
+        for name in names:
+            if name in taken:
+                raise SchemaError(f"{what}: {name!r} is a column that every result has; use another name")
+    for name in outputs:
+        if name in keys:
+            raise SchemaError(f"result column: {name!r} is a key column already; use another name")

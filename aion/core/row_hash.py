@@ -1,0 +1,67 @@
+"""64 bits that stand for a value, or for the values of a row, over whole columns. Pure.
+
+For splitting keys and for sketches: not Spark's hash (that is :mod:`aion.core.ingest.hashing`), but one of every type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Hashes = npt.NDArray[np.uint64]
+
+
+def hash_rows(columns: Sequence[pa.Array], seed: int) -> Hashes:
+    """64 bits for each row, equal for equal keys; independent of those of another seed."""
+    hashes = _mixed(np.full(len(columns[0]), seed + 1, np.uint64))
+    for column in columns:
+        hashes = _mixed(hashes ^ _digests(column))
+    return hashes
+
+
+def _digests(column: pa.Array) -> Hashes:
+    """64 bits for each value: itself, where it is not longer."""
+    type_ = column.type
+    if pa.types.is_null(type_):
+        return np.full(len(column), _NULL)
+    if pa.types.is_boolean(type_):
+        column = column.cast(pa.uint8())
+    elif not pa.types.is_primitive(type_) and not pa.types.is_decimal(type_):
+        encoded = column.cast(pa.large_binary()).dictionary_encode()
+        values = np.append(_digests_of_bytes(encoded.dictionary), _NULL)
+        return np.asarray(values[encoded.indices.fill_null(len(values) - 1).to_numpy()])
+    bits = column.type.bit_width
+    words = np.frombuffer(column.buffers()[1], _UINTS[min(bits, 64)]).reshape(-1, max(bits // 64, 1))
+    words = words[column.offset : column.offset + len(column)].astype(np.uint64)
+    digests: Hashes = words[:, 0]
+    for word in words.T[1:]:
+        digests = _mixed(digests) ^ word
+    digests[column.is_null().to_numpy(zero_copy_only=False)] = _NULL  # whatever lies under it
+    return digests
+
+
+def _digests_of_bytes(values: pa.LargeBinaryArray) -> Hashes:
+    """For each value the sum over its bytes of 64 bits that a byte at a place stands for."""
+    _, offsets, data = values.buffers()
+    ends = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
+    lengths = np.diff(ends)
+    octets = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]].astype(np.uint64)
+    places = np.arange(ends[0], ends[-1]) - np.repeat(ends[:-1], lengths)
+    sums = np.concatenate(([np.uint64(0)], np.cumsum(_mixed((places.astype(np.uint64) << np.uint64(8)) | octets))))
+    return _mixed(sums[ends[1:] - ends[0]] - sums[ends[:-1] - ends[0]] + lengths.astype(np.uint64))
+
+
+def _mixed(words: Hashes) -> Hashes:
+    """Each word scattered over 64 bits, one to one (the finaliser of splitmix64)."""
+    words = words + np.uint64(0x9E3779B97F4A7C15)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+# A number like any other, but not one of those that keys are likely to be.
+_NULL = np.uint64(0xD1B54A32D192ED03)
+_UINTS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}

@@ -1,0 +1,62 @@
+"""Count windows over events in event-time order, for many keys at once. Pure.
+
+Window k of a key holds its events number ``k * slide`` to ``k * slide + n - 1``, equal times in the order of arrival.
+Such windows need a global view of a key (Disco section 3.2): they cannot be made by partition and merged.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from aion.core.windows import Count
+
+Micros = npt.NDArray[np.int64]
+Index = npt.NDArray[np.intp]
+Flags = npt.NDArray[np.bool_]
+
+
+class CountWindows(NamedTuple):
+    """Complete windows in order of (key, number): their rows are ``[begin, end)``.
+
+    ``changed``: those whose events are not what they were before the news: the ones that hold a new event, and all
+    behind it, because it moved them.
+    """
+
+    keys: Micros
+    numbers: Micros
+    begins: Index
+    ends: Index
+    changed: Flags
+
+
+def event_time_order(keys: Micros, times_us: Micros) -> Index:
+    """Rows by (key, time); rows of equal times stay in their order, which is that of arrival."""
+    return np.lexsort((times_us, keys))
+
+
+def count_windows(
+    keys: Micros, news: Flags, window: Count, dropped: Index | None = None, first: Index | None = None
+) -> CountWindows:
+    """The complete windows of each key.
+
+    ``keys``: of all events there are, in event-time order within each key, as :func:`event_time_order` makes it.
+    ``news``: which of them are new. ``dropped``: how many earlier events of each distinct key are no longer there.
+    ``first``: the number of the first window to name, of each; by default the first that lost no event.
+    """
+    if not len(keys):
+        nothing = np.empty(0, np.intp)
+        return CountWindows(keys, nothing, nothing, nothing, np.empty(0, np.bool_))
+    key_begins = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
+    sizes = np.diff(np.append(key_begins, len(keys)))
+    gone = np.zeros(len(sizes), np.intp) if dropped is None else dropped
+    lowest = -(-gone // window.slide) if first is None else first
+    counts = np.maximum((gone + sizes - window.n) // window.slide - lowest + 1, 0)
+    of_key = np.repeat(np.arange(len(sizes)), counts)
+    numbers = np.arange(len(of_key)) + np.repeat(lowest - (np.cumsum(counts) - counts), counts)
+    begins = numbers * window.slide + np.repeat(key_begins - gone, counts)
+    ends = begins + window.n
+    first_new = np.minimum.reduceat(np.where(news, np.arange(len(keys)), len(keys)), key_begins)
+    return CountWindows(keys[key_begins][of_key], numbers, begins, ends, ends > first_new[of_key])

@@ -1,0 +1,135 @@
+"""Sessions of many keys at once, from intervals instead of events (Scotty section IV, Disco section 3.2). Pure.
+
+An interval is a stretch of events of one key that no gap divides: a cell of a batch, a slice, or a session made before.
+Two intervals of a key belong to one session if at most the gap lies between the last event of one and the first of the
+other. Merging is associative and commutative, so it works for events, blocks, partitions and any tree of them, and the
+sessions of a larger gap can be made from those of a smaller one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from aion.core.slicing.ranges import running_max
+
+Micros = npt.NDArray[np.int64]
+Index = npt.NDArray[np.intp]
+Flags = npt.NDArray[np.bool_]
+
+# While a grid of keys by cells has at most so many places per event, cells are found in it instead of by sorting.
+_PLACES_PER_EVENT = 4
+_MIN_PLACES = 1 << 14
+
+
+class Intervals(NamedTuple):
+    """Times of the first and last event of each interval, both inclusive, and the numbers of their keys."""
+
+    keys: Micros
+    firsts: Micros
+    lasts: Micros
+
+
+class Grouped(NamedTuple):
+    """``made``: the intervals made, in order of (key, first). ``of``: for each input, the number of its own."""
+
+    made: Intervals
+    of: Index
+
+
+class SessionMerge(NamedTuple):
+    """Old sessions and new intervals put together.
+
+    ``sessions``: in order of (key, first). ``of_old``, ``of_new``: which of them each old session and each new interval
+    went into. ``changed``: sessions with a new interval. ``replaced``: old sessions whose bounds are no longer those of
+    theirs; a pane that was yielded for one has to be retracted.
+    """
+
+    sessions: Intervals
+    of_old: Index
+    of_new: Index
+    changed: Flags
+    replaced: Flags
+
+
+def merge_intervals(intervals: Intervals, gap_us: int) -> Grouped:
+    """The sessions of a gap that the intervals make up. Intervals may come in any order, and may overlap."""
+    keys, firsts, lasts = intervals
+    if not len(keys):
+        return Grouped(intervals, np.empty(0, np.intp))
+    order = np.lexsort((firsts, keys))
+    keys, firsts, lasts = keys[order], firsts[order], lasts[order]
+    other_key = keys[1:] != keys[:-1]
+    reach = _running_max(lasts, other_key)
+    starts = np.concatenate(([True], other_key | (firsts[1:] - reach[:-1] > gap_us)))
+    begins = np.flatnonzero(starts)
+    of = np.empty(len(keys), np.intp)
+    of[order] = np.cumsum(starts) - 1
+    ends = np.append(begins[1:], len(keys))
+    return Grouped(Intervals(keys[begins], firsts[begins], reach[ends - 1]), of)
+
+
+def merge_sessions(old: Intervals, new: Intervals, gap_us: int) -> SessionMerge:
+    """Which sessions there are now, which of them changed, and which old ones they replaced.
+
+    ``old``: sessions of the same gap. Leave out those that are gone: they must not come back.
+    """
+    both = Intervals(*(np.concatenate(pair) for pair in zip(old, new, strict=True)))
+    made, of = merge_intervals(both, gap_us)
+    of_old, of_new = of[: len(old.keys)], of[len(old.keys) :]
+    changed = np.zeros(len(made.keys), np.bool_)
+    changed[of_new] = True
+    replaced = (made.firsts[of_old] != old.firsts) | (made.lasts[of_old] != old.lasts)
+    return SessionMerge(made, of_old, of_new, changed, replaced)
+
+
+def session_cells(keys: Micros, times_us: Micros, gap_us: int) -> Grouped:
+    """Events to intervals without sorting: those of a key in one cell, of the gap's width from the epoch on.
+
+    In a cell as wide as the gap nothing can divide a session, so its first and last event say all. ``keys``: numbers
+    from 0 on. ``of`` tells for each event the interval that it is in, for its values to be added up by. With several
+    gaps take the smallest.
+    """
+    if not len(times_us):
+        return Grouped(Intervals(keys, times_us, times_us), np.empty(0, np.intp))
+    cells = times_us // gap_us
+    lowest = int(cells.min())
+    width, n_keys = int(cells.max()) - lowest + 1, int(keys.max()) + 1
+    if n_keys * width >= 2**63:  # the place would wrap around: numbered anew, and cells with it
+        present, keys_anew = np.unique(keys, return_inverse=True)
+        inhabited, cells_anew = np.unique(cells, return_inverse=True)
+        places = keys_anew * len(inhabited) + cells_anew
+        size = len(present) * len(inhabited)
+    else:
+        places, size = keys * width + (cells - lowest), n_keys * width
+    if size <= _PLACES_PER_EVENT * len(times_us) + _MIN_PLACES:
+        taken = np.zeros(size, np.bool_)
+        taken[places] = True
+        numbers = np.cumsum(taken) - 1
+        of, count = numbers[places], int(numbers[-1]) + 1
+    else:
+        distinct, of = np.unique(places, return_inverse=True)
+        count = len(distinct)
+    of_key = np.empty(count, np.int64)
+    of_key[of] = keys
+    firsts, lasts = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
+    np.minimum.at(firsts, of, times_us)
+    np.maximum.at(lasts, of, times_us)
+    return Grouped(Intervals(of_key, firsts, lasts), of)
+
+
+def _running_max(values: Micros, restarts: Flags) -> Micros:
+    """The maximum so far, beginning anew after each place where ``restarts`` (one shorter) is set."""
+    group = np.concatenate(([0], np.cumsum(restarts)))
+    if not group[-1]:
+        return running_max(values)
+    low, high = int(values.min()), int(values.max())
+    if int(group[-1] + 1) * (high - low + 1) < 2**62:
+        # Lifted above all of the groups before, so that one pass is enough.
+        lift = group * (high - low + 1) - low
+        return np.asarray(running_max(values + lift) - lift)
+    distinct, ranks = np.unique(values, return_inverse=True)
+    ranks = running_max(ranks + group * len(distinct)) - group * len(distinct)
+    return np.asarray(distinct[ranks])

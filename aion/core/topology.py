@@ -1,0 +1,126 @@
+"""How windows and their aggregates are distributed: Disco's merging strategies and its tree (Disco section 3). Pure.
+
+Which strategy a window gets follows from its definition; what crosses the network follows from the aggregates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from aion.core.windows import Count, Definition, Periodic, PerRecord, Punctuated, Session
+from aion.errors import ConfigError
+
+
+class Strategy(StrEnum):
+    """How the parts of a window that different source partitions made become one window (Disco section 3.2)."""
+
+    UNIQUE = "unique"
+    CONTEXT_FREE = "context-free"
+    CONTEXT_AWARE = "context-aware"
+    CENTRAL = "central"
+
+
+class Decision(NamedTuple):
+    """A window's strategy, and why it is that one."""
+
+    strategy: Strategy
+    why: str
+
+
+def merging_strategy(window: Definition, *, keys_disjoint: bool = False, splittable: bool = True) -> Decision:
+    """The strategy for one window.
+
+    ``keys_disjoint``: the events of a key are all in one source partition. ``splittable``: what is computed has
+    partials; a user's function of all events of a window has none.
+    """
+    if not splittable:
+        return Decision(Strategy.CENTRAL, "a function of all events of a window cannot be split into parts")
+    match window:
+        case Count():
+            return Decision(Strategy.CENTRAL, "its bounds follow from how many events came before, over all partitions")
+        case PerRecord():
+            return Decision(Strategy.CENTRAL, "every event makes a window, out of the events of all partitions")
+        case Punctuated():
+            return Decision(
+                Strategy.CENTRAL, "a punctuation in one partition splits the windows of the events of all others"
+            )
+    if keys_disjoint:
+        return Decision(Strategy.UNIQUE, "the events of a key are all in one partition, so there is nothing to merge")
+    match window:
+        case Periodic():
+            return Decision(Strategy.CONTEXT_FREE, "its bounds are known without events, and equal in all partitions")
+        case Session():
+            return Decision(
+                Strategy.CONTEXT_AWARE, "events decide its bounds: parts are one session if they overlap with the gap"
+            )
+    raise AssertionError(f"{window!r} is no window")
+
+
+def merging_strategies(
+    windows: Mapping[str, Definition], *, keys_disjoint: bool = False, splittable: bool = True
+) -> dict[str, Decision]:
+    """The strategy of each window, by its name."""
+    return {
+        name: merging_strategy(window, keys_disjoint=keys_disjoint, splittable=splittable)
+        for name, window in windows.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Merging levels between child and root: level 1 is next to the children, level ``levels`` next to the root.
+
+    ``children`` source partitions make the leaves; ``fan_in`` nodes of one level share a parent on the next, so that
+    level l has ``children / fan_in ** l`` nodes, rounded up. The work of a node is split by shard over so many tasks
+    that no level has fewer than the root, which works on ``shards`` in ``root_tasks`` tasks. Source partitions beyond
+    ``children`` share the nodes of the others. Raises ConfigError for numbers that make no tree.
+    """
+
+    levels: int
+    fan_in: int
+    children: int
+    shards: tuple[int, ...]
+    root_tasks: int
+
+    def __post_init__(self) -> None:
+        if self.levels < 0:
+            raise ConfigError(f"merge_levels: {self.levels} is negative; 0 means none between child and root")
+        if self.fan_in < 2:
+            raise ConfigError(f"fan_in: {self.fan_in} merges nothing; give 2 or more")
+        if self.children < 1 or self.root_tasks < 1 or not self.shards:
+            raise ConfigError(f"{self}: a tree has at least one child, one task at the root, and one shard")
+
+    def nodes(self, level: int) -> int:
+        """How many nodes a level has; level 0 are the children."""
+        nodes = self.children
+        for _ in range(level):
+            nodes = -(-nodes // self.fan_in)
+        return nodes
+
+    def tasks_per_node(self, level: int) -> int:
+        """Over how many tasks the shards of one node of a level are spread."""
+        wanted = min(self.root_tasks, len(self.shards))
+        return -(-wanted // self.nodes(level))
+
+    def tasks(self, level: int) -> int:
+        """How many tasks, and so partitions of Spark's, a level has."""
+        return self.nodes(level) * self.tasks_per_node(level)
+
+    def node(self, level: int, task: int) -> int:
+        """The node that a task of a level works for; a child works for itself."""
+        return task % self.children if level == 0 else task // self.tasks_per_node(level)
+
+    def parents(self, level: int, task: int) -> dict[int, int]:
+        """For each shard, the task of the next level to which a task of ``level`` sends the shard's blocks."""
+        above = level + 1
+        per_node = self.tasks_per_node(above)
+        parent = self.node(level, task) // self.fan_in
+        return {shard: parent * per_node + i % per_node for i, shard in enumerate(self.shards)}
+
+
+def levels_for(asked: int, decisions: Sequence[Decision]) -> int:
+    """The levels that are worth having: none where every window is unique, since nothing is merged there."""
+    return 0 if all(d.strategy is Strategy.UNIQUE for d in decisions) else asked

@@ -1,0 +1,142 @@
+"""What a trigger does with a late window: its executions, and how stale they let the result become. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from aion.core.trigger.triggers import LateView, Trigger
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The late executions of one window, in order.
+
+    ``executed_us``: lateness of each in microseconds, (k,). ``first_us``: that of the first event it was the first to
+    see, (k,); ``news``: how many those were, (k,). ``final``: whether the last execution is the one before the purge.
+    ``events``: late events in time, ``dropped``: those that came at the bound or later. ``looks``: how often the
+    trigger was asked.
+    """
+
+    executed_us: NDArray[np.int64]
+    first_us: NDArray[np.int64]
+    news: NDArray[np.int64]
+    final: bool
+    events: int
+    dropped: int
+    looks: int
+    bound_us: int
+
+    @property
+    def executions(self) -> int:
+        return len(self.executed_us)
+
+    @cached_property
+    def staleness(self) -> NDArray[np.float64]:
+        """Of each execution, against the late events that really came, (k,)."""
+        elapsed = np.diff(self.executed_us, prepend=0) / self.bound_us
+        return np.asarray(elapsed * self.news / max(self.events, 1), dtype=np.float64)
+
+    @property
+    def at_once(self) -> NDArray[np.bool_]:
+        """Whether an execution came as soon as there was anything to see: no trigger could have made it fresher."""
+        return np.asarray(self.executed_us == self.first_us)
+
+    @cached_property
+    def maximum(self) -> float:
+        """The largest actual staleness; 0 without an execution."""
+        return float(self.staleness.max(initial=0.0))
+
+
+def replay(
+    trigger: Trigger,
+    lateness_us: ArrayLike,
+    events: ArrayLike | None = None,
+    *,
+    bound_us: int,
+    on_time_events: int = 0,
+    step_us: int = 0,
+) -> Replay:
+    """One late window under ``trigger``, from its on-time execution to its purge.
+
+    ``lateness_us``: (n,), any order, 0 or above, at which ``events`` (n,), default one each, come. The watermark moves
+    by ``step_us`` and the trigger looks after each step; 0: it moves evenly, and the trigger looks whenever events
+    come and when it asked to. Events of one look come together. Costs time by looks, not by events.
+    """
+    at, counts = np.asarray(lateness_us, dtype=np.int64), np.ones(np.shape(lateness_us), dtype=np.int64)
+    if events is not None:
+        counts = np.asarray(events, dtype=np.int64)
+    if at.shape != counts.shape or at.ndim != 1 or (at < 0).any() or (counts < 0).any():
+        raise ValueError("lateness and events are two rows, equally long, of numbers from 0")
+    in_time = (at < bound_us) & (counts > 0)
+    dropped = int(counts[at >= bound_us].sum())
+    at, counts = at[in_time], counts[in_time]
+    if step_us:
+        # A batch sees what came since the one before it; what the last batch before the bound misses, the final sees.
+        at = np.minimum(-(-at // step_us) * step_us, bound_us)
+    instants, which = np.unique(at, return_inverse=True)
+    arrived = np.bincount(which, weights=counts, minlength=len(instants)).astype(np.int64)
+    run = _Run(trigger, bound_us, on_time_events, step_us)
+    for instant_us, number in zip(instants.tolist(), arrived.tolist(), strict=True):
+        run.go_to(instant_us)
+        run.arrive(number)
+        if instant_us < bound_us:
+            run.look(instant_us)
+    run.go_to(bound_us)
+    final = run.news > 0
+    if final:
+        run.execute(bound_us)
+    executed, first, news = (np.array(c, dtype=np.int64) for c in (run.executed_us, run.first_us, run.seen))
+    return Replay(executed, first, news, final, int(counts.sum()), dropped, run.looks, bound_us)
+
+
+class _Run:
+    """The window while it is replayed."""
+
+    def __init__(self, trigger: Trigger, bound_us: int, on_time_events: int, step_us: int) -> None:
+        self.trigger, self.bound_us, self.on_time_events, self.step_us = trigger, bound_us, on_time_events, step_us
+        self.now_us = self.late = self.news = self.looks = 0
+        self.news_from_us = 0
+        self.executed_us: list[int] = []
+        self.first_us: list[int] = []
+        self.seen: list[int] = []
+
+    def view(self) -> LateView:
+        last_us = self.executed_us[-1] if self.executed_us else 0
+        return LateView(
+            self.now_us, last_us, self.news, self.late, self.bound_us, self.on_time_events, len(self.seen), self.step_us
+        )
+
+    def go_to(self, at_us: int) -> None:
+        """Every look before ``at_us`` that brings no event."""
+        while self.news and self.now_us < at_us:
+            if self.step_us:
+                due_us: int | None = (self.now_us // self.step_us + 1) * self.step_us
+            else:
+                due_us = self.trigger.next_due_us(self.view())
+            if due_us is None or due_us >= at_us:
+                break
+            assert due_us > self.now_us, f"{self.trigger} wants to look again at once: {self.view()}"
+            self.look(due_us)
+        self.now_us = at_us
+
+    def arrive(self, events: int) -> None:
+        if not self.news:
+            self.news_from_us = self.now_us
+        self.late += events
+        self.news += events
+
+    def look(self, at_us: int) -> None:
+        self.now_us = at_us
+        self.looks += 1
+        if self.trigger.due(self.view()):
+            self.execute(at_us)
+
+    def execute(self, at_us: int) -> None:
+        self.executed_us.append(at_us)
+        self.first_us.append(self.news_from_us)
+        self.seen.append(self.news)
+        self.news = 0

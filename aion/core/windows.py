@@ -1,0 +1,298 @@
+"""Where: window definitions over event time. Pure; knows nothing of when a window runs.
+
+Ends are exclusive, except where said. Windows are aligned to the Unix epoch plus ``offset``, as in Spark and Flink.
+Tumbling and sliding windows are context-free: their edges are known without events. The others are context-aware:
+events decide where their windows begin and end (Disco section 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+from aion.core.numbers import LONGEST_US
+from aion.core.time import duration_us, format_duration, short_duration
+from aion.errors import WindowError
+
+Duration = str | int | timedelta
+
+
+class Family(NamedTuple):
+    """Evenly spaced edges: ``phase_us + k * period_us`` for every integer k."""
+
+    period_us: int
+    phase_us: int
+
+    def floor(self, t_us: int) -> int:
+        """The last edge at or before ``t_us``."""
+        return t_us - (t_us - self.phase_us) % self.period_us
+
+    def after(self, t_us: int) -> int:
+        """The first edge after ``t_us``."""
+        return self.floor(t_us) + self.period_us
+
+
+@dataclass(frozen=True, slots=True)
+class Periodic:
+    """Windows ``[start, start + size)`` whose starts are ``offset + k * slide``."""
+
+    size_us: int
+    slide_us: int
+    offset_us: int
+
+    def starts_covering(self, t_us: int) -> Iterator[int]:
+        """Starts of the windows that contain the instant ``t_us``, latest first."""
+        start = t_us - (t_us - self.offset_us) % self.slide_us
+        while start > t_us - self.size_us:
+            yield start
+            start -= self.slide_us
+
+    def end(self, start_us: int) -> int:
+        return start_us + self.size_us
+
+    def families(self) -> set[Family]:
+        """The edges that these windows need: where they start and where they end."""
+        return {
+            Family(self.slide_us, self.offset_us % self.slide_us),
+            Family(self.slide_us, (self.offset_us + self.size_us) % self.slide_us),
+        }
+
+    def spec(self) -> dict[str, int | str]:
+        """What makes this definition the same one after a restart."""
+        return {
+            "type": "periodic",
+            "size_us": self.size_us,
+            "slide_us": self.slide_us,
+            "offset_us": self.offset_us,
+        }
+
+
+class Tumbling(Periodic):
+    """Windows of ``size`` that neither overlap nor leave gaps.
+
+    ``Tumbling("1 minute")``; ``offset`` moves all of them, e.g. ``Tumbling("1 day", offset="-5 hours")``.
+    Raises WindowError for a size of zero or less.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, size: Duration, offset: Duration = 0) -> None:
+        size_us = _positive(size, "Tumbling: size")
+        Periodic.__init__(self, size_us, size_us, _offset(offset, size_us))
+
+    def __str__(self) -> str:
+        return f"tumbling {format_duration(self.size_us)}{_offset_suffix(self.offset_us)}"
+
+    __repr__ = __str__
+
+
+class Sliding(Periodic):
+    """Windows of ``size``, a new one every ``slide``; ``slide`` need not divide ``size``.
+
+    ``Sliding("5 minutes", "1 minute")``. Raises WindowError where a duration is not positive, or where
+    ``slide`` is longer than ``size`` (events between windows would belong to none).
+    """
+
+    __slots__ = ()
+
+    def __init__(self, size: Duration, slide: Duration, offset: Duration = 0) -> None:
+        size_us, slide_us = _positive(size, "Sliding: size"), _positive(slide, "Sliding: slide")
+        if slide_us > size_us:
+            raise WindowError(
+                f"Sliding: a slide of {format_duration(slide_us)} is longer than the size of "
+                f"{format_duration(size_us)}, so events between windows would be lost; "
+                "use a slide of at most the size"
+            )
+        Periodic.__init__(self, size_us, slide_us, _offset(offset, slide_us))
+
+    def __str__(self) -> str:
+        return (
+            f"sliding {format_duration(self.size_us)} by {format_duration(self.slide_us)}"
+            f"{_offset_suffix(self.offset_us)}"
+        )
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Session:
+    """Windows of activity: events of a key with no more than ``gap`` between one and the next.
+
+    ``Session("30 minutes")``. A session starts at its first event and ends ``gap`` after its last; an event exactly
+    ``gap`` after the last one still belongs to it, as in Spark and Flink. Raises WindowError for a gap that is not
+    positive.
+    """
+
+    gap_us: int
+
+    def __init__(self, gap: Duration) -> None:
+        object.__setattr__(self, "gap_us", _positive(gap, "Session: gap"))
+
+    @property
+    def reach_us(self) -> int:
+        """How long before its end a window may begin that holds a single event."""
+        return self.gap_us
+
+    def end(self, last_us: int) -> int:
+        """The end of a session of which the last event is at ``last_us``."""
+        return last_us + self.gap_us
+
+    def spec(self) -> dict[str, int | str]:
+        return {"type": "session", "gap_us": self.gap_us}
+
+    def __str__(self) -> str:
+        return f"session {format_duration(self.gap_us)}"
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Count:
+    """Windows of ``n`` events of a key in event-time order, equal times in the order of arrival.
+
+    ``Count(100)``, or ``Count(100, 10)`` for a new one every 10 events. Window k holds the events number
+    ``k * slide`` to ``k * slide + n - 1``; it starts at the first one's time and ends one microsecond after the last
+    one's. A late event therefore moves all later windows. Raises WindowError for numbers that are no positive
+    integers, or a slide beyond ``n`` (the events between windows would belong to none).
+    """
+
+    n: int
+    slide: int
+    reach_us: ClassVar[int] = 0
+
+    def __init__(self, n: int, slide: int | None = None) -> None:
+        object.__setattr__(self, "n", _positive_number(n, "Count: n"))
+        object.__setattr__(self, "slide", self.n if slide is None else _positive_number(slide, "Count: slide"))
+        if self.slide > self.n:
+            raise WindowError(
+                f"Count: a slide of {self.slide} is more than the {self.n} events of a window, so events between "
+                "windows would be lost; use a slide of at most n"
+            )
+
+    def spec(self) -> dict[str, int | str]:
+        return {"type": "count", "n": self.n, "slide": self.slide}
+
+    def __str__(self) -> str:
+        return f"count {self.n}" if self.slide == self.n else f"count {self.n} by {self.slide}"
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class PerRecord:
+    """One window for each event of a key: all events from ``size`` before it up to its own time, both inclusive.
+
+    ``PerRecord("5 minutes")``; Kafka Streams calls such windows sliding (KIP-450). Events of the same time share
+    their window. Raises WindowError for a size that is not positive.
+    """
+
+    size_us: int
+
+    def __init__(self, size: Duration) -> None:
+        object.__setattr__(self, "size_us", _positive(size, "PerRecord: size"))
+
+    @property
+    def reach_us(self) -> int:
+        return self.size_us
+
+    def spec(self) -> dict[str, int | str]:
+        return {"type": "per_record", "size_us": self.size_us}
+
+    def __str__(self) -> str:
+        return f"per record {format_duration(self.size_us)}"
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Punctuated:
+    """Windows between punctuation events of a key: each starts at one, which is its first, and ends at the next.
+
+    ``predicate`` says which events are punctuation: the name of a boolean column, or a function of an Arrow record
+    batch that returns one boolean per row. What comes before the first punctuation is in a window of its own, which
+    starts at its first event. Raises WindowError for a predicate that is neither.
+    """
+
+    predicate: str | Callable[[Any], Any]
+    reach_us: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        if not (callable(self.predicate) or (isinstance(self.predicate, str) and self.predicate)):
+            raise WindowError(
+                f"Punctuated: {self.predicate!r} is no predicate; give the name of a boolean column, or a function of "
+                "a record batch"
+            )
+
+    def spec(self) -> dict[str, int | str]:
+        # A function cannot be compared with that of an earlier run; its name is the best there is.
+        return {"type": "punctuated", "predicate": self._name}
+
+    @property
+    def _name(self) -> str:
+        if isinstance(self.predicate, str):
+            return self.predicate
+        return str(getattr(self.predicate, "__qualname__", type(self.predicate).__qualname__))
+
+    def __str__(self) -> str:
+        return f"punctuated by {self._name}"
+
+    __repr__ = __str__
+
+
+Definition: TypeAlias = Periodic | Session | Count | PerRecord | Punctuated
+Definitions: TypeAlias = Definition | Sequence[Definition] | Mapping[str, Definition]
+
+
+def named(windows: Definitions) -> dict[str, Definition]:
+    """Definitions by name, in order; unnamed ones are called by their own words (``tumbling 1 minute``).
+
+    Raises WindowError for none at all, for something that is no window, and for two of the same name.
+    """
+    if isinstance(windows, Mapping):
+        result = dict(windows)
+    else:
+        several = [windows] if isinstance(windows, Definition) else list(windows)
+        result = {}
+        for window in several:
+            if str(window) in result:
+                raise WindowError(f"windows: {window} is given twice; give each definition once")
+            result[str(window)] = window
+    if not result:
+        raise WindowError("windows: none given; e.g. windows=[aion.Tumbling('1 minute')]")
+    for name, window in result.items():
+        if not isinstance(window, Definition):
+            raise WindowError(f"windows: {name!r} is no window; e.g. aion.Tumbling('1 minute')")
+    return result
+
+
+def _positive(value: Duration, what: str) -> int:
+    us = _duration(value, what)
+    if us <= 0:
+        raise WindowError(f"{what} of {value!r} is not positive; give e.g. '1 minute'")
+    if us > LONGEST_US:
+        raise WindowError(f"{what} of {value!r} is longer than {short_duration(LONGEST_US)}")
+    return us
+
+
+def _positive_number(value: int, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise WindowError(f"{what} of {value!r} is no positive number of events; give e.g. 100")
+    return value
+
+
+def _offset(value: Duration, period_us: int) -> int:
+    # Modulo the period: an offset of a whole period is no offset, and equal definitions compare equal.
+    return _duration(value, "offset") % period_us
+
+
+def _duration(value: Duration, what: str) -> int:
+    try:
+        return duration_us(value, what=what)
+    except ValueError as error:
+        raise WindowError(str(error)) from None
+
+
+def _offset_suffix(offset_us: int) -> str:
+    return f" offset {format_duration(offset_us)}" if offset_us else ""

@@ -1,0 +1,287 @@
+"""Windows computed by the user's function over their events."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from aion.core.ingest.block import decode, is_quick
+from aion.core.ingest.key_ranges import Keys, row_hashes
+from aion.core.operator.actions import Execute, Kind, WindowRef
+from aion.core.operator.keyed.orders import ExecuteKeyed
+from aion.core.plan import Key, Plan, Window
+from aion.core.time import format_instant
+from aion.errors import ApplyError
+from aion.execute.grouping import Piece
+from aion.execute.keyed_panes import Gathered
+from aion.execute.rows import pane_rows
+from aion.execute.spilling import MEMORY_LIMIT_BYTES, group_by_key
+from state_backends.store.codec_pool import CodecPool
+from state_backends.store.protocol import StoredBlock
+
+ROWS_AT_ONCE = 4096
+WORTH_FILTERING = 1024
+"""To look for keys in a block of fewer rows costs more than to carry them along."""
+_IN_LINE = CodecPool(0)
+_UNFIT = (pa.ArrowException, TypeError, ValueError)
+"""What Arrow says of values that are not of the declared types."""
+
+
+class Decoded(NamedTuple):
+    """A block as rows, without the bytes it was decoded from if these are others. ``seq``: of the last that came."""
+
+    seq: int
+    slice_us: int
+    batch: pa.RecordBatch
+
+
+def decode_all(
+    plan: Plan, blocks: Iterable[StoredBlock], pool: CodecPool | None, keys: Keys | None = None
+) -> Generator[Decoded, None, None]:
+    """The blocks as rows, lazily and in order; with a pool, in its threads and ahead of the reader.
+
+    ``keys``: of those, maybe of some others; None: of all.
+    """
+
+    def one(stored: StoredBlock) -> Decoded:
+        batch = decode(stored.block, plan.block_schema, f"block {stored.seq}")
+        kept = None
+        if keys is not None and batch.num_rows >= WORTH_FILTERING:
+            kept = keys.among(row_hashes(plan, batch))
+        if kept is not None:
+            batch = batch.filter(pa.array(kept))
+        return Decoded(stored.arrival, stored.block.header.slice_us, batch)
+
+    def quick(stored: StoredBlock) -> bool:
+        header = stored.block.header
+        return is_quick(header.codec, header.compression, header.raw_bytes)
+
+    return (pool or _IN_LINE).map_ordered(one, blocks, inline=quick)
+
+
+def apply_window(
+    plan: Plan,
+    execute: Execute,
+    blocks: Iterable[StoredBlock],
+    pool: CodecPool | None = None,
+    keys: Keys | None = None,
+    *,
+    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+    spill_folder: str | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Rows of one execution. The function runs for the keys that changed since the one before: ``keys``, if known.
+
+    Without key, the events are handed on as they are read. With one, they have to be grouped: in memory up to
+    ``memory_limit_bytes`` of decoded events, beyond that by way of temporary files in ``spill_folder``.
+    """
+    window = Window(execute.window.start_us, execute.window.end_us, plan.names[execute.window.definition])
+    collected = _Collected(plan, execute.kind)
+    with closing(decode_all(plan, blocks, pool, keys)) as decoded:
+        if not plan.key:
+            rows = _call(plan, (), window, (d.batch for d in decoded))
+            collected.add((), execute.window, execute.pane, execute.events, execute.late_events, rows)
+        else:
+            pieces = (Piece(d.batch, d.seq > execute.changed_since, d.seq >= execute.late_from) for d in decoded)
+            with closing(group_by_key(plan.key, pieces, memory_limit_bytes, spill_folder)) as groups:
+                for group in groups:
+                    rows = _call(plan, group.key, window, group.parts)
+                    collected.add(group.key, execute.window, execute.pane, group.events, group.late_events, rows)
+                    del group, rows  # they would keep this key's events while those of the next are read
+                    if collected.rows >= ROWS_AT_ONCE:
+                        yield collected.take()
+    if collected.rows:
+        yield collected.take()
+
+
+def apply_gathered(plan: Plan, order: ExecuteKeyed, events: pa.Table, gathered: Gathered) -> Iterator[pa.RecordBatch]:
+    """The same for windows of single keys, of which the events are at hand."""
+    collected = _Collected(plan, order.kind)
+    windows, rows, offsets = gathered
+    name = plan.names[order.definition]
+    columns = [windows[c].tolist() for c in ("start", "end", "pane", "events", "late_events")]
+    keys = zip(*(key.to_pylist() for key in windows.keys), strict=True) if windows.keys else repeat(())
+    for i, (key, start, end, pane, count, late) in enumerate(zip(keys, *columns, strict=False)):
+        own = events.take(pa.array(rows[offsets[i] : offsets[i + 1]]))
+        result = _call(plan, key, Window(start, end, name), iter(own.to_batches()))
+        collected.add(key, WindowRef(order.definition, start, end), pane, count, late, result)
+        if collected.rows >= ROWS_AT_ONCE:
+            yield collected.take()
+    if collected.rows:
+        yield collected.take()
+
+
+def dropped_events(
+    plan: Plan,
+    batch: pa.RecordBatch,
+    windows: Sequence[WindowRef | None],
+    which: Any,
+    lateness_us: Any,
+    reason: str,
+) -> pa.RecordBatch:
+    """One row for each event that came too late or has no time, with the event itself as JSON.
+
+    ``which``: for each the number of its window in ``windows``.
+    """
+    n = batch.num_rows
+    texts = [orjson.dumps(row, default=_plain).decode() for row in _plain_rows(batch)]
+    return pane_rows(
+        plan,
+        keys=[batch.column(name) for name in plan.key],
+        outputs=None,
+        windows=windows,
+        which=which,
+        kind=pa.repeat(Kind.DROPPED.value, n),
+        events=np.ones(n, np.int64),
+        late_events=np.full(n, int(windows[0] is not None)),
+        event_time=batch.column(plan.time),
+        lateness_us=lateness_us,
+        reason=reason,
+        event=pa.array(texts, pa.string()),
+    )
+
+
+class _Collected:
+    """Result rows of several keys, made into Arrow together."""
+
+    def __init__(self, plan: Plan, kind: Kind) -> None:
+        self._plan, self._kind = plan, kind
+        self._tables: list[pa.Table] = []
+        self._dicts: list[Mapping[str, Any]] = []
+        self._groups: list[tuple[Key, WindowRef, int, int, int]] = []
+        self._counts: list[int] = []
+        self._in_tables = 0  # the groups, from the first on, of which no row is among the dicts
+        self.rows = 0
+
+    def add(
+        self,
+        key: Key,
+        window: WindowRef,
+        pane: int,
+        events: int,
+        late_events: int,
+        rows: list[Mapping[str, Any]] | pa.Table,
+    ) -> None:
+        n = len(rows)
+        if not n:
+            return
+        if isinstance(rows, pa.Table):
+            self._settle()
+            self._in_tables = len(self._groups) + 1
+            # A few rows cut out of a batch of events must not keep all of it.
+            self._tables.append(rows if rows.get_total_buffer_size() <= 2 * rows.nbytes else rows.take(np.arange(n)))
+        else:
+            self._dicts += rows
+        self._groups.append((key, window, pane, events, late_events))
+        self._counts.append(n)
+        self.rows += n
+
+    def take(self) -> pa.RecordBatch:
+        self._settle()
+        table = pa.concat_tables(self._tables)
+        keys_of, windows, panes, events, late_events = zip(*self._groups, strict=True)
+        which = np.repeat(np.arange(len(self._counts)), self._counts)
+        of_row = pa.array(which)
+        plan = self._plan
+        keys = [
+            pa.array([key[i] for key in keys_of], plan.schema.field(name).type).take(of_row)
+            for i, name in enumerate(plan.key)
+        ]
+        batch = pane_rows(
+            plan,
+            keys=keys,
+            outputs=table.columns,
+            windows=windows,
+            which=which,
+            pane=np.repeat(np.array(panes, np.int32), self._counts),
+            kind=pa.repeat(self._kind.value, self.rows),
+            events=np.repeat(events, self._counts),
+            late_events=np.repeat(late_events, self._counts),
+        )
+        self._tables, self._groups, self._counts, self.rows = [], [], [], 0
+        self._in_tables = 0
+        return batch
+
+    def _settle(self) -> None:
+        """Dicts as a table, all at once. Raises ApplyError with the key and window of those that do not fit."""
+        if not self._dicts:
+            return
+        try:
+            self._tables.append(_to_table(self._plan, self._dicts))
+        except _UNFIT:
+            first = 0
+            for group, count in zip(self._groups[self._in_tables :], self._counts[self._in_tables :], strict=True):
+                try:
+                    _to_table(self._plan, self._dicts[first : first + count])
+                except _UNFIT as error:
+                    ref = group[1]
+                    window = Window(ref.start_us, ref.end_us, self._plan.names[ref.definition])
+                    raise ApplyError(
+                        f"{_where(group[0], window)}: what it returned does not fit the declared schema: {error}"
+                    ) from error
+                first += count
+            raise
+        self._dicts = []
+        self._in_tables = len(self._groups)
+
+
+def _call(plan: Plan, key: Key, window: Window, events: Iterator[pa.RecordBatch]) -> list[Mapping[str, Any]] | pa.Table:
+    assert plan.apply is not None
+    try:
+        result = plan.apply(key, window, events)
+        if isinstance(result, pa.RecordBatch):
+            return pa.Table.from_batches([result]).select(plan.outputs.names).cast(plan.outputs)
+        if isinstance(result, pa.Table):
+            return result.select(plan.outputs.names).cast(plan.outputs)
+        rows = [result] if isinstance(result, Mapping) else list(result)
+    except Exception as error:
+        raise ApplyError(f"{_where(key, window)}: {type(error).__name__}: {error}") from error
+    for row in rows:
+        if not isinstance(row, Mapping):
+            raise ApplyError(f"{_where(key, window)}: returned {row!r}; a row is a mapping of column names to values")
+        unknown: set[str] = set(row) - set(plan.outputs.names)
+        if unknown:
+            raise ApplyError(
+                f"{_where(key, window)}: returned the column {sorted(unknown)[0]!r}, which the schema does not have; "
+                f"it has {', '.join(plan.outputs.names)}"
+            )
+    return rows
+
+
+def _where(key: Key, window: Window) -> str:
+    return f"apply for key {key} and window [{format_instant(window.start)}, {format_instant(window.end)})"
+
+
+def _to_table(plan: Plan, rows: list[Mapping[str, Any]]) -> pa.Table:
+    """Raises one of ``_UNFIT``."""
+    return pa.Table.from_pylist(rows, plan.outputs)
+
+
+def _plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]]
+    try:
+        rows = batch.to_pylist()
+    except (OverflowError, ValueError):
+        columns = [_readable(column) for column in batch.columns]
+        rows = pa.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()
+    return rows
+
+
+def _readable(column: pa.Array) -> pa.Array:
+    """Instants that Python's calendar does not have, as Arrow spells them; bytes that are no UTF-8, escaped."""
+    if pa.types.is_timestamp(column.type):
+        return column.cast(pa.string())
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        values = column.cast(pa.large_binary()).to_pylist()
+        return pa.array([None if v is None else v.decode(errors="backslashreplace") for v in values], pa.string())
+    return column
+
+
+def _plain(value: Any) -> Any:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,149 @@
+"""Blocks of a slice made into one run: combined by key, sorted by the hash of the key, cut to size. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from aion.aggregates.groups import number
+from aion.aggregates.values import combined
+from aion.core.compaction.blocks import Fold
+from aion.core.ingest.block import Block, Codec, Compression, Folded, Kind, encode
+from aion.core.ingest.builder import parts_of
+from aion.core.ingest.key_ranges import row_hashes
+from aion.core.numbers import sum_of
+from aion.core.operator.keyed.table import Ints, Table
+from aion.core.plan import Plan
+
+if TYPE_CHECKING:
+    from aion.execute.applying import Decoded
+
+MOST_BYTES = 1 << 17
+"""What is read for one key at most, of each run: to read all of a window costs little more than by larger blocks."""
+_FOLD, _PART, _APART = "\0fold", "\0part", "\0apart"
+Owners = Callable[[Table], list[Ints]]
+
+
+def fold_bytes(memory_bytes: int, compression: Compression) -> int:
+    """Of encoded blocks that are folded at once: rows, their copies, and the order they are put in take room."""
+    return max(memory_bytes // (4 if compression is Compression.NONE else 16), 1)
+
+
+class BlockFolder:
+    """Folds blocks of one plan. ``target_bytes``: what the blocks that it makes are filled to, up to ``MOST_BYTES``."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        target_bytes: int,
+        compression: Compression = Compression.NONE,
+        codec: Codec = Codec.ARROW,
+    ) -> None:
+        self._plan = plan
+        self._target_bytes = min(target_bytes, MOST_BYTES)
+        self.compression = compression
+        self._codec = codec
+        self._names = [field.name for field in plan.key_fields]
+
+    def within(self, block: Decoded, low: int, high: int) -> Decoded:
+        """The rows of a block whose keys lie in this range of hashes."""
+        hashes = row_hashes(self._plan, block.batch)
+        return block._replace(batch=block.batch.filter(pa.array((hashes >= low) & (hashes <= high))))
+
+    def fold(
+        self, folds: Mapping[int, Fold], blocks: Sequence[Decoded], owners: Owners | None = None
+    ) -> Iterator[tuple[Fold, Block]]:
+        """The blocks of some slices' folds, by slice and in the order of arrival, as the blocks that stand for them.
+
+        ``owners``: given rows by their keys and ``first``, what tells rows of a key apart, -1 for what is not needed;
+        as many answers as there are definitions for which it does.
+        """
+        batches = [d.batch for d in blocks if d.batch.num_rows]
+        if not batches:
+            return
+        slices = np.repeat([d.slice_us for d in blocks], [d.batch.num_rows for d in blocks])
+        table = pa.Table.from_batches(batches).append_column(_FOLD, pa.array(slices))
+        if owners is not None:
+            table = self._owned(folds, table, owners)
+            if not table.num_rows:
+                return
+        if self._plan.layout is not None:
+            table = self._combined(table)
+        hashes, slices = row_hashes(self._plan, table), table.column(_FOLD).to_numpy()
+        within = [table.column(_APART).to_numpy()] if _APART in table.schema.names else []
+        order = np.lexsort((*within, hashes, slices))  # stable: the rows of a key stay in the order of arrival
+        table = table.select(self._plan.block_schema.names)
+        table = table.take(pa.array(order)).combine_chunks()
+        hashes, slices = hashes[order], slices[order]
+        edges = [0, *(np.flatnonzero(np.diff(slices)) + 1).tolist(), len(slices)]
+        for begin, end in itertools.pairwise(edges):
+            fold = folds[int(slices[begin])]
+            for first, last in self._pieces(table, begin, end):
+                folded = Folded(fold.until, int(hashes[first]), int(hashes[last - 1]))
+                yield fold, self._encode(fold.slice_us, table.slice(first, last - first), folded)
+
+    def _owned(self, folds: Mapping[int, Fold], rows: pa.Table, owners: Owners) -> pa.Table:
+        """The rows without those not needed; partials with what tells rows of a key and slice apart, as a number.
+
+        That is the owners. Where the order of arrival makes a difference, rows between which others came are kept apart
+        as well, and so are cells: whatever sessions are joined later on, their rows can be put in one order.
+        """
+        plan = self._plan
+        firsts = plan.instants(rows)[0]
+        keys = [combined(rows.column(name)) for name in plan.block_keys]
+        found = owners(Table(keys, {"first": firsts}))
+        slices = rows.column(_FOLD).to_numpy()
+        swept = [slice_us for slice_us, fold in folds.items() if fold.sweeps]
+        needed = ~np.isin(slices, swept) | (np.max(found, axis=0) >= 0)
+        if plan.layout is not None:
+            apart = number([pa.array(column) for column in found], len(firsts)).ids
+            if not plan.layout.commutative:
+                assert plan.cell_us is not None
+                cells = number([*keys, pa.array(slices), pa.array(firsts // plan.cell_us)], len(firsts)).ids
+                order = np.argsort(cells, kind="stable")
+                changes = (np.diff(cells[order]) != 0) | (np.diff(apart[order]) != 0)
+                apart = np.empty(len(firsts), np.int64)
+                apart[order] = np.concatenate(([0], np.cumsum(changes)))
+            rows = rows.append_column(_APART, pa.array(apart))
+        return rows if needed.all() else rows.filter(pa.array(needed))
+
+    def _combined(self, partials: pa.Table) -> pa.Table:
+        """One row for each key of each fold; where values are kept, as many as make rows of the target size."""
+        layout = self._plan.layout
+        assert layout is not None
+        keys = [name for name in (_FOLD, *self._names, _APART) if name in partials.schema.names]
+        if not layout.holistic:
+            return layout.combine(keys, partials)
+        parts = pa.array(parts_of(partials, keys, self._target_bytes))
+        found = layout.combine([*keys, _PART], partials.append_column(_PART, parts))
+        return found.take(pc.sort_indices(found.column(_PART))).drop_columns([_PART])
+
+    def _pieces(self, table: pa.Table, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        size = table.slice(begin, end - begin).nbytes
+        step = -(-(end - begin) // max(1, round(size / self._target_bytes)))
+        return ((first, min(first + step, end)) for first in range(begin, end, step))
+
+    def _encode(self, slice_us: int, rows: pa.Table, folded: Folded) -> Block:
+        if self._plan.layout is None:
+            times = pc.min_max(rows.column(self._plan.time).cast(pa.int64()))
+            kind, events, low, high = Kind.EVENTS, rows.num_rows, times["min"].as_py(), times["max"].as_py()
+        else:
+            events = sum_of(combined(rows.column("p0")).to_numpy())
+            kind, low, high = Kind.PARTIALS, slice_us, slice_us
+        return encode(
+            rows.to_batches()[0],
+            kind=kind,
+            slice_us=slice_us,
+            events=events,
+            min_us=low,
+            max_us=high,
+            compression=self.compression,
+            codec=self._codec,
+            folded=folded,
+        )

@@ -1,0 +1,294 @@
+"""Windows computed from partials: those of their slices, combined by window and key. Pure.
+
+Where windows overlap, a pass over some of them may make a tree of partials first (:mod:`aion.core.slicing.tree`): the
+eager way. Which keys have changed and which events are late is told by the few blocks that came since, and not by the
+tree.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from aion.aggregates import EVENTS, Layout
+from aion.aggregates.groups import Groups, Numbered, Part, number, pack
+from aion.aggregates.values import Ints, Mask, combined
+from aion.core.numbers import sums_by
+from aion.core.operator.actions import Execute
+from aion.core.plan import Plan
+from aion.core.slicing.tree import Aggregation, SliceTree, choose_height, spans
+from aion.errors import IntegerOverflow
+from aion.execute.rows import pane_rows
+
+# Windows whose partials are combined in one pass: enough to share slices, few enough to stay small.
+WINDOWS_AT_ONCE = 64
+# Where there may be a tree, more of them, as long as they have no more than so many times the slices of the longest.
+TIMES_THE_LONGEST = 2
+# Of windows that hold values of the events, so many events: one load of their slices has to fit in memory.
+EVENTS_AT_ONCE = 1 << 20
+
+_SLICE, _SEQ = "\0slice", "\0seq"
+
+
+def windows_at_once(
+    layout: Layout, executes: Sequence[Execute], aggregation: Aggregation = "lazy"
+) -> Iterator[Sequence[Execute]]:
+    """The executions in stretches of which each slice is read and decoded once."""
+    start = events = 0
+    together = _Together()
+    for i, execute in enumerate(executes):
+        full = i - start >= WINDOWS_AT_ONCE
+        if full and aggregation != "lazy" and layout.regroupable:
+            full = not together.have_room_for(execute.slices)
+        if full or (layout.holistic and i > start and events + execute.events > EVENTS_AT_ONCE):
+            yield executes[start:i]
+            start, events, together = i, 0, _Together()
+        events += execute.events
+        together.add(execute.slices)
+    if len(executes) > start:
+        yield executes[start:]
+
+
+class _Together:
+    """Counts the slices of some windows: each has all that there are between its first and its last one."""
+
+    def __init__(self) -> None:
+        self._ends: tuple[int, int] | None = None
+        self._count = self._longest = 0
+
+    def have_room_for(self, slices: tuple[int, ...]) -> bool:
+        return self._count + self._new(slices) <= TIMES_THE_LONGEST * max(self._longest, len(slices))
+
+    def add(self, slices: tuple[int, ...]) -> None:
+        self._count += self._new(slices)
+        self._longest = max(self._longest, len(slices))
+        first, last = self._ends or (slices[0], slices[-1])
+        self._ends = min(first, slices[0]), max(last, slices[-1])
+
+    def _new(self, slices: tuple[int, ...]) -> int:
+        if self._ends is None:
+            return len(slices)
+        return bisect_left(slices, self._ends[0]) + len(slices) - bisect_right(slices, self._ends[1])
+
+
+class Loaded:
+    """Partials of some stretch of slices, of all keys or of some: by slice, and in the order of arrival.
+
+    ``slices`` and ``seqs`` say for each row of the table which slice it is of, and which block it came with. Keys are
+    numbered once for all windows.
+    """
+
+    def __init__(self, plan: Plan, table: pa.Table, slices: Ints, seqs: Ints, numbered: Numbered | None = None) -> None:
+        assert plan.layout is not None
+        self._plan = plan
+        self._layout = plan.layout
+        if plan.cell_us is not None and not plan.layout.commutative:
+            # Where there are sessions too, rows are folded cell by cell: so they are put in that order, folded or not.
+            order = np.lexsort((seqs, plan.instants(table)[0] // plan.cell_us, slices))
+            table, slices, seqs = table.take(pa.array(order)), slices[order], seqs[order]
+        self._table = table.combine_chunks()
+        self.slices = slices
+        self._seqs = seqs
+        if numbered is None:
+            numbered = number([combined(self._table.column(f.name)) for f in plan.key_fields], table.num_rows)
+        self._keys, self._key_ids, self._key_count = numbered.keys, numbered.ids, max(numbered.count, 1)
+
+    @classmethod
+    def of_blocks(cls, plan: Plan, blocks: Sequence[tuple[int, int, pa.RecordBatch]]) -> Loaded:
+        """Of blocks, each with its seq and its slice."""
+        rows = [batch.num_rows for _, _, batch in blocks]
+        table = pa.Table.from_batches([batch for _, _, batch in blocks], plan.block_schema)
+        return cls(plan, table, np.repeat([s for _, s, _ in blocks], rows), np.repeat([q for q, _, _ in blocks], rows))
+
+    @classmethod
+    def of_tagged(cls, plan: Plan, batches: Sequence[pa.RecordBatch]) -> Loaded:
+        """Of what :func:`tagged` made."""
+        table = pa.Table.from_batches(batches)
+        slices, seqs = (table.column(name).to_numpy() for name in (_SLICE, _SEQ))
+        return cls(plan, table.drop_columns([_SLICE, _SEQ]), slices, seqs)
+
+    def windows(
+        self, executes: Sequence[Execute], limit_bytes: int, aggregation: Aggregation = "lazy"
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of the executions, of keys that changed since the ones before.
+
+        What is made at once stays near ``limit_bytes``, unless one window is larger by itself.
+        """
+        if not self._table.num_rows:
+            return
+        changed = self._since([e.changed_since + 1 for e in executes], executes)
+        loaded = self if changed.all_of.any() else self._of_keys(changed.candidates)
+        if loaded._table.num_rows:
+            yield from loaded._windows(executes, limit_bytes, aggregation)
+
+    def _windows(
+        self, executes: Sequence[Execute], limit_bytes: int, aggregation: Aggregation
+    ) -> Iterator[pa.RecordBatch]:
+        changed = self._since([e.changed_since + 1 for e in executes], executes)
+        late = self._since([e.late_from for e in executes], executes)
+        row_bytes = max(self._table.nbytes // self._table.num_rows, 1)
+        edges = np.flatnonzero(np.diff(self.slices)) + 1
+        starts = np.concatenate((np.zeros(1, np.int64), edges, np.full(1, len(self.slices))))
+        begins, ends = (np.searchsorted(starts, rows) for rows in self._rows_of(executes))
+        tree = self._tree(starts, begins, ends, limit_bytes, aggregation)
+        taken = spans(tree.starts, begins, ends)
+        # A window takes its rows out of the tree, and out of the table, so that overlapping windows multiply them.
+        lengths = taken.lengths.sum(axis=1) + late.counts + changed.counts
+        start, most = 0, max(limit_bytes // row_bytes, 1)
+        while start < len(executes):
+            end = max(start + 1, start + int(np.searchsorted(np.cumsum(lengths[start:]), most, side="right")))
+            some = slice(start, end)
+            rows = _ranges(taken.begins[some].ravel(), taken.lengths[some].ravel())
+            window_of = np.repeat(np.arange(end - start), taken.lengths[some].sum(axis=1))
+            yield self._panes(executes[some], tree, window_of, rows, changed.some(some), late.some(some))
+            start = end
+
+    def _tree(self, starts: Ints, begins: Ints, ends: Ints, limit_bytes: int, aggregation: Aggregation) -> SliceTree:
+        """Of as many levels as pay; of slices only, where runs would round, or overflow, and windows do not."""
+        columns = {
+            name: combined(self._table.column(name)) for names in self._layout.partials.values() for name in names
+        }
+        height = 0
+        if self._layout.regroupable:
+            height = choose_height(np.diff(starts), self._key_count, begins, ends, aggregation)
+        if height and self._layout.is_exact_for(columns.__getitem__, int((starts[ends] - starts[begins]).max())):
+            tree = SliceTree(self._layout, columns, self._key_ids, self._key_count, starts)
+            try:
+                tree.grow(height, limit_bytes)
+            except IntegerOverflow:
+                pass
+            else:
+                return tree
+        return SliceTree(self._layout, columns, self._key_ids, self._key_count, starts)
+
+    def _panes(
+        self,
+        executes: Sequence[Execute],
+        tree: SliceTree,
+        window_of: Ints,
+        rows: Ints,
+        changed: _Since,
+        late: _Since,
+    ) -> pa.RecordBatch:
+        groups, windows, keys = self._grouped(window_of, tree.keys[rows], len(executes))
+        if not changed.all_of.all():
+            whose = changed.all_of[windows]
+            whose[self._groups_of(windows, keys, *changed.rows())] = True
+            if not whose.all():
+                kept = whose[groups.ids]
+                rows, window_of = rows[kept], window_of[kept]
+                groups, windows, keys = self._grouped(window_of, tree.keys[rows], len(executes))
+        take = None if tree.are_all(rows) else pa.array(rows)
+
+        def column(name: str) -> pa.Array:
+            whole = tree.column(name)
+            return whole if take is None else whole.take(take)
+
+        states = self._layout.merge(groups, column)
+        events: Ints = states[EVENTS][0].to_numpy()
+        return pane_rows(
+            self._plan,
+            keys=[values.take(pa.array(keys)) for values in self._keys],
+            outputs=list(self._layout.lower(states).values()),
+            windows=[e.window for e in executes],
+            which=windows,
+            pane=np.array([e.pane for e in executes], np.int32)[windows],
+            kind=pa.array([e.kind.value for e in executes]).take(pa.array(windows)),
+            events=events,
+            late_events=np.where(late.all_of[windows], events, self._late_events(windows, keys, *late.rows())),
+        )
+
+    def _late_events(self, windows: Ints, keys: Ints, window_of: Ints, rows: Ints) -> Ints:
+        """Events of these rows, of each window and key that comes out."""
+        if not len(rows) or not len(windows):
+            return np.zeros(len(windows), np.int64)
+        at = self._groups_of(windows, keys, window_of, rows)
+        found = at >= 0
+        events: Ints = self._table.column("p0").to_numpy()[rows[found]]
+        return sums_by(at[found], events, len(windows))
+
+    def _groups_of(self, windows: Ints, keys: Ints, window_of: Ints, rows: Ints) -> Ints:
+        """The number of the group that each row of a window counts to; -1 for none."""
+        codes = windows * self._key_count + keys
+        order = np.argsort(codes, kind="stable")
+        wanted = window_of * self._key_count + self._key_ids[rows]
+        at = order[np.minimum(np.searchsorted(codes, wanted, sorter=order), len(order) - 1)]
+        return np.where(codes[at] == wanted, at, -1)
+
+    def _grouped(self, window_of: Ints, key_ids: Ints, windows: int) -> tuple[Groups, Ints, Ints]:
+        groups, (windows_of, keys) = pack([Part(window_of, windows), Part(key_ids, self._key_count)])
+        return groups, windows_of, keys
+
+    def _rows_of(self, executes: Sequence[Execute]) -> tuple[Ints, Ints]:
+        begins = np.searchsorted(self.slices, [e.slices[0] for e in executes], side="left")
+        return begins, np.searchsorted(self.slices, [e.slices[-1] for e in executes], side="right")
+
+    def _since(self, numbers: Sequence[int], executes: Sequence[Execute]) -> _Since:
+        return _Since.of(self._seqs, np.array(numbers, np.int64), *self._rows_of(executes))
+
+    def _of_keys(self, rows: Ints) -> Loaded:
+        """Only the keys that these rows have: blocks have others beside them."""
+        wanted = np.zeros(self._key_count, bool)
+        wanted[self._key_ids[rows]] = True
+        kept = wanted[self._key_ids]
+        if kept.all():
+            return self
+        ids = (np.cumsum(wanted) - 1)[self._key_ids[kept]]
+        keys = [values.filter(pa.array(wanted)) for values in self._keys]
+        table = self._table.filter(pa.array(kept))
+        numbered = Numbered(ids, int(wanted.sum()), keys)
+        return Loaded(self._plan, table, self.slices[kept], self._seqs[kept], numbered)
+
+
+class _Since:
+    """Of each window the rows that came from a block number of its own on.
+
+    ``all_of``: windows of which these are all rows; they are not listed. ``counts``: of the other windows.
+    ``candidates``: rows among which they are, the same one perhaps several times.
+    """
+
+    def __init__(self, all_of: Mask, candidates: Ints, first: Ints, counts: Ints) -> None:
+        self.all_of = all_of
+        self.candidates = candidates
+        self.counts = counts
+        self._first = first
+
+    @classmethod
+    def of(cls, seqs: Ints, numbers: Ints, begins: Ints, ends: Ints) -> _Since:
+        first, counts = np.zeros(len(numbers), np.int64), np.zeros(len(numbers), np.int64)
+        all_of = numbers <= seqs.min()
+        found, size = [np.zeros(0, np.int64)], 0
+        # Windows that were executed together have the same number.
+        for number_ in np.unique(numbers[~all_of & (numbers <= seqs.max())]):
+            which = np.flatnonzero(numbers == number_)
+            low = int(begins[which].min())
+            rows = low + np.flatnonzero(seqs[low : int(ends[which].max())] >= number_)
+            begin, end = np.searchsorted(rows, begins[which]), np.searchsorted(rows, ends[which])
+            first[which], counts[which] = size + begin, end - begin
+            found.append(rows)
+            size += len(rows)
+        return cls(all_of, np.concatenate(found), first, counts)
+
+    def some(self, windows: slice) -> _Since:
+        return _Since(self.all_of[windows], self.candidates, self._first[windows], self.counts[windows])
+
+    def rows(self) -> tuple[Ints, Ints]:
+        """The window and the row of each."""
+        return np.repeat(np.arange(len(self.counts)), self.counts), self.candidates[_ranges(self._first, self.counts)]
+
+
+def tagged(batch: pa.RecordBatch, slice_us: int, seq: int) -> pa.RecordBatch:
+    """Partials of a block with its slice and seq in every row, for when rows of several blocks get mixed."""
+    n = batch.num_rows
+    columns = [*batch.columns, pa.array(np.full(n, slice_us)), pa.array(np.full(n, seq))]
+    return pa.RecordBatch.from_arrays(columns, [*batch.schema.names, _SLICE, _SEQ])
+
+
+def _ranges(begins: Ints, lengths: Ints) -> Ints:
+    """``begins[i], begins[i] + 1, ...`` of each length, one after the other."""
+    before = np.cumsum(lengths) - lengths
+    ranges: Ints = np.arange(int(lengths.sum())) + np.repeat(begins - before, lengths)
+    return ranges

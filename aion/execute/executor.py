@@ -1,0 +1,326 @@
+"""Carries out what the operator orders: reads blocks, computes windows, makes the rows of panes.
+
+The same for LocalOperator and Spark's root; where blocks are kept is the session's business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from aion.core.compaction.blocks import Fold
+from aion.core.ingest.block import Block, decode
+from aion.core.ingest.key_ranges import Keys, key_names, row_hashes
+from aion.core.numbers import within
+from aion.core.operator.actions import (
+    Action,
+    Append,
+    Arrived,
+    BatchEnded,
+    BlockFact,
+    Destage,
+    EmitDropped,
+    Execute,
+    Kind,
+    Prestage,
+    Purge,
+    WatermarkAdvanced,
+)
+from aion.core.operator.keyed.orders import EmitDroppedRows, ExecuteKeyed, Order, Retract
+from aion.core.operator.operator import Operator
+from aion.core.plan import Plan
+from aion.core.slicing.tree import Aggregation
+from aion.execute.applying import Decoded, apply_window, decode_all, dropped_events
+from aion.execute.block_folder import BlockFolder, fold_bytes
+from aion.execute.combining import Loaded, tagged, windows_at_once
+from aion.execute.folds import carry_out
+from aion.execute.keyed import KeyedExecutor
+from aion.execute.rows import pane_rows
+from aion.execute.spilling import MEMORY_LIMIT_BYTES, drained, parts_by_key
+from aion.execute.trace import Recorder
+from policies.sizing import Execution
+from state_backends.store.codec_pool import CodecPool
+from state_backends.store.protocol import Only, StoredBlock
+
+Seen = Callable[[Iterator[StoredBlock]], Iterator[StoredBlock]]
+_NO_END = 2**63 - 1
+
+
+def _unseen(blocks: Iterator[StoredBlock]) -> Iterator[StoredBlock]:
+    return blocks
+
+
+class Session(Protocol):
+    """Somebody's turn at the blocks of one shard."""
+
+    def append(self, blocks: Iterable[tuple[int, bool, Block]]) -> None:
+        """Keeps (seq, late, block)."""
+
+    def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
+        """Blocks of slices, or ``only`` some of them, lazily, by slice and in the order of arrival."""
+
+    def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
+        """Slices of which all, or ``only`` some blocks, will be read soon."""
+
+    def supersede(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
+        """Blocks of these slices, that came in these spans, for which those numbered from ``below`` on stand now."""
+
+    def abandon(self, from_seq: int) -> None:
+        """Something failed: blocks numbered from there on stand for nothing."""
+
+    def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
+        """Slices whose memory may go, and slices that nobody needs any more."""
+
+
+class Executor:
+    """One shard's operator at work. Every method yields rows of ``plan.result_schema``.
+
+    Blocks are decoded in the threads of ``codec``, without one in line. With a ``folder``, blocks are folded, and of
+    windows that were executed before no more is read than what may have changed (docs/folding.md). For
+    ``memory_limit_bytes`` and ``spill_folder`` see :func:`aion.execute.applying.apply_window`. ``aggregation``: how
+    windows that overlap are combined of their slices (:mod:`aion.core.slicing.tree`).
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        operator: Operator,
+        session: Session,
+        codec: CodecPool | None = None,
+        folder: BlockFolder | None = None,
+        *,
+        memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+        spill_folder: str | None = None,
+        aggregation: Aggregation = "auto",
+    ) -> None:
+        self.plan = plan
+        self.operator = operator
+        self.session = session
+        self.codec = codec
+        self.folder = folder
+        self.memory_limit_bytes = memory_limit_bytes
+        self.spill_folder = spill_folder
+        self.aggregation = aggregation
+        self._keyed = KeyedExecutor(
+            plan,
+            session,
+            codec,
+            memory_limit_bytes=memory_limit_bytes,
+            spill_folder=spill_folder,
+            seeks=folder is not None,
+            timed=self._timed,
+        )
+        # Encoded bytes and seconds of each execution so far: what sizing and idle destaging learn from. Windows
+        # that are computed together are one.
+        self.executions: list[Execution] = []
+        # Notes what comes, without payload, if the user asked for a trace (docs/tuning.md).
+        self.recorder: Recorder | None = None
+
+    def advance(self, watermark_us: int) -> Iterator[pa.RecordBatch]:
+        """On-time and final executions that this watermark makes due."""
+        watermark_us = within(watermark_us)
+        if self.recorder is not None:
+            self.recorder.advanced(watermark_us)
+        yield from self._carry_out(self.operator.handle(WatermarkAdvanced(watermark_us)), ())
+        self._dealt()
+
+    def arrive(self, blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
+        """Keeps what is in time or late, and yields what is too late as dropped rows."""
+        if self.recorder is not None:
+            self.recorder.arrived(blocks)
+        facts = [BlockFact(b.header.slice_us, b.header.events, b.size_bytes) for b in blocks]
+        yield from self._carry_out(self.operator.handle(Arrived(facts, self._keyed.arrivals(blocks))), blocks)
+        self._dealt()
+
+    def end_batch(self, *, last: bool = False) -> Iterator[pa.RecordBatch]:
+        """Late executions that the trigger asks for; with ``last``, of all windows that have news."""
+        yield from self._carry_out(self.operator.handle(BatchEnded(last)), ())
+
+    def load(self) -> None:
+        """After a restart: what the operator keeps beside its snapshot."""
+        self._keyed.load(self.operator.keyed.kept)
+
+    def save(self) -> None:
+        """Before the operator's snapshot is taken: keeps what it has beside it."""
+        self.operator.next_seq += self._keyed.save(self.operator.keyed.save(), self.operator.next_seq)
+
+    def _dealt(self) -> None:
+        if self.recorder is not None:
+            self.recorder.dealt()
+
+    def _carry_out(self, actions: Sequence[Action | Order], blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
+        appends = [a for a in actions if isinstance(a, Append)]
+        if appends:
+            self.session.append((a.seq, a.late, blocks[a.index]) for a in appends)
+        for action in actions:
+            if isinstance(action, Prestage):
+                self._prestage(action.slices, [blocks[a.index] for a in appends])
+        yield from self._dropped([a for a in actions if isinstance(a, EmitDropped)], blocks)
+        for action in actions:
+            if isinstance(action, EmitDroppedRows):
+                yield self._keyed.dropped(action, blocks[action.index])
+        # On-time executions stand before final ones, and both before what they make free.
+        executes = [a for a in actions if isinstance(a, Execute)]
+        if self.plan.layout is not None:
+            # Of windows that were executed before less is read than of others.
+            for among in ([e for e in executes if e.changed_since < 0], [e for e in executes if e.changed_since >= 0]):
+                for some in windows_at_once(self.plan.layout, among, self.aggregation):
+                    yield from self._combine(some)
+        else:
+            for execute in executes:
+                with self._timed() as seen:
+                    blocks_of, keys = self._read([execute], seen)
+                    yield from apply_window(
+                        self.plan,
+                        execute,
+                        blocks_of,
+                        self.codec,
+                        keys,
+                        memory_limit_bytes=self.memory_limit_bytes,
+                        spill_folder=self.spill_folder,
+                    )
+        for order in actions:
+            if isinstance(order, ExecuteKeyed | Retract):
+                yield from self._keyed.execute(order)
+        folds = [a for a in actions if isinstance(a, Fold)]
+        if folds and self.folder is not None:
+            # By the index as it is now, which is what the folds were decided from.
+            owners = self.operator.keyed.owners if self.operator.keyed else None
+            with (
+                nullcontext(self.operator) if self.recorder is None else self.recorder.folds(self.operator) as operator
+            ):
+                carry_out(folds, operator, self.session, self.folder, self._decode_all, self._fold_bytes, owners)
+        destage = [s for a in actions if isinstance(a, Destage) for s in a.slices]
+        purge = [s for a in actions if isinstance(a, Purge) for s in a.slices]
+        if destage or purge:
+            self.session.release(destage, purge)
+
+    def due_next(self, watermark_us: int | None) -> tuple[int, ...]:
+        """Slices of the windows that will be executed when the watermark gets there."""
+        plan = self.operator.plan(watermark_us) if watermark_us is not None else None
+        return plan.slices if plan is not None else ()
+
+    # -- what is read -------------------------------------------------------------------------------------
+
+    def _read(self, executes: Sequence[Execute], seen: Seen = _unseen) -> tuple[Iterator[StoredBlock], Keys | None]:
+        """The blocks of windows and, if all of them were executed before, which keys have changed since."""
+        slices = sorted({s for e in executes for s in e.slices})
+        blocking = self.plan.blocking
+        if self.folder is None or not self.plan.key or any(e.changed_since < 0 for e in executes):
+            return seen(self.session.read(slices, blocking=blocking)), None
+        since: dict[int, int] = {}
+        for execute in executes:
+            for s in execute.slices:
+                since[s] = min(execute.changed_since, since.get(s, execute.changed_since))
+        news = Only({s: (seq, _NO_END) for s, seq in since.items()})
+        with closing(self._decode_all(seen(self.session.read(slices, only=news)))) as decoded:
+            keys = self._keys_of([d.batch for d in decoded])
+        return seen(self.session.read(slices, blocking=blocking, only=Only(keys=keys.ranges))), keys
+
+    def _decode_all(self, blocks: Iterable[StoredBlock], keys: Keys | None = None) -> Generator[Decoded, None, None]:
+        return decode_all(self.plan, blocks, self.codec, keys)
+
+    def _prestage(self, slices: Sequence[int], arrived: Sequence[Block]) -> None:
+        """What late events announce (paper 3.2): of windows that were executed before, blocks of their keys."""
+        if self.folder is None or not self.plan.key:
+            self.session.prestage(slices)
+            return
+        wanted = frozenset(slices)
+        batches = [decode(b, self.plan.block_schema) for b in arrived if b.header.slice_us in wanted]
+        self.session.prestage(slices, Only(keys=self._keys_of(batches).ranges))
+
+    def _keys_of(self, batches: Sequence[pa.RecordBatch]) -> Keys:
+        table = pa.Table.from_batches(batches, self.plan.block_schema)
+        return Keys(row_hashes(self.plan, table.select(key_names(self.plan))))
+
+    @property
+    def _fold_bytes(self) -> int:
+        assert self.folder is not None
+        return fold_bytes(self.memory_limit_bytes, self.folder.compression)
+
+    @contextmanager
+    def _timed(self) -> Iterator[Seen]:
+        """Notes the bytes that an execution read, the seconds that it took, and those that it waited."""
+        size, waited_s = 0, 0.0
+
+        def seen(blocks: Iterator[StoredBlock]) -> Iterator[StoredBlock]:
+            nonlocal size, waited_s
+            asked = time.perf_counter()
+            for stored in blocks:
+                waited_s += time.perf_counter() - asked
+                size += stored.block.size_bytes
+                yield stored
+                asked = time.perf_counter()
+
+        begin = time.perf_counter()
+        yield seen
+        self.executions.append(Execution(size, time.perf_counter() - begin, waited_s))
+        if self.recorder is not None:
+            self.recorder.executed(*self.executions[-1])
+
+    # -- partials -----------------------------------------------------------------------------------------
+
+    def _combine(self, executes: Sequence[Execute]) -> Iterator[pa.RecordBatch]:
+        """Each slice is read and decoded once, however many of the windows share it."""
+        with self._timed() as seen, closing(self._decode_all(*self._read(executes, seen))) as decoded:
+            for loaded in self._load(decoded):
+                yield from loaded.windows(executes, self.memory_limit_bytes, self.aggregation)
+
+    def _load(self, decoded: Iterator[Decoded]) -> Iterator[Loaded]:
+        """All partials, or if they do not fit in memory those of some keys at a time, by way of files."""
+        names, limit = [field.name for field in self.plan.key_fields], self.memory_limit_bytes
+        held: list[Decoded] = []
+        size = 0
+        for block in decoded:
+            held.append(block)
+            size += block.batch.nbytes
+            if size > limit and names:
+                batches = (tagged(d.batch, d.slice_us, d.seq) for d in chain(drained(held), decoded))
+                with closing(parts_by_key(names, batches, limit, self.spill_folder)) as parts:
+                    yield from (Loaded.of_tagged(self.plan, part) for part in parts if part)
+                return
+        yield Loaded.of_blocks(self.plan, held)
+
+    # -- too late -----------------------------------------------------------------------------------------
+
+    def _dropped(self, actions: Sequence[EmitDropped], blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
+        """Kept events one by one; partials that arrived together a row for each key and window.
+
+        Which events share a block is a matter of how Spark made tasks of them, and must not be seen in what comes out.
+        """
+        if self.plan.layout is None:
+            for action in actions:
+                batch = decode(blocks[action.index], self.plan.block_schema)
+                which = np.zeros(batch.num_rows, np.int64)
+                yield dropped_events(self.plan, batch, [action.window], which, action.lateness_us, action.reason)
+            return
+        together: dict[EmitDropped, list[pa.RecordBatch]] = {}
+        for action in actions:
+            of = together.setdefault(replace(action, index=0), [])
+            of.append(decode(blocks[action.index], self.plan.block_schema))
+        for action, batches in together.items():
+            yield self._dropped_partials(action, pa.Table.from_batches(batches))
+
+    def _dropped_partials(self, action: EmitDropped, partials: pa.Table) -> pa.RecordBatch:
+        assert self.plan.layout is not None
+        partials = self.plan.layout.combine([field.name for field in self.plan.key_fields], partials)
+        late = action.window is not None
+        return pane_rows(
+            self.plan,
+            keys=[partials.column(f.name) for f in self.plan.key_fields],
+            outputs=list(self.plan.layout.lower(self.plan.layout.states(partials)).values()),
+            windows=[action.window],
+            which=np.zeros(partials.num_rows, np.int64),
+            kind=pa.repeat(Kind.DROPPED.value, partials.num_rows),
+            events=partials.column("p0"),
+            late_events=partials.column("p0") if late else pa.array(np.zeros(partials.num_rows, np.int64)),
+            lateness_us=action.lateness_us,
+            reason=action.reason,
+        )

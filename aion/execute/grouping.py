@@ -1,0 +1,125 @@
+"""The events of each key of a window, grouped in memory. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from aion.aggregates.values import combined
+from aion.core.plan import Key
+from aion.core.row_hash import hash_rows
+
+# What is made for each row would outweigh small events, if it were made for those of a whole window at once.
+_ROWS_AT_ONCE = 1 << 17
+_KEYS_AT_ONCE = 1024
+_I64_MAX = 2**63 - 1
+
+
+class Piece(NamedTuple):
+    """Events of one block: are they news since the last execution, and did they come late?"""
+
+    batch: pa.RecordBatch
+    changed: bool
+    late: bool
+
+
+class Group(NamedTuple):
+    """The events of one key, in the order of arrival: to be read once, before the next group is asked for."""
+
+    key: Key
+    parts: Iterator[pa.RecordBatch]
+    events: int
+    late_events: int
+
+
+class _Runs(NamedTuple):
+    """Stretches of rows of one key in one batch: the batch's number, first row, length, and the key as a code."""
+
+    of_batch: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    codes: npt.NDArray[np.int64]
+    keys: pa.Table
+
+
+def group_in_memory(names: Sequence[str], pieces: Iterable[Piece]) -> Iterator[Group]:
+    """The groups of the keys of which any piece is changed, in an order that means nothing, and is always the same.
+
+    No event is copied: blocks are sorted by key where they are made, so a key is few runs, and those are sliced.
+    """
+    held = [piece for piece in pieces if piece.batch.num_rows]
+    if not held:
+        return
+    batches = [piece.batch for piece in held]
+    runs = _find_runs(names, batches)
+    order = np.argsort(runs.codes, kind="stable")
+    codes, of_batch, starts, sizes = runs.codes[order], runs.of_batch[order], runs.starts[order], runs.sizes[order]
+    begins = np.flatnonzero(np.diff(codes, prepend=-1))
+    ends = np.append(begins[1:], len(codes))
+    events = np.add.reduceat(sizes, begins)
+    late_events = np.add.reduceat(np.where(np.array([p.late for p in held])[of_batch], sizes, 0), begins)
+    changed = np.flatnonzero(np.logical_or.reduceat(np.array([p.changed for p in held])[of_batch], begins))
+    if not len(changed):
+        return
+    # In an order that is the keys' own, so that it does not tell how blocks were folded.
+    found = runs.keys.take(pa.array(order[begins[changed]]))
+    changed = changed[np.argsort(hash_rows([combined(c) for c in found.columns], 0), kind="stable")]
+    for start in range(0, len(changed), _KEYS_AT_ONCE):
+        some = changed[start : start + _KEYS_AT_ONCE]
+        rows = pa.array(order[begins[some]])
+        keys = zip(*(runs.keys.column(name).take(rows).to_pylist() for name in names), strict=True)
+        numbers = (a[some].tolist() for a in (begins, ends, events, late_events))
+        for key, begin, end, count, late in zip(keys, *numbers, strict=True):
+            where = zip(
+                of_batch[begin:end].tolist(), starts[begin:end].tolist(), sizes[begin:end].tolist(), strict=True
+            )
+            yield Group(key, (batches[b].slice(first, size) for b, first, size in where), count, late)
+
+
+def _find_runs(names: Sequence[str], batches: list[pa.RecordBatch]) -> _Runs:
+    """The runs of all batches, found in some of them at a time."""
+    found: list[_Runs] = []
+    first = rows = 0
+    for number, batch in enumerate(batches, 1):
+        rows += batch.num_rows
+        if rows >= _ROWS_AT_ONCE or number == len(batches):
+            found.append(_runs_of(names, batches[first:number], first))
+            first, rows = number, 0
+    if len(found) == 1:
+        return found[0]
+    # In one piece: of many, each of the takes to come would make one first.
+    keys = pa.concat_tables([r.keys for r in found]).combine_chunks()
+    of_batch, starts, sizes = (np.concatenate([r[i] for r in found]) for i in range(3))
+    return _Runs(of_batch, starts, sizes, key_codes(keys), keys)
+
+
+def _runs_of(names: Sequence[str], batches: list[pa.RecordBatch], number: int) -> _Runs:
+    keys = pa.Table.from_batches([batch.select(names) for batch in batches])
+    codes = key_codes(keys)
+    edges = np.cumsum([batch.num_rows for batch in batches])
+    is_start = np.concatenate(([True], codes[1:] != codes[:-1]))
+    is_start[edges[:-1]] = True
+    starts = np.flatnonzero(is_start)
+    of_batch = np.searchsorted(edges, starts, side="right")
+    begins = np.concatenate(([0], edges[:-1]))
+    sizes = np.diff(starts, append=len(codes))
+    return _Runs(of_batch + number, starts - begins[of_batch], sizes, codes[starts], keys.take(pa.array(starts)))
+
+
+def key_codes(keys: pa.Table) -> npt.NDArray[np.int64]:
+    """The same integer, 0 or more, for rows of the same key, and for no others."""
+    codes, total = np.zeros(keys.num_rows, np.int64), 1
+    for column in keys.columns:
+        chunks = column.dictionary_encode(null_encoding="encode").chunks  # which share one dictionary
+        distinct = max(len(chunks[0].dictionary), 1) if chunks else 1
+        if total * distinct > _I64_MAX:  # numbered anew, or they would wrap around and meet
+            codes = np.unique(codes, return_inverse=True)[1]
+            total = keys.num_rows
+        total *= distinct
+        indices = [chunk.indices.to_numpy(zero_copy_only=False) for chunk in chunks]
+        codes = codes * distinct + (np.concatenate(indices) if indices else 0)
+    return codes

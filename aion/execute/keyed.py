@@ -1,0 +1,166 @@
+"""Carries out the orders for windows that each key has its own of: reads rows, computes panes, keeps their index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from aion.core.ingest.block import Block, Codec, Compression, decode, encode
+from aion.core.ingest.block import Kind as BlockKind
+from aion.core.ingest.key_ranges import Keys, row_hashes
+from aion.core.operator.actions import Kind, WindowRef
+from aion.core.operator.keyed.orders import Arrivals, EmitDroppedRows, ExecuteKeyed, Retract
+from aion.core.operator.keyed.saving import Keeper, Save
+from aion.core.operator.keyed.table import Table
+from aion.core.plan import Plan
+from aion.core.slicing.grid import is_timed
+from aion.execute.applying import apply_gathered, decode_all, dropped_events
+from aion.execute.keyed_panes import gather, panes, placed, retractions
+from aion.execute.rows import pane_rows
+from aion.execute.spilling import parts_by_key
+from state_backends.store.protocol import Only, StoredBlock
+
+if TYPE_CHECKING:
+    from aion.execute.executor import Seen, Session
+    from state_backends.store.codec_pool import CodecPool
+
+
+class KeyedExecutor:
+    """Of one shard. ``memory_limit_bytes`` of rows are held at once, and of all their keys, those of some.
+
+    ``seeks``: blocks may be folded, so that those of a few keys can be found. ``timed``: notes what an execution took.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        session: Session,
+        codec: CodecPool | None,
+        *,
+        memory_limit_bytes: int,
+        spill_folder: str | None,
+        seeks: bool,
+        timed: Callable[[], AbstractContextManager[Seen]],
+    ) -> None:
+        self._plan = plan
+        self._session = session
+        self._codec = codec
+        self._limit = memory_limit_bytes
+        self._folder = spill_folder
+        self._timed = timed
+        self._seeks = seeks and bool(plan.key) and not plan.by_event
+
+    # -- arrivals -----------------------------------------------------------------------------------------
+
+    def arrivals(self, blocks: Sequence[Block]) -> Arrivals | None:
+        """What the windows of single keys depend on; None: there are none, or there is nothing."""
+        timed = [(i, b) for i, b in enumerate(blocks) if is_timed(b.header.slice_us)] if self._plan.keyed else []
+        if not timed:
+            return None
+        plan = self._plan
+        batches = [decode(block, plan.block_schema) for _, block in timed]
+        table = pa.Table.from_batches(batches)
+        first, last = plan.instants(table)
+        if plan.layout is None:
+            events = np.ones(table.num_rows, np.int64)
+            marks = np.concatenate([plan.marks(batch) for batch in batches])
+        else:
+            events = table.column("p0").to_numpy()
+            marks = plan.marks(table)
+        sizes = [batch.num_rows for batch in batches]
+        columns = {
+            "first": first,
+            "last": last,
+            "events": events,
+            "row": np.concatenate([np.arange(n) for n in sizes]),
+            "mark": marks,
+        }
+        keys = [table.column(name).combine_chunks() for name in plan.block_keys]
+        return Arrivals(Table(keys, columns), np.repeat([i for i, _ in timed], sizes))
+
+    def dropped(self, order: EmitDroppedRows, block: Block) -> pa.RecordBatch:
+        """A row for each that came too late, with the window that it would have made alone."""
+        batch = decode(block, self._plan.block_schema).take(pa.array(order.rows))
+        bounds = zip(order.starts_us.tolist(), order.ends_us.tolist(), strict=True)
+        windows = [WindowRef(order.definition, start, end) for start, end in bounds]
+        which = np.arange(len(windows))
+        if self._plan.layout is None:
+            return dropped_events(self._plan, batch, windows, which, order.latenesses_us, _REASON)
+        events = batch.column("p0")
+        return pane_rows(
+            self._plan,
+            keys=[batch.column(name) for name in self._plan.block_keys],
+            outputs=list(self._plan.layout.lower(self._plan.layout.states(batch)).values()),
+            windows=windows,
+            which=which,
+            kind=pa.repeat(Kind.DROPPED.value, len(windows)),
+            events=events,
+            late_events=events,
+            lateness_us=order.latenesses_us,
+            reason=_REASON,
+        )
+
+    # -- executions ---------------------------------------------------------------------------------------
+
+    def execute(self, order: ExecuteKeyed | Retract) -> Iterator[pa.RecordBatch]:
+        if isinstance(order, Retract):
+            yield retractions(self._plan, order)
+            return
+        keys = self._keys_of(order.windows) if self._seeks else None
+        only = None if keys is None else Only(keys=keys.ranges)
+        with self._timed() as seen:
+            blocks = seen(self._session.read(order.slices, blocking=self._plan.blocking, only=only))
+            yield from self._over(order, blocks, keys)
+
+    def _over(self, order: ExecuteKeyed, blocks: Iterator[StoredBlock], keys: Keys | None) -> Iterator[pa.RecordBatch]:
+        with closing(decode_all(self._plan, blocks, self._codec, keys)) as decoded:
+            batches = (placed(d.batch, d.seq) for d in decoded)
+            with closing(parts_by_key(self._plan.block_keys, batches, self._limit, self._folder)) as parts:
+                for part in parts:
+                    if part:
+                        yield from self._computed(order, pa.Table.from_batches(part).combine_chunks())
+
+    def _keys_of(self, windows: Table) -> Keys:
+        keys = pa.Table.from_arrays(windows.keys, self._plan.block_keys)
+        return Keys(row_hashes(self._plan, keys))
+
+    def _computed(self, order: ExecuteKeyed, table: pa.Table) -> Iterator[pa.RecordBatch]:
+        at_once = max(self._limit // max(table.nbytes // max(table.num_rows, 1), 1), 1)
+        if self._plan.layout is not None:
+            yield from panes(self._plan, order, table, at_once)
+        else:
+            for gathered in gather(self._plan, order, table, at_once):
+                yield from apply_gathered(self._plan, order, table.select(self._plan.schema.names), gathered)
+
+    # -- the index ----------------------------------------------------------------------------------------
+
+    def load(self, kept: Sequence[Keeper]) -> None:
+        """The index as of the version that was opened."""
+        for keeper in kept:
+            stored = self._session.read(keeper.slices, blocking=True)
+            keeper.load(decode(block, keeper.schema) for _, block in stored)
+
+    def save(self, keeper_saves: Sequence[Save], next_seq: int) -> int:
+        """Keeps what changed of it; returns how many blocks that took, numbered from ``next_seq`` on."""
+        for i, (slice_us, rows, replaces) in enumerate(keeper_saves):
+            block = encode(
+                rows,
+                kind=BlockKind.PARTIALS,
+                slice_us=slice_us,
+                events=0,
+                min_us=slice_us,
+                max_us=slice_us,
+                compression=Compression.NONE,
+                codec=Codec.ARROW,
+            )
+            self._session.append([(next_seq + i, False, block)])
+            if replaces:
+                self._session.release([], replaces)
+        return len(keeper_saves)
+
+
+_REASON = "later than the window's bound"

@@ -1,0 +1,430 @@
+"""Traces of arrivals: how many events of which slice came when, in how many bytes; no payload (docs/tuning.md).
+
+A trace is a Parquet file of the columns of ``SCHEMA``, or a folder of such files: one for each batch of each shard,
+named by both, so that a batch that is processed again replaces what it wrote before. What the windows are is in the
+schema's metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from aion.aggregates import count
+from aion.core.compaction.blocks import Folded
+from aion.core.ingest.block import Block
+from aion.core.operator.actions import BlockFact
+from aion.core.operator.operator import Operator
+from aion.core.plan import Plan, make_plan
+from aion.core.slicing.grid import is_timed
+from aion.core.windows import Periodic
+from aion.errors import ConfigError, FormatError
+
+FORMAT = 1
+METADATA = b"aion.trace"
+SCHEMA = pa.schema(
+    [
+        ("shard", pa.int32()),
+        ("batch", pa.int64()),
+        ("kind", pa.string()),
+        ("at_us", pa.int64()),
+        ("watermark_us", pa.int64()),
+        ("slice_us", pa.int64()),
+        ("events", pa.int64()),
+        ("rows", pa.int64()),
+        ("bytes", pa.int64()),
+        ("min_us", pa.int64()),
+        ("max_us", pa.int64()),
+        ("made_bytes", pa.int64()),
+        ("took_us", pa.int64()),
+        ("waited_us", pa.int64()),
+    ]
+)
+"""``kind``: ``batch``, once for each batch of a shard; ``arrival``, a block, handed over at ``at_us`` with those that
+came then, ``took_us`` after what was before it was dealt with; ``fold``, ``bytes`` that became ``made_bytes`` within
+``took_us``;
+``execution``, ``bytes`` that a function was given within ``took_us``, of which ``waited_us`` for blocks; ``staging``,
+``bytes`` that were prestaged within ``took_us``, ``writing``, those of a file that was written; ``last``, nothing will
+come any more."""
+
+Int64s = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+MOST_FITTED = 500
+"""Measurements through which a line is laid: it takes each pair of them."""
+
+
+class Cost(NamedTuple):
+    """What something takes: seconds, whatever its bytes are, and as many bytes in each further second.
+
+    ``times``: how many times as long each took of those that this was learnt from, in their order.
+    """
+
+    fixed_s: float
+    bytes_per_s: float
+    times: tuple[float, ...] = (1.0,)
+
+
+class Definition(NamedTuple):
+    """What a replay has to know of an operator.
+
+    ``kept``: windows keep events, for a function; else partials. ``commits``: each batch ends with a version on disk.
+    """
+
+    windows: Mapping[str, Periodic]
+    key: bool
+    kept: bool
+    blocking: bool
+    commits: bool
+
+    @classmethod
+    def of(cls, plan: Plan, *, commits: bool) -> Definition:
+        """Raises ConfigError for windows that each key has its own of: they hang on more than sizes and times."""
+        windows = {name: w for name, w in plan.windows.items() if isinstance(w, Periodic)}
+        if len(windows) < len(plan.windows):
+            other = next(str(w) for name, w in plan.windows.items() if name not in windows)
+            raise ConfigError(f"record: {other} depends on the events of each key; a trace is of tumbling and sliding")
+        return cls(windows, bool(plan.key), plan.layout is None, plan.blocking, commits)
+
+    def plan(self) -> Plan:
+        """One with the same windows and the same kind of blocks; its columns stand for any."""
+        schema = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us"))])
+        return make_plan(
+            schema,
+            key="key" if self.key else None,
+            time="ts",
+            windows=dict(self.windows),
+            aggregates=None if self.kept else {"n": count()},
+            apply=_nothing if self.kept else None,
+            outputs="n long" if self.kept else None,
+            blocking=self.blocking,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        windows = [[name, w.size_us, w.slide_us, w.offset_us] for name, w in self.windows.items()]
+        return {"format": FORMAT, **self._asdict(), "windows": windows}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Definition:
+        windows = {name: Periodic(*numbers) for name, *numbers in value["windows"]}
+        return cls(windows, value["key"], value["kept"], value["blocking"], value["commits"])
+
+
+def _nothing(key: Any, window: Any, events: Any) -> dict[str, int]:
+    raise AssertionError("a replay computes no results")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one shard did in one batch: the watermark first, if it moved, then the arrivals.
+
+    ``rows``: of each block. ``watermark_us``: None as long as there is none. ``handed``: how many blocks were handed
+    over together, and the seconds that went by before since what came earlier was dealt with.
+    """
+
+    shard: int
+    number: int
+    at_us: int
+    watermark_us: int | None
+    blocks: Sequence[BlockFact]
+    rows: Int64s
+    last: bool = False
+    handed: Sequence[tuple[int, float]] = ()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """``table``: of ``SCHEMA``."""
+
+    definition: Definition
+    table: pa.Table
+
+    @cached_property
+    def shards(self) -> list[int]:
+        return sorted(set(self.table["shard"].to_pylist()))
+
+    @cached_property
+    def batches(self) -> list[Batch]:
+        """By number and shard."""
+        keys = [("batch", "ascending"), ("shard", "ascending")]
+        table = self.table.append_column("n", pa.array(np.arange(self.table.num_rows))).sort_by(
+            [*keys, ("n", "ascending")]
+        )
+        shard, number = (table[name].to_numpy() for name in ("shard", "batch"))
+        edges = np.flatnonzero((np.diff(shard) != 0) | (np.diff(number) != 0)) + 1
+        bounds = [0, *edges.tolist(), table.num_rows] if table.num_rows else []
+        return [_batch(table.slice(a, b - a)) for a, b in pairwise(bounds)]
+
+    @cached_property
+    def folds(self) -> list[tuple[int, int]]:
+        """Bytes that were folded, and what they became."""
+        found = self._of_kind("fold")
+        return list(zip(found["bytes"].to_pylist(), found["made_bytes"].to_pylist(), strict=True))
+
+    @cached_property
+    def folding(self) -> Cost | None:
+        """Of a fold, with reading what is folded; None: not known."""
+        return self._cost("fold")
+
+    @cached_property
+    def processing(self) -> Cost | None:
+        """Of an execution, without what it waited for blocks; None: not known."""
+        return self._cost("execution")
+
+    @cached_property
+    def staging(self) -> Cost | None:
+        """Of a prestage, without the I/O that it waited for; None: not known."""
+        return self._cost("staging")
+
+    @cached_property
+    def writing(self) -> Cost | None:
+        """Of a file, without the more urgent I/O that came between its steps; None: not known."""
+        return self._cost("writing")
+
+    def _cost(self, kind: str) -> Cost | None:
+        found = self._of_kind(kind)
+        names = ("bytes", "took_us", "waited_us")
+        size, took_us, waited_us = (found[name].fill_null(0).to_numpy().astype(float) for name in names)
+        some = (size > 0) & found["took_us"].is_valid().to_numpy()
+        return fitted(size[some], np.maximum(took_us - waited_us, 1.0)[some] / 1e6) if some.any() else None
+
+    @cached_property
+    def events(self) -> int:
+        return int(sum(self._of_kind("arrival")["events"].to_pylist()))
+
+    @cached_property
+    def bytes(self) -> int:
+        return int(sum(self._of_kind("arrival")["bytes"].to_pylist()))
+
+    def lateness_us(self) -> tuple[Int64s, Int64s]:
+        """Of late blocks: how far the watermark was behind the end of their first window; and their events."""
+        late, events = [0], [0]
+        windows = list(self.definition.windows.values())
+        for batch in self.batches:
+            for block in batch.blocks if batch.watermark_us is not None else ():
+                ends = [w.end(start) for w in windows for start in w.starts_covering(block.slice_us)]
+                assert batch.watermark_us is not None
+                if is_timed(block.slice_us) and min(ends) <= batch.watermark_us:
+                    late.append(batch.watermark_us - min(ends))
+                    events.append(block.events)
+        return np.array(late, np.int64), np.array(events, np.int64)
+
+    def write(self, path: Path) -> None:
+        _write(path, self.definition, self.table)
+
+    def _of_kind(self, kind: str) -> pa.Table:
+        return self.table.filter(pa.array(np.array(self.table["kind"].to_pylist(), object) == kind, pa.bool_()))
+
+
+def fitted(size: Floats, seconds: Floats) -> Cost:
+    """A line through what was measured that a few which were slow, as the first one is, do not move (Theil and Sen)."""
+    if len(size) > MOST_FITTED:  # evenly, of all times
+        chosen = np.linspace(0, len(size) - 1, MOST_FITTED).astype(int)
+        size, seconds = size[chosen], seconds[chosen]
+    one, other = np.triu_indices(len(size), 1)
+    differ = size[one] != size[other]
+    one, other = one[differ], other[differ]
+    pace = float(np.median(seconds / size))
+    slopes = (seconds[one] - seconds[other]) / (size[one] - size[other])
+    slope = float(np.median(slopes)) if len(slopes) else pace
+    if not 0 < slope <= pace:  # no more is known than how fast it mostly was
+        slope = pace
+    fixed_s = max(0.0, float(np.median(seconds - slope * size)))
+    return Cost(fixed_s, 1 / slope, tuple((seconds / (fixed_s + slope * size)).tolist()))
+
+
+def _handed(table: pa.Table) -> list[tuple[int, float]]:
+    """``table``: arrivals of one batch. What was handed over at the same instant came together."""
+    at_us = table["at_us"].fill_null(-1).to_numpy()
+    gaps_us = table["took_us"].fill_null(0).to_numpy()
+    begins = [0, *(np.flatnonzero(np.diff(at_us)) + 1).tolist(), len(at_us)] if len(at_us) else [0]
+    return [(stop - start, float(gaps_us[start]) / 1e6) for start, stop in pairwise(begins)]
+
+
+def _batch(table: pa.Table) -> Batch:
+    kinds = table["kind"].to_pylist()
+    head = kinds.index("batch")
+    arrivals = table.take(pa.array([i for i, kind in enumerate(kinds) if kind == "arrival"], pa.int64()))
+    columns = arrivals.select(["slice_us", "events", "bytes"]).columns
+    facts = zip(*(column.to_pylist() for column in columns), strict=True)
+    return Batch(
+        shard=table["shard"][head].as_py(),
+        number=table["batch"][head].as_py(),
+        at_us=table["at_us"][head].as_py(),
+        watermark_us=table["watermark_us"][head].as_py(),
+        blocks=[BlockFact(*fact) for fact in facts],
+        rows=np.array(arrivals["rows"].to_pylist(), np.int64),
+        last="last" in kinds,
+        handed=_handed(arrivals),
+    )
+
+
+def read_trace(path: Path) -> Trace:
+    """A file, or all files of a folder as one. Raises FormatError, naming the file."""
+    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    if not files:
+        raise FormatError(f"{path}: there is no trace in this folder; a query records one with record='{path}'")
+    tables: list[pa.Table] = []
+    definitions: list[dict[str, Any]] = []
+    for file in files:
+        try:
+            table = pq.ParquetFile(file).read()
+        except (OSError, pa.ArrowException) as error:
+            raise FormatError(f"{file}: no trace: {error}") from error
+        told = (table.schema.metadata or {}).get(METADATA)
+        if told is None or not {*table.schema.names} <= {*SCHEMA.names}:
+            raise FormatError(f"{file}: no trace; it has columns {', '.join(table.schema.names)}")
+        for name in SCHEMA.names[table.num_columns :]:  # one that an earlier Aion recorded
+            table = table.append_column(name, pa.nulls(table.num_rows, SCHEMA.field(name).type))
+        definition = json.loads(told)
+        if definition["format"] != FORMAT:
+            raise FormatError(f"{file}: a trace of format {definition['format']}; this Aion reads format {FORMAT}")
+        tables.append(table.replace_schema_metadata(None).cast(SCHEMA))
+        definitions.append(definition)
+        if definition != definitions[0]:
+            raise FormatError(f"{file}: of other windows than {files[0].name}; keep a folder for each operator")
+    return Trace(Definition.from_json(definitions[0]), pa.concat_tables(tables))
+
+
+def _write(path: Path, definition: Definition, table: pa.Table) -> None:
+    """Whole or not at all; what is there is replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    metadata = {METADATA: json.dumps(definition.to_json()).encode()}
+    try:
+        pq.write_table(table.replace_schema_metadata(metadata), partial)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+class Recorder:
+    """Notes what one shard is told. Each batch is begun, and written at its end, or forgotten with the next one."""
+
+    def __init__(self, folder: Path, definition: Definition, shard: int = 0) -> None:
+        self._folder, self._definition, self._shard = folder, definition, shard
+        self._number = 0
+        self._rows: list[dict[str, Any]] = []
+        self._timed = True
+        self._dealt_s = 0.0
+
+    def begin(self, number: int, watermark_us: int | None, at_us: int | None = None, *, timed: bool = True) -> None:
+        """``at_us``: now, if it is not told. Not ``timed``: when blocks are handed over says nothing."""
+        self._number, self._timed = number, timed
+        self._dealt_s = time.perf_counter()
+        self._rows = [
+            {
+                "kind": "batch",
+                "at_us": time.time_ns() // 1000 if at_us is None else at_us,
+                "watermark_us": watermark_us,
+            }
+        ]
+
+    def advanced(self, watermark_us: int) -> None:
+        before = self._rows[0]["watermark_us"]
+        self._rows[0]["watermark_us"] = watermark_us if before is None else max(before, watermark_us)
+
+    def dealt(self) -> None:
+        """What was told so far has been carried out."""
+        self._dealt_s = time.perf_counter()
+
+    def arrived(self, blocks: Sequence[Block]) -> None:
+        handed: dict[str, int] = {}
+        if self._timed:
+            waited_s = time.perf_counter() - self._dealt_s
+            handed = {"at_us": time.time_ns() // 1000, "took_us": round(waited_s * 1e6)}
+        for header in (block.header for block in blocks):
+            times = {"min_us": header.min_us, "max_us": header.max_us} if is_timed(header.slice_us) else {}
+            self._rows.append(
+                {
+                    "kind": "arrival",
+                    "slice_us": header.slice_us,
+                    "events": header.events,
+                    "rows": header.rows,
+                    "bytes": header.size_bytes,
+                    **times,
+                    **handed,
+                }
+            )
+
+    def executed(self, size_bytes: int, seconds: float, waited_s: float = 0.0) -> None:
+        """``waited_s``: of the seconds, what went by until blocks were there."""
+        took = {"took_us": round(seconds * 1e6), "waited_us": round(waited_s * 1e6)}
+        self._rows.append({"kind": "execution", "bytes": size_bytes, **took})
+
+    def staged(self, size_bytes: int, seconds: float, waited_s: float) -> None:
+        """``waited_s``: of the seconds, what went by with other I/O until its turn came. From any thread."""
+        took = {"took_us": round(seconds * 1e6), "waited_us": round(waited_s * 1e6)}
+        self._rows.append({"kind": "staging", "bytes": size_bytes, **took})
+
+    def written(self, size_bytes: int, seconds: float) -> None:
+        """From any thread."""
+        self._rows.append({"kind": "writing", "bytes": size_bytes, "took_us": round(seconds * 1e6)})
+
+    def ended(self) -> None:
+        """Nothing will come any more."""
+        self._rows.append({"kind": "last"})
+
+    def folded(self, fact: Folded, seconds_per_byte: float) -> None:
+        fold = fact.fold
+        row = {"kind": "fold", "slice_us": fold.slice_us, "bytes": fold.size_bytes, "made_bytes": fact.size_bytes}
+        self._rows.append({**row, "took_us": round(seconds_per_byte * fold.size_bytes * 1e6)})
+
+    @contextmanager
+    def folds(self, operator: Operator) -> Iterator[RecordedFolds]:
+        folds = RecordedFolds(operator, self)
+        yield folds
+        folds.noted()
+
+    def table(self) -> pa.Table:
+        """The batch so far."""
+        rows = [{"shard": self._shard, "batch": self._number, **row} for row in self._rows]
+        return pa.Table.from_pylist(rows, SCHEMA)
+
+    def write(self) -> None:
+        """Replaces what the same batch of the same shard wrote before."""
+        path = self._folder / f"{self._shard:06d}-{self._number:010d}.parquet"
+        _write(path, self._definition, self.table())
+
+
+class RecordedFolds:
+    """An operator, as folding needs it, that has each fold noted. Folds of one group share its time by their bytes."""
+
+    def __init__(self, operator: Operator, recorder: Recorder) -> None:
+        self._operator, self._recorder = operator, recorder
+        self._begin_s = self._made_s = time.perf_counter()
+        self._group: list[Folded] = []
+
+    @property
+    def next_seq(self) -> int:
+        self.noted()
+        self._begin_s = time.perf_counter()
+        return self._operator.next_seq
+
+    def number(self, blocks: int) -> int:
+        self._made_s = time.perf_counter()
+        return self._operator.number(blocks)
+
+    def handle(self, event: Folded) -> Sequence[object]:
+        self._group.append(event)
+        return self._operator.handle(event)
+
+    def noted(self) -> None:
+        """The last group is over."""
+        size = sum(fact.fold.size_bytes for fact in self._group)
+        for fact in self._group:
+            self._recorder.folded(fact, max(0.0, self._made_s - self._begin_s) / max(size, 1))
+        self._group.clear()

@@ -1,0 +1,194 @@
+"""A plan in words: what runs where, and what crosses the network (Disco section 3)."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+
+from aion.aggregates.layout import Layout
+from aion.aggregates.lists import Distinct
+from aion.aggregates.partial import Partial
+from aion.config import Policy
+from aion.config.values import format_bytes
+from aion.core.plan import Plan
+from aion.core.slicing.grid import SliceGrid
+from aion.core.time import format_duration
+from aion.core.topology import Decision, Strategy, Tree
+from aion.core.windows import Definition, Periodic, Session
+
+_WIDTH = 110
+_LABEL = 12
+_DEMAND = "is what Spark's state demands"
+
+Line = tuple[str, str]
+
+
+def explain_plan(
+    plan: Plan, policy: Policy, tree: Tree, decisions: Mapping[str, Decision], *, asked_levels: int
+) -> str:
+    """The text of :func:`aion.explain`. ``asked_levels``: the policy's, of which ``tree`` may have fewer."""
+    by = f"by key {', '.join(plan.key)}" if plan.key else "without key"
+    sections = {
+        f"Windows over {plan.time}, {by}": [*_windows(plan.windows, decisions), *_slices(plan.windows)],
+        "Aggregates" if plan.layout is not None else "Function": [*_aggregates(plan)],
+        "What runs where": [*_places(plan, policy, tree, asked_levels)],
+        "What crosses the network": [*_crossing(plan, tree, decisions)],
+        "State": [("", _state(policy))],
+    }
+    return "\n\n".join("\n".join((title, *map(_line, lines))) for title, lines in sections.items()) + "\n"
+
+
+def _line(line: Line) -> str:
+    label, text = line
+    indent = " " * 2 + " " * (_LABEL + 1) * bool(label)
+    first = f"  {label:<{_LABEL}} " if label else "  "
+    return textwrap.fill(text, _WIDTH, initial_indent=first, subsequent_indent=indent)
+
+
+# -- windows and slices ---------------------------------------------------------------------------------
+
+
+def _windows(windows: Mapping[str, Definition], decisions: Mapping[str, Decision]) -> Iterator[Line]:
+    for name, window in windows.items():
+        strategy, why = decisions[name]
+        words = name if name == str(window) else f"{name} ({window})"
+        merged = "computed centrally, at the root" if strategy is Strategy.CENTRAL else f"merged as {strategy}"
+        yield "", f"{words}: {merged}; {why}."
+
+
+def _slices(windows: Mapping[str, Definition]) -> Iterator[Line]:
+    """The edges that the windows share, and how many of them share an event."""
+    periodic = [window for window in windows.values() if isinstance(window, Periodic)]
+    gaps = [window.gap_us for window in windows.values() if isinstance(window, Session)]
+    families = SliceGrid(tuple(windows.values())).families
+    if families:
+        edges = " and ".join(
+            f"every {format_duration(f.period_us)}" + (f" from {format_duration(f.phase_us)} on" if f.phase_us else "")
+            for f in families
+        )
+        most = sum(-(-window.size_us // window.slide_us) for window in periodic)
+        shared = f"of the {most} windows that it is in at most" if most > 1 else "of its window"
+        shared = shared if len(periodic) == len(windows) else "windows"
+        yield "", f"Slices end {edges}. An event is in one slice, which is stored and sent once for all {shared}."
+    if gaps:
+        gap = format_duration(min(gaps))
+        yield "", f"Of sessions, a key has a row for each stretch of the smallest gap, {gap}, of a slice."
+
+
+# -- aggregates -----------------------------------------------------------------------------------------
+
+
+def _aggregates(plan: Plan) -> Iterator[Line]:
+    if plan.layout is None:
+        returns = ", ".join(plan.outputs.names)
+        yield "", f"apply returns {returns}: a function of all events of a key and window, which has no partials."
+        return
+    for bound in plan.layout.bound:
+        kind = (
+            "decomposable: partials of a bounded size"
+            if bound.decomposable
+            else f"holistic: the {_values(bound.partials)} are kept"
+        )
+        yield "", f"{bound.name} = {bound.aggregate}: {kind}."
+
+
+# -- places ---------------------------------------------------------------------------------------------
+
+
+def _places(plan: Plan, policy: Policy, tree: Tree, asked_levels: int) -> Iterator[Line]:
+    target = format_bytes(policy.blocks.target_bytes)
+    lifted = (
+        f"kept as they are, in blocks of about {target}"
+        if plan.layout is None
+        else f"lifted to partials, combined over the whole task: one row for each {'key and ' * bool(plan.key)}slice"
+    )
+    yield "child", f"on every source partition: events are put into slices and {lifted}."
+    merged = "put together" if plan.layout is None else "combined" if not plan.layout.holistic else "combined or joined"
+    for level in range(1, tree.levels + 1):
+        nodes, tasks = _count(tree.nodes(level), "node"), _count(tree.tasks(level), "task")
+        below = f"of {tree.children:,} source partitions" if level == 1 else f"nodes of level {level - 1}"
+        yield (
+            f"level {level}",
+            f"{nodes} in {tasks}, each of up to {tree.fan_in} {below}: blocks of a slice are {merged}.",
+        )
+    if asked_levels > tree.levels:
+        yield "levels", f"{asked_levels} asked for, all left out: no two partitions have parts of the same window."
+    work = (
+        "keeps the blocks of its keys, calls the function for each key and window"
+        if plan.layout is None
+        else "keeps the blocks of its keys, merges them by window, lowers them to results"
+    )
+    yield "root", f"{_count(len(tree.shards), 'shard')} in {_count(tree.root_tasks, 'task')}; each {work}."
+    if plan.layout is not None and any(
+        isinstance(w, Periodic) and w.slide_us < w.size_us for w in plan.windows.values()
+    ):
+        yield "overlap", _combining(plan.layout, policy)
+
+
+def _combining(layout: Layout, policy: Policy) -> str:
+    """How windows that overlap are combined."""
+    lazy = "each window is combined of all its slices"
+    eager = "runs of slices are combined first, for many windows together, and each window of few runs"
+    rounding = [b.name for b in layout.bound if not all(p.exact and not p.holistic for p in b.partials)]
+    match policy.execution.aggregation:
+        case "lazy":
+            return f"{lazy}: lazy, as the policy says."
+        case _ if rounding:
+            return f"{lazy}: lazy, because the result of {', '.join(rounding)} may depend on how slices are grouped."
+        case "eager":
+            return f"{eager}: eager, as the policy says."
+    return f"{eager}, where that takes fewer rows: eager; otherwise {lazy}: lazy."
+
+
+def _crossing(plan: Plan, tree: Tree, decisions: Mapping[str, Decision]) -> Iterator[Line]:
+    central = [name for name, decision in decisions.items() if decision.strategy is Strategy.CENTRAL]
+    if plan.layout is None or central:
+        whose = "the function" if plan.layout is None else ", ".join(central)
+        yield "events", f"the columns {_columns(plan.schema.names)} of every event, for {whose}; each event once."
+    if plan.layout is not None:
+        fixed = [p for p in plan.layout.partials if not p.holistic]
+        read = dict.fromkeys(column for p in fixed for column in p.columns)
+        of = f" of {_columns(list(read))}" if read else ""
+        keys = f"key and slice the key {_columns(plan.key)} and" if plan.key else "slice"
+        numbers = sum(len(plan.layout.partials[p]) for p in fixed)
+        yield "partials", f"for each {keys} {_count(numbers, 'column')} of partials{of}, one row."
+        if plan.layout.holistic:
+            yield "values", f"the {_values(plan.layout.partials)}, without their times; each slice once."
+    way = " -> ".join(["child", *(f"level {level}" for level in range(1, tree.levels + 1)), "root"])
+    if tree.levels and tree.tasks(tree.levels) == tree.root_tasks == 1:
+        hops, why = tree.levels, "the last level and the root are one task, with none between"
+    else:
+        hops, why = tree.levels + 1, f"{'by shard, which' if not tree.levels else 'the last, by shard,'} {_DEMAND}"
+    yield "way", f"{way}: {_count(hops, 'shuffle')}; {why}."
+
+
+def _state(policy: Policy) -> str:
+    told, trigger = policy.lateness, policy.trigger
+    follows = "" if told.coverage is None else f" until the data covers {told.coverage:g} of late events"
+    again = {
+        "staleness": f"a staleness of {trigger.bound:g}",
+        "interval": f"news in {format_duration(trigger.interval_us)}",
+        "count": f"{trigger.count:,} late events",
+        "every_batch": "every batch with late events",
+    }[trigger.kind]
+    return (
+        f"store {policy.state.backend}, {policy.state.codec} blocks, compression {policy.state.compression}; windows "
+        f"run again at {again}, and are kept {format_duration(told.initial_bound_us)} after their end{follows}."
+    )
+
+
+def _values(partials: Iterable[Partial]) -> str:
+    """The columns whose values holistic partials keep."""
+    kept = [partial for partial in partials if partial.holistic]
+    every = [column for p in kept if not isinstance(p, Distinct) for column in p.columns]
+    distinct = [column for p in kept if isinstance(p, Distinct) for column in p.columns]
+    parts = [("values of ", every), ("distinct values of ", distinct)]
+    return " and the ".join(words + _columns(list(dict.fromkeys(columns))) for words, columns in parts if columns)
+
+
+def _columns(names: tuple[str, ...] | list[str]) -> str:
+    return ", ".join(names)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")

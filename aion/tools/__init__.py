@@ -1,0 +1,1 @@
+"""What a user runs beside a query: ``inspect``, ``top``, and ``tune``."""

@@ -1,0 +1,1 @@
+"""``aion inspect``: what a state folder holds."""

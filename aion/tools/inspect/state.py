@@ -1,0 +1,181 @@
+"""What ``aion inspect`` shows of a state folder, and how it sets a query back to what is whole."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.table import Table
+
+from aion.config.values import about_bytes
+from aion.core.lateness.observe import Lateness
+from aion.core.lateness.sketch import LatenessSketch
+from aion.core.operator.lifecycle import windows_from_json
+from aion.core.time import format_instant, short_duration
+from aion.errors import ConfigError
+from aion.tools.inspect.windows import show_windows
+from state_backends.server.client import running_servers
+from state_backends.versions.audit import Repair, ShardFinding, StateFolder, by_query, plan_repair
+
+SET_ASIDE = "aion-set-aside"
+WINDOWS = 20
+_LOGS = ("offsets", "commits")
+
+
+def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: bool, windows: int = WINDOWS) -> bool:
+    """Prints what is in the folder; whether all of it is whole, or was made so. ``windows``: at most, per operator."""
+    console = Console(highlight=False)
+    folder = StateFolder(state_dir)
+    try:
+        findings = _check(folder, console, contents)
+        if not findings:
+            console.print(f"{state_dir}: no state of any query")
+            return True
+        for query, found in by_query(findings):
+            console.print(_shards(query, found))
+            console.print(_operators(found))
+            show_windows(console, found, windows)
+        console.print(_servers())
+        damage = list(dict.fromkeys(line for finding in findings for line in finding.damage))
+        if not damage:
+            console.print("every version is whole" if contents else "every version has its files, of the right size")
+            return True
+        for line in damage:
+            console.print(f"damaged: {line}", style="red", markup=False)
+        for query, found in by_query(findings):
+            if any(finding.damage for finding in found):
+                _repair(folder, plan_repair(query, found), found, repair, checkpoint, console)
+        return repair
+    finally:
+        folder.close()
+
+
+def _check(folder: StateFolder, console: Console, contents: bool) -> list[ShardFinding]:
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("reading", total=None)
+        return [
+            folder.check(shard, contents=contents, progress=lambda size: progress.advance(task, size))
+            for shard in folder.shards()
+        ]
+
+
+def _shards(query: str, findings: list[ShardFinding]) -> Table:
+    table = Table(title=f"query {query}", title_justify="left")
+    for name in ("operator", "shard", "versions", "batches", "files", "bytes", "orphans", "whole"):
+        table.add_column(name, justify="left" if name in ("operator", "whole") else "right")
+    for finding in findings:
+        batches = [v.batch for v in finding.versions]
+        broken = sum(v.problem is not None for v in finding.versions)
+        newest = f"up to batch {finding.newest.batch}" if finding.newest else "no"
+        table.add_row(
+            finding.operator,
+            finding.shard.removeprefix("shard-").lstrip("0") or "0",
+            f"{len(finding.versions):,}",
+            f"{min(batches)} to {max(batches)}" if batches else "none",
+            f"{len(finding.files):,}",
+            about_bytes(finding.files_bytes),
+            f"{len(finding.orphans):,}",
+            "yes" if not broken else newest,
+        )
+    return table
+
+
+def _operators(findings: list[ShardFinding]) -> Table:
+    table = Table(title="as of the newest whole version of each shard", title_justify="left")
+    for name in ("operator", "watermark", "windows", "blocks", "bytes", "late events", "lateness 50%, 99%, all"):
+        table.add_column(name, justify="left" if name in ("operator", "watermark") else "right")
+    for operator in sorted({f.operator for f in findings}):
+        newest = [f.newest.manifest for f in findings if f.operator == operator and f.newest and f.newest.manifest]
+        snapshots = [m.snapshot for m in newest]
+        windows: Counter[str] = Counter()
+        lateness = LatenessSketch()
+        for snapshot in snapshots:
+            windows.update(str(state.status) for _, state in windows_from_json(snapshot["windows"], "start_us"))
+            if live := sum(keyed["live"]["windows"] for keyed in snapshot["keyed"] if "live" in keyed):
+                windows["of single keys"] += live
+            lateness.merge(LatenessSketch(Lateness.from_json(snapshot["lateness"]["lateness"]).counts))
+        watermarks = [s["watermark_us"] for s in snapshots if s["watermark_us"] is not None]
+        shares = [short_duration(int(lateness.quantile_us(share))) for share in (0.5, 0.99, 1.0)]
+        table.add_row(
+            operator,
+            format_instant(min(watermarks)) if watermarks else "none",
+            ", ".join(f"{n:,} {status}" for status, n in sorted(windows.items())) or "none",
+            f"{sum(f.blocks for m in newest for f in m.files):,}",
+            about_bytes(sum(f.size_bytes for m in newest for f in m.files)),
+            f"{sum(s['counters']['late_events'] for s in snapshots):,}",
+            ", ".join(shares) if lateness.total else "none",
+        )
+    return table
+
+
+def _servers() -> Table | str:
+    """The tiers: what is in memory is known to the state servers that run on this host only."""
+    servers = running_servers()
+    if not servers:
+        return "in memory: no state server of this user runs on this host"
+    table = Table(title="state servers of this user on this host", title_justify="left")
+    for name in ("pid", "shards", "in memory", "on disk", "on disk only", "budget"):
+        table.add_column(name, justify="right")
+    for pid, stats in servers:
+        sizes = ("m_bucket_bytes", "p_bucket_bytes", "disk_only_bytes", "budget_bytes")
+        table.add_row(str(pid), str(stats["shards"]), *(about_bytes(stats[size]) for size in sizes))
+    return table
+
+
+# -- repair -----------------------------------------------------------------------------------------------
+
+
+def _repair(
+    folder: StateFolder,
+    plan: Repair,
+    found: list[ShardFinding],
+    wanted: bool,
+    checkpoint: Path | None,
+    console: Console,
+) -> None:
+    who = f"query {plan.query}"
+    if plan.batch is None:
+        console.print(f"{who}: no batch is left after which every shard is whole; start it with a new checkpoint")
+    elif not plan.replay:
+        console.print(f"{who}: the newest batch, {plan.batch}, is whole in every shard; older versions are not needed")
+    else:
+        again = f"{plan.replay.start} to {plan.last}" if len(plan.replay) > 1 else str(plan.last)
+        console.print(f"{who}: the newest batch after which every shard is whole is {plan.batch}; replay: {again}")
+        if not wanted:
+            console.print("stop the query and call this with --repair --checkpoint DIR to set it back to that batch")
+        elif checkpoint is None:
+            logs = " and ".join(f"{log}/" for log in _LOGS)
+            console.print(
+                f"now move the entries above {plan.batch} out of {logs} of its checkpoint, or give --checkpoint"
+            )
+        else:
+            moved = set_back(checkpoint, plan.query, plan.batch)
+            console.print(f"{checkpoint}: {len(moved)} log entries moved to {SET_ASIDE}; start the query again")
+    if wanted:
+        for path in [path for finding in found for path in folder.set_aside(finding)]:
+            console.print(f"set aside: {path}", markup=False)
+
+
+def set_back(checkpoint: Path, query: str, batch: int) -> list[Path]:
+    """Makes Spark go on after ``batch``: later entries of its logs are moved aside, so those batches run again.
+
+    Raises ConfigError for a folder that is not the checkpoint of that query.
+    """
+    metadata = checkpoint / "metadata"
+    if not metadata.is_file() or query not in metadata.read_text():
+        raise ConfigError(f"--checkpoint: {checkpoint} is not the checkpoint of query {query}")
+    if not (checkpoint / "commits" / str(batch)).is_file():
+        raise ConfigError(f"--checkpoint: {checkpoint} has no commit of batch {batch} any more")
+    moved = []
+    for log in _LOGS:
+        for entry in list((checkpoint / log).iterdir()):
+            number = entry.name.removeprefix(".").removesuffix(".crc")
+            if number.isdecimal() and int(number) > batch:
+                target = checkpoint / SET_ASIDE / log / entry.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                moved.append(Path(shutil.move(entry, target)))
+    return [path for path in moved if not path.name.startswith(".")]

@@ -1,0 +1,157 @@
+"""What ``aion inspect`` shows of each window: how long it is kept and why, what is to come, and when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from aion.core.lateness.bound import AdaptiveBound
+from aion.core.operator.keyed.summary import LISTED
+from aion.core.operator.overview import REASONS, KeyedOutlook, WindowOutlook, keyed_windows, windows
+from aion.core.time import format_instant, short_duration
+from state_backends.versions.audit import ShardFinding
+
+PLANNED = 5
+
+
+def show_windows(console: Console, findings: Sequence[ShardFinding], most: int) -> None:
+    """For each operator the bound of new windows, and the next ``most`` windows that end, of all of its shards."""
+    for operator in sorted({f.operator for f in findings}):
+        of_operator = [f for f in findings if f.operator == operator and f.newest and f.newest.manifest]
+        _show_bounds(console, operator, of_operator)
+        _show_keyed(console, operator, of_operator, most)
+        if most:
+            _show_operator(console, operator, of_operator, most)
+
+
+def _show_bounds(console: Console, operator: str, findings: Sequence[ShardFinding]) -> None:
+    """Why a new window gets which bound: said once, where all shards say the same."""
+    said: dict[str, list[str]] = {}
+    for finding in findings:
+        assert finding.newest is not None and finding.newest.manifest is not None
+        decision = AdaptiveBound.of_snapshot(finding.newest.manifest.snapshot["lateness"]).decision
+        said.setdefault(f"{short_duration(decision.bound_us)}: {decision.why}", []).append(_number(finding))
+    for words, shards in said.items():
+        who = "" if len(said) == 1 else f", shard {', '.join(shards)}"
+        console.print(f"{operator}{who}: new windows are kept for {words}", markup=False)
+
+
+def _show_operator(console: Console, operator: str, findings: Sequence[ShardFinding], most: int) -> None:
+    found: list[tuple[WindowOutlook, str, str]] = []
+    for finding in findings:
+        assert finding.newest is not None and finding.newest.manifest is not None
+        manifest = finding.newest.manifest
+        definitions = manifest.identity.definition.get("windows", [])
+        of_shard = windows(manifest.snapshot, definitions)
+        found += [(window, definitions[window.definition][0], _number(finding)) for window in of_shard]
+    found.sort(key=lambda row: (row[0].end_us, row[0].start_us, row[1], row[2]))
+    if not found:
+        return
+    left = f"; the first {most:,} of {len(found):,} to end, --windows N shows more" if len(found) > most else ""
+    table = Table(title=f"windows of {operator}{left}", title_justify="left")
+    for name in (
+        "window",
+        "shard",
+        "events",
+        "late",
+        "kept for",
+        "why",
+        "still to come",
+        "staleness",
+        "runs, if something came",
+    ):
+        numbers = ("shard", "events", "late", "kept for", "staleness")
+        table.add_column(name, justify="right" if name in numbers else "left")
+    for window, definition, shard in found[:most]:
+        table.add_row(
+            f"{definition}\n{format_instant(window.start_us)}\n{format_instant(window.end_us)} {window.status}",
+            shard,
+            f"{window.events:,}",
+            f"{window.late_events:,}",
+            short_duration(window.bound_us),
+            REASONS[window.reason],
+            _to_come(window),
+            f"{window.staleness:.3f}",
+            _runs(window),
+        )
+    console.print(table)
+
+
+def _show_keyed(console: Console, operator: str, findings: Sequence[ShardFinding], most: int) -> None:
+    """Of windows that each key has its own of: how many of each definition, and the first ``most`` to end."""
+    found: list[tuple[KeyedOutlook, str, str, int]] = []
+    for finding in findings:
+        assert finding.newest is not None and finding.newest.manifest is not None
+        manifest = finding.newest.manifest
+        definitions = manifest.identity.definition.get("windows", [])
+        bound_us = AdaptiveBound.of_snapshot(manifest.snapshot["lateness"]).decision.bound_us
+        of_shard = keyed_windows(manifest.snapshot, definitions)
+        found += [(told, definitions[told.definition][0], _number(finding), bound_us) for told in of_shard]
+    if not found:
+        return
+    names = ("definition", "windows", "executed", "events", "first end", "last end", "kept for")
+    table = _table(f"windows of single keys of {operator}", names, ("windows", "executed", "events", "kept for"))
+    for definition in dict.fromkeys(name for _, name, _, _ in found):
+        of = [told for told, name, _, _ in found if name == definition]
+        bounds = sorted({bound_us for _, name, _, bound_us in found if name == definition})
+        table.add_row(
+            definition,
+            *(f"{sum(getattr(told, what) for told in of):,}" for what in ("windows", "executed", "events")),
+            _instant(min((t.first_end_us for t in of if t.first_end_us is not None), default=None)),
+            _instant(max((t.last_end_us for t in of if t.last_end_us is not None), default=None)),
+            " to ".join(dict.fromkeys(short_duration(us) for us in (bounds[0], bounds[-1]))),
+        )
+    console.print(table)
+    count = sum(told.windows for told, _, _, _ in found)
+    rows = [(window, name, shard) for told, name, shard, _ in found for window in told.listed]
+    rows.sort(key=lambda row: (row[0].end_us is None, row[0].end_us or 0, row[0].start_us, row[1:], row[0].key))
+    # Each shard tells its first ones: which are the first of all is known of as many as that.
+    shown = rows[: most if most <= LISTED or len(rows) == count else LISTED]
+    if not shown:
+        return
+    left = f"; the first {len(shown):,} of {count:,} to end" if len(shown) < count else ""
+    columns = ("window", "key", "shard", "start", "end", "events", "late", "executed")
+    table = _table(f"each of them{left}", columns, ("shard", "events", "late"))
+    for window, name, shard in shown:
+        table.add_row(
+            name,
+            ", ".join(window.key),
+            shard,
+            format_instant(window.start_us),
+            _instant(window.end_us),
+            f"{window.events:,}",
+            f"{window.late_events:,}",
+            "yes" if window.executed else "no",
+        )
+    console.print(table)
+
+
+def _table(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in names:
+        table.add_column(name, justify="right" if name in numbers else "left")
+    return table
+
+
+def _instant(us: int | None) -> str:
+    return "not known" if us is None else format_instant(us)
+
+
+def _to_come(window: WindowOutlook) -> str:
+    if window.to_come is None:
+        return "not known"
+    whom = "of its events, late" if window.status == "active" else "of its events"
+    return f"{window.to_come:.2%} {whom}"
+
+
+def _runs(window: WindowOutlook) -> str:
+    planned = [format_instant(us) for us in window.executions_us[:PLANNED]]
+    if len(window.executions_us) > PLANNED:
+        planned.append(f"{len(window.executions_us) - PLANNED} more")
+    return "\n".join([*planned, f"{format_instant(window.purged_us)} at last"])
+
+
+def _number(finding: ShardFinding) -> str:
+    return finding.shard.removeprefix("shard-").lstrip("0") or "0"

@@ -1,0 +1,183 @@
+"""``aion tune``: a trace is replayed under many policies, and the one that is chosen becomes a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from aion.config import Policy, describe, format_bytes, load_policy, policy_to_json
+from aion.errors import ConfigError
+from aion.execute.trace import Trace
+from aion.tools.tune.calibrate import calibrate
+from aion.tools.tune.disk import Machine
+from aion.tools.tune.search import Goal, Result, Tried, changed, search
+from aion.tools.tune.simulator import as_recorded
+
+MOST_ROWS = 20
+WIDTH = 110
+
+
+def machine_of(path: Path | None, console: Console, *, durable: bool) -> Machine:
+    """As ``path`` says if there is such a file; else as measured, and written there. Raises ConfigError."""
+    if path is not None and path.exists():
+        try:
+            return Machine(**json.loads(path.read_text()))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{path}: not what `aion tune --machine` wrote: {error}") from error
+    with console.status("measuring the disk"):
+        machine = calibrate(durable=durable)
+    if path is not None:
+        write_text(path, json.dumps(asdict(machine), indent=2) + "\n")
+    return machine
+
+
+def tune(
+    trace: Trace,
+    goal: Goal,
+    machine: Machine,
+    *,
+    source: str,
+    policy: str,
+    out: Path,
+    evaluations: int,
+    seed: int,
+    console: Console,
+) -> Result:
+    """Searches, prints the front, and writes the chosen policy."""
+    if not trace.events:
+        raise ConfigError(f"{source}: no event came; there is nothing to tune for")
+    console.print(what_came(trace, source), highlight=False)
+    console.print(words_of(as_recorded(machine, trace)), highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("replaying policies", total=evaluations)
+        result = search(
+            trace,
+            goal,
+            machine,
+            policy=load_policy(policy),
+            evaluations=evaluations,
+            seed=seed,
+            told=lambda done: progress.update(task, completed=done),
+        )
+    console.print(front_table(result, goal))
+    if result.goal != goal:
+        console.print(
+            f"batches are too far apart for a staleness of {goal.staleness:g}: a bound of a fifth of it comes to "
+            f"{result.goal.staleness / 1.05:.3g}, and that, or a twentieth more, was looked for",
+            highlight=False,
+        )
+    if not result.kept:
+        console.print("[red]no policy that was tried keeps all of memory, staleness and coverage[/red]")
+    write_text(out, policy_yaml(result, goal, source, policy))
+    load_policy(out)  # what is written is what `aion policy check` takes
+    console.print(f"written: {out}", highlight=False, soft_wrap=True)
+    return result
+
+
+def what_came(trace: Trace, source: str) -> str:
+    late_us, events = trace.lateness_us()
+    share = events.sum() / max(1, trace.events)
+    return (
+        f"{source}: {trace.events:,} events in {len(trace.batches):,} batches of {len(trace.shards)} shards, "
+        f"{trace.bytes / 2**20:,.1f} MiB; {share:.1%} late, the latest by {late_us.max() / 1e6:,.1f} s"
+    )
+
+
+def words_of(machine: Machine) -> str:
+    return (
+        f"disk: reads {machine.read_bytes_per_s / 2**20:,.0f} MiB/s and {machine.read_block_s * 1e6:,.0f} µs a block, "
+        f"writes {machine.write_bytes_per_s / 2**20:,.0f} MiB/s and {machine.write_file_s * 1e3:,.1f} ms a file"
+    )
+
+
+def front_table(result: Result, goal: Goal) -> Table:
+    title = f"{len(result.front)} of {len(result.tried)} policies that none of them is better than in everything"
+    table = Table(title=title, title_justify="left")
+    headings = ("memory", "blocked", "staleness", "executions", "written", "hits", "kept late")
+    table.add_column("", no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("budget, bucket, keep, prestage, bound")
+    for one in shown(result):
+        o, keys = one.outcome, one.keys
+        asked = o.hits + o.late + o.misses
+        table.add_row(
+            "chosen" if one is result.chosen else "",
+            f"{o.memory_bytes / 2**20:,.1f} MiB",
+            f"{o.blocked_s:,.3f} s",
+            f"{o.staleness:.3f}",
+            f"{o.all_executions:,}",
+            f"{o.written_bytes / 2**20:,.1f} MiB",
+            f"{o.hits / asked:.0%}" if asked else "-",
+            f"{o.coverage:.2%}",
+            f"{keys['memory.budget']}, {keys['memory.bucket_limit']}, {keys['destage.keep_fraction']:g}, "
+            f"{keys['prestage.mode']}, {keys['trigger.bound']:g}",
+        )
+    return table
+
+
+def shown(result: Result) -> list[Tried]:
+    """The front, or evenly spread ones of it and the chosen one."""
+    front = list(result.front)
+    if len(front) <= MOST_ROWS:
+        return front
+    step = len(front) / (MOST_ROWS - 1)
+    places = {int(i * step) for i in range(MOST_ROWS - 1)} | {front.index(result.chosen)}
+    return [front[i] for i in sorted(places)]
+
+
+def policy_yaml(result: Result, goal: Goal, source: str, policy: str) -> str:
+    """The chosen policy as a file: the keys that were searched, each with what it means; the rest by default."""
+    o = result.chosen.outcome
+    head = [
+        f"Chosen by aion tune for {source}, among {len(result.tried)} policies that were replayed; "
+        f"beginning with the policy {policy}; what is not said here is the default.",
+        f"Asked: memory {format_bytes(goal.memory_bytes)}, staleness {goal.staleness:g}, coverage {goal.coverage:g}"
+        + ("." if result.kept else "; not all of it is kept."),
+        f"Predicted: {o.memory_bytes / 2**20:,.1f} MiB of blocks at the most, {o.blocked_s:.3g} s blocked, "
+        f"{o.all_executions:,} executions, mean staleness {o.staleness:.3g}, {o.written_bytes / 2**20:,.1f} MiB "
+        f"written, {o.coverage:.2%} of late events kept.",
+    ]
+    docs = {doc.key: doc.doc for doc in describe()}
+    base = load_policy(policy)
+    # What the policy that the search began with says goes with it: a file stands for itself.
+    defaults, begun = policy_to_json(Policy()), policy_to_json(base)
+    settings: dict[str, dict[str, Any]] = {
+        section: {key: value for key, value in keys.items() if value != defaults[section][key]}
+        for section, keys in begun.items()
+    }
+    for section, keys in changed(result.chosen).items():
+        settings[section].update(keys)
+    lines = [line for text in head for line in comment(text, 0)]
+    for section, keys in settings.items():
+        if not keys:
+            continue
+        lines += ["", f"{section}:"]
+        for key, value in keys.items():
+            lines += comment(docs[f"{section}.{key}"], 2)
+            lines += ["  " + line for line in yaml.safe_dump({key: value}).splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+def comment(text: str, indent: int) -> Iterable[str]:
+    mark = " " * indent + "# "
+    return textwrap.wrap(text, WIDTH, initial_indent=mark, subsequent_indent=mark)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text)
+    partial.replace(path)

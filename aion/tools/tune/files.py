@@ -1,0 +1,152 @@
+"""What a store stands on in a replay: files without bytes, and a shard's share of the simulated disk.
+
+The store itself is the real one (:mod:`state_backends.store.tiered`): it decides which block is where, what moves when
+and who waits; here is only what that costs on a machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from itertools import cycle
+from typing import TypeVar
+
+from aion.core.ingest.block import Block, Codec, Compression, Folded, Header, Kind
+from aion.errors import CorruptBlock
+from aion.tools.tune.disk import Machine, Moved, Request, SimulatedDisk
+from state_backends.files.names import SstFile
+from state_backends.store.io import Priority, Steps
+from state_backends.store.sst_file import SYNC_BYTES, Indexed
+
+T = TypeVar("T")
+
+
+def sized(slice_us: int, size_bytes: int, folded: Folded | None = None) -> Block:
+    """A block of which nothing is known but what a store asks of it."""
+    header = Header(Kind.EVENTS, Codec.ARROW, Compression.NONE, slice_us, 0, 0, 0, 0, 0, 0, 0, folded)
+    return Block(header._replace(body_bytes=size_bytes - header.own_bytes), b"")
+
+
+class SimulatedFiles:
+    """As :class:`state_backends.store.p_bucket.PBucket`; what is read and written costs what the machine says."""
+
+    def __init__(self, machine: Machine, disk: SimulatedDisk) -> None:
+        self._machine, self._disk = machine, disk
+        self._files: dict[int, dict[int, Block]] = {}  # file -> seq -> block
+        self.next_file_no = 0
+
+    def write(self, blocks: Sequence[tuple[int, Block]]) -> Steps[SstFile]:
+        # Blocks are put together in memory within no time; what takes long comes at once: to sync, and to ingest.
+        size_bytes = sum(block.size_bytes for _, block in blocks)
+        with self._new_file(dict(blocks), "") as out:
+            yield Moved(size_bytes, size_bytes / self._machine.write_bytes_per_s)
+            yield from out.seal()
+        return out.file
+
+    def writing(self, index: Sequence[Indexed], mark: str = "") -> AbstractContextManager[_NewFile]:
+        return self._new_file({i.seq: sized(i.slice_us, i.size_bytes, i.folded) for i in index}, mark)
+
+    def fetch(self, file_no: int, slice_us: int, seq: int) -> Steps[Block]:
+        block = self._files.get(file_no, {}).get(seq)
+        if block is None:
+            raise CorruptBlock(f"block {seq} of slice {slice_us}: file {file_no} does not hold it")
+        size_bytes = block.size_bytes
+        yield Moved(size_bytes, self._machine.read_block_s + size_bytes / self._machine.read_bytes_per_s)
+        return block
+
+    def adopt(self, files: Sequence[SstFile]) -> Steps[list[list[Indexed]]]:
+        yield 0
+        return [[_line(seq, block) for seq, block in self._files[file.file_no].items()] for file in files]
+
+    def drop(self, *file_nos: int) -> Steps[None]:
+        for file_no in file_nos:
+            self._files.pop(file_no, None)
+        return
+        yield 0
+
+    def delete(self, file: SstFile) -> None:
+        self._files.pop(file.file_no, None)
+
+    def close(self) -> None:
+        pass
+
+    @contextmanager
+    def _new_file(self, blocks: dict[int, Block], mark: str) -> Iterator[_NewFile]:
+        out = _NewFile(self._machine, self._disk, blocks)
+        number, self.next_file_no = self.next_file_no, self.next_file_no + 1
+        yield out
+        size_bytes = sum(block.size_bytes for block in blocks.values())
+        out.file = SstFile(number, f"{number:010d}-0{mark}.sst", size_bytes, 0, 0, len(blocks))
+        self._files[number] = blocks
+
+
+def _line(seq: int, block: Block) -> Indexed:
+    return Indexed(block.header.slice_us, seq, block.size_bytes, block.header.folded)
+
+
+class _NewFile:
+    """As :class:`state_backends.store.sst_file.NewFile`."""
+
+    file: SstFile
+
+    def __init__(self, machine: Machine, disk: SimulatedDisk, blocks: dict[int, Block]) -> None:
+        self._machine, self._disk, self._blocks = machine, disk, blocks
+        self._unsynced = 0
+
+    def put(self, slice_us: int, seq: int, value: bytes) -> None:
+        self._unsynced += self._blocks[seq].size_bytes
+
+    def sync_due(self) -> bool:
+        return self._unsynced >= SYNC_BYTES
+
+    def sync(self) -> None:
+        self._disk.spend(self._unsynced / self._machine.write_bytes_per_s)
+        self._unsynced = 0
+
+    def seal(self) -> Steps[None]:
+        self.sync()
+        yield 0
+        yield Moved(0, self._machine.write_file_s, goes_on=True)
+
+
+class ShardDisk:
+    """The host's disk as one shard's store asks it. Prestages take ``staging_s`` of the machine to begin.
+
+    Nothing always takes as long as mostly, and what a store learns of its speed hangs on that: so one prestage after
+    another takes as many times as long as ``staging_times`` say, again and again.
+    """
+
+    def __init__(self, disk: SimulatedDisk, machine: Machine, staging_times: Sequence[float]) -> None:
+        self._disk, self._staging_s, self._staging_times = disk, machine.staging_s, cycle(staging_times)
+        self.wait, self.wait_for_room, self.busy, self.now = disk.wait, disk.wait_for_room, disk.busy, disk.now
+        self._times = 1.0
+        self._begins = True
+
+    def prestage_begins(self) -> None:
+        """The next request to prestage is the first of some that are asked for together."""
+        self._begins = True
+
+    def submit(self, priority: Priority, steps: Steps[T]) -> Request[T]:
+        if priority is Priority.PRESTAGE:
+            extra_s = 0.0
+            if self._begins:
+                self._begins = False
+                self._times, extra_s = next(self._staging_times), self._staging_s
+            steps = _slower(steps, self._times, extra_s)
+        return self._disk.submit(priority, steps)
+
+
+def _slower(steps: Steps[T], times: float, extra_s: float) -> Generator[int, None, T]:
+    """The same steps, which take so many times as long; the first ``extra_s`` more, before that."""
+    try:
+        while True:
+            try:
+                moved = next(steps)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            seconds = moved.seconds if isinstance(moved, Moved) else 0.0
+            yield Moved(moved, times * (seconds + extra_s))
+            extra_s = 0.0
+    finally:
+        steps.close()

@@ -1,0 +1,242 @@
+"""The policies that a search tries, and which of them are worth having."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import Bounds, differential_evolution
+
+from aion.config import Policy, format_bytes, load_policy, policy_to_json
+from aion.core.time import format_duration
+from aion.execute.trace import Trace
+from aion.tools.tune.disk import Machine
+from aion.tools.tune.simulator import Outcome, simulate
+
+MODES = ("predictive", "on_late_event", "none")
+VICTIMS = ("largest", "slowest")
+LEAST_BUDGET = 1 << 20
+TIGHTEST = 0.2
+"""Of the staleness that is asked for: what a trigger is told may be less, as events do not come as planned."""
+DIMENSIONS = 7
+Vector = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a policy has to keep: bytes that blocks may take, staleness per window, the share of late events kept."""
+
+    memory_bytes: int
+    staleness: float
+    coverage: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A policy, as the keys in which it is not the one that the search began with, and what it would cost."""
+
+    keys: Mapping[str, Any]
+    policy: Policy
+    outcome: Outcome
+
+    @property
+    def costs(self) -> tuple[float, ...]:
+        """All to be small: memory, blocked time, staleness, executions, bytes written."""
+        o = self.outcome
+        return (o.memory_bytes, o.blocked_s, o.staleness, o.all_executions, o.written_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """``front``: of what keeps the goal, or of all if nothing does; ``chosen``: one of them. ``kept``: the goal is.
+
+    ``goal``: as asked, but for a staleness that no policy can keep, because batches are too far apart: see
+    :func:`within_reach`.
+    """
+
+    tried: Sequence[Tried]
+    front: Sequence[Tried]
+    chosen: Tried
+    kept: bool
+    goal: Goal
+
+
+def keeps(outcome: Outcome, goal: Goal) -> bool:
+    return excess(outcome, goal) == 0.0
+
+
+def excess(outcome: Outcome, goal: Goal) -> float:
+    """By how much a goal is missed, as a sum of shares of it; 0 if it is kept."""
+    lost, may_lose = 1.0 - outcome.coverage, max(1e-9, 1.0 - goal.coverage)
+    over = (
+        outcome.memory_bytes / goal.memory_bytes - 1,
+        outcome.staleness / goal.staleness - 1,
+        lost / may_lose - 1,
+    )
+    return float(sum(max(0.0, x) for x in over))
+
+
+def dominates(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Whether one is nowhere worse and somewhere better."""
+    return all(x <= y for x, y in zip(a, b, strict=True)) and any(x < y for x, y in zip(a, b, strict=True))
+
+
+def pareto(tried: Sequence[Tried]) -> list[Tried]:
+    """Those that nothing dominates, each cost once, the least memory first."""
+    found: dict[tuple[float, ...], Tried] = {}
+    for one in tried:
+        found.setdefault(one.costs, one)
+    return sorted(
+        (t for costs, t in found.items() if not any(dominates(other, costs) for other in found)),
+        key=lambda t: t.costs,
+    )
+
+
+def starting_bound_us(trace: Trace, policy: Policy) -> int:
+    """The bound of windows as long as too little is known: half as much again as what came latest.
+
+    What the policy says if nothing came late.
+    """
+    late_us, _ = trace.lateness_us()
+    latest = int(late_us.max() * 1.5)
+    if latest == 0:
+        return policy.lateness.initial_bound_us
+    unit = 1_000_000 if latest >= 10_000_000 else 1_000
+    return -(-(latest + 1) // unit) * unit
+
+
+def search(
+    trace: Trace,
+    goal: Goal,
+    machine: Machine,
+    *,
+    policy: Policy | None = None,
+    evaluations: int = 150,
+    seed: int = 1,
+    told: Callable[[int], None] = lambda done: None,
+) -> Result:
+    """Replays about ``evaluations`` policies, chosen by differential evolution (Storn and Price 1997).
+
+    The same for the same arguments. ``policy``: where the search begins, and what it leaves alone. ``told``:
+    after each.
+    """
+    base = load_policy("standard") if policy is None else policy
+    bound_us = starting_bound_us(trace, base)
+    goal = within_reach(trace, goal, machine, base, bound_us)
+    known: dict[str, Tried] = {}
+    done = 0
+
+    def attempt(vector: Vector) -> Tried:
+        nonlocal done
+        keys = keys_of(vector, goal, bound_us)
+        name = str(keys)
+        if name not in known:
+            tried = load_policy(base, keys)
+            known[name] = Tried(keys, tried, simulate(trace, tried, machine))
+        done += 1
+        told(done)
+        return known[name]
+
+    span = max((b.at_us for b in trace.batches), default=0) - min((b.at_us for b in trace.batches), default=0)
+
+    def cost(vector: Vector) -> float:
+        one = attempt(vector)
+        memory, blocked, staleness, executions, written = one.costs
+        # Shares of what is given or of what there is, so that none of them drowns the others.
+        return (
+            100.0 * excess(one.outcome, goal)
+            + blocked / max(span / 1e6, 1.0)
+            + 0.3 * executions / max(1, sum(one.outcome.executions.values()) - one.outcome.executions["late"])
+            + 0.2 * written / max(1, trace.bytes)
+            + 0.1 * memory / goal.memory_bytes
+            + 0.1 * staleness / goal.staleness
+        )
+
+    # Whole generations, of which the first is the start.
+    people = max(5, min(15, evaluations // 4))
+    generations = max(0, evaluations // people - 1)
+    rng = np.random.default_rng(seed)
+    first = rng.random((people, DIMENSIONS))
+    # As the standard policy has it, within the memory that is allowed; and the tightest staleness.
+    first[0] = [1.0, 0.66, 0.0, 0.6, 0.0, 0.0, 1.0]
+    first[1] = [1.0, 0.66, 0.0, 0.6, 0.0, 0.0, 0.0]
+    differential_evolution(
+        cost,
+        Bounds(np.zeros(DIMENSIONS), np.ones(DIMENSIONS)),
+        init=first,
+        maxiter=generations,
+        seed=seed,
+        tol=0.0,
+        polish=False,
+        updating="immediate",
+    )
+    tried = list(known.values())
+    good = [one for one in tried if keeps(one.outcome, goal)]
+    front = pareto(good or tried)
+    return Result(tried, front, choose(front, goal, span / 1e6), bool(good), goal)
+
+
+def within_reach(trace: Trace, goal: Goal, machine: Machine, policy: Policy, bound_us: int) -> Goal:
+    """The goal, with a staleness that can be kept: where batches are far apart, a tighter bound is of no use."""
+    keys: dict[str, Any] = {"lateness.coverage": goal.coverage, "lateness.initial_bound": format_duration(bound_us)}
+    freshest = load_policy(policy, {**keys, "trigger.bound": goal.staleness * TIGHTEST})
+    reached = simulate(trace, freshest, machine).staleness
+    return replace(goal, staleness=1.05 * reached) if reached > goal.staleness else goal
+
+
+def choose(front: Sequence[Tried], goal: Goal, seconds: float) -> Tried:
+    """Of what misses the goal least: the least blocked, the fewest executions, the least memory, the least written.
+
+    Each as nearly as makes a difference: a thousandth of the ``seconds`` that the trace took, and two per cent of
+    executions.
+    """
+    least = min(excess(t.outcome, goal) for t in front)
+    left = [t for t in front if excess(t.outcome, goal) == least]
+    blocked_s = min(t.outcome.blocked_s for t in left)
+    left = [t for t in left if t.outcome.blocked_s <= blocked_s + 0.001 * seconds]
+    executions = min(t.outcome.all_executions for t in left)
+    left = [t for t in left if t.outcome.all_executions <= 1.02 * executions]
+    return min(left, key=lambda t: (t.outcome.memory_bytes, t.outcome.written_bytes))
+
+
+def keys_of(vector: Vector, goal: Goal, bound_us: int) -> dict[str, Any]:
+    """Settings for a point of the unit cube, in figures that a person would write."""
+    budget, bucket, keep, moderate, victim, mode, staleness = (float(x) for x in np.clip(vector, 0.0, 1.0))
+    most = goal.memory_bytes
+    least = min(most, max(LEAST_BUDGET, most // 64))
+    budget_bytes = _rounded(least * (most / least) ** budget, most)
+    bucket_bytes = _rounded(budget_bytes * 0.02 ** (1 - bucket), budget_bytes)
+    high = round(0.5 + 0.4 * moderate, 2)
+    return {
+        "memory.budget": format_bytes(budget_bytes),
+        "memory.bucket_limit": format_bytes(bucket_bytes),
+        "memory.moderate": high,
+        "memory.resume": round(high - 0.15, 2),
+        "memory.scarce": max(0.9, high),
+        "memory.victim": VICTIMS[min(int(victim * len(VICTIMS)), len(VICTIMS) - 1)],
+        "destage.keep_fraction": round(0.5 * keep, 2),
+        "prestage.mode": MODES[min(int(mode * len(MODES)), len(MODES) - 1)],
+        "trigger.kind": "staleness",
+        "trigger.bound": float(f"{goal.staleness * TIGHTEST ** (1 - staleness):.2g}"),
+        "lateness.coverage": goal.coverage,
+        "lateness.initial_bound": format_duration(bound_us),
+    }
+
+
+def _rounded(size: float, most: int) -> int:
+    """About two significant places, in whole KiB or 64 of them; at most ``most``."""
+    step = 64 << 10 if size >= 1 << 20 else 1 << 10
+    return min(most, max(step, int(float(f"{size:.2g}")) // step * step))
+
+
+def changed(one: Tried) -> dict[str, dict[str, Any]]:
+    """The settings as a file would have them, by section."""
+    whole = policy_to_json(one.policy)
+    found: dict[str, dict[str, Any]] = {}
+    for path in one.keys:
+        section, key = path.split(".")
+        found.setdefault(section, {})[key] = whole[section][key]
+    return found

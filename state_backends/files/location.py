@@ -1,0 +1,102 @@
+"""What a policy's ``state.dir`` means on a host: a local folder, or a URI with a folder of local copies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+import pyarrow.fs as pafs
+
+from aion.errors import StorageError
+from state_backends.files.depot import Depot, LocalDepot
+from state_backends.files.remote import Remote, RemoteDepot
+
+
+class Location(Protocol):
+    """``live``: the folder for what lives as long as a state server: RocksDB's files, and copies of remote ones."""
+
+    live: Path
+
+    def depot(self, names: Sequence[str], cache: Path) -> Depot:
+        """That of a shard; ``names`` are query, operator and shard. ``cache``: a folder for copies of its files."""
+
+    def filesystem(self) -> tuple[Any, str]:
+        """pyarrow's file system and the folder in it. Raises StorageError naming the URI."""
+
+    def close(self) -> None:
+        """Call it when no shard is open any more."""
+
+
+class LocalLocation:
+    """A local or mounted folder. What is live stands beside the versions, so that ingesting is a hard link."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.live = folder / ".live"
+
+    def depot(self, names: Sequence[str], cache: Path) -> LocalDepot:
+        return LocalDepot(self.folder.joinpath(*names))
+
+    def filesystem(self) -> tuple[Any, str]:
+        return pafs.LocalFileSystem(), str(self.folder.absolute())
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.live.rmdir()
+
+
+class RemoteLocation:
+    """A URI that pyarrow reaches. What is live lies in a folder of the host; see :func:`scratch`."""
+
+    def __init__(self, remote: Remote, folder: Path) -> None:
+        self.remote = remote
+        self._folder = folder
+        self.live = folder / ".live"
+
+    def depot(self, names: Sequence[str], cache: Path) -> RemoteDepot:
+        return RemoteDepot(self.remote, "/".join(names), cache)
+
+    def filesystem(self) -> tuple[Any, str]:
+        return self.remote.connect()
+
+    def close(self) -> None:
+        self.remote.close()
+        for folder in (self.live, self._folder):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def locate(state_dir: str) -> Location:
+    """The location of a path or URI; touches nothing remote. Raises StorageError if the host has no room for copies."""
+    if state_dir.startswith("file:"):
+        return LocalLocation(Path(unquote(urlsplit(state_dir).path)))
+    if "://" not in state_dir:
+        return LocalLocation(Path(state_dir))
+    return RemoteLocation(Remote(state_dir), scratch())
+
+
+def scratch() -> Path:
+    """This user's folder for copies of remote files: on Spark's first local disk, or where temporary files go.
+
+    Spark tells its Python workers ``SPARK_LOCAL_DIRS``; there each executor has a folder of its own, which goes with
+    it. The server outlives single executors, so its folder stands beside those.
+    """
+    first = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    parent = Path(first) if first else Path(tempfile.gettempdir())
+    if parent.name.startswith("blockmgr-"):
+        parent = parent.parent
+    folder = parent / f"aion-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise StorageError(f"no folder for copies of remote files: {error}") from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise StorageError(f"{folder} must belong to this user alone (mode 0700), and be no link; it is not so")
+    return folder

@@ -1,0 +1,39 @@
+"""What the files of state are called, and what a version says of one. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MANIFEST = ".json"
+SST = ".sst"
+PART = ".part"
+"""The suffix of what is being written."""
+OPERATOR = "operator.json"
+MERGED = "-merged"
+"""What the name of a merged file ends with, before its suffix."""
+
+
+def is_merged(name: str) -> bool:
+    return name.rpartition(".")[0].endswith(MERGED)
+
+
+class SstFile(NamedTuple):
+    """An immutable file of blocks: its number, local path, size, and the CRC-32 of all its bytes and of its index."""
+
+    file_no: int
+    path: str
+    size_bytes: int
+    crc: int
+    index_crc: int
+    blocks: int
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
+class Doomed(NamedTuple):
+    """Names in the folders of manifests and of files: nobody needs them."""
+
+    manifests: list[str]
+    files: list[str]

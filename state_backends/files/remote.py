@@ -1,0 +1,307 @@
+"""Versions on any file system that ``pyarrow.fs`` reaches: S3, Google Cloud Storage, Azure, HDFS, ...
+
+RocksDB reads local files only, so every file in use has a copy on the host, in a folder that goes with the server. A
+new file is written there and uploaded when a version is about to name it; what another host wrote is downloaded when
+the shard is opened. Credentials are those that pyarrow finds in the environment or in the instance's metadata.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from aion.core.ingest.checksum import crc32
+from aion.errors import CorruptState, StorageError
+from state_backends.files import bulk_delete
+from state_backends.files.names import MANIFEST, OPERATOR, PART, Doomed, SstFile
+
+THREADS = 8
+_CHUNK_BYTES = 4 << 20  # one request each, where a file is read in ranges
+_UNCONFIRMED_BYTES = 32 << 20  # an upload sends its parts in the background: this bounds the memory they take
+_WHOLE_PUTS = frozenset({"s3", "gcs", "abfs"})
+"""Types of file systems on which a file appears when it is complete; on others it is renamed into its place."""
+
+log = logging.getLogger(__name__)
+
+
+class Remote:
+    """A connection to the file system of a URI, and the threads that wait for it; shared by the shards of a host.
+
+    ``filesystem``: pyarrow's object and the path in it, where they are known already; otherwise the URI tells them
+    when they are first needed, which may take a request to the network.
+    """
+
+    def __init__(self, uri: str, filesystem: tuple[Any, str] | None = None) -> None:
+        self.uri = uri
+        self._connected: tuple[Any, str] | None = None
+        self._connecting = threading.Lock()
+        self._given = filesystem
+        self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="aion-remote")
+        # Of its own: what a task waits for must not queue behind what nobody waits for.
+        self.cleaning = ThreadPoolExecutor(1, thread_name_prefix="aion-remote-delete")
+        self._bulk: Callable[[Sequence[str]], None] | None = None
+
+    def connect(self) -> tuple[Any, str]:
+        """pyarrow's file system, and the path in it. Raises StorageError naming the URI."""
+        with self._connecting:
+            if self._connected is None:
+                with told(f"state.dir {self.uri}"):
+                    fs, path = self._given or pafs.FileSystem.from_uri(pyarrow_uri(self.uri))
+                    path = path.rstrip("/")
+                    bucket = path.partition("/")[0]
+                    # Elsewhere folders are made as they are needed; buckets are the user's to make.
+                    if fs.type_name == "s3" and fs.get_file_info(bucket).type is pafs.FileType.NotFound:
+                        raise StorageError(f"state.dir {self.uri}: there is no bucket {bucket!r}")
+                    self._connected = fs, path
+            return self._connected
+
+    def delete(self, paths: Sequence[str]) -> None:
+        """Deletes those files that are there. Raises StorageError."""
+        fs, _ = self.connect()
+        if self._bulk is None and fs.type_name == "s3":
+            self._bulk = bulk_delete.on_s3(self.uri, fs.region)
+        with told(self.uri):
+            if self._bulk is not None:
+                self._bulk(paths)
+                return
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError):
+                    fs.delete_file(path)
+
+    def close(self) -> None:
+        """Waits for what is under way; deletions that have not begun are left to whoever opens the shards next."""
+        self.pool.shutdown(wait=True, cancel_futures=True)
+        self.cleaning.shutdown(wait=True, cancel_futures=True)
+
+
+class RemoteDepot:
+    """One shard's folder on a remote file system, and ``cache``, the host's copies of the files in use.
+
+    Remote: ``files/<number>-<attempt>.sst``, ``manifests/<token>.json``, exactly as in a local folder. A version costs
+    as many requests as it has new files, and one for its manifest.
+    """
+
+    def __init__(self, remote: Remote, folder: str, cache: Path) -> None:
+        self._remote = remote
+        self._folder = folder
+        self.files = cache
+        self._deleting: set[Future[None]] = set()
+
+    def publish(self, new: Sequence[str], named: Sequence[str]) -> None:
+        """Those that are not new were there when the shard was opened, or were confirmed when they were uploaded."""
+        self._together(self._upload, new)
+
+    def fetch(self, files: Sequence[SstFile]) -> None:
+        self._remote.connect()  # a wrong place is told before any work is done
+        self.files.mkdir(parents=True, exist_ok=True)
+        wanted = {f.name for f in files}
+        for path in self.files.iterdir():
+            if path.name not in wanted:
+                path.unlink(missing_ok=True)
+        self._together(self._download, [f for f in files if not Path(f.path).exists()])
+
+    def release(self, names: Collection[str]) -> None:
+        for name in names:
+            (self.files / name).unlink(missing_ok=True)
+
+    def delete(self, doomed: Doomed) -> Doomed:
+        """Nobody waits for it: what cannot be deleted now is found again when the shard is opened."""
+        for name in doomed.files:
+            (self.files / name).unlink(missing_ok=True)
+        if not any(doomed):
+            return doomed
+
+        def delete() -> None:
+            try:
+                paths = [self._at("manifests", name)[1] for name in doomed.manifests]
+                self._remote.delete([*paths, *(self._at("files", name)[1] for name in doomed.files)])
+            except StorageError as error:
+                log.warning("not deleted: %s", error)
+
+        with contextlib.suppress(RuntimeError):  # closed: as above
+            future = self._remote.cleaning.submit(delete)
+            self._deleting.add(future)
+            future.add_done_callback(self._deleting.discard)
+        return Doomed([], [])
+
+    def listing(self) -> tuple[list[str], list[str]]:
+        fs, path = self._at()
+        with told(self._uri()):
+            infos = fs.get_file_info(pafs.FileSelector(path, allow_not_found=True, recursive=True))
+        found: dict[str, list[str]] = {"manifests": [], "files": []}
+        for info in infos:
+            kind = info.path.rpartition("/")[0].rpartition("/")[2]
+            if info.type is pafs.FileType.File and kind in found:
+                found[kind].append(info.base_name)
+        return found["manifests"], found["files"]
+
+    def siblings(self) -> list[str]:
+        fs, path = self._at()
+        path = path.rpartition("/")[0]
+        with told(self._uri()):
+            infos = fs.get_file_info(pafs.FileSelector(path, allow_not_found=True))
+        return [info.base_name for info in infos if info.type is pafs.FileType.Directory]
+
+    def take(self, other: RemoteDepot, names: Sequence[str]) -> None:
+        """The place itself copies: the bytes do not come here."""
+
+        def copy(name: str) -> None:
+            (fs, source), (_, target) = other._at("files", name), self._at("files", name)
+            try:
+                with told(other._uri("files", name), may_lack=True):
+                    fs.copy_file(source, target)
+            except FileNotFoundError:
+                raise CorruptState(f"file {name} is missing: {other._uri('files', name)} does not exist") from None
+
+        fs, _ = self._at()
+        if fs.type_name not in _WHOLE_PUTS:
+            with told(self._uri("files")):
+                fs.create_dir(self._at("files")[1], recursive=True)
+        self._together(copy, names)
+
+    def save(self, token: str, manifest: bytes) -> None:
+        self._put("manifests", token + MANIFEST, [manifest])
+
+    def load(self, token: str) -> bytes:
+        fs, path = self._at("manifests", token + MANIFEST)
+        with told(self.where(token), may_lack=True), fs.open_input_file(path) as file:
+            data: bytes = file.read(file.size())
+            return data
+
+    def where(self, token: str) -> str:
+        return self._uri("manifests", token + MANIFEST)
+
+    def owner(self) -> bytes | None:
+        fs, _ = self._remote.connect()
+        path, where = self._operator()
+        with contextlib.suppress(FileNotFoundError), told(where, may_lack=True), fs.open_input_file(path) as file:
+            data: bytes = file.read(file.size())
+            return data
+        return None
+
+    def claim(self, owner: bytes, *, first: bool) -> bytes:
+        """Two that write at the same moment see afterwards whose it became."""
+        path, where = self._operator()
+        self._write(path, where, [owner], part=f".{self._folder.rpartition('/')[2]}{PART}")
+        return (self.owner() if first else None) or owner
+
+    def close(self) -> None:
+        shutil.rmtree(self.files, ignore_errors=True)
+
+    def settle(self) -> None:
+        """Waits until everything that was to be deleted is, or could not be."""
+        wait(set(self._deleting))
+
+    # -- one file -----------------------------------------------------------------------------------------
+
+    def _upload(self, name: str) -> None:
+        with (self.files / name).open("rb", buffering=0) as file:
+            self._put("files", name, iter(lambda: file.read(_CHUNK_BYTES), b""))
+
+    def _download(self, file: SstFile) -> None:
+        """A copy that is no whole copy is never seen under the file's name."""
+        path = Path(file.path)
+        part = path.with_suffix(PART)
+        size = crc = 0
+        fs, source = self._at("files", file.name)
+        try:
+            with (
+                told(self._uri("files", file.name), may_lack=True),
+                fs.open_input_file(source) as remote,
+                part.open("wb") as out,
+            ):
+                while chunk := remote.read(_CHUNK_BYTES):
+                    size += len(chunk)
+                    crc = crc32(chunk, crc)
+                    out.write(chunk)
+        except FileNotFoundError:
+            raise CorruptState(f"file {file.name} is missing: {self._uri('files', file.name)} does not exist") from None
+        if (size, crc) != (file.size_bytes, file.crc):
+            part.unlink()
+            raise CorruptState(
+                f"file {file.name} at {self._uri('files', file.name)} is damaged: {size} bytes with CRC-32 {crc:08x} "
+                f"where its manifest says {file.size_bytes} with {file.crc:08x}"
+            )
+        part.rename(path)
+
+    def _put(self, kind: str, name: str, chunks: Iterable[bytes]) -> None:
+        _, path = self._at(kind, name)
+        self._write(path, self._uri(kind, name), chunks)
+
+    def _write(self, path: str, where: str, chunks: Iterable[bytes], part: str = PART) -> None:
+        fs, _ = self._remote.connect()
+        whole = fs.type_name in _WHOLE_PUTS
+        with told(where):
+            if not whole:
+                fs.create_dir(path.rpartition("/")[0], recursive=True)
+            with fs.open_output_stream(path if whole else path + part) as out:
+                unconfirmed = 0
+                for chunk in chunks:
+                    out.write(chunk)
+                    unconfirmed += len(chunk)
+                    if unconfirmed >= _UNCONFIRMED_BYTES:
+                        out.flush()
+                        unconfirmed = 0
+                if not whole:
+                    out.flush()
+            if not whole:
+                fs.move(path + part, path)
+
+    # -- all of them --------------------------------------------------------------------------------------
+
+    def _together(self, function: Callable[[Any], None], arguments: Sequence[Any]) -> None:
+        """Calls wait for the network, so they wait at the same time. All are over when the first error is raised."""
+        futures = [self._remote.pool.submit(function, argument) for argument in arguments]
+        wait(futures)
+        for future in futures:
+            future.result()
+
+    def _operator(self) -> tuple[str, str]:
+        """The path of the file that the operator's shards share, and its URI."""
+        _, base = self._remote.connect()
+        names = [self._folder.rpartition("/")[0], OPERATOR]
+        return "/".join(filter(None, [base, *names])), "/".join(filter(None, [self._shown, *names]))
+
+    def _at(self, *parts: str) -> tuple[Any, str]:
+        fs, base = self._remote.connect()
+        return fs, "/".join([base, self._folder, *parts])
+
+    def _uri(self, *parts: str) -> str:
+        return "/".join([self._shown, self._folder, *parts])
+
+    @property
+    def _shown(self) -> str:
+        return self._remote.uri.partition("?")[0].rstrip("/")
+
+
+@contextlib.contextmanager
+def told(where: str, *, may_lack: bool = False) -> Iterator[None]:
+    """Turns what pyarrow raises into one error that names the place; with ``may_lack``, but for FileNotFoundError."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        if may_lack and isinstance(error, FileNotFoundError):
+            raise
+        first, *_ = str(error).splitlines() or [type(error).__name__]
+        raise StorageError(f"{where}: {first}") from error
+
+
+def pyarrow_uri(uri: str) -> str:
+    """As pyarrow spells it: Spark's names of S3; and small files in one request instead of three."""
+    scheme, _, rest = uri.partition("://")
+    if scheme in ("s3a", "s3n"):
+        scheme = "s3"
+    if scheme == "s3" and "allow_delayed_open" not in rest:
+        rest += ("&" if "?" in rest else "?") + "allow_delayed_open=true"
+    return f"{scheme}://{rest}"

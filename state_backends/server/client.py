@@ -1,0 +1,319 @@
+"""The worker's side: finds the host's state server or starts it, and works on shards through it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+import orjson
+import psutil
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from aion.core.ingest.block import Block
+from aion.errors import OutOfMemory, ServerError, ServerUnreachable
+from state_backends.server import processes, wire
+from state_backends.server.patience import Patience
+from state_backends.server.server_folder import (
+    LOG,
+    PID,
+    SOCKET,
+    bound_log,
+    elected,
+    evict,
+    occupant,
+    private,
+    runtime_dir,
+)
+from state_backends.server.session import REPLAY_BYTES, RemoteSession
+from state_backends.store.backends import StoreConfig
+from state_backends.store.protocol import StoredBlock
+from state_backends.versions.json_values import dumps
+from state_backends.versions.manifest import Identity
+
+START_SECONDS = 60.0
+REQUEST_TIMEOUT_SECONDS = 30.0
+PING_SECONDS = 10.0
+_FAILED = "Unexpected error in RPC handling"  # gRPC of an exception in C++, where only memory can be wanting
+
+# What the server inherits: how to run, and what the file systems that pyarrow reaches look for. Nothing else, since a
+# worker's environment holds the secret by which Spark knows it.
+_INHERITED = frozenset(
+    {"HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONHOME", "PYTHONPATH", "SHELL",
+     "SPARK_LOCAL_DIRS", "SSL_CERT_DIR", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV",
+     "CLASSPATH", "JAVA_HOME", "KRB5CCNAME", "KRB5_CONFIG",
+     "OMP_NUM_THREADS", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"}
+)  # fmt: skip
+_INHERITED_PREFIXES = ("ARROW_", "AWS_", "AZURE_", "GOOGLE_", "HADOOP_", "LC_", "LIBHDFS", "MALLOC_")
+
+# Its threads share one heap. With a heap for each thread, what one of them lets go is of no use to the others: with
+# eight readers at a budget of 48 MiB the server grew by 101 MiB instead of 59.
+_ALLOCATION = {"MALLOC_ARENA_MAX": "1"}
+
+_children: list[subprocess.Popen[bytes]] = []
+
+
+def running_servers() -> list[tuple[int, dict[str, Any]]]:
+    """Pid and statistics of every state server of this user on this host that answers."""
+    found = []
+    for pid in runtime_dir("").parent.glob("*/" + PID):
+        server = occupant(pid.parent)
+        if server is None or not _answers(pid.parent, None, PING_SECONDS):
+            continue
+        client = StateClient(pid.parent, None)
+        with contextlib.suppress(ServerError):
+            found.append((server.pid, client.stats()))
+        client.close()
+    return found
+
+
+def executor_pid() -> int:
+    """The JVM that this worker belongs to; without one, the process that started it."""
+    for process in psutil.Process().parents():
+        with contextlib.suppress(psutil.Error):
+            if process.name().startswith("java"):
+                return process.pid
+    return os.getppid()
+
+
+class StateClient:
+    """A connection to the state server of this host, and to the next one when that is gone.
+
+    Whatever cannot be reached raises ServerUnreachable, at the latest when the server has given no sign of life for
+    ``timeout_s``: see :mod:`state_backends.server.patience`. Close it. ``watch_pid``: the executor that the server
+    lives for; None for who only looks, which neither keeps a server alive nor starts one.
+    """
+
+    def __init__(self, folder: Path, watch_pid: int | None, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> None:
+        self._folder = folder
+        self._watch_pid = watch_pid
+        self._lock = threading.Lock()
+        self._patience = Patience(folder, timeout_s, lambda seconds: _answers(folder, watch_pid, seconds))
+        self._flight = _connection(folder)
+        self.generation = 0
+        self.replay_bytes_left = REPLAY_BYTES
+
+    @classmethod
+    def connect(cls, application: str, *, watch_pid: int, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> StateClient:
+        """Connects, starting the server if there is none; of several at once a lock file elects one.
+
+        A server that is there and does not answer is killed. ``watch_pid``: the executor in whose absence the server
+        has no reason to live. Raises ServerError when none can be started.
+        """
+        folder = runtime_dir(application)
+        _ensure(folder, watch_pid, timeout_s)
+        return cls(folder, watch_pid, timeout_s)
+
+    @classmethod
+    def find(cls, application: str, *, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> StateClient | None:
+        """A connection to the server if one answers, else None; only to look: the server does not live for it."""
+        folder = runtime_dir(application)
+        if not _answers(folder, None, min(PING_SECONDS, timeout_s)):
+            return None
+        return cls(folder, None, timeout_s)
+
+    def reconnect(self, seen: int) -> None:
+        """Connects to the server that there is now, starting one if need be. ``seen``: the generation that was lost.
+
+        Raises ServerError when none can be started.
+        """
+        with self._lock:
+            if self.generation != seen:
+                return  # another session of this client was faster
+            if self._watch_pid is None:
+                raise ServerUnreachable("the state server is gone, and who only looks starts no other")
+            _ensure(self._folder, self._watch_pid, self._patience.timeout_s)
+            with contextlib.suppress(flight.FlightError, pa.ArrowException, OSError):
+                self._flight.close()
+            self._flight = _connection(self._folder)
+            self.generation += 1
+
+    def act(self, name: str, request: dict[str, Any], timeout: float | None = None) -> Any:
+        """Raises what the server raised, or ServerUnreachable when it cannot be reached."""
+        options = flight.FlightCallOptions(timeout=timeout or self._patience.limit_s)
+        try:
+            with self._patience.waiting(name):
+                body = pa.py_buffer(dumps(request))
+                (result,) = self._flight.do_action(flight.Action(name, body), options)
+        except (flight.FlightError, pa.ArrowException, OSError) as error:
+            self._raise(error, name, given_up=timeout is None and isinstance(error, flight.FlightTimedOutError))
+        return orjson.loads(result.body.to_pybytes())
+
+    def stats(self) -> dict[str, Any]:
+        result: dict[str, Any] = self.act("stats", {}, timeout=PING_SECONDS)
+        return result
+
+    def open(
+        self,
+        identity: Identity,
+        *,
+        token: str | None,
+        attempt: str,
+        run: str,
+        operator_uid: str,
+        state_dir: str,
+        store: StoreConfig,
+        others: bool = False,
+        moved: bool = False,
+    ) -> RemoteSession:
+        """Starts an attempt on the version ``token`` (None: the very first); what it commits has its own name.
+
+        ``others``: whether it is to hear of the operator's other shards; ``moved``: of how long the disk takes.
+        """
+        opening = {
+            "identity": asdict(identity),
+            "token": token,
+            "attempt": attempt,
+            "run": run,
+            "operator_uid": operator_uid,
+            "state_dir": state_dir,
+            "store": store.to_json(),
+            "others": others,
+            "moved": moved,
+        }
+        return RemoteSession(self, opening)
+
+    def put(self, session: str, blocks: Iterable[tuple[int, bool, Block]]) -> None:
+        descriptor = flight.FlightDescriptor.for_command(orjson.dumps({"session": session}))
+        options = flight.FlightCallOptions(timeout=self._patience.limit_s)
+        try:
+            with self._patience.waiting("put"):
+                writer, _ = self._flight.do_put(descriptor, wire.BLOCKS, options)
+                with writer:
+                    for message in wire.pack(blocks):
+                        writer.write_batch(message)
+        except (flight.FlightError, pa.ArrowException, OSError) as error:
+            self._raise(error, "put", given_up=isinstance(error, flight.FlightTimedOutError))
+
+    def get(self, session: str, slices: Sequence[int], **how: Any) -> Iterator[StoredBlock]:
+        """``how``: the other fields of :class:`state_backends.server.requests.Read`."""
+        request = {"session": session, "slices": list(slices), **how}
+        ticket = flight.Ticket(orjson.dumps(request))
+        reader: Any = None
+        given_up = threading.Event()
+
+        def give_up() -> None:
+            given_up.set()
+            reader.cancel()
+
+        try:
+            with self._patience.waiting("read"):
+                reader = self._flight.do_get(ticket)
+            while True:
+                # No limit for the whole: how long it takes is a matter of who reads, too.
+                with self._patience.waiting("read", give_up):
+                    chunk = reader.read_chunk()
+                yield from wire.stored(chunk.data)
+        except StopIteration:
+            return
+        except (flight.FlightError, pa.ArrowException, OSError) as error:
+            self._raise(error, "read", given_up=given_up.is_set())
+        finally:
+            if reader is not None:
+                reader.cancel()  # a reader that stops early: the server need not go on
+
+    def close(self) -> None:
+        self._patience.close()
+        self._flight.close()
+
+    def _raise(self, error: Exception, what: str, *, given_up: bool) -> NoReturn:
+        if given_up:
+            raise ServerError(
+                f"the state server answers, and has not got on with {what!r} for {self._patience.limit_s:g} s: "
+                "its disk may be stuck; io.request_timeout sets how long a task waits"
+            ) from error
+        try:
+            if _FAILED in str(error):
+                raise OutOfMemory(
+                    f"the state server failed at {what!r} and could not say why: most likely it has no memory left; "
+                    "lower memory.budget, or give the host or container more"
+                )
+            wire.raise_error(str(error))
+        except OutOfMemory as lack:
+            # A process in which anything may have failed half-way is not to be trusted: locks, threads, memory.
+            with contextlib.suppress(ServerError):
+                if (server := occupant(self._folder)) is not None:
+                    processes.kill(server, PING_SECONDS)
+            raise ServerUnreachable(f"{lack}. It was ended") from error
+
+
+def _connection(folder: Path) -> flight.FlightClient:
+    # gRPC remembers that nobody answered at an address, for all connections: not for these.
+    return flight.FlightClient(
+        f"grpc+unix://{folder / SOCKET}", generic_options=[("grpc.use_local_subchannel_pool", 1)]
+    )
+
+
+def _answers(folder: Path, watch_pid: int | None, seconds: float) -> bool:
+    """Whether a server lives there and says so; it serves ``watch_pid``, if there is one, from then on."""
+    if not (folder / SOCKET).exists():
+        return False
+    connection = _connection(folder)
+    try:
+        body = pa.py_buffer(orjson.dumps({"executor_pid": watch_pid}))
+        list(connection.do_action(flight.Action("ping", body), flight.FlightCallOptions(timeout=seconds)))
+    except (flight.FlightError, pa.ArrowException, OSError):
+        return False
+    finally:
+        connection.close()
+    return True
+
+
+def _ensure(folder: Path, watch_pid: int, timeout_s: float) -> None:
+    """Sees to it that a server answers. Raises ServerError."""
+    seconds = min(PING_SECONDS, timeout_s)
+    if _answers(folder, watch_pid, seconds):
+        return
+    with elected(folder):
+        if _answers(folder, watch_pid, seconds):
+            return
+        evict(folder)
+        _start(folder, watch_pid)
+        if not _answers(folder, watch_pid, PING_SECONDS):
+            raise ServerUnreachable(f"the state server in {folder} was started and does not answer")
+
+
+def _start(folder: Path, watch_pid: int) -> None:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    private(folder)
+    for stale in (PID, SOCKET):  # of a server that was killed
+        (folder / stale).unlink(missing_ok=True)
+    log = folder / LOG
+    bound_log(folder)
+    with log.open("ab") as out:
+        server = subprocess.Popen(
+            # -P: modules are found where this process found its own, and not wherever it happens to run.
+            [sys.executable, "-P", "-m", "state_backends.server.main", "--dir", str(folder), "--watch", str(watch_pid)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            env=_environment(os.environ),
+        )
+    _children[:] = [server, *(child for child in _children if child.poll() is None)]
+    deadline = time.monotonic() + START_SECONDS
+    while not (folder / PID).exists():
+        if server.poll() is not None or time.monotonic() > deadline:
+            code = server.poll()
+            if code is None:
+                server.kill()
+                server.wait()
+            said = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+            raise ServerError(f"the state server did not start (exit code {code}): {said}")
+        time.sleep(0.02)
+
+
+def _environment(ours: Mapping[str, str]) -> dict[str, str]:
+    kept = {k: v for k, v in ours.items() if k in _INHERITED or k.startswith(_INHERITED_PREFIXES)}
+    return {**_ALLOCATION, **kept, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
+
+
+__all__ = ["RemoteSession", "StateClient", "executor_pid", "runtime_dir"]

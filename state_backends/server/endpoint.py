@@ -1,0 +1,106 @@
+"""The Prometheus endpoint of a state server: asked for by ``metrics.port``, on the loopback interface, and only there.
+
+Nothing is counted for it: a scrape reads what the server knows anyway.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from state_backends.server.metrics import METRICS, Distribution, Metric, Stats
+
+if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
+
+    from prometheus_client.metrics_core import Metric as Family
+
+log = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+AGAIN_SECONDS = 10.0
+
+
+class MetricsEndpoint:
+    """Listens from the first time on that a port is asked for, until closed. Calls come one at a time."""
+
+    def __init__(self, stats: Callable[[], Stats], clock: Callable[[], float] = time.monotonic) -> None:
+        self._stats = stats
+        self._clock = clock
+        self._server: WSGIServer | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._again_s: dict[int, float] = {}
+
+    @property
+    def port(self) -> int | None:
+        """Where it listens; None: nowhere."""
+        return self._server.server_port if self._server is not None else None
+
+    def serve(self, port: int | None) -> None:
+        """0: any port that is free. Where it listens already, it stays. Never raises: a port that cannot be had is
+        logged, and tried again now and then, since who has it may be a server that is about to end.
+        """
+        if port is None or self._server is not None or self._closed:
+            return
+        now = self._clock()
+        if now < self._again_s.get(port, now):
+            return
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        registry = CollectorRegistry()
+        registry.register(StatsCollector(self._stats))
+        try:
+            self._server, self._thread = start_http_server(port, addr=LOOPBACK, registry=registry)
+        except OSError as error:
+            if port not in self._again_s:
+                log.warning("metrics: cannot listen on %s:%d (%s); going on without", LOOPBACK, port, error)
+            self._again_s[port] = now + AGAIN_SECONDS
+
+    def close(self) -> None:
+        self._closed = True
+        server, self._server = self._server, None
+        if server is not None and self._thread is not None:
+            server.shutdown()
+            server.server_close()
+            self._thread.join()
+
+
+class StatsCollector:
+    """What a registry of prometheus_client asks at a scrape."""
+
+    def __init__(self, stats: Callable[[], Stats]) -> None:
+        self._stats = stats
+
+    def describe(self) -> list[Family]:
+        """Nothing, so that being registered is no scrape."""
+        return []
+
+    def collect(self) -> Iterator[Family]:
+        stats = self._stats()
+        for metric in METRICS:
+            yield _family(metric, stats)
+
+
+def _family(metric: Metric, stats: Stats) -> Family:
+    from prometheus_client import metrics_core
+
+    kinds: dict[str, Any] = {
+        "counter": metrics_core.CounterMetricFamily,
+        "gauge": metrics_core.GaugeMetricFamily,
+        "histogram": metrics_core.HistogramMetricFamily,
+        "summary": metrics_core.SummaryMetricFamily,
+    }
+    family = kinds[metric.type](metric.name, metric.help, labels=metric.labels, unit=metric.unit)
+    for labels, value in metric.read(stats):
+        if not isinstance(value, Distribution):
+            family.add_metric(labels, value)
+        elif metric.type == "histogram":
+            family.add_metric(labels, list(value.buckets), value.total)
+        else:
+            family.add_metric(labels, count_value=value.events, sum_value=value.total)
+    result: Family = family
+    return result

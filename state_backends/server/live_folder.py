@@ -1,0 +1,99 @@
+"""Folders that live as long as their state server: RocksDB's own files, beside the versions. Effect: files, locks.
+
+The place may be a mount that other hosts have as well, where this host's processes say nothing about theirs. So a
+folder is known by its host's name, its server holds the lock of a file in it, and touches that now and then: it is
+left over if the lock can be had here and it is this host's, or if nobody has touched it for a day.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import IO
+
+from state_backends.server import processes
+
+LOCK = "lock"
+ABANDONED_SECONDS = 86_400.0
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9]", "", os.uname().nodename)[:40] or "host"
+
+
+def own_name() -> str:
+    """The name of this process's folder: no other has it, here or elsewhere, now or later."""
+    return f"{_host()}-{processes.me()}"
+
+
+class LiveFolder:
+    """The folder of this process in ``parent``; raises OSError where none can be made. Close it to remove it."""
+
+    def __init__(self, parent: Path, name: str) -> None:
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path = parent / name
+        # It is there with its lock held, or not at all: whoever sweeps meanwhile sees no folder without.
+        making = parent / f".{name}"
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir(mode=0o700)
+        self._lock = (making / LOCK).open("w")
+        # A file system without locks: its own host and the day must do.
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        making.rename(self.path)
+
+    def touch(self) -> None:
+        """Says that the server is still there; at least every few hours."""
+        with contextlib.suppress(OSError):
+            os.utime(self.path / LOCK)
+
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+        with contextlib.suppress(OSError):
+            self.path.parent.rmdir()
+
+
+def sweep(parent: Path, now_s: float | None = None) -> None:
+    """Removes what servers that are no more left behind. ``now_s``: seconds since the epoch."""
+    now_s = time.time() if now_s is None else now_s
+    for folder in parent.glob("*-*"):
+        with contextlib.suppress(OSError):
+            if _is_left_over(folder, now_s):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_left_over(folder: Path, now_s: float) -> bool:
+    host, _, process = folder.name.lstrip(".").partition("-")
+    known = processes.parse(process)
+    lock = folder / LOCK
+    if known is not None and host == _host() and known.space == processes.space():
+        # The number alone would do, but for another host of that name behind the same mount.
+        return not processes.is_alive(known) and _is_free(lock)
+    touched_s = (lock if lock.exists() else folder).stat().st_mtime
+    return now_s - touched_s > ABANDONED_SECONDS and _is_free(lock)
+
+
+def _is_free(lock: Path) -> bool:
+    try:
+        with lock.open() as file:
+            _try_lock(file)
+    except FileNotFoundError:
+        return True
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _try_lock(file: IO[str]) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:  # no locks here: nothing is said against it
+        pass

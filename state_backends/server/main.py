@@ -1,0 +1,235 @@
+"""The state server: one per executor host and application (docs/operating.md).
+
+Hot state outlives Python workers here. It listens on a unix socket in a folder that only its user can enter, and ends
+by itself when no executor it serves is left, or when nobody can find it any more. Who may do what: docs/security.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import logging
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from aion.errors import AionError, RequestError, ServerError
+from state_backends.server import processes, requests, server_folder, wire
+from state_backends.server.host import Host
+from state_backends.server.processes import Process
+from state_backends.server.server_folder import PID, SOCKET, Lease
+from state_backends.store.sst_file import FILES_OF_A_SHARD
+from state_backends.versions.json_values import dumps
+
+log = logging.getLogger(__name__)
+
+MOST_EXECUTORS = 1024
+LOOK_SECONDS = 0.5
+TOUCH_SECONDS = 600.0
+ENDING_SECONDS = 20.0
+FEW_OPEN_FILES = 4096
+
+
+class StateServer(flight.FlightServerBase):  # type: ignore[misc]
+    """The Flight face of a :class:`Host`: takes requests apart, and names what goes wrong with them."""
+
+    def __init__(self, socket: Path, host: Host, watch: Watch) -> None:
+        self.host = host
+        self.watch = watch
+        super().__init__(f"grpc+unix://{socket}")
+        socket.chmod(0o600)
+
+    def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
+        with _told():
+            request = requests.action(action.type, action.body.to_pybytes())
+            return iter([flight.Result(pa.py_buffer(dumps(self._act(request))))])
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with _told():
+            request = requests.parse(requests.Put, descriptor.command, "put")
+            for chunk in reader:
+                self.host.append(request.session, partial(requests.blocks, chunk.data))
+
+    def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
+        with _told():
+            request = requests.parse(requests.Read, ticket.ticket, "read")
+            return flight.GeneratorStream(wire.BLOCKS, _messages(self.host.read(request)))
+
+    def _act(self, request: requests.Request) -> Any:
+        match request:
+            case requests.Ping():
+                if (ailment := self.host.ailment) is not None:
+                    raise ServerError(ailment)  # so that another server takes its place
+                if request.executor_pid is not None:
+                    self.watch.add(request.executor_pid)
+                return {"pid": os.getpid()}
+            case requests.Stats():
+                return self.host.stats()
+            case requests.Open():
+                return self.host.open(request)
+            case requests.Learnt():
+                return self.host.learnt(request)
+            case requests.Prestage():
+                self.host.prestage(request)
+            case requests.Release():
+                self.host.release(request)
+            case requests.Supersede():
+                self.host.supersede(request)
+            case requests.Commit():
+                self.host.commit(request)
+            case requests.Abort():
+                self.host.abort(request)
+        return {}
+
+
+class Watch:
+    """The executors that a server serves."""
+
+    def __init__(self) -> None:
+        self._executors: dict[int, Process] = {}
+        self._lock = threading.Lock()
+
+    def add(self, pid: int) -> None:
+        """Raises RequestError unless it is a process of this user."""
+        found = processes.find(pid)
+        if found is None:
+            return  # over already
+        if processes.owner(pid) != os.geteuid():
+            raise RequestError(f"ping: process {pid} is another user's; a server serves its own user only")
+        with self._lock:
+            if pid not in self._executors and len(self._living()) >= MOST_EXECUTORS:
+                raise RequestError(f"ping: {MOST_EXECUTORS:,} executors are being served already")
+            self._executors[pid] = found
+
+    def is_alone(self) -> bool:
+        with self._lock:
+            return not self._living()
+
+    def _living(self) -> dict[int, Process]:
+        self._executors = {pid: p for pid, p in self._executors.items() if processes.is_alive(p)}
+        return self._executors
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Errors reach the client under their own names."""
+    try:
+        yield
+    except flight.FlightError:
+        raise
+    except Exception as error:
+        if not isinstance(error, AionError):
+            log.exception("a request failed")
+        raise flight.FlightServerError(wire.encode_error(error)) from error
+
+
+def _messages(blocks: Any) -> Iterator[pa.RecordBatch]:
+    with _told():
+        yield from wire.pack(((b.seq, False, b.block) for b in blocks), wire.READ_MESSAGE_BYTES)
+
+
+def serve(folder: Path, host: Host, watch: Watch, stop: threading.Event) -> None:
+    """Serves until nobody is left to serve, nobody can find the server any more, or ``stop``; closes the host.
+
+    Raises ServerError if the folder has a server already.
+    """
+    server_folder.private(folder)
+    lease = Lease(folder)
+    try:
+        server_folder.sweep(folder.parent)
+        socket = folder / SOCKET
+        socket.unlink(missing_ok=True)  # of a server that was killed
+        server = StateServer(socket, host, watch)
+        bound = socket.stat().st_ino
+        serving = threading.Thread(target=server.serve, name="aion-serve", daemon=True)
+        serving.start()
+        part = folder / f"{PID}.part"
+        part.write_text(str(os.getpid()))
+        part.rename(folder / PID)  # says that it serves
+        touch_at = time.monotonic() + TOUCH_SECONDS
+        while (
+            not stop.wait(LOOK_SECONDS)
+            and not watch.is_alone()
+            and lease.holds
+            and _is_at(socket, bound)
+            and host.ailment is None
+        ):
+            server_folder.bound_log(folder)
+            host.let_go_of_idle()
+            if time.monotonic() >= touch_at:
+                touch_at = time.monotonic() + TOUCH_SECONDS
+                host.still_here()
+                os.utime(folder / PID)
+        if host.ailment is not None:
+            log.critical("this server ends, and the next request starts another: %s", host.ailment)
+        # Whatever hangs, requests, a disk, a policy, must not keep the process.
+        faulthandler.dump_traceback_later(2 * ENDING_SECONDS, exit=True)
+        ending = threading.Thread(target=server.shutdown, name="aion-shutdown", daemon=True)
+        ending.start()
+        ending.join(ENDING_SECONDS)
+    finally:
+        try:
+            host.close()
+        except Exception:
+            log.exception("not everything could be closed")
+        server_folder.leave(folder, lease)
+        lease.close()
+
+
+def _is_at(socket: Path, inode: int) -> bool:
+    try:
+        return socket.stat().st_ino == inode
+    except FileNotFoundError:
+        return False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m state_backends.server.main")
+    parser.add_argument("--dir", type=Path, required=True)
+    parser.add_argument("--watch", type=int, required=True)
+    arguments = parser.parse_args()
+    run(arguments.dir, arguments.watch, Host())
+
+
+def _raise_open_files() -> None:
+    """As many open files as the system lets this user have; says so if that is few."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= limit < FEW_OPEN_FILES:
+        log.warning(
+            "this server may have %d files open, enough for about %d shards; with more, raise the limit (ulimit -n)",
+            limit,
+            limit // FILES_OF_A_SHARD,
+        )
+
+
+def run(folder: Path, executor_pid: int, host: Host) -> None:
+    """Makes this process the state server of a folder until it ends. Raises SystemExit with what it cannot do."""
+    os.umask(0o077)
+    faulthandler.enable()
+    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    _raise_open_files()
+    watch, stop = Watch(), threading.Event()
+    watch.add(executor_pid)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        serve(folder, host, watch, stop)
+    except ServerError as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

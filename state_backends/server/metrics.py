@@ -1,0 +1,275 @@
+"""The metrics of a state server as a table: names, types, help, units, labels, and where each is read. Pure.
+
+The Prometheus endpoint, ``aion top``, the table of docs/metrics.md and what the Grafana dashboard may ask for come from
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from state_backends.store.counting import number
+
+Stats = Mapping[str, Any]
+"""What :meth:`state_backends.server.host.Host.stats` says."""
+
+Labels = tuple[str, ...]
+
+
+class Distribution(NamedTuple):
+    """``buckets``: (le, events up to it), cumulated, the last being +Inf; empty for a summary."""
+
+    events: float
+    total: float
+    buckets: tuple[tuple[str, float], ...] = ()
+
+
+Reading = tuple[Labels, float | Distribution]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """``labels``: their names; ``read`` yields their values, in this order, with each value of the metric."""
+
+    name: str
+    type: Literal["counter", "gauge", "histogram", "summary"]
+    help: str
+    labels: Labels
+    read: Callable[[Stats], Iterable[Reading]]
+
+    @property
+    def unit(self) -> str:
+        """By the convention of Prometheus it is in the name."""
+        words = self.name.removesuffix("_total").split("_")
+        return words[-1] if words[-1] in ("bytes", "seconds", "ratio") else ""
+
+    @property
+    def series(self) -> list[str]:
+        """The names that a query can ask for."""
+        parts = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}.get(self.type, ("",))
+        return [self.name + part for part in parts]
+
+
+# -- how they are read ------------------------------------------------------------------------------------
+
+
+def _at(*path: str) -> Callable[[Stats], Iterator[Reading]]:
+    def read(stats: Stats) -> Iterator[Reading]:
+        yield (), number(stats, *path)
+
+    return read
+
+
+def _each(**paths: str) -> Callable[[Stats], Iterator[Reading]]:
+    """A value for each label: the path to it, with dots."""
+
+    def read(stats: Stats) -> Iterator[Reading]:
+        for label, path in paths.items():
+            yield (label,), number(stats, *path.split("."))
+
+    return read
+
+
+def _places(stats: Stats) -> Iterator[Reading]:
+    """Disjoint, so that they add up to the size of the state."""
+    both = number(stats, "p_bucket_bytes") - number(stats, "disk_only_bytes")
+    yield ("memory",), number(stats, "m_bucket_bytes") - both
+    yield ("both",), both
+    yield ("disk",), number(stats, "disk_only_bytes")
+
+
+def _by_priority(name: str) -> Callable[[Stats], Iterator[Reading]]:
+    def read(stats: Stats) -> Iterator[Reading]:
+        for priority, told in stats.get("io", {}).get("by_priority", {}).items():
+            yield (priority,), number(told, name)
+
+    return read
+
+
+def _queued(stats: Stats) -> Iterator[Reading]:
+    for priority, requests in stats.get("io", {}).get("waiting", {}).items():
+        yield (priority,), requests
+
+
+def _operators(stats: Stats) -> Iterator[tuple[Labels, Mapping[str, Any]]]:
+    for query, operators in stats.get("queries", {}).items():
+        for operator, told in operators.items():
+            yield (query, operator), told
+
+
+def _of_operator(*path: str) -> Callable[[Stats], Iterator[Reading]]:
+    def read(stats: Stats) -> Iterator[Reading]:
+        for labels, told in _operators(stats):
+            yield labels, number(told, *path)
+
+    return read
+
+
+def _each_of_operator(*path: str, names: Labels) -> Callable[[Stats], Iterator[Reading]]:
+    def read(stats: Stats) -> Iterator[Reading]:
+        for labels, told in _operators(stats):
+            for name in names:
+                yield (*labels, name), number(told, *path, name)
+
+    return read
+
+
+def _bounds(stats: Stats) -> Iterator[Reading]:
+    for labels, told in _operators(stats):
+        for which, bound_us in told.get("bounds_us", {}).items():
+            yield (*labels, which), bound_us / 1e6
+
+
+def _staleness(stats: Stats) -> Iterator[Reading]:
+    for labels, told in _operators(stats):
+        counted = told["counters"]
+        yield labels, Distribution(number(counted, "staleness", "windows"), number(counted, "staleness", "total"))
+
+
+def _lateness(stats: Stats) -> Iterator[Reading]:
+    for labels, told in _operators(stats):
+        counted = told["counters"].get("lateness", {})
+        buckets, so_far = [], 0.0
+        for edge, events in counted.get("events", {}).items():
+            so_far += events
+            buckets.append((edge, so_far))
+        if buckets and buckets[-1][0] == "+Inf":
+            yield labels, Distribution(so_far, number(counted, "seconds"), tuple(buckets))
+
+
+# -- the table --------------------------------------------------------------------------------------------
+
+_OPERATOR = ("query", "operator")
+
+METRICS: tuple[Metric, ...] = (
+    # What operators did, as far as they committed it here.
+    Metric("aion_events_total", "counter", "Events that came.", _OPERATOR, _of_operator("counters", "events")),
+    Metric(
+        "aion_late_events_total", "counter", "Events that came after the end of a window of theirs.", _OPERATOR,
+        _of_operator("counters", "late_events"),
+    ),
+    Metric(
+        "aion_dropped_events_total", "counter", "Events that came later than the bound of a window, or had no time.",
+        _OPERATOR, _of_operator("counters", "dropped"),
+    ),
+    Metric(
+        "aion_lateness_seconds", "histogram",
+        "How late late events were: watermark minus the end of the window, once for each window.",
+        _OPERATOR, _lateness,
+    ),
+    Metric(
+        "aion_executions_total", "counter", "Executions of windows, by why; a window of a shard counts once.",
+        (*_OPERATOR, "kind"),
+        _each_of_operator("counters", "executions", names=("on_time", "late", "final")),
+    ),
+    Metric(
+        "aion_retractions_total", "counter", "Panes taken back, of sessions and other windows that events change.",
+        _OPERATOR, _of_operator("counters", "retracted"),
+    ),
+    Metric(
+        "aion_staleness_ratio", "summary",
+        "The largest staleness between two executions, of windows that got late events and are gone.",
+        _OPERATOR, _staleness,
+    ),
+    Metric(
+        "aion_staleness_largest_ratio", "gauge", "The largest of all, since the query began.",
+        _OPERATOR, _of_operator("largest_staleness"),
+    ),
+    Metric(
+        "aion_staleness_windows_total", "counter",
+        "Those windows, by whether they stayed within the bound on staleness, and if not, why.",
+        (*_OPERATOR, "outcome"),
+        _each_of_operator("counters", "staleness", names=("kept", "missed_between_looks", "missed_otherwise")),
+    ),
+    Metric(
+        "aion_bound_seconds", "gauge",
+        "How long new windows are kept after their end: the shortest and the longest of any shard, before max_state.",
+        (*_OPERATOR, "which"), _bounds,
+    ),
+    Metric(
+        "aion_windows", "gauge", "Windows that are kept; each shard has its own.", _OPERATOR, _of_operator("windows")
+    ),
+    Metric("aion_windows_made_total", "counter", "Windows made.", _OPERATOR, _of_operator("counters", "windows")),
+    Metric(
+        "aion_windows_purged_total", "counter", "Windows purged.", _OPERATOR,
+        _of_operator("counters", "purged_windows"),
+    ),
+    Metric("aion_shards", "gauge", "Shards that are held.", _OPERATOR, _of_operator("shards")),
+    Metric("aion_commits_total", "counter", "Versions of shards committed.", _OPERATOR, _of_operator("commits")),
+    Metric(
+        "aion_restores_total", "counter", "Shards built from a version: after a restart, a move, or a failure.",
+        _OPERATOR, _of_operator("restores"),
+    ),
+    # State, and memory.
+    Metric(
+        "aion_state_bytes", "gauge",
+        "Encoded bytes of live blocks, by where they are; the m-buckets are memory and both, the p-buckets both and "
+        "disk.",
+        ("place",), _places,
+    ),
+    Metric("aion_state_blocks", "gauge", "Live blocks.", (), _at("blocks")),
+    Metric("aion_memory_budget_bytes", "gauge", "What memory.budget allows on this host.", (), _at("budget_bytes")),
+    Metric("aion_memory_used_bytes", "gauge", "Bytes of blocks in memory.", (), _at("used_bytes")),
+    Metric("aion_memory_peak_bytes", "gauge", "The most that there were.", (), _at("peak_m_bucket_bytes")),
+    Metric(
+        "aion_memory_ledger_bytes", "gauge", "Bytes that knowing where each block is takes; up to half of the budget.",
+        (), _at("ledger_bytes"),
+    ),
+    Metric(
+        "aion_memory_reserved_bytes", "gauge", "Bytes of the budget kept for what is being fetched and for RocksDB.",
+        (), _at("reserved_bytes"),
+    ),
+    Metric("aion_server_resident_bytes", "gauge", "Memory of the server's process.", (), _at("resident_bytes")),
+    Metric(
+        "aion_destages_total", "counter", "Windows that memory pressure made leave memory, or that could not.",
+        ("outcome",), _each(done="destaged_under_pressure", refused="refused_under_pressure"),
+    ),
+    Metric("aion_sessions", "gauge", "Attempts that are at work on a shard.", (), _at("sessions")),
+    # Staging.
+    Metric(
+        "aion_staged_reads_total", "counter",
+        "Reads of blocks that were on disk: hit, prestaged in time; late, while being prestaged; miss, not prestaged.",
+        ("outcome",), _each(hit="staging.hits", late="staging.late", miss="staging.misses"),
+    ),
+    Metric(
+        "aion_blocked_seconds_total", "counter", "Time that late reads and misses waited for the disk.", (),
+        _at("staging", "blocked_s"),
+    ),
+    Metric("aion_prestaged_bytes_total", "counter", "Bytes prestaged.", (), _at("staging", "staged_bytes")),
+    Metric(
+        "aion_prestaged_vain_bytes_total", "counter", "Of them, bytes let go without having been read.", (),
+        _at("staging", "vain_bytes"),
+    ),
+    Metric("aion_planned_prestages", "gauge", "Prestages that wait for their time.", (), _at("planned_prestages")),
+    # The I/O thread, and files.
+    Metric("aion_io_queued_requests", "gauge", "Requests that wait for the disk.", ("priority",), _queued),
+    Metric("aion_io_requests_total", "counter", "Requests made.", ("priority",), _by_priority("requests")),
+    Metric("aion_io_bytes_total", "counter", "Bytes moved.", ("priority",), _by_priority("bytes")),
+    Metric(
+        "aion_io_wait_seconds_total", "counter", "Time that requests waited for their first step.", ("priority",),
+        _by_priority("waited_s"),
+    ),
+    Metric(
+        "aion_io_longest_wait_seconds", "gauge", "The longest that one waited.", ("priority",),
+        _by_priority("longest_wait_s"),
+    ),
+    Metric("aion_io_busy_seconds_total", "counter", "Time that I/O took.", (), _at("io", "busy_s")),
+    Metric("aion_failed_writes_total", "counter", "Files that the disk did not take.", (), _at("failed_writes")),
+    Metric(
+        "aion_merges_total", "counter", "Merges of files, in the background.", ("outcome",),
+        _each(done="merges", failed="failed_merges"),
+    ),
+    Metric("aion_merged_bytes_total", "counter", "Bytes that they wrote once more.", (), _at("merged_bytes")),
+)  # fmt: skip
+
+
+def table() -> str:
+    """The table of docs/metrics.md."""
+    head = ("name", "type", "unit", "labels", "what it says")
+    rows = [
+        (f"`{m.name}`", m.type, m.unit, ", ".join(f"`{label}`" for label in m.labels), m.help.replace("|", "\\|"))
+        for m in METRICS
+    ]
+    return "".join("| " + " | ".join(row) + " |\n" for row in (head, ("---",) * len(head), *rows))

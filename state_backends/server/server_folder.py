@@ -1,0 +1,194 @@
+"""Where the state server of an application lives on a host, and who lives there now. Effect: files, locks.
+
+``/tmp/aion-<user>/<digest>``, mode 0700, has ``socket``, ``pid``, ``lease``, and ``log``, which has what the process
+says on any way; its older part is ``log.1``. Whoever holds the lock of
+the lease is the server: the kernel lets go of it when the process ends, however it ends, so a lease cannot be stale.
+Beside the folder lies ``<digest>.lock``, held for as long as somebody decides who is to be the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from aion.errors import ServerError
+from state_backends.server import processes
+from state_backends.server.processes import Process
+
+SOCKET, PID, LOG, OLD_LOG, LEASE = "socket", "pid", "log", "log.1", "lease"
+LOG_BYTES = 1 << 20
+ELECTION_SECONDS = 90.0  # longer than a server may take to start, see the client
+
+
+def runtime_dir(application: str) -> Path:
+    """The folder of an application on this host, or in this container: short, since a socket's path is limited."""
+    # Containers may share /tmp, but not processes: each has a server of its own.
+    digest = hashlib.sha256(f"{application}|{processes.space()}".encode()).hexdigest()[:12]
+    return Path(tempfile.gettempdir()) / f"aion-{os.getuid()}" / digest
+
+
+def private(folder: Path) -> None:
+    """Raises ServerError unless this is a folder of this user's alone, and no link to one."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise ServerError(f"{folder} must be a folder of this user alone (mode 0700); it is not")
+
+
+@contextlib.contextmanager
+def elected(folder: Path, patience_s: float = ELECTION_SECONDS) -> Iterator[None]:
+    """Holds the lock of a server's folder: of several workers that want to start one, one does.
+
+    The lock file is removed by the server that ends, so whoever waited for it must look whether the file it
+    locked is still the one that others see. Raises ServerError when it is not to be had in time.
+    """
+    path = _lock_of(folder)
+    deadline = time.monotonic() + patience_s
+    while True:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private(folder.parent)
+        try:
+            lock = path.open("a+")
+        except FileNotFoundError:
+            continue
+        with lock:
+            while not _locks(lock, fcntl.LOCK_EX):
+                if time.monotonic() > deadline:
+                    raise ServerError(f"somebody else has held {path} for {patience_s:g} s; is that process stopped?")
+                time.sleep(0.02)
+            if _is(path, lock.fileno()):
+                yield
+                return
+
+
+class Lease:
+    """The right to be the server of a folder, for as long as this process lives or until :meth:`close`.
+
+    Raises ServerError if another process has it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LEASE
+        self._file = self._path.open("a+")
+        deadline = time.monotonic() + 2.0
+        while not _locks(self._file, fcntl.LOCK_EX):  # somebody who looks holds it for a moment
+            if time.monotonic() > deadline:
+                self._file.close()
+                raise ServerError(f"another state server lives in {folder}")
+            time.sleep(0.01)
+        self._file.truncate(0)
+        self._file.write(str(processes.me()))
+        self._file.flush()
+
+    @property
+    def holds(self) -> bool:
+        """Whether the folder is still the one that others find."""
+        return _is(self._path, self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def occupant(folder: Path) -> Process | None:
+    """The server that lives in a folder; None if none does. Raises ServerError for one that does not say who it is."""
+    try:
+        with (folder / LEASE).open() as lease:
+            if _locks(lease, fcntl.LOCK_SH):
+                return None
+            found = processes.parse(lease.read())
+    except FileNotFoundError:
+        return None
+    if found is None:
+        raise ServerError(f"somebody holds {folder / LEASE} and does not say who")
+    return found
+
+
+def evict(folder: Path, wait_s: float = 10.0) -> None:
+    """Kills the server in a folder, if there is one; call it elected. Raises ServerError if it cannot be ended."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            found = occupant(folder)
+        except ServerError:  # it has begun this very moment
+            if time.monotonic() > deadline:
+                raise
+        else:
+            if found is None:
+                return
+            if found.space != processes.space() or not processes.kill(found, wait_s) or time.monotonic() > deadline:
+                raise ServerError(f"the state server {found.pid} in {folder} does not answer and cannot be ended")
+        time.sleep(0.01)
+
+
+def leave(folder: Path, lease: Lease) -> None:
+    """Removes everything that a server has on this host, unless somebody else has moved in."""
+    with contextlib.suppress(ServerError), elected(folder, 10.0):
+        if lease.holds:
+            _remove(folder)
+
+
+def bound_log(folder: Path) -> None:
+    """Moves what is in a log that has become long to the older one, in whose place it is.
+
+    By copying: what writes to the log, Python or not, appends to the same open file for as long as the process lives.
+    """
+    log = folder / LOG
+    with contextlib.suppress(OSError):
+        if log.stat().st_size > LOG_BYTES:
+            with log.open("rb") as file:
+                file.seek(-LOG_BYTES, os.SEEK_END)
+                (folder / OLD_LOG).write_bytes(file.read(LOG_BYTES))
+            os.truncate(log, 0)
+
+
+def sweep(parent: Path) -> None:
+    """Removes the folders of servers that were killed, of applications that never came back for them."""
+    for lock in parent.glob("*.lock"):
+        folder = lock.with_suffix("")
+        # Held by who starts a server just now; and a folder without a server is nobody's.
+        with contextlib.suppress(ServerError), elected(folder, 0.0):
+            if occupant(folder) is None and not _has_an_older_server(folder):
+                _remove(folder)
+
+
+def _has_an_older_server(folder: Path) -> bool:
+    """Whether a server of a version that knew no leases may live there."""
+    try:
+        return not (folder / LEASE).exists() and processes.find(int((folder / PID).read_text())) is not None
+    except (FileNotFoundError, ValueError):
+        return False
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    _lock_of(folder).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.parent / f"{folder.name}.lock"
+
+
+def _locks(file: IO[str], how: int) -> bool:
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is(path: Path, fd: int) -> bool:
+    try:
+        found, ours = path.stat(), os.fstat(fd)
+    except FileNotFoundError:
+        return False
+    return (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)

@@ -1,0 +1,306 @@
+"""The single prioritised I/O thread (paper section 4, "I/O Scheduling and Priorities").
+
+A request is a generator: each step does one block's worth of I/O and yields the bytes it moved. After every step
+the thread looks for a more urgent request, so nothing urgent waits for longer than one block. Requests of one
+priority run in the order in which they came. A request can be raised (somebody waits for it now) or cancelled.
+
+``threads`` above one exists for the paper's ablation (figure 8, "no-sqntl-io") only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError, Future, InvalidStateError, wait
+from dataclasses import asdict, dataclass, field
+from typing import Any, Generic, TypeVar, cast
+
+from aion.errors import ServerUnreachable
+from state_backends.store.io import BACKGROUND, LIMITED, Pending, Priority, Steps
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Request(Generic[T]):
+    """A queued piece of I/O, as :class:`state_backends.store.io.Pending` says.
+
+    Its result, or the exception it raised, is in ``future``.
+    """
+
+    __slots__ = ("_io", "future", "number", "priority", "queued_at", "running", "steps")
+
+    def __init__(self, io: IoThread, priority: Priority, number: int, steps: Steps[T], queued_at: float) -> None:
+        self._io = io
+        self.priority = priority
+        self.number = number
+        self.steps = steps
+        self.queued_at: float | None = queued_at
+        self.running = False
+        self.future: Future[T] = Future()
+
+    def raise_to(self, priority: Priority) -> None:
+        self._io._raise(self, priority)
+
+    def cancel(self) -> None:
+        if self.future.cancel():
+            # Whoever waits for it is told now, not when the thread gets there.
+            self.future.set_running_or_notify_cancel()
+
+    def over(self) -> bool:
+        return self.future.done()
+
+    def error(self) -> BaseException | None:
+        return _error(self.future)
+
+    def result(self) -> T:
+        return self.future.result()
+
+    def when_over(self, told: Callable[[BaseException | None], None]) -> None:
+        self.future.add_done_callback(lambda future: told(_error(future)))
+
+
+@dataclass
+class PriorityStats:
+    """Requests and steps so far, bytes moved, and seconds that requests waited for their first step."""
+
+    requests: int = 0
+    steps: int = 0
+    bytes: int = 0
+    waited_s: float = 0.0
+    longest_wait_s: float = 0.0
+
+
+@dataclass
+class IoStats:
+    by_priority: dict[str, PriorityStats] = field(
+        default_factory=lambda: {p.name.lower(): PriorityStats() for p in Priority}
+    )
+    busy_s: float = 0.0
+    queued: int = 0
+    longest_step_s: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class IoThread:
+    """Runs requests until closed, as :class:`state_backends.store.io.Io` says.
+
+    ``capacity`` bounds the queue together with those who fill it: see :meth:`wait_for_room`.
+    ``rate_limit`` (bytes per second) slows writes and maintenance down, never what a task waits for.
+    """
+
+    def __init__(
+        self,
+        name: str = "aion-io",
+        *,
+        threads: int = 1,
+        capacity: int = 4096,
+        rate_limit: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._heap: list[tuple[Priority, int, Request[Any]]] = []
+        self._numbers = itertools.count()
+        self._wake = threading.Condition()
+        self._room = threading.Condition(self._wake)  # type: ignore[arg-type]
+        self._closed = False
+        self._death: str | None = None
+        self._at_work: dict[int, Request[Any]] = {}  # by thread, the request that has the step
+        self._clock = clock
+        self._capacity = capacity
+        self._rate = rate_limit
+        self._background_from = 0.0
+        self._cancelled: list[Steps[Any]] = []  # to be closed
+        self.stats = IoStats()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"{name}-{i}" if i else name, daemon=True) for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def died(self) -> str | None:
+        """Why it can do no more: one of its threads ended although nobody closed it; None while all is well."""
+        return self._death
+
+    def submit(self, priority: Priority, steps: Steps[T]) -> Request[T]:
+        """Queues a request. Raises RuntimeError after :meth:`close`, and ServerUnreachable once a thread died."""
+        with self._wake:
+            if self._death is not None:
+                raise ServerUnreachable(self._death)
+            if self._closed and threading.current_thread() not in self._threads:
+                raise RuntimeError("the I/O thread is closed")
+            request = Request(self, priority, next(self._numbers), steps, self._clock())
+            heapq.heappush(self._heap, (priority, request.number, request))
+            self.stats.by_priority[priority.name.lower()].requests += 1
+            self.stats.queued += 1
+            self._wake.notify()
+        return request
+
+    def waiting(self) -> dict[str, int]:
+        """How many requests wait for their next step, by priority."""
+        counts = {p.name.lower(): 0 for p in Priority}
+        with self._wake:
+            for priority, _, request in self._heap:
+                if priority == request.priority and not request.running and not request.future.done():
+                    counts[priority.name.lower()] += 1
+        return counts
+
+    now = staticmethod(time.monotonic)
+
+    def busy(self) -> bool:
+        return self.stats.queued > 0
+
+    def wait(self, requests: Iterable[Pending[Any]]) -> None:
+        wait([cast("Request[Any]", request).future for request in requests])
+
+    def wait_for_room(self) -> None:
+        with self._wake:
+            while self.stats.queued >= self._capacity and not self._closed and self._death is None:
+                self._room.wait()
+
+    def close(self) -> None:
+        """Finishes what is queued, then ends the thread."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _raise(self, request: Request[Any], priority: Priority) -> None:
+        with self._wake:
+            if priority < request.priority and not request.future.done():
+                # The old entry stays in the heap, and is passed over because it has the old priority.
+                request.priority = priority
+                if not request.running:
+                    heapq.heappush(self._heap, (priority, request.number, request))
+                    self._wake.notify()
+
+    def _run(self) -> None:
+        """Whatever ends the thread, nobody waits for what will not come."""
+        try:
+            self._work()
+        except BaseException as error:
+            self._die(error)
+
+    def _die(self, error: BaseException) -> None:
+        """What fails in a step is the request's error; this is what fails between them."""
+        log.critical("the I/O thread died; every request fails from now on", exc_info=error)
+        with self._wake:
+            self._death = self._death or f"the I/O thread of the state server died ({type(error).__name__}: {error})"
+            waiting = {request.number: request for _, _, request in self._heap}
+            waiting |= {request.number: request for request in self._at_work.values()}
+            self._heap.clear()
+            self.stats.queued = 0
+            self._wake.notify_all()
+            self._room.notify_all()
+        for request in waiting.values():
+            with contextlib.suppress(BaseException):  # of who is told, or it is over already
+                if request.future.set_running_or_notify_cancel():
+                    request.future.set_exception(ServerUnreachable(self._death))
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                request = self._next()
+                cancelled, self._cancelled = self._cancelled, []
+                if request is not None:
+                    self._at_work[threading.get_ident()] = request
+                    self._begin(request)
+                elif not cancelled:
+                    return
+            # Without the lock: what they clean up may take one under which somebody submits.
+            for steps in cancelled:
+                _close(steps)
+            if request is not None:
+                self._step(request)
+                del self._at_work[threading.get_ident()]
+
+    def _begin(self, request: Request[Any]) -> None:
+        request.running = True
+        if request.queued_at is not None:
+            waited = self._clock() - request.queued_at
+            request.queued_at = None
+            stats = self.stats.by_priority[request.priority.name.lower()]
+            stats.waited_s += waited
+            stats.longest_wait_s = max(stats.longest_wait_s, waited)
+
+    def _next(self) -> Request[Any] | None:
+        """The most urgent request that may run now; None when closed and done, or to clean up. Holds the lock."""
+        while True:
+            while self._heap:
+                priority, _, request = self._heap[0]
+                if request.running or request.future.done() or priority != request.priority:
+                    heapq.heappop(self._heap)
+                    if request.future.cancelled() and not request.running and priority == request.priority:
+                        self._finished(request)
+                    continue
+                delay = self._background_from - self._clock() if priority in BACKGROUND else 0.0
+                if delay > 0 and not self._closed:
+                    if self._cancelled:
+                        return None
+                    self._wake.wait(delay)
+                    continue
+                heapq.heappop(self._heap)
+                return request
+            if self._closed or self._cancelled or self._death is not None:
+                return None
+            self._wake.wait()
+
+    def _step(self, request: Request[Any]) -> None:
+        begin = self._clock()
+        moved, done = 0, True
+        outcome: Callable[[], None] | None = None
+        try:
+            moved = next(request.steps)
+            done = request.future.cancelled()
+        except StopIteration as stop:
+            value = stop.value
+            outcome = lambda: request.future.set_result(value)  # noqa: E731
+        except BaseException as error:
+            failure = error
+            outcome = lambda: request.future.set_exception(failure)  # noqa: E731
+        took = self._clock() - begin
+        with self._wake:
+            stats = self.stats.by_priority[request.priority.name.lower()]
+            stats.steps += 1
+            stats.bytes += moved
+            self.stats.busy_s += took
+            self.stats.longest_step_s = max(self.stats.longest_step_s, took)
+            if self._rate and request.priority in LIMITED:
+                self._background_from = max(self._background_from, begin) + moved / self._rate
+            request.running = False
+            if done:
+                self._finished(request)
+            else:
+                heapq.heappush(self._heap, (request.priority, request.number, request))
+                self._wake.notify()
+        if outcome is not None and not request.future.cancelled():
+            with contextlib.suppress(InvalidStateError):  # cancelled just now
+                if request.future.set_running_or_notify_cancel():
+                    outcome()
+
+    def _finished(self, request: Request[Any]) -> None:
+        if request.future.cancelled():
+            self._cancelled.append(request.steps)
+        self.stats.queued -= 1
+        self._room.notify_all()
+
+
+def _error(future: Future[Any]) -> BaseException | None:
+    return CancelledError() if future.cancelled() else future.exception()
+
+
+def _close(steps: Steps[Any]) -> None:
+    try:
+        steps.close()
+    except Exception:
+        log.exception("cleaning up a cancelled request failed")
+
+
+__all__ = ["IoStats", "IoThread", "Priority", "PriorityStats", "Request", "Steps"]

@@ -1,0 +1,225 @@
+"""Where each block is: a table of places and moves, pure. The store does what the table allows.
+
+The invariant behind every row: a live block is in memory, on disk, or both; never in neither.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from enum import StrEnum
+from operator import attrgetter
+
+from aion.core.ingest.block import Folded
+from state_backends.store.protocol import Only
+
+NO_FILE = -1
+_ORDER = attrgetter("arrival", "seq")
+_IN_FILES = attrgetter("slice_us", "seq")
+
+
+class Place(StrEnum):
+    MEMORY = "memory"  # only in memory
+    DESTAGING = "destaging"  # in memory, being written
+    BOTH = "both"  # in memory and on disk
+    DISK = "disk"  # only on disk
+    STAGING = "staging"  # on disk, being read back
+    PURGED = "purged"  # gone, for good
+
+
+class Move(StrEnum):
+    WRITE = "write"
+    WRITTEN = "written"
+    WRITE_FAILED = "write_failed"
+    EVICT = "evict"
+    STAGE = "stage"
+    STAGED = "staged"
+    STAGE_FAILED = "stage_failed"
+    CANCEL = "cancel"
+    RELOCATE = "relocate"  # into another file
+    PURGE = "purge"
+
+
+TRANSITIONS: dict[tuple[Place, Move], Place] = {
+    (Place.MEMORY, Move.WRITE): Place.DESTAGING,
+    (Place.DESTAGING, Move.WRITTEN): Place.BOTH,
+    (Place.DESTAGING, Move.WRITE_FAILED): Place.MEMORY,
+    (Place.BOTH, Move.EVICT): Place.DISK,
+    (Place.DISK, Move.STAGE): Place.STAGING,
+    (Place.STAGING, Move.STAGED): Place.BOTH,
+    (Place.STAGING, Move.STAGE_FAILED): Place.DISK,
+    (Place.STAGING, Move.CANCEL): Place.DISK,
+    (Place.BOTH, Move.RELOCATE): Place.BOTH,
+    (Place.DISK, Move.RELOCATE): Place.DISK,
+    (Place.STAGING, Move.RELOCATE): Place.STAGING,
+    **{(place, Move.PURGE): Place.PURGED for place in Place if place is not Place.PURGED},
+}
+
+IN_MEMORY = frozenset({Place.MEMORY, Place.DESTAGING, Place.BOTH})
+ON_DISK = frozenset({Place.BOTH, Place.DISK, Place.STAGING})
+
+
+ENTRY_BYTES = 256
+SLICE_BYTES = 512
+"""What the memory of a store grows by with each live block, and with each slice that has one; a test measures it."""
+
+_MOVES = list(Move)
+
+
+class IllegalMove(AssertionError):
+    """A move that the table does not have: a bug in the store, told with the block's latest moves."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A live block: its number, slice, size, place, and the file that holds it (NO_FILE before it has one).
+
+    There is one for each block, so it is small: ``story`` has the last two moves, four bits each, since Python has
+    such small numbers anyway.
+    """
+
+    seq: int
+    slice_us: int
+    size_bytes: int
+    place: Place
+    file_no: int = NO_FILE
+    story: int = 0
+    folded: Folded | None = None
+
+    @property
+    def arrival(self) -> int:
+        """The number under which the last of its events came."""
+        return self.seq if self.folded is None else self.folded.last_seq
+
+    def moved(self, move: Move, place: Place) -> None:
+        self.place = place
+        self.story = (self.story << 4 | _MOVES.index(move) + 1) & 0xFF
+
+    def told(self) -> str:
+        """Its latest moves, and where they led it."""
+        moves = [_MOVES[code - 1] for code in (self.story >> 4, self.story & 0xF) if code]
+        return " ".join([*(f"-{move}->" for move in moves), self.place])
+
+
+class Ledger:
+    """All live blocks of a shard, by seq and by slice."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, Entry] = {}
+        self._slices: dict[int, list[Entry]] = {}
+        self.memory_bytes = 0
+        self.disk_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._entries
+
+    def __getitem__(self, seq: int) -> Entry:
+        return self._entries[seq]
+
+    @property
+    def own_bytes(self) -> int:
+        """The memory that it takes itself."""
+        return ENTRY_BYTES * len(self._entries) + SLICE_BYTES * len(self._slices)
+
+    def has_slice(self, slice_us: int) -> bool:
+        """Whether any block of the slice is alive."""
+        return slice_us in self._slices
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def add(
+        self,
+        seq: int,
+        slice_us: int,
+        size_bytes: int,
+        place: Place,
+        file_no: int = NO_FILE,
+        folded: Folded | None = None,
+    ) -> Entry:
+        assert seq not in self._entries, f"block {seq} is there already"
+        of_slice = self._slices.setdefault(slice_us, [])
+        # All of a slice share one number object.
+        entry = Entry(seq, of_slice[0].slice_us if of_slice else slice_us, size_bytes, place, file_no, folded=folded)
+        self._entries[seq] = entry
+        of_slice.append(entry)
+        self._count(entry, +1)
+        return entry
+
+    def move(self, seq: int, move: Move, *, file_no: int | None = None) -> Entry:
+        entry = self._entries[seq]
+        place = TRANSITIONS.get((entry.place, move))
+        if place is None:
+            raise IllegalMove(f"block {seq} cannot {move} from {entry.place}; its latest moves: {entry.told()}")
+        self._count(entry, -1)
+        entry.moved(move, place)
+        if file_no is not None:
+            entry.file_no = file_no
+        if place is Place.PURGED:
+            del self._entries[seq]
+            of_slice = self._slices[entry.slice_us]
+            of_slice.remove(entry)
+            if not of_slice:
+                del self._slices[entry.slice_us]
+        else:
+            self._count(entry, +1)
+        return entry
+
+    def of_slices(self, slices: Iterable[int], only: Only | None = None) -> list[Entry]:
+        """Live blocks of these slices, or ``only`` some of them, by slice and then in the order of arrival."""
+        found = [entry for s in sorted(set(slices)) for entry in sorted(self._slices.get(s, ()), key=_ORDER)]
+        return found if only is None else _chosen(found, only)
+
+    def of_files(self, files: Collection[int], slices: Set[int]) -> list[Entry]:
+        """Live blocks that these files hold, in the order of a file: by slice and number; ``slices``: of the files."""
+        held = (entry for s in slices for entry in self._slices.get(s, ()) if entry.file_no in files)
+        return sorted(held, key=_IN_FILES)
+
+    def _count(self, entry: Entry, sign: int) -> None:
+        if entry.place in IN_MEMORY:
+            self.memory_bytes += sign * entry.size_bytes
+        if entry.place in ON_DISK:
+            self.disk_bytes += sign * entry.size_bytes
+
+    def validate(self) -> None:
+        """The accounts equal the sum of the blocks, and both indexes hold the same blocks."""
+        entries = list(self._entries.values())
+        assert self.memory_bytes == sum(e.size_bytes for e in entries if e.place in IN_MEMORY)
+        assert self.disk_bytes == sum(e.size_bytes for e in entries if e.place in ON_DISK)
+        assert {s: {e.seq for e in b} for s, b in self._slices.items()} == {
+            s: {e.seq for e in entries if e.slice_us == s} for s in {e.slice_us for e in entries}
+        }
+        for e in entries:
+            assert e.place is not Place.PURGED
+            assert (e.place in ON_DISK) == (e.file_no != NO_FILE), f"{e}"
+
+
+def _chosen(entries: list[Entry], only: Only) -> list[Entry]:
+    if only.spans is not None:
+        everything = (-1, 2**63 - 1)
+        spans = ((entry, *only.spans.get(entry.slice_us, everything)) for entry in entries)
+        entries = [entry for entry, after, until in spans if after < entry.arrival <= until]
+    if only.below is not None:
+        entries = [e for e in entries if e.seq < only.below]
+    if only.keys is not None:
+        lows = [low for low, _ in only.keys]
+        entries = [e for e in entries if e.folded is None or _meets(e.folded, lows, only.keys)]
+    return entries
+
+
+def _meets(folded: Folded, lows: list[int], ranges: Sequence[tuple[int, int]]) -> bool:
+    """Whether any of the sorted, disjoint ranges overlaps that of a block."""
+    last = bisect_right(lows, folded.high) - 1
+    return last >= 0 and ranges[last][1] >= folded.low
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram, for the documentation."""
+    lines = ["stateDiagram-v2", "    [*] --> memory"]
+    lines += [f"    {src} --> {dst}: {move}" for (src, move), dst in TRANSITIONS.items() if move != "purge"]
+    lines += ["    note right of both: purge leads from every place to purged"]
+    return "\n".join(lines)

@@ -1,0 +1,169 @@
+"""The memory side of a store: blocks by number, bytes by slice, and the budget that all stores of a host share."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from aion.core.ingest.block import Block
+
+
+class Stretches(NamedTuple):
+    """Windows ``[start, start + size)`` that start at ``offset + k * slide``, in µs."""
+
+    size_us: int
+    slide_us: int
+    offset_us: int
+
+
+class MemoryBudget:
+    """Bytes of blocks in memory that the stores of one host may hold together.
+
+    ``reserved_bytes`` are taken off it: for RocksDB's block cache, and for blocks that prestages and readers fetch.
+    ``ledger_bytes``: what the stores need to know where each block is, which takes half of the budget at most: blocks
+    on disk must not leave those without room that are to be read.
+    ``peak_bytes``: the most that was used; ``fullest_bytes``: used and reserved together.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.reserved_bytes = 0
+        self.used_bytes = 0
+        self.ledger_bytes = 0
+        self.peak_bytes = 0
+        self.fullest_bytes = 0
+        self._lock = threading.Lock()
+
+    def raise_to(self, limit_bytes: int) -> None:
+        """Operators of one host share one budget: the largest that any of their policies gives."""
+        with self._lock:
+            self.limit_bytes = max(self.limit_bytes, limit_bytes)
+
+    def add(self, size_bytes: int, *, reserved_bytes: int = 0) -> None:
+        """Accounts for bytes already held, or, if negative, let go.
+
+        ``reserved_bytes``: what was reserved for them, which is given back in the same instant.
+        """
+        with self._lock:
+            self.used_bytes += size_bytes
+            self.reserved_bytes -= reserved_bytes
+            self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+            self._note()
+
+    def ledger_grew(self, size_bytes: int) -> None:
+        """By so many bytes; by fewer than none if it shrank."""
+        with self._lock:
+            self.ledger_bytes += size_bytes
+
+    def reserve(self, size_bytes: int) -> None:
+        """Takes room off the budget, whether it is there or not."""
+        with self._lock:
+            self.reserved_bytes += size_bytes
+            self._note()
+
+    def try_reserve(self, size_bytes: int, *, spare_bytes: int = 0) -> bool:
+        """Reserves room for a block before it is fetched, if ``spare_bytes`` are left besides; says whether it did.
+
+        To look and to take are one step, so that no two who ask get the same room.
+        """
+        with self._lock:
+            if self.left() < size_bytes + spare_bytes:
+                return False
+            self.reserved_bytes += size_bytes
+            self._note()
+            return True
+
+    def give_back(self, size_bytes: int) -> None:
+        """What was reserved is free again."""
+        with self._lock:
+            self.reserved_bytes -= size_bytes
+
+    def left(self) -> int:
+        """Bytes that may still be held; negative when the budget is exceeded."""
+        ledger_bytes = min(self.ledger_bytes, self.limit_bytes // 2)
+        return self.limit_bytes - ledger_bytes - self.reserved_bytes - self.used_bytes
+
+    def _note(self) -> None:
+        self.fullest_bytes = max(self.fullest_bytes, self.used_bytes + self.reserved_bytes)
+
+
+class MBuckets:
+    """The blocks of one store that are in memory. Not locked: the store's lock is held around every call."""
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
+        self._blocks: dict[int, Block] = {}
+        self._slices: dict[int, int] = {}
+        self._total = 0
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._blocks
+
+    def __getitem__(self, seq: int) -> Block:
+        return self._blocks[seq]
+
+    def get(self, seq: int) -> Block | None:
+        return self._blocks.get(seq)
+
+    def seqs(self) -> set[int]:
+        return set(self._blocks)
+
+    def size(self, slice_us: int) -> int:
+        """Bytes of a slice's m-bucket."""
+        return self._slices.get(slice_us, 0)
+
+    def heaviest(self, slice_us: int, windows: Sequence[Stretches], enough: int) -> int:
+        """Bytes of the largest m-bucket that the slice is part of: of a window, all slices that the window spans.
+
+        A slice that no window is known to cover is an m-bucket of its own. While all slices together have no more than
+        ``enough``, none is looked at. The slice has to be in memory.
+        """
+        heaviest = self.size(slice_us)
+        if not windows or self._total <= enough:
+            return heaviest
+        reach = max(window.size_us for window in windows)
+        near = sorted(s for s in self._slices if slice_us - reach < s < slice_us + reach)
+        sums = [0, *accumulate(self._slices[s] for s in near)]
+        for size_us, slide_us, offset_us in windows:
+            # Of the windows that begin with the same slice, the last one has all that the others have.
+            for number, first_us in enumerate(near[: bisect_right(near, slice_us)]):
+                start = first_us - (first_us - offset_us) % slide_us
+                if start > slice_us - size_us:
+                    heaviest = max(heaviest, sums[bisect_left(near, start + size_us)] - sums[number])
+        return heaviest
+
+    def sizes(self) -> dict[int, int]:
+        """Bytes of every m-bucket that is not empty."""
+        return dict(self._slices)
+
+    @property
+    def total_bytes(self) -> int:
+        return self._total
+
+    def hold(self, seq: int, block: Block, *, reserved_bytes: int = 0) -> None:
+        """``reserved_bytes``: what was reserved in the budget for this block."""
+        slice_us = block.header.slice_us
+        self._blocks[seq] = block
+        self._slices[slice_us] = self._slices.get(slice_us, 0) + block.size_bytes
+        self._total += block.size_bytes
+        self._budget.add(block.size_bytes, reserved_bytes=reserved_bytes)
+
+    def let_go(self, seq: int) -> None:
+        block = self._blocks.pop(seq, None)
+        if block is None:
+            return
+        slice_us = block.header.slice_us
+        self._slices[slice_us] -= block.size_bytes
+        self._total -= block.size_bytes
+        if not self._slices[slice_us]:
+            del self._slices[slice_us]
+        self._budget.add(-block.size_bytes)
+
+    def clear(self) -> None:
+        self._budget.add(-self.total_bytes)
+        self._blocks.clear()
+        self._slices.clear()
+        self._total = 0

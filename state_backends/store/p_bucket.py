@@ -1,0 +1,339 @@
+"""The persistent side of a shard: immutable SST files, and the RocksDB that has ingested them.
+
+A file is written once with RocksDB's own writer and then ingested by hard link, so the durable copy and the one that
+reads are the same bytes on disk; :mod:`state_backends.store.sst_file` says what is in it.
+
+Used by the I/O thread only, except where said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import shutil
+import threading
+from bisect import bisect
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rocksdict import Cache, IngestExternalFileOptions, Rdict, WriteOptions
+
+from aion.core.ingest.block import Block, parse
+from aion.core.ingest.checksum import crc32
+from aion.errors import CorruptBlock, CorruptState, StateError
+from state_backends.files.depot import link_or_copy, make_folder, sync
+from state_backends.files.faults import disk_error, disk_errors, from_rocksdb, is_rocksdb_io
+from state_backends.files.names import MERGED, PART, SST, SstFile, is_merged
+from state_backends.store.io import Steps
+from state_backends.store.sst_file import Indexed, NewFile, block_key, checksum, index_key, read_index, rocksdb_options
+
+_FILES_AT_ONCE = 64  # about 0.1 s, for which an urgent read of another shard waits
+CACHE_BYTES = 4 << 20
+# RocksDB that fails may not let itself be closed, and keeps its folder locked then: each gets one of its own.
+_db_numbers = itertools.count()
+log = logging.getLogger(__name__)
+
+
+def cache_bytes(budget_bytes: int) -> int:
+    """The part of a memory budget for RocksDB's block cache: it only serves indexes and small blocks."""
+    return min(CACHE_BYTES, budget_bytes // 16)
+
+
+class PBucket:
+    """Writes, ingests, reads and drops the files of one shard.
+
+    ``files``: where new files are written. ``live``: RocksDB's own folder, made when first needed and removed by
+    :meth:`close`; both should be on one file system, otherwise ingesting copies. ``durable``: new files stay when they
+    are dropped, and their names survive a power cut. Without, :meth:`publish` gives those that are to stay a place of
+    their own. ``cache``: RocksDB's block cache, shared by a host's shards.
+
+    What the disk refuses is raised as DiskError. RocksDB that once could not write never writes again, so it is made
+    anew, from the same files, when it is next needed.
+    """
+
+    def __init__(self, files: Path, live: Path, *, durable: bool, cache: Cache | None = None) -> None:
+        self._cache = cache or Cache(CACHE_BYTES)
+        self._numbers = threading.Lock()  # several I/O threads are possible, for comparison
+        self.files = files
+        self.live = live
+        self.durable = durable
+        self.tag = "0"
+        self.next_file_no = 0
+        self._db: Rdict | None = None
+        self._db_path = live
+        self._closed = False
+        self._failed = False
+        self._held: dict[int, SstFile] = {}  # by RocksDB
+        self._writing: set[int] = set()
+
+    def publish(self, files: Sequence[SstFile], attempt: str, into: Path) -> list[str]:
+        """Gives new files a second place, under names of the attempt's; whole and durable when this returns.
+
+        Their names, in the same order. From any thread. Raises DiskError, and has published none then.
+        """
+        made: list[Path] = []
+        try:
+            with disk_errors("writing state", into):
+                make_folder(into)
+                for file in files:
+                    mark = MERGED if is_merged(file.name) else ""
+                    path = into / f"{file.file_no:010d}-{attempt}{mark}{SST}"
+                    made.append(path)
+                    link_or_copy(Path(file.path), path)
+                if files:
+                    sync(into)
+        except BaseException:
+            for path in made:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            raise
+        return [path.name for path in made]
+
+    # -- steps for the I/O thread -------------------------------------------------------------------------
+
+    def write(self, blocks: Sequence[tuple[int, Block]]) -> Steps[SstFile]:
+        """Steps that write (seq, block) pairs as one file and ingest it."""
+        ordered = sorted(blocks, key=lambda b: (b[1].header.slice_us, b[0]))
+        index = [Indexed(b.header.slice_us, seq, b.size_bytes, b.header.folded) for seq, b in ordered]
+        with self.writing(index) as out:
+            for seq, block in ordered:
+                out.put(block.header.slice_us, seq, bytes(block.data))
+                yield block.size_bytes
+            yield from out.seal()
+        return out.file
+
+    @contextlib.contextmanager
+    def writing(self, index: Sequence[Indexed], mark: str = "") -> Iterator[NewFile]:
+        """A new file, to be given the blocks of its index in this order and sealed; then it is ingested, or gone.
+
+        ``mark``: what its name ends with. Raises DiskError.
+        """
+        with self._numbers:
+            file_no = self.next_file_no
+            self.next_file_no += 1
+            stem = f"{file_no:010d}-{self.tag}{mark}"
+            self._writing.add(file_no)
+        path = self.files / f"{stem}{SST}"
+        part = path.with_suffix(PART)
+        try:
+            with disk_errors("writing state", self.files):
+                self.files.mkdir(parents=True, exist_ok=True)
+                out = NewFile(file_no, path.name, part, index, rocksdb_options(self._cache))
+                try:
+                    yield out
+                except BaseException:
+                    out.let_go()
+                    raise
+                part.rename(path)
+                if self.durable:
+                    sync(self.files)
+                out.file = SstFile(file_no, str(path), out.size_bytes, out.crc, out.index_crc, len(index))
+                self._ingest([out.file])
+        except BaseException:
+            for left in (part, path):  # nobody will ever name it
+                with contextlib.suppress(OSError):
+                    left.unlink()
+            raise
+        finally:
+            self._writing.discard(file_no)
+
+    def fetch(self, file_no: int, slice_us: int, seq: int) -> Steps[Block]:
+        """Steps that read one block; raises CorruptBlock if it is not there or damaged, DiskError if unreadable."""
+        held = self._held.get(file_no)
+        name = f"block {seq} of slice {slice_us} in file {held.name if held else file_no}"
+        try:
+            value = self._open().get(block_key(file_no, slice_us, seq))
+        except Exception as error:  # rocksdict raises plain Exceptions
+            if isinstance(error, OSError) or is_rocksdb_io(error):
+                raise disk_error(f"reading {name}", self.files, error) from error
+            raise CorruptBlock(f"{name}: RocksDB cannot read it: {error}") from error
+        if value is None:
+            raise CorruptBlock(f"{name}: the file does not hold it")
+        yield len(value)
+        return parse(value, name)
+
+    def adopt(self, files: Sequence[SstFile]) -> Steps[list[list[Indexed]]]:
+        """Steps that take over existing files; returns the index of each.
+
+        Takes as long as there are files: of each, only its index and a few small parts are read, whatever its size.
+        Raises CorruptState, or DiskError, naming the file.
+        """
+        indexes: list[list[Indexed]] = []
+        for begin in range(0, len(files), _FILES_AT_ONCE):
+            yield 0
+            batch = files[begin : begin + _FILES_AT_ONCE]
+            try:
+                found = self._take_over(batch)
+            except CorruptState:
+                if len(batch) == 1:
+                    raise
+                for file in batch:  # which one is it? The good ones may have been taken over already
+                    yield 0
+                    self._take_over([file])
+                raise
+            for file, index in zip(batch, found, strict=True):
+                if index is None or crc32(index) != file.index_crc:
+                    # A file in another one's place hides blocks of a third one: which one it is, its bytes tell.
+                    bad = next((f for f in files if checksum(Path(f.path)) != f.crc), file)
+                    raise CorruptState(f"file {bad.name}: its index of blocks is not the one its manifest names")
+                indexes.append(read_index(index))
+                self.next_file_no = max(self.next_file_no, file.file_no + 1)
+        return indexes
+
+    def _take_over(self, files: Sequence[SstFile]) -> list[bytes | None]:
+        """Ingests files; the values of their indexes."""
+        names = f"file {files[0].name}" if len(files) == 1 else f"{len(files)} files"
+        try:
+            for file in files:
+                if Path(file.path).stat().st_size != file.size_bytes:
+                    raise CorruptState(f"file {file.name}: not of the {file.size_bytes} bytes that its manifest says")
+            self._ingest(files)
+            found: list[bytes | None] = self._open().get([index_key(file.file_no) for file in files])
+            return found
+        except FileNotFoundError as error:
+            raise CorruptState(f"{names} cannot be read: {error}") from error
+        except CorruptState:
+            raise
+        except Exception as error:  # rocksdict raises plain Exceptions for what RocksDB refuses
+            if isinstance(error, OSError) or is_rocksdb_io(error):
+                raise disk_error(f"opening {names}", self.files, error) from error
+            raise CorruptState(f"{names}: no whole SST file: {error}") from error
+
+    def drop(self, *file_nos: int) -> Steps[None]:
+        """Steps that make RocksDB forget files; those that were published are retention's to delete."""
+        dropped = [self._held.pop(no) for no in sorted(file_nos) if no in self._held]
+        for first, last in self._runs([file.file_no for file in dropped]):
+            if self._db is None or self._failed:
+                break  # one that is made anew knows nothing of them
+            begin, end = index_key(first), index_key(last + 1)
+            try:
+                self._db.delete_range(begin, end, write_opt=_no_wal())
+                yield 0
+                if self._db is None:
+                    break  # closed meanwhile: its folder goes with all that is in it
+                # A compaction over exactly this range unlinks the files, and rewrites nothing.
+                self._db.compact_range(begin, end)
+            except Exception as error:
+                if not from_rocksdb(error):
+                    raise
+                self._failed = True
+                log.warning("RocksDB in %s could not drop files and will be made anew: %s", self.live, error)
+        if not self.durable:
+            for file in dropped:
+                self.delete(file)
+
+    def delete(self, file: SstFile) -> None:
+        """Deletes a file that was written here and that nobody needs. From any thread."""
+        path = Path(file.path)
+        if path.parent == self.files:
+            with contextlib.suppress(OSError):  # then it goes with the folder
+                path.unlink()
+
+    def close(self) -> None:
+        """Closes RocksDB and removes its folder, for good; call it when no request is under way."""
+        self._closed = True
+        if self._db is not None:
+            _close(self._db)
+            self._db = None
+        self._held.clear()
+        shutil.rmtree(self.live, ignore_errors=True)
+
+    def disk_bytes(self) -> int:
+        """Bytes of RocksDB's files, dead blocks included."""
+        return sum(f["size"] for f in self._db.live_files()) if self._db is not None else 0
+
+    # -- RocksDB ------------------------------------------------------------------------------------------
+
+    def _open(self) -> Rdict:
+        if self._closed:
+            # The folder may be another p-bucket's by now.
+            raise StateError(f"the p-bucket in {self.live} is closed")
+        if self._db is None:
+            shutil.rmtree(self.live, ignore_errors=True)
+            self.live.mkdir(parents=True, mode=0o700)
+            self._db_path, self._failed = self._new_path(), False
+            self._db = Rdict(str(self._db_path), rocksdb_options(self._cache))
+        return self._db
+
+    def _new_path(self) -> Path:
+        return self.live / f"db-{next(_db_numbers)}"
+
+    def _ingest(self, files: Sequence[SstFile]) -> None:
+        """All or none; one call for many is several times quicker than many calls."""
+        db = self._open()
+        if not self._failed:
+            try:
+                self._ingest_into(db, files)
+            except Exception as error:
+                if not is_rocksdb_io(error):
+                    raise
+                # It may be the disk's fault now, or that of something earlier that RocksDB does not get over.
+                self._failed = True
+        if self._failed:
+            self._ingest_into(self._renew(db), files)
+        self._held.update((file.file_no, file) for file in files)
+
+    def _renew(self, old: Rdict) -> Rdict:
+        """Makes RocksDB anew beside the old one, which is read from until the new one has everything."""
+        path = self._new_path()
+        db: Rdict | None = None
+        try:
+            db = Rdict(str(path), rocksdb_options(self._cache))
+            self._ingest_into(db, list(self._held.values()))
+        except BaseException:
+            if db is not None:
+                _close(db)
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+        path, self._db_path = self._db_path, path
+        self._db, self._failed = db, False
+        _close(old)
+        shutil.rmtree(path, ignore_errors=True)
+        return db
+
+    def _ingest_into(self, db: Rdict, files: Sequence[SstFile]) -> None:
+        if not files:
+            return
+        links = {self.live / f"{file.file_no}.ingest": file.path for file in files}
+        try:
+            for link, path in links.items():
+                link_or_copy(Path(path), link)
+            how = IngestExternalFileOptions()
+            how.set_move_files(True)
+            db.ingest_external_file([str(link) for link in links], how)
+        except BaseException:
+            for link in links:
+                with contextlib.suppress(OSError):
+                    link.unlink()
+            raise
+
+    def _runs(self, file_nos: Sequence[int]) -> list[tuple[int, int]]:
+        """First and last of stretches of numbers between which nothing is that stays."""
+        stays = sorted(self._held.keys() | self._writing)
+        runs: list[tuple[int, int]] = []
+        for no in file_nos:
+            if runs and bisect(stays, runs[-1][1]) == bisect(stays, no):
+                runs[-1] = (runs[-1][0], no)
+            else:
+                runs.append((no, no))
+        return runs
+
+
+def _close(db: Rdict) -> None:
+    """Closes RocksDB, whatever it says: one that has failed says that it cannot flush what nobody needs."""
+    try:
+        db.close()
+    except Exception as error:
+        if not from_rocksdb(error):
+            raise
+        log.info("RocksDB was closed after it had failed: %s", str(error))
+
+
+def _no_wal() -> WriteOptions:
+    write = WriteOptions()
+    write.disable_wal = True
+    return write
+
+
+__all__ = ["Indexed", "PBucket", "cache_bytes", "sync"]

@@ -1,0 +1,140 @@
+"""Memory pressure on a host: the policy suggests, this manager disposes, and logs what it refused (paper 3.2)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Protocol, cast, overload
+
+from policies.destage import DestagePolicy, MemoryView, WindowView
+from state_backends.store.m_bucket import MemoryBudget
+
+log = logging.getLogger(__name__)
+
+LocalName = tuple[Hashable, int]
+
+
+class Shrinkable(Protocol):
+    """A store, as the manager sees it."""
+
+    def views(self) -> list[dict[str, Any]]:
+        """The windows (slices) with anything in memory: the fields of a WindowView, name = slice."""
+
+    def shrink(self, slice_us: int, keep_bytes: int) -> str | None:
+        """Frees memory; the reason if it refuses."""
+
+
+class _Windows(Sequence[WindowView]):
+    """The windows of all stores, looked at only if the policy does: mostly it need not."""
+
+    def __init__(self, stores: Mapping[Hashable, Shrinkable]) -> None:
+        self._stores = stores
+
+    @cached_property
+    def _views(self) -> list[WindowView]:
+        return [
+            WindowView(**{**view, "name": (name, view["name"])})
+            for name, store in self._stores.items()
+            for view in store.views()
+        ]
+
+    @cached_property
+    def names(self) -> set[Hashable]:
+        return {view.name for view in self._views}
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    @overload
+    def __getitem__(self, index: int) -> WindowView: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[WindowView]: ...
+    def __getitem__(self, index: int | slice) -> WindowView | Sequence[WindowView]:
+        return self._views[index]
+
+
+class Seldom:
+    """A reading that is taken again only after a while: memory does not fill in a quarter of a second."""
+
+    def __init__(self, read: Callable[[], float], every_s: float = 0.25) -> None:
+        self._read, self._every_s = read, every_s
+        self._value, self._until = 0.0, 0.0
+
+    def __call__(self) -> float:
+        now = time.monotonic()
+        if now >= self._until:
+            self._value, self._until = self._read(), now + self._every_s
+        return self._value
+
+
+class PressureManager:
+    """Looks at the stores of a host now and then, and carries out what the policy suggests.
+
+    ``machine_share``: what share of the machine's (or container's) memory is in use, 0 to 1.
+    """
+
+    def __init__(
+        self,
+        budget: MemoryBudget,
+        policy: DestagePolicy,
+        machine_share: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._budget = budget
+        self._policy = policy
+        self._machine_share = Seldom(machine_share)
+        self._clock = clock
+        self._tick_lock = threading.Lock()
+        self.destaged = 0
+        self.refused = 0
+
+    def tick(self, stores: Iterable[tuple[Hashable, Shrinkable]], median_execution_s: float | None = None) -> None:
+        """One look. ``stores``: by a name that tells them apart."""
+        with self._tick_lock:
+            by_name = dict(stores)
+            windows = _Windows(by_name)
+            view = MemoryView(
+                now_s=self._clock(),
+                used_bytes=self._budget.used_bytes,
+                limit_bytes=self._budget.limit_bytes,
+                machine_share=self._machine_share(),
+                median_execution_s=median_execution_s,
+                windows=windows,
+            )
+            for suggestion in self._policy.suggest(view):
+                if suggestion.name not in windows.names:
+                    refusal: str | None = "there is no such window in memory"
+                else:
+                    store_name, slice_us = cast(LocalName, suggestion.name)
+                    refusal = by_name[store_name].shrink(slice_us, suggestion.keep_bytes)
+                if refusal is None:
+                    self.destaged += 1
+                    log.debug("destaged %s: %s", suggestion.name, suggestion.reason)
+                else:
+                    self.refused += 1
+                    log.info("refused to destage %s (%s): %s", suggestion.name, suggestion.reason, refusal)
+
+
+class Sampler:
+    """A thread that ticks; ``stop`` ends it."""
+
+    def __init__(self, tick: Callable[[], None], every_s: float = 0.25) -> None:
+        self._tick = tick
+        self._every_s = every_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="aion-pressure", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every_s):
+            try:
+                self._tick()
+            except Exception:
+                log.exception("a look at memory pressure failed; the next one follows")

@@ -1,0 +1,317 @@
+"""Looks at the versions in a state folder without opening them: what is there, what is damaged, what can be saved.
+
+Everything is read through ``pyarrow.fs``, so a local folder and an object store are looked at alike. Nothing is
+changed but by :func:`set_aside`. A version is whole if its manifest is, and every file that it names is there with the
+bytes that were written (CRC-32 of all of them): see docs/state-format.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from aion.core.ingest.checksum import crc32
+from aion.errors import FormatError, StateError, StorageError
+from state_backends.files.location import locate
+from state_backends.files.names import MANIFEST, OPERATOR, SST
+from state_backends.files.remote import pyarrow_uri
+from state_backends.versions.lineage import PREFIX
+from state_backends.versions.manifest import FileEntry, Manifest, load, load_operator
+
+_CHUNK_BYTES = 4 << 20
+DAMAGED = ".damaged"
+FIRST = "first"
+"""The name of the lineage that lies in the operator's own folder."""
+
+
+@dataclass(slots=True)
+class Version:
+    """One manifest. ``problem``: why nobody can go on from it, None if it is whole. ``newer``: another Aion's."""
+
+    token: str
+    manifest: Manifest | None
+    problem: str | None
+    newer: bool = False
+
+    @property
+    def batch(self) -> int:
+        """The Spark batch whose end it is: the first part of its token."""
+        first = self.token.partition("-")[0]
+        return int(first) if first.isdecimal() else -1
+
+
+@dataclass(slots=True)
+class ShardFinding:
+    """The versions of one shard, oldest first; its files by name with what is wrong with them (None: nothing)."""
+
+    query: str
+    operator: str
+    """With the name of the lineage behind it, unless it is the first: see state_backends/versions/lineage.py."""
+    shard: str
+    versions: list[Version] = field(default_factory=list)
+    files: dict[str, str | None] = field(default_factory=dict)
+    files_bytes: int = 0
+    orphans: list[str] = field(default_factory=list)
+    operator_problem: str | None = None
+
+    @property
+    def damage(self) -> list[str]:
+        """What is wrong, a line for each file or manifest, with the versions that cannot be used for it."""
+        where = f"{self.query}/{self.operator}/{self.shard}"
+        lines = []
+        if self.operator_problem is not None:
+            lines.append(f"{self.query}/{self.operator}/{OPERATOR}: {self.operator_problem}; needed by new shards")
+        for name, problem in self.files.items():
+            if problem is not None:
+                of = [v.token for v in self.versions if v.manifest and any(f.name == name for f in v.manifest.files)]
+                lines.append(f"{where}/files/{name}: {problem}; named by version {', '.join(of)}")
+        own = [v for v in self.versions if v.manifest is None]
+        return lines + [f"{where}/manifests/{v.token}{MANIFEST}: {v.problem}" for v in own]
+
+    @property
+    def lineage(self) -> str:
+        return self.operator.partition("/")[2]
+
+    @property
+    def newest(self) -> Version | None:
+        """The newest whole version."""
+        return next((v for v in reversed(self.versions) if v.problem is None), None)
+
+
+@dataclass(slots=True)
+class Lineage:
+    """What one checkpoint made of a query: see state_backends/versions/lineage.py.
+
+    ``checkpoint``: where it lies, None where an earlier Aion did not write it down. ``newest``: the last batch.
+    """
+
+    query: str
+    name: str
+    checkpoint: str | None
+    bytes: int = 0
+    newest: int = -1
+    folders: list[str] = field(default_factory=list)
+
+    def has_checkpoint(self) -> bool:
+        """Whether the checkpoint is there. Raises StorageError where that cannot be found out from here."""
+        if self.checkpoint is None:
+            raise StorageError(f"lineage {self.name}: nobody wrote down where its checkpoint lies")
+        try:
+            if self.checkpoint.startswith("file:"):  # with one slash, as Spark writes it
+                fs, path = pafs.LocalFileSystem(), unquote(urlsplit(self.checkpoint).path)
+            else:
+                fs, path = pafs.FileSystem.from_uri(pyarrow_uri(self.checkpoint))
+            info = fs.get_file_info(f"{path.rstrip('/')}/metadata")
+        except (OSError, pa.ArrowException) as error:
+            raise StorageError(f"{self.checkpoint} cannot be looked at from here: {error}") from error
+        return bool(info.type is not pafs.FileType.NotFound)
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What a query can go on from: the state after ``batch``, of all of its shards; None if there is no such batch.
+
+    ``replay``: the batches after it that Spark has to run again. ``last``: the newest batch that any shard knows.
+    """
+
+    query: str
+    batch: int | None
+    last: int
+
+    @property
+    def replay(self) -> range:
+        return range((self.batch if self.batch is not None else -1) + 1, self.last + 1)
+
+
+class StateFolder:
+    """A state folder, local or remote. Raises StorageError, or OSError, where it cannot be read."""
+
+    def __init__(self, state_dir: str) -> None:
+        self.state_dir = state_dir
+        self._location = locate(state_dir)
+        self._fs, self._base = self._location.filesystem()
+
+    def close(self) -> None:
+        self._location.close()
+
+    def shards(self) -> list[tuple[str, str, str]]:
+        """(query, operator, shard) of all that have versions here; the operator with its lineage, see ShardFinding."""
+        if self._fs.get_file_info(self._base).type is not pafs.FileType.Directory:
+            raise StateError(f"{self.state_dir}: there is no such folder")
+        found = []
+        for query in self._folders(self._base):
+            for operator in self._folders(f"{self._base}/{query}"):
+                names = self._folders(f"{self._base}/{query}/{operator}")
+                for place in [operator, *(f"{operator}/{name}" for name in names if name.startswith(PREFIX))]:
+                    shards = names if place == operator else self._folders(f"{self._base}/{query}/{place}")
+                    found += [(query, place, shard) for shard in shards if shard.startswith("shard-")]
+        return found
+
+    def lineages(self) -> list[Lineage]:
+        """Those that have versions here."""
+        found: dict[tuple[str, str], Lineage] = {}
+        for query, operator, shard in self.shards():
+            name = operator.partition("/")[2] or FIRST
+            lineage = found.get((query, name))
+            if lineage is None:
+                checkpoint = self._checkpoint(f"{self._base}/{query}/{operator}/{OPERATOR}")
+                lineage = found[query, name] = Lineage(query, name, checkpoint)
+            folder = f"{self._base}/{query}/{operator}/{shard}"
+            lineage.folders.append(folder)
+            lineage.bytes += sum(size for _, size in self._list(f"{folder}/files"))
+            tokens = [name.partition("-")[0] for name, _ in self._list(f"{folder}/manifests")]
+            lineage.newest = max([lineage.newest, *(int(token) for token in tokens if token.isdecimal())])
+        return list(found.values())
+
+    def forget(self, lineage: Lineage) -> None:
+        """Deletes the versions of a lineage; those of others stay whole, which have files of their own."""
+        for folder in lineage.folders:
+            self._fs.delete_dir(folder)
+            operator = folder.rpartition("/")[0]
+            if lineage.name != FIRST and not self._folders(operator):
+                self._fs.delete_dir(operator)
+
+    def _checkpoint(self, path: str) -> str | None:
+        try:
+            with self._fs.open_input_stream(path) as stream:
+                found = load_operator(stream.read(), OPERATOR).get("checkpoint")
+        except (StateError, OSError):
+            return None
+        return None if found is None else str(found)
+
+    def check(
+        self, shard: tuple[str, str, str], *, contents: bool = True, progress: Callable[[int], None] | None = None
+    ) -> ShardFinding:
+        """Reads every manifest and, with ``contents``, every byte of every file; ``progress`` is told the bytes."""
+        finding = ShardFinding(*shard)
+        folder = f"{self._base}/{'/'.join(shard)}"
+        there = {name: size for name, size in self._list(f"{folder}/files") if name.endswith(SST)}
+        finding.files_bytes = sum(there.values())
+        tokens = [n.removesuffix(MANIFEST) for n, _ in self._list(f"{folder}/manifests") if n.endswith(MANIFEST)]
+        for token in tokens:
+            version = self._version(shard, folder, token)
+            finding.versions.append(version)
+            for file in version.manifest.files if version.manifest else ():
+                if file.name not in finding.files:
+                    finding.files[file.name] = self._file(folder, file, there.get(file.name), contents, progress)
+                problem = finding.files[file.name]
+                if problem is not None and version.problem is None:
+                    version.problem = f"file {file.name}: {problem}"
+        # Of a query that runs, retention may have deleted meanwhile what was listed before.
+        left = {name for name, _ in self._list(f"{folder}/manifests")}
+        finding.versions = [v for v in finding.versions if v.problem is None or f"{v.token}{MANIFEST}" in left]
+        named = {f.name for v in finding.versions if v.manifest for f in v.manifest.files}
+        finding.files = {name: problem for name, problem in finding.files.items() if name in named}
+        finding.versions.sort(key=lambda v: (v.manifest.version if v.manifest else v.batch + 1, v.token))
+        finding.operator_problem = self._operator(shard)
+        finding.orphans = sorted(set(there) - named)
+        return finding
+
+    def set_aside(self, finding: ShardFinding) -> list[str]:
+        """Renames what is damaged to ``*.damaged``, so that nobody takes it for state; returns the new names."""
+        folder = f"{self._base}/{finding.query}/{finding.operator}/{finding.shard}"
+        bad = [f"{folder}/files/{name}" for name, problem in finding.files.items() if problem is not None]
+        bad += [f"{folder}/manifests/{v.token}{MANIFEST}" for v in finding.versions if v.problem and not v.newer]
+        if finding.operator_problem is not None:
+            bad.append(f"{self._base}/{finding.query}/{finding.operator}/{OPERATOR}")
+        moved = []
+        for path in bad:
+            if self._fs.get_file_info(path).type is pafs.FileType.File:
+                self._fs.move(path, path + DAMAGED)
+                moved.append(path + DAMAGED)
+        return moved
+
+    def _operator(self, shard: tuple[str, str, str]) -> str | None:
+        path = f"{self._base}/{shard[0]}/{shard[1]}/{OPERATOR}"
+        try:
+            with self._fs.open_input_stream(path) as stream:
+                found = load_operator(stream.read(), OPERATOR)
+        except FileNotFoundError:
+            return None  # it is written with an operator's first version
+        except (StateError, OSError) as error:
+            return str(error)
+        owner = f"{found['query']}/{found['operator']}"
+        return None if owner == f"{shard[0]}/{shard[1].partition('/')[0]}" else f"it is that of {owner}"
+
+    def _version(self, shard: tuple[str, str, str], folder: str, token: str) -> Version:
+        path = f"{folder}/manifests/{token}{MANIFEST}"
+        try:
+            with self._fs.open_input_stream(path) as stream:
+                manifest = load(stream.read(), PurePosixPath(path).name)
+        except (StateError, OSError) as error:
+            return Version(token, None, str(error), newer=isinstance(error, FormatError))
+        if manifest.token != token:
+            return Version(token, None, f"it is that of version {manifest.token}")
+        owner = manifest.identity
+        if (owner.query, owner.operator, f"shard-{owner.shard:05d}") != (
+            shard[0],
+            shard[1].partition("/")[0],
+            shard[2],
+        ):
+            mine = f"{owner.query}/{owner.operator}/shard-{owner.shard:05d}"
+            return Version(token, None, f"it is that of another shard, {mine}")
+        return Version(token, manifest, None)
+
+    def _file(
+        self, folder: str, file: FileEntry, size: int | None, contents: bool, progress: Callable[[int], None] | None
+    ) -> str | None:
+        if size is None:
+            return "it is missing"
+        if size != file.size_bytes:
+            return f"it has {size} bytes, not the {file.size_bytes} that were written"
+        if not contents:
+            return None
+        crc = 0
+        try:
+            with self._fs.open_input_stream(f"{folder}/files/{file.name}") as stream:
+                while chunk := stream.read(_CHUNK_BYTES):
+                    crc = crc32(chunk, crc)
+                    if progress is not None:
+                        progress(len(chunk))
+        except (OSError, pa.ArrowException) as error:
+            return f"it cannot be read: {error}"
+        return None if crc == file.crc else "its checksum is not that of the bytes that were written"
+
+    def _folders(self, path: str) -> list[str]:
+        infos = self._fs.get_file_info(pafs.FileSelector(path, allow_not_found=True))
+        folders = [i.base_name for i in infos if i.type is pafs.FileType.Directory]
+        return sorted(name for name in folders if not name.startswith("."))
+
+    def _list(self, path: str) -> list[tuple[str, int]]:
+        infos: list[Any] = self._fs.get_file_info(pafs.FileSelector(path, allow_not_found=True))
+        return sorted((i.base_name, i.size) for i in infos if i.type is pafs.FileType.File)
+
+
+def plan_repair(query: str, findings: list[ShardFinding]) -> Repair:
+    """The newest batch after which every shard of the query has a whole version.
+
+    Spark's checkpoint says which attempt of a batch won; we do not know it here, so of a shard's last batch up to
+    that one every version must be whole. A shard that is younger than the batch had no state then.
+    """
+    batches = sorted({v.batch for f in findings for v in f.versions})
+    last = batches[-1] if batches else -1
+    for batch in reversed(batches):
+        if all(_has_state_after(finding, batch) for finding in findings):
+            return Repair(query, batch, last)
+    return Repair(query, None, last)
+
+
+def _has_state_after(finding: ShardFinding, batch: int) -> bool:
+    before = [v for v in finding.versions if v.batch <= batch]
+    if not before:
+        first = [v.manifest for v in finding.versions if v.manifest is not None]
+        return any(m.parent is None for m in first)
+    newest = max(v.batch for v in before)
+    return all(v.problem is None for v in before if v.batch == newest)
+
+
+def by_query(findings: list[ShardFinding]) -> Iterator[tuple[str, list[ShardFinding]]]:
+    """Each query, of each of its lineages by itself: one goes back without the others."""
+    for query, lineage in sorted({(f.query, f.lineage) for f in findings}):
+        yield query, [f for f in findings if (f.query, f.lineage) == (query, lineage)]

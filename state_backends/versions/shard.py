@@ -1,0 +1,403 @@
+"""Versions of a shard: open by token, work, commit (docs/state-format.md).
+
+A version is a manifest and the files it names, all immutable. Spark keeps the token of the current one, so
+Spark decides which attempt won. What an attempt did before its commit can be undone: blocks carry numbers
+that only grow, and purges wait for the commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rocksdict import Cache
+
+from aion.core.ingest.block import Block
+from aion.errors import CorruptBlock, CorruptState, ForeignState, FormatError, SessionSuperseded, StateError
+from state_backends.files.depot import Depot
+from state_backends.files.names import MANIFEST, OPERATOR, Doomed, SstFile
+from state_backends.store.counting import only_counts
+from state_backends.store.p_bucket import PBucket
+from state_backends.store.protocol import BlockStore, Only, StoredBlock, StoreStats
+from state_backends.versions.lineage import Place
+from state_backends.versions.manifest import (
+    FileEntry,
+    Identity,
+    Manifest,
+    Past,
+    check_operator,
+    check_owner,
+    check_unrecorded,
+    dump,
+    dump_operator,
+    load,
+    load_operator,
+)
+from state_backends.versions.retention import Retention, batch_of, floor_of
+
+StoreFactory = Callable[[PBucket], BlockStore]
+log = logging.getLogger(__name__)
+
+
+class Shard:
+    """One shard on its host: the version it holds and, between open and commit, the attempt at work on it.
+
+    Calls are serialised by the caller, except for reads. ``depot`` keeps the versions, ``live`` RocksDB's own files and
+    new ones. ``retain``: how many batches Spark keeps. ``place``: finds out, when the shard is built from a version, in
+    which depot its lineage keeps it (state_backends/versions/lineage.py); without, it is ``depot``.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        depot: Depot,
+        live: Path,
+        make_store: StoreFactory,
+        *,
+        retain: int,
+        place: Callable[[], Place] | None = None,
+        cache: Cache | None = None,
+    ) -> None:
+        self.identity = identity
+        self.depot = depot
+        self._live = live
+        self._make_store = make_store
+        # Spark keeps so many batches; the one that is not through yet makes one version more.
+        self._keep = retain + 1
+        self._place = place
+        self._elsewhere: Callable[[str], Depot | None] = lambda token: None
+        self._cache = cache
+        self._store: BlockStore | None = None
+        self._p: PBucket | None = None
+        self._held: Manifest | None = None
+        self._files: dict[int, FileEntry] = {}
+        self._attempt: str | None = None
+        self._first_seq = 0
+        self._purging: list[int] = []
+        self._written: list[SstFile] = []  # by the attempt at work or by merging, and named by no manifest yet
+        self._published: list[str] = []  # by the attempt at work
+        self._retention = Retention(self._keep)
+        self.rebuilds = 0
+        self._counting = threading.Lock()
+        self._past = StoreStats()  # what the stores counted that are closed
+
+    # -- an attempt ---------------------------------------------------------------------------------------
+
+    def open(self, token: str | None, attempt: str, identity: Identity) -> dict[str, Any] | None:
+        """Starts an attempt on the version ``token`` (None: the very first); returns its snapshot.
+
+        Whatever another attempt left uncommitted is undone. Raises CorruptState, FormatError, ForeignState.
+        """
+        held = self._held.token if self._held else None
+        if self._store is None or held != token:
+            self._rebuild(token, attempt, identity)
+        elif self._attempt is not None:
+            self._undo()
+        if self._held is not None:
+            check_owner(self._held, identity)
+        self.identity = identity
+        self._attempt = attempt
+        self._purging = []
+        snapshot = self._held.snapshot if self._held else None
+        self._first_seq = snapshot["next_seq"] if snapshot else 0
+        assert self._p is not None
+        self._p.tag = attempt
+        return snapshot
+
+    def append(self, attempt: str, blocks: Sequence[tuple[int, bool, Block]]) -> None:
+        store = self._working(attempt)
+        for seq, late, block in blocks:
+            store.append(seq, block, late=late)
+
+    def read(
+        self, attempt: str, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None
+    ) -> Iterator[StoredBlock]:
+        return self._told(self._working(attempt).read(slices, blocking=blocking, only=only))
+
+    def _told(self, blocks: Iterator[StoredBlock]) -> Iterator[StoredBlock]:
+        """The blocks; whoever meets a damaged one learns of which version it is."""
+        try:
+            yield from blocks
+        except CorruptBlock as error:
+            version = f"version {self.token} in {self.depot.where(self.token)}" if self.token else "no version yet"
+            raise CorruptBlock(f"{error}; {version}") from error
+
+    def prestage(self, attempt: str, slices: Sequence[int], only: Only | None = None) -> None:
+        self._working(attempt).prestage(slices, only)
+
+    def destage(self, attempt: str, slices: Sequence[int]) -> None:
+        self._working(attempt).destage(slices)
+
+    def purge(self, attempt: str, slices: Sequence[int]) -> None:
+        """Takes effect with the commit, so that an attempt that fails has purged nothing."""
+        self._working(attempt)
+        self._purging += slices
+
+    def supersede(self, attempt: str, spans: Mapping[int, tuple[int, int]], below: int) -> None:
+        """Blocks that the attempt reads no more, since others stand for them; nobody does once it is committed."""
+        self._working(attempt).supersede(spans, below)
+
+    def commit(self, attempt: str, snapshot: dict[str, Any], token: str | None = None) -> None:
+        """Makes the attempt the current version, whole or not at all; its token is the attempt's name, if not given."""
+        store = self._working(attempt)
+        dead = frozenset(self._purging)
+        assert self._p is not None
+        self._written += store.persist(skip=dead)
+        holds = {no: {s: 0 if s in dead else n for s, n in slices.items()} for no, slices in store.files().items()}
+        live = {no for no, slices in holds.items() if any(slices.values())}
+        # Slices never come back, so a slice that files hold without one live block in any of them is a purged one.
+        alive = {s for no in live for s, n in holds[no].items() if n}
+        purged = {s for no in live for s in holds[no]} - alive
+        new = [f for f in self._written if f.file_no in live]
+        self._unpublish()
+        self._published = self._p.publish(new, attempt, self.depot.files)
+        known = self._files | {f.file_no: _entry(f, name) for f, name in zip(new, self._published, strict=True)}
+        files = tuple(known[no] for no in sorted(live))
+        past = self._retention.following(self._held, files)
+        manifest = Manifest(
+            token=token or attempt,
+            parent=self._held.token if self._held else None,
+            version=self._held.version + 1 if self._held else 1,
+            identity=self.identity,
+            files=files,
+            purged=tuple(sorted(purged)),
+            superseded=tuple(store.superseded(skip=purged)),
+            next_file_no=self._p.next_file_no,
+            snapshot=snapshot,
+            history=self._retention.history(past),
+        )
+        # First all files, then the manifest that names them: a version is there whole or not at all.
+        self.depot.publish(self._published, [f.name for f in files])
+        self.depot.save(manifest.token, dump(manifest))
+        store.purge(list(dead))
+        store.drop_superseded()
+        self.depot.release([f.name for no, f in self._files.items() if no not in live])
+        for file in self._written:
+            if file.file_no not in live:
+                self._p.delete(file)
+        self._files = {f.file_no: f for f in files}
+        self._held = manifest
+        self._attempt = None
+        self._written, self._published = [], []
+        self._expire(manifest, past, batch_of(attempt))
+
+    def abort(self, attempt: str) -> None:
+        if self._attempt == attempt and self._store is not None:
+            self._undo()
+            self._attempt = None
+
+    def close(self) -> None:
+        with self._counting:
+            store, self._store = self._store, None  # whatever closing it says, it is not used again
+            if store is not None:
+                self._past.add(only_counts(store.stats()))
+        try:
+            if store is not None:
+                store.close()
+        finally:
+            shutil.rmtree(self._live, ignore_errors=True)
+
+    def stats(self) -> StoreStats:
+        """Of the store; what is counted goes on from one store to the next."""
+        with self._counting:
+            stats = StoreStats()
+            stats.add(self._past)
+            if self._store is not None:
+                stats.add(self._store.stats())
+            return stats
+
+    @property
+    def token(self) -> str | None:
+        """The version that is held, without what the attempt at work did."""
+        return self._held.token if self._held else None
+
+    @property
+    def store(self) -> BlockStore | None:
+        return self._store
+
+    @property
+    def snapshot(self) -> dict[str, Any] | None:
+        """What the operator was at the last commit."""
+        return self._held.snapshot if self._held else None
+
+    def _undo(self) -> None:
+        """Forgets everything that the attempt at work did."""
+        assert self._store is not None and self._p is not None
+        self._store.rollback(self._first_seq)
+        # What merging wrote holds blocks of the version: the store goes on with it.
+        live = self._store.files()
+        for file in self._written:
+            if file.file_no not in live:
+                self._p.delete(file)
+        self._written = [f for f in self._written if f.file_no in live]
+        self._unpublish()
+
+    def _unpublish(self) -> None:
+        """Takes back what a commit published that then failed: no version names it, or one that Spark knows is none."""
+        published, self._published = self._published, []
+        self._retention.spared(self.depot.delete(Doomed([], published)))
+
+    # -- versions -----------------------------------------------------------------------------------------
+
+    def _working(self, attempt: str) -> BlockStore:
+        if self._attempt != attempt or self._store is None:
+            raise SessionSuperseded(
+                f"shard {self.identity.shard}: attempt {attempt} is not at work on it (any more); "
+                f"{self._attempt or 'none'} is"
+            )
+        return self._store
+
+    def _rebuild(self, token: str | None, attempt: str, identity: Identity) -> None:
+        self.close()
+        self._held, self._files, self._attempt, self._written, self._published = None, {}, None, [], []
+        self._retention = Retention(self._keep)
+        self.rebuilds += 1
+        if self._place is not None:
+            self.depot, self._elsewhere = self._place()
+        # New files are this host's own until a version names them: no sweep of another host's sees them.
+        p_bucket = PBucket(self._live / "new", self._live / "rocksdb", durable=False, cache=self._cache)
+        store = self._make_store(p_bucket)
+        try:
+            manifest = None if token is None else self._find(token, identity)
+            self._claim(attempt, identity, begins=manifest is None)
+            files = [self._file(f) for f in manifest.files] if manifest is not None else []
+            self.depot.fetch(files)
+            if manifest is not None:
+                self._files = {f.file_no: f for f in manifest.files}
+                store.restore(files, frozenset(manifest.purged), manifest.superseded)
+                p_bucket.next_file_no = max(p_bucket.next_file_no, manifest.next_file_no)
+                self._held = manifest
+            past, floor = self._older(manifest)
+            manifests, names = self.depot.listing()
+            self._retention = Retention(self._keep, past, floor=floor, manifests=manifests, files=names)
+        except CorruptState as error:
+            store.close()
+            raise CorruptState(f"version {token} in {self.depot.where(token or '')}: {error}") from error
+        except BaseException:
+            store.close()
+            raise
+        self._p, self._store = p_bucket, store
+
+    def _find(self, token: str, identity: Identity) -> Manifest:
+        """The version, brought here from another lineage if it is not here. Raises CorruptState, ForeignState."""
+        try:
+            manifest = self._load(token)
+        except FileNotFoundError:
+            other = self._elsewhere(token)
+            if other is None:
+                raise CorruptState(self._lost(token)) from None
+            manifest = self._load(token, other)
+            check_owner(manifest, identity)
+            self.depot.take(other, [f.name for f in manifest.files])
+            # Versions before it stay where they are.
+            manifest = replace(manifest, history=())
+            self.depot.save(token, dump(manifest))
+        check_owner(manifest, identity)
+        return manifest
+
+    def _lost(self, token: str) -> str:
+        """Why a version may be gone: Spark asks for it, and it is not there."""
+        text = (
+            f"version {token} of shard {self.identity.shard} of operator {self.identity.operator!r} "
+            f"is what Spark asks for, but {self.depot.where(token)} does not exist"
+        )
+        there = [int(n[:10]) for n in self.depot.listing()[0] if n.endswith(MANIFEST) and n[:10].isdecimal()]
+        if not there and self._place is not None:
+            return (
+                f"{text}, nor has any other lineage of the query this version. Was the checkpoint copied long ago, or "
+                "its state deleted?"
+            )
+        batch = token.partition("-")[0]
+        if there and batch.isdecimal() and int(batch) < min(there):
+            text += (
+                f". The checkpoint is at batch {int(batch)}, an older one than any that is kept here ({min(there)} to "
+                f"{max(there)}): was it restored from a backup, or copied long ago? State is kept for "
+                f"spark.sql.streaming.minBatchesToRetain batches, {self._keep - 1}"
+            )
+        return text
+
+    def _claim(self, attempt: str, identity: Identity, *, begins: bool) -> None:
+        """Asks the file that the operator's shards share whether all is as it was; writes it where it is missing.
+
+        ``begins``: the shard has no version yet. Until the first batch has come through nothing counts, and the
+        definition may still change.
+        """
+        found, mine = self.depot.owner(), dump_operator(identity)
+        if found is None:
+            found = self.depot.claim(mine, first=True)
+        if found == mine:
+            return
+        where = f"{OPERATOR} of operator {identity.operator!r}"
+        if begins and batch_of(attempt) == 0:
+            self.depot.claim(mine, first=False)
+            return
+        owner = load_operator(found, where)
+        check_operator(owner, identity, f"the state of {where}")
+        shards = (int(name.removeprefix("shard-")) for name in self.depot.siblings() if name.startswith("shard-"))
+        check_unrecorded(owner, identity, shards if "ids" not in owner else (), f"the state of {where}")
+        if owner.get("checkpoint", identity.checkpoint) != identity.checkpoint:
+            raise ForeignState(
+                f"the state of {where} is used by the query with the checkpoint {owner['checkpoint']}, not by this one "
+                f"with {identity.checkpoint}; start again, and it gets a folder of its own"
+            )
+        self.depot.claim(mine, first=False)
+
+    def _load(self, token: str, depot: Depot | None = None) -> Manifest:
+        """Raises FileNotFoundError, CorruptState, FormatError."""
+        depot = depot or self.depot
+        where = depot.where(token)
+        manifest = load(depot.load(token), where.rpartition("/")[2])
+        if manifest.token != token:
+            raise CorruptState(f"{where} is the manifest of another version, {manifest.token}")
+        return manifest
+
+    def _older(self, manifest: Manifest | None) -> tuple[list[Past], int]:
+        """The kept versions before this one, oldest first; and the batch down to which nothing else is kept.
+
+        Mostly the manifest says it all. The one of an earlier Aion says nothing, and that of a long history not all.
+        """
+        if manifest is None:
+            return [], -1
+        past, first = list(manifest.history), manifest
+        while len(past) < self._keep - 1 and first.version > 1:
+            try:
+                if first.history:
+                    first = self._load(first.history[0].token)
+                    past = [*first.history, *past]
+                if not first.history:
+                    if first.parent is None:
+                        break
+                    parent = self._load(first.parent)
+                    past = [*Retention(2).following(parent, first.files), *past]
+                    first = parent
+            except FileNotFoundError:
+                break  # deleted, as all before it
+            except (CorruptState, FormatError) as error:
+                log.warning("older versions of shard %d cannot all be found: %s", self.identity.shard, error)
+                return past, floor_of(past) if past else batch_of(manifest.token)
+        return past[-(self._keep - 1) :], -1
+
+    def _file(self, entry: FileEntry) -> SstFile:
+        path = self.depot.files / entry.name
+        return SstFile(entry.file_no, str(path), entry.size_bytes, entry.crc, entry.index_crc, entry.blocks)
+
+    # -- what is kept, and what is merged -----------------------------------------------------------------
+
+    def _expire(self, manifest: Manifest, past: list[Past], batch: int) -> None:
+        """Deletes what nobody can ask for any more, and has the rest merged. The version is made: nothing raises."""
+        assert self._store is not None
+        try:
+            self._retention.spared(self.depot.delete(self._retention.committed(manifest, past, batch)))
+            held, disk = self._retention.held_bytes, self._retention.disk_bytes
+            self._store.compact(self._files, held_bytes=held, disk_bytes=disk)
+        except (OSError, StateError) as error:
+            log.warning("what shard %d does not need is left for later: %s", self.identity.shard, error)
+
+
+def _entry(file: SstFile, name: str) -> FileEntry:
+    return FileEntry(file.file_no, name, file.size_bytes, file.crc, file.index_crc, file.blocks)
