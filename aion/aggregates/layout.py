@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from aion.aggregates.binding import Bound
-from aion.aggregates.groups import Groups, number
+from aion.aggregates.groups import Coded, Groups, number
 from aion.aggregates.lists import Distinct, Values
 from aion.aggregates.partial import EVENTS, Partial, Rows, States, needs_all
 from aion.aggregates.values import combined
@@ -74,7 +74,8 @@ class Layout:
 
         Raises IntegerOverflow, and ApplyError for a function of the user's own.
         """
-        groups = number([combined(column) for column in keys.values()], len(next(iter(keys.values()))))
+        columns = [column if isinstance(column, Coded) else combined(column) for column in keys.values()]
+        groups = number(columns, len(columns[0]))
         rows = Rows(events, groups)
         done: dict[Partial, States] = {}
         for partial in self.partials:
