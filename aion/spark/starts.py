@@ -1,8 +1,11 @@
-"""Tells the tasks of a query where its checkpoint lies. Spark tells them everything else.
+"""Tells the tasks of a query where its checkpoint lies, and the state server of this host that a query ended.
 
 The location is what tells a query from its copy: both have one id (state_backends/lineage.py). It is known when the
 query starts, on the driver, where Spark calls listeners before the first batch. Settings of the query's own session
 travel with each of its tasks.
+
+That no batch comes any more only the driver knows. A state server on its host lets go of what the query held. On other
+hosts nobody hears of it, and time shows it (docs/operating.md).
 """
 
 from __future__ import annotations
@@ -17,16 +20,18 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQueryListener
 
 from aion.errors import StateError
+from state_backends.server_folder import note_end, runtime_dir
 
 _CHECKPOINT = "spark.sql.streaming.aion.checkpoint"
 log = logging.getLogger(__name__)
 
 
 class _Starts(StreamingQueryListener):
-    """Hears of each query that starts in one session."""
+    """Hears of each query that starts or ends in one session."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._session = spark
+        self._servers = runtime_dir(spark.sparkContext.applicationId)
 
     def onQueryStarted(self, event: object) -> None:
         try:
@@ -43,7 +48,10 @@ class _Starts(StreamingQueryListener):
         pass
 
     def onQueryTerminated(self, event: object) -> None:
-        pass
+        try:
+            note_end(self._servers, str(event.runId))  # type: ignore[attr-defined]
+        except Exception:
+            log.exception("the state server of this host keeps what a query held that ended, for some time")
 
     def leave(self) -> None:
         """Python ends before the JVM, which must not call it any more then."""
