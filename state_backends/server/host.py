@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
@@ -301,14 +301,15 @@ class Host:
             finally:
                 lock.release()
 
-    def let_go_of_idle(self) -> None:
-        """Closes the shards to which no attempt has come for long: their query stopped, or they work elsewhere.
+    def let_go_of_idle(self, ended: Container[str] = ()) -> None:
+        """Closes the shards of runs that ended, and those to which no attempt has come for long: they work elsewhere.
 
         Such a shard is built from its version when it is opened again. How often its batches came stays known.
         """
         now = self._clock()
         with self._lock:
-            idle = [key for key in self._shards if now - self._opened.get(key, now) > self._patience_s(key)]
+            over = {owned for owned, (run, _) in self._owners.items() if run in ended}
+            idle = [k for k in self._shards if k[:2] in over or now - self._opened.get(k, now) > self._patience_s(k)]
             left = [self._shards.pop(key) for key in idle]
             self._leaving += [shard for shard, _ in left]
             for key in idle:
@@ -341,8 +342,7 @@ class Host:
     def stats(self) -> dict[str, Any]:
         totals = StoreStats()
         with self._lock:
-            shards = list(self._shards.items())
-            leaving = list(self._leaving)
+            shards, leaving = list(self._shards.items()), list(self._leaving)
             totals.add(self._left)
             sessions, planned = len(self._sessions), len(self._planned)
             queries = self._committed.to_json((key[:2], shard.snapshot) for key, (shard, _) in shards)

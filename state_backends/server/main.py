@@ -165,7 +165,7 @@ def serve(folder: Path, host: Host, watch: Watch, stop: threading.Event) -> None
             and host.ailment is None
         ):
             server_folder.bound_log(folder)
-            host.let_go_of_idle()
+            host.let_go_of_idle(server_folder.ended(folder))
             if time.monotonic() >= touch_at:
                 touch_at = time.monotonic() + TOUCH_SECONDS
                 host.still_here()

@@ -1,9 +1,9 @@
 """Where the state server of an application lives on a host, and who lives there now. Effect: files, locks.
 
 ``/tmp/aion-<user>/<digest>``, mode 0700, has ``socket``, ``pid``, ``lease``, and ``log``, which has what the process
-says on any way; its older part is ``log.1``. Whoever holds the lock of
-the lease is the server: the kernel lets go of it when the process ends, however it ends, so a lease cannot be stale.
-Beside the folder lies ``<digest>.lock``, held for as long as somebody decides who is to be the server.
+says on any way; its older part is ``log.1``; and ``ended-<run>`` for a run of a query that ended just now. Whoever
+holds the lock of the lease is the server: the kernel lets go of it when the process ends, however it ends, so a lease
+cannot be stale. Beside the folder lies ``<digest>.lock``, held for as long as somebody decides who is to be the server.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from state_backends.server import processes
 from state_backends.server.processes import Process
 
 SOCKET, PID, LOG, OLD_LOG, LEASE = "socket", "pid", "log", "log.1", "lease"
+ENDED = "ended-"
+ENDED_SECONDS = 10.0  # a query that is started again at once finds its shards as it left them
 LOG_BYTES = 1 << 20
 ELECTION_SECONDS = 90.0  # longer than a server may take to start, see the client
 
@@ -147,6 +149,27 @@ def bound_log(folder: Path) -> None:
                 file.seek(-LOG_BYTES, os.SEEK_END)
                 (folder / OLD_LOG).write_bytes(file.read(LOG_BYTES))
             os.truncate(log, 0)
+
+
+def note_end(folder: Path, run: str) -> None:
+    """Lets the server of a folder, if there is one, know that no attempt of this run of a query comes any more.
+
+    Raises ServerError where the folder is another user's.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        private(folder)
+        (folder / f"{ENDED}{run}").touch(mode=0o600)
+
+
+def ended(folder: Path) -> set[str]:
+    """The runs that ended some seconds ago. Each is named once."""
+    found = set()
+    for note in folder.glob(f"{ENDED}*"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - note.stat().st_mtime >= ENDED_SECONDS:
+                note.unlink()
+                found.add(note.name.removeprefix(ENDED))
+    return found
 
 
 def sweep(parent: Path) -> None:
