@@ -104,6 +104,12 @@ def number(columns: Sequence[pa.Array | Coded], rows: int) -> Numbered:
     return numbered
 
 
+def number_coded(column: Coded) -> Numbered:
+    """Numbers the rows by the codes that they have, so that groups may be empty: for codes that are few."""
+    count = len(column.values)
+    return Numbered(column.codes, count, [column.values])
+
+
 def encode(column: pa.Array | Coded) -> tuple[Part, Callable[[Ints], pa.Array]]:
     """A column's values as codes, and the way back."""
     if isinstance(column, Coded):

@@ -48,7 +48,8 @@ class _Piece(NamedTuple):
 
     shard: int
     slice_us: int
-    rows: pa.Table
+    rows: pa.RecordBatch
+    size_bytes: int
 
 
 class BlockBuilder:
@@ -235,9 +236,9 @@ class BlockBuilder:
         segments = self.plan.grid.segments(slices.to_numpy())
         if self.plan.grid.has_segments:
             table = table.append_column(SLICE, slices)
-        rows = table.select(self.plan.block_schema.names)
+        rows = as_batch(table.select(self.plan.block_schema.names))
         for shard, segment_us, start, stop in _runs(table.column(_SHARD).to_numpy(), segments):
-            yield from self._pieces(shard, segment_us, rows.slice(start, stop - start))
+            yield from self._pieces(shard, segment_us, rows, start, stop)
         self._pending_rows = self._pending_bytes = 0
 
     # -- kept events --------------------------------------------------------------------------------------
@@ -247,13 +248,14 @@ class BlockBuilder:
         table = pa.concat_tables(self._pending).combine_chunks()
         codes = [_codes(table.column(name)) for name in (_SHARD, _SLICE, *self.plan.key)]
         table = _gather(table, codes)
+        events = as_batch(table.drop_columns([_SHARD, _SLICE]))
         rest: list[pa.Table] = []
         for shard, slice_us, start, stop in _runs(table.column(_SHARD).to_numpy(), table.column(_SLICE).to_numpy()):
             run = table.slice(start, stop - start)
             if not final and run.nbytes < self.target_bytes // 2:
                 rest.append(run)
                 continue
-            yield from self._pieces(shard, slice_us, run.drop_columns([_SHARD, _SLICE]))
+            yield from self._pieces(shard, slice_us, events, start, stop)
         self._pending = rest
         self._pending_bytes = sum(t.nbytes for t in rest)
         if self._pending_bytes > self.buffer_bytes // 2:
@@ -262,33 +264,35 @@ class BlockBuilder:
 
     # -- both ---------------------------------------------------------------------------------------------
 
-    def _pieces(self, shard: int, slice_us: int, rows: pa.Table) -> Iterator[_Piece]:
-        count = max(1, round(rows.nbytes / self.target_bytes))
-        step = -(-rows.num_rows // count)
-        for start in range(0, rows.num_rows, step):
-            yield _Piece(shard, slice_us, rows.slice(start, step))
+    def _pieces(self, shard: int, slice_us: int, table: pa.RecordBatch, start: int, stop: int) -> Iterator[_Piece]:
+        size_bytes = table.slice(start, stop - start).nbytes
+        count = max(1, round(size_bytes / self.target_bytes))
+        step = -(-(stop - start) // count)
+        for begin in range(start, stop, step):
+            rows = table.slice(begin, min(step, stop - begin))
+            yield _Piece(shard, slice_us, rows, size_bytes // count)
 
     def _encoded(self, pieces: Iterator[_Piece]) -> Iterator[ShardBlock]:
         if self.pool is None:
             return map(self._encode, pieces)
         return self.pool.map_ordered(
-            self._encode, pieces, inline=lambda p: is_quick(self.codec, self.compression, p.rows.nbytes)
+            self._encode, pieces, inline=lambda p: is_quick(self.codec, self.compression, p.size_bytes)
         )
 
     def _encode(self, piece: _Piece) -> ShardBlock:
         """Touches nothing of the builder that changes: it runs in the threads of the pool."""
-        shard, slice_us, rows = piece
+        shard, slice_us, rows, _ = piece
         if self.plan.layout is None:
             times = pc.min_max(rows.column(self.plan.time).cast(pa.int64()))
             low, high = times["min"].as_py(), times["max"].as_py()
             kind, events = Kind.EVENTS, rows.num_rows
         else:
             low = high = slice_us
-            kind, events = Kind.PARTIALS, sum_of(combined(rows.column("p0")).to_numpy())
+            kind, events = Kind.PARTIALS, sum_of(rows.column("p0").to_numpy())
         if not is_timed(slice_us):
             low = high = NO_SLICE
         block = encode(
-            rows.to_batches()[0],
+            rows,
             kind=kind,
             slice_us=slice_us,
             events=events,
@@ -303,6 +307,11 @@ class BlockBuilder:
 # No user's column can have these names: they are never joined with the user's in one namespace but here,
 # and a NUL cannot be typed into a Spark column name that survives its parser.
 _SHARD, _SLICE, _CELL, _PART = "\0shard", "\0slice", "\0cell", "\0part"
+
+
+def as_batch(table: pa.Table) -> pa.RecordBatch:
+    """All rows of a table in one batch."""
+    return pa.RecordBatch.from_arrays([combined(column) for column in table.columns], schema=table.schema)
 
 
 def _micros(times: pa.Array) -> npt.NDArray[np.int64]:
@@ -332,14 +341,16 @@ def slices_of(plan: Plan, times: pa.Array) -> Coded:
     is_null = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
     micros = (values.fill_null(0) if is_null is not None else values).to_numpy(zero_copy_only=False)
     is_beyond = None
-    if len(micros) and (int(micros.min()) < EARLIEST_US or int(micros.max()) > LATEST_US):
+    extent = (int(micros.min()), int(micros.max())) if len(micros) else (0, 0)
+    if extent[0] < EARLIEST_US or extent[1] > LATEST_US:
         is_beyond = (micros < EARLIEST_US) | (micros > LATEST_US)
     outside = [(flags, name) for flags, name in ((is_beyond, BEYOND_SLICE), (is_null, NO_SLICE)) if flags is not None]
     if outside:
         inside = ~np.logical_or.reduce([flags for flags, _ in outside])
         # What is outside must not stretch the time that is laid out.
         micros = np.where(inside, micros, micros[inside][0] if inside.any() else 0)
-    codes, starts = plan.grid.edges.slots(micros)
+        extent = int(micros.min()), int(micros.max())
+    codes, starts = plan.grid.edges.slots(micros, extent)
     for flags, name in outside:
         codes = np.where(flags, len(starts), codes)
         starts = np.append(starts, name)

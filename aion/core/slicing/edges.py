@@ -70,24 +70,24 @@ class EdgeSet:
         edges = self.covering(times_us)
         return self.floors(times_us) if edges is None else edges[assign(times_us, edges)]
 
-    def slots(self, times_us: Micros) -> tuple[Index, Micros]:
+    def slots(self, times_us: Micros, extent: tuple[int, int]) -> tuple[Index, Micros]:
         """The slice of each event time as a number, and the start of the slice of each number, ascending.
 
-        There may be numbers that no event has.
+        There may be numbers that no event has. ``extent``: the earliest and the latest time.
         """
-        edges = self.covering(times_us)
+        edges = self.covering(times_us, extent)
         if edges is None:
             starts, numbers = np.unique(self.floors(times_us), return_inverse=True)
             return numbers, starts
         return assign(times_us, edges, covered=True), edges
 
-    def covering(self, times_us: Micros) -> Micros | None:
+    def covering(self, times_us: Micros, extent: tuple[int, int] | None = None) -> Micros | None:
         """Edges enough to tell the slice of each of these times; None where there are too many to lay out.
 
         Stretches without an event are left out, so edges may be missing there: a few instants that lie far apart do
         not cost all edges between them.
         """
-        low, high = int(times_us.min()), int(times_us.max())
+        low, high = extent or (int(times_us.min()), int(times_us.max()))
         affordable = CELLS_PER_EVENT * len(times_us) + MIN_CELLS
         if self.density * (high - low) <= affordable:
             return self.between(low, high)
@@ -122,6 +122,8 @@ def assign(times_us: Micros, edges: Micros, *, covered: bool = False) -> Index:
     """
     if not len(edges) or not len(times_us):
         return np.full(len(times_us), -1, np.intp)
+    if covered and len(edges) == 1:
+        return np.zeros(len(times_us), np.intp)
     if edges[0] == edges[-1]:
         return np.where(times_us >= edges[0], len(edges) - 1, -1)
     spacings = np.diff(edges)
