@@ -2,7 +2,8 @@
 
 Sliding windows of a minute of which every event is in 1, 20, 100 and 600, and sessions. Stock Spark makes a row of each
 event for each of its windows; Aion puts the event into one slice. Events are in order, so that both have the same
-results, and every run is checked against the others of its windows.
+results, and every run is checked against the others of its windows. Beside that, up to 1,000 different definitions in
+one query, against one.
 """
 
 from __future__ import annotations
@@ -35,9 +36,17 @@ LEGS = {
     "100": Leg("overlap 100", 100, size=SIZE, slide="600 milliseconds"),
     "600": Leg("overlap 600", 600, size=SIZE, slide="100 milliseconds"),
     "sessions": Leg("sessions", 1, gap="1 second"),
+    "one": Leg("1 definition", 1, different=1),
+    "twenty": Leg("20 definitions", 20, different=20),
+    "hundred": Leg("100 definitions", 100, different=100),
+    "thousand": Leg("1,000 definitions and sessions", 1001, different=1000, gap="1 second"),
 }
 # The ratios to reach, by overlap.
 AT_LEAST = {"20": 2.0, "100": 8.0}
+# The ratios to reach, of many different definitions to one.
+OF_ONE = {"twenty": None, "hundred": 0.7, "thousand": 0.4}
+FEWER_OF_MANY = 4
+"""Of many definitions batches have 500,000 events by default, all in 100 keys."""
 # Stock Spark makes 600 rows of each event there; fewer events for all contenders, so that it ends.
 FEWER_AT_600 = 10
 # Of a key 100 events in the 40 seconds of a batch, at random: one in 12 gaps between them is longer than a second.
@@ -61,8 +70,9 @@ class Settings:
         """The events of some windows; the same for all contenders."""
         from experiments.generate import EventPlan
 
-        events = max(self.events_per_batch // (FEWER_AT_600 if leg == "600" else 1), 1)
-        keys = max(events // EVENTS_OF_A_SESSION_KEY, 1) if LEGS[leg].gap else 100
+        fewer = FEWER_AT_600 if leg == "600" else FEWER_OF_MANY if LEGS[leg].different else 1
+        events = max(self.events_per_batch // fewer, 1)
+        keys = max(events // EVENTS_OF_A_SESSION_KEY, 1) if leg == "sessions" else 100
         return EventPlan(events_per_batch=events, keys=keys, late_share=0.0, seed=self.seed)
 
     @property
@@ -78,7 +88,7 @@ def windows(
     batches: Annotated[int, typer.Option(min=3, help="Batches per run; the first two are not measured.")] = 4,
     runs: Annotated[int, typer.Option(min=1, help="Measured runs per contender.")] = 2,
     warm_ups: Annotated[int, typer.Option(min=0, help="Runs per contender before those.")] = 1,
-    legs: Annotated[str, typer.Option(help="Some of: 1,20,100,600,sessions.")] = "",
+    legs: Annotated[str, typer.Option(help="Some of: 1,20,100,600,sessions,one,twenty,hundred,thousand.")] = "",
     policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
     cores: Annotated[int, typer.Option(min=1, help="Cores, and shuffle partitions.")] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Of the generated events.")] = 1,
@@ -115,6 +125,11 @@ def chosen(names: str) -> tuple[str, ...]:
     return tuple(name for name in LEGS if name in wanted)
 
 
+def contenders(leg: str) -> list[str]:
+    """Different definitions are compared with one, not with Spark."""
+    return ["aion"] if LEGS[leg].different else list(CONTENDERS)
+
+
 def take_turns(settings: Settings, out: Path, record: dict[str, Any], console: Console) -> list[Measured]:
     """Every measured run of every contender, in one Spark session; in the JSON as soon as it is done."""
     from experiments import bench
@@ -131,7 +146,7 @@ def take_turns(settings: Settings, out: Path, record: dict[str, Any], console: C
             plan = settings.plan(leg)
             files = write_batches(plan, settings.batches, out / "data")
             first: Measured | None = None
-            for turn in bench.turns(list(CONTENDERS), settings.runs, settings.warm_ups):
+            for turn in bench.turns(contenders(leg), settings.runs, settings.warm_ups):
                 stream = file_stream(spark, files, SCHEMA, DELAY)
                 total = plan.events_per_batch * settings.batches
                 with console.status(f"{LEGS[leg].label}, round {turn.round}: {CONTENDERS[turn.contender].label}"):
@@ -158,12 +173,14 @@ def targets(legs: Sequence[str]) -> list[Target]:
     """Aion over stock Spark for all windows; a promise for those for which there is one."""
     from experiments.bench import Target
 
-    return [
+    found = [
         Target(f"{leg} {contender}", f"{leg} stock", AT_LEAST.get(leg) if contender == "aion" else None)
         for leg in legs
-        for contender in CONTENDERS
-        if contender != "stock"
+        for contender in contenders(leg)
+        if contender != "stock" and not LEGS[leg].different
     ]
+    many = [leg for leg in legs if leg in OF_ONE and "one" in legs]
+    return [*found, *(Target(f"{leg} aion", "one aion", OF_ONE[leg]) for leg in many)]
 
 
 def report(settings: Settings, done: Sequence[Measured], out: Path, record: dict[str, Any], console: Console) -> None:
@@ -173,7 +190,9 @@ def report(settings: Settings, done: Sequence[Measured], out: Path, record: dict
     by_name: dict[str, list[Measured]] = {}
     for measured in done:
         by_name.setdefault(f"{measured.leg} {measured.contender}", []).append(measured)
-    labels = {f"{leg} {c}": f"{LEGS[leg].label}: {CONTENDERS[c].label}" for leg in settings.legs for c in CONTENDERS}
+    labels = {
+        f"{leg} {c}": f"{LEGS[leg].label}: {CONTENDERS[c].label}" for leg in settings.legs for c in contenders(leg)
+    }
     rates = {name: [m.run.steady_events_per_s for m in runs] for name, runs in by_name.items()}
     summary = bench.summarise(rates)
     judged = bench.verdicts(targets(settings.legs), summary)
@@ -205,4 +224,5 @@ events/s: median over the runs of input rows / trigger time, without the first t
 state MB: the most that was seen. Of Aion: live blocks in memory or on disk, as its state server counts them (four looks
 a second). Of Spark: memoryUsedBytes of its RocksDB stores, after each batch; state rows: its numRowsTotal.
 'Aion' keeps windows for late events as its policy says; 'bound 0' forgets them when they end, as Spark does.
-All contenders of the same windows had the same results in every run: number, bounds, counts and means."""
+All contenders of the same windows had the same results in every run: number, bounds, counts and means.
+Of different definitions (tumbling, 1 to 20 seconds to the millisecond) batches have a quarter of the events."""

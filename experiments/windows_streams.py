@@ -16,19 +16,43 @@ from experiments.ingest_stream import Run, run_to_end
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from aion.core.windows import Definition
+
+SHORTEST_MS, LONGEST_MS = 1_000, 20_000
 # Stock Spark keeps nothing for late events; this is the policy under which Aion keeps nothing either.
 NO_BOUND = {"lateness": {"initial_bound": "0 seconds", "coverage": None}}
 
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """Windows to compute: of ``size``, a new one every ``slide`` (None: tumbling), or sessions of ``gap``."""
+    """Windows to compute: of ``size``, a new one every ``slide`` (None: tumbling), or sessions of ``gap``.
+
+    ``different``: so many tumbling windows, of lengths from 1 to 20 seconds to the millisecond (Scotty, section VII),
+    and sessions of ``gap`` beside them. Stock Spark has no such query.
+    """
 
     label: str
     overlap: int
     size: str | None = None
     slide: str | None = None
     gap: str | None = None
+    different: int = 0
+
+    @property
+    def windows(self) -> list[Definition]:
+        """The definitions of Aion."""
+        import aion
+
+        found: list[Definition] = [aion.Tumbling(size_us) for size_us in sizes_us(self.different)]
+        if self.size is not None:
+            found.append(aion.Sliding(self.size, self.slide) if self.slide else aion.Tumbling(self.size))
+        return [*found, aion.Session(self.gap)] if self.gap is not None else found
+
+
+def sizes_us(windows: int) -> list[int]:
+    """Lengths equally distributed from 1 to 20 seconds, in whole milliseconds; a single one is of a second."""
+    step_ms = (LONGEST_MS - SHORTEST_MS) / max(windows - 1, 1)
+    return [round(SHORTEST_MS + step_ms * i) * 1_000 for i in range(windows)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +81,8 @@ def aion_windows(events: DataFrame, leg: Leg, policy: Mapping[str, Any] | None =
     import aion
     from aion import aggregates as A
 
-    window: aion.Session | aion.Sliding | aion.Tumbling
-    if leg.gap is not None:
-        window = aion.Session(leg.gap)
-    else:
-        assert leg.size is not None
-        window = aion.Sliding(leg.size, leg.slide) if leg.slide else aion.Tumbling(leg.size)
     aggregates = {"n": A.count(), "mean": A.mean("value")}
-    return aion.windowed(events, key="key", time="ts", windows=window, aggregates=aggregates, policy=policy)
+    return aion.windowed(events, key="key", time="ts", windows=leg.windows, aggregates=aggregates, policy=policy)
 
 
 def without_bound(events: DataFrame, leg: Leg) -> DataFrame:
@@ -104,7 +122,8 @@ def measure(
 
     chosen = CONTENDERS[contender]
     rows = chosen.build(stream, leg)
-    hashed = F.xxhash64("key", "window_start", "window_end", "n", F.round("mean", 6))
+    name = [F.col("window")] if leg.different else []
+    hashed = F.xxhash64(*name, "key", "window_start", "window_end", "n", F.round("mean", 6))
     observed: list[Column] = [
         F.count(F.lit(1)).alias("results"),
         F.bit_xor(hashed).alias("digest"),

@@ -14,7 +14,7 @@ from rich.console import Console
 from aion.core.time import duration_us
 from experiments.ingest_stream import Run
 from experiments.windows import LEGS, Settings, chosen, report, targets
-from experiments.windows_streams import Measured, check_equal
+from experiments.windows_streams import Measured, check_equal, sizes_us
 
 SETTINGS = Settings(1_000_000, 4, 1, 0, tuple(LEGS), "standard", 2, 1)
 
@@ -39,10 +39,22 @@ def test_all_events_are_in_order_and_those_of_sessions_have_more_keys() -> None:
     assert plans["sessions"].keys == 10_000 == 100 * plans["20"].keys
 
 
+def test_different_definitions_are_compared_with_one() -> None:
+    assert [len(LEGS[leg].windows) for leg in ("one", "twenty", "hundred", "thousand")] == [1, 20, 100, 1001]
+    assert sizes_us(1) == [1_000_000] and (sizes_us(1000)[0], sizes_us(1000)[-1]) == (1_000_000, 20_000_000)
+    assert len({*sizes_us(1000)}) == 1000
+    legs = ("one", "hundred", "thousand")
+    assert [(t.over, t.under, t.at_least) for t in targets(legs)] == [
+        ("hundred aion", "one aion", 0.7),
+        ("thousand aion", "one aion", 0.4),
+    ]
+    assert targets(("hundred",)) == []
+
+
 def test_windows_are_chosen_by_name_and_in_order() -> None:
     assert chosen("") == tuple(LEGS)
     assert chosen("sessions, 20") == ("20", "sessions")
-    with pytest.raises(typer.BadParameter, match="nonsense: there are 1, 20, 100, 600, sessions"):
+    with pytest.raises(typer.BadParameter, match="nonsense: there are 1, 20, 100, 600, sessions, one"):
         chosen("nonsense,1")
 
 
