@@ -77,6 +77,20 @@ def heights(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.fixture
+def grown(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Of which partials trees were grown."""
+    found: set[str] = set()
+    grow = SliceTree.grow
+
+    def noted(tree: SliceTree, height: int, limit_bytes: int) -> None:
+        grow(tree, height, limit_bytes)
+        found.update(type(partial).__name__ for partial in tree.partials)
+
+    monkeypatch.setattr(SliceTree, "grow", noted)
+    return found
+
+
 def by(aggregation: str, scenario: Scenario, name: str = "standard") -> Any:
     return load_policy(policy(name, scenario.bound), {"execution.aggregation": aggregation})
 
@@ -171,11 +185,15 @@ def test_keys_that_are_seldom_seen_again_are_lazy_of_themselves(heights: list[in
 
 
 @pytest.mark.parametrize("aggregate", [A.stddev("x"), A.median("x"), A.approx_percentile("x", 0.5)])
-def test_what_rounds_or_grows_makes_no_tree(aggregate: A.Aggregate, heights: list[int]) -> None:
-    with sliding(30, "eager", n=A.count(), other=aggregate) as operator:
-        feed(operator, [s * 1_000_000 for s in range(60)], [1] * 60)
-        assert operator.advance(60 * 1_000_000).num_rows == 60
-    assert not heights
+def test_what_rounds_or_grows_is_lazy_beside_others_that_are_eager(aggregate: A.Aggregate, grown: set[str]) -> None:
+    found = {}
+    for way in ("eager", "lazy"):
+        with sliding(30, way, n=A.count(), other=aggregate) as operator:
+            feed(operator, [s * 1_000_000 for s in range(60) for _ in range(3)], [1, 2, 1] * 60)
+            found[way] = operator.advance(60 * 1_000_000)
+    assert found["eager"].num_rows == 120
+    assert exactly(found["eager"].to_pylist()) == exactly(found["lazy"].to_pylist())
+    assert {"Counted"} <= grown <= {"Counted", "DoubleSum"}, "of what neither rounds nor grows"
 
 
 # -- one pass -------------------------------------------------------------------------------------------------
@@ -293,7 +311,7 @@ def test_of_equal_ones_the_first_or_last_by_slice_is_taken() -> None:
     ]
 
 
-def test_doubles_whose_runs_would_be_rounded_are_lazy(heights: list[int]) -> None:
+def test_doubles_whose_runs_would_be_rounded_are_lazy(grown: set[str]) -> None:
     plan = plan_of(s=A.sum("f"))
     rows = [(s, 0, 0, 0, f) for s, f in enumerate([1e300, 1e200, 1.0, -1e300, -1e200])]
     for values, sums in ((rows, [1.0, 1e300]), ([r for r in rows if abs(r[4]) < 1e250], [1.0, 1e200])):
@@ -302,7 +320,7 @@ def test_doubles_whose_runs_would_be_rounded_are_lazy(heights: list[int]) -> Non
             s for b in loaded(plan, values).windows(order(windows), 1 << 30, "eager") for s in b.column("s").to_pylist()
         ]
         assert found == sums
-    assert not heights
+    assert grown == {"Counted"}
 
 
 def test_a_run_that_overflows_is_no_error_where_no_window_does(heights: list[int]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,14 +59,18 @@ class Layout:
         """The order of arrival makes no difference to any of its states."""
         return all(p.commutative for p in self.partials)
 
-    @property
-    def regroupable(self) -> bool:
-        """Its states have a bounded size, and can be combined in any grouping of neighbours, to the same bits."""
-        return all(p.exact and not p.holistic for p in self.partials)
+    def regroupable(self, column: Callable[[str], pa.Array], most: int) -> frozenset[Partial]:
+        """The partials whose states can be combined in any grouping of neighbours, to the same bits.
 
-    def is_exact_for(self, column: Callable[[str], pa.Array], most: int) -> bool:
-        """Whether just these states can be, of which up to ``most`` are combined to one."""
-        return all(p.is_exact_for([column(name) for name in names], most) for p, names in self.partials.items())
+        Such states have a bounded size. ``column``: the states at hand, of which up to ``most`` are combined to one.
+        """
+        exact = {
+            partial: partial.exact
+            and not partial.holistic
+            and partial.is_exact_for([column(name) for name in names], most)
+            for partial, names in self.partials.items()
+        }
+        return frozenset(p for p in exact if all(exact.get(needed, False) for needed in needs_all([p])))
 
     def spec(self) -> list[Any]:
         """What stored states depend on, as JSON values."""
@@ -97,14 +101,24 @@ class Layout:
         done = self.merge(groups, lambda name: combined(states.column(name)))
         return self._table(dict(zip(keys, groups.keys, strict=True)), done)
 
-    def merge(self, groups: Groups, column: Callable[[str], pa.Array]) -> dict[Partial, States]:
-        """The states of each group; ``column`` gives those to be merged, by the names of ``fields``."""
-        old = {partial: [column(name) for name in names] for partial, names in self.partials.items()}
-        done: dict[Partial, States] = {}
-        for partial in self.partials:
+    def merge(
+        self,
+        groups: Groups,
+        column: Callable[[str], pa.Array],
+        among: Collection[Partial] | None = None,
+        done: Mapping[Partial, States] | None = None,
+    ) -> dict[Partial, States]:
+        """The states of each group; ``column`` gives those to be merged, by the names of ``fields``.
+
+        ``among``: only of these partials; ``done``: states of the same groups that are there already.
+        """
+        wanted = [partial for partial in self.partials if among is None or partial in among]
+        old = {p: [column(name) for name in self.partials[p]] for p in needs_all(wanted) if p in self.partials}
+        found = dict(done or {})
+        for partial in wanted:
             with self._named(partial):
-                done[partial] = partial.combine(groups, old, done)
-        return done
+                found[partial] = partial.combine(groups, old, found)
+        return found
 
     def states(self, table: Any) -> dict[Partial, States]:
         """The columns of a table or batch as states."""

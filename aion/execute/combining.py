@@ -7,18 +7,19 @@ tree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from aion.aggregates import EVENTS
 from aion.aggregates.groups import Groups, Numbered, Part, number, pack
+from aion.aggregates.partial import Partial
 from aion.aggregates.values import Ints, Mask, combined
 from aion.core.numbers import sums_by
 from aion.core.operator.actions import Execute
 from aion.core.plan import Plan
-from aion.core.slicing.tree import Aggregation, SliceTree, choose_height, spans
+from aion.core.slicing.tree import Aggregation, Rows, SliceTree, choose_height, ranges, spans
 from aion.errors import IntegerOverflow
 from aion.execute.rows import WindowColumns, pane_rows
 
@@ -127,61 +128,66 @@ class Loaded:
         edges = np.flatnonzero(np.diff(self.slices)) + 1
         starts = np.concatenate((np.zeros(1, np.int64), edges, np.full(1, len(self.slices))))
         begins, ends = (np.searchsorted(starts, rows) for rows in self._rows_of(executes))
-        tree = self._tree(starts, begins, ends, limit_bytes, aggregation)
-        taken = spans(tree.starts, begins, ends)
-        # A window takes its rows out of the tree, and out of the table, so that overlapping windows multiply them.
-        lengths = taken.lengths.sum(axis=1) + late.counts + changed.counts
+        trees = self._trees(starts, begins, ends, limit_bytes, aggregation)
+        taken = [spans(tree.starts, begins, ends) for tree in trees]
+        # A window takes its rows out of the trees, and out of the table, so that overlapping windows multiply them.
+        lengths = sum(part.lengths.sum(axis=1) for part in taken) + late.counts + changed.counts
         start, most = 0, max(limit_bytes // row_bytes, 1)
         while start < len(executes):
             end = max(start + 1, start + int(np.searchsorted(np.cumsum(lengths[start:]), most, side="right")))
             some = slice(start, end)
-            rows = _ranges(taken.begins[some].ravel(), taken.lengths[some].ravel())
-            window_of = np.repeat(np.arange(end - start), taken.lengths[some].sum(axis=1))
-            yield self._panes(executes.some(some), tree, window_of, rows, changed.some(some), late.some(some))
+            rows = [part.rows(some) for part in taken]
+            yield self._panes(executes.some(some), trees, rows, changed.some(some), late.some(some))
             start = end
 
-    def _tree(self, starts: Ints, begins: Ints, ends: Ints, limit_bytes: int, aggregation: Aggregation) -> SliceTree:
-        """Of as many levels as pay; of slices only, where runs would round, or overflow, and windows do not."""
-        columns = {
-            name: combined(self._table.column(name)) for names in self._layout.partials.values() for name in names
-        }
-        height = 0
-        if self._layout.regroupable:
-            height = choose_height(np.diff(starts), self._key_count, begins, ends, aggregation)
-        if height and self._layout.is_exact_for(columns.__getitem__, int((starts[ends] - starts[begins]).max())):
-            tree = SliceTree(self._layout, columns, self._key_ids, self._key_count, starts)
+    def _trees(
+        self, starts: Ints, begins: Ints, ends: Ints, limit_bytes: int, aggregation: Aggregation
+    ) -> list[SliceTree]:
+        """A tree of as many levels as pay, of the partials that may be combined in any grouping (the eager way).
+
+        The others, and all where runs overflow though perhaps no window does, are combined of single slices: of a tree
+        without levels (the lazy way).
+        """
+        layout = self._layout
+        columns = {name: combined(self._table.column(name)) for names in layout.partials.values() for name in names}
+        height = choose_height(np.diff(starts), self._key_count, begins, ends, aggregation)
+        eager: frozenset[Partial] = frozenset()
+        if height:
+            eager = layout.regroupable(columns.__getitem__, int((starts[ends] - starts[begins]).max()))
+
+        def tree(partials: Collection[Partial]) -> SliceTree:
+            return SliceTree(layout, partials, columns, self._key_ids, self._key_count, starts)
+
+        found = []
+        if eager:
+            high = tree(eager)
             try:
-                tree.grow(height, limit_bytes)
+                high.grow(height, limit_bytes)
             except IntegerOverflow:
-                pass
+                eager = frozenset()
             else:
-                return tree
-        return SliceTree(self._layout, columns, self._key_ids, self._key_count, starts)
+                found.append(high)
+        rest = [partial for partial in layout.partials if partial not in eager]
+        return [*found, tree(rest)] if rest else found
 
     def _panes(
-        self,
-        executes: Execute,
-        tree: SliceTree,
-        window_of: Ints,
-        rows: Ints,
-        changed: _Since,
-        late: _Since,
+        self, executes: Execute, trees: Sequence[SliceTree], rows: Sequence[Rows], changed: _Since, late: _Since
     ) -> pa.RecordBatch:
-        groups, windows, keys = self._grouped(window_of, tree.keys[rows], len(executes))
+        first, taken = trees[0], rows[0]
+        groups, windows, keys = self._grouped(taken.window_of, first.keys[taken.rows], len(executes))
         if not changed.all_of.all():
             whose = changed.all_of[windows]
             whose[self._groups_of(windows, keys, *changed.rows())] = True
             if not whose.all():
-                kept = whose[groups.ids]
-                rows, window_of = rows[kept], window_of[kept]
-                groups, windows, keys = self._grouped(window_of, tree.keys[rows], len(executes))
-        take = None if tree.are_all(rows) else pa.array(rows)
-
-        def column(name: str) -> pa.Array:
-            whole = tree.column(name)
-            return whole if take is None else whole.take(take)
-
-        states = self._layout.merge(groups, column)
+                taken = taken.some(whose[groups.ids])
+                groups, windows, keys = self._grouped(taken.window_of, first.keys[taken.rows], len(executes))
+        states = self._layout.merge(groups, first.taken(taken.rows), first.partials)
+        for tree, other in zip(trees[1:], rows[1:], strict=True):
+            none = np.full(len(other.rows), -1)
+            at = self._groups_of(windows, keys, other.window_of, other.rows) if len(windows) else none
+            own = other if (at >= 0).all() else other.some(at >= 0)
+            of = Groups(at[at >= 0], len(windows))
+            states = self._layout.merge(of, tree.taken(own.rows), tree.partials, states)
         events: Ints = states[EVENTS][0].to_numpy()
         return pane_rows(
             self._plan,
@@ -270,7 +276,7 @@ class _Since:
 
     def rows(self) -> tuple[Ints, Ints]:
         """The window and the row of each."""
-        return np.repeat(np.arange(len(self.counts)), self.counts), self.candidates[_ranges(self._first, self.counts)]
+        return np.repeat(np.arange(len(self.counts)), self.counts), self.candidates[ranges(self._first, self.counts)]
 
 
 def tagged(plan: Plan, batch: pa.RecordBatch, segment_us: int, seq: int) -> pa.RecordBatch:
@@ -283,10 +289,3 @@ def tagged(plan: Plan, batch: pa.RecordBatch, segment_us: int, seq: int) -> pa.R
         pa.array(np.full(n, seq)),
     ]
     return pa.RecordBatch.from_arrays(columns, [*batch.schema.names, _SLICE, _SEQ])
-
-
-def _ranges(begins: Ints, lengths: Ints) -> Ints:
-    """``begins[i], begins[i] + 1, ...`` of each length, one after the other."""
-    before = np.cumsum(lengths) - lengths
-    ranges: Ints = np.arange(int(lengths.sum())) + np.repeat(begins - before, lengths)
-    return ranges

@@ -12,8 +12,9 @@ from aion.aggregates.groups import Groups
 from aion.aggregates.values import combined
 from aion.core.operator.actions import Kind
 from aion.core.operator.keyed.orders import ExecuteKeyed, Retract
-from aion.core.operator.keyed.table import Ints, Places, Table, coded, ranges
+from aion.core.operator.keyed.table import Ints, Places, Table, coded
 from aion.core.plan import Plan
+from aion.core.slicing.tree import ranges
 from aion.execute.rows import WindowColumns, pane_rows
 
 SEQ, ROW = "\0seq", "\0row"

@@ -8,7 +8,7 @@ just so many levels as :func:`choose_height` finds worth their cost, and forgott
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from aion.aggregates import Layout
 from aion.aggregates.groups import Part, pack
-from aion.aggregates.values import Ints
+from aion.aggregates.partial import Partial
+from aion.aggregates.values import Ints, Mask
 
 Aggregation: TypeAlias = Literal["auto", "lazy", "eager"]
 """Which way overlapping windows are combined; auto: by what each costs."""
@@ -39,6 +40,22 @@ class Spans(NamedTuple):
 
     begins: Ints
     lengths: Ints
+
+    def rows(self, windows: slice) -> Rows:
+        """The rows of some of the windows, which are counted from the first of them on."""
+        begins, lengths = self.begins[windows], self.lengths[windows]
+        window_of = np.repeat(np.arange(len(begins)), lengths.sum(axis=1))
+        return Rows(window_of, ranges(begins.ravel(), lengths.ravel()))
+
+
+class Rows(NamedTuple):
+    """Rows of a tree, and the number of the window that each is taken for."""
+
+    window_of: Ints
+    rows: Ints
+
+    def some(self, which: Mask) -> Rows:
+        return Rows(self.window_of[which], self.rows[which])
 
 
 def spans(starts: Sequence[Ints], begins: Ints, ends: Ints) -> Spans:
@@ -95,14 +112,22 @@ def choose_height(rows: Ints, keys: int, begins: Ints, ends: Ints, aggregation: 
 class SliceTree:
     """Levels of partials: the rows of single slices, and above them, once it is grown, of runs of 2, 4, 8, ... slices.
 
-    ``columns``: the partials by slice, in the order of arrival; ``keys``: of each row the number of its key, below
-    ``key_count``. ``starts``: where each slice begins among the rows, and where the last one ends.
+    ``partials``: those that the tree is of. ``columns``: their states by slice, in the order of arrival; ``keys``: of
+    each row the number of its key, below ``key_count``. ``starts``: where each slice begins among the rows, and where
+    the last one ends.
     """
 
     def __init__(
-        self, layout: Layout, columns: Mapping[str, pa.Array], keys: Ints, key_count: int, starts: Ints
+        self,
+        layout: Layout,
+        partials: Collection[Partial],
+        columns: Mapping[str, pa.Array],
+        keys: Ints,
+        key_count: int,
+        starts: Ints,
     ) -> None:
         self._layout = layout
+        self.partials = partials
         self._levels: list[Mapping[str, pa.Array]] = [columns]
         self._whole: dict[str, pa.Array] = {}
         self._key_count = key_count
@@ -120,11 +145,11 @@ class SliceTree:
         while len(self.starts) <= height and limit_bytes > 0:
             at, count = int(self.starts[-1][-1]), len(self.starts[-1]) >> 1
             groups, (run_of, keys) = pack([Part(run_of >> 1, count), Part(keys, self._key_count)])
-            states = self._layout.merge(groups, self._levels[-1].__getitem__)
+            states = self._layout.merge(groups, self._levels[-1].__getitem__, self.partials)
             level = {
                 name: column
-                for partial, names in self._layout.partials.items()
-                for name, column in zip(names, states[partial], strict=True)
+                for partial in self.partials
+                for name, column in zip(self._layout.partials[partial], states[partial], strict=True)
             }
             self._levels.append(level)
             # Groups come by run, also where they were hashed: then in the order in which they are met.
@@ -140,9 +165,18 @@ class SliceTree:
             self._whole[name] = pa.concat_arrays(pieces) if len(pieces) > 1 else pieces[0]
         return self._whole[name]
 
-    def are_all(self, rows: Ints) -> bool:
-        """Whether these are all rows of all levels, in their order."""
-        return len(rows) == len(self.keys) and bool((rows[1:] > rows[:-1]).all())
+    def taken(self, rows: Ints) -> Callable[[str], pa.Array]:
+        """A column of some rows, by its name."""
+        are_all = len(rows) == len(self.keys) and bool((rows[1:] > rows[:-1]).all())
+        take = None if are_all else pa.array(rows)
+        return lambda name: self.column(name) if take is None else self.column(name).take(take)
+
+
+def ranges(begins: Ints, lengths: Ints) -> Ints:
+    """``begins[i], begins[i] + 1, ...`` of each length, one after the other."""
+    before = np.cumsum(lengths) - lengths
+    found: Ints = np.arange(int(lengths.sum())) + np.repeat(begins - before, lengths)
+    return found
 
 
 def _starts(lengths: Ints) -> Ints:

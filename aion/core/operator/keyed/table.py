@@ -115,10 +115,3 @@ class Places:
 
 
 _ROOM = 2**62
-
-
-def ranges(begins: Ints, lengths: Ints) -> Ints:
-    """``begins[i], begins[i] + 1, ...`` of each length, one after the other."""
-    before = np.cumsum(lengths) - lengths
-    found: Ints = np.arange(int(lengths.sum())) + np.repeat(begins - before, lengths)
-    return found

@@ -23,9 +23,10 @@ from aion.core.numbers import sum_of, sums_by
 from aion.core.operator.actions import Kind
 from aion.core.operator.keyed.orders import ExecuteKeyed, Members, Retract
 from aion.core.operator.keyed.shapes import INDEX, Flags, Sessions, Shape, Windows, newest, total
-from aion.core.operator.keyed.table import Ints, Table, codes_of, ranges, stacked
+from aion.core.operator.keyed.table import Ints, Table, codes_of, stacked
 from aion.core.operator.lifecycle import NEVER, StalenessKept
 from aion.core.operator.window_table import WindowTable
+from aion.core.slicing.tree import ranges
 from aion.core.trigger.triggers import Trigger
 
 YIELDED = ("id", "start", "end", "number", "pane", "seq")
