@@ -165,8 +165,7 @@ class LocalOperator:
             self._recorder = Recorder(Path(self._record), Definition.of(plan, commits=False))
             self._recorder.begin(0, None)
             self._executor.recorder = self._recorder
-            self._store.on_staged = self._recorder.staged
-            self._store.on_written = self._recorder.written
+            self._store.listen(self._recorder.staged, self._recorder.written)
         if self._watermark is not None:
             for _ in self._executor.advance(self._watermark):
                 raise AssertionError("an operator without events has nothing to say")
@@ -214,9 +213,9 @@ class _Embedded:
     def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
         self._store.prestage(slices, only)
 
-    def supersede(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
-        self._store.supersede(spans, below)
-        self._store.drop_superseded()
+    def replace(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
+        self._store.replace(spans, below)
+        self._store.drop_replaced()
 
     def abandon(self, from_seq: int) -> None:
         self._store.rollback(from_seq)

@@ -85,8 +85,8 @@ class CountedSession:
     def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
         pass  # so that what an execution reads comes from the disk
 
-    def supersede(self, spans: Any, below: int) -> None:
-        self.shard.supersede(self.attempt, spans, below)
+    def replace(self, spans: Any, below: int) -> None:
+        self.shard.replace(self.attempt, spans, below)
 
     def abandon(self, from_seq: int) -> None:
         pass

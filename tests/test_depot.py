@@ -25,7 +25,7 @@ from state_backends.server import requests
 from state_backends.server.host import Host
 from state_backends.store.backends import STORES, StoreConfig
 from state_backends.store.io_thread import IoThread
-from state_backends.store.tiered import MemoryBudget
+from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 from tests.stores.rig import make_block

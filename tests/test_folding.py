@@ -97,10 +97,10 @@ class AsTheyCame:
     def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
         pass
 
-    def supersede(self, spans: Any, below: int) -> None:
+    def replace(self, spans: Any, below: int) -> None:
         raise AssertionError("nothing is folded here")
 
-    abandon = supersede  # type: ignore[assignment]
+    abandon = replace  # type: ignore[assignment]
 
     def release(self, destage: Any, purge: Any) -> None:
         self.blocks = {seq: b for seq, b in self.blocks.items() if b.header.slice_us not in purge}
@@ -111,7 +111,7 @@ class OfShard:
 
     def __init__(self, shard: Shard, attempt: str) -> None:
         self.shard, self.attempt = shard, attempt
-        self.read_bytes = self.supersedings = 0
+        self.read_bytes = self.replacings = 0
 
     def append(self, blocks: Any) -> None:
         self.shard.append(self.attempt, list(blocks))
@@ -124,9 +124,9 @@ class OfShard:
     def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
         self.shard.prestage(self.attempt, slices, only)
 
-    def supersede(self, spans: Any, below: int) -> None:
-        self.supersedings += 1
-        self.shard.supersede(self.attempt, spans, below)
+    def replace(self, spans: Any, below: int) -> None:
+        self.replacings += 1
+        self.shard.replace(self.attempt, spans, below)
 
     def abandon(self, from_seq: int) -> None:
         pass
@@ -212,7 +212,7 @@ def check_folded(
 
     ``batches``: events, the watermark before them, and what goes wrong before the batch is carried out.
     """
-    supersedings = 0
+    replacings = 0
     try:
         for events, watermark, mishaps in batches:
             expected = run_batch(oracle, policy, events, watermark)
@@ -221,8 +221,8 @@ def check_folded(
                 if mishap == "crashes":
                     rig.crash()
             assert comparable(rig.batch(events, watermark)) == comparable(expected)
-            supersedings += rig.session.supersedings
-        event(f"{min(supersedings, 3)} batches folded, or more")
+            replacings += rig.session.replacings
+        event(f"{min(replacings, 3)} batches folded, or more")
         rig.crash()
         expected = run_batch(oracle, policy, None, 10_000)
         assert comparable(rig.batch(None, 10_000)) == comparable(expected)

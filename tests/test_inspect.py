@@ -18,7 +18,7 @@ from aion.tools.inspect.state import SET_ASIDE, set_back
 from state_backends.files.depot import LocalDepot
 from state_backends.store.backends import STORES
 from state_backends.store.io_thread import IoThread
-from state_backends.store.tiered import MemoryBudget
+from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.audit import ShardFinding, StateFolder, plan_repair
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard

@@ -17,8 +17,8 @@ from aion.errors import CorruptState, StorageError
 from state_backends.files.remote import Remote, RemoteDepot
 from state_backends.store.backends import STORES
 from state_backends.store.io_thread import IoThread
+from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.p_bucket import PBucket
-from state_backends.store.tiered import MemoryBudget
 from state_backends.versions.manifest import Identity, load
 from state_backends.versions.shard import Shard
 from tests.object_store import CREDENTIALS, ObjectStore, serving

@@ -21,7 +21,7 @@ from policies.cleanup import Cleanup, Reason
 from state_backends.files.depot import LocalDepot
 from state_backends.store.backends import STORES
 from state_backends.store.io_thread import IoThread
-from state_backends.store.tiered import MemoryBudget
+from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 from tests.late import DAY, MINUTE, SECOND, drawn, exponential

@@ -34,7 +34,7 @@ from state_backends.files.depot import LocalDepot
 from state_backends.store.backends import STORES
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
-from state_backends.store.tiered import MemoryBudget
+from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.manifest import Identity, dump, load
 from state_backends.versions.shard import Shard
 
@@ -240,8 +240,8 @@ class OfShard:
         self.shard.destage(self.attempt, destage)
         self.shard.purge(self.attempt, purge)
 
-    def supersede(self, spans: Any, below: int) -> None:
-        self.shard.supersede(self.attempt, spans, below)
+    def replace(self, spans: Any, below: int) -> None:
+        self.shard.replace(self.attempt, spans, below)
 
     def abandon(self, from_seq: int) -> None:
         raise AssertionError("nothing fails here")

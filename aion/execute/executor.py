@@ -69,7 +69,7 @@ class Session(Protocol):
     def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
         """Slices of which all, or ``only`` some blocks, will be read soon."""
 
-    def supersede(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
+    def replace(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
         """Blocks of these slices, that came in these spans, for which those numbered from ``below`` on stand now."""
 
     def abandon(self, from_seq: int) -> None:

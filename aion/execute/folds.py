@@ -22,7 +22,7 @@ class FoldSession(Protocol):
 
     def append(self, blocks: Sequence[tuple[int, bool, Block]]) -> None: ...
     def read(self, slices: Sequence[int], *, only: Only | None = None) -> Iterator[StoredBlock]: ...
-    def supersede(self, spans: Mapping[int, tuple[int, int]], below: int) -> None: ...
+    def replace(self, spans: Mapping[int, tuple[int, int]], below: int) -> None: ...
     def abandon(self, from_seq: int) -> None: ...
 
 
@@ -55,7 +55,7 @@ def carry_out(
         below = operator.next_seq
         try:
             sizes = _fold(group, below, operator, session, folder, decode_all, limit_bytes, owners)
-            session.supersede({s: (fold.after, fold.until) for s, fold in group.items()}, below)
+            session.replace({s: (fold.after, fold.until) for s, fold in group.items()}, below)
         except BaseException:
             session.abandon(below)
             raise

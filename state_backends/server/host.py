@@ -193,9 +193,9 @@ class Host:
         with self._turn(request.session) as (_, shard):
             shard.prestage(request.session, request.slices, request.only())
 
-    def supersede(self, request: requests.Supersede) -> None:
+    def replace(self, request: requests.Supersede) -> None:
         with self._turn(request.session) as (_, shard):
-            shard.supersede(request.session, requests.spans_by_slice(request.spans), request.below)
+            shard.replace(request.session, requests.spans_by_slice(request.spans), request.below)
 
     def release(self, request: requests.Release) -> None:
         with self._turn(request.session) as (_, shard):
@@ -459,8 +459,7 @@ class Host:
 
         def store(p_bucket: PBucket) -> BlockStore:
             made = config.make_store(p_bucket, io, self.budget)
-            made.on_staged = on_staged
-            made.on_written = lambda size_bytes, seconds: moved.written.append((size_bytes, seconds))
+            made.listen(on_staged, lambda size_bytes, seconds: moved.written.append((size_bytes, seconds)))
             return made
 
         return self._new_shard(

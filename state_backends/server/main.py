@@ -84,7 +84,7 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
             case requests.Release():
                 self.host.release(request)
             case requests.Supersede():
-                self.host.supersede(request)
+                self.host.replace(request)
             case requests.Commit():
                 self.host.commit(request)
             case requests.Abort():

@@ -148,7 +148,7 @@ class RemoteSession:
     def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
         self._act("prestage", slices=list(slices), **_told(only))
 
-    def supersede(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
+    def replace(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
         superseded = Superseded([(s, after, until) for s, (after, until) in spans.items()], below)
         self._act("supersede", **superseded._asdict())
         self._keep(superseded, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
@@ -12,11 +12,23 @@ from policies.prestage import Prestage, PrestagePolicy
 from state_backends.store.io import BlockFiles, Io
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget, Stretches
-from state_backends.store.memory import MemoryStore
-from state_backends.store.rocksdb import RocksStore
 from state_backends.store.tiered import TieredStore
 
-STORES: dict[str, type[TieredStore]] = {"memory": MemoryStore, "rocksdb": RocksStore, "tiered": TieredStore}
+
+def memory_only(p_bucket: BlockFiles, io: Io, budget: MemoryBudget, **options: Any) -> TieredStore:
+    """Keeps all blocks in memory, whatever the budget: the baseline that Flink's heap state is.
+
+    Commits still reach the disk.
+    """
+    return TieredStore(p_bucket, io, budget, **{**options, "keeps_all": True})
+
+
+def disk_only(p_bucket: BlockFiles, io: Io, budget: MemoryBudget, **options: Any) -> TieredStore:
+    """Keeps nothing in memory except what is on its way to the disk: the baseline that Flink's RocksDB state is."""
+    return TieredStore(p_bucket, io, budget, **{**options, "bucket_limit_bytes": 0})
+
+
+STORES: dict[str, Callable[..., TieredStore]] = {"memory": memory_only, "rocksdb": disk_only, "tiered": TieredStore}
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,20 +125,20 @@ class BlockStore(Protocol):
     def purge(self, slices: Sequence[int]) -> None:
         """Forgets these slices; they never come back."""
 
-    def supersede(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
+    def replace(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
         """From now on the blocks of these slices that came after the first number, up to the second, are not read.
 
-        Those numbered from ``below`` on stand for them. They are kept until :meth:`drop_superseded`, and are there
+        Those numbered from ``below`` on stand for them. They are kept until :meth:`drop_replaced`, and are there
         again after a :meth:`rollback`.
         """
 
-    def superseded(self, skip: Collection[int] = ()) -> list[tuple[int, int]]:
+    def replaced(self, skip: Collection[int] = ()) -> list[tuple[int, int]]:
         """Blocks that are dead although files with live blocks hold them, as runs (first seq, last seq).
 
         No live block lies within a run. Slices in ``skip`` are left out: none of their blocks is alive.
         """
 
-    def drop_superseded(self) -> None:
+    def drop_replaced(self) -> None:
         """Forgets what was superseded, for good."""
 
     def persist(self, skip: Collection[int] = ()) -> list[SstFile]:
@@ -158,11 +158,11 @@ class BlockStore(Protocol):
         """
 
     def restore(
-        self, files: Sequence[SstFile], purged: frozenset[int], superseded: Sequence[tuple[int, int]] = ()
+        self, files: Sequence[SstFile], purged: frozenset[int], replaced: Sequence[tuple[int, int]] = ()
     ) -> None:
         """Takes over the blocks of existing files into an empty store, but for those of purged slices.
 
-        ``superseded``: runs of blocks that are dead, too; see :meth:`superseded`.
+        ``superseded``: runs of blocks that are dead, too; see :meth:`replaced`.
         """
 
     def files(self) -> dict[int, dict[int, int]]:

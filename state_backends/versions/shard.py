@@ -138,9 +138,9 @@ class Shard:
         self._working(attempt)
         self._purging += slices
 
-    def supersede(self, attempt: str, spans: Mapping[int, tuple[int, int]], below: int) -> None:
+    def replace(self, attempt: str, spans: Mapping[int, tuple[int, int]], below: int) -> None:
         """Blocks that the attempt reads no more, since others stand for them; nobody does once it is committed."""
-        self._working(attempt).supersede(spans, below)
+        self._working(attempt).replace(spans, below)
 
     def commit(self, attempt: str, snapshot: dict[str, Any], token: str | None = None) -> None:
         """Makes the attempt the current version, whole or not at all; its token is the attempt's name, if not given."""
@@ -166,7 +166,7 @@ class Shard:
             identity=self.identity,
             files=files,
             purged=tuple(sorted(purged)),
-            superseded=tuple(store.superseded(skip=purged)),
+            superseded=tuple(store.replaced(skip=purged)),
             next_file_no=self._p.next_file_no,
             snapshot=snapshot,
             history=self._retention.history(past),
@@ -175,7 +175,7 @@ class Shard:
         self.depot.publish(self._published, [f.name for f in files])
         self.depot.save(manifest.token, dump(manifest))
         store.purge(list(dead))
-        store.drop_superseded()
+        store.drop_replaced()
         self.depot.release([f.name for no, f in self._files.items() if no not in live])
         for file in self._written:
             if file.file_no not in live:

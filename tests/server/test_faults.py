@@ -110,7 +110,7 @@ def test_what_was_superseded_is_so_on_any_server(application: str, connect: Conn
     attempt = open_shard(client, tmp_path, "t1", "t2")
     attempt.append([(4, False, block(4))])
     attempt.append([(5 + n, False, block(10 + n, folded=Folded(2, 100 * n, 100 * n + 99))) for n in range(2)])
-    attempt.supersede({0: (0, 2)}, 5)
+    attempt.replace({0: (0, 2)}, 5)
     kill(application)
     assert values(attempt, 0) == [0, 10, 11, 3, 4]
     assert attempt.turns == 2

@@ -71,11 +71,11 @@ class Rig:
         self,
         files: Sequence[SstFile],
         purged: frozenset[int] = frozenset(),
-        superseded: Sequence[tuple[int, int]] = (),
+        replaced: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.store.close()
         self.store = self.open()
-        self.store.restore(files, purged, superseded)
+        self.store.restore(files, purged, replaced)
 
     def append(self, *blocks: tuple[int, int], late: bool = False, size: int = 0, folded: Folded | None = None) -> None:
         for seq, slice_us in blocks:

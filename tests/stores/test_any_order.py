@@ -66,7 +66,7 @@ class StoreMachine(RuleBasedStateMachine):
         for part in range(count):
             self.rig.append((self.next_seq, slice_us), late=late, folded=Folded(until, part * 100, part * 100 + 99))
             self.next_seq += 1
-        self.rig.store.supersede({slice_us: (after, until)}, below)
+        self.rig.store.replace({slice_us: (after, until)}, below)
         self.live |= dict.fromkeys(range(below, self.next_seq), slice_us)
         self.hidden |= {seq: self.live.pop(seq) for seq in old}
 
@@ -153,8 +153,8 @@ class StoreMachine(RuleBasedStateMachine):
         holds = {no: slices for no, slices in self.rig.store.files().items() if any(slices.values())}
         alive = {s for slices in holds.values() for s, n in slices.items() if n}
         purged = frozenset(s for slices in holds.values() for s in slices) - alive
-        superseded = self.rig.store.superseded(purged)
-        self.rig.store.drop_superseded()
+        superseded = self.rig.store.replaced(purged)
+        self.rig.store.drop_replaced()
         self.hidden = {}
         contents = dict(self.rig.blocks)
         files = [self.known[no] for no in sorted(holds)]

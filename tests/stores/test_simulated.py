@@ -41,11 +41,11 @@ def seen(store: TieredStore, budget: MemoryBudget) -> dict[str, Any]:
     stats = store.stats()
     times = {"last_append_s", "append_rate_bytes_per_s"}
     return {
-        "places": {entry.seq: (entry.place, entry.file_no) for entry in store._ledger},
+        "places": {entry.seq: (entry.place, entry.file_no) for entry in store.blocks.ledger},
         "views": [{name: value for name, value in view.items() if name not in times} for view in store.views()],
         "stats": replace(stats, staging=replace(stats.staging, blocked_s=0.0)),
         "files": store.files(),
-        "superseded": store.superseded(),
+        "superseded": store.replaced(),
         "budget": (budget.used_bytes, budget.reserved_bytes),
     }
 
@@ -90,7 +90,7 @@ class Both:
         below = self.number
         for part in range(2):
             self.append(slice_us, late, 900, Folded(until, part * 100, part * 100 + 99))
-        self.both(lambda store: store.supersede({slice_us: (after, until)}, below))
+        self.both(lambda store: store.replace({slice_us: (after, until)}, below))
         self.live = {
             n: (s, a) for n, (s, a) in self.live.items() if n >= below or s != slice_us or not after < a <= until
         }
@@ -123,7 +123,7 @@ class Both:
                 dead = data.draw(SOME)
                 self.both(lambda store: [(f.file_no, f.blocks) for f in store.persist(skip=dead)])
                 self.purge(dead)
-                self.both(lambda store: store.drop_superseded())
+                self.both(lambda store: store.drop_replaced())
                 self.both(lambda store: store.compact())
             case "else":
                 self.read(data.draw(SOME), data.draw(st.booleans()), None)

@@ -79,7 +79,7 @@ class ShardMachine(RuleBasedStateMachine):
         known = set(self.host.blocks)
         self.host.append(self.attempt, (self.next_seq, slice_us), late=late)
         (new,) = self.host.blocks.keys() - known
-        self.host.shard.supersede(self.attempt, {slice_us: (after, seqs[-1])}, self.next_seq)
+        self.host.shard.replace(self.attempt, {slice_us: (after, seqs[-1])}, self.next_seq)
         self.mine = {d: (q, s) for d, (q, s) in self.mine.items() if s != slice_us or q <= after}
         self.mine[new] = (self.next_seq, slice_us)
         self.next_seq += 1
