@@ -92,8 +92,7 @@ class CountedSession:
         pass
 
     def release(self, destage: Any, purge: Any) -> None:
-        self.shard.destage(self.attempt, destage)
-        self.shard.purge(self.attempt, purge)
+        self.shard.release(self.attempt, destage, purge)
 
 
 class OneShard:

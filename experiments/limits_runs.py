@@ -226,7 +226,7 @@ def requests() -> dict[str, Any]:
                 attempt = f"{batch:010d}-a"
                 shard.open(token, attempt, identity)
                 shard.append(attempt, [(batch, False, _block(batch, 4096))])
-                shard.purge(attempt, [batch - 1])
+                shard.release(attempt, purge=[batch - 1])
                 shard.commit(attempt, {"next_seq": batch + 1})
                 depot.settle()
                 token = attempt

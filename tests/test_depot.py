@@ -379,9 +379,9 @@ def test_a_host_stages_for_others_while_a_shard_commits(
             "attempt": attempt,
             "session": attempt,
         }
-        opening = requests.Open.model_validate_json(orjson.dumps(request))
+        opening = requests.OpenRequest.model_validate_json(orjson.dumps(request))
         assert host.open(opening)["rebuilt"] == (token is None)
-        return host._find(attempt)[1]
+        return host.attempts.find(attempt)[1]
 
     try:
         for i in range(2):
@@ -392,13 +392,13 @@ def test_a_host_stages_for_others_while_a_shard_commits(
         open_(0, "0000000000-first-0", "0000000001-second-0")
         open_(1, "0000000000-first-1", "0000000001-second-1")
         for i in range(2):
-            _, shard, lock = host._find(f"0000000001-second-{i}")
+            _, shard, lock = host.attempts.find(f"0000000001-second-{i}")
             with lock:
                 shard.commit(f"0000000001-second-{i}", {"next_seq": 1, "counters": {}})
             host.plan_prestage(("q", "o", i), f"0000000001-second-{i}", [0], [])
-        stores = [host._find(f"0000000001-second-{i}")[1].store for i in range(2)]
+        stores = [host.attempts.find(f"0000000001-second-{i}")[1].store for i in range(2)]
         clock[0] = 1000.0
-        with host._find("0000000001-second-0")[2]:  # as if it were at its commit
+        with host.attempts.find("0000000001-second-0")[2]:  # as if it were at its commit
             host.tick_prestages()
             assert stores[1] is not None and [*stores[1].read([0])]
             assert stores[1].stats().staging.misses == 0

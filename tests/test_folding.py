@@ -132,8 +132,7 @@ class OfShard:
         pass
 
     def release(self, destage: Any, purge: Any) -> None:
-        self.shard.destage(self.attempt, destage)
-        self.shard.purge(self.attempt, purge)
+        self.shard.release(self.attempt, destage, purge)
 
 
 class Rig:

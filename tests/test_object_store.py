@@ -60,7 +60,7 @@ class Host:
         self.shard.open(token, attempt, IDENTITY)
         for seq, slice_us in blocks:
             self.shard.append(attempt, [(seq, False, make_block(slice_us, seq, BLOCK_BYTES))])
-        self.shard.purge(attempt, purge)
+        self.shard.release(attempt, purge=purge)
         self.shard.commit(attempt, {"next_seq": max([seq + 1 for seq, _ in blocks], default=0)})
         self.depot.settle()
         return attempt
@@ -120,7 +120,7 @@ def test_a_failed_attempt_uploads_nothing(bucket: ObjectStore, hosts: Any) -> No
     before = bucket.objects()
     host.shard.open(token, SECOND, IDENTITY)
     host.shard.append(SECOND, [(1, True, make_block(0, 1, BLOCK_BYTES))])
-    host.shard.destage(SECOND, [0])
+    host.shard.release(SECOND, [0])
     host.shard.abort(SECOND)
     host.depot.settle()
     assert bucket.objects() == before

@@ -237,8 +237,7 @@ class OfShard:
         self.shard.prestage(self.attempt, slices, only)
 
     def release(self, destage: Any, purge: Any) -> None:
-        self.shard.destage(self.attempt, destage)
-        self.shard.purge(self.attempt, purge)
+        self.shard.release(self.attempt, destage, purge)
 
     def replace(self, spans: Any, below: int) -> None:
         self.shard.replace(self.attempt, spans, below)
@@ -345,7 +344,7 @@ def test_files_of_any_shape_are_as_the_page_says(make: Callable[..., Rig]) -> No
             blocks[slice_us, seq] = bytes(block.data)
             rig.shard.append(f"{attempt:010d}-t", [(seq, i % 5 == 0, block)])
         purged = [-2 * 10**12] if attempt == 2 else []
-        rig.shard.purge(f"{attempt:010d}-t", purged)
+        rig.shard.release(f"{attempt:010d}-t", purge=purged)
         token = f"{attempt:010d}-t"
         rig.shard.commit(token, {"next_seq": len(blocks)})
         found = read_version(rig.folder / "state", token)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,7 +18,6 @@ import psutil
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from aion.core.ingest.block import Block
 from aion.errors import OutOfMemory, ServerError, ServerUnreachable
 from state_backends.server import processes, wire
 from state_backends.server.patience import Patience
@@ -33,7 +32,8 @@ from state_backends.server.server_folder import (
     private,
     runtime_dir,
 )
-from state_backends.server.session import REPLAY_BYTES, RemoteSession
+from state_backends.server.session import REPLAY_BYTES, Blocks, RemoteSession
+from state_backends.server.verbs import VERBS, Way
 from state_backends.store.backends import StoreConfig
 from state_backends.store.protocol import StoredBlock
 from state_backends.versions.json_values import dumps
@@ -136,19 +136,33 @@ class StateClient:
             self._flight = _connection(self._folder)
             self.generation += 1
 
-    def act(self, name: str, request: dict[str, Any], timeout: float | None = None) -> Any:
-        """Raises what the server raised, or ServerUnreachable when it cannot be reached."""
+    def call(
+        self, name: str, request: dict[str, Any], blocks: Blocks | None = None, *, timeout: float | None = None
+    ) -> Any:
+        """Asks for a verb of :data:`state_backends.server.verbs.VERBS`; returns the answer, or an iterator of blocks.
+
+        ``blocks``: (seq, late, block) that follow the request. Raises what the server raised, or ServerUnreachable when
+        it cannot be reached.
+        """
+        way, body = VERBS[name].way, dumps(request)
+        if way is Way.GETS_BLOCKS:
+            return self._blocks(name, body)
         options = flight.FlightCallOptions(timeout=timeout or self._patience.limit_s)
         try:
             with self._patience.waiting(name):
-                body = pa.py_buffer(dumps(request))
-                (result,) = self._flight.do_action(flight.Action(name, body), options)
+                if way is Way.SENDS_BLOCKS:
+                    writer, _ = self._flight.do_put(flight.FlightDescriptor.for_command(body), wire.BLOCKS, options)
+                    with writer:
+                        for message in wire.pack(blocks or ()):
+                            writer.write_batch(message)
+                    return None
+                (result,) = self._flight.do_action(flight.Action(name, pa.py_buffer(body)), options)
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             self._raise(error, name, given_up=timeout is None and isinstance(error, flight.FlightTimedOutError))
         return orjson.loads(result.body.to_pybytes())
 
     def stats(self) -> dict[str, Any]:
-        result: dict[str, Any] = self.act("stats", {}, timeout=PING_SECONDS)
+        result: dict[str, Any] = self.call("stats", {}, timeout=PING_SECONDS)
         return result
 
     def open(
@@ -181,22 +195,9 @@ class StateClient:
         }
         return RemoteSession(self, opening)
 
-    def put(self, session: str, blocks: Iterable[tuple[int, bool, Block]]) -> None:
-        descriptor = flight.FlightDescriptor.for_command(orjson.dumps({"session": session}))
-        options = flight.FlightCallOptions(timeout=self._patience.limit_s)
-        try:
-            with self._patience.waiting("put"):
-                writer, _ = self._flight.do_put(descriptor, wire.BLOCKS, options)
-                with writer:
-                    for message in wire.pack(blocks):
-                        writer.write_batch(message)
-        except (flight.FlightError, pa.ArrowException, OSError) as error:
-            self._raise(error, "put", given_up=isinstance(error, flight.FlightTimedOutError))
-
-    def get(self, session: str, slices: Sequence[int], **how: Any) -> Iterator[StoredBlock]:
-        """``how``: the other fields of :class:`state_backends.server.requests.Read`."""
-        request = {"session": session, "slices": list(slices), **how}
-        ticket = flight.Ticket(orjson.dumps(request))
+    def _blocks(self, name: str, body: bytes) -> Iterator[StoredBlock]:
+        """The blocks that answer a verb."""
+        ticket = flight.Ticket(body)
         reader: Any = None
         given_up = threading.Event()
 
@@ -205,17 +206,18 @@ class StateClient:
             reader.cancel()
 
         try:
-            with self._patience.waiting("read"):
+            with self._patience.waiting(name):
                 reader = self._flight.do_get(ticket)
             while True:
-                # No limit for the whole: how long it takes is a matter of who reads, too.
-                with self._patience.waiting("read", give_up):
+                # No limit for the whole: how long it takes depends on the reader, too.
+                with self._patience.waiting(name, give_up):
                     chunk = reader.read_chunk()
-                yield from wire.stored(chunk.data)
+                for seq, _, block in wire.unpack(chunk.data):
+                    yield StoredBlock(seq, block)
         except StopIteration:
             return
         except (flight.FlightError, pa.ArrowException, OSError) as error:
-            self._raise(error, "read", given_up=given_up.is_set())
+            self._raise(error, name, given_up=given_up.is_set())
         finally:
             if reader is not None:
                 reader.cancel()  # a reader that stops early: the server need not go on

@@ -16,8 +16,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
+from aion.errors import PolicyError
 from policies.destage import DestagePolicy, MemoryView, StandardDestage, Suggestion
 from policies.prestage import Prestage, PrestagePolicy
+from state_backends.store.backends import StoreConfig
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -95,6 +97,24 @@ class Guard:
                 future.set_result(call())
             except BaseException as error:  # SystemExit, too: it is this thread's only
                 future.set_exception(error)
+
+
+def make_policies(config: StoreConfig) -> tuple[DestagePolicy, PrestagePolicy, Guard | None]:
+    """The memory policies of a configuration, and the guard of those that a user wrote. Raises PolicyError."""
+    guard = Guard() if config.destage_class or config.prestage_class else None
+    try:
+        if guard is None:
+            return config.make_destage(), config.make_prestage(), None
+        destage, prestage = guard.make(config.make_destage), guard.make(config.make_prestage)
+    except ValueError as error:
+        if guard is not None:
+            guard.close()
+        raise PolicyError(str(error)) from error
+    if config.destage_class:
+        destage = GuardedDestage(guard, config.destage_class, destage)
+    if config.prestage_class:
+        prestage = GuardedPrestage(guard, config.prestage_class, prestage)
+    return destage, prestage, guard
 
 
 class GuardedDestage:

@@ -16,7 +16,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from state_backends.server import processes, requests, server_folder, wire
 from state_backends.server.host import Host
 from state_backends.server.processes import Process
 from state_backends.server.server_folder import PID, SOCKET, Lease
+from state_backends.server.verbs import VERBS, By, Way, request_of
 from state_backends.store.sst_file import FILES_OF_A_SHARD
 from state_backends.versions.json_values import dumps
 
@@ -41,7 +41,7 @@ FEW_OPEN_FILES = 4096
 
 
 class StateServer(flight.FlightServerBase):  # type: ignore[misc]
-    """The Flight face of a :class:`Host`: takes requests apart, and names what goes wrong with them."""
+    """Takes requests apart, passes each on to the method that its verb names, and sends answers and errors back."""
 
     def __init__(self, socket: Path, host: Host, watch: Watch) -> None:
         self.host = host
@@ -50,46 +50,35 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
         socket.chmod(0o600)
 
     def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
-        with _told():
-            request = requests.action(action.type, action.body.to_pybytes())
-            return iter([flight.Result(pa.py_buffer(dumps(self._act(request))))])
+        with _errors_by_name():
+            request = request_of(action.type, action.body.to_pybytes(), Way.JSON)
+            match VERBS[action.type].by:
+                case By.SERVER:
+                    answer = getattr(self, action.type)(request)
+                case By.HOST:
+                    answer = getattr(self.host, action.type)(request)
+                case By.SHARD:
+                    answer = self.host.work(action.type, request)
+            return iter([flight.Result(pa.py_buffer(dumps({} if answer is None else answer)))])
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with _told():
-            request = requests.parse(requests.Put, descriptor.command, "put")
+        with _errors_by_name():
+            request = request_of("append", descriptor.command, Way.SENDS_BLOCKS)
             for chunk in reader:
-                self.host.append(request.session, partial(requests.blocks, chunk.data))
+                self.host.work("append", request, requests.blocks(chunk.data))
 
     def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
-        with _told():
-            request = requests.parse(requests.Read, ticket.ticket, "read")
-            return flight.GeneratorStream(wire.BLOCKS, _messages(self.host.read(request)))
+        with _errors_by_name():
+            request = request_of("read", ticket.ticket, Way.GETS_BLOCKS)
+            return flight.GeneratorStream(wire.BLOCKS, _messages(self.host.work("read", request)))
 
-    def _act(self, request: requests.Request) -> Any:
-        match request:
-            case requests.Ping():
-                if (ailment := self.host.ailment) is not None:
-                    raise ServerError(ailment)  # so that another server takes its place
-                if request.executor_pid is not None:
-                    self.watch.add(request.executor_pid)
-                return {"pid": os.getpid()}
-            case requests.Stats():
-                return self.host.stats()
-            case requests.Open():
-                return self.host.open(request)
-            case requests.Learnt():
-                return self.host.learnt(request)
-            case requests.Prestage():
-                self.host.prestage(request)
-            case requests.Release():
-                self.host.release(request)
-            case requests.Supersede():
-                self.host.replace(request)
-            case requests.Commit():
-                self.host.commit(request)
-            case requests.Abort():
-                self.host.abort(request)
-        return {}
+    def ping(self, request: requests.PingRequest) -> dict[str, Any]:
+        """Says that the server works. Raises ServerError if it does not, so that another one takes its place."""
+        if (ailment := self.host.ailment) is not None:
+            raise ServerError(ailment)
+        if request.executor_pid is not None:
+            self.watch.add(request.executor_pid)
+        return {"pid": os.getpid()}
 
 
 class Watch:
@@ -121,7 +110,7 @@ class Watch:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _errors_by_name() -> Iterator[None]:
     """Errors reach the client under their own names."""
     try:
         yield
@@ -134,7 +123,7 @@ def _told() -> Iterator[None]:
 
 
 def _messages(blocks: Any) -> Iterator[pa.RecordBatch]:
-    with _told():
+    with _errors_by_name():
         yield from wire.pack(((b.seq, False, b.block) for b in blocks), wire.READ_MESSAGE_BYTES)
 
 

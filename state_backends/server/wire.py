@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from aion import errors
 from aion.core.ingest.block import Block, parse
-from state_backends.store.protocol import StoredBlock
 
 BLOCKS = pa.schema([("seq", pa.int64()), ("late", pa.bool_()), ("block", pa.large_binary())])
 MESSAGE_BYTES = 1 << 20
@@ -50,11 +49,6 @@ def unpack(message: pa.RecordBatch) -> Iterator[tuple[int, bool, Block]]:
         # A small block must not keep the whole message alive once its neighbours are gone.
         data = buffer if message.num_rows == 1 else buffer.to_pybytes()
         yield seq, late, parse(data, f"block {seq}")
-
-
-def stored(message: pa.RecordBatch) -> Iterator[StoredBlock]:
-    for seq, _, block in unpack(message):
-        yield StoredBlock(seq, block)
 
 
 def _message(blocks: list[tuple[int, bool, Any]]) -> pa.RecordBatch:

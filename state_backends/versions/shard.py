@@ -18,7 +18,15 @@ from typing import Any
 from rocksdict import Cache
 
 from aion.core.ingest.block import Block
-from aion.errors import CorruptBlock, CorruptState, ForeignState, FormatError, SessionSuperseded, StateError
+from aion.errors import (
+    CorruptBlock,
+    CorruptState,
+    ForeignState,
+    FormatError,
+    RequestError,
+    SessionSuperseded,
+    StateError,
+)
 from state_backends.files.depot import Depot
 from state_backends.files.names import MANIFEST, OPERATOR, Doomed, SstFile
 from state_backends.store.counting import only_counts
@@ -77,7 +85,9 @@ class Shard:
         self._held: Manifest | None = None
         self._files: dict[int, FileEntry] = {}
         self._attempt: str | None = None
+        self._makes = ""
         self._first_seq = 0
+        self._last_seq = -1  # of the newest block
         self._purging: list[int] = []
         self._written: list[SstFile] = []  # by the attempt at work or by merging, and named by no manifest yet
         self._published: list[str] = []  # by the attempt at work
@@ -88,10 +98,13 @@ class Shard:
 
     # -- an attempt ---------------------------------------------------------------------------------------
 
-    def open(self, token: str | None, attempt: str, identity: Identity) -> dict[str, Any] | None:
+    def open(
+        self, token: str | None, attempt: str, identity: Identity, makes: str | None = None
+    ) -> dict[str, Any] | None:
         """Starts an attempt on the version ``token`` (None: the very first); returns its snapshot.
 
-        Whatever another attempt left uncommitted is undone. Raises CorruptState, FormatError, ForeignState.
+        What another attempt left uncommitted is undone. ``makes``: the token of the version that this attempt makes; by
+        default its own name. Raises CorruptState, FormatError, ForeignState.
         """
         held = self._held.token if self._held else None
         if self._store is None or held != token:
@@ -101,26 +114,35 @@ class Shard:
         if self._held is not None:
             check_owner(self._held, identity)
         self.identity = identity
-        self._attempt = attempt
+        self._attempt, self._makes = attempt, makes or attempt
         self._purging = []
         snapshot = self._held.snapshot if self._held else None
         self._first_seq = snapshot["next_seq"] if snapshot else 0
+        self._last_seq = self._first_seq - 1
         assert self._p is not None
         self._p.tag = attempt
         return snapshot
 
     def append(self, attempt: str, blocks: Sequence[tuple[int, bool, Block]]) -> None:
+        """Keeps (seq, late, block). Raises RequestError, and keeps none, unless the numbers grow."""
         store = self._working(attempt)
+        last = self._last_seq
+        for seq, _, _ in blocks:
+            if seq <= last:
+                raise RequestError(f"append: block {seq} comes after block {last}; numbers only grow")
+            last = seq
+        # What fails half-way is undone with the attempt. Its numbers are not given out twice.
+        self._last_seq = last
         for seq, late, block in blocks:
             store.append(seq, block, late=late)
 
     def read(
         self, attempt: str, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None
     ) -> Iterator[StoredBlock]:
-        return self._told(self._working(attempt).read(slices, blocking=blocking, only=only))
+        return self._naming_the_version(self._working(attempt).read(slices, blocking=blocking, only=only))
 
-    def _told(self, blocks: Iterator[StoredBlock]) -> Iterator[StoredBlock]:
-        """The blocks; whoever meets a damaged one learns of which version it is."""
+    def _naming_the_version(self, blocks: Iterator[StoredBlock]) -> Iterator[StoredBlock]:
+        """The same blocks. The error for a damaged one names the version."""
         try:
             yield from blocks
         except CorruptBlock as error:
@@ -130,21 +152,29 @@ class Shard:
     def prestage(self, attempt: str, slices: Sequence[int], only: Only | None = None) -> None:
         self._working(attempt).prestage(slices, only)
 
-    def destage(self, attempt: str, slices: Sequence[int]) -> None:
-        self._working(attempt).destage(slices)
+    def release(self, attempt: str, destage: Sequence[int] = (), purge: Sequence[int] = ()) -> None:
+        """Memory may let go of the slices ``destage``. Nobody needs the slices ``purge`` any longer.
 
-    def purge(self, attempt: str, slices: Sequence[int]) -> None:
-        """Takes effect with the commit, so that an attempt that fails has purged nothing."""
-        self._working(attempt)
-        self._purging += slices
+        The purge takes effect with the commit, so that an attempt that fails has purged nothing.
+        """
+        self._working(attempt).destage(destage)
+        self._purging += purge
 
     def replace(self, attempt: str, spans: Mapping[int, tuple[int, int]], below: int) -> None:
-        """Blocks that the attempt reads no more, since others stand for them; nobody does once it is committed."""
+        """Blocks numbered from ``below`` on replace those of these slices that came in these spans.
+
+        For this attempt at once; for all others with the commit.
+        """
         self._working(attempt).replace(spans, below)
 
-    def commit(self, attempt: str, snapshot: dict[str, Any], token: str | None = None) -> None:
-        """Makes the attempt the current version, whole or not at all; its token is the attempt's name, if not given."""
+    def commit(self, attempt: str, snapshot: dict[str, Any]) -> str:
+        """Makes the attempt the current version, whole or not at all; returns its token.
+
+        Raises RequestError if the snapshot numbers the next block as one that is there.
+        """
         store = self._working(attempt)
+        if snapshot["next_seq"] <= self._last_seq:
+            raise RequestError(f"commit: snapshot.next_seq is not above block {self._last_seq}, which is there")
         dead = frozenset(self._purging)
         assert self._p is not None
         self._written += store.persist(skip=dead)
@@ -160,7 +190,7 @@ class Shard:
         files = tuple(known[no] for no in sorted(live))
         past = self._retention.following(self._held, files)
         manifest = Manifest(
-            token=token or attempt,
+            token=self._makes,
             parent=self._held.token if self._held else None,
             version=self._held.version + 1 if self._held else 1,
             identity=self.identity,
@@ -185,6 +215,7 @@ class Shard:
         self._attempt = None
         self._written, self._published = [], []
         self._expire(manifest, past, batch_of(attempt))
+        return manifest.token
 
     def abort(self, attempt: str) -> None:
         if self._attempt == attempt and self._store is not None:

@@ -95,7 +95,7 @@ class Host:
         """The next version: these blocks more, these slices less."""
         attempt, old = self.open(token)
         self.append(attempt, *blocks)
-        self.shard.purge(attempt, purge)
+        self.shard.release(attempt, purge=purge)
         next_seq = max([seq + 1 for seq, _ in blocks], default=old["next_seq"] if old else 0)
         self.shard.commit(attempt, {"next_seq": next_seq, **snapshot})
         return attempt

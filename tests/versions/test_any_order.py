@@ -99,9 +99,9 @@ class ShardMachine(RuleBasedStateMachine):
         assert self.attempt
         slices = sorted({s for _, s in self.mine.values()})
         some = st.lists(st.sampled_from(slices), max_size=2, unique=True) if slices else st.just([])
-        self.host.shard.destage(self.attempt, data.draw(some))
+        self.host.shard.release(self.attempt, data.draw(some))
         purge = data.draw(some)
-        self.host.shard.purge(self.attempt, purge)
+        self.host.shard.release(self.attempt, purge=purge)
         self.purging |= set(purge)
 
     @precondition(lambda self: self.attempt)

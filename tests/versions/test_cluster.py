@@ -130,7 +130,7 @@ class Cluster(RuleBasedStateMachine):
     def purge(self, data: st.DataObject) -> None:
         attempt = data.draw(st.sampled_from([a for a in self.attempts if a.blocks]))
         oldest = min(slice_us for slice_us, _ in attempt.blocks.values())
-        attempt.shard.purge(attempt.name, [oldest])
+        attempt.shard.release(attempt.name, purge=[oldest])
         attempt.purging.add(oldest)
 
     @precondition(lambda self: self.attempts)

@@ -47,8 +47,8 @@ def test_an_attempt_that_is_aborted_leaves_no_trace(host: Host) -> None:
     files = host.files()
     attempt, _ = host.open(token)
     host.append(attempt, (2, 0), (3, 20), late=True)
-    host.shard.destage(attempt, [0, 20])
-    host.shard.purge(attempt, [10])
+    host.shard.release(attempt, [0, 20])
+    host.shard.release(attempt, purge=[10])
     host.shard.abort(attempt)
     assert host.seqs(token, 0, 10, 20) == [0, 1]
     assert host.files() == files
@@ -59,7 +59,7 @@ def test_an_attempt_that_just_stops_leaves_no_trace_either(host: Host) -> None:
     token = host.commit(None, (0, 0))
     attempt, _ = host.open(token)
     host.append(attempt, (1, 0))
-    host.shard.purge(attempt, [0])
+    host.shard.release(attempt, purge=[0])
     assert host.seqs(token, 0) == [0], "another one opens, and nobody told the first to stop"
     assert host.commit(token, (1, 0))
     assert host.shard.rebuilds == 1
@@ -68,7 +68,7 @@ def test_an_attempt_that_just_stops_leaves_no_trace_either(host: Host) -> None:
 def test_a_very_first_attempt_can_be_undone_too(host: Host) -> None:
     attempt, _ = host.open(None)
     host.append(attempt, (0, 0))
-    host.shard.destage(attempt, [0])
+    host.shard.release(attempt, [0])
     assert host.seqs(None, 0) == []
     assert host.seqs(host.commit(None, (0, 0)), 0) == [0]
 
@@ -88,7 +88,7 @@ def test_spark_may_ask_for_an_older_version(host: Host) -> None:
 def test_purging_waits_for_the_commit(host: Host) -> None:
     token = host.commit(None, (0, 0), (1, 10))
     attempt, _ = host.open(token)
-    host.shard.purge(attempt, [0])
+    host.shard.release(attempt, purge=[0])
     assert [seq for seq, _ in host.read(attempt, 0, 10)] == [0, 1]
     host.shard.commit(attempt, {"next_seq": 2})
     assert host.seqs(attempt, 0, 10) == [1]
@@ -127,8 +127,8 @@ def test_an_attempt_that_is_over_is_told_so(host: Host, how: str) -> None:
     for call in (
         lambda: host.shard.append(attempt, []),
         lambda: list(host.shard.read(attempt, [0])),
-        lambda: host.shard.destage(attempt, [0]),
-        lambda: host.shard.purge(attempt, [0]),
+        lambda: host.shard.release(attempt, [0]),
+        lambda: host.shard.release(attempt, purge=[0]),
         lambda: host.shard.commit(attempt, {"next_seq": 0}),
     ):
         with pytest.raises(SessionSuperseded, match=rf"shard 3.*{attempt}"):
