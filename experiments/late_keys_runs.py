@@ -25,7 +25,7 @@ from aion.execute.applying import decode_all
 from aion.execute.assembly import make_bound, make_builder, make_executor, make_operator, make_trigger
 from aion.execute.block_folder import BlockFolder
 from aion.execute.executor import Executor
-from state_backends.files.depot import LocalDepot
+from state_backends.files.storage import LocalStorage
 from state_backends.store.backends import STORES
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
@@ -110,7 +110,7 @@ class OneShard:
         self._io = IoThread()
         memory = MemoryBudget(self._budget)
         self.shard = Shard(
-            Identity("late-keys", "o", 0, 1, {}), LocalDepot(self._folder / "state"), self._folder / "live",
+            Identity("late-keys", "o", 0, 1, {}), LocalStorage(self._folder / "state"), self._folder / "live",
             lambda p: STORES[self._store](p, self._io, memory, bucket_limit_bytes=self._budget // 2), retain=2,
         )  # fmt: skip
 

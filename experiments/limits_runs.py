@@ -188,7 +188,7 @@ def requests() -> dict[str, Any]:
         return {"missing": "it needs a local S3 server: pip install 'moto[server]'"}
     import pyarrow.fs as pafs
 
-    from state_backends.files.remote import Remote, RemoteDepot
+    from state_backends.files.remote import Remote, RemoteStorage
     from state_backends.store.io_thread import IoThread
     from state_backends.store.m_bucket import MemoryBudget
     from state_backends.store.tiered import TieredStore
@@ -211,10 +211,10 @@ def requests() -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             remote = Remote(f"s3://bucket/state?{query}")
-            depot = RemoteDepot(remote, "limits/requests/shard-00000", folder / "copies")
+            storage = RemoteStorage(remote, "limits/requests/shard-00000", folder / "copies")
             shard = Shard(
                 identity,
-                depot,
+                storage,
                 folder / "live",
                 lambda p: TieredStore(p, io, MemoryBudget(MIB), bucket_limit_bytes=MIB),
                 retain=2,
@@ -228,7 +228,7 @@ def requests() -> dict[str, Any]:
                 shard.append(attempt, [(batch, False, _block(batch, 4096))])
                 shard.release(attempt, purge=[batch - 1])
                 shard.commit(attempt, {"next_seq": batch + 1})
-                depot.settle()
+                storage.settle()
                 token = attempt
             each = {kind: count / VERSIONS for kind, count in seen.kinds.items()}
             shard.close()

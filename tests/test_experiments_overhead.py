@@ -15,7 +15,7 @@ from experiments import bench
 from experiments.overhead import HOW, Settings, check, choose, cpu_seconds, targets
 from experiments.overhead_server import HOW as SHARDS
 from experiments.overhead_server import Forgetful, state_server
-from state_backends.files.depot import LocalDepot
+from state_backends.files.storage import LocalStorage
 from state_backends.server.client import StateClient
 from state_backends.server.server_folder import runtime_dir
 from state_backends.store.io_thread import IoThread
@@ -40,7 +40,7 @@ def shard(kind: type[Shard], folder: Path, budget_bytes: int = 1 << 20) -> Itera
     io = IoThread()
     made = kind(
         IDENTITY,
-        LocalDepot(folder / "state"),
+        LocalStorage(folder / "state"),
         folder / "live",
         lambda p: TieredStore(p, io, MemoryBudget(budget_bytes), bucket_limit_bytes=budget_bytes),
         retain=10,

@@ -27,7 +27,7 @@ from aion.core.plan import Plan, make_plan
 from aion.execute.assembly import make_bound, make_builder, make_executor, make_operator, make_trigger
 from aion.execute.block_folder import BlockFolder
 from aion.execute.executor import Executor
-from state_backends.files.depot import LocalDepot
+from state_backends.files.storage import LocalStorage
 from state_backends.store.backends import STORES
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
@@ -154,7 +154,7 @@ class Rig:
         self.io = IoThread()
         self.memory = MemoryBudget(self.budget)
         self.shard = Shard(
-            Identity("q", "o", 0, 1, {}), LocalDepot(self.folder / "state"), self.folder / "live",
+            Identity("q", "o", 0, 1, {}), LocalStorage(self.folder / "state"), self.folder / "live",
             lambda p: STORES[self.kind](p, self.io, self.memory, bucket_limit_bytes=self.budget // 2), retain=3,
         )  # fmt: skip
 
@@ -489,10 +489,10 @@ def test_runs_larger_than_memory_are_folded_range_by_range(name: str) -> None:
         rows = rig.batch(None, 60)
         assert sorted(r["k"] for r in rows) == sorted(f"key-{n}" for n in range(3000))
         assert rig.shard.store is not None
-        kept = [s for s in rig.shard.store.read([0]) if s.block.header.folded]
+        kept = [s for s in rig.shard.store.read([0]) if s.block.header.compacted]
         by_run: dict[int, list[Any]] = {}
         for stored in kept:
-            by_run.setdefault(stored.arrival, []).append(stored.block.header.folded)
+            by_run.setdefault(stored.arrival, []).append(stored.block.header.compacted)
         for ranges in by_run.values():
             assert all(before.high <= after.low for before, after in itertools.pairwise(ranges))
         assert sum(s.block.size_bytes for s in kept) > 4 * (64 << 10) // 4
@@ -512,7 +512,7 @@ def test_a_fold_that_fails_on_the_way_loses_nothing_in_one_process() -> None:
         operator.process(pa.Table.from_batches([table_of([(5, "a", 3)])]))
 
         def failing(seq: int, block: Block, *, late: bool) -> None:
-            if block.header.folded is not None:
+            if block.header.compacted is not None:
                 raise OSError("no room")
             append(seq, block, late=late)
 

@@ -233,7 +233,7 @@ def test_windows_of_many_events_are_computed_folded_and_counted(windows: Any, ev
                 if row["kind"] != "retracted":
                     last[row["k"]] = (row["n"], row["events"])
         folded = [b for _, b in local.store.read([0])]
-        assert any(b.header.folded is not None for b in folded)
+        assert any(b.header.compacted is not None for b in folded)
         # Both times are in one slice, so a batch has one row for each key.
         assert last == {key: (min(6 * (events // 2), MOST),) * 2 for key in "ab"}
 

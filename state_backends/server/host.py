@@ -99,7 +99,7 @@ class Host:
             self._start(config)
             before, made_for = self._shards.get(key), (request.state_dir, config, identity.checkpoint)
             if before is None or self._made_for[key] != made_for:
-                # Also for a query that was restarted with another policy, or whose state or checkpoint was moved.
+                # Also if the query was restarted with another policy, or its state or checkpoint was moved.
                 self._shards[key] = self._make(key, identity, request.state_dir, config), threading.Lock()
                 if before is not None:
                     self._closing.append(before[0])
@@ -125,7 +125,7 @@ class Host:
         return {**answer, "others": _summary(self._others(key, identity))} if request.others else answer
 
     def learnt(self, request: LearntRequest) -> dict[str, Any]:
-        """What the operator's other shards stand on, and what each observed of lateness, as of its last commit here."""
+        """What the operator's other shards observed of lateness, as of their last commits here."""
         work = self.attempts.find(request.session)
         others = self._others(work.key, work.shard.identity)
         return {**_summary(others), "learnt": [other["lateness"] for other in others]}
@@ -152,10 +152,10 @@ class Host:
         self.attempts.end(request.session)
 
     def _others(self, key: ShardKey, identity: Identity) -> list[dict[str, Any]]:
-        """Never this shard's own, which it has in its snapshot; nothing of another definition's."""
+        """What the operator's other shards share; only of shards with the same definition."""
         with self._lock:
             shards = [shard for k, (shard, _) in self._shards.items() if k[:2] == key[:2] and k != key]
-        # A commit puts another snapshot in the place of this one, and leaves this one as it is.
+        # A commit takes another snapshot object, so these do not change.
         held = [shard.snapshot for shard in shards if shard.identity.definition == identity.definition]
         return [snapshot["lateness"] for snapshot in held if snapshot is not None and "lateness" in snapshot]
 
@@ -196,14 +196,14 @@ class Host:
                     self._schedule.plan(planned)
                 continue
             try:
-                # Another attempt may have come earlier than expected; what it needs it reads.
+                # Not if another attempt came earlier than expected: it reads what it needs.
                 if shard.token == planned.token and shard.store is not None:
                     shard.store.prestage(planned.slices)
             finally:
                 lock.release()
 
     def let_go_of_idle(self) -> None:
-        """Closes the shards to which no attempt has come for long: their query stopped, or they work elsewhere.
+        """Closes the shards without an attempt for long: their query stopped, or they work on another host.
 
         Such a shard is built from its version when it is opened again.
         """
@@ -220,12 +220,12 @@ class Host:
             self._close(shard, lock)
 
     def _close(self, shard: Shard, lock: threading.Lock) -> None:
-        """Closes a shard of the list of those that are closing."""
+        """Closes a shard that is on the list of closing ones."""
         with lock, contextlib.suppress(StateError):
             try:
                 shard.close()
             finally:
-                shard.depot.close()
+                shard.storage.close()
         with self._lock:
             self._closing.remove(shard)
             self._closed_counts.add(shard.stats())
@@ -286,11 +286,11 @@ class Host:
 
     @property
     def ailment(self) -> str | None:
-        """Why this host can serve nobody any more; None while all is well."""
+        """Why this host cannot serve any longer; None: all is well."""
         return self._io.died() if self._io is not None else None
 
     def still_here(self) -> None:
-        """Tells those with whom folders are shared; call it now and then."""
+        """Shows other hosts that share folders that this one is alive. Call it now and then."""
         with self._lock:
             live = self._folders.live()
         for folder in live:
@@ -331,11 +331,11 @@ class Host:
 
         return self._new_shard(
             identity,
-            folders.depot,
+            folders.storage,
             folders.live,
             store,
             retain=config.retain_versions,
-            place=folders.place,
+            home=folders.home,
             cache=self._cache,
         )
 
@@ -343,7 +343,7 @@ class Host:
 def _summary(others: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The number of other shards, and the different things they stand on; most stand on the same."""
     different = {orjson.dumps(other["standing"]): other["standing"] for other in others}
-    return {"shards": len(others), "told": list(different.values())}
+    return {"shards": len(others), "standing": list(different.values())}
 
 
 def _add(total: dict[str, Any], part: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a policy means for the stores of a host: which one, with what I/O, budget and memory policies."""
+"""What a policy means for the stores of a host: the kind of store, its I/O, its budget and its memory policies."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ STORES: dict[str, Callable[..., TieredStore]] = {"memory": memory_only, "rocksdb
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """The part of a policy that stores need: plain values, since it travels to the state server as JSON.
+    """The part of a policy that stores need. Plain values, because it travels to the state server as JSON.
 
     The budget is ``budget_bytes``, or else ``budget_share`` (0 to 1) of what the host's processes may use.
-    ``destage`` are the arguments of StandardDestage, or of ``destage_class`` if one is named; likewise ``prestage``.
-    ``windows``: size, slide and offset in µs of those whose edges are known without events: what an m-bucket is of.
-    ``metrics_port``: see :class:`state_backends.server.endpoint.MetricsEndpoint`.
+    ``destage``: the arguments of StandardDestage, or of ``destage_class`` if one is named; likewise ``prestage``.
+    ``windows``: size, slide and offset in µs of the windows with edges that are known without events. The m-bucket of
+    a window is the slices that it spans. ``metrics_port``: see
+    :class:`state_backends.server.endpoint.MetricsEndpoint`.
     """
 
     backend: str = "tiered"

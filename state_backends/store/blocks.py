@@ -54,7 +54,7 @@ class Blocks:
     def add(self, seq: int, block: Block) -> Entry:
         """A new block, in memory."""
         header = block.header
-        entry = self.ledger.add(seq, header.slice_us, block.size_bytes, Place.MEMORY, folded=header.folded)
+        entry = self.ledger.add(seq, header.slice_us, block.size_bytes, Place.MEMORY, compacted=header.compacted)
         self.memory.hold(seq, block)
         self._budget_ledger()
         return entry
@@ -130,7 +130,7 @@ class Blocks:
                     continue
                 self.files.gain(file.file_no, line.slice_us, line.size_bytes)
                 where = Place.DISK, file.file_no
-                self.ledger.add(line.seq, line.slice_us, line.size_bytes, *where, folded=line.folded)
+                self.ledger.add(line.seq, line.slice_us, line.size_bytes, *where, compacted=line.compacted)
         self._budget_ledger()
 
     def close(self) -> None:

@@ -131,7 +131,7 @@ class Merger:
 
     def _copy(self, entries: list[Entry]) -> Steps[SstFile]:
         """Copies live blocks as they are. Each is checked first: a damaged block must not get a new checksum."""
-        index = [Indexed(e.slice_us, e.seq, e.size_bytes, e.folded) for e in entries]
+        index = [Indexed(e.slice_us, e.seq, e.size_bytes, e.compacted) for e in entries]
         with self._files.writing(index, MERGED) as out:
             for entry in entries:
                 file_no = entry.file_no

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from aion import errors
-from aion.core.ingest.block import Folded
+from aion.core.ingest.block import Compacted
 from state_backends.server import session
 from state_backends.server.client import runtime_dir
 from state_backends.server.processes import Process
@@ -109,7 +109,7 @@ def test_what_was_superseded_is_so_on_any_server(application: str, connect: Conn
     client = connect()
     attempt = open_shard(client, tmp_path, "t1", "t2")
     attempt.append([(4, False, block(4))])
-    attempt.append([(5 + n, False, block(10 + n, folded=Folded(2, 100 * n, 100 * n + 99))) for n in range(2)])
+    attempt.append([(5 + n, False, block(10 + n, compacted=Compacted(2, 100 * n, 100 * n + 99))) for n in range(2)])
     attempt.replace({0: (0, 2)}, 5)
     kill(application)
     assert values(attempt, 0) == [0, 10, 11, 3, 4]

@@ -224,7 +224,7 @@ def test_who_waits_for_a_starter_that_stands_still_is_told(tmp_path: Path) -> No
     with (
         server_folder.elected(folder),
         pytest.raises(errors.ServerError, match=r"somebody else has held .*app\.lock for 0\.1 s"),
-        server_folder.elected(folder, patience_s=0.1),
+        server_folder.elected(folder, timeout_s=0.1),
     ):
         raise AssertionError("two are elected")
 

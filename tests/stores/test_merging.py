@@ -13,7 +13,7 @@ import pytest
 
 import state_backends.store.p_bucket as p_bucket
 from aion.core.compaction.files import Limits
-from aion.core.ingest.block import Block, Folded
+from aion.core.ingest.block import Block, Compacted
 from aion.errors import CorruptBlock
 from state_backends.files.names import MERGED
 from state_backends.store.backends import STORES
@@ -82,7 +82,7 @@ def test_a_merged_file_is_restored_like_any_other(rig: Rig) -> None:
 
 def test_blocks_that_stand_for_earlier_ones_are_merged_with_those_that_came_meanwhile(rig: Rig) -> None:
     """By their arrival they come before blocks of lower numbers; a file is sorted by numbers."""
-    rig.append((16, 1), (17, 1), folded=Folded(3, 0, 9))
+    rig.append((16, 1), (17, 1), compacted=Compacted(3, 0, 9))
     rig.store.replace({1: (-1, 3)}, 16)
     rig.store.drop_replaced()
     rig.store.persist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aion.errors import SessionSuperseded
+from aion.errors import RequestError, SessionSuperseded
 from state_backends.versions.manifest import load
 from tests.versions.host import Host, in_the_way
 
@@ -23,10 +23,24 @@ def test_a_version_is_opened_by_its_token(host: Host) -> None:
 def test_versions_build_on_one_another(host: Host) -> None:
     token = None
     for i in range(5):
-        token = host.commit(token, (i, 0), (100 + i, 10 + i), purge=[9 + i])
-    assert host.seqs(token, *range(20)) == [0, 1, 2, 3, 4, 104]
+        token = host.commit(token, (2 * i, 0), (2 * i + 1, 10 + i), purge=[9 + i])
+    assert host.seqs(token, *range(20)) == [0, 2, 4, 6, 8, 9]
     manifest = load(host.manifest(token).read_bytes(), "the last")
     assert (manifest.version, manifest.token) == (5, token)
+
+
+def test_numbers_of_blocks_only_grow(host: Host) -> None:
+    """Otherwise an attempt could not be undone: a rollback forgets all blocks from a number on."""
+    token = host.commit(None, (0, 0), (1, 0))
+    attempt, _ = host.open(token)
+    for seqs in ([1], [2, 2], [3, 2]):
+        with pytest.raises(RequestError, match="numbers only grow"):
+            host.append_together(attempt, *((seq, 0) for seq in seqs))
+    host.append(attempt, (2, 0), (4, 0))
+    with pytest.raises(RequestError, match="next_seq is not above block 4"):
+        host.shard.commit(attempt, {"next_seq": 4})
+    host.shard.commit(attempt, {"next_seq": 5})
+    assert host.seqs(attempt, 0) == [0, 1, 2, 4]
 
 
 def test_a_new_host_opens_what_another_one_committed(host: Host) -> None:

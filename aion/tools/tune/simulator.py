@@ -11,7 +11,7 @@ import numpy as np
 
 from aion.config import Policy
 from aion.core.compaction.blocks import Fold, Folded
-from aion.core.ingest.block import Folded as Made
+from aion.core.ingest.block import Compacted
 from aion.core.ingest.key_ranges import MOST_KEYS, TOP, Keys, equal_ranges
 from aion.core.operator.actions import (
     Action,
@@ -365,7 +365,7 @@ class _Shard:
             first = self.operator.number(pieces)
             for i, (low, high) in enumerate(equal_ranges(pieces)):
                 size = made * (i + 1) // pieces - made * i // pieces
-                block = sized(fold.slice_us, size, Made(fold.until, low, high))
+                block = sized(fold.slice_us, size, Compacted(fold.until, low, high))
                 self.store.append(first + i, block, late=fold.late)
             self.store.replace(spans, below)
             if self._versions is None:
