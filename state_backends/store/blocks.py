@@ -178,7 +178,7 @@ class Blocks:
         both = sum(e.size_bytes for e in self.ledger if e.place is Place.BOTH)
         on_disk = self.ledger.disk_bytes
         stats = StoreStats(len(self.ledger), self.ledger.memory_bytes, on_disk, on_disk - both)
-        stats.staging.add(self.staging.total())
+        stats.staging.add(self.staging.stats)
         return stats
 
     def validate(self) -> None:

@@ -182,8 +182,5 @@ class BlockStore(Protocol):
     def stats(self) -> StoreStats:
         """What is where, in bytes, and how staging did."""
 
-    def staging(self, slice_us: int) -> StagingStats:
-        """How staging served the reads of one live slice."""
-
     def close(self) -> None:
         """Waits for I/O under way and frees everything. Files stay."""

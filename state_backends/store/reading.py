@@ -142,5 +142,5 @@ class Reader:
                 self._io.wait([prestage])
         block = fetched.result()
         with self._blocks.lock:
-            self._blocks.staging.missed(entry, self._io.now() - begin)
+            self._blocks.staging.missed(self._io.now() - begin)
         return block

@@ -36,7 +36,7 @@ from state_backends.store.live_files import LiveFiles
 from state_backends.store.m_bucket import MemoryBudget, Stretches
 from state_backends.store.merging import Merger
 from state_backends.store.prestaging import Prestager
-from state_backends.store.protocol import Only, StagingStats, StoredBlock, StoreStats
+from state_backends.store.protocol import Only, StoredBlock, StoreStats
 from state_backends.store.reading import Reader
 from state_backends.store.writing import Writer
 
@@ -189,7 +189,6 @@ class TieredStore:
     def purge(self, slices: Sequence[int]) -> None:
         with self.blocks.lock:
             self._forget(self.blocks.ledger.of_slices(slices))
-            self.blocks.staging.purge(slices)
             self._eviction.purge(slices)
 
     def replace(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
@@ -255,10 +254,6 @@ class TieredStore:
             stats.merges, stats.merged_bytes = self._merger.merges, self._merger.merged_bytes
             stats.failed_merges = self._merger.failed_merges
             return stats
-
-    def staging(self, slice_us: int) -> StagingStats:
-        with self.blocks.lock:
-            return self.blocks.staging.of_slice(slice_us)
 
     def close(self) -> None:
         self._merger.stop()
