@@ -20,7 +20,7 @@ from aion.errors import CorruptState
 from state_backends.files.faults import disk_error, disk_errors
 from state_backends.files.names import MANIFEST, OPERATOR, PART, Doomed, SstFile
 
-# Another file system, or one that knows no links, or no more of them.
+# Another file system, or one without links, or with too many links to the file.
 _CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 log = logging.getLogger(__name__)
 

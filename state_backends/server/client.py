@@ -31,7 +31,7 @@ from state_backends.server.server_folder import (
     private,
     runtime_dir,
 )
-from state_backends.server.session import REPLAY_BYTES, Blocks, RemoteSession
+from state_backends.server.session import REPLAY_BYTES, BlocksToAppend, RemoteSession
 from state_backends.server.verbs import VERBS, Way
 from state_backends.server.watchdog import Watchdog
 from state_backends.store.backends import StoreConfig
@@ -137,7 +137,7 @@ class StateClient:
             self.generation += 1
 
     def call(
-        self, name: str, request: dict[str, Any], blocks: Blocks | None = None, *, timeout: float | None = None
+        self, name: str, request: dict[str, Any], blocks: BlocksToAppend | None = None, *, timeout: float | None = None
     ) -> Any:
         """Asks for a verb of :data:`state_backends.server.verbs.VERBS`; returns the answer, or an iterator of blocks.
 

@@ -16,7 +16,7 @@ from state_backends.versions.lineage import Home, home_of
 from state_backends.versions.manifest import Identity
 
 
-class OfShard(NamedTuple):
+class ShardFolders(NamedTuple):
     """The folders of one shard. ``live``: its own, and empty. ``home``: see versions.shard.Shard."""
 
     storage: Storage
@@ -37,7 +37,7 @@ class Folders:
         self._id = live_folder.own_name()
         self._made = 0
 
-    def of(self, state_dir: str, identity: Identity) -> OfShard:
+    def of(self, state_dir: str, identity: Identity) -> ShardFolders:
         """The folders of a shard that is about to be made. Raises ServerError, StorageError."""
         if state_dir not in self._locations:
             self._locations[state_dir] = self._locate(state_dir)
@@ -52,7 +52,7 @@ class Folders:
         self._made += 1  # two shards never share a folder, not even a shard and its successor
         live = own / str(self._made)
         copies = live.joinpath("copies", *names)
-        return OfShard(
+        return ShardFolders(
             location.storage(names, copies), live.joinpath("shard", *names), lambda: home_of(location, identity, copies)
         )
 

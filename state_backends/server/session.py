@@ -28,7 +28,8 @@ MOST_SERVERS = 4
 ABORT_SECONDS = 10.0
 
 log = logging.getLogger(__name__)
-Blocks = Sequence[tuple[int, bool, Block]]
+BlocksToAppend = Sequence[tuple[int, bool, Block]]
+"""(seq, late, block)."""
 
 
 class _Sent(NamedTuple):
@@ -36,7 +37,7 @@ class _Sent(NamedTuple):
 
     name: str
     request: dict[str, Any]
-    blocks: Blocks | None
+    blocks: BlocksToAppend | None
 
 
 class Connection(Protocol):
@@ -49,7 +50,7 @@ class Connection(Protocol):
     """What sessions may still keep, together."""
 
     def call(
-        self, name: str, request: dict[str, Any], blocks: Blocks | None = None, *, timeout: float | None = None
+        self, name: str, request: dict[str, Any], blocks: BlocksToAppend | None = None, *, timeout: float | None = None
     ) -> Any: ...
     def reconnect(self, seen: int) -> None: ...
 
@@ -168,7 +169,7 @@ class RemoteSession:
 
     # -- another server -----------------------------------------------------------------------------------
 
-    def _call(self, name: str, blocks: Blocks | None = None, /, **request: Any) -> Any:
+    def _call(self, name: str, blocks: BlocksToAppend | None = None, /, **request: Any) -> Any:
         """A verb; repeated on the next server if this one is lost."""
         while True:
             seen = self._client.generation

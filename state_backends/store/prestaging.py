@@ -18,7 +18,7 @@ from state_backends.store.protocol import Only
 
 
 @dataclass(slots=True, eq=False)
-class _Prestage:
+class _Staging:
     """One block on its way into memory. It holds ``reserved_bytes`` of the budget until it is over.
 
     A block can be staged, cancelled and staged again before the first request has cleaned up. So each request
@@ -43,7 +43,7 @@ class Prestager:
         self._blocks, self._fetcher, self._io, self._budget = blocks, fetcher, io, budget
         self._blocking = blocking
         self._spare_bytes = spare_bytes
-        self._under_way: dict[int, _Prestage] = {}
+        self._under_way: dict[int, _Staging] = {}
         self._staging_bytes_per_s: float | None = None
         self.processing_bytes_per_s: float | None = None
         # Called with bytes and seconds of each prestage, and the seconds among them that it waited for other I/O.
@@ -52,11 +52,11 @@ class Prestager:
     def prestage(self, slices: Sequence[int], only: Only | None) -> None:
         """Starts bringing visible blocks of these slices, in this order. Does not wait."""
         begin = self._io.now()
-        last: _Prestage | None = None
+        last: _Staging | None = None
         size, begun = 0, [begin]
         busy = self._io.busy()
         with self._blocks.lock:
-            # No more than memory has room for. And no more than a function needs that can begin before all is there.
+            # No more than memory has room for, nor than a function needs: it may begin before all is there.
             entries = [e for s in dict.fromkeys(slices) for e in self._blocks.visible([s], only)]
             wanted = self._wanted_bytes(entries)
             for entry in entries:
@@ -136,14 +136,14 @@ class Prestager:
 
     def _start(
         self, entry: Entry, priority: Priority, reserved_bytes: int, begun: list[float] | None = None
-    ) -> _Prestage:
+    ) -> _Staging:
         """Starts bringing one block. Hold the lock."""
         self._blocks.ledger.move(entry.seq, Move.STAGE)
-        prestage = self._under_way[entry.seq] = _Prestage(entry, reserved_bytes)
+        prestage = self._under_way[entry.seq] = _Staging(entry, reserved_bytes)
         prestage.request = self._io.submit(priority, self._steps(prestage, begun))
         return prestage
 
-    def _steps(self, prestage: _Prestage, begun: list[float] | None) -> Steps[None]:
+    def _steps(self, prestage: _Staging, begun: list[float] | None) -> Steps[None]:
         """Brings one block, unless it was cancelled before.
 
         ``begun``: shared by blocks that are prestaged together. It has the time of the order; the first request that
