@@ -34,10 +34,12 @@ class Way(Enum):
 
 
 class Verb(NamedTuple):
-    """``locks``: the shard is locked meanwhile; reads go on beside appends. ``ends``: the attempt is over afterwards.
+    """A row of the table.
 
-    ``again``: it changes what the attempt has done so far. So a server that takes the place of a lost one must be asked
-    again (:mod:`state_backends.server.session`).
+    ``request``: the type that checks what comes. ``locks``: the shard is locked meanwhile; a read is not, so it goes on
+    beside appends. ``ends``: the attempt is over afterwards. ``again``: the verb changes the shard, so if the server is
+    lost, the next one is asked again (:mod:`state_backends.server.session`). ``commit`` and ``abort`` need not be: they
+    end the attempt.
     """
 
     request: type[ServerRequest]
@@ -64,13 +66,14 @@ VERBS: Mapping[str, Verb] = {
 
 
 def request_of(name: str, body: bytes | None, way: Way) -> Any:
-    """The request that came for a verb. Raises RequestError, also for a verb that does not exist or travels otherwise.
+    """Checks a request for a verb. ``way``: how it came.
 
-    ``way``: how it came.
+    Raises RequestError, also for a verb that does not exist or travels in another way.
     """
     verb = VERBS.get(name)
     if verb is None or verb.way is not way:
-        raise RequestError(f"unknown action {name[:100]!r}; there are {', '.join(VERBS)}")
+        there_are = ", ".join(known for known, verb in VERBS.items() if verb.way is way)
+        raise RequestError(f"unknown action {name[:100]!r}; there are {there_are}")
     try:
         return verb.request.model_validate_json(body or b"")
     except ValidationError as error:
