@@ -135,11 +135,14 @@ def resumed(settings: Settings, out: Path) -> tuple[Result, float]:
     if not path.exists():
         return Result(), 0.0
     found = json.loads(path.read_text())
-    different = [
-        name for name, value in asdict(settings).items() if name != "kills" and found["settings"].get(name) != value
-    ]
-    if [name for name in different if name != "kinds"]:
-        raise ChaosError(f"--resume: {path} is of a run with another {different[0]}")
+    options = {"seed": "--seed", "events_of_a_file": "--events", "payload_bytes": "--payload"}
+    for name, now in asdict(settings).items():
+        was = found["settings"].get(name)
+        if was != now and name not in ("kills", "kinds"):
+            raise typer.BadParameter(
+                f"--resume goes on with the run in {path}, which had {options.get(name, name)} {was} and not {now}: "
+                "give what it had, or another --out"
+            )
     result = found["result"]
     return Result(**{**result, "faults": [Fault(**fault) for fault in result["faults"]]}), float(found["seconds"])
 

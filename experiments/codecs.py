@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import aion
 from aion.core.ingest.block import Block, Codec, Compression, Kind, decode, encode
 from aion.core.ingest.builder import BlockBuilder, ShardBlock
-from aion.core.operator.actions import Execute, WindowRef
+from aion.core.operator.actions import Execution, WindowRef
 from aion.core.operator.actions import Kind as PaneKind
 from aion.core.plan import Plan, make_plan
 from aion.execute.applying import apply_window
@@ -89,7 +89,7 @@ def execute(plan: Plan, pool: CodecPool, blocks: list[Block]) -> int:
     for start in range(0, 4 * WINDOW_US, WINDOW_US):
         stored = [StoredBlock(seq, b) for seq, b in enumerate(blocks) if b.header.slice_us == start]
         window = WindowRef(0, start, start + WINDOW_US)
-        order = Execute(window, PaneKind.ON_TIME, 0, (start,), -1, len(blocks), 0, 0)
+        order = Execution(window, PaneKind.ON_TIME, 0, -1, len(blocks), 0, 0)
         rows += sum(batch.num_rows for batch in apply_window(plan, order, stored, pool))
     return rows
 

@@ -75,6 +75,7 @@ def said(leg: str, found: dict[str, Any]) -> str:
             return f"requests: {each} for each shard and batch; {found['lists_at_opening']} LIST when a shard is opened"
     return (
         f"size: a version after {found['days']} days is {found['last'] / found['first']:.2f} times as large as after "
-        f"one week ({found['first']:,} and {found['last']:,} bytes); one with 7 days of one-minute windows has "
-        f"{found['minutes']:,}"
+        f"one week ({found['first']:,} and {found['last']:,} bytes), and {found['last'] / found['full']:.2f} times as "
+        f"large as after nine, when what is learnt of lateness is all there ({found['full']:,}); one "
+        f"with 7 days of one-minute windows has {found['minutes']:,}"
     )

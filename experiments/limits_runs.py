@@ -26,6 +26,7 @@ MIB = 1 << 20
 MINUTE_US = 60_000_000
 WINDOW_MIB = 64
 VERSIONS = 10
+LEARNT_DAYS = 63  # eight of the default half-lives, and one week
 
 
 def _block(slice_us: int, size: int = MIB) -> Block:
@@ -248,10 +249,12 @@ def requests() -> dict[str, Any]:
 
 
 def size(days: int) -> dict[str, Any]:
-    """Bytes of a version without files: five-minute windows, after a week and at the end; and one-minute windows."""
-    first, last = _sizes(5, [7, days], kept="1 day")
+    """Bytes of a version without files: five-minute windows, after a week, when all that is learnt of lateness is
+    there, and at the end; and one-minute windows.
+    """
+    first, full, last = _sizes(5, [7, min(days, LEARNT_DAYS), days], kept="1 day")
     (minutes,) = _sizes(1, [8], kept="7 days")
-    return {"days": days, "first": first, "last": last, "minutes": minutes}
+    return {"days": days, "first": first, "full": full, "last": last, "minutes": minutes}
 
 
 def _sizes(minutes: int, after_days: list[int], kept: str) -> list[int]:

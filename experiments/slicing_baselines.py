@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from aion.core.slicing.edges import EdgeSet
 from aion.core.slicing.ranges import RangeTree
 from aion.core.windows import Definition, Family, Periodic
 from aion.errors import ConfigError
 from aion.slicing import Fold, Panes, Slicer
 from aion.slicing.batch import slice_batch
-from aion.slicing.edges import EdgeSet
 from aion.slicing.folds import Values, as_values
 from aion.slicing.panes import Computed, Micros, computed, lowered
 from aion.slicing.rows import Index, Rows, Table

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 import aion
 from aion import aggregates as A
-from aion.core.operator.actions import Execute, Kind, WindowRef
+from aion.core.operator.actions import Execute, Execution, Kind, WindowRef
 from aion.core.plan import Plan, make_plan
 from aion.core.slicing.tree import Aggregation
 from aion.execute.combining import Loaded, windows_at_once
@@ -124,24 +124,16 @@ def one_pass(case: Case, way: Aggregation, seed: int) -> tuple[float, pa.Table]:
     if case.late:
         since = 0
         blocks.insert(case.overlap, (1, (case.overlap - 1) * SLIDE_US, lifted(plan, late_event(case))))
-    executes = [
-        Execute(
-            WindowRef(0, n * SLIDE_US, (n + case.overlap) * SLIDE_US),
-            Kind.LATE if case.late else Kind.ON_TIME,
-            0,
-            tuple(range(n * SLIDE_US, (n + case.overlap) * SLIDE_US, SLIDE_US)),
-            since,
-            1,
-            0,
-            0,
-        )
-        for n in range(case.windows)
-    ]
-    assert plan.layout is not None
+    kind = Kind.LATE if case.late else Kind.ON_TIME
+    windows = [WindowRef(0, n * SLIDE_US, (n + case.overlap) * SLIDE_US) for n in range(case.windows)]
+    order = Execute.of(
+        [Execution(window, kind, 0, since, 1, 0, 0) for window in windows],
+        tuple(range(0, windows[-1].end_us, SLIDE_US)),
+    )
     begun = time.process_time()
     rows = []
-    for some in windows_at_once(plan.layout, executes, way):
-        slices = {s for e in some for s in e.slices}
+    for some in windows_at_once(plan, order):
+        slices = frozenset(some.slices)
         loaded = Loaded.of_blocks(plan, [block for block in blocks if block[1] in slices])
         rows += list(loaded.windows(some, LIMIT_BYTES, way))
     return time.process_time() - begun, pa.Table.from_batches(rows)

@@ -19,7 +19,7 @@ from aion.config import load_policy
 from aion.core.ingest.block import Block, Codec, decode
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.hashing import ShardOfKeys
-from aion.core.operator.actions import Execute, WindowRef
+from aion.core.operator.actions import Execute, Execution, WindowRef
 from aion.core.operator.operator import Kind as PaneKind
 from aion.core.plan import Plan, make_plan
 from aion.execute.executor import Executor
@@ -152,11 +152,11 @@ class ListSession:
 class Orders:
     """In the place of an operator: these executions are due when a batch ends."""
 
-    def __init__(self, executes: Sequence[Execute]) -> None:
-        self._executes = executes
+    def __init__(self, executions: Sequence[Execution], slices: Sequence[int]) -> None:
+        self._order = Execute.of(executions, tuple(slices))
 
     def handle(self, event: Any) -> Sequence[Execute]:
-        return self._executes
+        return [self._order]
 
 
 def plan_of(windows: Any = None, key: Any = "k", **aggregates: A.Aggregate) -> Plan:
@@ -177,12 +177,15 @@ def blocks_of(plan: Plan, events: pa.Table, **options: Any) -> list[Block]:
     return [b.block for b in [*some, *builder.finish()]]
 
 
-def execute(*slices: int, events: int = 1, end: int = 1000, changed_since: int = -1) -> Execute:
-    return Execute(WindowRef(0, slices[0], end), PaneKind.ON_TIME, 0, slices, changed_since, 2**63 - 1, events, 0)
+def execute(start: int, *, events: int = 1, end: int = 1000, changed_since: int = -1) -> Execution:
+    return Execution(WindowRef(0, start, end), PaneKind.ON_TIME, 0, changed_since, 2**63 - 1, events, 0)
 
 
-def carried_out(plan: Plan, session: ListSession, executes: Sequence[Execute], **options: Any) -> list[dict[str, Any]]:
-    executor = Executor(plan, Orders(executes), session, **options)  # type: ignore[arg-type]
+def carried_out(
+    plan: Plan, session: ListSession, executions: Sequence[Execution], **options: Any
+) -> list[dict[str, Any]]:
+    slices = sorted({block.header.slice_us for _, block in session.blocks})
+    executor = Executor(plan, Orders(executions, slices), session, **options)  # type: ignore[arg-type]
     return [row for batch in executor.end_batch() for row in batch.to_pylist()]
 
 
@@ -233,9 +236,9 @@ def test_slices_are_read_once_for_overlapping_windows_and_in_the_limit() -> None
     assert len(blocks) == 40
     executes = []
     for start in range(-19_000, 40_000, 1000):
-        slices = tuple(s for s in range(0, 40_000, 1000) if start <= s < start + 20_000)
+        slices = [s for s in range(0, 40_000, 1000) if start <= s < start + 20_000]
         window = WindowRef(0, start, start + 20_000)
-        executes.append(Execute(window, PaneKind.ON_TIME, 0, slices, -1, 2**63 - 1, 500 * len(slices), 0))
+        executes.append(Execution(window, PaneKind.ON_TIME, 0, -1, 2**63 - 1, 500 * len(slices), 0))
     expected = []
     for e in executes:
         inside = (times >= e.window.start_us) & (times < e.window.end_us)

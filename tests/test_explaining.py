@@ -12,7 +12,6 @@ import aion
 from aion import aggregates as A
 from aion.config import load_policy
 from aion.core.plan import make_plan
-from aion.core.slicing.grid import SliceGrid
 from aion.core.topology import Tree, levels_for, merging_strategies
 from aion.core.windows import Count, Session
 from aion.spark.explain import explain_plan
@@ -79,7 +78,7 @@ def test_what_cannot_be_split_is_said_to_be_central() -> None:
 def test_the_edges_that_windows_share(windows: Any, edges: str, most: int) -> None:
     text = told(aggregates=MEAN, windows=windows)
     assert f"Slices end {edges}. An event is in one slice" in text
-    shared = max(len(SliceGrid(windows).covering(t * 1_000_000)) for t in range(0, 3600, 5))
+    shared = max(sum(len([*window.starts_covering(t * 1_000_000)]) for window in windows) for t in range(0, 3600, 5))
     assert shared == most
     assert (f"of the {most} windows that it is in" in text) is (most > 1)
 

@@ -18,6 +18,7 @@ import aion
 from aion import aggregates as A
 from aion.config import load_policy
 from aion.core.compaction.blocks import Fold, Folded
+from aion.core.lateness.observe import HALF_LIFE_US
 from aion.core.operator.actions import Arrived, BatchEnded, BlockFact, WatermarkAdvanced
 from aion.core.operator.keyed.orders import Arrivals
 from aion.core.operator.keyed.table import Table
@@ -67,13 +68,23 @@ class Year:
     other month these are ten times as late.
     """
 
-    def __init__(self, windows: Any, *, bound: str, learns: bool, one_in: int, late: int, stormy: bool = False) -> None:
+    def __init__(
+        self,
+        windows: Any,
+        *,
+        bound: str,
+        learns: bool,
+        one_in: int,
+        late: int,
+        stormy: bool = False,
+        half_life: str = "12 h",
+    ) -> None:
         schema = pa.schema([("ts", pa.timestamp("us")), ("k", pa.string())])
         how: dict[str, Any] = {"aggregates": {"n": A.count()}, "apply": None, "outputs": None}
         self.plan = make_plan(schema, windows=windows, time="ts", key="k", **how)
         # What is learnt reaches back for four to eight half-lives: all of it is there within the first week.
         lateness = {
-            "initial_bound": bound, "max_bound": bound, "coverage": 0.99 if learns else None, "half_life": "12 h",
+            "initial_bound": bound, "max_bound": bound, "coverage": 0.99 if learns else None, "half_life": half_life,
         }  # fmt: skip
         policy = load_policy({"lateness": lateness, "trigger": {"kind": "every_batch"}})
         self.operator = make_operator(self.plan, policy, None)
@@ -147,6 +158,22 @@ def test_bounds_that_get_longer_and_shorter_leave_nothing() -> None:
     assert year.operator.lateness.late_events and year.operator.counters.dropped
     assert last.manifest <= FEW_PERCENT * two_months.manifest
     assert last.retained <= FEW_PERCENT * two_months.retained
+
+
+def test_with_the_default_half_life_all_that_is_learnt_is_there_after_nine_weeks() -> None:
+    """Until then it fills: of few late events each is remembered one by one."""
+    half_life = f"{HALF_LIFE_US // DAY} days"
+    year = Year(TUMBLING, bound="12 h", learns=True, one_in=1, late=6, half_life=half_life)
+
+    def learnt() -> Sizes:
+        return Sizes(len(orjson.dumps(year.operator.lateness.to_json())), retained(year.operator.lateness))
+
+    list(year.steps(BEGIN + 63 * DAY, every=365 * DAY))
+    full = learnt()
+    list(year.steps(BEGIN + 365 * DAY, every=365 * DAY))
+    last = learnt()
+    assert last.manifest <= FEW_PERCENT * full.manifest
+    assert last.retained <= FEW_PERCENT * full.retained
 
 
 def most(sizes: Iterator[Sizes]) -> Sizes:

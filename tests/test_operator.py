@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given
@@ -26,8 +27,10 @@ from aion.core.operator.actions import (
     EmitDropped,
     Event,
     Execute,
+    Execution,
     Kind,
     Purge,
+    SliceFacts,
     WatermarkAdvanced,
     WindowRef,
 )
@@ -45,8 +48,10 @@ def bound_of(bound_us: int, snapshot: dict[str, Any] | None = None) -> AdaptiveB
     return AdaptiveBound(Cleanup(bound_us, coverage=None), snapshot=snapshot["lateness"] if snapshot else None)
 
 
-def make(*windows: Periodic, bound: int = 100, snapshot: dict[str, Any] | None = None) -> Operator:
-    grid = SliceGrid(windows or (Tumbling(10),))
+def make(
+    *windows: Periodic, bound: int = 100, snapshot: dict[str, Any] | None = None, segmented: bool = False
+) -> Operator:
+    grid = SliceGrid(windows or (Tumbling(10),), segmented=segmented)
     return Operator(grid, bound=bound_of(bound, snapshot), trigger=EveryBatch(), snapshot=snapshot)
 
 
@@ -69,8 +74,13 @@ def handle(operator: Operator, event: Event) -> list[Action]:
     return [a for a in actions if isinstance(a, Append | EmitDropped | Execute | Destage | Purge)]
 
 
-def executes(actions: Sequence[Action]) -> list[Execute]:
-    return [a for a in actions if isinstance(a, Execute)]
+def executes(actions: Sequence[Action]) -> list[Execution]:
+    return [execution for a in actions if isinstance(a, Execute) for execution in a]
+
+
+def said(actions: Sequence[Action]) -> list[Any]:
+    """Actions as values that can be compared."""
+    return [(a.kind, a.slices, *a) if isinstance(a, Execute) else a for a in actions]
 
 
 def executed(actions: Sequence[Action]) -> list[tuple[str, int, int]]:
@@ -104,9 +114,10 @@ def test_a_window_runs_on_time_exactly_at_its_end() -> None:
     arrive(operator, 0, events=3)
     assert advance(operator, 9) == []
     execute, destage = advance(operator, 10)
-    assert execute == Execute(
-        WindowRef(0, 0, 10), Kind.ON_TIME, 0, (0,), changed_since=-1, late_from=1, events=3, late_events=0
-    )
+    assert isinstance(execute, Execute) and execute.slices == (0,)
+    assert [*execute] == [
+        Execution(WindowRef(0, 0, 10), Kind.ON_TIME, 0, changed_since=-1, late_from=1, events=3, late_events=0)
+    ]
     assert destage == Destage((0,))
     assert advance(operator, 11) == []
 
@@ -138,8 +149,9 @@ def test_a_slice_is_destaged_when_its_last_window_has_expired() -> None:
 def test_a_sliding_window_is_executed_over_all_of_its_slices() -> None:
     operator = make(Sliding(25, 10))
     arrive(operator, 5, 10, 15, 20, 25)
-    runs = {a.window.start_us: a.slices for a in executes(advance(operator, 35))}
-    assert runs == {-10: (5, 10), 0: (5, 10, 15, 20), 10: (10, 15, 20, 25)}
+    (order,) = [a for a in advance(operator, 35) if isinstance(a, Execute)]
+    assert [a.window.start_us for a in order] == [-10, 0, 10]
+    assert order.slices == (5, 10, 15, 20, 25)
 
 
 # -- the watermark ------------------------------------------------------------------------------------------
@@ -178,7 +190,7 @@ def test_a_late_block_goes_to_disk_and_runs_its_window_again_at_the_end_of_the_b
     advance(operator, 12)
     assert arrive(operator, 0, events=2) == [Append(0, 0, 1, True)]
     assert executes(end_batch(operator)) == [
-        Execute(WindowRef(0, 0, 10), Kind.LATE, 1, (0,), changed_since=0, late_from=1, events=5, late_events=2)
+        Execution(WindowRef(0, 0, 10), Kind.LATE, 1, changed_since=0, late_from=1, events=5, late_events=2)
     ]
     assert operator.counters.late_events == 2
 
@@ -198,11 +210,10 @@ def test_the_first_events_of_a_window_may_all_be_late() -> None:
     advance(operator, 50)
     assert arrive(operator, 0, events=2) == [Append(0, 0, 0, True)]
     assert executes(end_batch(operator)) == [
-        Execute(
+        Execution(
             WindowRef(0, 0, 10),
             Kind.LATE,
             0,
-            (0,),
             changed_since=-1,
             late_from=0,
             events=2,
@@ -246,9 +257,9 @@ def test_a_window_runs_a_last_time_when_its_bound_has_passed_and_something_came(
     arrive(operator, 0)
     assert advance(operator, 109) == []
     execute, purge = advance(operator, 110)
-    assert isinstance(execute, Execute) and (execute.kind, execute.pane) == (Kind.FINAL, 1)
+    assert isinstance(execute, Execute) and (execute.kind, *execute.pane) == (Kind.FINAL, 1)
     assert purge == Purge((0,))
-    assert operator.windows == {} and operator.slices == {}
+    assert not len(operator.windows) and not len(operator.segments)
 
 
 def test_a_window_without_news_ends_without_a_last_execution() -> None:
@@ -286,7 +297,7 @@ def test_what_comes_later_than_the_bound_is_dropped_and_told() -> None:
     assert "bound" in drop.reason
     assert operator.counters.dropped == operator.counters.late_events == 7
     assert operator.lateness.late_events == 7, "it feeds the lateness distribution"
-    assert operator.windows == {}
+    assert not len(operator.windows)
 
 
 def test_the_last_instant_in_which_an_event_is_taken() -> None:
@@ -321,8 +332,9 @@ def test_an_event_can_be_dropped_for_one_window_and_taken_by_another() -> None:
     assert drop == EmitDropped(0, WindowRef(0, 0, 10), 10, "later than the window's bound")
     assert (append, other) == (Append(0, 0, 1, False), Append(1, 10, 2, False))
     assert operator.counters.dropped == 1
-    assert WindowRef(0, 0, 10) not in operator.windows
-    assert operator.windows[WindowRef(1, 0, 40)].events == 3
+    (row,) = [i for i, ref in enumerate(operator.windows.refs()) if ref == WindowRef(1, 0, 40)]
+    assert WindowRef(0, 0, 10) not in operator.windows.refs()
+    assert operator.windows["events"][row] == 3
 
 
 def test_what_is_purged_does_not_come_back() -> None:
@@ -384,7 +396,7 @@ def test_the_bound_of_a_window_is_fixed_when_it_is_made() -> None:
     restarted = make(bound=10, snapshot=operator.snapshot())
     arrive(restarted, 10)
     advance(restarted, 30)
-    assert list(restarted.windows) == [WindowRef(0, 0, 10)], "the other one was made with the shorter bound"
+    assert restarted.windows.refs() == [WindowRef(0, 0, 10)], "the other one was made with the shorter bound"
     assert kinds(arrive(restarted, 0)) == [Append]
 
 
@@ -440,8 +452,8 @@ def test_the_life_of_a_window_is_a_line_without_a_way_back() -> None:
 def test_validate_tells_what_is_wrong() -> None:
     operator = make()
     arrive(operator, 0)
-    del operator.windows[WindowRef(0, 0, 10)]
-    with pytest.raises(AssertionError, match="which is gone"):
+    operator.windows.drop(np.ones(1, np.bool_))
+    with pytest.raises(AssertionError, match="is kept for nobody"):
         operator.validate()
 
 
@@ -465,6 +477,7 @@ GRIDS = [
     (Sliding(20, 10),),
     (Sliding(25, 10, 3),),
     (Tumbling(10), Tumbling(30), Sliding(40, 20)),
+    (Tumbling(7), Tumbling(10, 3), Sliding(25, 15)),
 ]
 
 
@@ -474,12 +487,12 @@ class OperatorMachine(RuleBasedStateMachine):
     A ledger kept beside them says what an order must be: numbers of events, panes, what is gone.
     """
 
-    def __init__(self, windows: tuple[Periodic, ...], bound: int) -> None:
+    def __init__(self, windows: tuple[Periodic, ...], bound: int, segmented: bool) -> None:
         super().__init__()
-        self.windows, self.bound = windows, bound
-        self.operator = make(*self.windows, bound=self.bound)
-        self.restored = make(*self.windows, bound=self.bound)
-        self.grid = SliceGrid(self.windows)
+        self.windows, self.bound, self.segmented = windows, bound, segmented
+        self.operator = make(*self.windows, bound=self.bound, segmented=segmented)
+        self.restored = make(*self.windows, bound=self.bound, segmented=segmented)
+        self.grid = self.operator.grid
         self.events: Counter[WindowRef] = Counter()
         self.late: Counter[WindowRef] = Counter()
         self.taken: dict[WindowRef, list[tuple[int, bool]]] = {}  # seq, and whether it came late
@@ -491,26 +504,37 @@ class OperatorMachine(RuleBasedStateMachine):
 
     def both(self, event: Event) -> list[Action]:
         actions = self.operator.handle(event)
-        assert self.restored.handle(event) == actions, "a restart changes what happens next"
+        assert said(self.restored.handle(event)) == said(actions), "a restart changes what happens next"
         self.restored.validate()
         return actions
 
     def refs(self, slice_us: int) -> set[WindowRef]:
-        return {WindowRef(n, s, self.windows[n].end(s)) for n, s in self.grid.covering(slice_us)}
+        return {
+            WindowRef(n, start, window.end(start))
+            for n, window in enumerate(self.windows)
+            for start in window.starts_covering(slice_us)
+        }
+
+    def needs(self, ref: WindowRef, segment_us: int) -> bool:
+        return ref.start_us < self.grid.end(segment_us) and ref.end_us > segment_us
 
     def beyond(self, ref: WindowRef) -> bool:
         return self.operator.watermark.passed(ref.end_us + self.bound)
 
     @rule(blocks=st.lists(st.tuples(st.integers(-60, 120), st.integers(1, 5)), max_size=4))
     def arrive(self, blocks: list[tuple[int, int]]) -> None:
-        facts = [BlockFact(max(f.floor(t) for f in self.grid.families), n, 64) for t, n in blocks]
-        actions = self.both(Arrived(facts))
-        for index, fact in enumerate(facts):
+        slices = [max(f.floor(t) for f in self.grid.families) for t, _ in blocks]
+        segments = self.grid.segments(np.array(slices, np.int64)).tolist()
+        facts = [BlockFact(segment, n, 64) for segment, (_, n) in zip(segments, blocks, strict=True)]
+        columns = np.array([(i, s, n) for i, (s, (_, n)) in enumerate(zip(slices, blocks, strict=True))], np.int64)
+        of_slices = SliceFacts(*columns.reshape(-1, 3).T) if self.grid.has_segments else None
+        actions = self.both(Arrived(facts, None, of_slices))
+        for index, (slice_us, fact) in enumerate(zip(slices, facts, strict=True)):
             mine = [a for a in actions if isinstance(a, Append | EmitDropped) and a.index == index]
-            too_late = {ref for ref in self.refs(fact.slice_us) if self.beyond(ref)}
+            too_late = {ref for ref in self.refs(slice_us) if self.beyond(ref)}
             assert {a.window for a in mine if isinstance(a, EmitDropped)} == too_late
             appends = [a for a in mine if isinstance(a, Append)]
-            takers = self.refs(fact.slice_us) - too_late
+            takers = self.refs(slice_us) - too_late
             assert len(appends) == bool(takers), "a block is kept once, if anybody needs it"
             for append in appends:
                 self.slices.add(append.slice_us)
@@ -545,7 +569,7 @@ class OperatorMachine(RuleBasedStateMachine):
         self.check_executions(actions, {Kind.ON_TIME, Kind.FINAL})
         for slice_us in purged(actions):
             self.slices.remove(slice_us)
-            assert all(self.beyond(ref) for ref in self.refs(slice_us))
+            assert all(self.beyond(ref) for ref in self.taken if self.needs(ref, slice_us))
         self.ended |= {ref for ref in self.taken if self.beyond(ref)}
 
     @rule()
@@ -553,25 +577,28 @@ class OperatorMachine(RuleBasedStateMachine):
         self.check_executions(self.both(BatchEnded()), {Kind.LATE})
 
     def check_executions(self, actions: list[Action], allowed: set[Kind]) -> None:
-        runs = executes(actions)
-        assert [a.kind for a in runs] == sorted((a.kind for a in runs), key=[*Kind].index), "on-time ones first"
-        for run in runs:
+        orders = [a for a in actions if isinstance(a, Execute)]
+        assert [a.kind for a in orders] == sorted((a.kind for a in orders), key=[*Kind].index), "on-time ones first"
+        for order in orders:
+            wanted = {s for s in self.slices if any(self.needs(run.window, s) for run in order)}
+            assert set(order.slices) == wanted
+        for run in executes(actions):
             ref = run.window
             assert run.kind in allowed and ref not in self.ended
             assert (run.kind is Kind.ON_TIME) <= (self.panes[ref] == 0)
             assert run.pane == self.panes[ref]
             assert (run.events, run.late_events) == (self.events[ref], self.late[ref])
-            assert run.changed_since == self.executed.get(ref, -1)
+            known = self.executed.get(ref, -1)
+            assert all((seq > run.changed_since) == (seq > known) for seq, _ in self.taken[ref])
             self.executed[ref] = self.taken[ref][-1][0]
             assert run.changed_since < self.executed[ref], "never without news"
             assert all((seq >= run.late_from) == late for seq, late in self.taken[ref])
-            assert set(run.slices) == {s for s in self.slices if ref in self.refs(s)}
             self.panes[ref] += 1
 
     @rule()
     def restart(self) -> None:
         snapshot = orjson.loads(orjson.dumps(self.restored.snapshot()))
-        self.restored = make(*self.windows, bound=self.bound, snapshot=snapshot)
+        self.restored = make(*self.windows, bound=self.bound, snapshot=snapshot, segmented=self.segmented)
         self.restored.validate()
         assert self.restored.snapshot() == snapshot
 
@@ -583,18 +610,21 @@ class OperatorMachine(RuleBasedStateMachine):
         assert counters.windows == len(self.taken)
         assert counters.purged_windows == len(self.ended)
         assert sum(counters.executions.values()) == sum(self.panes.values())
-        assert set(self.operator.windows) == set(self.taken) - self.ended
-        assert set(self.operator.slices) == self.slices
+        assert set(self.operator.windows.refs()) == set(self.taken) - self.ended
+        assert set(self.operator.segments) == self.slices
 
     def teardown(self) -> None:
         """In the end every window has run, and its last pane stood for all of its events."""
         self.check_executions(self.both(BatchEnded()), {Kind.LATE})
         self.check_executions(self.both(WatermarkAdvanced(10**6)), {Kind.ON_TIME, Kind.FINAL})
         assert set(self.panes) >= set(self.taken)
-        assert self.operator.windows == {} and self.operator.slices == {}
+        assert not len(self.operator.windows) and not len(self.operator.segments)
 
 
 @pytest.mark.parametrize("bound", [0, 30])
+@pytest.mark.parametrize("segmented", [False, True], ids=["slices", "segments"])
 @pytest.mark.parametrize("windows", GRIDS, ids=lambda windows: ", ".join(map(str, windows)))
-def test_any_life(windows: tuple[Periodic, ...], bound: int) -> None:
-    run_state_machine_as_test(lambda: OperatorMachine(windows, bound))
+def test_any_life(windows: tuple[Periodic, ...], segmented: bool, bound: int) -> None:
+    if segmented and not SliceGrid(windows).has_segments:
+        pytest.skip("each slice is a segment")
+    run_state_machine_as_test(lambda: OperatorMachine(windows, bound, segmented))

@@ -116,7 +116,7 @@ def test_what_is_planned_is_what_happens() -> None:
         op.watermark.at_us = at - 1
         op.handle(WatermarkAdvanced(at))
         op.watermark.step_us = 0
-        ran += [(at, a.kind) for a in op.handle(BatchEnded()) if isinstance(a, Execute)]
+        ran += [(at, e.kind) for a in op.handle(BatchEnded()) if isinstance(a, Execute) for e in a]
     assert ran == [(due, Kind.LATE)]
     (late,) = shown(op)
     assert min(late.executions_us) > due

@@ -19,7 +19,7 @@ from aion import aggregates as A
 from aion.aggregates.doubled import sum_by_group, sums_are_exact
 from aion.aggregates.groups import Groups
 from aion.config import load_policy
-from aion.core.operator.actions import Execute, Kind, WindowRef
+from aion.core.operator.actions import Execute, Execution, Kind, WindowRef
 from aion.core.plan import Plan, make_plan
 from aion.core.slicing.tree import SliceTree, choose_height, spans
 from aion.errors import IntegerOverflow
@@ -207,9 +207,13 @@ def loaded(plan: Plan, rows: Sequence[tuple[int, int, int, int, Any]]) -> Loaded
     return Loaded.of_blocks(plan, made)
 
 
-def execute(slices: Sequence[int], changed_since: int = -1, late_from: int = 2**63 - 1) -> Execute:
+def execute(slices: Sequence[int], changed_since: int = -1, late_from: int = 2**63 - 1) -> Execution:
     window = WindowRef(0, slices[0], slices[-1] + 1)
-    return Execute(window, Kind.LATE, 1, tuple(slices), changed_since, late_from, 0, 0)
+    return Execution(window, Kind.LATE, 1, changed_since, late_from, 0, 0)
+
+
+def order(windows: Sequence[Execution]) -> Execute:
+    return Execute.of(windows, ())
 
 
 ALL = {
@@ -223,7 +227,7 @@ extreme = doubles | st.sampled_from([1e300, -1e300, 5e-324, 1e200, math.inf, -ma
 
 
 @st.composite
-def passes(draw: st.DrawFn) -> tuple[list[tuple[int, int, int, int, Any]], list[Execute]]:
+def passes(draw: st.DrawFn) -> tuple[list[tuple[int, int, int, int, Any]], list[Execution]]:
     """Events in slices, some of which are empty, and windows over stretches of them with numbers of their own."""
     slices = sorted(draw(st.sets(st.integers(-40, 60), min_size=1, max_size=30)))
     values = draw(st.sampled_from([doubles, extreme]))
@@ -238,8 +242,8 @@ def passes(draw: st.DrawFn) -> tuple[list[tuple[int, int, int, int, Any]], list[
     return rows, windows
 
 
-def pane(rows: Sequence[tuple[int, int, int, int, Any]], window: Execute, key: int) -> dict[str, Any] | None:
-    own = [(i, r) for i, r in enumerate(rows) if r[0] in window.slices and r[2] == key]
+def pane(rows: Sequence[tuple[int, int, int, int, Any]], window: Execution, key: int) -> dict[str, Any] | None:
+    own = [(i, r) for i, r in enumerate(rows) if window.window.start_us <= r[0] < window.window.end_us and r[2] == key]
     if not any(r[1] > window.changed_since for _, r in own):
         return None
     in_order = sorted(own, key=lambda e: (e[1][0], e[1][1], e[0]))
@@ -261,13 +265,13 @@ def pane(rows: Sequence[tuple[int, int, int, int, Any]], window: Execute, key: i
 @example(([(0, 2, 0, 1, 0.1), (1, 7, 0, 1, 0.1), (0, 1, 0, 1, 0.1)], [execute([0], 4, 2), execute([0, 1], 4, 2)]), 1)
 @example(([(s, 0, 0, s, 1e300 * (-1) ** s) for s in range(9)], [execute(range(2, 9))]), 1 << 30)
 def test_a_pass_is_the_same_either_way_and_as_plain_python_says(
-    case: tuple[list[tuple[int, int, int, int, Any]], list[Execute]], limit_bytes: int
+    case: tuple[list[tuple[int, int, int, int, Any]], list[Execution]], limit_bytes: int
 ) -> None:
     rows, windows = case
     plan = plan_of(**ALL)
 
     def found(aggregation: Any) -> list[dict[str, Any]]:
-        batches = loaded(plan, rows).windows(windows, limit_bytes, aggregation)
+        batches = loaded(plan, rows).windows(order(windows), limit_bytes, aggregation)
         return [row for batch in batches for row in batch.to_pylist()]
 
     eager = found("eager")
@@ -283,9 +287,9 @@ def test_of_equal_ones_the_first_or_last_by_slice_is_taken() -> None:
     plan = plan_of(by=ALL["by"], ids=ALL["ids"], top=A.max_by("id", "f", k=2))
     rows = [(s, 0, 0, 1, 0.5) for s in range(23)]
     windows = [execute(range(a, b)) for a in range(23) for b in range(a + 1, 24)]
-    found = [row for batch in loaded(plan, rows).windows(windows, 1 << 30, "eager") for row in batch.to_pylist()]
+    found = [row for batch in loaded(plan, rows).windows(order(windows), 1 << 30, "eager") for row in batch.to_pylist()]
     assert [(row["by"], row["ids"], row["top"]) for row in found] == [
-        (w.slices[-1], [*w.slices[:3]], [*w.slices[:2]]) for w in windows
+        (end - 1, [*range(start, end)][:3], [*range(start, end)][:2]) for _, start, end in (w.window for w in windows)
     ]
 
 
@@ -294,7 +298,9 @@ def test_doubles_whose_runs_would_be_rounded_are_lazy(heights: list[int]) -> Non
     rows = [(s, 0, 0, 0, f) for s, f in enumerate([1e300, 1e200, 1.0, -1e300, -1e200])]
     for values, sums in ((rows, [1.0, 1e300]), ([r for r in rows if abs(r[4]) < 1e250], [1.0, 1e200])):
         windows = [execute(range(5)), execute(range(3))]
-        found = [s for b in loaded(plan, values).windows(windows, 1 << 30, "eager") for s in b.column("s").to_pylist()]
+        found = [
+            s for b in loaded(plan, values).windows(order(windows), 1 << 30, "eager") for s in b.column("s").to_pylist()
+        ]
         assert found == sums
     assert not heights
 
@@ -304,8 +310,10 @@ def test_a_run_that_overflows_is_no_error_where_no_window_does(heights: list[int
     plan = plan_of(s=A.sum("i"))
     rows = [(s, 0, 0, i, 0.0) for s, i in enumerate([-most, most, most, -most, 5])]
 
-    def sums(*windows: Execute) -> list[int]:
-        return [s for b in loaded(plan, rows).windows(windows, 1 << 30, "eager") for s in b.column("s").to_pylist()]
+    def sums(*windows: Execution) -> list[int]:
+        return [
+            s for b in loaded(plan, rows).windows(order(windows), 1 << 30, "eager") for s in b.column("s").to_pylist()
+        ]
 
     assert sums(execute(range(4)), execute(range(5)), execute([0, 1])) == [0, 5, 0]
     assert heights  # of runs (0, 1) and (2, 3) each sum is 0
@@ -354,19 +362,16 @@ def test_trees_are_as_high_as_pays() -> None:
     assert height_of(600, 64, 10**9, rows_per_slice=1000) == 0, "runs have as many rows as their slices"
 
 
-def test_more_windows_share_a_pass_where_a_tree_does() -> None:
-    plan, holistic = plan_of(n=A.count()).layout, plan_of(n=A.median("f")).layout
-    assert plan is not None and holistic is not None
+def test_windows_that_share_their_slices_are_computed_in_one_pass() -> None:
+    plan = plan_of(n=A.count())
 
-    def passes_of(overlap: int, aggregation: Any, layout: Any = plan) -> list[int]:
-        windows = [execute(range(s, s + overlap)) for s in range(1300)]
-        return [len(some) for some in windows_at_once(layout, windows, aggregation)]
+    def passes_of(windows: Sequence[Execution]) -> list[int]:
+        slices = sorted({s for w in windows for s in range(w.window.start_us, w.window.end_us)})
+        return [len(some) for some in windows_at_once(plan, Execute.of(windows, tuple(slices)))]
 
-    assert passes_of(600, "auto") == [601, 601, 98]
-    assert passes_of(600, "lazy")[:2] == passes_of(1, "auto")[:2] == [WINDOWS_AT_ONCE] * 2
-    assert passes_of(600, "eager", holistic)[:2] == [WINDOWS_AT_ONCE] * 2
-    apart = [execute(range(1000 * n, 1000 * n + 9)) for n in range(200)]
-    assert [len(some) for some in windows_at_once(plan, apart, "auto")] == [64, 64, 64, 8]
+    assert passes_of([execute(range(s, s + 600)) for s in range(1300)]) == [601, 601, 98]
+    assert passes_of([execute([s]) for s in range(1300)])[:2] == [WINDOWS_AT_ONCE] * 2
+    assert passes_of([execute(range(1000 * n, 1000 * n + 9)) for n in range(200)]) == [64, 64, 64, 8]
 
 
 # -- sums of doubles --------------------------------------------------------------------------------------------

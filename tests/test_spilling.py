@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import aion
 from aion.config import load_policy
 from aion.core.ingest.block import Block, Compression, Kind, encode
-from aion.core.operator.actions import Execute, WindowRef
+from aion.core.operator.actions import Execution, WindowRef
 from aion.core.operator.actions import Kind as PaneKind
 from aion.core.plan import Plan, make_plan
 from aion.errors import ApplyError
@@ -182,13 +182,12 @@ def block_of(keys: Any, values: Any, compression: Compression = Compression.NONE
     return encode(batch, kind=Kind.EVENTS, slice_us=0, events=n, min_us=0, max_us=0, compression=compression)
 
 
-def execute(blocks: int, *, changed_since: int = -1, late_from: int = 2**62) -> Execute:
+def execute(blocks: int, *, changed_since: int = -1, late_from: int = 2**62) -> Execution:
     """Of one window over all blocks."""
-    return Execute(
+    return Execution(
         window=WindowRef(0, 0, SECOND),
         kind=PaneKind.ON_TIME,
         pane=3,
-        slices=(0,),
         changed_since=changed_since,
         late_from=late_from,
         events=0,

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aion.core.slicing.edges import assign
 from aion.core.windows import Count, Definition, PerRecord, Punctuated, Session
 from aion.errors import WindowError
-from aion.slicing.edges import assign
 
 
 def is_marker(batch: Any) -> Any:

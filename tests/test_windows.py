@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aion import Sliding, Tumbling
-from aion.core.slicing.grid import NO_SLICE, SliceGrid
+from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE, SliceGrid
+from aion.core.slicing.periodic import PeriodicWindows
 from aion.core.windows import Periodic, named
 from aion.errors import WindowError
 from tests.oracle import Definition, slice_of
@@ -124,13 +125,13 @@ def starts(grid: SliceGrid, times: Sequence[int]) -> list[int]:
 def test_the_slice_of_an_event_starts_at_the_last_edge_of_any_window(
     definitions: list[Periodic], times: list[int]
 ) -> None:
-    grid = SliceGrid(definitions)
+    grid = SliceGrid(definitions, segmented=False)
     assert starts(grid, times) == [slice_of([brute(w) for w in definitions], t) for t in times]
 
 
 @given(several, st.lists(instants, min_size=1, max_size=20))
 def test_an_event_is_in_exactly_one_slice(definitions: list[Periodic], times: list[int]) -> None:
-    grid = SliceGrid(definitions)
+    grid = SliceGrid(definitions, segmented=False)
     for t, start in zip(times, starts(grid, times), strict=True):
         end = grid.end(start)
         assert start <= t < end
@@ -140,14 +141,43 @@ def test_an_event_is_in_exactly_one_slice(definitions: list[Periodic], times: li
 
 @given(several, instants)
 def test_a_slice_is_part_of_the_windows_that_its_events_are_in(definitions: list[Periodic], t: int) -> None:
-    grid = SliceGrid(definitions)
-    (start,) = starts(grid, [t])
+    start = np.array(starts(SliceGrid(definitions), [t]), np.int64)
     expected = [
-        (number, window_start)
+        (end, number, window_start)
         for number, window in enumerate(definitions)
-        for window_start, _ in brute(window).containing(t)
+        for window_start, end in brute(window).containing(t)
     ]
-    assert sorted(grid.covering(start)) == sorted(expected)
+    found = PeriodicWindows(dict(enumerate(definitions))).covering(start)
+    rows = zip(found.end_us.tolist(), found.definition.tolist(), found.start_us.tolist(), strict=True)
+    assert [*rows] == sorted(expected)
+
+
+@given(several, st.sets(st.integers(-100, 100) | st.integers(10**6, 10**6 + 50), min_size=1, max_size=20))
+def test_windows_of_many_slices_are_each_there_once(definitions: list[Periodic], times: set[int]) -> None:
+    grid = SliceGrid(definitions)
+    slices = np.unique(grid.starts(np.array([*times], np.int64)))
+    found = PeriodicWindows(dict(enumerate(definitions))).covering(slices)
+    expected = {
+        (end, number, start): sum(start <= s < end for s in slices.tolist())
+        for number, window in enumerate(definitions)
+        for s in slices.tolist()
+        for start, end in brute(window).containing(s)
+    }
+    rows = zip(found.end_us.tolist(), found.definition.tolist(), found.start_us.tolist(), strict=True)
+    assert [*rows] == sorted(expected)
+    assert (found.ends - found.begins).tolist() == [expected[row] for row in sorted(expected)]
+
+
+@given(several, st.lists(st.integers(-100, 100), min_size=1, max_size=20))
+def test_a_segment_is_made_of_whole_slices(definitions: list[Periodic], times: list[int]) -> None:
+    grid = SliceGrid(definitions)
+    slices = grid.starts(np.array(times, np.int64))
+    segments = grid.segments(slices)
+    ends = grid.ends(segments)
+    assert [grid.end(s) for s in segments.tolist()] == ends.tolist()
+    assert (segments <= slices).all() and (grid.starts(ends - 1) < ends).all()
+    assert (grid.segments(grid.starts(segments)) == segments).all() and (grid.starts(ends) == ends).all()
+    assert ends.max() - segments.min() >= 1 and (ends - segments <= grid.longest_us).all()
 
 
 @given(several, instants)
@@ -162,7 +192,7 @@ def test_a_window_is_made_of_whole_slices(definitions: list[Periodic], t: int) -
 @given(several, st.integers(-100, 100))
 def test_slices_are_as_few_as_the_windows_allow(definitions: list[Periodic], t: int) -> None:
     """Where a slice ends, the windows change: otherwise the edge would be for nothing."""
-    grid = SliceGrid(definitions)
+    grid = SliceGrid(definitions, segmented=False)
     (start,) = starts(grid, [t])
     brutes = [brute(w) for w in definitions]
     here, after = ([d.containing(x) for d in brutes] for x in (start, grid.end(start)))
@@ -171,12 +201,14 @@ def test_slices_are_as_few_as_the_windows_allow(definitions: list[Periodic], t: 
 
 def test_windows_of_one_length_share_their_edges() -> None:
     assert len(SliceGrid([Tumbling(10), Tumbling(20), Sliding(40, 10), Tumbling(30)]).families) == 1
-    assert len(SliceGrid([Sliding(25, 10)]).families) == 2
-    assert SliceGrid([Sliding(25, 10)]).covering(5) == [(0, 0), (0, -10)]
+    assert len(SliceGrid([Sliding(25, 10)], segmented=False).families) == 2
+    assert len(SliceGrid([Sliding(25, 10)]).families) == 3, "and those of the segments"
 
 
-def test_events_without_a_time_are_in_no_window() -> None:
-    assert SliceGrid([Tumbling(10)]).covering(NO_SLICE) == []
+def test_events_without_a_time_are_in_a_segment_of_their_own() -> None:
+    for definitions in ([Tumbling(10)], [Sliding(25, 10)]):
+        slices = np.array([NO_SLICE, 7, BEYOND_SLICE], np.int64)
+        assert SliceGrid(definitions).segments(slices)[[0, 2]].tolist() == [NO_SLICE, BEYOND_SLICE]
 
 
 def test_the_input_is_left_alone() -> None:

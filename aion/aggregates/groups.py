@@ -80,7 +80,20 @@ class Part(NamedTuple):
     size: int
 
 
-def number(columns: Sequence[pa.Array], rows: int) -> Numbered:
+class Coded:
+    """A column that is coded already: row i holds ``values[codes[i]]``; there may be values that no row holds."""
+
+    def __init__(self, codes: npt.NDArray[Any], values: pa.Array) -> None:
+        self.codes, self.values = codes, values
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, rows: slice) -> Coded:
+        return Coded(self.codes[rows], self.values)
+
+
+def number(columns: Sequence[pa.Array | Coded], rows: int) -> Numbered:
     """Numbers the rows by the values of all columns, nulls being one; without any column they are one group."""
     if not columns:
         return Numbered(np.zeros(rows, np.int64), min(rows, 1), [])
@@ -91,8 +104,17 @@ def number(columns: Sequence[pa.Array], rows: int) -> Numbered:
     return numbered
 
 
-def encode(column: pa.Array) -> tuple[Part, Callable[[Ints], pa.Array]]:
+def number_coded(column: Coded) -> Numbered:
+    """Numbers the rows by the codes that they have, so that groups may be empty: for codes that are few."""
+    count = len(column.values)
+    return Numbered(column.codes, count, [column.values])
+
+
+def encode(column: pa.Array | Coded) -> tuple[Part, Callable[[Ints], pa.Array]]:
     """A column's values as codes, and the way back."""
+    if isinstance(column, Coded):
+        values = column.values
+        return Part(column.codes, max(len(values), 1)), lambda codes: values.take(pa.array(codes))
     integers = None if column.null_count or not len(column) else as_integers(column)
     if integers is not None and (found := _as_steps(integers)) is not None:
         part, low, step = found

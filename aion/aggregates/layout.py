@@ -9,11 +9,14 @@ from typing import Any
 import pyarrow as pa
 
 from aion.aggregates.binding import Bound
-from aion.aggregates.groups import Groups, number
+from aion.aggregates.groups import Coded, Groups, number, number_coded
 from aion.aggregates.lists import Distinct, Values
 from aion.aggregates.partial import EVENTS, Partial, Rows, States, needs_all
 from aion.aggregates.values import combined
 from aion.errors import IntegerOverflow
+
+_ROWS_PER_CODE = 16
+"""With so many rows for each code it costs less to make states of codes that no row has than to look for them."""
 
 
 class Layout:
@@ -74,13 +77,19 @@ class Layout:
 
         Raises IntegerOverflow, and ApplyError for a function of the user's own.
         """
-        groups = number([combined(column) for column in keys.values()], len(next(iter(keys.values()))))
+        columns = [column if isinstance(column, Coded) else combined(column) for column in keys.values()]
+        first, size = columns[0], len(columns[0])
+        if len(columns) == 1 and isinstance(first, Coded) and len(first.values) * _ROWS_PER_CODE < size:
+            groups = number_coded(first)
+        else:
+            groups = number(columns, size)
         rows = Rows(events, groups)
         done: dict[Partial, States] = {}
         for partial in self.partials:
             with self._named(partial):
                 done[partial] = partial.lift(rows, done)
-        return self._table(dict(zip(keys, groups.keys, strict=True)), done)
+        table = self._table(dict(zip(keys, groups.keys, strict=True)), done)
+        return table if groups.there is None else table.filter(pa.array(groups.there))
 
     def combine(self, keys: Sequence[str], states: pa.Table) -> pa.Table:
         """States of many blocks, in the order of arrival, to one row per distinct key."""

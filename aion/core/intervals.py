@@ -19,6 +19,9 @@ class Runs:
             self._firsts.append(first)
             self._lasts.append(last)
 
+    def __bool__(self) -> bool:
+        return bool(self._firsts)
+
     def __contains__(self, value: int) -> bool:
         i = bisect_right(self._firsts, value) - 1
         return i >= 0 and value <= self._lasts[i]

@@ -71,9 +71,7 @@ def table(columns: Mapping[str, Sequence[float]], doubles: Container[str] = ()) 
 
 
 def untable(value: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The columns of :func:`table`; or of a version of before it was there, which has them as they are."""
-    if "packed" not in value:
-        return dict(value)
+    """The columns of :func:`table`."""
     found: dict[str, list[Any]] = {}
     for (name, (coding, step)), column in zip(value["columns"].items(), unpack(value["packed"]), strict=True):
         integers = (column if coding == "differences" else np.diff(column, prepend=0)) * step

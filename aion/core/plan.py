@@ -58,7 +58,12 @@ class Plan:
 
     @cached_property
     def grid(self) -> SliceGrid:
-        return SliceGrid(tuple(self.windows.values()))
+        """Where slices begin. Kept events have a segment for each slice, and no column that says which they are of."""
+        return SliceGrid(tuple(self.windows.values()), segmented=self.layout is not None)
+
+    def slices_of(self, rows: Any) -> Any:
+        """The slice of each row of a block or table, int64; None where each block is of a single slice."""
+        return combined(rows.column(SLICE)).to_numpy() if self.grid.has_segments else None
 
     @cached_property
     def keyed(self) -> dict[int, Definition]:
@@ -119,7 +124,8 @@ class Plan:
         """What the rows of a block are: events as the user has them, or keys and partials."""
         if self.layout is None:
             return self.schema
-        return pa.schema([*self.key_fields, *self.layout.fields])
+        slices = [pa.field(SLICE, pa.int64())] if self.grid.has_segments else []
+        return pa.schema([*slices, *self.key_fields, *self.layout.fields])
 
     @cached_property
     def timestamp(self) -> pa.DataType:
@@ -204,6 +210,9 @@ def make_plan(
     _check_names(keys, result.names)
     return Plan(keys, time, definitions, kept, layout, apply, result, blocking and apply is not None)
 
+
+SLICE = "slice"
+"""The column of a block's rows that says which slice they are of, where a block may hold several."""
 
 MARK = Extreme("\0mark", pa.int64(), largest=True)
 """Which definitions an event is a punctuation of, among its partials."""

@@ -14,14 +14,14 @@ import pyarrow as pa
 
 from aion.core.ingest.block import decode, is_quick
 from aion.core.ingest.key_ranges import Keys, row_hashes
-from aion.core.operator.actions import Execute, Kind, WindowRef
+from aion.core.operator.actions import Execution, Kind, WindowRef
 from aion.core.operator.keyed.orders import ExecuteKeyed
 from aion.core.plan import Key, Plan, Window
 from aion.core.time import format_instant
 from aion.errors import ApplyError
 from aion.execute.grouping import Piece
 from aion.execute.keyed_panes import Gathered
-from aion.execute.rows import pane_rows
+from aion.execute.rows import WindowColumns, pane_rows
 from aion.execute.spilling import MEMORY_LIMIT_BYTES, group_by_key
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.protocol import StoredBlock
@@ -68,7 +68,7 @@ def decode_all(
 
 def apply_window(
     plan: Plan,
-    execute: Execute,
+    execute: Execution,
     blocks: Iterable[StoredBlock],
     pool: CodecPool | None = None,
     keys: Keys | None = None,
@@ -135,7 +135,7 @@ def dropped_events(
         plan,
         keys=[batch.column(name) for name in plan.key],
         outputs=None,
-        windows=windows,
+        windows=WindowColumns.of(windows),
         which=which,
         kind=pa.repeat(Kind.DROPPED.value, n),
         events=np.ones(n, np.int64),
@@ -197,7 +197,7 @@ class _Collected:
             plan,
             keys=keys,
             outputs=table.columns,
-            windows=windows,
+            windows=WindowColumns.of(windows),
             which=which,
             pane=np.repeat(np.array(panes, np.int32), self._counts),
             kind=pa.repeat(self._kind.value, self.rows),

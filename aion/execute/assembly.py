@@ -16,7 +16,7 @@ from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.operator.keyed.shapes import shape_of
 from aion.core.operator.keyed.shard import KeyedShard
 from aion.core.operator.keyed.windows import KeyedWindows
-from aion.core.operator.operator import READS, SNAPSHOT_VERSION, Operator
+from aion.core.operator.operator import SNAPSHOT_VERSION, Operator
 from aion.core.plan import Plan
 from aion.core.slicing.grid import slices_from_json
 from aion.core.trigger.triggers import Count, EveryBatch, Forecast, Interval, Staleness, Trigger
@@ -37,10 +37,10 @@ def make_operator(
 
     ``bound``: of :func:`make_bound`, for those who have more to tell it than the operator does.
     """
-    if snapshot is not None and snapshot["version"] not in READS:
+    if snapshot is not None and snapshot["version"] != SNAPSHOT_VERSION:
         raise FormatError(
             f"the operator's snapshot was written in format {snapshot['version']}; "
-            f"this Aion reads up to format {SNAPSHOT_VERSION}"
+            f"this Aion reads format {SNAPSHOT_VERSION}"
         )
     bound = make_bound(plan, policy, snapshot) if bound is None else bound
     trigger = make_trigger(policy, Expected(bound))

@@ -18,7 +18,7 @@ from aion.core.ingest.builder import parts_of
 from aion.core.ingest.key_ranges import row_hashes
 from aion.core.numbers import sum_of
 from aion.core.operator.keyed.table import Ints, Table
-from aion.core.plan import Plan
+from aion.core.plan import SLICE, Plan
 
 if TYPE_CHECKING:
     from aion.execute.applying import Decoded
@@ -76,7 +76,7 @@ class BlockFolder:
         if self._plan.layout is not None:
             table = self._combined(table)
         hashes, slices = row_hashes(self._plan, table), table.column(_FOLD).to_numpy()
-        within = [table.column(_APART).to_numpy()] if _APART in table.schema.names else []
+        within = [table.column(name).to_numpy() for name in (_APART, SLICE) if name in table.schema.names]
         order = np.lexsort((*within, hashes, slices))  # stable: the rows of a key stay in the order of arrival
         table = table.select(self._plan.block_schema.names)
         table = table.take(pa.array(order)).combine_chunks()
@@ -117,7 +117,7 @@ class BlockFolder:
         """One row for each key of each fold; where values are kept, as many as make rows of the target size."""
         layout = self._plan.layout
         assert layout is not None
-        keys = [name for name in (_FOLD, *self._names, _APART) if name in partials.schema.names]
+        keys = [name for name in (_FOLD, SLICE, *self._names, _APART) if name in partials.schema.names]
         if not layout.holistic:
             return layout.combine(keys, partials)
         parts = pa.array(parts_of(partials, keys, self._target_bytes))

@@ -7,13 +7,12 @@ tree.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from aion.aggregates import EVENTS, Layout
+from aion.aggregates import EVENTS
 from aion.aggregates.groups import Groups, Numbered, Part, number, pack
 from aion.aggregates.values import Ints, Mask, combined
 from aion.core.numbers import sums_by
@@ -21,57 +20,38 @@ from aion.core.operator.actions import Execute
 from aion.core.plan import Plan
 from aion.core.slicing.tree import Aggregation, SliceTree, choose_height, spans
 from aion.errors import IntegerOverflow
-from aion.execute.rows import pane_rows
+from aion.execute.rows import WindowColumns, pane_rows
 
 # Windows whose partials are combined in one pass: enough to share slices, few enough to stay small.
 WINDOWS_AT_ONCE = 64
-# Where there may be a tree, more of them, as long as they have no more than so many times the slices of the longest.
-TIMES_THE_LONGEST = 2
+# More of them, as long as they have no more than so many times the segments of the longest, or so many in all.
+TIMES_THE_LONGEST, SEGMENTS_AT_ONCE = 2, 64
 # Of windows that hold values of the events, so many events: one load of their slices has to fit in memory.
 EVENTS_AT_ONCE = 1 << 20
 
 _SLICE, _SEQ = "\0slice", "\0seq"
 
 
-def windows_at_once(
-    layout: Layout, executes: Sequence[Execute], aggregation: Aggregation = "lazy"
-) -> Iterator[Sequence[Execute]]:
-    """The executions in stretches of which each slice is read and decoded once."""
-    start = events = 0
-    together = _Together()
-    for i, execute in enumerate(executes):
-        full = i - start >= WINDOWS_AT_ONCE
-        if full and aggregation != "lazy" and layout.regroupable:
-            full = not together.have_room_for(execute.slices)
-        if full or (layout.holistic and i > start and events + execute.events > EVENTS_AT_ONCE):
-            yield executes[start:i]
-            start, events, together = i, 0, _Together()
-        events += execute.events
-        together.add(execute.slices)
-    if len(executes) > start:
-        yield executes[start:]
-
-
-class _Together:
-    """Counts the slices of some windows: each has all that there are between its first and its last one."""
-
-    def __init__(self) -> None:
-        self._ends: tuple[int, int] | None = None
-        self._count = self._longest = 0
-
-    def have_room_for(self, slices: tuple[int, ...]) -> bool:
-        return self._count + self._new(slices) <= TIMES_THE_LONGEST * max(self._longest, len(slices))
-
-    def add(self, slices: tuple[int, ...]) -> None:
-        self._count += self._new(slices)
-        self._longest = max(self._longest, len(slices))
-        first, last = self._ends or (slices[0], slices[-1])
-        self._ends = min(first, slices[0]), max(last, slices[-1])
-
-    def _new(self, slices: tuple[int, ...]) -> int:
-        if self._ends is None:
-            return len(slices)
-        return bisect_left(slices, self._ends[0]) + len(slices) - bisect_right(slices, self._ends[1])
+def windows_at_once(plan: Plan, order: Execute) -> Iterator[Execute]:
+    """The windows of an order in stretches of which each segment is read and decoded once."""
+    assert plan.layout is not None
+    segments = np.array(order.slices, np.int64)
+    firsts = np.searchsorted(plan.grid.ends(segments), order.start_us, side="right").tolist()
+    lasts = np.searchsorted(segments, order.end_us).tolist()
+    counts = order.events.tolist() if plan.layout.holistic else None
+    start = events = longest = 0
+    low, high = len(segments), 0
+    for i, (first, last) in enumerate(zip(firsts, lasts, strict=True)):
+        longest = max(longest, last - first)
+        most = max(TIMES_THE_LONGEST * longest, SEGMENTS_AT_ONCE)
+        full = i - start >= WINDOWS_AT_ONCE and max(high, last) - min(low, first) > most
+        if full or (counts is not None and i > start and events + counts[i] > EVENTS_AT_ONCE):
+            yield order.some(slice(start, i), order.slices[low:high])
+            start, events, longest, low, high = i, 0, last - first, first, last
+        low, high = min(low, first), max(high, last)
+        events += counts[i] if counts is not None else 0
+    if len(order) > start:
+        yield order.some(slice(start, None), order.slices[low:high])
 
 
 class Loaded:
@@ -89,6 +69,9 @@ class Loaded:
             # Where there are sessions too, rows are folded cell by cell: so they are put in that order, folded or not.
             order = np.lexsort((seqs, plan.instants(table)[0] // plan.cell_us, slices))
             table, slices, seqs = table.take(pa.array(order)), slices[order], seqs[order]
+        elif bool((slices[1:] < slices[:-1]).any()):
+            order = np.argsort(slices, kind="stable")
+            table, slices, seqs = table.take(pa.array(order)), slices[order], seqs[order]
         self._table = table.combine_chunks()
         self.slices = slices
         self._seqs = seqs
@@ -98,10 +81,13 @@ class Loaded:
 
     @classmethod
     def of_blocks(cls, plan: Plan, blocks: Sequence[tuple[int, int, pa.RecordBatch]]) -> Loaded:
-        """Of blocks, each with its seq and its slice."""
+        """Of blocks, each with its seq and its segment."""
         rows = [batch.num_rows for _, _, batch in blocks]
         table = pa.Table.from_batches([batch for _, _, batch in blocks], plan.block_schema)
-        return cls(plan, table, np.repeat([s for _, s, _ in blocks], rows), np.repeat([q for q, _, _ in blocks], rows))
+        slices = plan.slices_of(table)
+        if slices is None:
+            slices = np.repeat([s for _, s, _ in blocks], rows)
+        return cls(plan, table, slices, np.repeat([q for q, _, _ in blocks], rows))
 
     @classmethod
     def of_tagged(cls, plan: Plan, batches: Sequence[pa.RecordBatch]) -> Loaded:
@@ -111,7 +97,7 @@ class Loaded:
         return cls(plan, table.drop_columns([_SLICE, _SEQ]), slices, seqs)
 
     def windows(
-        self, executes: Sequence[Execute], limit_bytes: int, aggregation: Aggregation = "lazy"
+        self, executes: Execute, limit_bytes: int, aggregation: Aggregation = "lazy"
     ) -> Iterator[pa.RecordBatch]:
         """The rows of the executions, of keys that changed since the ones before.
 
@@ -119,16 +105,14 @@ class Loaded:
         """
         if not self._table.num_rows:
             return
-        changed = self._since([e.changed_since + 1 for e in executes], executes)
+        changed = self._since(executes.changed_since + 1, executes)
         loaded = self if changed.all_of.any() else self._of_keys(changed.candidates)
         if loaded._table.num_rows:
             yield from loaded._windows(executes, limit_bytes, aggregation)
 
-    def _windows(
-        self, executes: Sequence[Execute], limit_bytes: int, aggregation: Aggregation
-    ) -> Iterator[pa.RecordBatch]:
-        changed = self._since([e.changed_since + 1 for e in executes], executes)
-        late = self._since([e.late_from for e in executes], executes)
+    def _windows(self, executes: Execute, limit_bytes: int, aggregation: Aggregation) -> Iterator[pa.RecordBatch]:
+        changed = self._since(executes.changed_since + 1, executes)
+        late = self._since(executes.late_from, executes)
         row_bytes = max(self._table.nbytes // self._table.num_rows, 1)
         edges = np.flatnonzero(np.diff(self.slices)) + 1
         starts = np.concatenate((np.zeros(1, np.int64), edges, np.full(1, len(self.slices))))
@@ -143,7 +127,7 @@ class Loaded:
             some = slice(start, end)
             rows = _ranges(taken.begins[some].ravel(), taken.lengths[some].ravel())
             window_of = np.repeat(np.arange(end - start), taken.lengths[some].sum(axis=1))
-            yield self._panes(executes[some], tree, window_of, rows, changed.some(some), late.some(some))
+            yield self._panes(executes.some(some), tree, window_of, rows, changed.some(some), late.some(some))
             start = end
 
     def _tree(self, starts: Ints, begins: Ints, ends: Ints, limit_bytes: int, aggregation: Aggregation) -> SliceTree:
@@ -166,7 +150,7 @@ class Loaded:
 
     def _panes(
         self,
-        executes: Sequence[Execute],
+        executes: Execute,
         tree: SliceTree,
         window_of: Ints,
         rows: Ints,
@@ -193,10 +177,10 @@ class Loaded:
             self._plan,
             keys=[values.take(pa.array(keys)) for values in self._keys],
             outputs=list(self._layout.lower(states).values()),
-            windows=[e.window for e in executes],
+            windows=WindowColumns(executes.definition, executes.start_us, executes.end_us),
             which=windows,
-            pane=np.array([e.pane for e in executes], np.int32)[windows],
-            kind=pa.array([e.kind.value for e in executes]).take(pa.array(windows)),
+            pane=executes.pane.astype(np.int32)[windows],
+            kind=pa.repeat(executes.kind.value, len(windows)),
             events=events,
             late_events=np.where(late.all_of[windows], events, self._late_events(windows, keys, *late.rows())),
         )
@@ -222,12 +206,11 @@ class Loaded:
         groups, (windows_of, keys) = pack([Part(window_of, windows), Part(key_ids, self._key_count)])
         return groups, windows_of, keys
 
-    def _rows_of(self, executes: Sequence[Execute]) -> tuple[Ints, Ints]:
-        begins = np.searchsorted(self.slices, [e.slices[0] for e in executes], side="left")
-        return begins, np.searchsorted(self.slices, [e.slices[-1] for e in executes], side="right")
+    def _rows_of(self, executes: Execute) -> tuple[Ints, Ints]:
+        return np.searchsorted(self.slices, executes.start_us), np.searchsorted(self.slices, executes.end_us)
 
-    def _since(self, numbers: Sequence[int], executes: Sequence[Execute]) -> _Since:
-        return _Since.of(self._seqs, np.array(numbers, np.int64), *self._rows_of(executes))
+    def _since(self, numbers: Ints, executes: Execute) -> _Since:
+        return _Since.of(self._seqs, numbers, *self._rows_of(executes))
 
     def _of_keys(self, rows: Ints) -> Loaded:
         """Only the keys that these rows have: blocks have others beside them."""
@@ -280,10 +263,15 @@ class _Since:
         return np.repeat(np.arange(len(self.counts)), self.counts), self.candidates[_ranges(self._first, self.counts)]
 
 
-def tagged(batch: pa.RecordBatch, slice_us: int, seq: int) -> pa.RecordBatch:
-    """Partials of a block with its slice and seq in every row, for when rows of several blocks get mixed."""
+def tagged(plan: Plan, batch: pa.RecordBatch, segment_us: int, seq: int) -> pa.RecordBatch:
+    """Partials of a block with their slice and its seq in every row, for when rows of several blocks get mixed."""
     n = batch.num_rows
-    columns = [*batch.columns, pa.array(np.full(n, slice_us)), pa.array(np.full(n, seq))]
+    slices = plan.slices_of(batch)
+    columns = [
+        *batch.columns,
+        pa.array(np.full(n, segment_us) if slices is None else slices),
+        pa.array(np.full(n, seq)),
+    ]
     return pa.RecordBatch.from_arrays(columns, [*batch.schema.names, _SLICE, _SEQ])
 
 

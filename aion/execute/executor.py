@@ -17,7 +17,7 @@ import pyarrow as pa
 from aion.core.compaction.blocks import Fold
 from aion.core.ingest.block import Block, decode
 from aion.core.ingest.key_ranges import Keys, key_names, row_hashes
-from aion.core.numbers import within
+from aion.core.numbers import sums_by, within
 from aion.core.operator.actions import (
     Action,
     Append,
@@ -30,6 +30,7 @@ from aion.core.operator.actions import (
     Kind,
     Prestage,
     Purge,
+    SliceFacts,
     WatermarkAdvanced,
 )
 from aion.core.operator.keyed.orders import EmitDroppedRows, ExecuteKeyed, Order, Retract
@@ -41,7 +42,7 @@ from aion.execute.block_folder import BlockFolder, fold_bytes
 from aion.execute.combining import Loaded, tagged, windows_at_once
 from aion.execute.folds import carry_out
 from aion.execute.keyed import KeyedExecutor
-from aion.execute.rows import pane_rows
+from aion.execute.rows import WindowColumns, pane_rows
 from aion.execute.spilling import MEMORY_LIMIT_BYTES, drained, parts_by_key
 from aion.execute.trace import Recorder
 from policies.sizing import Execution
@@ -111,11 +112,25 @@ class Executor:
 
     def arrive(self, blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
         """Keeps what is in time or late, and yields what is too late as dropped rows."""
+        slices = self._slices(blocks)
         if self.recorder is not None:
-            self.recorder.arrived(blocks)
+            self.recorder.arrived(blocks, slices)
         facts = [BlockFact(b.header.slice_us, b.header.events, b.size_bytes) for b in blocks]
-        yield from self._carry_out(self.operator.handle(Arrived(facts, self._keyed.arrivals(blocks))), blocks)
+        arrived = Arrived(facts, self._keyed.arrivals(blocks), slices)
+        yield from self._carry_out(self.operator.handle(arrived), blocks)
         self._dealt()
+
+    def _slices(self, blocks: Sequence[Block]) -> SliceFacts | None:
+        """The events of each slice of each block, where a block may hold several."""
+        if not self.plan.grid.has_segments or not blocks:
+            return None
+        batches = [decode(block, self.plan.block_schema) for block in blocks]
+        table = pa.Table.from_batches(batches)
+        block_of = np.repeat(np.arange(len(blocks)), [batch.num_rows for batch in batches])
+        slices, events = self.plan.slices_of(table), table.column("p0").to_numpy()
+        begins = np.concatenate(([0], np.flatnonzero((np.diff(block_of) != 0) | (np.diff(slices) != 0)) + 1))
+        of = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(slices))))
+        return SliceFacts(block_of[begins], slices[begins], sums_by(of, events, len(begins)))
 
     def end_batch(self, *, last: bool = False) -> Iterator[pa.RecordBatch]:
         """Late executions that the trigger asks for; with ``last``, of all windows that have news."""
@@ -145,25 +160,9 @@ class Executor:
             if isinstance(action, EmitDroppedRows):
                 yield self._keyed.dropped(action, blocks[action.index])
         # On-time executions stand before final ones, and both before what they make free.
-        executes = [a for a in actions if isinstance(a, Execute)]
-        if self.plan.layout is not None:
-            # Of windows that were executed before less is read than of others.
-            for among in ([e for e in executes if e.changed_since < 0], [e for e in executes if e.changed_since >= 0]):
-                for some in windows_at_once(self.plan.layout, among, self.aggregation):
-                    yield from self._combine(some)
-        else:
-            for execute in executes:
-                with self._timed() as seen:
-                    blocks_of, keys = self._read([execute], seen)
-                    yield from apply_window(
-                        self.plan,
-                        execute,
-                        blocks_of,
-                        self.codec,
-                        keys,
-                        memory_limit_bytes=self.memory_limit_bytes,
-                        spill_folder=self.spill_folder,
-                    )
+        for order in actions:
+            if isinstance(order, Execute):
+                yield from self._apply(order) if self.plan.layout is None else self._combine_all(order)
         for order in actions:
             if isinstance(order, ExecuteKeyed | Retract):
                 yield from self._keyed.execute(order)
@@ -180,6 +179,23 @@ class Executor:
         if destage or purge:
             self.session.release(destage, purge)
 
+    def _apply(self, order: Execute) -> Iterator[pa.RecordBatch]:
+        """One window after the other."""
+        for i, execution in enumerate(order):
+            window = execution.window
+            slices = tuple(s for s in order.slices if window.start_us <= s < window.end_us)
+            with self._timed() as seen:
+                blocks, keys = self._read(order.some(slice(i, i + 1), slices), seen)
+                yield from apply_window(
+                    self.plan,
+                    execution,
+                    blocks,
+                    self.codec,
+                    keys,
+                    memory_limit_bytes=self.memory_limit_bytes,
+                    spill_folder=self.spill_folder,
+                )
+
     def due_next(self, watermark_us: int | None) -> tuple[int, ...]:
         """Slices of the windows that will be executed when the watermark gets there."""
         plan = self.operator.plan(watermark_us) if watermark_us is not None else None
@@ -187,18 +203,17 @@ class Executor:
 
     # -- what is read -------------------------------------------------------------------------------------
 
-    def _read(self, executes: Sequence[Execute], seen: Seen = _unseen) -> tuple[Iterator[StoredBlock], Keys | None]:
+    def _read(self, order: Execute, seen: Seen = _unseen) -> tuple[Iterator[StoredBlock], Keys | None]:
         """The blocks of windows and, if all of them were executed before, which keys have changed since."""
-        slices = sorted({s for e in executes for s in e.slices})
+        slices = order.slices
         blocking = self.plan.blocking
-        if self.folder is None or not self.plan.key or any(e.changed_since < 0 for e in executes):
+        if self.folder is None or not self.plan.key or bool((order.changed_since < 0).any()):
             return seen(self.session.read(slices, blocking=blocking)), None
-        since: dict[int, int] = {}
-        for execute in executes:
-            for s in execute.slices:
-                since[s] = min(execute.changed_since, since.get(s, execute.changed_since))
-        news = Only({s: (seq, _NO_END) for s, seq in since.items()})
-        with closing(self._decode_all(seen(self.session.read(slices, only=news)))) as decoded:
+        since: dict[int, tuple[int, int]] = {}
+        for s, end_us in zip(slices, self.plan.grid.ends(np.array(slices, np.int64)).tolist(), strict=True):
+            of = order.changed_since[(order.start_us < end_us) & (order.end_us > s)]
+            since[s] = (int(of.min(initial=_NO_END)), _NO_END)
+        with closing(self._decode_all(seen(self.session.read(slices, only=Only(since))))) as decoded:
             keys = self._keys_of([d.batch for d in decoded])
         return seen(self.session.read(slices, blocking=blocking, only=Only(keys=keys.ranges))), keys
 
@@ -245,11 +260,19 @@ class Executor:
 
     # -- partials -----------------------------------------------------------------------------------------
 
-    def _combine(self, executes: Sequence[Execute]) -> Iterator[pa.RecordBatch]:
-        """Each slice is read and decoded once, however many of the windows share it."""
-        with self._timed() as seen, closing(self._decode_all(*self._read(executes, seen))) as decoded:
+    def _combine_all(self, order: Execute) -> Iterator[pa.RecordBatch]:
+        """Of windows that were executed before less is read than of others."""
+        before = order.changed_since >= 0
+        for among in (~before, before):
+            if among.any():
+                for some in windows_at_once(self.plan, order.some(among)):
+                    yield from self._combine(some)
+
+    def _combine(self, order: Execute) -> Iterator[pa.RecordBatch]:
+        """Each segment is read and decoded once, however many of the windows share it."""
+        with self._timed() as seen, closing(self._decode_all(*self._read(order, seen))) as decoded:
             for loaded in self._load(decoded):
-                yield from loaded.windows(executes, self.memory_limit_bytes, self.aggregation)
+                yield from loaded.windows(order, self.memory_limit_bytes, self.aggregation)
 
     def _load(self, decoded: Iterator[Decoded]) -> Iterator[Loaded]:
         """All partials, or if they do not fit in memory those of some keys at a time, by way of files."""
@@ -260,7 +283,7 @@ class Executor:
             held.append(block)
             size += block.batch.nbytes
             if size > limit and names:
-                batches = (tagged(d.batch, d.slice_us, d.seq) for d in chain(drained(held), decoded))
+                batches = (tagged(self.plan, d.batch, d.slice_us, d.seq) for d in chain(drained(held), decoded))
                 with closing(parts_by_key(names, batches, limit, self.spill_folder)) as parts:
                     yield from (Loaded.of_tagged(self.plan, part) for part in parts if part)
                 return
@@ -282,7 +305,12 @@ class Executor:
         together: dict[EmitDropped, list[pa.RecordBatch]] = {}
         for action in actions:
             of = together.setdefault(replace(action, index=0), [])
-            of.append(decode(blocks[action.index], self.plan.block_schema))
+            batch = decode(blocks[action.index], self.plan.block_schema)
+            slices = self.plan.slices_of(batch)
+            if slices is not None and action.window is not None:
+                window = action.window
+                batch = batch.filter(pa.array((slices >= window.start_us) & (slices < window.end_us)))
+            of.append(batch)
         for action, batches in together.items():
             yield self._dropped_partials(action, pa.Table.from_batches(batches))
 
@@ -294,7 +322,7 @@ class Executor:
             self.plan,
             keys=[partials.column(f.name) for f in self.plan.key_fields],
             outputs=list(self.plan.layout.lower(self.plan.layout.states(partials)).values()),
-            windows=[action.window],
+            windows=WindowColumns.of([action.window]),
             which=np.zeros(partials.num_rows, np.int64),
             kind=pa.repeat(Kind.DROPPED.value, partials.num_rows),
             events=partials.column("p0"),

@@ -20,7 +20,7 @@ from aion.core.plan import Plan
 from aion.core.slicing.grid import is_timed
 from aion.execute.applying import apply_gathered, decode_all, dropped_events
 from aion.execute.keyed_panes import gather, panes, placed, retractions
-from aion.execute.rows import pane_rows
+from aion.execute.rows import WindowColumns, pane_rows
 from aion.execute.spilling import parts_by_key
 from state_backends.store.protocol import Only, StoredBlock
 
@@ -96,7 +96,7 @@ class KeyedExecutor:
             self._plan,
             keys=[batch.column(name) for name in self._plan.block_keys],
             outputs=list(self._plan.layout.lower(self._plan.layout.states(batch)).values()),
-            windows=windows,
+            windows=WindowColumns.of(windows),
             which=which,
             kind=pa.repeat(Kind.DROPPED.value, len(windows)),
             events=events,

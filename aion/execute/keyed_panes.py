@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from aion.aggregates.groups import Groups
 from aion.aggregates.values import combined
-from aion.core.operator.actions import Kind, WindowRef
+from aion.core.operator.actions import Kind
 from aion.core.operator.keyed.orders import ExecuteKeyed, Retract
 from aion.core.operator.keyed.table import Ints, Places, Table, coded, ranges
 from aion.core.plan import Plan
-from aion.execute.rows import pane_rows
+from aion.execute.rows import WindowColumns, pane_rows
 
 SEQ, ROW = "\0seq", "\0row"
 _ROWS_PER_BLOCK = 1 << 32
@@ -104,12 +104,11 @@ def retractions(plan: Plan, order: Retract) -> pa.RecordBatch:
 
 
 def _rows(plan: Plan, definition: int, kind: Kind, windows: Table, outputs: Sequence[Any] | None) -> pa.RecordBatch:
-    bounds = zip(windows["start"].tolist(), windows["end"].tolist(), strict=True)
     return pane_rows(
         plan,
         keys=windows.keys,
         outputs=outputs,
-        windows=[WindowRef(definition, start, end) for start, end in bounds],
+        windows=WindowColumns(np.full(len(windows), definition), windows["start"], windows["end"]),
         which=np.arange(len(windows)),
         pane=windows["pane"].astype(np.int32),
         kind=pa.repeat(kind.value, len(windows)),

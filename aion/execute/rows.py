@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,12 +12,25 @@ from aion.core.operator.actions import WindowRef
 from aion.core.plan import Plan
 
 
+class WindowColumns(NamedTuple):
+    """Windows as columns; one of definition -1 is no window."""
+
+    definition: Any
+    start_us: Any
+    end_us: Any
+
+    @classmethod
+    def of(cls, windows: Iterable[WindowRef | None]) -> WindowColumns:
+        none = WindowRef(-1, 0, 0)
+        return cls(*np.array([none if w is None else w for w in windows], np.int64).reshape(-1, 3).T)
+
+
 def pane_rows(
     plan: Plan,
     *,
     keys: Sequence[Any],
     outputs: Sequence[Any] | None,
-    windows: Sequence[WindowRef | None],
+    windows: WindowColumns,
     which: Any,
     kind: Any,
     events: Any,
@@ -33,13 +46,13 @@ def pane_rows(
     Columns that are not given are null. Arrays all have one row each for every result row.
     """
     n = len(which)
-    where = pa.array(which)
-    names = pa.array([None if w is None else plan.names[w.definition] for w in windows], pa.string())
+    definition = windows.definition[which]
+    none = definition < 0 if (definition < 0).any() else None
     columns = {
         **dict(zip(plan.key, keys, strict=True)),
-        "window": names.take(where),
-        "window_start": _times(plan, [None if w is None else w.start_us for w in windows]).take(where),
-        "window_end": _times(plan, [None if w is None else w.end_us for w in windows]).take(where),
+        "window": pa.array(plan.names, pa.string()).take(pa.array(definition, mask=none)),
+        "window_start": pa.array(windows.start_us[which], mask=none).cast(plan.timestamp),
+        "window_end": pa.array(windows.end_us[which], mask=none).cast(plan.timestamp),
         **(dict(zip(plan.outputs.names, outputs, strict=True)) if outputs is not None else {}),
         "pane": pane,
         "kind": kind,
@@ -64,7 +77,3 @@ def _array(value: Any, type_: pa.DataType, n: int) -> pa.Array:
     if not isinstance(value, pa.Array):
         value = pa.array(value)
     return value if value.type == type_ else value.cast(type_)
-
-
-def _times(plan: Plan, micros: list[int | None]) -> pa.Array:
-    return pa.array(micros, pa.int64()).cast(plan.timestamp)

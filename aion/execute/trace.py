@@ -7,6 +7,7 @@ schema's metadata.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -26,7 +27,7 @@ import pyarrow.parquet as pq
 from aion.aggregates import count
 from aion.core.compaction.blocks import Folded
 from aion.core.ingest.block import Block
-from aion.core.operator.actions import BlockFact
+from aion.core.operator.actions import BlockFact, SliceFacts
 from aion.core.operator.operator import Operator
 from aion.core.plan import Plan, make_plan
 from aion.core.slicing.grid import is_timed
@@ -51,6 +52,8 @@ SCHEMA = pa.schema(
         ("made_bytes", pa.int64()),
         ("took_us", pa.int64()),
         ("waited_us", pa.int64()),
+        ("slices", pa.list_(pa.int64())),
+        ("events_of", pa.list_(pa.int64())),
     ]
 )
 """``kind``: ``batch``, once for each batch of a shard; ``arrival``, a block, handed over at ``at_us`` with those that
@@ -58,7 +61,7 @@ came then, ``took_us`` after what was before it was dealt with; ``fold``, ``byte
 ``took_us``;
 ``execution``, ``bytes`` that a function was given within ``took_us``, of which ``waited_us`` for blocks; ``staging``,
 ``bytes`` that were prestaged within ``took_us``, ``writing``, those of a file that was written; ``last``, nothing will
-come any more."""
+come any more. ``slices`` and ``events_of``: the slices of a block and the events of each, where it may hold several."""
 
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -130,8 +133,9 @@ def _nothing(key: Any, window: Any, events: Any) -> dict[str, int]:
 class Batch:
     """What one shard did in one batch: the watermark first, if it moved, then the arrivals.
 
-    ``rows``: of each block. ``watermark_us``: None as long as there is none. ``handed``: how many blocks were handed
-    over together, and the seconds that went by before since what came earlier was dealt with.
+    ``rows``: of each block. ``slices``: the slices of each block and their events; empty where it is of a single one.
+    ``watermark_us``: None as long as there is none. ``handed``: how many blocks were handed over together, and the
+    seconds that went by before since what came earlier was dealt with.
     """
 
     shard: int
@@ -140,8 +144,16 @@ class Batch:
     watermark_us: int | None
     blocks: Sequence[BlockFact]
     rows: Int64s
+    slices: Sequence[Sequence[tuple[int, int]]] = ()
     last: bool = False
     handed: Sequence[tuple[int, float]] = ()
+
+    def facts(self, start: int, count: int) -> SliceFacts | None:
+        """What some of the blocks hold of each slice."""
+        if not any(self.slices):
+            return None
+        found = [(i, *of) for i, own in enumerate(self.slices[start : start + count]) for of in own]
+        return SliceFacts(*np.array(found, np.int64).reshape(-1, 3).T)
 
 
 @dataclass(frozen=True)
@@ -213,12 +225,14 @@ class Trace:
         late, events = [0], [0]
         windows = list(self.definition.windows.values())
         for batch in self.batches:
-            for block in batch.blocks if batch.watermark_us is not None else ():
-                ends = [w.end(start) for w in windows for start in w.starts_covering(block.slice_us)]
-                assert batch.watermark_us is not None
-                if is_timed(block.slice_us) and min(ends) <= batch.watermark_us:
+            if batch.watermark_us is None:
+                continue
+            own = [[(block.slice_us, block.events)] for block in batch.blocks]
+            for slice_us, came in itertools.chain(*(batch.slices if any(batch.slices) else own)):
+                ends = [w.end(start) for w in windows for start in w.starts_covering(slice_us)]
+                if is_timed(slice_us) and min(ends) <= batch.watermark_us:
                     late.append(batch.watermark_us - min(ends))
-                    events.append(block.events)
+                    events.append(came)
         return np.array(late, np.int64), np.array(events, np.int64)
 
     def write(self, path: Path) -> None:
@@ -266,6 +280,10 @@ def _batch(table: pa.Table) -> Batch:
         watermark_us=table["watermark_us"][head].as_py(),
         blocks=[BlockFact(*fact) for fact in facts],
         rows=np.array(arrivals["rows"].to_pylist(), np.int64),
+        slices=[
+            list(zip(slices or (), events or (), strict=True))
+            for slices, events in zip(*(arrivals[name].to_pylist() for name in ("slices", "events_of")), strict=True)
+        ],
         last="last" in kinds,
         handed=_handed(arrivals),
     )
@@ -286,8 +304,9 @@ def read_trace(path: Path) -> Trace:
         told = (table.schema.metadata or {}).get(METADATA)
         if told is None or not {*table.schema.names} <= {*SCHEMA.names}:
             raise FormatError(f"{file}: no trace; it has columns {', '.join(table.schema.names)}")
-        for name in SCHEMA.names[table.num_columns :]:  # one that an earlier Aion recorded
+        for name in {*SCHEMA.names} - {*table.schema.names}:  # what an earlier Aion did not record
             table = table.append_column(name, pa.nulls(table.num_rows, SCHEMA.field(name).type))
+        table = table.select(SCHEMA.names)
         definition = json.loads(told)
         if definition["format"] != FORMAT:
             raise FormatError(f"{file}: a trace of format {definition['format']}; this Aion reads format {FORMAT}")
@@ -341,12 +360,16 @@ class Recorder:
         """What was told so far has been carried out."""
         self._dealt_s = time.perf_counter()
 
-    def arrived(self, blocks: Sequence[Block]) -> None:
+    def arrived(self, blocks: Sequence[Block], facts: SliceFacts | None = None) -> None:
         handed: dict[str, int] = {}
         if self._timed:
             waited_s = time.perf_counter() - self._dealt_s
             handed = {"at_us": time.time_ns() // 1000, "took_us": round(waited_s * 1e6)}
-        for header in (block.header for block in blocks):
+        for index, header in enumerate(block.header for block in blocks):
+            own = {}
+            if facts is not None:
+                of = facts.block == index
+                own = {"slices": facts.slice_us[of].tolist(), "events_of": facts.events[of].tolist()}
             times = {"min_us": header.min_us, "max_us": header.max_us} if is_timed(header.slice_us) else {}
             self._rows.append(
                 {
@@ -357,6 +380,7 @@ class Recorder:
                     "bytes": header.size_bytes,
                     **times,
                     **handed,
+                    **own,
                 }
             )
 

@@ -13,8 +13,8 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
+from aion.core.slicing.edges import CELLS_PER_EVENT, MIN_CELLS, EdgeSet, Micros, assign, is_sorted
 from aion.core.slicing.ranges import identity
-from aion.slicing.edges import CELLS_PER_EVENT, MIN_CELLS, EdgeSet, Micros, assign, is_sorted
 from aion.slicing.folds import Fold, Values
 from aion.slicing.rows import Rows
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from aion.core.slicing.edges import EdgeSet, Micros, assign
 from aion.core.windows import Periodic
-from aion.slicing.edges import EdgeSet, Micros, assign
 
 Index = npt.NDArray[np.intp]
 Flags = npt.NDArray[np.bool_]

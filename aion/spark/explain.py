@@ -60,7 +60,7 @@ def _slices(windows: Mapping[str, Definition]) -> Iterator[Line]:
     """The edges that the windows share, and how many of them share an event."""
     periodic = [window for window in windows.values() if isinstance(window, Periodic)]
     gaps = [window.gap_us for window in windows.values() if isinstance(window, Session)]
-    families = SliceGrid(tuple(windows.values())).families
+    families = SliceGrid(tuple(windows.values()), segmented=False).families
     if families:
         edges = " and ".join(
             f"every {format_duration(f.period_us)}" + (f" from {format_duration(f.phase_us)} on" if f.phase_us else "")

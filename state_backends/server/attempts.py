@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Container, Iterator
 from typing import NamedTuple
 
 from aion.errors import AionError, RequestError, ServerError, ServerUnreachable, SessionSuperseded
@@ -105,6 +105,11 @@ class Attempts:
             if any(session in over for over in self._over.values()):
                 raise SessionSuperseded(f"session {session} is over: it was ended, or another attempt took its place")
         raise ServerUnreachable(f"session {session} was never opened here: the state server was restarted")
+
+    def operators_of(self, runs: Container[str]) -> set[tuple[str, str]]:
+        """The operators, as (query, name), that belong to these runs."""
+        with self._lock:
+            return {operator for operator, (run, _) in self._owners.items() if run in runs}
 
     def forget(self, gone: Collection[ShardKey], held: Collection[ShardKey]) -> None:
         """The shards ``gone`` are closed. ``held``: those that are still here."""

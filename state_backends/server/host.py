@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -202,13 +202,15 @@ class Host:
             finally:
                 lock.release()
 
-    def let_go_of_idle(self) -> None:
-        """Closes the shards without an attempt for long: their query stopped, or they work on another host.
+    def let_go_of_idle(self, ended: Container[str] = ()) -> None:
+        """Closes the shards of runs that ended, and shards without an attempt for long: they work on another host.
 
         Such a shard is built from its version when it is opened again.
         """
         with self._lock:
-            idle = [k for k in self._shards if self._schedule.is_idle(k, at_work=self.attempts.is_at_work(k))]
+            over = self.attempts.operators_of(ended)
+            at_work = self.attempts.is_at_work
+            idle = [k for k in self._shards if k[:2] in over or self._schedule.is_idle(k, at_work=at_work(k))]
             closing = [self._shards.pop(key) for key in idle]
             self._closing += [shard for shard, _ in closing]
             for key in idle:

@@ -154,7 +154,7 @@ def serve(folder: Path, host: Host, watch: Executors, stop: threading.Event) -> 
             and host.ailment is None
         ):
             server_folder.bound_log(folder)
-            host.let_go_of_idle()
+            host.let_go_of_idle(server_folder.ended(folder))
             if time.monotonic() >= touch_at:
                 touch_at = time.monotonic() + TOUCH_SECONDS
                 host.still_here()

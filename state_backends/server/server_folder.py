@@ -1,9 +1,9 @@
 """The folder of an application's state server on a host, and which process is the server. Effect: files, locks.
 
-``/tmp/aion-<user>/<digest>``, mode 0700, has ``socket``, ``pid``, ``lease``, ``log`` (all output of the process) and
-``log.1`` (its older part). The process that holds the lock of the lease is the server. The kernel frees the lock when
-the process ends, however it ends, so a lease cannot be stale. Beside the folder lies ``<digest>.lock``; a process holds
-it while it starts or removes a server.
+``/tmp/aion-<user>/<digest>``, mode 0700, has ``socket``, ``pid``, ``lease``, ``log`` (all output of the process),
+``log.1`` (its older part), and ``ended-<run>`` for a run of a query that has just ended. The process that holds the
+lock of the lease is the server. The kernel frees the lock when the process ends, however it ends, so a lease cannot be
+stale. Beside the folder lies ``<digest>.lock``; a process holds it while it starts or removes a server.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from state_backends.server import processes
 from state_backends.server.processes import Process
 
 SOCKET, PID, LOG, OLD_LOG, LEASE = "socket", "pid", "log", "log.1", "lease"
+ENDED = "ended-"
+ENDED_SECONDS = 10.0  # a query that is started again at once finds its shards as it left them
 LOG_BYTES = 1 << 20
 ELECTION_SECONDS = 90.0  # longer than a server may take to start, see the client
 
@@ -147,6 +149,27 @@ def bound_log(folder: Path) -> None:
                 file.seek(-LOG_BYTES, os.SEEK_END)
                 (folder / OLD_LOG).write_bytes(file.read(LOG_BYTES))
             os.truncate(log, 0)
+
+
+def note_end(folder: Path, run: str) -> None:
+    """Lets the server of a folder, if there is one, know that this run of a query has ended.
+
+    Raises ServerError if the folder is another user's.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        private(folder)
+        (folder / f"{ENDED}{run}").touch(mode=0o600)
+
+
+def ended(folder: Path) -> set[str]:
+    """The runs that ended some seconds ago. Each is named once."""
+    found = set()
+    for note in folder.glob(f"{ENDED}*"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - note.stat().st_mtime >= ENDED_SECONDS:
+                note.unlink()
+                found.add(note.name.removeprefix(ENDED))
+    return found
 
 
 def sweep(parent: Path) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from aion.cli import app
 from experiments.chaos import Result, Settings, run, summary
 from experiments.chaos_faults import FAULTS, KILLS
 
@@ -39,3 +43,14 @@ def test_every_pane_is_that_of_an_undisturbed_run_and_of_the_events(tmp_path: Pa
     assert list(summary(result))[-1].startswith(f"{kills} kills, 0 differences")
     assert set(psutil.Process().children(recursive=True)) <= others
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("option", "value"), [("--seed", "2"), ("--events", "90"), ("--payload", "5")])
+def test_another_run_than_the_one_that_was_cut_off_is_refused(tmp_path: Path, option: str, value: str) -> None:
+    begun = {"settings": asdict(Settings(20, seed=1)), "seconds": 5.0, "result": asdict(Result(rounds=1))}
+    (tmp_path / "chaos.json").write_text(json.dumps(begun))
+    arguments = ["--kills", "20", "--seed", "1", option, value, "--resume", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, ["experiment", "chaos", *arguments], env={"COLUMNS": "400"})
+    assert done.exit_code == 2, done.output
+    assert f"{option} " in done.output and f"not {value}" in done.output
+    assert [path.name for path in tmp_path.iterdir()] == ["chaos.json"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from aion.errors import ServerUnreachable
 from state_backends.server import requests
 from state_backends.server.host import Host
+from state_backends.server.server_folder import ended, note_end
 from state_backends.store.backends import StoreConfig
 from state_backends.versions.manifest import Identity
 from tests.stores.rig import make_block
@@ -28,12 +30,12 @@ class Served:
         self.state, self.now = state, 0.0
         self.host = Host(clock=lambda: self.now)
 
-    def open(self, query: str, shard: int, token: str | None, attempt: str) -> dict[str, Any]:
+    def open(self, query: str, shard: int, token: str | None, attempt: str, run: str = "run") -> dict[str, Any]:
         request = {
             "identity": asdict(Identity(query, "tolls", shard, 4, {})),
             "store": CONFIG.to_json(),
             "state_dir": str(self.state),
-            "run": "run",
+            "run": run,
             "operator_uid": "uid",
             "others": False,
             "token": token,
@@ -84,6 +86,41 @@ def test_what_a_stopped_query_held_is_let_go_of(served: Served) -> None:
     assert after["staging"]["misses"] >= before["staging"]["misses"], "what it counted is counted still"
     answer = served.open("stopped", 0, "0000000002-stopped0", "0000000003-stopped0")
     assert answer["rebuilt"] and answer["snapshot"]["next_seq"] == 3, "and it comes back from its version"
+
+
+def test_what_a_query_held_is_let_go_of_when_its_run_ended(served: Served) -> None:
+    served.batch("stopped", 0, 0)
+    version = served.batch("stopped", 0, 1)
+    served.open("stopped", 0, version, "0000000002-cancelled")  # Spark killed its worker
+    served.host.let_go_of_idle({"another"})
+    assert served.host.stats()["shards"] == 1
+    served.host.let_go_of_idle({"run"})
+    assert (served.host.stats()["shards"], served.host.stats()["sessions"]) == (0, 0)
+    with pytest.raises(ServerUnreachable):
+        served.host.work(
+            "append", requests.AppendRequest(session="0000000002-cancelled"), [(2, False, make_block(2, 2, 1000))]
+        )
+
+
+def test_a_query_that_runs_again_keeps_what_it_holds(served: Served) -> None:
+    version = served.batch("again", 0, 0)
+    served.open("again", 0, version, "0000000001-again0", run="the next")
+    served.host.let_go_of_idle({"run"})
+    served.host.work(
+        "append", requests.AppendRequest(session="0000000001-again0"), [(1, False, make_block(1, 1, 1000))]
+    )
+    assert served.host.stats()["shards"] == 1
+
+
+def test_the_end_of_a_run_is_named_once_and_to_a_server_only(tmp_path: Path) -> None:
+    note_end(tmp_path / "nobody", "a")
+    assert not (tmp_path / "nobody").exists()
+    tmp_path.chmod(0o700)
+    note_end(tmp_path, "a")
+    assert ended(tmp_path) == set(), "a query that is started again at once finds its shards"
+    for note in tmp_path.iterdir():
+        os.utime(note, (0, 0))
+    assert (ended(tmp_path), ended(tmp_path)) == ({"a"}, set())
 
 
 def test_a_query_with_a_slow_trigger_is_not_idle_between_its_batches(served: Served) -> None:

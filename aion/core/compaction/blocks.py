@@ -78,8 +78,9 @@ class Folding:
         self._waste: dict[int, int] = {}
         self._sweeping: set[int] = set()
         if snapshot is not None:
-            waste = untable(snapshot.get("waste", {"slice": [], "rows": []}))
-            self._waste = dict(zip(waste["slice"], waste["rows"], strict=True))
+            if "waste" in snapshot:
+                waste = untable(snapshot["waste"])
+                self._waste = dict(zip(waste["slice"], waste["rows"], strict=True))
             runs = untable(snapshot)
             for slice_us, last_seq, size_bytes, is_sorted in zip(*(runs[name] for name in _RUN), strict=True):
                 self._runs.setdefault(slice_us, []).append(Run(last_seq, size_bytes, bool(is_sorted)))

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aion.aggregates.groups import number
+from aion.aggregates.groups import Coded, number
 from aion.aggregates.values import combined
 from aion.core.ingest.block import Block, Codec, Compression, Kind, decode, encode, is_quick
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.numbers import EARLIEST_US, LATEST_US, sum_of
-from aion.core.plan import MARK, Plan
+from aion.core.plan import MARK, SLICE, Plan
 from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE, is_timed
 
 Micros = npt.NDArray[np.int64]
@@ -48,7 +48,8 @@ class _Piece(NamedTuple):
 
     shard: int
     slice_us: int
-    rows: pa.Table
+    rows: pa.RecordBatch
+    size_bytes: int
 
 
 class BlockBuilder:
@@ -88,16 +89,17 @@ class BlockBuilder:
             return
         batch = self._marked(self._one_zero(batch))
         times = batch.column(self.plan.time)
-        slices = slice_starts(self.plan, times)
+        slices = slices_of(self.plan, times)
         if self.plan.layout is None:
             if shards is None:
                 shards = self._shards([batch.column(name) for name in self.plan.key], batch.num_rows)
             names = [_SHARD, _SLICE, *batch.schema.names]
-            yield from self._keep(pa.table([shards, pa.array(slices), *batch.columns], names))
+            yield from self._keep(pa.table([shards, slices.values.take(pa.array(slices.codes)), *batch.columns], names))
         else:
             for rows in self._stretches(batch):
                 part = None if shards is None else shards[rows]
-                yield from self._collect(self._lift(batch[rows], part, slices[rows], self._cells(_micros(times[rows]))))
+                cells = self._cells(_micros(times[rows])) if self.plan.keyed else None
+                yield from self._collect(self._lift(batch[rows], part, slices[rows], cells))
 
     def add_blocks(self, blocks: Sequence[ShardBlock]) -> Iterator[ShardBlock]:
         """Takes what other builders made, of the same plan. A builder takes either batches or blocks.
@@ -110,12 +112,16 @@ class BlockBuilder:
         rows = pa.Table.from_batches([decode(block, schema) for _, block in blocks], schema).combine_chunks()
         counts = [block.header.rows for _, block in blocks]
         shards = np.repeat(np.array([shard for shard, _ in blocks], np.int32), counts)
-        slices = np.repeat(np.array([block.header.slice_us for _, block in blocks], np.int64), counts)
+        slices = self.plan.slices_of(rows)
+        if slices is None:
+            slices = np.repeat(np.array([block.header.slice_us for _, block in blocks], np.int64), counts)
+        else:
+            rows = rows.drop_columns([SLICE])
         tags = {_SHARD: shards, _SLICE: slices}
         if self.plan.layout is not None and self.plan.keyed:
             cells = self._cells(self.plan.instants(rows)[0])
             tags |= {} if cells is None else {_CELL: cells}
-        table = pa.table([*map(pa.array, tags.values()), *rows.columns], [*tags, *schema.names])
+        table = pa.table([*map(pa.array, tags.values()), *rows.columns], [*tags, *rows.schema.names])
         self._is_mixed = True
         yield from self._keep(table) if self.plan.layout is None else self._collect(table)
 
@@ -184,9 +190,9 @@ class BlockBuilder:
             return np.arange(first, self._next_event)
         return None if self.plan.cell_us is None else firsts_us // self.plan.cell_us
 
-    def _lift(self, batch: pa.RecordBatch, shards: pa.Array | None, slices: Micros, cells: Micros | None) -> pa.Table:
+    def _lift(self, batch: pa.RecordBatch, shards: pa.Array | None, slices: Coded, cells: Micros | None) -> pa.Table:
         assert self.plan.layout is not None
-        keys = {_SLICE: pa.array(slices)} if shards is None else {_SHARD: shards, _SLICE: pa.array(slices)}
+        keys: dict[str, Any] = {_SLICE: slices} if shards is None else {_SHARD: shards, _SLICE: slices}
         if cells is not None:
             keys[_CELL] = pa.array(cells)
         for name, field in zip(self.plan.key, self.plan.key_fields, strict=True):
@@ -226,9 +232,13 @@ class BlockBuilder:
         if _CELL in table.schema.names:
             order.append(_CELL)
         table = table.take(pc.sort_indices(table, sort_keys=[(name, "ascending") for name in order])).combine_chunks()
-        for shard, slice_us, start, stop in _runs(table.column(_SHARD).to_numpy(), table.column(_SLICE).to_numpy()):
-            rows = table.slice(start, stop - start).select(self.plan.block_schema.names)
-            yield from self._pieces(shard, slice_us, rows)
+        slices = table.column(_SLICE)
+        segments = self.plan.grid.segments(slices.to_numpy())
+        if self.plan.grid.has_segments:
+            table = table.append_column(SLICE, slices)
+        rows = as_batch(table.select(self.plan.block_schema.names))
+        for shard, segment_us, start, stop in _runs(table.column(_SHARD).to_numpy(), segments):
+            yield from self._pieces(shard, segment_us, rows, start, stop)
         self._pending_rows = self._pending_bytes = 0
 
     # -- kept events --------------------------------------------------------------------------------------
@@ -238,13 +248,14 @@ class BlockBuilder:
         table = pa.concat_tables(self._pending).combine_chunks()
         codes = [_codes(table.column(name)) for name in (_SHARD, _SLICE, *self.plan.key)]
         table = _gather(table, codes)
+        events = as_batch(table.drop_columns([_SHARD, _SLICE]))
         rest: list[pa.Table] = []
         for shard, slice_us, start, stop in _runs(table.column(_SHARD).to_numpy(), table.column(_SLICE).to_numpy()):
             run = table.slice(start, stop - start)
             if not final and run.nbytes < self.target_bytes // 2:
                 rest.append(run)
                 continue
-            yield from self._pieces(shard, slice_us, run.drop_columns([_SHARD, _SLICE]))
+            yield from self._pieces(shard, slice_us, events, start, stop)
         self._pending = rest
         self._pending_bytes = sum(t.nbytes for t in rest)
         if self._pending_bytes > self.buffer_bytes // 2:
@@ -253,33 +264,35 @@ class BlockBuilder:
 
     # -- both ---------------------------------------------------------------------------------------------
 
-    def _pieces(self, shard: int, slice_us: int, rows: pa.Table) -> Iterator[_Piece]:
-        count = max(1, round(rows.nbytes / self.target_bytes))
-        step = -(-rows.num_rows // count)
-        for start in range(0, rows.num_rows, step):
-            yield _Piece(shard, slice_us, rows.slice(start, step))
+    def _pieces(self, shard: int, slice_us: int, table: pa.RecordBatch, start: int, stop: int) -> Iterator[_Piece]:
+        size_bytes = table.slice(start, stop - start).nbytes
+        count = max(1, round(size_bytes / self.target_bytes))
+        step = -(-(stop - start) // count)
+        for begin in range(start, stop, step):
+            rows = table.slice(begin, min(step, stop - begin))
+            yield _Piece(shard, slice_us, rows, size_bytes // count)
 
     def _encoded(self, pieces: Iterator[_Piece]) -> Iterator[ShardBlock]:
         if self.pool is None:
             return map(self._encode, pieces)
         return self.pool.map_ordered(
-            self._encode, pieces, inline=lambda p: is_quick(self.codec, self.compression, p.rows.nbytes)
+            self._encode, pieces, inline=lambda p: is_quick(self.codec, self.compression, p.size_bytes)
         )
 
     def _encode(self, piece: _Piece) -> ShardBlock:
         """Touches nothing of the builder that changes: it runs in the threads of the pool."""
-        shard, slice_us, rows = piece
+        shard, slice_us, rows, _ = piece
         if self.plan.layout is None:
             times = pc.min_max(rows.column(self.plan.time).cast(pa.int64()))
             low, high = times["min"].as_py(), times["max"].as_py()
             kind, events = Kind.EVENTS, rows.num_rows
         else:
             low = high = slice_us
-            kind, events = Kind.PARTIALS, sum_of(combined(rows.column("p0")).to_numpy())
+            kind, events = Kind.PARTIALS, sum_of(rows.column("p0").to_numpy())
         if not is_timed(slice_us):
             low = high = NO_SLICE
         block = encode(
-            rows.to_batches()[0],
+            rows,
             kind=kind,
             slice_us=slice_us,
             events=events,
@@ -294,6 +307,11 @@ class BlockBuilder:
 # No user's column can have these names: they are never joined with the user's in one namespace but here,
 # and a NUL cannot be typed into a Spark column name that survives its parser.
 _SHARD, _SLICE, _CELL, _PART = "\0shard", "\0slice", "\0cell", "\0part"
+
+
+def as_batch(table: pa.Table) -> pa.RecordBatch:
+    """All rows of a table in one batch."""
+    return pa.RecordBatch.from_arrays([combined(column) for column in table.columns], schema=table.schema)
 
 
 def _micros(times: pa.Array) -> npt.NDArray[np.int64]:
@@ -317,16 +335,26 @@ def parts_of(partials: pa.Table, keys: Sequence[str], target_bytes: int) -> npt.
     return parts
 
 
-def slice_starts(plan: Plan, times: pa.Array) -> npt.NDArray[np.int64]:
+def slices_of(plan: Plan, times: pa.Array) -> Coded:
     """The slice of each event; events without a time are in NO_SLICE, those out of range in BEYOND_SLICE."""
     values = times.cast(pa.int64())
-    micros = values.fill_null(0).to_numpy(zero_copy_only=False)
-    starts = plan.grid.starts(micros)
-    if int(micros.min(initial=0)) < EARLIEST_US or int(micros.max(initial=0)) > LATEST_US:
-        starts = np.where((micros < EARLIEST_US) | (micros > LATEST_US), BEYOND_SLICE, starts)
-    if values.null_count:
-        starts = np.where(values.is_null().to_numpy(zero_copy_only=False), NO_SLICE, starts)
-    return starts
+    is_null = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
+    micros = (values.fill_null(0) if is_null is not None else values).to_numpy(zero_copy_only=False)
+    is_beyond = None
+    extent = (int(micros.min()), int(micros.max())) if len(micros) else (0, 0)
+    if extent[0] < EARLIEST_US or extent[1] > LATEST_US:
+        is_beyond = (micros < EARLIEST_US) | (micros > LATEST_US)
+    outside = [(flags, name) for flags, name in ((is_beyond, BEYOND_SLICE), (is_null, NO_SLICE)) if flags is not None]
+    if outside:
+        inside = ~np.logical_or.reduce([flags for flags, _ in outside])
+        # What is outside must not stretch the time that is laid out.
+        micros = np.where(inside, micros, micros[inside][0] if inside.any() else 0)
+        extent = int(micros.min()), int(micros.max())
+    codes, starts = plan.grid.edges.slots(micros, extent)
+    for flags, name in outside:
+        codes = np.where(flags, len(starts), codes)
+        starts = np.append(starts, name)
+    return Coded(codes, pa.array(starts))
 
 
 def _runs(shards: npt.NDArray[np.int32], slices: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int, int]]:

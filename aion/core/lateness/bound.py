@@ -23,6 +23,7 @@ from aion.core.lateness.histogram import LatenessHistogram
 from aion.core.lateness.models import FAMILIES, NAMES, choose, fit, modelled
 from aion.core.lateness.observe import HALF_LIFE_US, Floats, Lateness, room_us
 from aion.core.lateness.shared import Outlook, Standing, heard, observations
+from aion.core.lateness.sketch import Ints
 from aion.core.trigger.triggers import NothingKnown
 from aion.errors import FormatError
 from policies.cleanup import Cleanup, Decision, Reason, cut_to_room, decide
@@ -150,6 +151,10 @@ class AdaptiveBound:
     def observe_on_time(self, end_us: int, events: int) -> None:
         """See :meth:`aion.core.lateness.observe.Lateness.observe_on_time`."""
         self.lateness.observe_on_time(end_us, events)
+
+    def observe_all_on_time(self, ends_us: Ints, events: Ints) -> None:
+        """See :meth:`aion.core.lateness.observe.Lateness.observe_all_on_time`."""
+        self.lateness.observe_all_on_time(ends_us, events)
 
     def observe_state(self, slice_us: int, at_us: int, size_bytes: int) -> None:
         """See :meth:`aion.core.lateness.observe.Lateness.observe_state`."""

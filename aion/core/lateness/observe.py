@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aion.core.lateness.sketch import EDGES_US, Ints, LatenessSketch
-from aion.core.numbers import plus
+from aion.core.numbers import plus, sum_of
 from aion.core.packing import pack, unpack
 from aion.errors import FormatError
 
@@ -129,6 +129,23 @@ class Lateness:
         if epoch is not None:
             epoch.on_time = plus(epoch.on_time, events)
             epoch.windows += 1
+
+    def observe_all_on_time(self, ends_us: Ints, events: Ints) -> None:
+        """The same for many windows at once; their ends ascend."""
+        begin = 0
+        while begin < len(ends_us):
+            if self.since_us is not None:  # windows of epochs that began before it are not counted
+                counted_us = -(-self.since_us // self.width_us) * self.width_us
+                begin += int(np.searchsorted(ends_us[begin:], counted_us))
+                if begin == len(ends_us):
+                    break
+            epoch, width_us = self._epoch(int(ends_us[begin])), self.width_us
+            over_us = (int(ends_us[begin]) // width_us + 1) * width_us
+            end = begin + int(np.searchsorted(ends_us[begin:], over_us))
+            if epoch is not None:
+                epoch.on_time = plus(epoch.on_time, sum_of(events[begin:end]))
+                epoch.windows += end - begin
+            begin = end
 
     def observe_state(self, slice_us: int, at_us: int, size_bytes: int) -> None:
         """A block of a slice that begins at ``slice_us`` came, with the watermark at ``at_us``, and is kept.
@@ -319,6 +336,9 @@ class Bound(Protocol):
 
     def observe_on_time(self, end_us: int, events: int) -> None:
         """See :meth:`Lateness.observe_on_time`."""
+
+    def observe_all_on_time(self, ends_us: Ints, events: Ints) -> None:
+        """See :meth:`Lateness.observe_all_on_time`."""
 
     def observe_state(self, slice_us: int, at_us: int, size_bytes: int) -> None:
         """See :meth:`Lateness.observe_state`."""

@@ -5,12 +5,18 @@ The words of :mod:`aion.core.operator.operator`; a shell brings the facts and ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from aion.core.compaction.blocks import Fold, Folded
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 class Kind(StrEnum):
@@ -33,19 +39,31 @@ class WindowRef(NamedTuple):
 
 
 class BlockFact(NamedTuple):
-    """A block that arrived: its slice, how many events it stands for, and its encoded size."""
+    """A block that arrived: its segment, how many events it stands for, and its encoded size."""
 
     slice_us: int
     events: int
     size_bytes: int
 
 
+class SliceFacts(NamedTuple):
+    """What the blocks of an arrival hold of each slice: the number of the block, the slice, and its events."""
+
+    block: Ints
+    slice_us: Ints
+    events: Ints
+
+
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Blocks came. ``rows``: the :class:`~aion.core.operator.keyed.orders.Arrivals`, where windows depend on rows."""
+    """Blocks came. ``rows``: the :class:`~aion.core.operator.keyed.orders.Arrivals`, where windows depend on rows.
+
+    ``slices``: None where each block is of a single slice, which it is named after.
+    """
 
     blocks: Sequence[BlockFact]
     rows: Any = None
+    slices: SliceFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +95,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class EmitDropped:
-    """Block ``index`` came too late for ``window`` (None: it has no event time); yield it as dropped."""
+    """What block ``index`` holds of ``window`` came too late (None: it has no event time); yield it as dropped."""
 
     index: int
     window: WindowRef | None
@@ -85,25 +103,62 @@ class EmitDropped:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Execute:
-    """Compute ``window`` over its ``slices`` and emit the pane.
-
-    ``changed_since``: only keys with a block above this seq have changed (-1: all of them have).
-    ``late_from``: blocks from this seq on are late for the window. ``events`` and ``late_events`` are those
-    of the window, of all keys together. ``staleness``: of the interval that it ends, ``t * n / (T * N)`` with N the
-    late events so far (paper 3.4): 0 for an execution on time.
-    """
+class Execution(NamedTuple):
+    """One window of an :class:`Execute`."""
 
     window: WindowRef
     kind: Kind
     pane: int
-    slices: tuple[int, ...]
     changed_since: int
     late_from: int
     events: int
     late_events: int
     staleness: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Execute:
+    """Compute windows over their slices and emit their panes: a column for each thing, a row for each window.
+
+    ``slices``: the segments that any of the windows has a part in. ``changed_since``: only keys with a block above this
+    seq have changed (-1: all of them have). ``late_from``: blocks from this seq on are late for the window. ``events``
+    and ``late_events`` are those of the window, of all keys together. ``staleness``: of the interval that it ends,
+    ``t * n / (T * N)`` with N the late events so far (paper 3.4): 0 for an execution on time.
+    """
+
+    kind: Kind
+    slices: tuple[int, ...]
+    definition: Ints
+    start_us: Ints
+    end_us: Ints
+    pane: Ints
+    changed_since: Ints
+    late_from: Ints
+    events: Ints
+    late_events: Ints
+    staleness: Floats
+
+    @classmethod
+    def of(cls, executions: Sequence[Execution], slices: tuple[int, ...]) -> Execute:
+        """Executions of one kind, with the segments of all of them."""
+        numbers = [(*e.window, e.pane, e.changed_since, e.late_from, e.events, e.late_events) for e in executions]
+        columns: list[Any] = [*np.array(numbers, np.int64).reshape(-1, 8).T]
+        columns.append(np.array([e.staleness for e in executions], np.float64))
+        return cls(executions[0].kind, slices, *columns)
+
+    def __len__(self) -> int:
+        return len(self.end_us)
+
+    def __iter__(self) -> Iterator[Execution]:
+        refs = zip(self.definition.tolist(), self.start_us.tolist(), self.end_us.tolist(), strict=True)
+        names = ("pane", "changed_since", "late_from", "events", "late_events", "staleness")
+        columns = zip(*(getattr(self, name).tolist() for name in names), strict=True)
+        return (Execution(WindowRef(*ref), self.kind, *row) for ref, row in zip(refs, columns, strict=True))
+
+    def some(self, which: Any, slices: tuple[int, ...] | None = None) -> Execute:
+        """Some of the windows, by a mask, a slice or their numbers; ``slices``: if they have no part in others."""
+        columns = (getattr(self, f.name)[which] for f in fields(self)[2:])
+        return Execute(self.kind, self.slices if slices is None else slices, *columns)
 
 
 @dataclass(frozen=True, slots=True)

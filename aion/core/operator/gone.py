@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from aion.core.intervals import Runs
-from aion.core.operator.actions import WindowRef
 from aion.core.operator.lifecycle import NEVER
 from aion.core.windows import Periodic
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 class Gone:
@@ -29,13 +34,19 @@ class Gone:
             number: Runs(window.slide_us, runs) for (number, window), runs in zip(windows.items(), purged, strict=True)
         }
 
-    def __contains__(self, ref: WindowRef) -> bool:
-        return ref.end_us <= self.closed_us or ref.start_us in self._purged[ref.definition]
+    def contains(self, definition: Ints, starts_us: Ints, ends_us: Ints) -> Flags:
+        """Which of these windows are gone."""
+        found: Flags = ends_us <= self.closed_us
+        if any(self._purged.values()):
+            for row in np.flatnonzero(~found).tolist():
+                found[row] = int(starts_us[row]) in self._purged[int(definition[row])]
+        return found
 
-    def add(self, ref: WindowRef) -> None:
-        """It was purged."""
-        if ref.end_us > self.closed_us:
-            self._purged[ref.definition].add(ref.start_us)
+    def add(self, definition: Ints, starts_us: Ints, ends_us: Ints) -> None:
+        """They were purged."""
+        alone = ends_us > self.closed_us
+        for number, start_us in zip(definition[alone].tolist(), starts_us[alone].tolist(), strict=True):
+            self._purged[number].add(start_us)
 
     def close(self, us: int) -> None:
         """All that end by then are gone."""

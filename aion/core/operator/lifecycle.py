@@ -122,7 +122,7 @@ def windows_to_json(names: Mapping[str, Sequence[int]], states: Sequence[WindowS
 
 
 def windows_from_json(value: Mapping[str, Any], *names: str) -> Iterator[tuple[list[int], WindowState]]:
-    """Of each window which it is, and what is known of it; also of versions of before this was packed."""
+    """Which window each is, and what is known of it."""
     columns = untable(value)
     for which, known in zip(
         zip(*(columns[name] for name in names), strict=True),
@@ -130,10 +130,7 @@ def windows_from_json(value: Mapping[str, Any], *names: str) -> Iterator[tuple[l
         strict=True,
     ):
         state = WindowState(**dict(zip(_COLUMNS, known, strict=True)))
-        if "packed" in value:
-            state.status, state.executed_seq = _STATUSES[int(state.status)], state.last_seq - state.executed_seq
-        else:
-            state.status = Status(state.status)
+        state.status, state.executed_seq = _STATUSES[int(state.status)], state.last_seq - state.executed_seq
         yield list(which), state
 
 
@@ -155,15 +152,18 @@ class StalenessKept:
     largest: float = 0.0
 
     def observe(self, state: WindowState, bound: float | None) -> None:
-        if not state.all_staleness:
-            return
-        staleness = state.stalest / state.all_staleness
+        if state.all_staleness:
+            self.note(state.stalest, state.stalest_before, state.all_staleness, bound)
+
+    def note(self, stalest: float, stalest_before: float, all_staleness: float, bound: float | None) -> None:
+        """A window with late events is gone; for the first three see :class:`WindowState`."""
+        staleness = stalest / all_staleness
         self.windows += 1
         self.total += staleness
         self.largest = max(self.largest, staleness)
         if bound is None or staleness <= bound * (1 + 1e-9):
             self.kept += bound is not None
-        elif state.stalest_before <= bound * state.all_staleness:
+        elif stalest_before <= bound * all_staleness:
             self.missed_between_looks += 1
         else:
             self.missed_otherwise += 1

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from aion.core.lateness.bound import AdaptiveBound, Expected
-from aion.core.operator.lifecycle import Status, WindowState, windows_from_json
+from aion.core.operator.lifecycle import Status
+from aion.core.operator.window_table import WindowTable, status_of
 from aion.core.trigger.triggers import Trigger, trigger_from_json
 from policies.cleanup import Reason
 
@@ -57,11 +61,15 @@ def windows(snapshot: Mapping[str, Any], definitions: Sequence[tuple[str, Mappin
     bound = AdaptiveBound.of_snapshot(snapshot["lateness"])
     trigger = trigger_from_json(snapshot["trigger"], Expected(bound))
     at_us, step_us = snapshot["watermark_us"], snapshot["watermark_step_us"]
-    found = []
-    for (number, start_us), state in windows_from_json(snapshot["windows"], "definition", "start_us"):
-        end_us = start_us + definitions[number][1]["size_us"]
-        found.append(_outlook(bound, trigger, number, start_us, end_us, state, at_us, step_us))
+    table = WindowTable.from_json(snapshot["windows"], len(definitions))
+    found = [_outlook(bound, trigger, table, row, at_us, step_us) for row in range(len(table))]
     return sorted(found, key=lambda window: (window.end_us, window.start_us, window.definition))
+
+
+def by_status(snapshot: Mapping[str, Any]) -> Counter[str]:
+    """How many windows of one shard are active, and how many late."""
+    ends = WindowTable.from_json(snapshot["windows"], 1)["end_us"].tolist()
+    return Counter(str(status_of(end_us, snapshot["watermark_us"])) for end_us in ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,37 +119,34 @@ def keyed_windows(
 
 
 def _outlook(
-    bound: AdaptiveBound,
-    trigger: Trigger,
-    number: int,
-    start_us: int,
-    end_us: int,
-    state: WindowState,
-    at_us: int | None,
-    step_us: int,
+    bound: AdaptiveBound, trigger: Trigger, table: WindowTable, row: int, at_us: int | None, step_us: int
 ) -> WindowOutlook:
-    if state.status == Status.LATE and at_us is not None:
-        lateness_us = at_us - end_us
-        executions = [end_us + us for us in trigger.planned(state.view(lateness_us, step_us))]
-        to_come = bound.still_to_come(state.bound_us, lateness_us)
-        stale_now = state.stale(lateness_us)
+    rows = np.array([row])
+    state = {name: column[row].item() for name, column in table.columns.items()}
+    end_us, status = state["end_us"], status_of(state["end_us"], at_us)
+    if status is Status.LATE and at_us is not None:
+        (view,) = table.views(rows, at_us, step_us)
+        executions = [end_us + us for us in trigger.planned(view)]
+        to_come = bound.still_to_come(state["bound_us"], at_us - end_us)
+        stale_now = float(table.stale(rows, at_us)[0])
     else:
         # As it will be when it has run on time.
-        view = state.view(0, step_us)._replace(news=0, executions=0)
-        executions = [end_us, *(end_us + us for us in trigger.planned(view))]
-        to_come = bound.still_to_come(state.bound_us)
+        (view,) = table.views(rows, end_us, step_us)
+        executions = [end_us, *(end_us + us for us in trigger.planned(view._replace(news=0, executions=0)))]
+        to_come = bound.still_to_come(state["bound_us"])
         stale_now = 0.0
+    all_staleness = float(table.all_staleness(rows)[0])
     return WindowOutlook(
-        number,
-        start_us,
+        state["definition"],
+        state["start_us"],
         end_us,
-        str(state.status),
-        state.bound_us,
-        Reason.of_code(state.reason),
-        state.events,
-        state.late_events,
-        state.news,
+        str(status),
+        state["bound_us"],
+        Reason.of_code(state["reason"]),
+        state["events"],
+        state["late_events"],
+        state["news"],
         to_come,
-        max(state.stalest, stale_now) / state.all_staleness if state.all_staleness else 0.0,
+        max(state["stalest"], stale_now) / all_staleness if all_staleness else 0.0,
         tuple(executions),
     )

@@ -1,23 +1,28 @@
-"""The edges that all windows of an operator share (Scotty section IV). Pure, vectorised.
+"""Slices, and the segments that they are stored in (Scotty section IV). Pure, vectorised.
 
-A slice is the stretch between two neighbouring edges, named by its start. All events of a slice
-belong to the same windows, so whatever is stored, it is stored once per slice.
+A *slice* is the stretch between two neighbouring edges of the windows, named by its start. All events of a slice belong
+to the same windows, so whatever is stored, it is stored once for each slice.
+
+A *segment* is the stretch of whole slices that one block holds: what is stored, moved and dropped as one. Where windows
+have one family of edges, each slice is a segment. Where they have several, slices are many and short, and a segment is
+as long as the shortest window: then a window lies in few segments, and shares little with its neighbours.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from aion.core.packing import table, untable
+from aion.core.slicing.edges import EdgeSet
 from aion.core.windows import Definition, Family, Periodic
 
 Micros = npt.NDArray[np.int64]
-V = TypeVar("V")
 
 LEAST_KEYED_US = 60_000_000
 """Slices for windows of single keys are at least a minute long."""
@@ -36,89 +41,123 @@ class SliceGrid:
     """Slices for a fixed sequence of window definitions (their index is the definition's number).
 
     Windows that each key has its own of have no edges; where there are some, slices are no longer than is good for
-    reading what they need.
+    reading what they need. ``segmented``: whether several slices may share a block.
     """
 
-    def __init__(self, windows: Sequence[Definition]) -> None:
+    def __init__(self, windows: Sequence[Definition], *, segmented: bool = True) -> None:
         self.periodic = {number: w for number, w in enumerate(windows) if isinstance(w, Periodic)}
-        edges = {family for window in self.periodic.values() for family in window.families()}
+        families = {family for window in self.periodic.values() for family in window.families()}
         reaches = [window.reach_us for window in windows if not isinstance(window, Periodic)]
         if reaches:
-            edges.add(Family(max(min(reaches), LEAST_KEYED_US), 0))
-        families = sorted(edges)
-        # An edge family whose edges are all edges of another one adds nothing.
-        self.families = tuple(
-            f
-            for f in families
-            if not any(
-                g != f and f.period_us % g.period_us == 0 and (f.phase_us - g.phase_us) % g.period_us == 0
-                for g in families
-            )
-        )
+            families.add(Family(max(min(reaches), LEAST_KEYED_US), 0))
+        self.edges = EdgeSet(families)
+        self._segment: Family | None = None
+        if segmented and len(self.edges.families) > 1:
+            shortest = min(self.periodic.values(), key=lambda window: (window.size_us, window.offset_us))
+            self._segment = Family(shortest.size_us, shortest.offset_us % shortest.size_us)
+            # No slice lies in two segments.
+            self.edges = EdgeSet([*self.edges.families, self._segment])
 
     @property
+    def families(self) -> tuple[Family, ...]:
+        """The families of edges, without those that add no edge."""
+        return self.edges.families
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether a block may hold several slices, so that its rows say which one they are of."""
+        return self._segment is not None
+
+    @cached_property
     def longest_us(self) -> int:
-        """No slice is longer."""
-        return min(family.period_us for family in self.families)
+        """No segment is longer."""
+        return self._segment.period_us if self._segment else min(family.period_us for family in self.families)
 
     def starts(self, times_us: Micros) -> Micros:
-        """The slice start of each event time; one or two numpy passes per edge family."""
-        result: Micros | None = None
-        for family in self.families:
-            floor = _floor(times_us, family.period_us, family.phase_us)
-            result = floor if result is None else np.maximum(result, floor, out=result)
-        assert result is not None
-        return result
+        """The slice start of each event time."""
+        return self.edges.starts(times_us)
 
-    def end(self, start_us: int) -> int:
-        """The exclusive end of the slice that starts at ``start_us``."""
-        return min(family.after(start_us) for family in self.families)
+    def segments(self, slices_us: Micros) -> Micros:
+        """The segment of each slice; what has no time stays what it is."""
+        if self._segment is None:
+            return slices_us
+        period, phase = self._segment
+        timed = (slices_us > NO_SLICE) & (slices_us < BEYOND_SLICE)
+        if timed.all():
+            return np.asarray((slices_us - phase) // period * period + phase)
+        found = slices_us.copy()
+        found[timed] = self.segments(slices_us[timed])
+        return found
 
-    def covering(self, start_us: int) -> list[tuple[int, int]]:
-        """(definition number, window start) of every window that the slice is part of."""
-        if not is_timed(start_us):
-            return []
-        return [
-            (number, window_start)
-            for number, window in self.periodic.items()
-            for window_start in window.starts_covering(start_us)
-        ]
+    def ends(self, segments_us: Micros) -> Micros:
+        """The exclusive end of each segment."""
+        if self._segment is not None:
+            return segments_us + self._segment.period_us
+        following = [segments_us + p - (segments_us - phase) % p for p, phase in self.families]
+        return np.asarray(np.minimum.reduce(following))
+
+    def end(self, segment_us: int) -> int:
+        """The exclusive end of a segment."""
+        if self._segment is not None:
+            return segment_us + self._segment.period_us
+        return min(family.after(segment_us) for family in self.families)
 
 
-class LiveSlices(dict[int, V]):
-    """Something of each slice that is kept, by its start; also in their order, which is made when it is asked for."""
+class LiveSegments:
+    """The segments of which blocks are kept, in order of time."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, grid: SliceGrid, starts_us: Iterable[int] = ()) -> None:
+        self._grid = grid
+        self._known = set(starts_us)
         self._order: list[int] | None = None
 
-    def __setitem__(self, start_us: int, value: V) -> None:
-        if start_us not in self:
-            self._order = None
-        super().__setitem__(start_us, value)
+    def __contains__(self, start_us: int) -> bool:
+        return start_us in self._known
 
-    def __delitem__(self, start_us: int) -> None:
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._in_order())
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, start_us: int) -> None:
+        if start_us not in self._known:
+            self._known.add(start_us)
+            self._order = None
+
+    def drop(self, starts_us: Iterable[int]) -> None:
+        self._known.difference_update(starts_us)
         self._order = None
-        super().__delitem__(start_us)
 
     def between(self, start_us: int, end_us: int) -> tuple[int, ...]:
-        """Slices that start in this stretch, in their order."""
+        """Those that have a part in ``[start_us, end_us)``."""
+        order = self._in_order()
+        first = bisect_left(order, start_us - self._grid.longest_us + 1)
+        last = bisect_left(order, end_us)
+        while first < last and self._grid.end(order[first]) <= start_us:
+            first += 1
+        return tuple(order[first:last])
+
+    def within_any(self, starts_us: Micros, ends_us: Micros) -> tuple[int, ...]:
+        """Those that have a part in any of the stretches ``[start, end)``."""
+        if not len(starts_us) or not self._known:
+            return ()
+        if len(starts_us) == 1:
+            return self.between(int(starts_us[0]), int(ends_us[0]))
+        order = np.array(self._in_order(), np.int64)
+        begun = np.searchsorted(np.sort(starts_us), self._grid.ends(order))
+        over = np.searchsorted(np.sort(ends_us), order, side="right")
+        return tuple(order[begun > over].tolist())
+
+    def _in_order(self) -> list[int]:
         if self._order is None:
-            self._order = sorted(self)
-        return tuple(self._order[bisect_left(self._order, start_us) : bisect_left(self._order, end_us)])
+            self._order = sorted(self._known)
+        return self._order
 
 
 def slices_to_json(slices: Iterable[int]) -> dict[str, Any]:
     return table({"slice": sorted(slices)})
 
 
-def slices_from_json(value: Any) -> list[int]:
-    """Also those of a version of before they were packed."""
-    return list(value) if isinstance(value, list | tuple) else untable(value)["slice"]
-
-
-def _floor(times_us: Micros, period_us: int, phase_us: int) -> Micros:
-    # numpy turns division by one scalar into multiplications; `%` has no such path and is 6 times slower.
-    if not phase_us:
-        return times_us // period_us * period_us
-    return (times_us - phase_us) // period_us * period_us + phase_us
+def slices_from_json(value: Mapping[str, Any]) -> list[int]:
+    return untable(value)["slice"]

@@ -13,7 +13,7 @@ from rich.table import Table
 from aion.config.values import about_bytes
 from aion.core.lateness.observe import Lateness
 from aion.core.lateness.sketch import LatenessSketch
-from aion.core.operator.lifecycle import windows_from_json
+from aion.core.operator.overview import by_status
 from aion.core.time import format_instant, short_duration
 from aion.errors import ConfigError
 from aion.tools.inspect.windows import show_windows
@@ -94,7 +94,7 @@ def _operators(findings: list[ShardFinding]) -> Table:
         windows: Counter[str] = Counter()
         lateness = LatenessSketch()
         for snapshot in snapshots:
-            windows.update(str(state.status) for _, state in windows_from_json(snapshot["windows"], "start_us"))
+            windows.update(by_status(snapshot))
             if live := sum(keyed["live"]["windows"] for keyed in snapshot["keyed"] if "live" in keyed):
                 windows["of single keys"] += live
             lateness.merge(LatenessSketch(Lateness.from_json(snapshot["lateness"]["lateness"]).counts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from statistics import median
@@ -229,7 +229,8 @@ class _Shard:
             if paced:
                 self._pass(before_s)
             blocks = batch.blocks[start : start + count]
-            self._carry_out(self.operator.handle(Arrived(blocks)), blocks, batch.rows[start : start + count])
+            arrived = Arrived(blocks, None, batch.facts(start, count))
+            self._carry_out(self.operator.handle(arrived), blocks, batch.rows[start : start + count])
             start += count
         if start and self._versions is None:
             self._end_call()
@@ -279,14 +280,10 @@ class _Shard:
         for action in actions:
             if isinstance(action, Prestage):
                 self._prestage(action.slices, self._announced(action, appends))
-        executes = [a for a in actions if isinstance(a, Execute)]
-        if self._plan.layout is not None:
-            for among in ([e for e in executes if e.changed_since < 0], [e for e in executes if e.changed_since >= 0]):
-                if among:
-                    self._execute(among)
-        else:
-            for execute in executes:
-                self._execute([execute])
+        for order in actions:
+            if isinstance(order, Execute):
+                for some in self._at_once(order):
+                    self._execute(some)
         self._fold([a for a in actions if isinstance(a, Fold)])
         self.store.destage([s for a in actions if isinstance(a, Destage) for s in a.slices])
         purge = [s for a in actions if isinstance(a, Purge) for s in a.slices]
@@ -316,18 +313,30 @@ class _Shard:
             asked_s = self._host.disk.now_s
         return found, size, waited_s
 
-    def _execute(self, executes: Sequence[Execute]) -> None:
+    def _at_once(self, order: Execute) -> Iterator[Execute]:
+        """Windows that are computed together, as the executor has it."""
+        if self._plan.layout is not None:
+            before = order.changed_since >= 0
+            yield from (order.some(among) for among in (~before, before) if among.any())
+            return
+        for i, (start, end) in enumerate(zip(order.start_us.tolist(), order.end_us.tolist(), strict=True)):
+            yield order.some(slice(i, i + 1), tuple(s for s in order.slices if start <= s < end))
+
+    def _execute(self, order: Execute) -> None:
         machine = self._host.machine
         begin = self._host.disk.now_s
-        slices = sorted({s for e in executes for s in e.slices})
+        ends = self._plan.grid.ends(np.array(order.slices, np.int64)).tolist()
+        slices = [
+            s for s, end in zip(order.slices, ends, strict=True) if ((order.start_us < end) & (order.end_us > s)).any()
+        ]
         keys: Ranges | None = None
         size, waited_s = 0, 0.0
-        if self._folds and self._plan.key and all(e.changed_since >= 0 for e in executes):
-            since: dict[int, int] = {}
-            for execute in executes:
-                for s in execute.slices:
-                    since[s] = min(execute.changed_since, since.get(s, execute.changed_since))
-            only = Only({s: (seq, _NO_END) for s, seq in since.items()})
+        if self._folds and self._plan.key and bool((order.changed_since >= 0).all()):
+            since: dict[int, tuple[int, int]] = {}
+            for s, end in zip(order.slices, ends, strict=True):
+                of = order.changed_since[(order.start_us < end) & (order.end_us > s)]
+                since |= {s: (int(of.min()), _NO_END)} if len(of) else {}
+            only = Only(since)
             news, size, waited_s = self._read(slices, machine.processing_bytes_per_s, only=only)
             keys = self._keys(sorted({stored.arrival for stored in news}))
         blocking = self._plan.blocking

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -13,21 +12,30 @@ from aion.core.operator.keyed.orders import ExecuteKeyed, Order
 from aion.core.operator.keyed.shard import KeyedShard
 from aion.core.operator.keyed.table import Ints
 from aion.core.operator.keyed.windows import Orders
-from aion.core.slicing.grid import LiveSlices, SliceGrid
+from aion.core.slicing.grid import LiveSegments, SliceGrid
 
 
 class KeyedSlices:
-    """The live slices of an operator, each with the other windows that need it, as windows of single keys see them."""
+    """The live segments of an operator as windows of single keys see them.
 
-    def __init__(self, grid: SliceGrid, slices: LiveSlices[Any], keyed: KeyedShard) -> None:
-        self._grid, self._slices, self._keyed = grid, slices, keyed
+    ``are_for_keys_only``: which segments no other window needs.
+    """
+
+    def __init__(
+        self,
+        grid: SliceGrid,
+        segments: LiveSegments,
+        keyed: KeyedShard,
+        are_for_keys_only: Callable[[Sequence[int]], list[bool]],
+    ) -> None:
+        self._grid, self._segments, self._keyed = grid, segments, keyed
+        self._are_for_keys_only = are_for_keys_only
 
     def between(self, first_us: int, last_us: int, but: Container[int] = ()) -> list[int]:
         """Those that may hold an event of the stretch, both ends of which belong to it."""
         if not self._keyed:
             return []
-        near = self._slices.between(first_us - self._grid.longest_us, last_us + 1)
-        return [s for s in near if self._grid.end(s) > first_us and s not in but]
+        return [s for s in self._segments.between(first_us, last_us + 1) if s not in but]
 
     def placed(self, orders: Orders) -> list[Order]:
         """Orders with the slices that their rows are in."""
@@ -62,7 +70,8 @@ class KeyedSlices:
     def _old(self, slices: Iterable[int]) -> list[int]:
         """Those of which only what is in the index may be needed."""
         settled_us = self._keyed.settled_us()
-        return [s for s in slices if not self._slices[s] and self._grid.end(s) <= settled_us]
+        settled = [s for s in slices if self._grid.end(s) <= settled_us]
+        return [s for s, alone in zip(settled, self._are_for_keys_only(settled), strict=True) if alone]
 
     def _bounds(self, slices: Sequence[int]) -> tuple[Ints, Ints]:
         """Starts and ends."""

@@ -417,8 +417,5 @@ class KeyedWindows:
 
     def _restore(self, snapshot: Mapping[str, Any]) -> None:
         self.closed_us, self.next_id = snapshot["closed_us"], snapshot["next_id"]
-        cells = snapshot["cells"]
-        # Versions of before they were packed have their columns beside them.
-        packed = cells if isinstance(cells, Mapping) else {**snapshot, "cell": cells}
-        for (cell,), state in windows_from_json(packed, "cell"):
+        for (cell,), state in windows_from_json(snapshot["cells"], "cell"):
             self._cells[cell] = state

@@ -1,7 +1,7 @@
 """The edges of all periodic windows together, and which slice an event is in (Scotty section III). Pure.
 
-Where :class:`aion.core.slicing.grid.SliceGrid` takes a pass over the events for each family of edges, here the edges of
-a stretch of time are laid out once, so that the cost per event does not depend on the number of windows.
+The edges of a stretch of time are laid out once and looked up in a table. So the cost of an event does not depend on
+how many windows there are.
 """
 
 from __future__ import annotations
@@ -64,19 +64,30 @@ class EdgeSet:
         return np.concatenate(([floor], _distinct(edges, low_us, high_us, self.unit_us, self.origin_us)))
 
     def starts(self, times_us: Micros) -> Micros:
-        """The slice start of each event time, as ``SliceGrid.starts``; any order, any number of windows."""
+        """The slice start of each event time; times in any order, any number of windows."""
         if len(self.families) == 1 or not len(times_us):
             return self.floors(times_us)
         edges = self.covering(times_us)
         return self.floors(times_us) if edges is None else edges[assign(times_us, edges)]
 
-    def covering(self, times_us: Micros) -> Micros | None:
+    def slots(self, times_us: Micros, extent: tuple[int, int]) -> tuple[Index, Micros]:
+        """The slice of each event time as a number, and the start of the slice of each number, ascending.
+
+        There may be numbers that no event has. ``extent``: the earliest and the latest time.
+        """
+        edges = self.covering(times_us, extent)
+        if edges is None:
+            starts, numbers = np.unique(self.floors(times_us), return_inverse=True)
+            return numbers, starts
+        return assign(times_us, edges, covered=True), edges
+
+    def covering(self, times_us: Micros, extent: tuple[int, int] | None = None) -> Micros | None:
         """Edges enough to tell the slice of each of these times; None where there are too many to lay out.
 
         Stretches without an event are left out, so edges may be missing there: a few instants that lie far apart do
         not cost all edges between them.
         """
-        low, high = int(times_us.min()), int(times_us.max())
+        low, high = extent or (int(times_us.min()), int(times_us.max()))
         affordable = CELLS_PER_EVENT * len(times_us) + MIN_CELLS
         if self.density * (high - low) <= affordable:
             return self.between(low, high)
@@ -101,23 +112,29 @@ class EdgeSet:
         return result
 
 
-def assign(times_us: Micros, edges: Micros) -> Index:
+def assign(times_us: Micros, edges: Micros, *, covered: bool = False) -> Index:
     """For each time the number of the last of the sorted ``edges`` at or before it; -1 before the first.
+
+    ``covered``: no time is before the first edge, or behind the one that would follow the last.
 
     In the order of preference: integer division where edges are evenly spaced, counting where times are sorted, a
     lookup grid where edges are not, and a search where even a fine grid has many edges in one cell.
     """
     if not len(edges) or not len(times_us):
         return np.full(len(times_us), -1, np.intp)
+    if covered and len(edges) == 1:
+        return np.zeros(len(times_us), np.intp)
     if edges[0] == edges[-1]:
         return np.where(times_us >= edges[0], len(edges) - 1, -1)
     spacings = np.diff(edges)
     if (spacings == spacings[0]).all():
-        return np.asarray(np.clip((times_us - edges[0]) // spacings[0], -1, len(edges) - 1), np.intp)
+        slots = times_us - edges[0]
+        np.floor_divide(slots, spacings[0], out=slots)
+        return slots if covered else np.asarray(np.clip(slots, -1, len(edges) - 1), np.intp)
     if len(edges) < len(times_us) and is_sorted(times_us):
         bounds = np.concatenate(([0], np.searchsorted(times_us, edges), [len(times_us)]))
         return np.repeat(np.arange(-1, len(edges)), np.diff(bounds))
-    found = _through_grid(times_us, edges, spacings)
+    found = _through_grid(times_us, edges, spacings, covered=covered)
     return np.asarray(np.searchsorted(edges, times_us, side="right") - 1) if found is None else found
 
 
@@ -127,7 +144,7 @@ def is_sorted(times_us: Micros) -> bool:
     return bool((head[1:] >= head[:-1]).all() and (times_us[1:] >= times_us[:-1]).all())
 
 
-def _through_grid(times_us: Micros, edges: Micros, spacings: Micros) -> Index | None:
+def _through_grid(times_us: Micros, edges: Micros, spacings: Micros, *, covered: bool) -> Index | None:
     """Looked up in a table of equally wide cells from the first edge on; None where none is fine enough."""
     low, span = int(edges[0]), int(edges[-1] - edges[0])
     affordable = CELLS_PER_EVENT * len(times_us) + MIN_CELLS
@@ -148,7 +165,9 @@ def _through_grid(times_us: Micros, edges: Micros, spacings: Micros) -> Index | 
         times = times_us[begin : begin + _AT_ONCE]
         cells = times - low
         cells = np.floor_divide(cells, unit, out=cells) if aligned else np.right_shift(cells, shift, out=cells)
-        np.minimum(np.maximum(cells, -1, out=cells), len(counts) - 1, out=cells)
+        if not covered:
+            np.maximum(cells, -1, out=cells)
+        np.minimum(cells, len(counts) - 1, out=cells)
         some = table.take(cells, out=found[begin : begin + _AT_ONCE], mode="wrap")
         for _ in range(corrections):
             some += times >= following.take(some, mode="wrap")

@@ -1,0 +1,211 @@
+"""The state of all windows that are kept, as columns: a row for each window, the first to end first. Pure.
+
+Windows that end together stand in the order of their definitions. So what ends next is at the front, and the order of
+rows is the order of executions. A row is ACTIVE until the watermark reaches its end, and LATE from then on: where the
+watermark stands says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aion.core.numbers import MOST
+from aion.core.operator.actions import WindowRef
+from aion.core.operator.lifecycle import NEVER, Status
+from aion.core.packing import table, untable
+from aion.core.trigger.triggers import LateView
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+_KEY = ("definition", "start_us", "end_us")
+_STATE = {
+    "bound_us": 0,
+    "panes": 0,
+    "executed_seq": -1,
+    "executed_us": 0,
+    "last_seq": -1,
+    "late_from_seq": NEVER,
+    "events": 0,
+    "late_events": 0,
+    "news": 0,
+    "reason": 0,
+}
+_MEASURED = ("stalest", "stalest_before", "looked")
+
+
+class WindowTable:
+    """Columns by name: ``definition, start_us, end_us`` name a window, and the others are its state.
+
+    ``bound_us``: how late events may be. ``panes``: executions so far. ``executed_seq``: the newest block that the last
+    one saw, ``last_seq`` the newest there is, ``late_from_seq`` the first late one. ``executed_us``: the lateness of
+    the last execution. ``events``, ``late_events``: all so far; ``news``: since the last execution. ``stalest``: time
+    and events, multiplied, of the stalest interval between two executions; ``stalest_before`` the same when it was
+    looked at last before it ended; ``looked`` when the interval at work was looked at last. ``reason``: the code of the
+    :class:`policies.cleanup.Reason` that decided the bound.
+    """
+
+    def __init__(self, definitions: int) -> None:
+        """``definitions``: numbers of definitions are below it."""
+        self._definitions = max(definitions, 1)
+        self.columns: dict[str, Any] = {name: np.empty(0, np.int64) for name in (*_KEY, *_STATE)}
+        self.columns |= {name: np.empty(0, np.float64) for name in _MEASURED}
+        self._codes: tuple[Ints, Ints] | None = None
+
+    def __len__(self) -> int:
+        return len(self.columns["end_us"])
+
+    def __getitem__(self, name: str) -> Any:
+        return self.columns[name]
+
+    # -- which windows there are --------------------------------------------------------------------------
+
+    def find(self, definition: Ints, end_us: Ints) -> Ints:
+        """The row of each of these windows; -1 for one that there is not."""
+        if not len(self):
+            return np.full(len(end_us), -1, np.int64)
+        if self._codes is None:
+            ends = self["end_us"]
+            new = np.concatenate(([True], ends[1:] != ends[:-1]))
+            self._codes = ends[new], (np.cumsum(new) - 1) * self._definitions + self["definition"]
+        ends, codes = self._codes
+        rank = np.minimum(np.searchsorted(ends, end_us), len(ends) - 1)
+        wanted = rank * self._definitions + definition
+        row = np.minimum(np.searchsorted(codes, wanted), len(codes) - 1)
+        return np.where((ends[rank] == end_us) & (codes[row] == wanted), row, -1)
+
+    def ended_by(self, us: int) -> int:
+        """How many windows, all at the front, end by then."""
+        return int(np.searchsorted(self["end_us"], us, side="right"))
+
+    def add(self, **columns: Any) -> None:
+        """New windows, in any order; state that is not given is that of a new window."""
+        count = len(columns["end_us"])
+        if not count:
+            return
+        for name, initial in _STATE.items():
+            columns.setdefault(name, np.full(count, initial, np.int64))
+        for name in _MEASURED:
+            columns.setdefault(name, np.zeros(count))
+        joined = {name: np.concatenate((old, columns[name])) for name, old in self.columns.items()}
+        ends = self["end_us"]
+        added = columns["end_us"]
+        if (len(ends) and added.min() <= ends[-1]) or (added[1:] <= added[:-1]).any():
+            order = np.lexsort((joined["definition"], joined["end_us"]))
+            joined = {name: column[order] for name, column in joined.items()}
+        self.columns, self._codes = joined, None
+
+    def drop(self, rows: Flags) -> WindowTable:
+        """Takes these windows out, and returns them as a table of their own."""
+        gone = WindowTable(self._definitions)
+        gone.columns = {name: column[rows] for name, column in self.columns.items()}
+        self.columns, self._codes = {name: column[~rows] for name, column in self.columns.items()}, None
+        return gone
+
+    def refs(self, rows: Any = slice(None)) -> list[WindowRef]:
+        return [WindowRef(*ref) for ref in zip(*(self[name][rows].tolist() for name in _KEY), strict=True)]
+
+    def needed(self, starts_us: Ints, ends_us: Ints, first: int = 0) -> Flags:
+        """Which stretches ``[start, end)`` any window from row ``first`` on has a part in."""
+        ends, starts = self["end_us"][first:], self["start_us"][first:]
+        if not len(ends):
+            return np.zeros(len(starts_us), np.bool_)
+        earliest = np.append(np.minimum.accumulate(starts[::-1])[::-1], NEVER)
+        found: Flags = earliest[np.searchsorted(ends, starts_us, side="right")] < ends_us
+        return found
+
+    def overlapping(self, start_us: int, end_us: int) -> Ints:
+        """The rows of the windows that have a part in ``[start, end)``."""
+        first = int(np.searchsorted(self["end_us"], start_us, side="right"))
+        return first + np.flatnonzero(self["start_us"][first:] < end_us)
+
+    # -- what happens to them -----------------------------------------------------------------------------
+
+    def came(self, rows: Ints, events: Ints, late: Flags, seq: int) -> None:
+        """Windows got events, of blocks up to ``seq``; each row at most once."""
+        self["last_seq"][rows] = seq
+        for name, more in (("events", events), ("news", events), ("late_events", np.where(late, events, 0))):
+            self[name][rows] = _plus(self[name][rows], more)
+
+    def stale(self, rows: Ints, watermark_us: int) -> Floats:
+        """Microseconds since the last execution, up to the bound, times events since then: t * n (paper 3.4)."""
+        until = np.minimum(watermark_us - self["end_us"][rows], self["bound_us"][rows])
+        stale: Floats = (until - self["executed_us"][rows]).astype(np.float64) * self["news"][rows]
+        return stale
+
+    def all_staleness(self, rows: Any = slice(None)) -> Floats:
+        """T * N, as of now: what ``stale`` is measured against."""
+        product: Floats = self["bound_us"][rows].astype(np.float64) * self["late_events"][rows]
+        return product
+
+    def look(self, rows: Ints, watermark_us: int) -> None:
+        """Notes how stale windows are that are not executed now."""
+        self["looked"][rows] = _coarse(self.stale(rows, watermark_us))
+
+    def executed(self, rows: Ints, watermark_us: int, *, on_time: bool = False) -> None:
+        """Notes an execution over all that came. What came before an execution on time did not wait for it."""
+        if not on_time:
+            stale = _coarse(self.stale(rows, watermark_us))
+            staler = stale > self["stalest"][rows]
+            self["stalest"][rows[staler]] = stale[staler]
+            self["stalest_before"][rows[staler]] = self["looked"][rows[staler]]
+        self["panes"][rows] += 1
+        self["executed_seq"][rows] = self["last_seq"][rows]
+        self["executed_us"][rows] = watermark_us - self["end_us"][rows]
+        self["news"][rows] = 0
+        self["looked"][rows] = 0.0
+
+    def views(self, rows: Ints, watermark_us: int, step_us: int) -> list[LateView]:
+        """Late windows as their trigger sees them."""
+        columns = (
+            watermark_us - self["end_us"][rows],
+            *(self[name][rows] for name in ("executed_us", "news", "late_events", "bound_us")),
+            self["events"][rows] - self["late_events"][rows],
+            # A window that was made late has had no execution on time.
+            self["panes"][rows] - (self["late_from_seq"][rows] > 0),
+            np.full(len(rows), step_us),
+        )
+        return [LateView(*view) for view in zip(*(column.tolist() for column in columns), strict=True)]
+
+    # -- snapshot -----------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; where the watermark stands is known beside it."""
+        columns = {name: self[name] for name in (*_KEY, *_STATE, *_MEASURED)}
+        # Of most windows all blocks were executed.
+        columns["executed_seq"] = self["last_seq"] - self["executed_seq"]
+        return table(columns, _MEASURED)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], definitions: int) -> WindowTable:
+        columns: dict[str, Any] = {
+            name: np.array(column, np.float64 if name in _MEASURED else np.int64)
+            for name, column in untable(value).items()
+        }
+        columns["executed_seq"] = columns["last_seq"] - columns["executed_seq"]
+        found = cls(definitions)
+        found.columns = {name: columns[name] for name in found.columns}
+        return found
+
+
+def status_of(end_us: int, watermark_us: int | None) -> Status:
+    """Of a window that is kept."""
+    return Status.LATE if watermark_us is not None and watermark_us >= end_us else Status.ACTIVE
+
+
+def _plus(counts: Ints, more: Ints) -> Ints:
+    """Sums of counts; one that 64 bits cannot hold stops at its end."""
+    sums: Ints = counts + more
+    return np.where(sums < 0, MOST, sums)
+
+
+def _coarse(values: Floats) -> Floats:
+    """As :func:`aion.core.numbers.coarse`."""
+    mantissa, exponent = np.frexp(values)
+    found: Floats = np.ldexp(np.floor(mantissa * 2**24), exponent - 24)
+    return found

@@ -1,0 +1,90 @@
+"""Which tumbling and sliding windows some slices are part of, for all definitions at once (Scotty section IV). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from aion.core.windows import Periodic
+
+Ints = npt.NDArray[np.int64]
+
+_EMPTY_PER_FULL = 8
+"""Windows that hold no slice are cheap to name, up to a point: beyond it they are looked for where slices are."""
+_AT_ONCE = 1 << 20
+
+
+class Covering(NamedTuple):
+    """Windows, the first to end first; window i holds ``slices[begins[i]:ends[i]]``."""
+
+    definition: Ints
+    start_us: Ints
+    end_us: Ints
+    begins: Ints
+    ends: Ints
+
+
+class PeriodicWindows:
+    """Definitions by their number among all of an operator's."""
+
+    def __init__(self, windows: Mapping[int, Periodic]) -> None:
+        self._numbers = np.array(list(windows), np.int64)
+        self._sizes = np.array([window.size_us for window in windows.values()], np.int64)
+        self._slides = np.array([window.slide_us for window in windows.values()], np.int64)
+        self._offsets = np.array([window.offset_us for window in windows.values()], np.int64)
+        self._overlap = int((-(-self._sizes // self._slides)).sum())
+
+    def covering(self, slices_us: Ints) -> Covering:
+        """All windows that any of the slices is part of; their starts ascend, and each is there once."""
+        if not len(self._numbers) or not len(slices_us):
+            nothing = np.empty(0, np.int64)
+            return Covering(nothing, nothing, nothing, nothing, nothing)
+        first, last = int(slices_us[0]), int(slices_us[-1])
+        oldest, newest = self._oldest(first), (last - self._offsets) // self._slides
+        counts = newest - oldest + 1
+        if float(counts.sum(dtype=np.float64)) <= _EMPTY_PER_FULL * len(slices_us) * self._overlap:
+            which = np.repeat(np.arange(len(counts)), counts)
+            numbers = np.arange(len(which)) + np.repeat(oldest - (np.cumsum(counts) - counts), counts)
+        else:
+            which, numbers = self._holding(slices_us)
+        starts = self._offsets[which] + numbers * self._slides[which]
+        ends = starts + self._sizes[which]
+        order = np.lexsort((which, ends))
+        which, starts, ends = which[order], starts[order], ends[order]
+        low, high = np.searchsorted(slices_us, starts), np.searchsorted(slices_us, ends)
+        full = high > low
+        if not full.all():
+            which, starts, ends, low, high = which[full], starts[full], ends[full], low[full], high[full]
+        return Covering(self._numbers[which], starts, ends, low, high)
+
+    def _oldest(self, slices_us: Ints | int) -> Ints:
+        """The number of the first window of each definition that a slice is part of."""
+        found: Ints = (slices_us - self._offsets - self._sizes) // self._slides + 1
+        return found
+
+    def _holding(self, slices_us: Ints) -> tuple[Ints, Ints]:
+        """Definition and number of each window that any of the slices is part of, slice by slice."""
+        parts = []
+        step = max(_AT_ONCE // self._overlap, 1)
+        for begin in range(0, len(slices_us), step):
+            rows = slices_us[begin : begin + step, None]
+            oldest = self._oldest(rows)
+            counts = (rows - self._offsets) // self._slides - oldest + 1
+            flat = counts.ravel()
+            which = np.repeat(np.broadcast_to(np.arange(counts.shape[1]), counts.shape).ravel(), flat)
+            numbers = np.arange(len(which)) + np.repeat(oldest.ravel() - (np.cumsum(flat) - flat), flat)
+            parts.append(_distinct(which, numbers))
+        which, numbers = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return _distinct(which, numbers)
+
+
+def _distinct(which: Ints, numbers: Ints) -> tuple[Ints, Ints]:
+    """Each pair once, in order."""
+    order = np.lexsort((numbers, which))
+    which, numbers = which[order], numbers[order]
+    first = np.ones(len(which), np.bool_)
+    first[1:] = (which[1:] != which[:-1]) | (numbers[1:] != numbers[:-1])
+    return which[first], numbers[first]
