@@ -71,6 +71,13 @@ def test_slices_are_those_that_each_family_by_itself_says(windows: list[Periodic
     assert edge_set(windows).starts(array).tolist() == edge_set(windows).floors(array).tolist()
 
 
+@given(several, st.lists(instants | st.integers(10**9, 10**9 + 60), min_size=1, max_size=20))
+def test_slices_that_are_numbered_are_the_same(windows: list[Periodic], times: list[int]) -> None:
+    array = np.array(times, np.int64)
+    codes, starts = edge_set(windows).slots(array, (min(times), max(times)))
+    assert starts[codes].tolist() == edge_set(windows).floors(array).tolist()
+
+
 def test_a_thousand_windows_take_no_pass_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     windows = many(1_000)
     rng = np.random.default_rng(1)

@@ -19,8 +19,9 @@ from aion import aggregates as agg
 from aion.aggregates.partial import Extreme, Partial
 from aion.aggregates.values import combined
 from aion.core.schema import parse_schema
+from aion.core.slicing.edges import EdgeSet
 from aion.core.slicing.grid import SliceGrid
-from aion.core.windows import Count, Definition, Definitions, Periodic, PerRecord, Punctuated, Session, named
+from aion.core.windows import Count, Definition, Definitions, Family, Periodic, PerRecord, Punctuated, Session, named
 from aion.errors import ApplyError, ConfigError, SchemaError
 
 
@@ -80,6 +81,12 @@ class Plan:
         """Events of a key within a cell of this width share a row: no session can be divided there. None: no cells."""
         gaps = [w.gap_us for w in self.keyed.values() if isinstance(w, Session)]
         return min(gaps, default=None) if not self.by_event else None
+
+    @cached_property
+    def cell_edges(self) -> EdgeSet:
+        """The edges of slices, and those of cells."""
+        edges = self.grid.edges
+        return edges if self.cell_us is None else EdgeSet([*edges.families, Family(self.cell_us, 0)])
 
     @cached_property
     def block_keys(self) -> list[str]:

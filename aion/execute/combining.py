@@ -36,22 +36,32 @@ def windows_at_once(plan: Plan, order: Execute) -> Iterator[Execute]:
     """The windows of an order in stretches of which each segment is read and decoded once."""
     assert plan.layout is not None
     segments = np.array(order.slices, np.int64)
-    firsts = np.searchsorted(plan.grid.ends(segments), order.start_us, side="right").tolist()
-    lasts = np.searchsorted(segments, order.end_us).tolist()
-    counts = order.events.tolist() if plan.layout.holistic else None
-    start = events = longest = 0
-    low, high = len(segments), 0
-    for i, (first, last) in enumerate(zip(firsts, lasts, strict=True)):
-        longest = max(longest, last - first)
-        most = max(TIMES_THE_LONGEST * longest, SEGMENTS_AT_ONCE)
-        full = i - start >= WINDOWS_AT_ONCE and max(high, last) - min(low, first) > most
-        if full or (counts is not None and i > start and events + counts[i] > EVENTS_AT_ONCE):
-            yield order.some(slice(start, i), order.slices[low:high])
-            start, events, longest, low, high = i, 0, last - first, first, last
-        low, high = min(low, first), max(high, last)
-        events += counts[i] if counts is not None else 0
-    if len(order) > start:
-        yield order.some(slice(start, None), order.slices[low:high])
+    firsts = np.searchsorted(plan.grid.ends(segments), order.start_us, side="right")
+    lasts = np.searchsorted(segments, order.end_us)
+    events = order.events if plan.layout.holistic else None
+    start = 0
+    while start < len(order):
+        end = _stretch(firsts[start:], lasts[start:], None if events is None else events[start:]) + start
+        low, high = int(firsts[start:end].min()), int(lasts[start:end].max())
+        yield order.some(slice(start, end), order.slices[low:high])
+        start = end
+
+
+def _stretch(firsts: Ints, lasts: Ints, events: Ints | None) -> int:
+    """How many windows, from the first one on, are computed together; window i reads ``[firsts[i], lasts[i])``."""
+    looked = 4 * WINDOWS_AT_ONCE
+    while True:
+        first, last = firsts[:looked], lasts[:looked]
+        union = np.maximum.accumulate(last) - np.minimum.accumulate(first)
+        full = union > np.maximum(TIMES_THE_LONGEST * np.maximum.accumulate(last - first), SEGMENTS_AT_ONCE)
+        full[:WINDOWS_AT_ONCE] = False
+        if events is not None:
+            full[1:] |= np.cumsum(events[:looked], dtype=np.float64)[1:] > EVENTS_AT_ONCE
+        if full.any():
+            return int(full.argmax())
+        if looked >= len(firsts):
+            return len(firsts)
+        looked *= 4
 
 
 class Loaded:

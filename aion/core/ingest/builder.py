@@ -21,6 +21,7 @@ from aion.core.ingest.block import Block, Codec, Compression, Kind, decode, enco
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.numbers import EARLIEST_US, LATEST_US, sum_of
 from aion.core.plan import MARK, SLICE, Plan
+from aion.core.slicing.edges import EdgeSet
 from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE, is_timed
 
 Micros = npt.NDArray[np.int64]
@@ -89,17 +90,17 @@ class BlockBuilder:
             return
         batch = self._marked(self._one_zero(batch))
         times = batch.column(self.plan.time)
-        slices = slices_of(self.plan, times)
         if self.plan.layout is None:
+            slices = coded(self.plan.grid.edges, times)
             if shards is None:
                 shards = self._shards([batch.column(name) for name in self.plan.key], batch.num_rows)
             names = [_SHARD, _SLICE, *batch.schema.names]
             yield from self._keep(pa.table([shards, slices.values.take(pa.array(slices.codes)), *batch.columns], names))
         else:
+            slices = coded(self.plan.cell_edges, times)
             for rows in self._stretches(batch):
                 part = None if shards is None else shards[rows]
-                cells = self._cells(_micros(times[rows])) if self.plan.keyed else None
-                yield from self._collect(self._lift(batch[rows], part, slices[rows], cells))
+                yield from self._collect(self._lift(batch[rows], part, slices[rows]))
 
     def add_blocks(self, blocks: Sequence[ShardBlock]) -> Iterator[ShardBlock]:
         """Takes what other builders made, of the same plan. A builder takes either batches or blocks.
@@ -119,8 +120,11 @@ class BlockBuilder:
             rows = rows.drop_columns([SLICE])
         tags = {_SHARD: shards, _SLICE: slices}
         if self.plan.layout is not None and self.plan.keyed:
-            cells = self._cells(self.plan.instants(rows)[0])
-            tags |= {} if cells is None else {_CELL: cells}
+            firsts = self.plan.instants(rows)[0]
+            if self.plan.by_event:
+                tags[_CELL] = self._events(len(firsts))
+            elif self.plan.cell_us is not None:
+                tags[_CELL] = firsts // self.plan.cell_us
         table = pa.table([*map(pa.array, tags.values()), *rows.columns], [*tags, *rows.schema.names])
         self._is_mixed = True
         yield from self._keep(table) if self.plan.layout is None else self._collect(table)
@@ -182,22 +186,28 @@ class BlockBuilder:
             return batch
         return batch.append_column(MARK.column, pa.array(self.plan.marks_of(batch)))
 
-    def _cells(self, firsts_us: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-        """What keeps rows of a key apart besides the slice, for windows that each key has its own of."""
-        if self.plan.by_event:
-            first = self._next_event
-            self._next_event += len(firsts_us)
-            return np.arange(first, self._next_event)
-        return None if self.plan.cell_us is None else firsts_us // self.plan.cell_us
+    def _events(self, count: int) -> npt.NDArray[np.int64]:
+        """Numbers for events that are rows of their own."""
+        first = self._next_event
+        self._next_event += count
+        return np.arange(first, self._next_event)
 
-    def _lift(self, batch: pa.RecordBatch, shards: pa.Array | None, slices: Coded, cells: Micros | None) -> pa.Table:
-        assert self.plan.layout is not None
+    def _lift(self, batch: pa.RecordBatch, shards: pa.Array | None, slices: Coded) -> pa.Table:
+        """Partials of each (shard, slice, cell, key). What keeps rows of a key apart besides the slice is the cell."""
+        plan = self.plan
+        assert plan.layout is not None
         keys: dict[str, Any] = {_SLICE: slices} if shards is None else {_SHARD: shards, _SLICE: slices}
-        if cells is not None:
-            keys[_CELL] = pa.array(cells)
-        for name, field in zip(self.plan.key, self.plan.key_fields, strict=True):
+        if plan.by_event:
+            keys[_CELL] = pa.array(self._events(batch.num_rows))
+        for name, field in zip(plan.key, plan.key_fields, strict=True):
             keys[field.name] = batch.column(name)
-        return self.plan.layout.lift(keys, {n: batch.column(n) for n in self.plan.layout.columns})
+        partials = plan.layout.lift(keys, {n: batch.column(n) for n in plan.layout.columns})
+        if plan.cell_us is None:
+            return partials
+        starts = combined(partials.column(_SLICE)).to_numpy()
+        place = partials.schema.get_field_index(_SLICE)
+        partials = partials.set_column(place, _SLICE, pa.array(plan.grid.starts_of(starts)))
+        return partials.append_column(_CELL, pa.array(starts // plan.cell_us))
 
     def _fold(self) -> None:
         assert self.plan.layout is not None
@@ -314,11 +324,6 @@ def as_batch(table: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([combined(column) for column in table.columns], schema=table.schema)
 
 
-def _micros(times: pa.Array) -> npt.NDArray[np.int64]:
-    micros: Micros = times.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-    return micros
-
-
 def parts_of(partials: pa.Table, keys: Sequence[str], target_bytes: int) -> npt.NDArray[np.int64]:
     """Numbers the partials of each key so that those of one number make a row of about the target size.
 
@@ -335,8 +340,8 @@ def parts_of(partials: pa.Table, keys: Sequence[str], target_bytes: int) -> npt.
     return parts
 
 
-def slices_of(plan: Plan, times: pa.Array) -> Coded:
-    """The slice of each event; events without a time are in NO_SLICE, those out of range in BEYOND_SLICE."""
+def coded(edges: EdgeSet, times: pa.Array) -> Coded:
+    """The last edge at or before each event; NO_SLICE for one without a time, BEYOND_SLICE for one out of range."""
     values = times.cast(pa.int64())
     is_null = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
     micros = (values.fill_null(0) if is_null is not None else values).to_numpy(zero_copy_only=False)
@@ -350,7 +355,7 @@ def slices_of(plan: Plan, times: pa.Array) -> Coded:
         # What is outside must not stretch the time that is laid out.
         micros = np.where(inside, micros, micros[inside][0] if inside.any() else 0)
         extent = int(micros.min()), int(micros.max())
-    codes, starts = plan.grid.edges.slots(micros, extent)
+    codes, starts = edges.slots(micros, extent)
     for flags, name in outside:
         codes = np.where(flags, len(starts), codes)
         starts = np.append(starts, name)

@@ -409,10 +409,7 @@ class Operator:
     def _purge(self, rows: Flags) -> list[Action]:
         touched = self._segments_of(np.flatnonzero(rows))
         gone = self.windows.drop(rows)
-        measured = gone.all_staleness()
-        for row in np.flatnonzero(measured).tolist():
-            stalest, before = float(gone["stalest"][row]), float(gone["stalest_before"][row])
-            self.counters.staleness.note(stalest, before, float(measured[row]), self._staleness_bound)
+        gone.count_in(self.counters.staleness, self._staleness_bound)
         self._gone.add(gone["definition"], gone["start_us"], gone["end_us"])
         self.counters.purged_windows += len(gone)
         return [] if self.keyed else self._free(touched)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from aion.core.numbers import MOST
 from aion.core.operator.actions import WindowRef
-from aion.core.operator.lifecycle import NEVER, Status
+from aion.core.operator.lifecycle import NEVER, StalenessKept, Status
 from aion.core.packing import table, untable
 from aion.core.trigger.triggers import LateView
 
@@ -132,6 +132,10 @@ class WindowTable:
         for name, more in (("events", events), ("news", events), ("late_events", np.where(late, events, 0))):
             self[name][rows] = _plus(self[name][rows], more)
 
+    def add_events(self, rows: Ints, events: Ints) -> None:
+        """Windows got events in time that are executed by now; each row at most once."""
+        self["events"][rows] = _plus(self["events"][rows], events)
+
     def stale(self, rows: Ints, watermark_us: int) -> Floats:
         """Microseconds since the last execution, up to the bound, times events since then: t * n (paper 3.4)."""
         until = np.minimum(watermark_us - self["end_us"][rows], self["bound_us"][rows])
@@ -171,6 +175,13 @@ class WindowTable:
             np.full(len(rows), step_us),
         )
         return [LateView(*view) for view in zip(*(column.tolist() for column in columns), strict=True)]
+
+    def count_in(self, kept: StalenessKept, bound: float | None) -> None:
+        """Notes how stale these windows became, which are gone; ``bound``: of the trigger."""
+        measured = self.all_staleness()
+        for row in np.flatnonzero(measured).tolist():
+            stalest, before = float(self["stalest"][row]), float(self["stalest_before"][row])
+            kept.note(stalest, before, float(measured[row]), bound)
 
     # -- snapshot -----------------------------------------------------------------------------------------
 

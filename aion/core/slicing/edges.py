@@ -79,7 +79,7 @@ class EdgeSet:
         if edges is None:
             starts, numbers = np.unique(self.floors(times_us), return_inverse=True)
             return numbers, starts
-        return assign(times_us, edges, covered=True), edges
+        return assign(times_us, edges, extent), edges
 
     def covering(self, times_us: Micros, extent: tuple[int, int] | None = None) -> Micros | None:
         """Edges enough to tell the slice of each of these times; None where there are too many to lay out.
@@ -112,17 +112,17 @@ class EdgeSet:
         return result
 
 
-def assign(times_us: Micros, edges: Micros, *, covered: bool = False) -> Index:
+def assign(times_us: Micros, edges: Micros, extent: tuple[int, int] | None = None) -> Index:
     """For each time the number of the last of the sorted ``edges`` at or before it; -1 before the first.
 
-    ``covered``: no time is before the first edge, or behind the one that would follow the last.
+    ``extent``: the earliest and the latest time, where they are known.
 
     In the order of preference: integer division where edges are evenly spaced, counting where times are sorted, a
     lookup grid where edges are not, and a search where even a fine grid has many edges in one cell.
     """
     if not len(edges) or not len(times_us):
         return np.full(len(times_us), -1, np.intp)
-    if covered and len(edges) == 1:
+    if len(edges) == 1 and extent is not None and extent[0] >= edges[0]:
         return np.zeros(len(times_us), np.intp)
     if edges[0] == edges[-1]:
         return np.where(times_us >= edges[0], len(edges) - 1, -1)
@@ -130,11 +130,12 @@ def assign(times_us: Micros, edges: Micros, *, covered: bool = False) -> Index:
     if (spacings == spacings[0]).all():
         slots = times_us - edges[0]
         np.floor_divide(slots, spacings[0], out=slots)
-        return slots if covered else np.asarray(np.clip(slots, -1, len(edges) - 1), np.intp)
+        fits = extent is not None and edges[0] <= extent[0] and extent[1] < edges[-1] + spacings[0]
+        return slots if fits else np.asarray(np.clip(slots, -1, len(edges) - 1), np.intp)
     if len(edges) < len(times_us) and is_sorted(times_us):
         bounds = np.concatenate(([0], np.searchsorted(times_us, edges), [len(times_us)]))
         return np.repeat(np.arange(-1, len(edges)), np.diff(bounds))
-    found = _through_grid(times_us, edges, spacings, covered=covered)
+    found = _through_grid(times_us, edges, spacings)
     return np.asarray(np.searchsorted(edges, times_us, side="right") - 1) if found is None else found
 
 
@@ -144,7 +145,7 @@ def is_sorted(times_us: Micros) -> bool:
     return bool((head[1:] >= head[:-1]).all() and (times_us[1:] >= times_us[:-1]).all())
 
 
-def _through_grid(times_us: Micros, edges: Micros, spacings: Micros, *, covered: bool) -> Index | None:
+def _through_grid(times_us: Micros, edges: Micros, spacings: Micros) -> Index | None:
     """Looked up in a table of equally wide cells from the first edge on; None where none is fine enough."""
     low, span = int(edges[0]), int(edges[-1] - edges[0])
     affordable = CELLS_PER_EVENT * len(times_us) + MIN_CELLS
@@ -165,9 +166,7 @@ def _through_grid(times_us: Micros, edges: Micros, spacings: Micros, *, covered:
         times = times_us[begin : begin + _AT_ONCE]
         cells = times - low
         cells = np.floor_divide(cells, unit, out=cells) if aligned else np.right_shift(cells, shift, out=cells)
-        if not covered:
-            np.maximum(cells, -1, out=cells)
-        np.minimum(cells, len(counts) - 1, out=cells)
+        np.minimum(np.maximum(cells, -1, out=cells), len(counts) - 1, out=cells)
         some = table.take(cells, out=found[begin : begin + _AT_ONCE], mode="wrap")
         for _ in range(corrections):
             some += times >= following.take(some, mode="wrap")

@@ -77,6 +77,15 @@ class SliceGrid:
         """The slice start of each event time."""
         return self.edges.starts(times_us)
 
+    def starts_of(self, instants_us: Micros) -> Micros:
+        """The same of instants among which there may be NO_SLICE and BEYOND_SLICE, which stay what they are."""
+        timed = (instants_us > NO_SLICE) & (instants_us < BEYOND_SLICE)
+        if timed.all():
+            return self.starts(instants_us)
+        found = instants_us.copy()
+        found[timed] = self.starts(instants_us[timed])
+        return found
+
     def segments(self, slices_us: Micros) -> Micros:
         """The segment of each slice; what has no time stays what it is."""
         if self._segment is None:

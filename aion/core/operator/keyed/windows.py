@@ -19,13 +19,14 @@ import pyarrow as pa
 
 from aion.aggregates.groups import number
 from aion.core.lateness.observe import Bound
-from aion.core.numbers import plus, sum_of, sums_by
+from aion.core.numbers import sum_of, sums_by
 from aion.core.operator.actions import Kind
 from aion.core.operator.keyed.orders import ExecuteKeyed, Members, Retract
 from aion.core.operator.keyed.shapes import INDEX, Flags, Sessions, Shape, Windows, newest, total
 from aion.core.operator.keyed.table import Ints, Table, codes_of, ranges, stacked
-from aion.core.operator.lifecycle import NEVER, StalenessKept, Status, WindowState, windows_from_json, windows_to_json
-from aion.core.trigger.triggers import LateView, Trigger
+from aion.core.operator.lifecycle import NEVER, StalenessKept
+from aion.core.operator.window_table import WindowTable
+from aion.core.trigger.triggers import Trigger
 
 YIELDED = ("id", "start", "end", "number", "pane", "seq")
 """Of each window that was executed: its bounds, the number of its last pane, and the newest block that it had seen."""
@@ -82,7 +83,8 @@ class KeyedWindows:
         self.closed_us = BEFORE_ALL
         self.next_id = 0
         self.staleness = StalenessKept()
-        self._cells: dict[int, WindowState] = {}
+        # Windows that end within one cell wait together for the trigger, as if they were one that ends where it begins.
+        self._cells = WindowTable(1)
         self._known: _Now | None = None
         # First and last event of what the last watermark let go of.
         self.gone: tuple[Ints, Ints] = _NOTHING
@@ -121,8 +123,9 @@ class KeyedWindows:
         counts = sums_by(of, added.late_events, len(ends))
         for end_us, events in zip(ends.tolist(), counts.tolist(), strict=True):
             self._bound.observe(end_us, now_us, events)
-            state = self._cell(self._cell_of(end_us))
-            state.came(events, late=True)
+        cells, of = np.unique(self._cell_of(ends), return_inverse=True)
+        came = sums_by(of, counts, len(cells))
+        self._cells.came(self._rows_of(cells), came, np.ones(len(cells), np.bool_), 0)
         return sum_of(counts)
 
     def observe_dropped(self, ends_us: Ints, events: Ints, now_us: int) -> None:
@@ -163,18 +166,17 @@ class KeyedWindows:
         now = self._now()
         over = now.windows.over_us
         changed = (over <= now_us) & (now.newest > now.seen) & self._there(over, self.closed_us)
-        cells = over // self.shape.cell_us
-        due: list[int] = []
-        for cell in np.unique(cells[changed]).tolist():
-            state = self._cell(cell)
-            state.news = max(state.news, 1)
-            lateness = self._lateness(cell, now_us)
-            if last or self._trigger.due(self._view(cell, state, now_us, step_us)):
-                state.executed(lateness)
-                due.append(cell)
-            else:
-                state.look(lateness)
-        return self._execute(changed & np.isin(cells, due), Kind.LATE)
+        cells = self._cell_of(over)
+        waiting = np.unique(cells[changed])
+        rows = self._rows_of(waiting)
+        self._cells["news"][rows] = np.maximum(self._cells["news"][rows], 1)
+        due = np.ones(len(rows), np.bool_)
+        if not last:
+            views = self._cells.views(rows, now_us, step_us)
+            due = np.array([self._trigger.due(view) for view in views], np.bool_)
+        self._cells.executed(rows[due], now_us)
+        self._cells.look(rows[~due], now_us)
+        return self._execute(changed & np.isin(cells, waiting[due]), Kind.LATE)
 
     def _there(self, over_us: Ints, closed_us: int) -> Flags:
         """Which windows are not gone: the index may still have events of those, but no longer all of them."""
@@ -321,53 +323,48 @@ class KeyedWindows:
             dues = dues[dues > now_us]
         found = [int(dues.min())] if len(dues) else []
         if now_us is not None:
-            for cell, state in self._cells.items():
-                if state.news:
-                    later = self._trigger.next_due_us(self._view(cell, state, now_us, step_us))
-                    if later is not None:
-                        found.append(max(cell * self.shape.cell_us + later, now_us + 1))
+            rows = np.flatnonzero(self._cells["news"] > 0)
+            views = self._cells.views(rows, now_us, step_us)
+            for begin_us, view in zip(self._cells["end_us"][rows].tolist(), views, strict=True):
+                later = self._trigger.next_due_us(view)
+                if later is not None:
+                    found.append(max(begin_us + later, now_us + 1))
         return min(found, default=None)
 
     # -- cells --------------------------------------------------------------------------------------------
 
-    def _cell_of(self, end_us: int) -> int:
-        return end_us // self.shape.cell_us
+    def _cell_of(self, ends_us: Ints) -> Ints:
+        """Where the cells begin that windows end in."""
+        cells: Ints = ends_us // self.shape.cell_us * self.shape.cell_us
+        return cells
 
-    def _cell(self, cell: int) -> WindowState:
-        if cell not in self._cells:
-            self._cells[cell] = WindowState(self._bound.bound_for_new_window(), Status.LATE)
-        return self._cells[cell]
-
-    def _lateness(self, cell: int, now_us: int) -> int:
-        # Of the windows of a cell the first that can have ended: what waits, waits for less than it seems.
-        return max(0, now_us - cell * self.shape.cell_us)
-
-    def _view(self, cell: int, state: WindowState, now_us: int, step_us: int) -> LateView:
-        return LateView(
-            lateness_us=self._lateness(cell, now_us),
-            executed_us=state.executed_us,
-            news=state.news,
-            late_events=state.late_events,
-            bound_us=state.bound_us,
-            on_time_events=state.events - state.late_events,
-            executions=state.panes,
-            step_us=step_us,
-        )
+    def _rows_of(self, cells_us: Ints) -> Ints:
+        """The rows of cells, which are made where they are new; each cell once, in their order."""
+        none = np.zeros(len(cells_us), np.int64)
+        new = self._cells.find(none, cells_us) < 0
+        if new.any():
+            count = int(new.sum())
+            self._cells.add(
+                definition=none[new],
+                start_us=cells_us[new],
+                end_us=cells_us[new],
+                bound_us=np.full(count, self._bound.bound_for_new_window()),
+                late_from_seq=np.zeros(count, np.int64),
+            )
+        return self._cells.find(none, cells_us)
 
     def _by_cell(self, ends_us: Ints, events: Ints) -> Iterator[tuple[int, int]]:
         """The latest end in each cell, and the events of its windows; the cells take note of them."""
-        cells, of = np.unique(ends_us // self.shape.cell_us, return_inverse=True)
+        cells, of = np.unique(self._cell_of(ends_us), return_inverse=True)
         counts, latest = sums_by(of, events, len(cells)), np.full(len(cells), -NEVER, np.int64)
         np.maximum.at(latest, of, ends_us)
-        for cell, count, end_us in zip(cells.tolist(), counts.tolist(), latest.tolist(), strict=True):
-            state = self._cell(cell)
-            state.events = plus(state.events, count)
-            yield end_us, count
+        rows = self._rows_of(cells)
+        self._cells.add_events(rows, counts)
+        return zip(latest.tolist(), counts.tolist(), strict=True)
 
     def _forget_cells(self) -> None:
-        for cell in [c for c in self._cells if (c + 1) * self.shape.cell_us <= self.closed_us]:
-            state = self._cells.pop(cell)
-            self.staleness.observe(state, self._staleness_bound)
+        gone = self._cells.drop(self._cells["end_us"] + self.shape.cell_us <= self.closed_us)
+        gone.count_in(self.staleness, self._staleness_bound)
 
     # -- the index ----------------------------------------------------------------------------------------
 
@@ -408,14 +405,12 @@ class KeyedWindows:
 
     def snapshot(self) -> dict[str, Any]:
         """What a restart needs besides the rows of index and yielded, as JSON values."""
-        cells = sorted(self._cells)
         return {
             "closed_us": self.closed_us,
             "next_id": self.next_id,
-            "cells": windows_to_json({"cell": cells}, [self._cells[cell] for cell in cells]),
+            "cells": self._cells.to_json(),
         }
 
     def _restore(self, snapshot: Mapping[str, Any]) -> None:
         self.closed_us, self.next_id = snapshot["closed_us"], snapshot["next_id"]
-        for (cell,), state in windows_from_json(snapshot["cells"], "cell"):
-            self._cells[cell] = state
+        self._cells = WindowTable.from_json(snapshot["cells"], 1)
