@@ -91,7 +91,7 @@ class Header(NamedTuple):
 
     @property
     def own_bytes(self) -> int:
-        if self.folded is None and self.events <= _MOST_NARROW:
+        if self.compacted is None and self.events <= _MOST_NARROW:
             return HEADER_BYTES
         return _covered(self.version) + _CRC.size
 
