@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from statistics import median
@@ -17,7 +17,6 @@ from rocksdict import Cache
 
 from aion.aggregates import Aggregate
 from aion.config import Policy, load_policy
-from aion.core.ingest.block import Block
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.plan import ApplyFunction, Plan, make_plan
 from aion.core.time import instant_us
@@ -33,7 +32,8 @@ from state_backends.store.io_thread import IoStats
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.p_bucket import PBucket, cache_bytes
 from state_backends.store.pressure import PressureManager
-from state_backends.store.protocol import BlockStore, Only, StoredBlock
+from state_backends.store.protocol import BlockStore
+from state_backends.store.session import StoreSession
 
 _EXECUTIONS_REMEMBERED = 256  # of which the median is what idle_after means by a multiple
 
@@ -160,13 +160,12 @@ class LocalOperator:
     def _start(self, schema: pa.Schema) -> Executor:
         plan = make_plan(normal_schema(schema, self._definition["time"]), **self._definition)
         operator = make_operator(plan, self.policy, None)
-        self._executor = make_executor(plan, operator, _Embedded(self._store), self._codec, self.policy)
+        self._executor = make_executor(plan, operator, StoreSession(self._store), self._codec, self.policy)
         if self._record is not None:
             self._recorder = Recorder(Path(self._record), Definition.of(plan, commits=False))
             self._recorder.begin(0, None)
             self._executor.recorder = self._recorder
-            self._store.on_staged = self._recorder.staged
-            self._store.on_written = self._recorder.written
+            self._store.listen(self._recorder.staged, self._recorder.written)
         if self._watermark is not None:
             for _ in self._executor.advance(self._watermark):
                 raise AssertionError("an operator without events has nothing to say")
@@ -196,34 +195,6 @@ class LocalOperator:
             self._store.prestage(executor.due_next(executor.operator.watermark.expected_next()))
         self._pressure.tick([("local", self._store)], median(self._executions_s) if self._executions_s else None)
         return table
-
-
-class _Embedded:
-    """A session without versions: what is released takes effect at once."""
-
-    def __init__(self, store: BlockStore) -> None:
-        self._store = store
-
-    def append(self, blocks: Iterable[tuple[int, bool, Block]]) -> None:
-        for seq, late, block in blocks:
-            self._store.append(seq, block, late=late)
-
-    def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
-        return self._store.read(slices, blocking=blocking, only=only)
-
-    def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
-        self._store.prestage(slices, only)
-
-    def supersede(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
-        self._store.supersede(spans, below)
-        self._store.drop_superseded()
-
-    def abandon(self, from_seq: int) -> None:
-        self._store.rollback(from_seq)
-
-    def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
-        self._store.destage(destage)
-        self._store.purge(purge)
 
 
 def normal_schema(schema: pa.Schema, time: str) -> pa.Schema:

@@ -25,7 +25,7 @@ from aion.execute.applying import decode_all
 from aion.execute.assembly import make_bound, make_builder, make_executor, make_operator, make_trigger
 from aion.execute.block_folder import BlockFolder
 from aion.execute.executor import Executor
-from state_backends.files.depot import LocalDepot
+from state_backends.files.storage import LocalStorage
 from state_backends.store.backends import STORES
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
@@ -85,15 +85,14 @@ class CountedSession:
     def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
         pass  # so that what an execution reads comes from the disk
 
-    def supersede(self, spans: Any, below: int) -> None:
-        self.shard.supersede(self.attempt, spans, below)
+    def replace(self, spans: Any, below: int) -> None:
+        self.shard.replace(self.attempt, spans, below)
 
     def abandon(self, from_seq: int) -> None:
         pass
 
     def release(self, destage: Any, purge: Any) -> None:
-        self.shard.destage(self.attempt, destage)
-        self.shard.purge(self.attempt, purge)
+        self.shard.release(self.attempt, destage, purge)
 
 
 class OneShard:
@@ -111,7 +110,7 @@ class OneShard:
         self._io = IoThread()
         memory = MemoryBudget(self._budget)
         self.shard = Shard(
-            Identity("late-keys", "o", 0, 1, {}), LocalDepot(self._folder / "state"), self._folder / "live",
+            Identity("late-keys", "o", 0, 1, {}), LocalStorage(self._folder / "state"), self._folder / "live",
             lambda p: STORES[self._store](p, self._io, memory, bucket_limit_bytes=self._budget // 2), retain=2,
         )  # fmt: skip
 

@@ -189,7 +189,7 @@ def requests() -> dict[str, Any]:
         return {"missing": "it needs a local S3 server: pip install 'moto[server]'"}
     import pyarrow.fs as pafs
 
-    from state_backends.files.remote import Remote, RemoteDepot
+    from state_backends.files.remote import Remote, RemoteStorage
     from state_backends.store.io_thread import IoThread
     from state_backends.store.m_bucket import MemoryBudget
     from state_backends.store.tiered import TieredStore
@@ -212,10 +212,10 @@ def requests() -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             remote = Remote(f"s3://bucket/state?{query}")
-            depot = RemoteDepot(remote, "limits/requests/shard-00000", folder / "copies")
+            storage = RemoteStorage(remote, "limits/requests/shard-00000", folder / "copies")
             shard = Shard(
                 identity,
-                depot,
+                storage,
                 folder / "live",
                 lambda p: TieredStore(p, io, MemoryBudget(MIB), bucket_limit_bytes=MIB),
                 retain=2,
@@ -227,9 +227,9 @@ def requests() -> dict[str, Any]:
                 attempt = f"{batch:010d}-a"
                 shard.open(token, attempt, identity)
                 shard.append(attempt, [(batch, False, _block(batch, 4096))])
-                shard.purge(attempt, [batch - 1])
+                shard.release(attempt, purge=[batch - 1])
                 shard.commit(attempt, {"next_seq": batch + 1})
-                depot.settle()
+                storage.settle()
                 token = attempt
             each = {kind: count / VERSIONS for kind, count in seen.kinds.items()}
             shard.close()

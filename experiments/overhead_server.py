@@ -32,12 +32,12 @@ class Forgetful(Shard):
     Everything else is a shard's: what memory has no room for goes to disk, and what an attempt did can be undone.
     """
 
-    def commit(self, attempt: str, snapshot: dict[str, Any], token: str | None = None) -> None:
+    def commit(self, attempt: str, snapshot: dict[str, Any]) -> str:
         store = self._working(attempt)
         before = self._held
         store.purge(list(set(self._purging)))
         self._held = Manifest(
-            token=token or attempt,
+            token=self._makes,
             parent=before.token if before else None,
             version=before.version + 1 if before else 1,
             identity=self.identity,
@@ -47,6 +47,7 @@ class Forgetful(Shard):
             snapshot=snapshot,
         )
         self._attempt = None
+        return self._held.token
 
     def _claim(self, attempt: str, identity: Identity, *, begins: bool) -> None:
         """Nobody will come back to ask whose state this was."""

@@ -177,7 +177,7 @@ def fill(case: Case, folder: Path) -> tuple[str, int]:
 @contextmanager
 def shard_in(folder: Path) -> Iterator[Shard]:
     """A shard as a host has it, but that a batch is one file however large."""
-    from state_backends.files.depot import LocalDepot
+    from state_backends.files.storage import LocalStorage
     from state_backends.store.io_thread import IoThread
     from state_backends.store.m_bucket import MemoryBudget
     from state_backends.store.tiered import TieredStore
@@ -187,7 +187,7 @@ def shard_in(folder: Path) -> Iterator[Shard]:
     io, budget = IoThread(), MemoryBudget(1 << 40)
     shard = Shard(
         Identity("query", "restore", 0, 1, {}),
-        LocalDepot(folder / "versions"),
+        LocalStorage(folder / "versions"),
         folder / "live",
         lambda p: TieredStore(p, io, budget, bucket_limit_bytes=1 << 40, outbox_bytes=1 << 40),
         retain=1,

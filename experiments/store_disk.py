@@ -71,7 +71,7 @@ def p_bucket(blocks: list[Block], folder: Path) -> tuple[float, float, int]:
         blocks.clear()
         dropped = drop_page_cache(folder / "files", folder / "live")
         staged = threading.Event()
-        store.on_staged = lambda _bytes, _seconds, _waited: staged.set()
+        store.listen(lambda _bytes, _seconds, _waited: staged.set())
         begin = time.perf_counter()
         store.prestage(slices)
         if not staged.wait(READ_TIMEOUT_S):

@@ -72,7 +72,7 @@ class Scenario:
         seqs = range(self.next_seq, self.next_seq + blocks)
         try:
             self.host.append(attempt, *((seq, seq // 8) for seq in seqs), late=late)
-            self.host.shard.destage(attempt, [self.next_seq // 8])
+            self.host.shard.release(attempt, [self.next_seq // 8])
             self.host.shard.commit(attempt, {"next_seq": seqs.stop})
         except BaseException:
             self.host.shard.abort(attempt)

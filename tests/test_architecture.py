@@ -203,6 +203,28 @@ def test_the_process_that_only_asks_for_the_roots_state_loads_nothing_that_works
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
+def test_parts_of_a_store_hold_each_other() -> None:
+    """None inherits from another, and none reaches into the private attributes of another module's objects."""
+    for module in (m for m in FILES if belongs(m, "state_backends.store")):
+        classes = [node for node in ast.walk(TREES[module]) if isinstance(node, ast.ClassDef)]
+        bases = {ast.unparse(base).partition("[")[0] for node in classes for base in node.bases}
+        assert bases <= {"Protocol", "NamedTuple", "StrEnum", "IntEnum", "AssertionError", "Generic", "Sequence"}, (
+            module
+        )
+        own = {node.attr for node in ast.walk(TREES[module]) if isinstance(node, ast.Attribute) and is_self(node.value)}
+        own |= {node.name for node in ast.walk(TREES[module]) if isinstance(node, ast.FunctionDef)}
+        others = {
+            node.attr
+            for node in ast.walk(TREES[module])
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+        }
+        assert others <= own, module
+
+
+def is_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
 def test_modules_have_at_most_500_lines() -> None:
     lengths = {m: len(path.read_text().splitlines()) for m, path in FILES.items()}
     assert {m: n for m, n in lengths.items() if n > 500} == {}

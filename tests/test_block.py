@@ -13,7 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.core.ingest.block import HEADER_BYTES, VERSION, Block, Compression, Folded, Kind, check, decode, encode, parse
+from aion.core.ingest.block import (
+    HEADER_BYTES,
+    VERSION,
+    Block,
+    Compacted,
+    Compression,
+    Kind,
+    check,
+    decode,
+    encode,
+    parse,
+)
 from aion.errors import CorruptBlock, FormatError
 
 SCHEMA = pa.schema(
@@ -89,9 +100,9 @@ def test_the_header_says_what_it_was_told(kind: Kind, slice_us: int, events: int
 
 @given(st.integers(0, 2**63 - 1), st.none() | st.tuples(*[st.integers(0, 2**63 - 1)] * 3))
 def test_a_header_holds_any_count(events: int, folded: tuple[int, int, int] | None) -> None:
-    block = block_of(pa.record_batch({"v": [1, 2]}), events=events, folded=folded and Folded(*folded))
+    block = block_of(pa.record_batch({"v": [1, 2]}), events=events, compacted=folded and Compacted(*folded))
     assert parse(block.data).header == block.header
-    assert (block.header.events, block.header.folded) == (events, folded)
+    assert (block.header.events, block.header.compacted) == (events, folded)
     assert read(block.data, pa.schema([("v", pa.int64())])).num_rows == 2
     assert block.data[4] <= 2 or events >= 2**32, "an older Aion reads whatever it can"
     for length in range(len(block.data)):

@@ -332,9 +332,9 @@ class Story:
             self.host.shard.prestage(attempt, [0])
             self.host.append(attempt, *blocks[:2])
             self.host.append(attempt, *blocks[2:], late=True)
-            self.host.shard.destage(attempt, [0, 30])
+            self.host.shard.release(attempt, [0, 30])
             assert [seq for seq, _ in self.host.read(attempt, *range(0, 70, 10))] == in_order(mine)
-            self.host.shard.purge(attempt, purge)
+            self.host.shard.release(attempt, purge=purge)
             self.host.shard.commit(attempt, {"next_seq": blocks[-1][0] + 1})
         except BaseException:
             self.host.shard.abort(attempt)

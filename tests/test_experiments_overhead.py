@@ -15,7 +15,7 @@ from experiments import bench
 from experiments.overhead import HOW, Settings, check, choose, cpu_seconds, targets
 from experiments.overhead_server import HOW as SHARDS
 from experiments.overhead_server import Forgetful, state_server
-from state_backends.files.depot import LocalDepot
+from state_backends.files.storage import LocalStorage
 from state_backends.server.client import StateClient
 from state_backends.server.server_folder import runtime_dir
 from state_backends.store.io_thread import IoThread
@@ -40,7 +40,7 @@ def shard(kind: type[Shard], folder: Path, budget_bytes: int = 1 << 20) -> Itera
     io = IoThread()
     made = kind(
         IDENTITY,
-        LocalDepot(folder / "state"),
+        LocalStorage(folder / "state"),
         folder / "live",
         lambda p: TieredStore(p, io, MemoryBudget(budget_bytes), bucket_limit_bytes=budget_bytes),
         retain=10,
@@ -62,11 +62,12 @@ def test_versions_follow_each_other_whatever_a_commit_does(kind: type[Shard], tm
         held.commit("0000000000-a", {"next_seq": 2})
         assert held.open("0000000000-a", "0000000001-lost", IDENTITY) == {"next_seq": 2}
         held.append("0000000001-lost", [(2, False, make_block(0, 2, 600))])
-        held.purge("0000000001-lost", [0])
-        assert held.open("0000000000-a", "0000000001-b", IDENTITY) == {"next_seq": 2}, "the attempt before was lost"
+        held.release("0000000001-lost", purge=[0])
+        opened = held.open("0000000000-a", "0000000001-b", IDENTITY, makes="0000000001-another")
+        assert opened == {"next_seq": 2}, "the attempt before was lost"
         assert [b.seq for b in held.read("0000000001-b", [0, 10])] == [0, 1]
-        held.purge("0000000001-b", [0, 0])
-        held.commit("0000000001-b", {"next_seq": 2}, token="0000000001-another")
+        held.release("0000000001-b", purge=[0, 0])
+        assert held.commit("0000000001-b", {"next_seq": 2}) == "0000000001-another"
         assert held.open("0000000001-another", "0000000002-c", IDENTITY) == {"next_seq": 2}
         assert [b.seq for b in held.read("0000000002-c", [0, 10])] == [1]
         assert held.rebuilds == 1

@@ -27,7 +27,7 @@ from aion.core.plan import Plan, make_plan
 from aion.execute.assembly import make_bound, make_builder, make_executor, make_operator, make_trigger
 from aion.execute.block_folder import BlockFolder
 from aion.execute.executor import Executor
-from state_backends.files.depot import LocalDepot
+from state_backends.files.storage import LocalStorage
 from state_backends.store.backends import STORES
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
@@ -97,10 +97,10 @@ class AsTheyCame:
     def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
         pass
 
-    def supersede(self, spans: Any, below: int) -> None:
+    def replace(self, spans: Any, below: int) -> None:
         raise AssertionError("nothing is folded here")
 
-    abandon = supersede  # type: ignore[assignment]
+    abandon = replace  # type: ignore[assignment]
 
     def release(self, destage: Any, purge: Any) -> None:
         self.blocks = {seq: b for seq, b in self.blocks.items() if b.header.slice_us not in purge}
@@ -111,7 +111,7 @@ class OfShard:
 
     def __init__(self, shard: Shard, attempt: str) -> None:
         self.shard, self.attempt = shard, attempt
-        self.read_bytes = self.supersedings = 0
+        self.read_bytes = self.replacings = 0
 
     def append(self, blocks: Any) -> None:
         self.shard.append(self.attempt, list(blocks))
@@ -124,16 +124,15 @@ class OfShard:
     def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
         self.shard.prestage(self.attempt, slices, only)
 
-    def supersede(self, spans: Any, below: int) -> None:
-        self.supersedings += 1
-        self.shard.supersede(self.attempt, spans, below)
+    def replace(self, spans: Any, below: int) -> None:
+        self.replacings += 1
+        self.shard.replace(self.attempt, spans, below)
 
     def abandon(self, from_seq: int) -> None:
         pass
 
     def release(self, destage: Any, purge: Any) -> None:
-        self.shard.destage(self.attempt, destage)
-        self.shard.purge(self.attempt, purge)
+        self.shard.release(self.attempt, destage, purge)
 
 
 class Rig:
@@ -155,7 +154,7 @@ class Rig:
         self.io = IoThread()
         self.memory = MemoryBudget(self.budget)
         self.shard = Shard(
-            Identity("q", "o", 0, 1, {}), LocalDepot(self.folder / "state"), self.folder / "live",
+            Identity("q", "o", 0, 1, {}), LocalStorage(self.folder / "state"), self.folder / "live",
             lambda p: STORES[self.kind](p, self.io, self.memory, bucket_limit_bytes=self.budget // 2), retain=3,
         )  # fmt: skip
 
@@ -212,7 +211,7 @@ def check_folded(
 
     ``batches``: events, the watermark before them, and what goes wrong before the batch is carried out.
     """
-    supersedings = 0
+    replacings = 0
     try:
         for events, watermark, mishaps in batches:
             expected = run_batch(oracle, policy, events, watermark)
@@ -221,8 +220,8 @@ def check_folded(
                 if mishap == "crashes":
                     rig.crash()
             assert comparable(rig.batch(events, watermark)) == comparable(expected)
-            supersedings += rig.session.supersedings
-        event(f"{min(supersedings, 3)} batches folded, or more")
+            replacings += rig.session.replacings
+        event(f"{min(replacings, 3)} batches folded, or more")
         rig.crash()
         expected = run_batch(oracle, policy, None, 10_000)
         assert comparable(rig.batch(None, 10_000)) == comparable(expected)
@@ -490,10 +489,10 @@ def test_runs_larger_than_memory_are_folded_range_by_range(name: str) -> None:
         rows = rig.batch(None, 60)
         assert sorted(r["k"] for r in rows) == sorted(f"key-{n}" for n in range(3000))
         assert rig.shard.store is not None
-        kept = [s for s in rig.shard.store.read([0]) if s.block.header.folded]
+        kept = [s for s in rig.shard.store.read([0]) if s.block.header.compacted]
         by_run: dict[int, list[Any]] = {}
         for stored in kept:
-            by_run.setdefault(stored.arrival, []).append(stored.block.header.folded)
+            by_run.setdefault(stored.arrival, []).append(stored.block.header.compacted)
         for ranges in by_run.values():
             assert all(before.high <= after.low for before, after in itertools.pairwise(ranges))
         assert sum(s.block.size_bytes for s in kept) > 4 * (64 << 10) // 4
@@ -513,7 +512,7 @@ def test_a_fold_that_fails_on_the_way_loses_nothing_in_one_process() -> None:
         operator.process(pa.Table.from_batches([table_of([(5, "a", 3)])]))
 
         def failing(seq: int, block: Block, *, late: bool) -> None:
-            if block.header.folded is not None:
+            if block.header.compacted is not None:
                 raise OSError("no room")
             append(seq, block, late=late)
 

@@ -205,7 +205,7 @@ some_ranges = st.lists(st.integers(0, 99), max_size=8, unique=True).map(
 @given(blocks_in_ledger, st.none() | some_ranges, st.none() | st.integers(0, 20), st.data())
 def test_only_some_blocks(blocks: list[Any], keys: Any, below: int | None, data: st.DataObject) -> None:
     """Against the words of :class:`Only`, block by block."""
-    from aion.core.ingest.block import Folded as OfKeys
+    from aion.core.ingest.block import Compacted as OfKeys
 
     span = st.tuples(st.integers(-1, 99), st.integers(0, 99))
     spans = data.draw(st.none() | st.dictionaries(st.integers(0, 2), span))
@@ -213,7 +213,7 @@ def test_only_some_blocks(blocks: list[Any], keys: Any, below: int | None, data:
     wanted = []
     for seq, (slice_us, folded) in enumerate(blocks):
         of_keys = OfKeys(folded[0], *sorted(folded[1:])) if folded else None
-        entry = ledger.add(seq, slice_us, 1, Place.MEMORY, folded=of_keys)
+        entry = ledger.add(seq, slice_us, 1, Place.MEMORY, compacted=of_keys)
         after, until = (spans or {}).get(slice_us, (-1, 10**9))
         holds = of_keys is None or keys is None
         if of_keys is not None and keys is not None:

@@ -15,10 +15,10 @@ import aion
 from aion.cli import app
 from aion.errors import ConfigError, StateError
 from aion.tools.inspect.state import SET_ASIDE, set_back
-from state_backends.files.depot import LocalDepot
+from state_backends.files.storage import LocalStorage
 from state_backends.store.backends import STORES
 from state_backends.store.io_thread import IoThread
-from state_backends.store.tiered import MemoryBudget
+from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.audit import ShardFinding, StateFolder, plan_repair
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
@@ -42,7 +42,7 @@ class Writer:
         self._io = IoThread()
         self.shard = Shard(
             self.identity,
-            LocalDepot(self.folder),
+            LocalStorage(self.folder),
             self._live,
             lambda p: STORES["tiered"](p, self._io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
             retain=100,

@@ -19,11 +19,11 @@ from aion.core.operator.keyed.summary import LISTED
 from aion.core.operator.overview import KeyedWindow, keyed_windows
 from aion.core.plan import make_plan
 from aion.execute.assembly import make_builder, make_executor, make_operator
-from state_backends.files.depot import LocalDepot
+from state_backends.files.storage import LocalStorage
 from state_backends.store.backends import STORES
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
-from state_backends.store.tiered import MemoryBudget
+from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 from tests.test_state_format import OfShard
@@ -54,7 +54,7 @@ def version(
     io, pool = IoThread(), CodecPool(0)
     kept = Shard(
         identity,
-        LocalDepot(folder),
+        LocalStorage(folder),
         live / str(shard),
         lambda p: STORES["tiered"](p, io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
         retain=10,

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from aion.errors import ServerUnreachable
-from state_backends.store.io_thread import IoThread, Priority, Request, Steps
+from state_backends.store.io_thread import IoRequest, IoThread, Priority, Steps
 
 PATIENCE = 10.0  # seconds after which a test that waits has failed
 
 
-def result(request: Request[Any]) -> Any:
+def result(request: IoRequest[Any]) -> Any:
     return request.future.result(PATIENCE)
 
 
@@ -238,7 +238,7 @@ def test_what_is_cancelled_may_clean_up_under_a_lock_of_who_submits(io: IoThread
             if lock.acquire(timeout=PATIENCE):
                 lock.release()
 
-    submitted: list[Request[Any]] = []
+    submitted: list[IoRequest[Any]] = []
 
     def submitting() -> None:
         assert cleaning.wait(PATIENCE)
@@ -275,7 +275,7 @@ def test_a_clean_up_that_fails_does_not_end_the_thread(io: IoThread) -> None:
     assert result(io.submit(Priority.MAINTENANCE, note([], "next"))) == "next"
 
 
-def cancelling(request: Request[Any]) -> Steps[None]:
+def cancelling(request: IoRequest[Any]) -> Steps[None]:
     request.cancel()
     yield 0
 

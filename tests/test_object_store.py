@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from aion.errors import CorruptState, StorageError
-from state_backends.files.remote import Remote, RemoteDepot
+from state_backends.files.remote import Remote, RemoteStorage
 from state_backends.store.backends import STORES
 from state_backends.store.io_thread import IoThread
+from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.p_bucket import PBucket
-from state_backends.store.tiered import MemoryBudget
 from state_backends.versions.manifest import Identity, load
 from state_backends.versions.shard import Shard
 from tests.object_store import CREDENTIALS, ObjectStore, serving
@@ -47,9 +47,9 @@ class Host:
         self.folder = folder
         self.io = IoThread()
         self.remote = Remote(uri)
-        self.depot = RemoteDepot(self.remote, "query/tolls/shard-00003", folder / "copies")
+        self.storage = RemoteStorage(self.remote, "query/tolls/shard-00003", folder / "copies")
         self.store = STORES[kind]
-        self.shard = Shard(IDENTITY, self.depot, folder / "live", self.make_store, retain=retain)
+        self.shard = Shard(IDENTITY, self.storage, folder / "live", self.make_store, retain=retain)
 
     def make_store(self, p_bucket: PBucket) -> Any:
         return self.store(p_bucket, self.io, MemoryBudget(64 << 10), bucket_limit_bytes=16 << 10)
@@ -60,9 +60,9 @@ class Host:
         self.shard.open(token, attempt, IDENTITY)
         for seq, slice_us in blocks:
             self.shard.append(attempt, [(seq, False, make_block(slice_us, seq, BLOCK_BYTES))])
-        self.shard.purge(attempt, purge)
+        self.shard.release(attempt, purge=purge)
         self.shard.commit(attempt, {"next_seq": max([seq + 1 for seq, _ in blocks], default=0)})
-        self.depot.settle()
+        self.storage.settle()
         return attempt
 
     def seqs(self, token: str | None, *slices: int) -> list[int]:
@@ -120,9 +120,9 @@ def test_a_failed_attempt_uploads_nothing(bucket: ObjectStore, hosts: Any) -> No
     before = bucket.objects()
     host.shard.open(token, SECOND, IDENTITY)
     host.shard.append(SECOND, [(1, True, make_block(0, 1, BLOCK_BYTES))])
-    host.shard.destage(SECOND, [0])
+    host.shard.release(SECOND, [0])
     host.shard.abort(SECOND)
-    host.depot.settle()
+    host.storage.settle()
     assert bucket.objects() == before
     assert host.seqs(token, 0) == [0]
 
@@ -188,7 +188,7 @@ def test_an_upload_that_fails_fails_the_commit_and_nothing_else(bucket: ObjectSt
         host.shard.commit(SECOND, {"next_seq": 2})
     assert [seq for seq, _ in host.shard.read(SECOND, [0])] == [0, 1], "the attempt may try again"
     host.shard.abort(SECOND)
-    host.depot.settle()
+    host.storage.settle()
     assert bucket.objects() == before
     assert host.seqs(token, 0) == [0]
     assert hosts().seqs(host.commit(token, "3", (1, 0)), 0) == [0, 1]
@@ -284,4 +284,4 @@ def test_a_commit_does_not_wait_for_what_is_deleted(bucket: ObjectStore, hosts: 
     host.shard.commit(attempt, {"next_seq": 4})
     assert host.shard.token == attempt, "while a deletion hangs"
     may_go_on.set()
-    host.depot.settle()
+    host.storage.settle()

@@ -18,10 +18,10 @@ from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.triggers import Count, EveryBatch, Interval, Staleness, Trigger, trigger_from_json
 from aion.core.windows import Tumbling
 from policies.cleanup import Cleanup, Reason
-from state_backends.files.depot import LocalDepot
+from state_backends.files.storage import LocalStorage
 from state_backends.store.backends import STORES
 from state_backends.store.io_thread import IoThread
-from state_backends.store.tiered import MemoryBudget
+from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 from tests.late import DAY, MINUTE, SECOND, drawn, exponential
@@ -164,7 +164,7 @@ def test_inspect_shows_the_windows(tmp_path: Path) -> None:
     io = IoThread()
     shard = Shard(
         identity,
-        LocalDepot(tmp_path / "state" / "query" / "tolls" / "shard-00003"),
+        LocalStorage(tmp_path / "state" / "query" / "tolls" / "shard-00003"),
         tmp_path / "live",
         lambda p: STORES["tiered"](p, io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
         retain=10,

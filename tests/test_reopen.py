@@ -54,16 +54,16 @@ class OneHost:
             "session": attempt,
             **told,
         }
-        return attempt, self.host.open(requests.Open.model_validate_json(orjson.dumps(request)))
+        return attempt, self.host.open(requests.OpenRequest.model_validate_json(orjson.dumps(request)))
 
     def commit(self, attempt: str, *seqs: int) -> str:
-        _, shard, _ = self.host._find(attempt)
+        _, shard, _ = self.host.attempts.find(attempt)
         shard.append(attempt, [(seq, False, make_block(0, seq, 1000)) for seq in seqs])
         shard.commit(attempt, {"next_seq": max(seqs) + 1, "counters": {}})
         return attempt
 
     def seqs(self, attempt: str) -> list[int]:
-        _, shard, _ = self.host._find(attempt)
+        _, shard, _ = self.host.attempts.find(attempt)
         return [seq for seq, _ in shard.read(attempt, [0])]
 
 
@@ -120,7 +120,7 @@ def test_who_asks_is_told_once_what_the_disk_took(one: OneHost, tmp_path: Path) 
     attempt, answer = one.open(tmp_path / "state", CONFIG, None)
     assert "moved" not in answer
     attempt, _ = one.open(tmp_path / "state", CONFIG, one.commit(attempt, 0, 1))
-    _, shard, _ = one.host._find(attempt)
+    _, shard, _ = one.host.attempts.find(attempt)
     shard.store.destage([0])
     shard.prestage(attempt, [0])
     token = one.commit(attempt, 2)

@@ -31,6 +31,7 @@ from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE
 from aion.execute.assembly import make_builder, make_operator
 from aion.local import LocalOperator
 from state_backends.server import requests
+from state_backends.server.verbs import Way, request_of
 from state_backends.store.codec_pool import CodecPool
 from state_backends.versions.json_values import dumps
 from state_backends.versions.manifest import Identity, Manifest, dump, load
@@ -41,8 +42,8 @@ DAY = 86_400_000_000
 def written(snapshot: dict[str, Any]) -> dict[str, Any]:
     """As it comes out of the manifest of a commit: from the client, over the server's border, into a file and back."""
     request = {"session": "s", "snapshot": snapshot, "prestage": [], "executions": []}
-    taken = requests.action("commit", dumps(request))
-    assert isinstance(taken, requests.Commit)
+    taken = request_of("commit", dumps(request), Way.JSON)
+    assert isinstance(taken, requests.CommitRequest)
     identity = Identity("q", "o", 0, 1, {})
     found = load(dump(Manifest("t", None, 1, identity, (), (), 0, taken.snapshot)), "t").snapshot
     assert found == json.loads(json.dumps(snapshot)), "every number is read as it was"
@@ -233,7 +234,7 @@ def test_windows_of_many_events_are_computed_folded_and_counted(windows: Any, ev
                 if row["kind"] != "retracted":
                     last[row["k"]] = (row["n"], row["events"])
         folded = [b for _, b in local.store.read([0])]
-        assert any(b.header.folded is not None for b in folded)
+        assert any(b.header.compacted is not None for b in folded)
         # Both times are in one slice, so a batch has one row for each key.
         assert last == {key: (min(6 * (events // 2), MOST),) * 2 for key in "ab"}
 

@@ -24,17 +24,17 @@ import pytest
 import aion
 from aion import aggregates as A
 from aion.config import load_policy
-from aion.core.ingest.block import Codec, Compression, Folded, Kind, encode
+from aion.core.ingest.block import Codec, Compacted, Compression, Kind, encode
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.ingest.key_ranges import row_hashes
 from aion.core.plan import Plan, make_plan
 from aion.errors import FormatError
 from aion.execute.assembly import make_builder, make_executor, make_operator
-from state_backends.files.depot import LocalDepot
+from state_backends.files.storage import LocalStorage
 from state_backends.store.backends import STORES
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
-from state_backends.store.tiered import MemoryBudget
+from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.manifest import Identity, dump, load
 from state_backends.versions.shard import Shard
 
@@ -197,7 +197,7 @@ class Rig:
         self.io = IoThread()
         self.shard = Shard(
             self.identity,
-            LocalDepot(folder / "state"),
+            LocalStorage(folder / "state"),
             folder / "live",
             lambda p: STORES["tiered"](p, self.io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
             retain=100,
@@ -237,11 +237,10 @@ class OfShard:
         self.shard.prestage(self.attempt, slices, only)
 
     def release(self, destage: Any, purge: Any) -> None:
-        self.shard.destage(self.attempt, destage)
-        self.shard.purge(self.attempt, purge)
+        self.shard.release(self.attempt, destage, purge)
 
-    def supersede(self, spans: Any, below: int) -> None:
-        self.shard.supersede(self.attempt, spans, below)
+    def replace(self, spans: Any, below: int) -> None:
+        self.shard.replace(self.attempt, spans, below)
 
     def abandon(self, from_seq: int) -> None:
         raise AssertionError("nothing fails here")
@@ -335,15 +334,15 @@ def test_files_of_any_shape_are_as_the_page_says(make: Callable[..., Rig]) -> No
             seq, slice_us, size = len(blocks), (i % 7 - 3) * 10**12, [0, 10, 5000, 70_000][i % 4]
             batch = pa.record_batch({"x": [bytes([i]) * size]})
             compression = [Compression.NONE, Compression.LZ4, Compression.ZSTD][i % 3]
-            folded = Folded(seq, i, 2**62) if i % 7 < 3 else None
+            folded = Compacted(seq, i, 2**62) if i % 7 < 3 else None
             block = encode(
                 batch, kind=Kind.EVENTS, slice_us=slice_us, events=9 << i % 59, min_us=slice_us, max_us=-(i % 2),
-                compression=compression, codec=Codec(i % 2), folded=folded,
+                compression=compression, codec=Codec(i % 2), compacted=folded,
             )  # fmt: skip
             blocks[slice_us, seq] = bytes(block.data)
             rig.shard.append(f"{attempt:010d}-t", [(seq, i % 5 == 0, block)])
         purged = [-2 * 10**12] if attempt == 2 else []
-        rig.shard.purge(f"{attempt:010d}-t", purged)
+        rig.shard.release(f"{attempt:010d}-t", purge=purged)
         token = f"{attempt:010d}-t"
         rig.shard.commit(token, {"next_seq": len(blocks)})
         found = read_version(rig.folder / "state", token)

@@ -23,10 +23,11 @@ from aion.core.trigger.triggers import Count, EveryBatch, Forecast, Interval, St
 from aion.core.windows import Definition, Periodic
 from aion.errors import FormatError
 from aion.execute.block_folder import BlockFolder, fold_bytes
-from aion.execute.executor import Executor, Session
+from aion.execute.executor import Executor
 from policies.cleanup import Cleanup
 from state_backends.store.backends import StoreConfig
 from state_backends.store.codec_pool import CodecPool
+from state_backends.store.session import ShardSession
 
 
 def make_operator(
@@ -136,7 +137,7 @@ def make_builder(plan: Plan, policy: Policy, pool: CodecPool, shard_of: ShardOfK
     )
 
 
-def make_executor(plan: Plan, operator: Operator, session: Session, codec: CodecPool, policy: Policy) -> Executor:
+def make_executor(plan: Plan, operator: Operator, session: ShardSession, codec: CodecPool, policy: Policy) -> Executor:
     """What carries out an operator's orders within what the policy allows."""
     folder = BlockFolder(
         plan,

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from aion.aggregates.groups import number
 from aion.aggregates.values import combined
 from aion.core.compaction.blocks import Fold
-from aion.core.ingest.block import Block, Codec, Compression, Folded, Kind, encode
+from aion.core.ingest.block import Block, Codec, Compacted, Compression, Kind, encode
 from aion.core.ingest.builder import parts_of
 from aion.core.ingest.key_ranges import row_hashes
 from aion.core.numbers import sum_of
@@ -85,8 +85,8 @@ class BlockFolder:
         for begin, end in itertools.pairwise(edges):
             fold = folds[int(slices[begin])]
             for first, last in self._pieces(table, begin, end):
-                folded = Folded(fold.until, int(hashes[first]), int(hashes[last - 1]))
-                yield fold, self._encode(fold.slice_us, table.slice(first, last - first), folded)
+                compacted = Compacted(fold.until, int(hashes[first]), int(hashes[last - 1]))
+                yield fold, self._encode(fold.slice_us, table.slice(first, last - first), compacted)
 
     def _owned(self, folds: Mapping[int, Fold], rows: pa.Table, owners: Owners) -> pa.Table:
         """The rows without those not needed; partials with what tells rows of a key and slice apart, as a number.
@@ -129,7 +129,7 @@ class BlockFolder:
         step = -(-(end - begin) // max(1, round(size / self._target_bytes)))
         return ((first, min(first + step, end)) for first in range(begin, end, step))
 
-    def _encode(self, slice_us: int, rows: pa.Table, folded: Folded) -> Block:
+    def _encode(self, slice_us: int, rows: pa.Table, compacted: Compacted) -> Block:
         if self._plan.layout is None:
             times = pc.min_max(rows.column(self._plan.time).cast(pa.int64()))
             kind, events, low, high = Kind.EVENTS, rows.num_rows, times["min"].as_py(), times["max"].as_py()
@@ -145,5 +145,5 @@ class BlockFolder:
             max_us=high,
             compression=self.compression,
             codec=self._codec,
-            folded=folded,
+            compacted=compacted,
         )

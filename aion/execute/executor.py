@@ -6,11 +6,10 @@ The same for LocalOperator and Spark's root; where blocks are kept is the sessio
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -49,6 +48,7 @@ from aion.execute.trace import Recorder
 from policies.sizing import Execution
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.protocol import Only, StoredBlock
+from state_backends.store.session import ShardSession
 
 Seen = Callable[[Iterator[StoredBlock]], Iterator[StoredBlock]]
 _NO_END = 2**63 - 1
@@ -56,28 +56,6 @@ _NO_END = 2**63 - 1
 
 def _unseen(blocks: Iterator[StoredBlock]) -> Iterator[StoredBlock]:
     return blocks
-
-
-class Session(Protocol):
-    """Somebody's turn at the blocks of one shard."""
-
-    def append(self, blocks: Iterable[tuple[int, bool, Block]]) -> None:
-        """Keeps (seq, late, block)."""
-
-    def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
-        """Blocks of slices, or ``only`` some of them, lazily, by slice and in the order of arrival."""
-
-    def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
-        """Slices of which all, or ``only`` some blocks, will be read soon."""
-
-    def supersede(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
-        """Blocks of these slices, that came in these spans, for which those numbered from ``below`` on stand now."""
-
-    def abandon(self, from_seq: int) -> None:
-        """Something failed: blocks numbered from there on stand for nothing."""
-
-    def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
-        """Slices whose memory may go, and slices that nobody needs any more."""
 
 
 class Executor:
@@ -93,7 +71,7 @@ class Executor:
         self,
         plan: Plan,
         operator: Operator,
-        session: Session,
+        session: ShardSession,
         codec: CodecPool | None = None,
         folder: BlockFolder | None = None,
         *,

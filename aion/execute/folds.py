@@ -8,22 +8,13 @@ from contextlib import closing
 from typing import Protocol
 
 from aion.core.compaction.blocks import Fold, Folded
-from aion.core.ingest.block import Block
 from aion.core.ingest.key_ranges import equal_ranges
 from aion.execute.applying import Decoded
 from aion.execute.block_folder import BlockFolder, Owners
 from state_backends.store.protocol import Only, StoredBlock
+from state_backends.store.session import ShardSession
 
 BlocksAsRows = Callable[[Iterator[StoredBlock]], Generator[Decoded, None, None]]
-
-
-class FoldSession(Protocol):
-    """What folding needs of a session; see :class:`aion.execute.executor.Session`."""
-
-    def append(self, blocks: Sequence[tuple[int, bool, Block]]) -> None: ...
-    def read(self, slices: Sequence[int], *, only: Only | None = None) -> Iterator[StoredBlock]: ...
-    def supersede(self, spans: Mapping[int, tuple[int, int]], below: int) -> None: ...
-    def abandon(self, from_seq: int) -> None: ...
 
 
 class FoldOperator(Protocol):
@@ -38,7 +29,7 @@ class FoldOperator(Protocol):
 def carry_out(
     folds: Sequence[Fold],
     operator: FoldOperator,
-    session: FoldSession,
+    session: ShardSession,
     folder: BlockFolder,
     decode_all: BlocksAsRows,
     limit_bytes: int,
@@ -55,7 +46,7 @@ def carry_out(
         below = operator.next_seq
         try:
             sizes = _fold(group, below, operator, session, folder, decode_all, limit_bytes, owners)
-            session.supersede({s: (fold.after, fold.until) for s, fold in group.items()}, below)
+            session.replace({s: (fold.after, fold.until) for s, fold in group.items()}, below)
         except BaseException:
             session.abandon(below)
             raise
@@ -79,7 +70,7 @@ def _fold(
     group: Mapping[int, Fold],
     below: int,
     operator: FoldOperator,
-    session: FoldSession,
+    session: ShardSession,
     folder: BlockFolder,
     decode_all: BlocksAsRows,
     limit_bytes: int,

@@ -25,8 +25,9 @@ from aion.execute.spilling import parts_by_key
 from state_backends.store.protocol import Only, StoredBlock
 
 if TYPE_CHECKING:
-    from aion.execute.executor import Seen, Session
+    from aion.execute.executor import Seen
     from state_backends.store.codec_pool import CodecPool
+    from state_backends.store.session import ShardSession
 
 
 class KeyedExecutor:
@@ -38,7 +39,7 @@ class KeyedExecutor:
     def __init__(
         self,
         plan: Plan,
-        session: Session,
+        session: ShardSession,
         codec: CodecPool | None,
         *,
         memory_limit_bytes: int,

@@ -1,1 +1,1 @@
-"""Where files of state lie: a local folder, or any file system that ``pyarrow.fs`` reaches."""
+"""Keeps the files of state: in a local folder, or on any file system that ``pyarrow.fs`` reaches."""

@@ -1,7 +1,7 @@
 """Deletes many objects of S3 with one request, where boto3 is installed.
 
-pyarrow asks for each object first, deletes it, and then writes an empty object in the name of its folder: three
-requests where one serves a thousand objects.
+pyarrow first asks for an object, deletes it, and then writes an empty object in the name of its folder. These are three
+requests for each object; here one request deletes a thousand.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 
 
 def on_s3(uri: str, region: str) -> Callable[[Sequence[str]], None] | None:
-    """A function that deletes paths (``bucket/key``) in the place of a URI; None where boto3 is missing.
+    """A function that deletes paths (``bucket/key``) below a URI. None if boto3 is missing.
 
-    ``region``: as pyarrow found it out. Credentials are looked for in the places where pyarrow looks. What it calls
+    ``region``: the one that pyarrow found. boto3 looks for credentials in the same places as pyarrow. The function
     raises OSError.
     """
     try:

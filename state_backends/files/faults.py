@@ -1,4 +1,4 @@
-"""What a disk says when it cannot, told under one name: DiskError, with the folder and the cause."""
+"""Errors of a disk under one name: DiskError, with the folder and the cause."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HINTS = {
 
 @contextmanager
 def disk_errors(doing: str, folder: Path) -> Iterator[None]:
-    """Raises DiskError for what the system or RocksDB says inside; ``doing``: "writing state", for example."""
+    """Turns what the system or RocksDB raises inside into DiskError. ``doing``: for example "writing state"."""
     try:
         yield
     except AionError:
@@ -37,12 +37,12 @@ def disk_errors(doing: str, folder: Path) -> Iterator[None]:
 
 
 def from_rocksdb(error: BaseException) -> bool:
-    """rocksdict raises plain Exceptions."""
+    """Whether an error comes from RocksDB: rocksdict raises plain Exceptions."""
     return type(error) is Exception
 
 
 def is_rocksdb_io(error: BaseException) -> bool:
-    """Whether RocksDB could not do I/O, rather than did not like what it read."""
+    """Whether RocksDB could not do I/O. Otherwise it refused what it read."""
     return from_rocksdb(error) and str(error).startswith("IO error")
 
 

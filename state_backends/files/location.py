@@ -1,4 +1,4 @@
-"""What a policy's ``state.dir`` means on a host: a local folder, or a URI with a folder of local copies."""
+"""What ``state.dir`` means on a host: a local folder, or a URI with a folder for local copies."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from urllib.parse import unquote, urlsplit
 import pyarrow.fs as pafs
 
 from aion.errors import StorageError
-from state_backends.files.depot import Depot, LocalDepot
-from state_backends.files.remote import Remote, RemoteDepot
+from state_backends.files.remote import Remote, RemoteStorage
+from state_backends.files.storage import LocalStorage, Storage
 
 
 class Location(Protocol):
-    """``live``: the folder for what lives as long as a state server: RocksDB's files, and copies of remote ones."""
+    """``live``: the folder for files that go with the state server: RocksDB's own, and copies of remote files."""
 
     live: Path
 
-    def depot(self, names: Sequence[str], cache: Path) -> Depot:
-        """That of a shard; ``names`` are query, operator and shard. ``cache``: a folder for copies of its files."""
+    def storage(self, names: Sequence[str], cache: Path) -> Storage:
+        """The storage of a shard. ``names``: query, operator and shard. ``cache``: a folder for copies of its files."""
 
     def filesystem(self) -> tuple[Any, str]:
-        """pyarrow's file system and the folder in it. Raises StorageError naming the URI."""
+        """pyarrow's file system, and the folder in it. Raises StorageError naming the URI."""
 
     def close(self) -> None:
         """Call it when no shard is open any more."""
 
 
 class LocalLocation:
-    """A local or mounted folder. What is live stands beside the versions, so that ingesting is a hard link."""
+    """A local or mounted folder. RocksDB's files lie beside the versions, so that ingesting is a hard link."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.live = folder / ".live"
 
-    def depot(self, names: Sequence[str], cache: Path) -> LocalDepot:
-        return LocalDepot(self.folder.joinpath(*names))
+    def storage(self, names: Sequence[str], cache: Path) -> LocalStorage:
+        return LocalStorage(self.folder.joinpath(*names))
 
     def filesystem(self) -> tuple[Any, str]:
         return pafs.LocalFileSystem(), str(self.folder.absolute())
@@ -52,15 +52,15 @@ class LocalLocation:
 
 
 class RemoteLocation:
-    """A URI that pyarrow reaches. What is live lies in a folder of the host; see :func:`scratch`."""
+    """A URI that pyarrow reaches. RocksDB's files and copies lie in a folder of the host; see :func:`scratch`."""
 
     def __init__(self, remote: Remote, folder: Path) -> None:
         self.remote = remote
         self._folder = folder
         self.live = folder / ".live"
 
-    def depot(self, names: Sequence[str], cache: Path) -> RemoteDepot:
-        return RemoteDepot(self.remote, "/".join(names), cache)
+    def storage(self, names: Sequence[str], cache: Path) -> RemoteStorage:
+        return RemoteStorage(self.remote, "/".join(names), cache)
 
     def filesystem(self) -> tuple[Any, str]:
         return self.remote.connect()
@@ -73,7 +73,7 @@ class RemoteLocation:
 
 
 def locate(state_dir: str) -> Location:
-    """The location of a path or URI; touches nothing remote. Raises StorageError if the host has no room for copies."""
+    """The location of a path or URI. Touches nothing remote. Raises StorageError if there is no folder for copies."""
     if state_dir.startswith("file:"):
         return LocalLocation(Path(unquote(urlsplit(state_dir).path)))
     if "://" not in state_dir:
@@ -84,8 +84,8 @@ def locate(state_dir: str) -> Location:
 def scratch() -> Path:
     """This user's folder for copies of remote files: on Spark's first local disk, or where temporary files go.
 
-    Spark tells its Python workers ``SPARK_LOCAL_DIRS``; there each executor has a folder of its own, which goes with
-    it. The server outlives single executors, so its folder stands beside those.
+    Spark sets ``SPARK_LOCAL_DIRS`` for its Python workers. There each executor has a folder that goes with it. The
+    server outlives single executors, so its folder lies beside theirs.
     """
     first = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     parent = Path(first) if first else Path(tempfile.gettempdir())

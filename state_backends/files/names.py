@@ -1,4 +1,4 @@
-"""What the files of state are called, and what a version says of one. Pure."""
+"""The names of the files of state, and what a version says of each. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import NamedTuple
 MANIFEST = ".json"
 SST = ".sst"
 PART = ".part"
-"""The suffix of what is being written."""
+"""The suffix of a file that is being written."""
 OPERATOR = "operator.json"
 MERGED = "-merged"
-"""What the name of a merged file ends with, before its suffix."""
+"""The end of a merged file's name, before its suffix."""
 
 
 def is_merged(name: str) -> bool:
@@ -33,7 +33,7 @@ class SstFile(NamedTuple):
 
 
 class Doomed(NamedTuple):
-    """Names in the folders of manifests and of files: nobody needs them."""
+    """Names in the folders of manifests and of files that nobody needs."""
 
     manifests: list[str]
     files: list[str]

@@ -1,8 +1,8 @@
 """Versions on any file system that ``pyarrow.fs`` reaches: S3, Google Cloud Storage, Azure, HDFS, ...
 
 RocksDB reads local files only, so every file in use has a copy on the host, in a folder that goes with the server. A
-new file is written there and uploaded when a version is about to name it; what another host wrote is downloaded when
-the shard is opened. Credentials are those that pyarrow finds in the environment or in the instance's metadata.
+new file is written there, and uploaded before a version names it. Files of other hosts are downloaded when the shard is
+opened. pyarrow finds credentials in the environment or in the instance's metadata.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from state_backends.files.names import MANIFEST, OPERATOR, PART, Doomed, SstFile
 
 THREADS = 8
 _CHUNK_BYTES = 4 << 20  # one request each, where a file is read in ranges
-_UNCONFIRMED_BYTES = 32 << 20  # an upload sends its parts in the background: this bounds the memory they take
+_UNCONFIRMED_BYTES = 32 << 20  # an upload sends its parts in the background; this bounds their memory
 _WHOLE_PUTS = frozenset({"s3", "gcs", "abfs"})
-"""Types of file systems on which a file appears when it is complete; on others it is renamed into its place."""
+"""File systems on which a file appears when it is complete. On others a file is renamed when it is complete."""
 
 log = logging.getLogger(__name__)
 
 
 class Remote:
-    """A connection to the file system of a URI, and the threads that wait for it; shared by the shards of a host.
+    """A connection to the file system of a URI, and the threads that wait for it. The shards of a host share it.
 
-    ``filesystem``: pyarrow's object and the path in it, where they are known already; otherwise the URI tells them
-    when they are first needed, which may take a request to the network.
+    ``filesystem``: pyarrow's object and the path in it, if they are known. Otherwise they are made from the URI when
+    first needed, which may take a request to the network.
     """
 
     def __init__(self, uri: str, filesystem: tuple[Any, str] | None = None) -> None:
@@ -46,7 +46,7 @@ class Remote:
         self._connecting = threading.Lock()
         self._given = filesystem
         self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="aion-remote")
-        # Of its own: what a task waits for must not queue behind what nobody waits for.
+        # Its own pool: a task must not wait behind deletions.
         self.cleaning = ThreadPoolExecutor(1, thread_name_prefix="aion-remote-delete")
         self._bulk: Callable[[Sequence[str]], None] | None = None
 
@@ -54,22 +54,22 @@ class Remote:
         """pyarrow's file system, and the path in it. Raises StorageError naming the URI."""
         with self._connecting:
             if self._connected is None:
-                with told(f"state.dir {self.uri}"):
+                with storage_errors(f"state.dir {self.uri}"):
                     fs, path = self._given or pafs.FileSystem.from_uri(pyarrow_uri(self.uri))
                     path = path.rstrip("/")
                     bucket = path.partition("/")[0]
-                    # Elsewhere folders are made as they are needed; buckets are the user's to make.
+                    # Folders are made as they are needed, but only the user makes buckets.
                     if fs.type_name == "s3" and fs.get_file_info(bucket).type is pafs.FileType.NotFound:
                         raise StorageError(f"state.dir {self.uri}: there is no bucket {bucket!r}")
                     self._connected = fs, path
             return self._connected
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Deletes those files that are there. Raises StorageError."""
+        """Deletes the files that exist. Raises StorageError."""
         fs, _ = self.connect()
         if self._bulk is None and fs.type_name == "s3":
             self._bulk = bulk_delete.on_s3(self.uri, fs.region)
-        with told(self.uri):
+        with storage_errors(self.uri):
             if self._bulk is not None:
                 self._bulk(paths)
                 return
@@ -78,16 +78,16 @@ class Remote:
                     fs.delete_file(path)
 
     def close(self) -> None:
-        """Waits for what is under way; deletions that have not begun are left to whoever opens the shards next."""
+        """Waits for what is under way. Deletions that have not begun are made when the shards are opened again."""
         self.pool.shutdown(wait=True, cancel_futures=True)
         self.cleaning.shutdown(wait=True, cancel_futures=True)
 
 
-class RemoteDepot:
+class RemoteStorage:
     """One shard's folder on a remote file system, and ``cache``, the host's copies of the files in use.
 
-    Remote: ``files/<number>-<attempt>.sst``, ``manifests/<token>.json``, exactly as in a local folder. A version costs
-    as many requests as it has new files, and one for its manifest.
+    The names are those of a local folder: ``files/<number>-<attempt>.sst``, ``manifests/<token>.json``. A version costs
+    one request for each new file, and one for its manifest.
     """
 
     def __init__(self, remote: Remote, folder: str, cache: Path) -> None:
@@ -97,11 +97,11 @@ class RemoteDepot:
         self._deleting: set[Future[None]] = set()
 
     def publish(self, new: Sequence[str], named: Sequence[str]) -> None:
-        """Those that are not new were there when the shard was opened, or were confirmed when they were uploaded."""
+        """Uploads the new files. The others were there when the shard was opened, or their upload was confirmed."""
         self._together(self._upload, new)
 
     def fetch(self, files: Sequence[SstFile]) -> None:
-        self._remote.connect()  # a wrong place is told before any work is done
+        self._remote.connect()  # a wrong URI raises before any work is done
         self.files.mkdir(parents=True, exist_ok=True)
         wanted = {f.name for f in files}
         for path in self.files.iterdir():
@@ -114,7 +114,7 @@ class RemoteDepot:
             (self.files / name).unlink(missing_ok=True)
 
     def delete(self, doomed: Doomed) -> Doomed:
-        """Nobody waits for it: what cannot be deleted now is found again when the shard is opened."""
+        """Nobody waits for deletions. Files that cannot be deleted are found again when the shard is opened."""
         for name in doomed.files:
             (self.files / name).unlink(missing_ok=True)
         if not any(doomed):
@@ -135,7 +135,7 @@ class RemoteDepot:
 
     def listing(self) -> tuple[list[str], list[str]]:
         fs, path = self._at()
-        with told(self._uri()):
+        with storage_errors(self._uri()):
             infos = fs.get_file_info(pafs.FileSelector(path, allow_not_found=True, recursive=True))
         found: dict[str, list[str]] = {"manifests": [], "files": []}
         for info in infos:
@@ -147,24 +147,24 @@ class RemoteDepot:
     def siblings(self) -> list[str]:
         fs, path = self._at()
         path = path.rpartition("/")[0]
-        with told(self._uri()):
+        with storage_errors(self._uri()):
             infos = fs.get_file_info(pafs.FileSelector(path, allow_not_found=True))
         return [info.base_name for info in infos if info.type is pafs.FileType.Directory]
 
-    def take(self, other: RemoteDepot, names: Sequence[str]) -> None:
-        """The place itself copies: the bytes do not come here."""
+    def take(self, other: RemoteStorage, names: Sequence[str]) -> None:
+        """The file system copies by itself: the bytes do not pass this host."""
 
         def copy(name: str) -> None:
             (fs, source), (_, target) = other._at("files", name), self._at("files", name)
             try:
-                with told(other._uri("files", name), may_lack=True):
+                with storage_errors(other._uri("files", name), may_lack=True):
                     fs.copy_file(source, target)
             except FileNotFoundError:
                 raise CorruptState(f"file {name} is missing: {other._uri('files', name)} does not exist") from None
 
         fs, _ = self._at()
         if fs.type_name not in _WHOLE_PUTS:
-            with told(self._uri("files")):
+            with storage_errors(self._uri("files")):
                 fs.create_dir(self._at("files")[1], recursive=True)
         self._together(copy, names)
 
@@ -173,7 +173,7 @@ class RemoteDepot:
 
     def load(self, token: str) -> bytes:
         fs, path = self._at("manifests", token + MANIFEST)
-        with told(self.where(token), may_lack=True), fs.open_input_file(path) as file:
+        with storage_errors(self.where(token), may_lack=True), fs.open_input_file(path) as file:
             data: bytes = file.read(file.size())
             return data
 
@@ -183,13 +183,17 @@ class RemoteDepot:
     def owner(self) -> bytes | None:
         fs, _ = self._remote.connect()
         path, where = self._operator()
-        with contextlib.suppress(FileNotFoundError), told(where, may_lack=True), fs.open_input_file(path) as file:
+        with (
+            contextlib.suppress(FileNotFoundError),
+            storage_errors(where, may_lack=True),
+            fs.open_input_file(path) as file,
+        ):
             data: bytes = file.read(file.size())
             return data
         return None
 
     def claim(self, owner: bytes, *, first: bool) -> bytes:
-        """Two that write at the same moment see afterwards whose it became."""
+        """If two write at the same moment, both read afterwards which one won."""
         path, where = self._operator()
         self._write(path, where, [owner], part=f".{self._folder.rpartition('/')[2]}{PART}")
         return (self.owner() if first else None) or owner
@@ -198,7 +202,7 @@ class RemoteDepot:
         shutil.rmtree(self.files, ignore_errors=True)
 
     def settle(self) -> None:
-        """Waits until everything that was to be deleted is, or could not be."""
+        """Waits until all deletions were tried."""
         wait(set(self._deleting))
 
     # -- one file -----------------------------------------------------------------------------------------
@@ -208,14 +212,14 @@ class RemoteDepot:
             self._put("files", name, iter(lambda: file.read(_CHUNK_BYTES), b""))
 
     def _download(self, file: SstFile) -> None:
-        """A copy that is no whole copy is never seen under the file's name."""
+        """Downloads a file. An incomplete copy never has the file's name."""
         path = Path(file.path)
         part = path.with_suffix(PART)
         size = crc = 0
         fs, source = self._at("files", file.name)
         try:
             with (
-                told(self._uri("files", file.name), may_lack=True),
+                storage_errors(self._uri("files", file.name), may_lack=True),
                 fs.open_input_file(source) as remote,
                 part.open("wb") as out,
             ):
@@ -240,7 +244,7 @@ class RemoteDepot:
     def _write(self, path: str, where: str, chunks: Iterable[bytes], part: str = PART) -> None:
         fs, _ = self._remote.connect()
         whole = fs.type_name in _WHOLE_PUTS
-        with told(where):
+        with storage_errors(where):
             if not whole:
                 fs.create_dir(path.rpartition("/")[0], recursive=True)
             with fs.open_output_stream(path if whole else path + part) as out:
@@ -259,7 +263,7 @@ class RemoteDepot:
     # -- all of them --------------------------------------------------------------------------------------
 
     def _together(self, function: Callable[[Any], None], arguments: Sequence[Any]) -> None:
-        """Calls wait for the network, so they wait at the same time. All are over when the first error is raised."""
+        """Makes calls at the same time, because they wait for the network. Raises the first error when all are over."""
         futures = [self._remote.pool.submit(function, argument) for argument in arguments]
         wait(futures)
         for future in futures:
@@ -284,8 +288,8 @@ class RemoteDepot:
 
 
 @contextlib.contextmanager
-def told(where: str, *, may_lack: bool = False) -> Iterator[None]:
-    """Turns what pyarrow raises into one error that names the place; with ``may_lack``, but for FileNotFoundError."""
+def storage_errors(where: str, *, may_lack: bool = False) -> Iterator[None]:
+    """Turns what pyarrow raises into StorageError, which names the place. ``may_lack``: not FileNotFoundError."""
     try:
         yield
     except StorageError:
@@ -298,7 +302,7 @@ def told(where: str, *, may_lack: bool = False) -> Iterator[None]:
 
 
 def pyarrow_uri(uri: str) -> str:
-    """As pyarrow spells it: Spark's names of S3; and small files in one request instead of three."""
+    """A URI as pyarrow spells it: S3 has other names in Spark. And small files take one request instead of three."""
     scheme, _, rest = uri.partition("://")
     if scheme in ("s3a", "s3n"):
         scheme = "s3"

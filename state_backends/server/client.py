@@ -1,4 +1,4 @@
-"""The worker's side: finds the host's state server or starts it, and works on shards through it."""
+"""The worker's side: finds the host's state server, or starts it, and works on shards through it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,10 +18,8 @@ import psutil
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from aion.core.ingest.block import Block
 from aion.errors import OutOfMemory, ServerError, ServerUnreachable
 from state_backends.server import processes, wire
-from state_backends.server.patience import Patience
 from state_backends.server.server_folder import (
     LOG,
     PID,
@@ -33,7 +31,9 @@ from state_backends.server.server_folder import (
     private,
     runtime_dir,
 )
-from state_backends.server.session import REPLAY_BYTES, RemoteSession
+from state_backends.server.session import REPLAY_BYTES, BlocksToAppend, RemoteSession
+from state_backends.server.verbs import VERBS, Way
+from state_backends.server.watchdog import Watchdog
 from state_backends.store.backends import StoreConfig
 from state_backends.store.protocol import StoredBlock
 from state_backends.versions.json_values import dumps
@@ -42,10 +42,10 @@ from state_backends.versions.manifest import Identity
 START_SECONDS = 60.0
 REQUEST_TIMEOUT_SECONDS = 30.0
 PING_SECONDS = 10.0
-_FAILED = "Unexpected error in RPC handling"  # gRPC of an exception in C++, where only memory can be wanting
+_FAILED = "Unexpected error in RPC handling"  # gRPC's words for an exception in C++: most likely no memory
 
-# What the server inherits: how to run, and what the file systems that pyarrow reaches look for. Nothing else, since a
-# worker's environment holds the secret by which Spark knows it.
+# What the server inherits: how to run, and what pyarrow's file systems look for. Nothing else: a worker's environment
+# holds the secret by which Spark knows it.
 _INHERITED = frozenset(
     {"HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONHOME", "PYTHONPATH", "SHELL",
      "SPARK_LOCAL_DIRS", "SSL_CERT_DIR", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV",
@@ -54,15 +54,15 @@ _INHERITED = frozenset(
 )  # fmt: skip
 _INHERITED_PREFIXES = ("ARROW_", "AWS_", "AZURE_", "GOOGLE_", "HADOOP_", "LC_", "LIBHDFS", "MALLOC_")
 
-# Its threads share one heap. With a heap for each thread, what one of them lets go is of no use to the others: with
-# eight readers at a budget of 48 MiB the server grew by 101 MiB instead of 59.
+# The server's threads share one heap. With a heap for each thread, memory that one thread frees is of no use to the
+# others: with eight readers at a budget of 48 MiB the server grew by 101 MiB instead of 59.
 _ALLOCATION = {"MALLOC_ARENA_MAX": "1"}
 
 _children: list[subprocess.Popen[bytes]] = []
 
 
 def running_servers() -> list[tuple[int, dict[str, Any]]]:
-    """Pid and statistics of every state server of this user on this host that answers."""
+    """Pid and statistics of each state server of this user on this host, if it answers."""
     found = []
     for pid in runtime_dir("").parent.glob("*/" + PID):
         server = occupant(pid.parent)
@@ -76,7 +76,7 @@ def running_servers() -> list[tuple[int, dict[str, Any]]]:
 
 
 def executor_pid() -> int:
-    """The JVM that this worker belongs to; without one, the process that started it."""
+    """The JVM that this worker belongs to. Without a JVM, the process that started this one."""
     for process in psutil.Process().parents():
         with contextlib.suppress(psutil.Error):
             if process.name().startswith("java"):
@@ -87,26 +87,26 @@ def executor_pid() -> int:
 class StateClient:
     """A connection to the state server of this host, and to the next one when that is gone.
 
-    Whatever cannot be reached raises ServerUnreachable, at the latest when the server has given no sign of life for
-    ``timeout_s``: see :mod:`state_backends.server.patience`. Close it. ``watch_pid``: the executor that the server
-    lives for; None for who only looks, which neither keeps a server alive nor starts one.
+    Raises ServerUnreachable when the server cannot be reached, or gives no sign of life for ``timeout_s``: see
+    :mod:`state_backends.server.watchdog`. Close it. ``watch_pid``: the executor that the server serves. None: a client
+    that only looks; it neither keeps a server alive nor starts one.
     """
 
     def __init__(self, folder: Path, watch_pid: int | None, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> None:
         self._folder = folder
         self._watch_pid = watch_pid
         self._lock = threading.Lock()
-        self._patience = Patience(folder, timeout_s, lambda seconds: _answers(folder, watch_pid, seconds))
+        self._watchdog = Watchdog(folder, timeout_s, lambda seconds: _answers(folder, watch_pid, seconds))
         self._flight = _connection(folder)
         self.generation = 0
         self.replay_bytes_left = REPLAY_BYTES
 
     @classmethod
     def connect(cls, application: str, *, watch_pid: int, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> StateClient:
-        """Connects, starting the server if there is none; of several at once a lock file elects one.
+        """Connects; starts the server if there is none. If several want to start it, a lock file elects one.
 
-        A server that is there and does not answer is killed. ``watch_pid``: the executor in whose absence the server
-        has no reason to live. Raises ServerError when none can be started.
+        A server that does not answer is killed. ``watch_pid``: the executor that the server serves. Raises ServerError
+        when no server can be started.
         """
         folder = runtime_dir(application)
         _ensure(folder, watch_pid, timeout_s)
@@ -114,41 +114,55 @@ class StateClient:
 
     @classmethod
     def find(cls, application: str, *, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> StateClient | None:
-        """A connection to the server if one answers, else None; only to look: the server does not live for it."""
+        """A connection to the server if one answers, else None. It only looks: the server does not live for it."""
         folder = runtime_dir(application)
         if not _answers(folder, None, min(PING_SECONDS, timeout_s)):
             return None
         return cls(folder, None, timeout_s)
 
     def reconnect(self, seen: int) -> None:
-        """Connects to the server that there is now, starting one if need be. ``seen``: the generation that was lost.
+        """Connects to the current server; starts one if there is none. ``seen``: the generation that was lost.
 
-        Raises ServerError when none can be started.
+        Raises ServerError when no server can be started.
         """
         with self._lock:
             if self.generation != seen:
                 return  # another session of this client was faster
             if self._watch_pid is None:
-                raise ServerUnreachable("the state server is gone, and who only looks starts no other")
-            _ensure(self._folder, self._watch_pid, self._patience.timeout_s)
+                raise ServerUnreachable("the state server is gone, and a client that only looks starts no other")
+            _ensure(self._folder, self._watch_pid, self._watchdog.timeout_s)
             with contextlib.suppress(flight.FlightError, pa.ArrowException, OSError):
                 self._flight.close()
             self._flight = _connection(self._folder)
             self.generation += 1
 
-    def act(self, name: str, request: dict[str, Any], timeout: float | None = None) -> Any:
-        """Raises what the server raised, or ServerUnreachable when it cannot be reached."""
-        options = flight.FlightCallOptions(timeout=timeout or self._patience.limit_s)
+    def call(
+        self, name: str, request: dict[str, Any], blocks: BlocksToAppend | None = None, *, timeout: float | None = None
+    ) -> Any:
+        """Asks for a verb of :data:`state_backends.server.verbs.VERBS`; returns the answer, or an iterator of blocks.
+
+        ``blocks``: (seq, late, block) that follow the request. Raises what the server raised, or ServerUnreachable when
+        it cannot be reached.
+        """
+        way, body = VERBS[name].way, dumps(request)
+        if way is Way.GETS_BLOCKS:
+            return self._blocks(name, body)
+        options = flight.FlightCallOptions(timeout=timeout or self._watchdog.limit_s)
         try:
-            with self._patience.waiting(name):
-                body = pa.py_buffer(dumps(request))
-                (result,) = self._flight.do_action(flight.Action(name, body), options)
+            with self._watchdog.waiting(name):
+                if way is Way.SENDS_BLOCKS:
+                    writer, _ = self._flight.do_put(flight.FlightDescriptor.for_command(body), wire.BLOCKS, options)
+                    with writer:
+                        for message in wire.pack(blocks or ()):
+                            writer.write_batch(message)
+                    return None
+                (result,) = self._flight.do_action(flight.Action(name, pa.py_buffer(body)), options)
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             self._raise(error, name, given_up=timeout is None and isinstance(error, flight.FlightTimedOutError))
         return orjson.loads(result.body.to_pybytes())
 
     def stats(self) -> dict[str, Any]:
-        result: dict[str, Any] = self.act("stats", {}, timeout=PING_SECONDS)
+        result: dict[str, Any] = self.call("stats", {}, timeout=PING_SECONDS)
         return result
 
     def open(
@@ -164,9 +178,10 @@ class StateClient:
         others: bool = False,
         moved: bool = False,
     ) -> RemoteSession:
-        """Starts an attempt on the version ``token`` (None: the very first); what it commits has its own name.
+        """Starts an attempt on the version ``token`` (None: the very first). The version that it makes has its name.
 
-        ``others``: whether it is to hear of the operator's other shards; ``moved``: of how long the disk takes.
+        ``others``: whether the answer says what the operator's other shards found. ``moved``: whether it says how long
+        the disk takes.
         """
         opening = {
             "identity": asdict(identity),
@@ -181,22 +196,9 @@ class StateClient:
         }
         return RemoteSession(self, opening)
 
-    def put(self, session: str, blocks: Iterable[tuple[int, bool, Block]]) -> None:
-        descriptor = flight.FlightDescriptor.for_command(orjson.dumps({"session": session}))
-        options = flight.FlightCallOptions(timeout=self._patience.limit_s)
-        try:
-            with self._patience.waiting("put"):
-                writer, _ = self._flight.do_put(descriptor, wire.BLOCKS, options)
-                with writer:
-                    for message in wire.pack(blocks):
-                        writer.write_batch(message)
-        except (flight.FlightError, pa.ArrowException, OSError) as error:
-            self._raise(error, "put", given_up=isinstance(error, flight.FlightTimedOutError))
-
-    def get(self, session: str, slices: Sequence[int], **how: Any) -> Iterator[StoredBlock]:
-        """``how``: the other fields of :class:`state_backends.server.requests.Read`."""
-        request = {"session": session, "slices": list(slices), **how}
-        ticket = flight.Ticket(orjson.dumps(request))
+    def _blocks(self, name: str, body: bytes) -> Iterator[StoredBlock]:
+        """The blocks that answer a verb."""
+        ticket = flight.Ticket(body)
         reader: Any = None
         given_up = threading.Event()
 
@@ -205,29 +207,30 @@ class StateClient:
             reader.cancel()
 
         try:
-            with self._patience.waiting("read"):
+            with self._watchdog.waiting(name):
                 reader = self._flight.do_get(ticket)
             while True:
-                # No limit for the whole: how long it takes is a matter of who reads, too.
-                with self._patience.waiting("read", give_up):
+                # No limit for the whole: how long it takes depends on the reader, too.
+                with self._watchdog.waiting(name, give_up):
                     chunk = reader.read_chunk()
-                yield from wire.stored(chunk.data)
+                for seq, _, block in wire.unpack(chunk.data):
+                    yield StoredBlock(seq, block)
         except StopIteration:
             return
         except (flight.FlightError, pa.ArrowException, OSError) as error:
-            self._raise(error, "read", given_up=given_up.is_set())
+            self._raise(error, name, given_up=given_up.is_set())
         finally:
             if reader is not None:
                 reader.cancel()  # a reader that stops early: the server need not go on
 
     def close(self) -> None:
-        self._patience.close()
+        self._watchdog.close()
         self._flight.close()
 
     def _raise(self, error: Exception, what: str, *, given_up: bool) -> NoReturn:
         if given_up:
             raise ServerError(
-                f"the state server answers, and has not got on with {what!r} for {self._patience.limit_s:g} s: "
+                f"the state server answers, and has not got on with {what!r} for {self._watchdog.limit_s:g} s: "
                 "its disk may be stuck; io.request_timeout sets how long a task waits"
             ) from error
         try:
@@ -238,7 +241,7 @@ class StateClient:
                 )
             wire.raise_error(str(error))
         except OutOfMemory as lack:
-            # A process in which anything may have failed half-way is not to be trusted: locks, threads, memory.
+            # Anything in that process may have failed half-way: locks, threads, memory. It is not to be trusted.
             with contextlib.suppress(ServerError):
                 if (server := occupant(self._folder)) is not None:
                     processes.kill(server, PING_SECONDS)
@@ -246,14 +249,14 @@ class StateClient:
 
 
 def _connection(folder: Path) -> flight.FlightClient:
-    # gRPC remembers that nobody answered at an address, for all connections: not for these.
+    # Otherwise gRPC remembers for all connections that nobody answered at this address.
     return flight.FlightClient(
         f"grpc+unix://{folder / SOCKET}", generic_options=[("grpc.use_local_subchannel_pool", 1)]
     )
 
 
 def _answers(folder: Path, watch_pid: int | None, seconds: float) -> bool:
-    """Whether a server lives there and says so; it serves ``watch_pid``, if there is one, from then on."""
+    """Whether a server answers in this folder. From then on it serves ``watch_pid``, if there is one."""
     if not (folder / SOCKET).exists():
         return False
     connection = _connection(folder)
@@ -268,7 +271,7 @@ def _answers(folder: Path, watch_pid: int | None, seconds: float) -> bool:
 
 
 def _ensure(folder: Path, watch_pid: int, timeout_s: float) -> None:
-    """Sees to it that a server answers. Raises ServerError."""
+    """Makes sure that a server answers. Raises ServerError."""
     seconds = min(PING_SECONDS, timeout_s)
     if _answers(folder, watch_pid, seconds):
         return
@@ -290,7 +293,7 @@ def _start(folder: Path, watch_pid: int) -> None:
     bound_log(folder)
     with log.open("ab") as out:
         server = subprocess.Popen(
-            # -P: modules are found where this process found its own, and not wherever it happens to run.
+            # -P: modules are found where this process found its own, and not in the working folder.
             [sys.executable, "-P", "-m", "state_backends.server.main", "--dir", str(folder), "--watch", str(watch_pid)],
             stdin=subprocess.DEVNULL,
             stdout=out,
@@ -316,4 +319,4 @@ def _environment(ours: Mapping[str, str]) -> dict[str, str]:
     return {**_ALLOCATION, **kept, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
 
 
-__all__ = ["RemoteSession", "StateClient", "executor_pid", "runtime_dir"]
+__all__ = ["RemoteSession", "StateClient", "executor_pid", "running_servers", "runtime_dir"]

@@ -1,4 +1,4 @@
-"""The Prometheus endpoint of a state server: asked for by ``metrics.port``, on the loopback interface, and only there.
+"""The Prometheus endpoint of a state server: on ``metrics.port``, only on the loopback interface.
 
 Nothing is counted for it: a scrape reads what the server knows anyway.
 """
@@ -25,7 +25,7 @@ AGAIN_SECONDS = 10.0
 
 
 class MetricsEndpoint:
-    """Listens from the first time on that a port is asked for, until closed. Calls come one at a time."""
+    """Listens from the first time that a port is asked for until it is closed. Calls come one at a time."""
 
     def __init__(self, stats: Callable[[], Stats], clock: Callable[[], float] = time.monotonic) -> None:
         self._stats = stats
@@ -37,12 +37,14 @@ class MetricsEndpoint:
 
     @property
     def port(self) -> int | None:
-        """Where it listens; None: nowhere."""
+        """The port on which it listens; None: it does not listen."""
         return self._server.server_port if self._server is not None else None
 
     def serve(self, port: int | None) -> None:
-        """0: any port that is free. Where it listens already, it stays. Never raises: a port that cannot be had is
-        logged, and tried again now and then, since who has it may be a server that is about to end.
+        """Listens on a port; 0: on any free one. Does nothing if it listens already.
+
+        Never raises. A port that is taken is logged, and tried again now and then: its owner may be a server that is
+        about to end.
         """
         if port is None or self._server is not None or self._closed:
             return
@@ -70,13 +72,13 @@ class MetricsEndpoint:
 
 
 class StatsCollector:
-    """What a registry of prometheus_client asks at a scrape."""
+    """prometheus_client calls it at a scrape."""
 
     def __init__(self, stats: Callable[[], Stats]) -> None:
         self._stats = stats
 
     def describe(self) -> list[Family]:
-        """Nothing, so that being registered is no scrape."""
+        """Nothing, so that registering does not scrape."""
         return []
 
     def collect(self) -> Iterator[Family]:

@@ -1,4 +1,4 @@
-"""The folders that a state server uses: state folders by their names, and its own for what lives as long as it does."""
+"""The folders that a state server uses: state folders, and its own for files that go with it."""
 
 from __future__ import annotations
 
@@ -8,34 +8,37 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aion.errors import ServerError
-from state_backends.files.depot import Depot
 from state_backends.files.location import LocalLocation, Location
+from state_backends.files.storage import Storage
 from state_backends.server import live_folder
 from state_backends.server.live_folder import LiveFolder
-from state_backends.versions.lineage import Place, place_of
+from state_backends.versions.lineage import Home, home_of
 from state_backends.versions.manifest import Identity
 
 
-class OfShard(NamedTuple):
-    """The folders of one shard. ``live``: nobody else's, and nothing is in it. ``place``: see checkpoint.Shard."""
+class ShardFolders(NamedTuple):
+    """The folders of one shard. ``live``: its own, and empty. ``home``: see versions.shard.Shard."""
 
-    depot: Depot
+    storage: Storage
     live: Path
-    place: Callable[[], Place]
+    home: Callable[[], Home]
 
 
 class Folders:
-    """Not locked: the host's lock is held around every call. ``locate``: see :mod:`state_backends.files.location`."""
+    """It owns the locations that are in use, and the server's own folder in each.
+
+    Not locked: the host's lock is held around every call. ``locate``: see :mod:`state_backends.files.location`.
+    """
 
     def __init__(self, locate: Callable[[str], Location]) -> None:
         self._locate = locate
         self._locations: dict[str, Location] = {}
-        self._live: dict[Path, LiveFolder] = {}  # all remote places have one together
+        self._live: dict[Path, LiveFolder] = {}  # all remote locations share one
         self._id = live_folder.own_name()
         self._made = 0
 
-    def of(self, state_dir: str, identity: Identity) -> OfShard:
-        """Those of a shard that is about to be made. Raises ServerError, StorageError."""
+    def of(self, state_dir: str, identity: Identity) -> ShardFolders:
+        """The folders of a shard that is about to be made. Raises ServerError, StorageError."""
         if state_dir not in self._locations:
             self._locations[state_dir] = self._locate(state_dir)
         location = self._locations[state_dir]
@@ -44,13 +47,13 @@ class Folders:
             self._live[location.live] = LiveFolder(location.live, self._id)
         own = self._live[location.live].path
         if isinstance(location, LocalLocation):
-            _check_hands(location.folder, identity, own)
+            _check_owner(location.folder, identity, own)
         names = identity.query, identity.operator, f"shard-{identity.shard:05d}"
-        self._made += 1  # no two shards share a folder, not even one and its successor
+        self._made += 1  # two shards never share a folder, not even a shard and its successor
         live = own / str(self._made)
         copies = live.joinpath("copies", *names)
-        return OfShard(
-            location.depot(names, copies), live.joinpath("shard", *names), lambda: place_of(location, identity, copies)
+        return ShardFolders(
+            location.storage(names, copies), live.joinpath("shard", *names), lambda: home_of(location, identity, copies)
         )
 
     def live(self) -> list[LiveFolder]:
@@ -64,8 +67,8 @@ class Folders:
             location.close()
 
 
-def _check_hands(state_dir: Path, identity: Identity, own: Path) -> None:
-    """State that another user keeps is not touched; whose files are ours is seen from one that we made there."""
+def _check_owner(state_dir: Path, identity: Identity, own: Path) -> None:
+    """Refuses state of another user. ``own``: a folder that we made there, so it has our user id."""
     for folder in (state_dir / identity.query, state_dir / identity.query / identity.operator):
         with contextlib.suppress(FileNotFoundError):
             if (uid := folder.lstat().st_uid) != own.lstat().st_uid:

@@ -1,8 +1,8 @@
-"""Policies that a user wrote, kept from doing harm: they run in a thread of their own, and not for long.
+"""Runs policies that a user wrote (``destage.class``, ``prestage.class``) so that they do no harm.
 
-A policy of one's own (``destage.class``, ``prestage.class``) is asked in the state server. What it raises is logged
-and the built-in policy answers in its place, as it does for one that does not come back. It only ever suggests what
-is to be in memory, so no answer of it can lose anything.
+They run in the state server, in a thread of their own. If one raises, the error is logged and the built-in policy
+answers instead; also if it does not return in time. A policy only suggests what should be in memory, so no answer can
+lose anything.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
+from aion.errors import PolicyError
 from policies.destage import DestagePolicy, MemoryView, StandardDestage, Suggestion
 from policies.prestage import Prestage, PrestagePolicy
+from state_backends.store.backends import StoreConfig
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -25,11 +27,11 @@ T = TypeVar("T")
 MAKING_SECONDS = 20.0
 ANSWER_SECONDS = 1.0
 _SUGGESTIONS = 1_000_000
-_WAITING = 64  # observations that a slow policy may still have before it
+_WAITING = 64  # observations that may wait for a slow policy
 
 
 class Guard:
-    """The thread in which the policies of a user run. Close it; a policy that hangs keeps its thread."""
+    """The thread in which a user's policies run. Close it. A policy that hangs keeps its thread."""
 
     def __init__(self, answer_s: float = ANSWER_SECONDS) -> None:
         self._answer_s = answer_s
@@ -39,19 +41,19 @@ class Guard:
         self._thread.start()
 
     def make(self, build: Callable[[], T]) -> T:
-        """What importing and calling the user's class gives; raises what that raises, and ValueError if it hangs."""
+        """Imports and calls the user's class. Raises what that raises, and ValueError if it hangs."""
         self._asked = future = self._submit(build)
         try:
             return future.result(MAKING_SECONDS)
         except TimeoutError:
             raise ValueError(f"the policy's class was not made within {MAKING_SECONDS:g} s") from None
-        except (KeyboardInterrupt, SystemExit) as error:  # of the user's module, not of this process
+        except (KeyboardInterrupt, SystemExit) as error:  # the user's module raised it; this process goes on
             raise ValueError(f"the policy's class wants to end the process: {error!r}") from None
 
     def ask(self, what: str, call: Callable[[], T], otherwise: Callable[[], T]) -> T:
-        """The policy's answer, or if there is none in time ``otherwise``, the built-in one's."""
+        """The policy's answer. If there is none in time, the answer of ``otherwise``, the built-in policy."""
         if self._asked is not None and not self._asked.done():
-            return otherwise()  # it still thinks about the question before
+            return otherwise()  # it still works on the question before
         try:
             self._asked = future = self._submit(call)
             wait([future], self._answer_s)
@@ -62,8 +64,8 @@ class Guard:
             log.error("%s failed, the built-in policy answers instead: %s: %s", what, type(error).__name__, error)
         return otherwise()
 
-    def tell(self, what: str, call: Callable[[], None]) -> None:
-        """Does not wait; a policy that cannot keep up is not told everything."""
+    def notify(self, what: str, call: Callable[[], None]) -> None:
+        """Makes a call without waiting for it. A policy that cannot keep up misses some calls."""
 
         def logged() -> None:
             try:
@@ -93,12 +95,30 @@ class Guard:
             call, future = item
             try:
                 future.set_result(call())
-            except BaseException as error:  # SystemExit, too: it is this thread's only
+            except BaseException as error:  # also SystemExit: it would end only this thread
                 future.set_exception(error)
 
 
+def make_policies(config: StoreConfig) -> tuple[DestagePolicy, PrestagePolicy, Guard | None]:
+    """The memory policies of a configuration, and the guard of those that a user wrote. Raises PolicyError."""
+    guard = Guard() if config.destage_class or config.prestage_class else None
+    try:
+        if guard is None:
+            return config.make_destage(), config.make_prestage(), None
+        destage, prestage = guard.make(config.make_destage), guard.make(config.make_prestage)
+    except ValueError as error:
+        if guard is not None:
+            guard.close()
+        raise PolicyError(str(error)) from error
+    if config.destage_class:
+        destage = GuardedDestage(guard, config.destage_class, destage)
+    if config.prestage_class:
+        prestage = GuardedPrestage(guard, config.prestage_class, prestage)
+    return destage, prestage, guard
+
+
 class GuardedDestage:
-    """A :class:`policies.destage.DestagePolicy` of the user's, with the built-in one behind it."""
+    """A user's :class:`policies.destage.DestagePolicy`, with the built-in one to fall back on."""
 
     def __init__(self, guard: Guard, name: str, policy: DestagePolicy) -> None:
         self._guard, self._name, self._policy = guard, name, policy
@@ -106,7 +126,7 @@ class GuardedDestage:
 
     def suggest(self, view: MemoryView) -> list[Suggestion]:
         def call() -> list[Suggestion]:
-            # Read here, where whatever is wrong with it is the policy's.
+            # Read here, so that an error in it counts as the policy's.
             suggested = itertools.islice(self._policy.suggest(view), _SUGGESTIONS)
             answer = [Suggestion(s.name, int(s.keep_bytes), str(s.reason)) for s in suggested]
             for suggestion in answer:
@@ -117,7 +137,7 @@ class GuardedDestage:
 
 
 class GuardedPrestage:
-    """A :class:`policies.prestage.PrestagePolicy` of the user's, with the built-in one behind it."""
+    """A user's :class:`policies.prestage.PrestagePolicy`, with the built-in one to fall back on."""
 
     def __init__(self, guard: Guard, name: str, policy: PrestagePolicy) -> None:
         self._guard, self._name, self._policy = guard, name, policy
@@ -136,4 +156,4 @@ class GuardedPrestage:
 
     def observe(self, size_bytes: int, seconds: float) -> None:
         self._built_in.observe(size_bytes, seconds)
-        self._guard.tell(f"{self._name}.observe()", lambda: self._policy.observe(size_bytes, seconds))
+        self._guard.notify(f"{self._name}.observe()", lambda: self._policy.observe(size_bytes, seconds))

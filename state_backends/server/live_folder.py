@@ -1,8 +1,8 @@
 """Folders that live as long as their state server: RocksDB's own files, beside the versions. Effect: files, locks.
 
-The place may be a mount that other hosts have as well, where this host's processes say nothing about theirs. So a
-folder is known by its host's name, its server holds the lock of a file in it, and touches that now and then: it is
-left over if the lock can be had here and it is this host's, or if nobody has touched it for a day.
+The parent folder may be a mount that other hosts share, and this host knows nothing about their processes. So a
+folder has its host's name, and its server holds the lock of a file in it and touches that file now and then. A folder
+is left over if its lock is free and either it is this host's and its process has ended, or nobody touched it for a day.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ def _host() -> str:
 
 
 def own_name() -> str:
-    """The name of this process's folder: no other has it, here or elsewhere, now or later."""
+    """The name of this process's folder. No other process ever has it, on any host."""
     return f"{_host()}-{processes.me()}"
 
 
 class LiveFolder:
-    """The folder of this process in ``parent``; raises OSError where none can be made. Close it to remove it."""
+    """The folder of this process in ``parent``. Raises OSError if it cannot be made. Close it to remove it."""
 
     def __init__(self, parent: Path, name: str) -> None:
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = parent / name
-        # It is there with its lock held, or not at all: whoever sweeps meanwhile sees no folder without.
+        # The folder appears with its lock held, so that no sweep finds it without.
         making = parent / f".{name}"
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir(mode=0o700)
         self._lock = (making / LOCK).open("w")
-        # A file system without locks: its own host and the day must do.
+        # Some file systems have no locks. Then the process and the day decide.
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         making.rename(self.path)
 
     def touch(self) -> None:
-        """Says that the server is still there; at least every few hours."""
+        """Shows that the server is alive. Call it every few hours at least."""
         with contextlib.suppress(OSError):
             os.utime(self.path / LOCK)
 
@@ -60,7 +60,7 @@ class LiveFolder:
 
 
 def sweep(parent: Path, now_s: float | None = None) -> None:
-    """Removes what servers that are no more left behind. ``now_s``: seconds since the epoch."""
+    """Removes the folders of servers that have ended. ``now_s``: seconds since the epoch."""
     now_s = time.time() if now_s is None else now_s
     for folder in parent.glob("*-*"):
         with contextlib.suppress(OSError):
@@ -73,7 +73,7 @@ def _is_left_over(folder: Path, now_s: float) -> bool:
     known = processes.parse(process)
     lock = folder / LOCK
     if known is not None and host == _host() and known.space == processes.space():
-        # The number alone would do, but for another host of that name behind the same mount.
+        # The process would be enough. But another host with the same name may share the mount.
         return not processes.is_alive(known) and _is_free(lock)
     touched_s = (lock if lock.exists() else folder).stat().st_mtime
     return now_s - touched_s > ABANDONED_SECONDS and _is_free(lock)
@@ -95,5 +95,5 @@ def _try_lock(file: IO[str]) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise
-    except OSError:  # no locks here: nothing is said against it
+    except OSError:  # no locks here: it counts as free
         pass

@@ -1,8 +1,8 @@
-"""What the machine, or the container, has of memory, and how much of it is in use. Effect: reads /proc and /sys.
+"""The memory of the machine or the container, and how much of it is in use. Effect: reads /proc and /sys.
 
-A process lies in a tree of control groups, each of which may have a limit of its own: cgroup v2, its hybrid form,
-and v1. ``root`` is where ``proc`` and ``sys`` are, for tests. What cannot be read counts as not there: nothing here
-raises.
+A process is in a tree of control groups, and each of them may have a limit: cgroup v2, its hybrid form, and v1.
+``root``: the folder of ``proc`` and ``sys``, for tests. Files that cannot be read count as missing. Nothing
+here raises.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import psutil
 
 
 class _Files(NamedTuple):
-    """What one version of cgroups calls things."""
+    """The names of files in one version of cgroups."""
 
     limit: str
     used: str
@@ -28,23 +28,23 @@ _MOUNTS = {_V1: ("sys/fs/cgroup/memory",), _V2: ("sys/fs/cgroup", "sys/fs/cgroup
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int:
-    """What this process may use at most: the smallest limit of its control groups, or the machine's memory."""
+    """The most that this process may use: the smallest limit of its control groups, or the machine's memory."""
     machine_bytes = int(psutil.virtual_memory().total)
     limits = (_number(group / files.limit) for group, files in _groups(root))
     return min([machine_bytes, *(limit for limit in limits if limit)])
 
 
 def memory_share_used(root: Path = Path("/")) -> float:
-    """How full memory is, 0 to 1: that of the fullest control group with a limit, or else of the machine.
+    """How full memory is, 0 to 1: the fullest control group with a limit, or else the machine.
 
-    File pages that were not used for long (``inactive_file``) are given back by the kernel before anything is
-    killed: they do not count.
+    File pages that were not used for long (``inactive_file``) do not count: the kernel frees them before it kills
+    anything.
     """
     memory = psutil.virtual_memory()
     shares = []
     for group, files in _groups(root):
         limit_bytes, used_bytes = _number(group / files.limit), _number(group / files.used)
-        # A limit beyond the machine's memory limits nothing: that is how v1 says "none".
+        # A limit beyond the machine's memory is no limit: v1 has no other way to say "none".
         if limit_bytes and used_bytes is not None and limit_bytes <= memory.total:
             used_bytes -= _stat(group / "memory.stat", files.inactive)
             shares.append(min(1.0, max(0, used_bytes) / limit_bytes))
@@ -52,7 +52,7 @@ def memory_share_used(root: Path = Path("/")) -> float:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, _Files]]:
-    """The control groups of this process, the innermost first, in every version that is mounted."""
+    """The control groups of this process, the innermost first, for every version that is mounted."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except (OSError, ValueError):
@@ -66,7 +66,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, _Files]]:
         elif "memory" in controllers.split(","):
             paths[_V1] = path
     for files, mounts in _MOUNTS.items():
-        # In a container the path may be the host's, and only the top of what is mounted is ours.
+        # In a container the path may be the host's. Then only the mounted folder itself is ours.
         parts = [part for part in paths[files].split("/") if part]
         if ".." in parts:
             parts = []
@@ -76,7 +76,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, _Files]]:
 
 
 def _number(file: Path) -> int | None:
-    """The number in a file; None for "max", and if there is none."""
+    """The number in a file; None for "max", or if there is no file."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """The state server: one per executor host and application (docs/operating.md).
 
-Hot state outlives Python workers here. It listens on a unix socket in a folder that only its user can enter, and ends
-by itself when no executor it serves is left, or when nobody can find it any more. Who may do what: docs/security.md.
+Hot state outlives Python workers here. The server listens on a unix socket in a folder that only its user can enter.
+It ends by itself when it serves no executor any longer, or when nobody can find it. Who may do what: docs/security.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from state_backends.server import processes, requests, server_folder, wire
 from state_backends.server.host import Host
 from state_backends.server.processes import Process
 from state_backends.server.server_folder import PID, SOCKET, Lease
+from state_backends.server.verbs import VERBS, By, Way, request_of
 from state_backends.store.sst_file import FILES_OF_A_SHARD
 from state_backends.versions.json_values import dumps
 
@@ -41,59 +41,48 @@ FEW_OPEN_FILES = 4096
 
 
 class StateServer(flight.FlightServerBase):  # type: ignore[misc]
-    """The Flight face of a :class:`Host`: takes requests apart, and names what goes wrong with them."""
+    """Takes requests apart, passes each on to the method that its verb names, and sends answers and errors back."""
 
-    def __init__(self, socket: Path, host: Host, watch: Watch) -> None:
+    def __init__(self, socket: Path, host: Host, watch: Executors) -> None:
         self.host = host
         self.watch = watch
         super().__init__(f"grpc+unix://{socket}")
         socket.chmod(0o600)
 
     def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
-        with _told():
-            request = requests.action(action.type, action.body.to_pybytes())
-            return iter([flight.Result(pa.py_buffer(dumps(self._act(request))))])
+        with _errors_by_name():
+            request = request_of(action.type, action.body.to_pybytes(), Way.JSON)
+            match VERBS[action.type].by:
+                case By.SERVER:
+                    answer = getattr(self, action.type)(request)
+                case By.HOST:
+                    answer = getattr(self.host, action.type)(request)
+                case By.SHARD:
+                    answer = self.host.work(action.type, request)
+            return iter([flight.Result(pa.py_buffer(dumps({} if answer is None else answer)))])
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with _told():
-            request = requests.parse(requests.Put, descriptor.command, "put")
+        with _errors_by_name():
+            request = request_of("append", descriptor.command, Way.SENDS_BLOCKS)
             for chunk in reader:
-                self.host.append(request.session, partial(requests.blocks, chunk.data))
+                self.host.work("append", request, requests.blocks(chunk.data))
 
     def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
-        with _told():
-            request = requests.parse(requests.Read, ticket.ticket, "read")
-            return flight.GeneratorStream(wire.BLOCKS, _messages(self.host.read(request)))
+        with _errors_by_name():
+            request = request_of("read", ticket.ticket, Way.GETS_BLOCKS)
+            return flight.GeneratorStream(wire.BLOCKS, _messages(self.host.work("read", request)))
 
-    def _act(self, request: requests.Request) -> Any:
-        match request:
-            case requests.Ping():
-                if (ailment := self.host.ailment) is not None:
-                    raise ServerError(ailment)  # so that another server takes its place
-                if request.executor_pid is not None:
-                    self.watch.add(request.executor_pid)
-                return {"pid": os.getpid()}
-            case requests.Stats():
-                return self.host.stats()
-            case requests.Open():
-                return self.host.open(request)
-            case requests.Learnt():
-                return self.host.learnt(request)
-            case requests.Prestage():
-                self.host.prestage(request)
-            case requests.Release():
-                self.host.release(request)
-            case requests.Supersede():
-                self.host.supersede(request)
-            case requests.Commit():
-                self.host.commit(request)
-            case requests.Abort():
-                self.host.abort(request)
-        return {}
+    def ping(self, request: requests.PingRequest) -> dict[str, Any]:
+        """Says that the server works. Raises ServerError if it does not, so that another one takes its place."""
+        if (ailment := self.host.ailment) is not None:
+            raise ServerError(ailment)
+        if request.executor_pid is not None:
+            self.watch.add(request.executor_pid)
+        return {"pid": os.getpid()}
 
 
-class Watch:
-    """The executors that a server serves."""
+class Executors:
+    """The executors that a server serves. It has a lock of its own."""
 
     def __init__(self) -> None:
         self._executors: dict[int, Process] = {}
@@ -103,7 +92,7 @@ class Watch:
         """Raises RequestError unless it is a process of this user."""
         found = processes.find(pid)
         if found is None:
-            return  # over already
+            return  # it has ended already
         if processes.owner(pid) != os.geteuid():
             raise RequestError(f"ping: process {pid} is another user's; a server serves its own user only")
         with self._lock:
@@ -121,8 +110,8 @@ class Watch:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Errors reach the client under their own names."""
+def _errors_by_name() -> Iterator[None]:
+    """Sends errors to the client under their own names."""
     try:
         yield
     except flight.FlightError:
@@ -134,12 +123,12 @@ def _told() -> Iterator[None]:
 
 
 def _messages(blocks: Any) -> Iterator[pa.RecordBatch]:
-    with _told():
+    with _errors_by_name():
         yield from wire.pack(((b.seq, False, b.block) for b in blocks), wire.READ_MESSAGE_BYTES)
 
 
-def serve(folder: Path, host: Host, watch: Watch, stop: threading.Event) -> None:
-    """Serves until nobody is left to serve, nobody can find the server any more, or ``stop``; closes the host.
+def serve(folder: Path, host: Host, watch: Executors, stop: threading.Event) -> None:
+    """Serves until all executors have ended, or nobody can find the server, or ``stop`` is set. Closes the host.
 
     Raises ServerError if the folder has a server already.
     """
@@ -155,7 +144,7 @@ def serve(folder: Path, host: Host, watch: Watch, stop: threading.Event) -> None
         serving.start()
         part = folder / f"{PID}.part"
         part.write_text(str(os.getpid()))
-        part.rename(folder / PID)  # says that it serves
+        part.rename(folder / PID)  # from now on clients find it
         touch_at = time.monotonic() + TOUCH_SECONDS
         while (
             not stop.wait(LOOK_SECONDS)
@@ -172,7 +161,7 @@ def serve(folder: Path, host: Host, watch: Watch, stop: threading.Event) -> None
                 os.utime(folder / PID)
         if host.ailment is not None:
             log.critical("this server ends, and the next request starts another: %s", host.ailment)
-        # Whatever hangs, requests, a disk, a policy, must not keep the process.
+        # The process ends even if something hangs: a request, a disk, a policy.
         faulthandler.dump_traceback_later(2 * ENDING_SECONDS, exit=True)
         ending = threading.Thread(target=server.shutdown, name="aion-shutdown", daemon=True)
         ending.start()
@@ -202,7 +191,7 @@ def main() -> None:
 
 
 def _raise_open_files() -> None:
-    """As many open files as the system lets this user have; says so if that is few."""
+    """Allows as many open files as the system permits this user. Logs a warning if that is few."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -216,12 +205,12 @@ def _raise_open_files() -> None:
 
 
 def run(folder: Path, executor_pid: int, host: Host) -> None:
-    """Makes this process the state server of a folder until it ends. Raises SystemExit with what it cannot do."""
+    """Makes this process the state server of a folder until it ends. Raises SystemExit if it cannot serve."""
     os.umask(0o077)
     faulthandler.enable()
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
     _raise_open_files()
-    watch, stop = Watch(), threading.Event()
+    watch, stop = Executors(), threading.Event()
     watch.add(executor_pid)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -1,7 +1,6 @@
-"""The metrics of a state server as a table: names, types, help, units, labels, and where each is read. Pure.
+"""The metrics of a state server as a table: names, types, help, units, labels, and how each is read. Pure.
 
-The Prometheus endpoint, ``aion top``, the table of docs/metrics.md and what the Grafana dashboard may ask for come from
-it.
+The Prometheus endpoint, ``aion top``, the table of docs/metrics.md and the tests of the Grafana dashboard come from it.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from typing import Any, Literal, NamedTuple
 from state_backends.store.counting import number
 
 Stats = Mapping[str, Any]
-"""What :meth:`state_backends.server.host.Host.stats` says."""
+"""What :meth:`state_backends.server.host.Host.stats` returns."""
 
 Labels = tuple[str, ...]
 
 
 class Distribution(NamedTuple):
-    """``buckets``: (le, events up to it), cumulated, the last being +Inf; empty for a summary."""
+    """``buckets``: (le, events up to it), cumulated. The last one is +Inf. Empty for a summary."""
 
     events: float
     total: float
@@ -31,7 +30,7 @@ Reading = tuple[Labels, float | Distribution]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """``labels``: their names; ``read`` yields their values, in this order, with each value of the metric."""
+    """``labels``: names of the labels. ``read`` yields each value of the metric with its label values."""
 
     name: str
     type: Literal["counter", "gauge", "histogram", "summary"]
@@ -41,13 +40,13 @@ class Metric:
 
     @property
     def unit(self) -> str:
-        """By the convention of Prometheus it is in the name."""
+        """The unit, which Prometheus wants in the name."""
         words = self.name.removesuffix("_total").split("_")
         return words[-1] if words[-1] in ("bytes", "seconds", "ratio") else ""
 
     @property
     def series(self) -> list[str]:
-        """The names that a query can ask for."""
+        """The names that a query in Prometheus can use."""
         parts = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}.get(self.type, ("",))
         return [self.name + part for part in parts]
 
@@ -73,7 +72,7 @@ def _each(**paths: str) -> Callable[[Stats], Iterator[Reading]]:
 
 
 def _places(stats: Stats) -> Iterator[Reading]:
-    """Disjoint, so that they add up to the size of the state."""
+    """State by place. The places are disjoint, so they add up to its size."""
     both = number(stats, "p_bucket_bytes") - number(stats, "disk_only_bytes")
     yield ("memory",), number(stats, "m_bucket_bytes") - both
     yield ("both",), both
@@ -82,8 +81,8 @@ def _places(stats: Stats) -> Iterator[Reading]:
 
 def _by_priority(name: str) -> Callable[[Stats], Iterator[Reading]]:
     def read(stats: Stats) -> Iterator[Reading]:
-        for priority, told in stats.get("io", {}).get("by_priority", {}).items():
-            yield (priority,), number(told, name)
+        for priority, known in stats.get("io", {}).get("by_priority", {}).items():
+            yield (priority,), number(known, name)
 
     return read
 
@@ -95,42 +94,42 @@ def _queued(stats: Stats) -> Iterator[Reading]:
 
 def _operators(stats: Stats) -> Iterator[tuple[Labels, Mapping[str, Any]]]:
     for query, operators in stats.get("queries", {}).items():
-        for operator, told in operators.items():
-            yield (query, operator), told
+        for operator, known in operators.items():
+            yield (query, operator), known
 
 
 def _of_operator(*path: str) -> Callable[[Stats], Iterator[Reading]]:
     def read(stats: Stats) -> Iterator[Reading]:
-        for labels, told in _operators(stats):
-            yield labels, number(told, *path)
+        for labels, known in _operators(stats):
+            yield labels, number(known, *path)
 
     return read
 
 
 def _each_of_operator(*path: str, names: Labels) -> Callable[[Stats], Iterator[Reading]]:
     def read(stats: Stats) -> Iterator[Reading]:
-        for labels, told in _operators(stats):
+        for labels, known in _operators(stats):
             for name in names:
-                yield (*labels, name), number(told, *path, name)
+                yield (*labels, name), number(known, *path, name)
 
     return read
 
 
 def _bounds(stats: Stats) -> Iterator[Reading]:
-    for labels, told in _operators(stats):
-        for which, bound_us in told.get("bounds_us", {}).items():
+    for labels, known in _operators(stats):
+        for which, bound_us in known.get("bounds_us", {}).items():
             yield (*labels, which), bound_us / 1e6
 
 
 def _staleness(stats: Stats) -> Iterator[Reading]:
-    for labels, told in _operators(stats):
-        counted = told["counters"]
+    for labels, known in _operators(stats):
+        counted = known["counters"]
         yield labels, Distribution(number(counted, "staleness", "windows"), number(counted, "staleness", "total"))
 
 
 def _lateness(stats: Stats) -> Iterator[Reading]:
-    for labels, told in _operators(stats):
-        counted = told["counters"].get("lateness", {})
+    for labels, known in _operators(stats):
+        counted = known["counters"].get("lateness", {})
         buckets, so_far = [], 0.0
         for edge, events in counted.get("events", {}).items():
             so_far += events

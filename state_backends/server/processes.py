@@ -1,7 +1,7 @@
-"""Processes, told apart from others that get the same number after them. Effect: reads /proc, sends signals.
+"""Processes that are never confused with later ones of the same number. Effect: reads /proc, sends signals.
 
-A process is known by its number, by when it was started, and by the PID namespace (container) in which the number
-means it. Whoever kills holds on to the process while it looks, so that nothing else can be hit.
+A process is identified by its number, its start time, and the PID namespace (container) of the number. ``kill`` holds
+a descriptor of the process while it checks which one it is, so it cannot hit another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PROC = Path("/proc")
 
 
 class Process(NamedTuple):
-    """``started``: clock ticks since boot, which no clock that is set can change; ``space``: the PID namespace."""
+    """``started``: clock ticks since boot; setting the clock does not change it. ``space``: the PID namespace."""
 
     pid: int
     started: int
@@ -29,7 +29,7 @@ class Process(NamedTuple):
 
 
 def parse(text: str) -> Process | None:
-    """What :class:`Process` was written as; None for anything else."""
+    """The :class:`Process` of a text that ``str`` made; None for any other text."""
     parts = text.strip().split("-")
     if len(parts) != 3 or not all(part.isascii() and part.isdecimal() and len(part) < 20 for part in parts):
         return None
@@ -37,7 +37,7 @@ def parse(text: str) -> Process | None:
 
 
 def space() -> int:
-    """The PID namespace of this process; 0 where there are none."""
+    """The PID namespace of this process; 0 on systems without them."""
     try:
         return (_PROC / "self/ns/pid").stat().st_ino
     except OSError:
@@ -45,7 +45,7 @@ def space() -> int:
 
 
 def find(pid: int) -> Process | None:
-    """The process of that number here; None if there is none, or it is over and only waits to be noticed."""
+    """The process of that number here; None if there is none, or only a zombie."""
     try:
         # The name of the program is in parentheses, and may hold anything.
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -71,7 +71,7 @@ def is_alive(process: Process) -> bool:
 
 
 def owner(pid: int) -> int | None:
-    """The user that runs a process; None if there is no such process."""
+    """The user of a process; None if there is no such process."""
     try:
         return psutil.Process(pid).uids().effective
     except (psutil.Error, OverflowError, ValueError):
@@ -79,7 +79,7 @@ def owner(pid: int) -> int | None:
 
 
 def kill(process: Process, wait_s: float) -> bool:
-    """SIGKILL, to exactly this process; whether it is over within ``wait_s``. A stopped one dies as well."""
+    """Sends SIGKILL to exactly this process. Returns whether it ends within ``wait_s``. A stopped one ends too."""
     if not hasattr(os, "pidfd_open"):
         if is_alive(process):
             os.kill(process.pid, signal.SIGKILL)
@@ -89,7 +89,7 @@ def kill(process: Process, wait_s: float) -> bool:
     except ProcessLookupError:
         return True
     try:
-        # The descriptor keeps meaning the process that had the number just now: is it the one?
+        # The descriptor stays with the process that has the number now. Is it the right one?
         if not is_alive(process):
             return True
         signal.pidfd_send_signal(fd, signal.SIGKILL)

@@ -8,37 +8,32 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import pyarrow as pa
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from aion.core.ingest.block import Block
 from aion.errors import RequestError
 from state_backends.server import wire
 from state_backends.store.backends import STORES, StoreConfig
 from state_backends.store.protocol import Only
-from state_backends.versions.manifest import Identity as StateIdentity
+from state_backends.versions.manifest import Identity
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,149}")
 _URI = re.compile(r"[a-z][a-z0-9+.-]*://[^\0]+")
 _MOST: Final = 2**63 - 1
 
 
-def is_plain_name(text: str) -> bool:
-    """Whether a text can be the name of a file or folder, and of nothing elsewhere: no path, and not hidden."""
-    return _PLAIN_NAME.fullmatch(text) is not None
-
-
 def _plain_name(text: str) -> str:
-    if not is_plain_name(text):
+    """A text that can be the name of a file or folder, and of nothing elsewhere: it is no path, and not hidden."""
+    if _PLAIN_NAME.fullmatch(text) is None:
         raise ValueError("is no plain name: letters, digits, '_', '-' and '.', not first a '.'")
     return text
 
 
-def _place(text: str) -> str:
-    """A folder by its whole path, or a URI; neither with a way up in it."""
+def _state_dir(text: str) -> str:
+    """A folder by its whole path, or a URI. Neither has a way up in it."""
     if _URI.fullmatch(text) is None and not (text.startswith("/") and "\0" not in text):
         raise ValueError("is neither an absolute path nor a URI")
     if ".." in text.split("/"):
@@ -47,9 +42,11 @@ def _place(text: str) -> str:
 
 
 def _snapshot(value: dict[str, Any]) -> dict[str, Any]:
-    """The operator's; the server knows three fields of it: the number of the next block, what it counts, and what it
-    tells the operator's other shards: ``lateness.standing`` whenever they are opened, ``lateness.lateness`` if asked.
-    Metrics show ``lateness.histogram``, and the bound in ``lateness.standing``.
+    """The operator's state. The server reads three fields of it.
+
+    ``next_seq``: the number of the next block. ``counters``: what the operator counts. ``lateness``: what its other
+    shards may see, ``standing`` when they are opened and ``lateness`` when they ask. Metrics show
+    ``lateness.histogram``, and the bound in ``lateness.standing``.
     """
     next_seq = value.get("next_seq")
     if not isinstance(next_seq, int) or isinstance(next_seq, bool) or not 0 <= next_seq <= _MOST:
@@ -57,10 +54,10 @@ def _snapshot(value: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(value.get("counters"), dict) or not _are_counts(value["counters"]):
         raise ValueError("counters must be numbers by name")
     if "lateness" in value:
-        told = value["lateness"]
-        if not isinstance(told, dict) or not all(isinstance(told.get(name), dict) for name in ("standing", "lateness")):
+        late = value["lateness"]
+        if not isinstance(late, dict) or not all(isinstance(late.get(name), dict) for name in ("standing", "lateness")):
             raise ValueError("lateness must be an object with the objects standing and lateness")
-        if not isinstance(told.get("histogram", {}), dict) or not _are_counts(told.get("histogram", {})):
+        if not isinstance(late.get("histogram", {}), dict) or not _are_counts(late.get("histogram", {})):
             raise ValueError("lateness.histogram must be numbers by name")
     return value
 
@@ -80,32 +77,38 @@ def _sorted_ranges(value: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int],
 
 Name = Annotated[str, AfterValidator(_plain_name)]
 Text = Annotated[str, Field(max_length=1000)]
-Count = Annotated[int, Field(ge=0, le=_MOST)]
+Number = Annotated[int, Field(ge=0, le=_MOST)]
 Length = Annotated[int, Field(ge=1, le=_MOST)]
 Instant = Annotated[int, Field(ge=-_MOST, le=_MOST)]
 Slices = tuple[Instant, ...]
-Spans = tuple[tuple[Instant, Annotated[int, Field(ge=-1, le=_MOST)], Count], ...]
+Spans = tuple[tuple[Instant, Annotated[int, Field(ge=-1, le=_MOST)], Number], ...]
 Snapshot = Annotated[dict[str, Any], AfterValidator(_snapshot)]
 Seconds = Annotated[float, Field(ge=0)]
 
 
-class Request(BaseModel):
+def _by_slice(spans: Spans) -> dict[int, tuple[int, int]]:
+    return {s: (after, until) for s, after, until in spans}
+
+
+class ServerRequest(BaseModel):
     """Exactly these fields, of exactly these types."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Ping(Request):
-    """``executor_pid``: a process in whose absence the server has no reason to live; None from who only looks."""
+class PingRequest(ServerRequest):
+    """``executor_pid``: an executor that the server serves; it ends when all of them have. None: a client that only
+    looks.
+    """
 
     executor_pid: Annotated[int, Field(ge=1, le=1 << 22)] | None
 
 
-class Stats(Request):
+class StatsRequest(ServerRequest):
     pass
 
 
-class Identity(Request):
+class IdentityFields(ServerRequest):
     """See :class:`state_backends.versions.manifest.Identity`."""
 
     query: Name
@@ -117,20 +120,18 @@ class Identity(Request):
     key_types: tuple[Text, ...] = ()
     checkpoint: Annotated[str, Field(max_length=3000)] = ""
 
-    def known(self) -> StateIdentity:
-        return StateIdentity(**{name: getattr(self, name) for name in type(self).model_fields})
+    def known(self) -> Identity:
+        return Identity(**{name: getattr(self, name) for name in type(self).model_fields})
 
 
-class Store(Request):
-    """See :class:`state_backends.store.backends.StoreConfig`; the policies' arguments are checked by who is made of
-    them.
-    """
+class StoreFields(ServerRequest):
+    """See :class:`state_backends.store.backends.StoreConfig`. The policies check their own arguments."""
 
     backend: Annotated[str, Field(pattern="|".join(f"^{name}$" for name in STORES))]
     budget_bytes: Annotated[int, Field(ge=1, le=_MOST)] | None
     budget_share: Annotated[float, Field(ge=0, le=1)]
     bucket_limit_bytes: Annotated[int, Field(ge=1, le=_MOST)]
-    windows: Annotated[tuple[tuple[Length, Length, Count], ...], Field(max_length=1024)]
+    windows: Annotated[tuple[tuple[Length, Length, Number], ...], Field(max_length=1024)]
     keep_fraction: Annotated[float, Field(ge=0, le=1)]
     prestages: bool
     blocking: bool
@@ -147,139 +148,95 @@ class Store(Request):
         return StoreConfig(**{name: getattr(self, name) for name in type(self).model_fields})
 
 
-class Open(Request):
-    """``token``: the version to start from. ``attempt``: the one to make of it. ``session``: this turn at it.
+class OpenRequest(ServerRequest):
+    """Starts an attempt. ``token``: the version to start from. ``attempt``: the version to make.
 
-    An attempt that was cut off from its server takes another turn, with another name. ``others``: whether the answer is
-    to tell what the operator's other shards here found. ``moved``: or what the disk took to stage and to write since
-    the answer that told that last.
+    ``session``: the name under which this server knows the attempt. An attempt that was cut off from its server opens
+    another session with the same ``attempt``. ``others``: whether the answer says what the operator's other shards
+    found. ``moved``: whether it says how long the disk took to stage and to write since that was asked last.
     """
 
-    identity: Identity
+    identity: IdentityFields
     token: Name | None
     attempt: Name
     session: Name
     run: Text
     operator_uid: Text
-    state_dir: Annotated[str, Field(max_length=3000), AfterValidator(_place)]
-    store: Store
+    state_dir: Annotated[str, Field(max_length=3000), AfterValidator(_state_dir)]
+    store: StoreFields
     others: bool
     moved: bool = False
 
 
-class _OfSession(Request):
+class SessionRequest(ServerRequest):
+    """A request of an attempt that is at work. Its other fields are the arguments of the method that serves it."""
+
     session: Name
 
 
-class Learnt(_OfSession):
+class LearntRequest(SessionRequest):
     """What the operator's other shards here observed, as of their last commits."""
 
 
-class Put(_OfSession):
+class AppendRequest(SessionRequest):
     """Blocks follow, as Arrow batches of ``wire.BLOCKS``."""
 
 
-class _OfSlices(_OfSession):
-    """``spans``, as (slice, after, until), ``keys`` and ``below``: see :class:`state_backends.store.protocol.Only`."""
+class OnlySome(ServerRequest):
+    """See :class:`state_backends.store.protocol.Only`. ``spans``: (slice, after, until)."""
 
-    slices: Slices
     spans: Spans | None = None
-    keys: Annotated[tuple[tuple[Count, Count], ...], AfterValidator(_sorted_ranges)] | None = None
-    below: Count | None = None
-
-    def only(self) -> Only | None:
-        if self.spans is None and self.keys is None and self.below is None:
-            return None
-        return Only(None if self.spans is None else spans_by_slice(self.spans), self.keys, self.below)
+    keys: Annotated[tuple[tuple[Number, Number], ...], AfterValidator(_sorted_ranges)] | None = None
+    below: Number | None = None
 
 
-def spans_by_slice(spans: Spans) -> dict[int, tuple[int, int]]:
-    return {s: (after, until) for s, after, until in spans}
+def _only(value: OnlySome | None) -> Only | None:
+    if value is None:
+        return None
+    return Only(None if value.spans is None else _by_slice(value.spans), value.keys, value.below)
 
 
-class Read(_OfSlices):
+class ReadRequest(SessionRequest):
+    slices: Slices
     blocking: bool
+    only: Annotated[OnlySome | None, AfterValidator(_only)] = None
 
 
-class Prestage(_OfSlices):
-    pass
+class PrestageRequest(SessionRequest):
+    slices: Slices
+    only: Annotated[OnlySome | None, AfterValidator(_only)] = None
 
 
-class Supersede(_OfSession):
-    """Blocks that those from ``below`` on stand for: (slice, after, until), by the numbers of arrival."""
+class ReplaceRequest(SessionRequest):
+    """See :meth:`state_backends.store.session.ShardSession.replace`. ``spans``: (slice, after, until)."""
 
-    spans: Spans
-    below: Count
+    spans: Annotated[Spans, AfterValidator(_by_slice)]
+    below: Number
 
 
-class Release(_OfSession):
+class ReleaseRequest(SessionRequest):
     destage: Slices
     purge: Slices
 
 
-class Commit(_OfSession):
+class CommitRequest(SessionRequest):
     """``prestage``: slices that the next attempt is expected to read; ``executions``: see policies.sizing.Execution."""
 
     snapshot: Snapshot
     prestage: Slices
-    executions: tuple[tuple[Count, Seconds, Seconds], ...]
+    executions: tuple[tuple[Number, Seconds, Seconds], ...]
 
 
-class Abort(_OfSession):
+class AbortRequest(SessionRequest):
     pass
 
 
-ACTIONS: Mapping[str, type[Request]] = {
-    "ping": Ping,
-    "stats": Stats,
-    "open": Open,
-    "learnt": Learnt,
-    "prestage": Prestage,
-    "release": Release,
-    "supersede": Supersede,
-    "commit": Commit,
-    "abort": Abort,
-}
-
-R = TypeVar("R", bound=Request)
-
-
-def action(name: str, body: bytes) -> Request:
-    """The request of an action. Raises RequestError, also for an action that there is not."""
-    kind = ACTIONS.get(name)
-    if kind is None:
-        raise RequestError(f"unknown action {name[:100]!r}; there are {', '.join(ACTIONS)}")
-    return parse(kind, body, name)
-
-
-def parse(kind: type[R], body: bytes | None, what: str) -> R:
-    """A request out of JSON. Raises RequestError."""
-    try:
-        return kind.model_validate_json(body or b"")
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(str(part) for part in first["loc"])[:200]
-        raise RequestError(f"{what}: {where + ': ' if where else ''}{first['msg'][:300]}") from None
-
-
-def blocks(message: pa.RecordBatch | None, after: int) -> list[tuple[int, bool, Block]]:
-    """The blocks of a message; they are numbered in the order of arrival, from above ``after``.
-
-    Raises RequestError, CorruptBlock, FormatError.
-    """
+def blocks(message: pa.RecordBatch | None) -> list[tuple[int, bool, Block]]:
+    """The (seq, late, block) of a message. Raises RequestError, CorruptBlock, FormatError."""
     if message is None:
-        raise RequestError("put: a message without blocks")
+        raise RequestError("append: a message without blocks")
     if message.schema != wire.BLOCKS:
-        raise RequestError("put: the columns are not those of blocks")
+        raise RequestError("append: the columns are not those of blocks")
     if any(column.null_count for column in message.columns):
-        raise RequestError("put: a block, or what belongs to it, is null")
-    found = list(wire.unpack(message))
-    _check_order((seq for seq, _, _ in found), after)
-    return found
-
-
-def _check_order(seqs: Iterable[int], after: int) -> None:
-    for seq in seqs:
-        if seq <= after:
-            raise RequestError(f"put: block {seq} comes after block {after}; numbers only grow")
-        after = seq
+        raise RequestError("append: a block, or its number or lateness, is null")
+    return list(wire.unpack(message))

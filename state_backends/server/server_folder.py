@@ -1,9 +1,9 @@
-"""Where the state server of an application lives on a host, and who lives there now. Effect: files, locks.
+"""The folder of an application's state server on a host, and which process is the server. Effect: files, locks.
 
-``/tmp/aion-<user>/<digest>``, mode 0700, has ``socket``, ``pid``, ``lease``, and ``log``, which has what the process
-says on any way; its older part is ``log.1``; and ``ended-<run>`` for a run of a query that ended just now. Whoever
-holds the lock of the lease is the server: the kernel lets go of it when the process ends, however it ends, so a lease
-cannot be stale. Beside the folder lies ``<digest>.lock``, held for as long as somebody decides who is to be the server.
+``/tmp/aion-<user>/<digest>``, mode 0700, has ``socket``, ``pid``, ``lease``, ``log`` (all output of the process),
+``log.1`` (its older part), and ``ended-<run>`` for a run of a query that has just ended. The process that holds the
+lock of the lease is the server. The kernel frees the lock when the process ends, however it ends, so a lease cannot be
+stale. Beside the folder lies ``<digest>.lock``; a process holds it while it starts or removes a server.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ ELECTION_SECONDS = 90.0  # longer than a server may take to start, see the clien
 
 
 def runtime_dir(application: str) -> Path:
-    """The folder of an application on this host, or in this container: short, since a socket's path is limited."""
-    # Containers may share /tmp, but not processes: each has a server of its own.
+    """The folder of an application on this host or in this container. A socket's path is limited, so it is short."""
+    # Containers may share /tmp, but not processes. So each has a server of its own.
     digest = hashlib.sha256(f"{application}|{processes.space()}".encode()).hexdigest()[:12]
     return Path(tempfile.gettempdir()) / f"aion-{os.getuid()}" / digest
 
 
 def private(folder: Path) -> None:
-    """Raises ServerError unless this is a folder of this user's alone, and no link to one."""
+    """Raises ServerError unless this is a folder that only this user can enter, and no link."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise ServerError(f"{folder} must be a folder of this user alone (mode 0700); it is not")
 
 
 @contextlib.contextmanager
-def elected(folder: Path, patience_s: float = ELECTION_SECONDS) -> Iterator[None]:
-    """Holds the lock of a server's folder: of several workers that want to start one, one does.
+def elected(folder: Path, timeout_s: float = ELECTION_SECONDS) -> Iterator[None]:
+    """Holds the lock of a server's folder. So if several workers want to start a server, one does.
 
-    The lock file is removed by the server that ends, so whoever waited for it must look whether the file it
-    locked is still the one that others see. Raises ServerError when it is not to be had in time.
+    A server that ends removes the lock file. So after waiting for the lock, this checks that the locked file is still
+    the one that others see. Raises ServerError if the lock is not free in time.
     """
     path = _lock_of(folder)
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while True:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         private(folder.parent)
@@ -64,7 +64,7 @@ def elected(folder: Path, patience_s: float = ELECTION_SECONDS) -> Iterator[None
         with lock:
             while not _locks(lock, fcntl.LOCK_EX):
                 if time.monotonic() > deadline:
-                    raise ServerError(f"somebody else has held {path} for {patience_s:g} s; is that process stopped?")
+                    raise ServerError(f"somebody else has held {path} for {timeout_s:g} s; is that process stopped?")
                 time.sleep(0.02)
             if _is(path, lock.fileno()):
                 yield
@@ -72,7 +72,7 @@ def elected(folder: Path, patience_s: float = ELECTION_SECONDS) -> Iterator[None
 
 
 class Lease:
-    """The right to be the server of a folder, for as long as this process lives or until :meth:`close`.
+    """The right to be the server of a folder, until this process ends or calls :meth:`close`.
 
     Raises ServerError if another process has it.
     """
@@ -81,7 +81,7 @@ class Lease:
         self._path = folder / LEASE
         self._file = self._path.open("a+")
         deadline = time.monotonic() + 2.0
-        while not _locks(self._file, fcntl.LOCK_EX):  # somebody who looks holds it for a moment
+        while not _locks(self._file, fcntl.LOCK_EX):  # occupant() of another process may hold it for a moment
             if time.monotonic() > deadline:
                 self._file.close()
                 raise ServerError(f"another state server lives in {folder}")
@@ -92,7 +92,7 @@ class Lease:
 
     @property
     def holds(self) -> bool:
-        """Whether the folder is still the one that others find."""
+        """Whether others still find this folder."""
         return _is(self._path, self._file.fileno())
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class Lease:
 
 
 def occupant(folder: Path) -> Process | None:
-    """The server that lives in a folder; None if none does. Raises ServerError for one that does not say who it is."""
+    """The server of a folder; None if there is none. Raises ServerError if the lease names no process."""
     try:
         with (folder / LEASE).open() as lease:
             if _locks(lease, fcntl.LOCK_SH):
@@ -114,12 +114,12 @@ def occupant(folder: Path) -> Process | None:
 
 
 def evict(folder: Path, wait_s: float = 10.0) -> None:
-    """Kills the server in a folder, if there is one; call it elected. Raises ServerError if it cannot be ended."""
+    """Kills the server of a folder, if there is one. Call it :func:`elected`. Raises ServerError if it cannot."""
     deadline = time.monotonic() + wait_s
     while True:
         try:
             found = occupant(folder)
-        except ServerError:  # it has begun this very moment
+        except ServerError:  # it has just started and not written its lease yet
             if time.monotonic() > deadline:
                 raise
         else:
@@ -131,16 +131,16 @@ def evict(folder: Path, wait_s: float = 10.0) -> None:
 
 
 def leave(folder: Path, lease: Lease) -> None:
-    """Removes everything that a server has on this host, unless somebody else has moved in."""
+    """Removes the folder of a server, unless another server uses it now."""
     with contextlib.suppress(ServerError), elected(folder, 10.0):
         if lease.holds:
             _remove(folder)
 
 
 def bound_log(folder: Path) -> None:
-    """Moves what is in a log that has become long to the older one, in whose place it is.
+    """Moves a log that has become long to the older one, which it replaces.
 
-    By copying: what writes to the log, Python or not, appends to the same open file for as long as the process lives.
+    It copies: everything that writes to the log appends to the same open file until the process ends.
     """
     log = folder / LOG
     with contextlib.suppress(OSError):
@@ -152,9 +152,9 @@ def bound_log(folder: Path) -> None:
 
 
 def note_end(folder: Path, run: str) -> None:
-    """Lets the server of a folder, if there is one, know that no attempt of this run of a query comes any more.
+    """Lets the server of a folder, if there is one, know that this run of a query has ended.
 
-    Raises ServerError where the folder is another user's.
+    Raises ServerError if the folder is another user's.
     """
     with contextlib.suppress(FileNotFoundError):
         private(folder)
@@ -173,17 +173,17 @@ def ended(folder: Path) -> set[str]:
 
 
 def sweep(parent: Path) -> None:
-    """Removes the folders of servers that were killed, of applications that never came back for them."""
+    """Removes the folders of servers that were killed and not started again."""
     for lock in parent.glob("*.lock"):
         folder = lock.with_suffix("")
-        # Held by who starts a server just now; and a folder without a server is nobody's.
+        # A process that starts a server holds the lock. Otherwise a folder without a server is left over.
         with contextlib.suppress(ServerError), elected(folder, 0.0):
             if occupant(folder) is None and not _has_an_older_server(folder):
                 _remove(folder)
 
 
 def _has_an_older_server(folder: Path) -> bool:
-    """Whether a server of a version that knew no leases may live there."""
+    """Whether a server of a version without leases may use the folder."""
     try:
         return not (folder / LEASE).exists() and processes.find(int((folder / PID).read_text())) is not None
     except (FileNotFoundError, ValueError):

@@ -1,51 +1,43 @@
-"""An attempt's work on one shard, through the state server; it survives the server.
+"""An attempt's work on one shard, through the state server. It survives the server.
 
-What an attempt did before its commit is nothing but the blocks that it appended and the slices that it released; what
-it read, and the panes it made of that, are the worker's. So if the server dies, the attempt takes another turn: the
-shard is opened again, on whatever server there is then, at the version that the attempt started from; the same blocks
-are appended under the same numbers; and the call that failed is made again. A read goes on behind the last block that
-it yielded: blocks come in the same order from any server. Nothing is computed twice, so nothing can be yielded twice.
+Before its commit, an attempt has done nothing but append blocks, replace blocks and release slices. What it read, and
+the panes that it made of that, are in the worker. So if the server dies, the attempt resumes on the next one: it opens
+the shard again at the version that it started from, sends the same blocks under the same numbers, and repeats the call
+that failed. A read goes on behind the last block that it yielded: blocks come in the same order from any server.
+Nothing is computed twice, so nothing can be yielded twice.
 
 The blocks are kept until the commit, up to ``REPLAY_BYTES`` for all sessions of a worker. An attempt that sent more
-cannot take another turn: it fails with ServerUnreachable, and Spark runs its task again.
+cannot resume: it fails with ServerUnreachable, and Spark runs its task again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from aion.core.ingest.block import Block
 from aion.errors import ServerUnreachable, StateError
 from policies.sizing import Execution
+from state_backends.server.verbs import VERBS
 from state_backends.store.protocol import Only, StoredBlock
 
 REPLAY_BYTES = 64 << 20
-TURNS = 4
+MOST_SERVERS = 4
 ABORT_SECONDS = 10.0
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
+BlocksToAppend = Sequence[tuple[int, bool, Block]]
+"""(seq, late, block)."""
 
 
-class Blocks(NamedTuple):
-    """Appended blocks: (seq, late, block)."""
+class _Sent(NamedTuple):
+    """A verb that the next server has to hear again."""
 
-    blocks: Sequence[tuple[int, bool, Block]]
-
-
-class Released(NamedTuple):
-    destage: Sequence[int]
-    purge: Sequence[int]
-
-
-class Superseded(NamedTuple):
-    """Blocks that are read no more, (slice, after, until): those from ``below`` on stand for them."""
-
-    spans: Sequence[tuple[int, int, int]]
-    below: int
+    name: str
+    request: dict[str, Any]
+    blocks: BlocksToAppend | None
 
 
 class Connection(Protocol):
@@ -57,17 +49,17 @@ class Connection(Protocol):
     replay_bytes_left: int
     """What sessions may still keep, together."""
 
-    def act(self, name: str, request: dict[str, Any], timeout: float | None = None) -> Any: ...
-    def put(self, session: str, blocks: Iterable[tuple[int, bool, Block]]) -> None: ...
-    def get(self, session: str, slices: Sequence[int], **how: Any) -> Iterator[StoredBlock]: ...
+    def call(
+        self, name: str, request: dict[str, Any], blocks: BlocksToAppend | None = None, *, timeout: float | None = None
+    ) -> Any: ...
     def reconnect(self, seen: int) -> None: ...
 
 
 class RemoteSession:
-    """The executor's ``Session`` protocol. ``opening``: the request that opens the shard; see requests.Open.
+    """A :class:`state_backends.store.session.ShardSession` behind the state server.
 
-    Every call raises what the server raised (SessionSuperseded once another attempt is at work), or
-    ServerUnreachable when there is no going on without Spark's running the task again.
+    ``opening``: the request that opens the shard; see requests.OpenRequest. Every call raises what the server raised
+    (SessionSuperseded once another attempt is at work), or ServerUnreachable when Spark has to run the task again.
     """
 
     def __init__(self, client: Connection, opening: dict[str, Any]) -> None:
@@ -75,15 +67,18 @@ class RemoteSession:
         self._opening = opening
         self.attempt: str = opening["attempt"]
         self._session = self.attempt
-        self._turns = 1
-        self._sent: list[Blocks | Released | Superseded] | None = []
+        self.servers = 1
+        """Servers that this attempt has worked with. One that was reached again after a broken call counts again."""
+        self._sent: list[_Sent] | None = []  # None: too much, or over
         self._kept_bytes = 0
         self._answer: dict[str, Any] = {}
         seen = client.generation
         try:
             self._open()
         except ServerUnreachable as error:
-            self._take_another_turn(error, seen)
+            self._resume(error, seen)
+
+    # -- what opening the shard answered ------------------------------------------------------------------
 
     @property
     def snapshot(self) -> dict[str, Any] | None:
@@ -98,106 +93,96 @@ class RemoteSession:
 
     @property
     def others(self) -> tuple[int, Sequence[Any]]:
-        """Of how many other shards of the operator their server knows, and the different things they stand on."""
-        found = self._answer.get("others", {"shards": 0, "told": []})
-        return found["shards"], found["told"]
+        """The number of the operator's other shards that the server knows, and the different things they stand on."""
+        found = self._answer.get("others", {"shards": 0, "standing": []})
+        return found["shards"], found["standing"]
 
     @property
     def moved(self) -> tuple[Sequence[tuple[int, float, float]], Sequence[tuple[int, float]]]:
-        """Bytes and seconds of prestages, with those that they waited for their turn, and of files written.
+        """How long the disk took since an attempt asked last. Empty if this attempt did not ask.
 
-        Since an attempt was told last; none if it was not asked for.
+        (bytes, seconds, seconds of waiting) of each prestage, and (bytes, seconds) of each file.
         """
         found = self._answer.get("moved", {"staged": [], "written": []})
         return found["staged"], found["written"]
 
-    def learnt(self) -> tuple[int, Sequence[Any], Sequence[Any]]:
-        """The same as of now, and what each of them observed of lateness."""
-        found = self._act("learnt")
-        return found["shards"], found["told"], found["learnt"]
+    # -- work ---------------------------------------------------------------------------------------------
 
-    @property
-    def turns(self) -> int:
-        """Servers that this attempt has worked with, or turns at one."""
-        return self._turns
+    def learnt(self) -> tuple[int, Sequence[Any], Sequence[Any]]:
+        """As :attr:`others`, now, and what each of them observed of lateness."""
+        found = self._call("learnt")
+        return found["shards"], found["standing"], found["learnt"]
 
     def append(self, blocks: Iterable[tuple[int, bool, Block]]) -> None:
-        sending = Blocks(list(blocks))
-        self._going_on(lambda: self._client.put(self._session, sending.blocks))
-        self._keep(sending, sum(block.size_bytes for _, _, block in sending.blocks))
+        self._call("append", list(blocks))
 
     def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
-        taken: list[int] = []
-        how = {"blocking": blocking, **_told(only)}
+        yielded: list[int] = []
+        request = {"slices": list(slices), "blocking": blocking, "only": _as_json(only)}
         while True:
             seen = self._client.generation
             try:
-                for number, stored in enumerate(self._client.get(self._session, slices, **how)):
-                    if number < len(taken):
-                        if stored.seq != taken[number]:
+                blocks = self._client.call("read", {"session": self._session, **request})
+                for number, stored in enumerate(blocks):
+                    if number < len(yielded):
+                        if stored.seq != yielded[number]:
                             raise StateError(
-                                f"the rebuilt shard yields block {stored.seq} where block {taken[number]} was before"
+                                f"the rebuilt shard yields block {stored.seq} where block {yielded[number]} was before"
                             )
                         continue
-                    taken.append(stored.seq)
+                    yielded.append(stored.seq)
                     yield stored
                 return
             except ServerUnreachable as error:
-                self._take_another_turn(error, seen)
+                self._resume(error, seen)
 
     def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
-        self._act("prestage", slices=list(slices), **_told(only))
+        self._call("prestage", slices=list(slices), only=_as_json(only))
 
-    def supersede(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
-        superseded = Superseded([(s, after, until) for s, (after, until) in spans.items()], below)
-        self._act("supersede", **superseded._asdict())
-        self._keep(superseded, 0)
+    def replace(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
+        self._call("replace", spans=_triples(spans), below=below)
 
     def abandon(self, from_seq: int) -> None:
         """Nothing to do: an attempt in which something failed is undone as a whole."""
 
     def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
-        self._act("release", destage=list(destage), purge=list(purge))
-        self._keep(Released(list(destage), list(purge)), 0)
+        self._call("release", destage=list(destage), purge=list(purge))
 
     def commit(
         self, snapshot: dict[str, Any], prestage: Sequence[int] = (), executions: Sequence[Execution] = ()
     ) -> None:
         """``prestage``: slices that the next attempt is expected to read; ``executions``: those of this one.
 
-        If the server dies after it has committed and before it says so, the version is written again, of the same
+        The server may die after it has committed and before it says so. Then the version is written again, of the same
         blocks: until this returns nobody asks for it.
         """
-        self._act(
-            "commit",
-            snapshot=snapshot,
-            prestage=list(prestage),
-            executions=[tuple(execution) for execution in executions],
-        )
+        executed = [tuple(execution) for execution in executions]
+        self._call("commit", snapshot=snapshot, prestage=list(prestage), executions=executed)
         self._forget()
 
     def abort(self) -> None:
         self._forget()
         with contextlib.suppress(StateError):
-            # It need not succeed: whoever opens the shard next undoes what is not committed. And what is wrong with
-            # the attempt is what its task fails with, not that its session is over.
-            self._client.act("abort", {"session": self._session}, ABORT_SECONDS)
+            # It need not succeed: the next attempt undoes what is not committed. And the task should fail with what is
+            # wrong with it, not with the end of its session.
+            self._client.call("abort", {"session": self._session}, timeout=ABORT_SECONDS)
 
-    # -- another turn -------------------------------------------------------------------------------------
+    # -- another server -----------------------------------------------------------------------------------
 
-    def _act(self, name: str, **request: Any) -> Any:
-        return self._going_on(lambda: self._client.act(name, {"session": self._session, **request}))
-
-    def _going_on(self, call: Callable[[], T]) -> T:
-        """The call, if need be again in another turn."""
+    def _call(self, name: str, blocks: BlocksToAppend | None = None, /, **request: Any) -> Any:
+        """A verb; repeated on the next server if this one is lost."""
         while True:
             seen = self._client.generation
             try:
-                return call()
+                answer = self._client.call(name, {"session": self._session, **request}, blocks)
+                break
             except ServerUnreachable as error:
-                self._take_another_turn(error, seen)
+                self._resume(error, seen)
+        if VERBS[name].again:
+            self._keep(_Sent(name, request, blocks))
+        return answer
 
-    def _take_another_turn(self, lost: ServerUnreachable, seen: int) -> None:
+    def _resume(self, lost: ServerUnreachable, seen: int) -> None:
         """Brings a server to where this attempt was. Raises ServerUnreachable if that cannot be."""
         while True:
             if self._sent is None:
@@ -205,36 +190,30 @@ class RemoteSession:
                     f"the state server was lost ({lost}) after this task had sent it more than the "
                     f"{REPLAY_BYTES >> 20} MiB that a worker keeps to send again"
                 ) from lost
-            if self._turns == TURNS:
+            if self.servers == MOST_SERVERS:
                 raise ServerUnreachable(
-                    f"the state server was lost {TURNS} times in one task, at last: {lost}"
+                    f"the state server was lost {MOST_SERVERS} times in one task, at last: {lost}"
                 ) from lost
-            self._turns += 1
-            self._session = f"{self.attempt}.{self._turns}"
+            self.servers += 1
+            self._session = f"{self.attempt}.{self.servers}"
             log.warning("attempt %s goes on as %s: %s", self.attempt, self._session, lost)
             try:
                 self._client.reconnect(seen)
                 seen = self._client.generation
                 self._open()
                 for sent in self._sent:
-                    match sent:
-                        case Blocks(blocks):
-                            self._client.put(self._session, blocks)
-                        case Released(destage, purge):
-                            request = {"session": self._session, "destage": destage, "purge": purge}
-                            self._client.act("release", request)
-                        case Superseded():
-                            self._client.act("supersede", {"session": self._session, **sent._asdict()})
+                    self._client.call(sent.name, {"session": self._session, **sent.request}, sent.blocks)
                 return
             except ServerUnreachable as again:
                 lost = again
 
     def _open(self) -> None:
-        self._answer = self._client.act("open", {**self._opening, "session": self._session})
+        self._answer = self._client.call("open", {**self._opening, "session": self._session})
 
-    def _keep(self, sent: Blocks | Released | Superseded, size_bytes: int) -> None:
+    def _keep(self, sent: _Sent) -> None:
         if self._sent is None:
             return
+        size_bytes = sum(block.size_bytes for _, _, block in sent.blocks or ())
         if size_bytes > self._client.replay_bytes_left:
             self._forget()
             return
@@ -248,9 +227,11 @@ class RemoteSession:
         self._kept_bytes = 0
 
 
-def _told(only: Only | None) -> dict[str, Any]:
-    """As it travels."""
+def _triples(spans: Mapping[int, tuple[int, int]]) -> list[tuple[int, int, int]]:
+    return [(slice_us, after, until) for slice_us, (after, until) in spans.items()]
+
+
+def _as_json(only: Only | None) -> dict[str, Any] | None:
     if only is None:
-        return {}
-    spans = None if only.spans is None else [(s, after, until) for s, (after, until) in only.spans.items()]
-    return {"spans": spans, "keys": only.keys, "below": only.below}
+        return None
+    return {"spans": None if only.spans is None else _triples(only.spans), "keys": only.keys, "below": only.below}

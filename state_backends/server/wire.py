@@ -1,4 +1,4 @@
-"""What client and server say to each other: JSON commands, blocks as Arrow batches, errors by name. Pure."""
+"""What travels between client and server: blocks as Arrow batches, and errors by name. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import pyarrow as pa
 
 from aion import errors
 from aion.core.ingest.block import Block, parse
-from state_backends.store.protocol import StoredBlock
 
 BLOCKS = pa.schema([("seq", pa.int64()), ("late", pa.bool_()), ("block", pa.large_binary())])
 MESSAGE_BYTES = 1 << 20
-READ_MESSAGE_BYTES = 1 << 18  # what waits to be sent lies outside of the memory budget, for each reader
+READ_MESSAGE_BYTES = 1 << 18  # for each reader, a message waits to be sent outside of the memory budget
 _ERROR_BYTES = 4000  # gRPC carries errors in headers, of ASCII and limited to 8 KiB
 _BEGIN, _END = "aion:", ":noia"
 
@@ -23,7 +22,8 @@ _BEGIN, _END = "aion:", ":noia"
 def pack(blocks: Iterable[tuple[int, bool, Block]], message_bytes: int = MESSAGE_BYTES) -> Iterator[pa.RecordBatch]:
     """Blocks as messages of about that size each.
 
-    A large block is sent from the memory that it is in. Nothing here refers to what was yielded: it may be let go.
+    A large block is sent from the memory that it is in. Nothing here refers to a message once it is yielded, so its
+    memory can be freed.
     """
     waiting: list[tuple[int, bool, Any]] = []
     size = 0
@@ -42,19 +42,14 @@ def pack(blocks: Iterable[tuple[int, bool, Block]], message_bytes: int = MESSAGE
 
 
 def unpack(message: pa.RecordBatch) -> Iterator[tuple[int, bool, Block]]:
-    """Blocks that share the message's memory, or own theirs where several small ones came in one."""
+    """The blocks of a message. A single block shares the message's memory; several small ones get their own."""
     seqs, lates = message.column(0).to_pylist(), message.column(1).to_pylist()
     column = message.column(2)
     for i, (seq, late) in enumerate(zip(seqs, lates, strict=True)):
         buffer = column[i].as_buffer()
-        # A small block must not keep the whole message alive once its neighbours are gone.
+        # A small block must not keep the whole message in memory when its neighbours are gone.
         data = buffer if message.num_rows == 1 else buffer.to_pybytes()
         yield seq, late, parse(data, f"block {seq}")
-
-
-def stored(message: pa.RecordBatch) -> Iterator[StoredBlock]:
-    for seq, _, block in unpack(message):
-        yield StoredBlock(seq, block)
 
 
 def _message(blocks: list[tuple[int, bool, Any]]) -> pa.RecordBatch:
@@ -80,10 +75,10 @@ def encode_error(error: BaseException) -> str:
 
 
 def raise_error(text: str, otherwise: type[errors.AionError] = errors.ServerUnreachable) -> NoReturn:
-    """Raises what the server raised; gRPC wraps its text in words of its own.
+    """Raises what the server raised. gRPC adds words of its own around the text.
 
-    ``otherwise``: for a text that no server wrote. What a server raised that is no error of Aion's, such as a
-    disk's, comes as ServerError with its name.
+    ``otherwise``: raised for a text that no server wrote. If the server raised an error that is not Aion's, it comes as
+    ServerError with its name.
     """
     begin = text.find(_BEGIN)
     end = text.find(_END, begin)  # gRPC may repeat the text

@@ -1,8 +1,8 @@
-"""What a policy means for the stores of a host: which one, with what I/O, budget and memory policies."""
+"""What a policy means for the stores of a host: the kind of store, its I/O, its budget and its memory policies."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
@@ -12,21 +12,34 @@ from policies.prestage import Prestage, PrestagePolicy
 from state_backends.store.io import BlockFiles, Io
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget, Stretches
-from state_backends.store.memory import MemoryStore
-from state_backends.store.rocksdb import RocksStore
 from state_backends.store.tiered import TieredStore
 
-STORES: dict[str, type[TieredStore]] = {"memory": MemoryStore, "rocksdb": RocksStore, "tiered": TieredStore}
+
+def memory_only(p_bucket: BlockFiles, io: Io, budget: MemoryBudget, **options: Any) -> TieredStore:
+    """Keeps all blocks in memory, whatever the budget: the baseline that Flink's heap state is.
+
+    Commits still reach the disk.
+    """
+    return TieredStore(p_bucket, io, budget, **{**options, "keeps_all": True})
+
+
+def disk_only(p_bucket: BlockFiles, io: Io, budget: MemoryBudget, **options: Any) -> TieredStore:
+    """Keeps nothing in memory except what is on its way to the disk: the baseline that Flink's RocksDB state is."""
+    return TieredStore(p_bucket, io, budget, **{**options, "bucket_limit_bytes": 0})
+
+
+STORES: dict[str, Callable[..., TieredStore]] = {"memory": memory_only, "rocksdb": disk_only, "tiered": TieredStore}
 
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """The part of a policy that stores need: plain values, since it travels to the state server as JSON.
+    """The part of a policy that stores need. Plain values, because it travels to the state server as JSON.
 
     The budget is ``budget_bytes``, or else ``budget_share`` (0 to 1) of what the host's processes may use.
-    ``destage`` are the arguments of StandardDestage, or of ``destage_class`` if one is named; likewise ``prestage``.
-    ``windows``: size, slide and offset in µs of those whose edges are known without events: what an m-bucket is of.
-    ``metrics_port``: see :class:`state_backends.server.endpoint.MetricsEndpoint`.
+    ``destage``: the arguments of StandardDestage, or of ``destage_class`` if one is named; likewise ``prestage``.
+    ``windows``: size, slide and offset in µs of the windows with edges that are known without events. The m-bucket of
+    a window is the slices that it spans. ``metrics_port``: see
+    :class:`state_backends.server.endpoint.MetricsEndpoint`.
     """
 
     backend: str = "tiered"

@@ -1,7 +1,7 @@
-"""Threads that encode and decode blocks beside whoever needs them (paper section 4: outside the I/O thread).
+"""Threads that encode and decode blocks beside the thread that needs them (paper section 4: not the I/O thread).
 
 Arrow's serialising and compressing, and ISA-L's checksums, release the GIL, so these overlap with Python and
-with each other. orjson holds it: with the json codec threads gain nothing but what compression takes.
+with each other. orjson holds it: with the json codec, threads gain only what compression takes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ R = TypeVar("R")
 
 
 class CodecPool:
-    """``threads`` threads, started when first needed; with 0 everything happens in line, in the caller.
+    """``threads`` threads, started when first needed. With 0 everything happens in line, in the caller.
 
-    May be shared by several callers. Close it, or use it as a context manager. What a function that runs in
-    the pool must not do is to use the pool itself: all its threads could end up waiting for each other.
+    Several callers may share it. Close it, or use it as a context manager. A function that runs in the pool must not
+    use the pool itself: all threads could end up waiting for each other.
     """
 
     def __init__(self, threads: int = 0) -> None:
@@ -39,15 +39,15 @@ class CodecPool:
         ahead: int | None = None,
         inline: Callable[[T], bool] | None = None,
     ) -> Generator[R, None, None]:
-        """``function`` of each item, lazily and in order: what ``map`` does, but worked on ahead of the reader.
+        """``function`` of each item, lazily and in order, as ``map`` does, but worked on ahead of the reader.
 
-        At most ``ahead`` (default: two for each thread) items are in flight: taken from ``items`` and not yet
-        handed over. ``items`` is read in the reader's thread only. Those for which ``inline`` is true are
-        worked on there, too, when it is their turn: for what is quicker done than handed to a thread.
+        At most ``ahead`` (default: two for each thread) items are in flight: taken from ``items`` and not yet yielded.
+        Only the reader's thread reads ``items``. It also works on the items for which ``inline`` is true, when they are
+        due: some are quicker done than handed to a thread.
 
-        An exception of ``function`` or of ``items`` comes out in its place, after all results before it. A
-        reader that stops early closes the generator, or forgets it: what has not begun is cancelled then, and
-        what has is waited for. RuntimeError if the pool is closed.
+        An exception of ``function`` or of ``items`` comes out in its place, after all results before it. A reader that
+        stops early closes the generator, or forgets it. Then calls that have not begun are cancelled, and the others
+        are waited for. Raises RuntimeError if the pool is closed.
         """
         if self._closed:
             raise RuntimeError("the codec pool is closed")
@@ -60,7 +60,7 @@ class CodecPool:
         return _map_ahead(self._executor, function, items, ahead, inline)
 
     def close(self) -> None:
-        """Cancels what has not begun, and waits for the threads to end. Whoever still reads gets an exception."""
+        """Cancels what has not begun, and waits for the threads to end. Readers get an exception."""
         self._closed = True
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
@@ -83,7 +83,7 @@ def _map_in_line(function: Callable[[T], R], items: Iterable[T]) -> Generator[R,
 
 @dataclass(frozen=True, slots=True)
 class _Inline(Generic[T, R]):
-    """What a future is to a thread: an item that is worked on when it is asked for."""
+    """Stands in for a future: the reader works on the item when it asks for the result."""
 
     function: Callable[[T], R]
     item: T

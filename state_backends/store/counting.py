@@ -1,8 +1,9 @@
-"""What a host tells of its operators: what their commits here added, and how they stand. Pure.
+"""What a host reports of its operators: what their commits here added, and their state now. Pure.
 
-An operator's counters are in its snapshots and go on over restarts and from host to host. A host that told them as they
-are would tell of events that another one took in, and jump whenever a shard comes. What is counted here is what the
-commits of this server added to the versions that they started from: it only grows, and hosts add up.
+An operator's counters are in its snapshots. They go on over restarts, and from host to host. If a host reported them as
+they are, it would report events that another host took in, and its figures would jump whenever a shard moves. So it
+counts what the commits on this server added to the versions that they started from. That only grows, and the counts of
+several hosts add up.
 """
 
 from __future__ import annotations
@@ -23,25 +24,26 @@ class Committed:
         self._operators: dict[Operator, dict[str, Any]] = {}
 
     def committed(self, operator: Operator, before: Snapshot | None, after: Snapshot) -> None:
-        """``before``: the snapshot that the attempt started from; None: the very first."""
-        told = self._of(operator)
-        told["commits"] += 1
-        _add_growth(told["counters"], {} if before is None else counters(before), counters(after))
+        """``before``: the snapshot that the attempt started from; None: there was none."""
+        known = self._of(operator)
+        known["commits"] += 1
+        _add_growth(known["counters"], {} if before is None else counters(before), counters(after))
 
     def restored(self, operator: Operator) -> None:
         self._of(operator)["restores"] += 1
 
     def to_json(self, shards: Iterable[tuple[Operator, Snapshot | None]]) -> dict[str, Any]:
-        """By query, then operator. ``shards``: those that are held, and the snapshots of their current versions."""
+        """By query, then operator. ``shards``: the shards here, and the snapshots of their current versions."""
         held: dict[Operator, list[Snapshot | None]] = {}
         for operator, snapshot in shards:
             held.setdefault(operator, []).append(snapshot)
         queries: dict[str, Any] = {}
         for operator in {**held, **self._operators}:
             query, name = operator
-            stands = standing([s for s in held.get(operator, []) if s is not None])
-            told = {**_nothing(), **self._operators.get(operator, {}), **stands, "shards": len(held.get(operator, []))}
-            queries.setdefault(query, {})[name] = {**told, "counters": _copy(told["counters"])}
+            shards_here = held.get(operator, [])
+            now = current([snapshot for snapshot in shards_here if snapshot is not None])
+            known = {**_nothing(), **self._operators.get(operator, {}), **now, "shards": len(shards_here)}
+            queries.setdefault(query, {})[name] = {**known, "counters": _copy(known["counters"])}
         return queries
 
     def _of(self, operator: Operator) -> dict[str, Any]:
@@ -57,8 +59,8 @@ def counters(snapshot: Snapshot) -> dict[str, Any]:
     return {**snapshot["counters"], "lateness": snapshot.get("lateness", {}).get("histogram", {})}
 
 
-def standing(snapshots: Iterable[Snapshot]) -> dict[str, Any]:
-    """Over the shards of an operator: its windows, the shortest and longest bound of new ones, the worst staleness."""
+def current(snapshots: Iterable[Snapshot]) -> dict[str, Any]:
+    """The state of an operator, over its shards: windows, shortest and longest bound of new ones, worst staleness."""
     windows, bounds_us, largest = 0.0, [], 0.0
     for snapshot in snapshots:
         counted = snapshot["counters"]
@@ -67,21 +69,21 @@ def standing(snapshots: Iterable[Snapshot]) -> dict[str, Any]:
         bound_us = number(snapshot, "lateness", "standing", "decision", "bound_us", default=-1)
         if bound_us >= 0:
             bounds_us.append(bound_us)
-    told: dict[str, Any] = {"windows": int(windows), "largest_staleness": largest}
+    found: dict[str, Any] = {"windows": int(windows), "largest_staleness": largest}
     if bounds_us:
-        told["bounds_us"] = {"shortest": min(bounds_us), "longest": max(bounds_us)}
-    return told
+        found["bounds_us"] = {"shortest": min(bounds_us), "longest": max(bounds_us)}
+    return found
 
 
 def number(tree: Any, *path: str, default: float = 0) -> float:
-    """The number at the end of a path; ``default`` where there is none: clients of any version write snapshots."""
+    """The number at the end of a path. ``default`` if there is none: clients of any version write snapshots."""
     for name in path:
         tree = tree.get(name) if isinstance(tree, Mapping) else None
     return tree if isinstance(tree, int | float) and not isinstance(tree, bool) else default
 
 
 def only_counts(stats: StoreStats) -> StoreStats:
-    """What a store counted, without what it holds: it goes on counting when the store is gone."""
+    """What a store counted, without what it holds. The counts stay when the store is closed."""
     return StoreStats(
         failed_writes=stats.failed_writes,
         merges=stats.merges,
@@ -103,6 +105,3 @@ def _add_growth(total: dict[str, Any], before: Mapping[str, Any], after: Mapping
 
 def _copy(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _copy(value) if isinstance(value, Mapping) else value for name, value in tree.items()}
-
-
-__all__ = ["Committed", "counters", "number", "only_counts", "standing"]

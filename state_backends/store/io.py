@@ -1,8 +1,8 @@
-"""What a store stands on: requests of I/O and their clock, and the files that keep blocks, as protocols. Pure.
+"""What a store stands on, as protocols: requests of I/O with a clock, and the files that keep blocks. Pure.
 
-With :class:`state_backends.store.io_thread.IoThread` and :class:`state_backends.store.p_bucket.PBucket` a store does
-its work; with ``aion.tools.tune.disk`` and ``aion.tools.tune.files`` the same store takes its decisions on a simulated
-clock, over no bytes.
+In production they are :class:`state_backends.store.io_thread.IoThread` and
+:class:`state_backends.store.p_bucket.PBucket`. ``aion tune`` runs the same store on ``aion.tools.tune.disk`` and
+``aion.tools.tune.files``: a simulated clock, and files without bytes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 Steps = Generator[int, None, T]
-"""Steps of I/O: each yields the bytes it moved; the generator's return value is the request's result."""
+"""Steps of I/O. Each yields the bytes that it moved; the generator returns the request's result."""
 
 
 class Priority(IntEnum):
-    """What comes first: what a task waits for. The paper puts prestaging first; that is first of what nobody waits for.
+    """The most urgent first. The paper puts prestaging first; here it is the first among what nobody waits for.
 
-    ``READ``, ``WRITE``: a task waits for it. ``LATE_WRITE``: on its own way to the disk, until a task waits for it.
+    ``READ``, ``WRITE``: a task waits for it. ``LATE_WRITE``: late blocks; a task that waits for them makes it a WRITE.
     """
 
     READ = 0
@@ -39,45 +39,45 @@ class Priority(IntEnum):
 
 
 BACKGROUND = frozenset({Priority.LATE_WRITE, Priority.DESTAGE, Priority.MAINTENANCE})
-"""Work that nobody waits for: what a rate limit slows down."""
+"""Work that nobody waits for. A rate limit slows it down."""
 LIMITED = BACKGROUND | {Priority.WRITE}
-"""What counts towards a rate limit: background work makes up for the writes that a task waits for."""
+"""What counts towards a rate limit. Background work makes up for the writes that a task waits for."""
 
 
 class Pending(Protocol[T_co]):
-    """A request, until it is over: done, failed, or given up."""
+    """A request. It is over when it is done, has failed, or was cancelled."""
 
     def raise_to(self, priority: Priority) -> None:
-        """Makes a waiting request more urgent; it keeps its place in the order of arrival."""
+        """Makes a waiting request more urgent. It keeps its place in the order of arrival."""
 
     def cancel(self) -> None:
-        """Gives the request up; a step under way is finished, and no other begins."""
+        """Cancels the request. A step under way is finished, and no other begins."""
 
     def over(self) -> bool: ...
 
     def error(self) -> BaseException | None:
-        """Of one that is over: what it raised, or that it was given up."""
+        """What a request that is over raised; CancelledError if it was cancelled."""
 
     def result(self) -> T_co:
         """Waits until it is over. Raises what it raised."""
 
-    def when_over(self, told: Callable[[BaseException | None], None]) -> None:
-        """Has ``told`` called with its error once it is over; at once if it is."""
+    def when_over(self, callback: Callable[[BaseException | None], None]) -> None:
+        """Calls ``callback`` with the error when the request is over; at once if it is."""
 
 
 class Io(Protocol):
-    """A queue of requests, of which the most urgent has the next step, and the clock of all who wait for it."""
+    """A queue of requests with a clock. The most urgent request has the next step."""
 
     def submit(self, priority: Priority, steps: Steps[T]) -> Pending[T]: ...
 
     def wait(self, requests: Iterable[Pending[Any]]) -> None:
-        """Waits until all of these, which were submitted here, are over. Raises nothing of theirs."""
+        """Waits until all of these requests are over. They were submitted here. Does not raise their errors."""
 
     def wait_for_room(self) -> None:
-        """Waits while the queue is full. Call it without a lock that a request may need, before adding work."""
+        """Waits while the queue is full. Call it before adding work, without a lock that a request may need."""
 
     def busy(self) -> bool:
-        """Whether any request is not over."""
+        """Whether any request is under way."""
 
     def now(self) -> float:
         """Seconds since some instant; never less than before."""
@@ -93,7 +93,7 @@ class NewBlocks(Protocol):
 
     @property
     def file(self) -> SstFile:
-        """Once it is whole."""
+        """Known once the file is whole."""
 
 
 class BlockFiles(Protocol):

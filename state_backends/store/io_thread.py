@@ -1,10 +1,10 @@
 """The single prioritised I/O thread (paper section 4, "I/O Scheduling and Priorities").
 
-A request is a generator: each step does one block's worth of I/O and yields the bytes it moved. After every step
-the thread looks for a more urgent request, so nothing urgent waits for longer than one block. Requests of one
-priority run in the order in which they came. A request can be raised (somebody waits for it now) or cancelled.
+A request is a generator: each step does one block's worth of I/O and yields the bytes that it moved. After every step
+the thread looks for a more urgent request, so nothing urgent waits for longer than one block. Requests of one priority
+run in the order in which they came. A request can be raised, when somebody waits for it now, or cancelled.
 
-``threads`` above one exists for the paper's ablation (figure 8, "no-sqntl-io") only.
+More than one thread exists only for the paper's ablation (figure 8, "no-sqntl-io").
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class Request(Generic[T]):
-    """A queued piece of I/O, as :class:`state_backends.store.io.Pending` says.
+class IoRequest(Generic[T]):
+    """A queued piece of I/O; see :class:`state_backends.store.io.Pending`.
 
-    Its result, or the exception it raised, is in ``future``.
+    Its result, or the exception that it raised, is in ``future``.
     """
 
     __slots__ = ("_io", "future", "number", "priority", "queued_at", "running", "steps")
@@ -49,7 +49,7 @@ class Request(Generic[T]):
 
     def cancel(self) -> None:
         if self.future.cancel():
-            # Whoever waits for it is told now, not when the thread gets there.
+            # Waiting threads learn it now, not when the I/O thread gets there.
             self.future.set_running_or_notify_cancel()
 
     def over(self) -> bool:
@@ -61,8 +61,8 @@ class Request(Generic[T]):
     def result(self) -> T:
         return self.future.result()
 
-    def when_over(self, told: Callable[[BaseException | None], None]) -> None:
-        self.future.add_done_callback(lambda future: told(_error(future)))
+    def when_over(self, callback: Callable[[BaseException | None], None]) -> None:
+        self.future.add_done_callback(lambda future: callback(_error(future)))
 
 
 @dataclass
@@ -90,10 +90,10 @@ class IoStats:
 
 
 class IoThread:
-    """Runs requests until closed, as :class:`state_backends.store.io.Io` says.
+    """Runs requests until closed; see :class:`state_backends.store.io.Io`.
 
-    ``capacity`` bounds the queue together with those who fill it: see :meth:`wait_for_room`.
-    ``rate_limit`` (bytes per second) slows writes and maintenance down, never what a task waits for.
+    ``capacity``: callers of :meth:`wait_for_room` wait while this many requests are queued. ``rate_limit``: bytes per
+    second. It slows background work down, never what a task waits for.
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class IoThread:
         rate_limit: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._heap: list[tuple[Priority, int, Request[Any]]] = []
+        self._heap: list[tuple[Priority, int, IoRequest[Any]]] = []
         self._numbers = itertools.count()
         self._wake = threading.Condition()
         self._room = threading.Condition(self._wake)  # type: ignore[arg-type]
         self._closed = False
         self._death: str | None = None
-        self._at_work: dict[int, Request[Any]] = {}  # by thread, the request that has the step
+        self._at_work: dict[int, IoRequest[Any]] = {}  # by thread, the request that has the step
         self._clock = clock
         self._capacity = capacity
         self._rate = rate_limit
@@ -125,17 +125,17 @@ class IoThread:
             thread.start()
 
     def died(self) -> str | None:
-        """Why it can do no more: one of its threads ended although nobody closed it; None while all is well."""
+        """Why it can do nothing any longer: one of its threads ended although nobody closed it. None: all is well."""
         return self._death
 
-    def submit(self, priority: Priority, steps: Steps[T]) -> Request[T]:
+    def submit(self, priority: Priority, steps: Steps[T]) -> IoRequest[T]:
         """Queues a request. Raises RuntimeError after :meth:`close`, and ServerUnreachable once a thread died."""
         with self._wake:
             if self._death is not None:
                 raise ServerUnreachable(self._death)
             if self._closed and threading.current_thread() not in self._threads:
                 raise RuntimeError("the I/O thread is closed")
-            request = Request(self, priority, next(self._numbers), steps, self._clock())
+            request = IoRequest(self, priority, next(self._numbers), steps, self._clock())
             heapq.heappush(self._heap, (priority, request.number, request))
             self.stats.by_priority[priority.name.lower()].requests += 1
             self.stats.queued += 1
@@ -157,7 +157,7 @@ class IoThread:
         return self.stats.queued > 0
 
     def wait(self, requests: Iterable[Pending[Any]]) -> None:
-        wait([cast("Request[Any]", request).future for request in requests])
+        wait([cast("IoRequest[Any]", request).future for request in requests])
 
     def wait_for_room(self) -> None:
         with self._wake:
@@ -172,7 +172,7 @@ class IoThread:
         for thread in self._threads:
             thread.join()
 
-    def _raise(self, request: Request[Any], priority: Priority) -> None:
+    def _raise(self, request: IoRequest[Any], priority: Priority) -> None:
         with self._wake:
             if priority < request.priority and not request.future.done():
                 # The old entry stays in the heap, and is passed over because it has the old priority.
@@ -182,14 +182,14 @@ class IoThread:
                     self._wake.notify()
 
     def _run(self) -> None:
-        """Whatever ends the thread, nobody waits for what will not come."""
+        """Whatever ends the thread, its requests fail, so that nobody waits for ever."""
         try:
             self._work()
         except BaseException as error:
             self._die(error)
 
     def _die(self, error: BaseException) -> None:
-        """What fails in a step is the request's error; this is what fails between them."""
+        """An error in a step belongs to its request. This is for errors between the steps."""
         log.critical("the I/O thread died; every request fails from now on", exc_info=error)
         with self._wake:
             self._death = self._death or f"the I/O thread of the state server died ({type(error).__name__}: {error})"
@@ -200,7 +200,7 @@ class IoThread:
             self._wake.notify_all()
             self._room.notify_all()
         for request in waiting.values():
-            with contextlib.suppress(BaseException):  # of who is told, or it is over already
+            with contextlib.suppress(BaseException):  # a callback failed, or the request is over already
                 if request.future.set_running_or_notify_cancel():
                     request.future.set_exception(ServerUnreachable(self._death))
 
@@ -214,14 +214,14 @@ class IoThread:
                     self._begin(request)
                 elif not cancelled:
                     return
-            # Without the lock: what they clean up may take one under which somebody submits.
+            # Without the lock: cleaning up may need another lock, and its holder may wait to submit.
             for steps in cancelled:
                 _close(steps)
             if request is not None:
                 self._step(request)
                 del self._at_work[threading.get_ident()]
 
-    def _begin(self, request: Request[Any]) -> None:
+    def _begin(self, request: IoRequest[Any]) -> None:
         request.running = True
         if request.queued_at is not None:
             waited = self._clock() - request.queued_at
@@ -230,8 +230,11 @@ class IoThread:
             stats.waited_s += waited
             stats.longest_wait_s = max(stats.longest_wait_s, waited)
 
-    def _next(self) -> Request[Any] | None:
-        """The most urgent request that may run now; None when closed and done, or to clean up. Holds the lock."""
+    def _next(self) -> IoRequest[Any] | None:
+        """The most urgent request that may run now. None: closed and done, or there is something to clean up.
+
+        Hold the lock.
+        """
         while True:
             while self._heap:
                 priority, _, request = self._heap[0]
@@ -252,7 +255,7 @@ class IoThread:
                 return None
             self._wake.wait()
 
-    def _step(self, request: Request[Any]) -> None:
+    def _step(self, request: IoRequest[Any]) -> None:
         begin = self._clock()
         moved, done = 0, True
         outcome: Callable[[], None] | None = None
@@ -285,7 +288,7 @@ class IoThread:
                 if request.future.set_running_or_notify_cancel():
                     outcome()
 
-    def _finished(self, request: Request[Any]) -> None:
+    def _finished(self, request: IoRequest[Any]) -> None:
         if request.future.cancelled():
             self._cancelled.append(request.steps)
         self.stats.queued -= 1
@@ -303,4 +306,4 @@ def _close(steps: Steps[Any]) -> None:
         log.exception("cleaning up a cancelled request failed")
 
 
-__all__ = ["IoStats", "IoThread", "Priority", "PriorityStats", "Request", "Steps"]
+__all__ = ["IoRequest", "IoStats", "IoThread", "Priority", "PriorityStats", "Steps"]

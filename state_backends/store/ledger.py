@@ -1,6 +1,6 @@
-"""Where each block is: a table of places and moves, pure. The store does what the table allows.
+"""Where each block is: a table of places and of the moves between them. Pure.
 
-The invariant behind every row: a live block is in memory, on disk, or both; never in neither.
+The invariant behind every row: a live block is in memory, on disk, or both. It is never in neither.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
 
-from aion.core.ingest.block import Folded
+from aion.core.ingest.block import Compacted
 from state_backends.store.protocol import Only
 
 NO_FILE = -1
@@ -62,21 +62,21 @@ ON_DISK = frozenset({Place.BOTH, Place.DISK, Place.STAGING})
 
 ENTRY_BYTES = 256
 SLICE_BYTES = 512
-"""What the memory of a store grows by with each live block, and with each slice that has one; a test measures it."""
+"""The memory that a ledger needs for each live block, and for each slice that has one. A test measures it."""
 
 _MOVES = list(Move)
 
 
 class IllegalMove(AssertionError):
-    """A move that the table does not have: a bug in the store, told with the block's latest moves."""
+    """A move that the table does not have. It is a bug in the store; the message has the block's latest moves."""
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
     """A live block: its number, slice, size, place, and the file that holds it (NO_FILE before it has one).
 
-    There is one for each block, so it is small: ``story`` has the last two moves, four bits each, since Python has
-    such small numbers anyway.
+    There is one for each block, so it has to be small. ``story`` packs the last two moves into four bits each: Python
+    keeps such small numbers anyway, so they take no memory.
     """
 
     seq: int
@@ -85,19 +85,19 @@ class Entry:
     place: Place
     file_no: int = NO_FILE
     story: int = 0
-    folded: Folded | None = None
+    compacted: Compacted | None = None
 
     @property
     def arrival(self) -> int:
         """The number under which the last of its events came."""
-        return self.seq if self.folded is None else self.folded.last_seq
+        return self.seq if self.compacted is None else self.compacted.last_seq
 
     def moved(self, move: Move, place: Place) -> None:
         self.place = place
         self.story = (self.story << 4 | _MOVES.index(move) + 1) & 0xFF
 
-    def told(self) -> str:
-        """Its latest moves, and where they led it."""
+    def history(self) -> str:
+        """Its latest moves, and where they led."""
         moves = [_MOVES[code - 1] for code in (self.story >> 4, self.story & 0xF) if code]
         return " ".join([*(f"-{move}->" for move in moves), self.place])
 
@@ -122,7 +122,7 @@ class Ledger:
 
     @property
     def own_bytes(self) -> int:
-        """The memory that it takes itself."""
+        """The memory that the ledger itself takes."""
         return ENTRY_BYTES * len(self._entries) + SLICE_BYTES * len(self._slices)
 
     def has_slice(self, slice_us: int) -> bool:
@@ -139,12 +139,14 @@ class Ledger:
         size_bytes: int,
         place: Place,
         file_no: int = NO_FILE,
-        folded: Folded | None = None,
+        compacted: Compacted | None = None,
     ) -> Entry:
         assert seq not in self._entries, f"block {seq} is there already"
         of_slice = self._slices.setdefault(slice_us, [])
         # All of a slice share one number object.
-        entry = Entry(seq, of_slice[0].slice_us if of_slice else slice_us, size_bytes, place, file_no, folded=folded)
+        entry = Entry(
+            seq, of_slice[0].slice_us if of_slice else slice_us, size_bytes, place, file_no, compacted=compacted
+        )
         self._entries[seq] = entry
         of_slice.append(entry)
         self._count(entry, +1)
@@ -154,7 +156,7 @@ class Ledger:
         entry = self._entries[seq]
         place = TRANSITIONS.get((entry.place, move))
         if place is None:
-            raise IllegalMove(f"block {seq} cannot {move} from {entry.place}; its latest moves: {entry.told()}")
+            raise IllegalMove(f"block {seq} cannot {move} from {entry.place}; its latest moves: {entry.history()}")
         self._count(entry, -1)
         entry.moved(move, place)
         if file_no is not None:
@@ -170,12 +172,15 @@ class Ledger:
         return entry
 
     def of_slices(self, slices: Iterable[int], only: Only | None = None) -> list[Entry]:
-        """Live blocks of these slices, or ``only`` some of them, by slice and then in the order of arrival."""
+        """Live blocks of these slices, or ``only`` some of them, by slice and in the order of arrival."""
         found = [entry for s in sorted(set(slices)) for entry in sorted(self._slices.get(s, ()), key=_ORDER)]
         return found if only is None else _chosen(found, only)
 
     def of_files(self, files: Collection[int], slices: Set[int]) -> list[Entry]:
-        """Live blocks that these files hold, in the order of a file: by slice and number; ``slices``: of the files."""
+        """Live blocks of these files, in the order of a file: by slice and number.
+
+        ``slices``: all slices that the files hold.
+        """
         held = (entry for s in slices for entry in self._slices.get(s, ()) if entry.file_no in files)
         return sorted(held, key=_IN_FILES)
 
@@ -186,7 +191,7 @@ class Ledger:
             self.disk_bytes += sign * entry.size_bytes
 
     def validate(self) -> None:
-        """The accounts equal the sum of the blocks, and both indexes hold the same blocks."""
+        """Raises AssertionError unless the totals match the blocks, and both indexes hold the same blocks."""
         entries = list(self._entries.values())
         assert self.memory_bytes == sum(e.size_bytes for e in entries if e.place in IN_MEMORY)
         assert self.disk_bytes == sum(e.size_bytes for e in entries if e.place in ON_DISK)
@@ -207,14 +212,14 @@ def _chosen(entries: list[Entry], only: Only) -> list[Entry]:
         entries = [e for e in entries if e.seq < only.below]
     if only.keys is not None:
         lows = [low for low, _ in only.keys]
-        entries = [e for e in entries if e.folded is None or _meets(e.folded, lows, only.keys)]
+        entries = [e for e in entries if e.compacted is None or _meets(e.compacted, lows, only.keys)]
     return entries
 
 
-def _meets(folded: Folded, lows: list[int], ranges: Sequence[tuple[int, int]]) -> bool:
-    """Whether any of the sorted, disjoint ranges overlaps that of a block."""
-    last = bisect_right(lows, folded.high) - 1
-    return last >= 0 and ranges[last][1] >= folded.low
+def _meets(compacted: Compacted, lows: list[int], ranges: Sequence[tuple[int, int]]) -> bool:
+    """Whether any of the sorted, disjoint ranges overlaps the range of a block."""
+    last = bisect_right(lows, compacted.high) - 1
+    return last >= 0 and ranges[last][1] >= compacted.low
 
 
 def diagram() -> str:

@@ -20,12 +20,12 @@ class Stretches(NamedTuple):
 
 
 class MemoryBudget:
-    """Bytes of blocks in memory that the stores of one host may hold together.
+    """The memory that the stores of one host may use for blocks together.
 
-    ``reserved_bytes`` are taken off it: for RocksDB's block cache, and for blocks that prestages and readers fetch.
-    ``ledger_bytes``: what the stores need to know where each block is, which takes half of the budget at most: blocks
-    on disk must not leave those without room that are to be read.
-    ``peak_bytes``: the most that was used; ``fullest_bytes``: used and reserved together.
+    ``reserved_bytes``: room for RocksDB's block cache, and for blocks that prestages and readers fetch.
+    ``ledger_bytes``: what the stores' ledgers take. It counts up to half of the budget: blocks on disk must leave room
+    for blocks that are read. ``peak_bytes``: the most that was ever used. ``fullest_bytes``: the most that was ever
+    used and reserved together.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -38,14 +38,14 @@ class MemoryBudget:
         self._lock = threading.Lock()
 
     def raise_to(self, limit_bytes: int) -> None:
-        """Operators of one host share one budget: the largest that any of their policies gives."""
+        """Operators of one host share one budget: the largest that any of their policies sets."""
         with self._lock:
             self.limit_bytes = max(self.limit_bytes, limit_bytes)
 
     def add(self, size_bytes: int, *, reserved_bytes: int = 0) -> None:
-        """Accounts for bytes already held, or, if negative, let go.
+        """Counts bytes that are held now; negative: that were freed.
 
-        ``reserved_bytes``: what was reserved for them, which is given back in the same instant.
+        ``reserved_bytes``: the room that was reserved for them. It is given back in the same step.
         """
         with self._lock:
             self.used_bytes += size_bytes
@@ -54,20 +54,20 @@ class MemoryBudget:
             self._note()
 
     def ledger_grew(self, size_bytes: int) -> None:
-        """By so many bytes; by fewer than none if it shrank."""
+        """A ledger takes this much more memory; negative: less."""
         with self._lock:
             self.ledger_bytes += size_bytes
 
     def reserve(self, size_bytes: int) -> None:
-        """Takes room off the budget, whether it is there or not."""
+        """Reserves room, whether it is there or not."""
         with self._lock:
             self.reserved_bytes += size_bytes
             self._note()
 
     def try_reserve(self, size_bytes: int, *, spare_bytes: int = 0) -> bool:
-        """Reserves room for a block before it is fetched, if ``spare_bytes`` are left besides; says whether it did.
+        """Reserves room for a block before it is fetched, if ``spare_bytes`` stay free. Returns whether it did.
 
-        To look and to take are one step, so that no two who ask get the same room.
+        Looking and taking are one step, so that no two callers get the same room.
         """
         with self._lock:
             if self.left() < size_bytes + spare_bytes:
@@ -77,12 +77,12 @@ class MemoryBudget:
             return True
 
     def give_back(self, size_bytes: int) -> None:
-        """What was reserved is free again."""
+        """Frees room that was reserved."""
         with self._lock:
             self.reserved_bytes -= size_bytes
 
     def left(self) -> int:
-        """Bytes that may still be held; negative when the budget is exceeded."""
+        """Bytes that are free; negative when the budget is exceeded."""
         ledger_bytes = min(self.ledger_bytes, self.limit_bytes // 2)
         return self.limit_bytes - ledger_bytes - self.reserved_bytes - self.used_bytes
 
@@ -116,10 +116,10 @@ class MBuckets:
         return self._slices.get(slice_us, 0)
 
     def heaviest(self, slice_us: int, windows: Sequence[Stretches], enough: int) -> int:
-        """Bytes of the largest m-bucket that the slice is part of: of a window, all slices that the window spans.
+        """Bytes of the largest m-bucket with this slice. A window's m-bucket is all slices that it spans.
 
-        A slice that no window is known to cover is an m-bucket of its own. While all slices together have no more than
-        ``enough``, none is looked at. The slice has to be in memory.
+        A slice outside of all known windows is an m-bucket of its own. As long as all slices together have no more than
+        ``enough`` bytes, the windows are not looked at. The slice has to be in memory.
         """
         heaviest = self.size(slice_us)
         if not windows or self._total <= enough:
@@ -128,7 +128,7 @@ class MBuckets:
         near = sorted(s for s in self._slices if slice_us - reach < s < slice_us + reach)
         sums = [0, *accumulate(self._slices[s] for s in near)]
         for size_us, slide_us, offset_us in windows:
-            # Of the windows that begin with the same slice, the last one has all that the others have.
+            # Several windows may begin with the same slice. The last of them has all that the others have.
             for number, first_us in enumerate(near[: bisect_right(near, slice_us)]):
                 start = first_us - (first_us - offset_us) % slide_us
                 if start > slice_us - size_us:
@@ -136,7 +136,7 @@ class MBuckets:
         return heaviest
 
     def sizes(self) -> dict[int, int]:
-        """Bytes of every m-bucket that is not empty."""
+        """Bytes of every slice with anything in memory."""
         return dict(self._slices)
 
     @property
@@ -144,7 +144,7 @@ class MBuckets:
         return self._total
 
     def hold(self, seq: int, block: Block, *, reserved_bytes: int = 0) -> None:
-        """``reserved_bytes``: what was reserved in the budget for this block."""
+        """Keeps a block. ``reserved_bytes``: the room that was reserved for it in the budget."""
         slice_us = block.header.slice_us
         self._blocks[seq] = block
         self._slices[slice_us] = self._slices.get(slice_us, 0) + block.size_bytes

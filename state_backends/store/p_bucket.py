@@ -1,9 +1,9 @@
 """The persistent side of a shard: immutable SST files, and the RocksDB that has ingested them.
 
-A file is written once with RocksDB's own writer and then ingested by hard link, so the durable copy and the one that
-reads are the same bytes on disk; :mod:`state_backends.store.sst_file` says what is in it.
+A file is written once with RocksDB's own writer and then ingested by hard link. So the durable copy and the copy that
+RocksDB reads are the same bytes on disk. :mod:`state_backends.store.sst_file` says what is in a file.
 
-Used by the I/O thread only, except where said.
+Only the I/O thread uses it, except where a docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from rocksdict import Cache, IngestExternalFileOptions, Rdict, WriteOptions
 from aion.core.ingest.block import Block, parse
 from aion.core.ingest.checksum import crc32
 from aion.errors import CorruptBlock, CorruptState, StateError
-from state_backends.files.depot import link_or_copy, make_folder, sync
 from state_backends.files.faults import disk_error, disk_errors, from_rocksdb, is_rocksdb_io
 from state_backends.files.names import MERGED, PART, SST, SstFile, is_merged
+from state_backends.files.storage import link_or_copy, make_folder, sync
 from state_backends.store.io import Steps
 from state_backends.store.sst_file import Indexed, NewFile, block_key, checksum, index_key, read_index, rocksdb_options
 
-_FILES_AT_ONCE = 64  # about 0.1 s, for which an urgent read of another shard waits
+_FILES_AT_ONCE = 64  # about 0.1 s; an urgent read of another shard waits for that
 CACHE_BYTES = 4 << 20
-# RocksDB that fails may not let itself be closed, and keeps its folder locked then: each gets one of its own.
+# A RocksDB that has failed may refuse to close, and then keeps its folder locked. So each gets a folder of its own.
 _db_numbers = itertools.count()
 log = logging.getLogger(__name__)
 
 
 def cache_bytes(budget_bytes: int) -> int:
-    """The part of a memory budget for RocksDB's block cache: it only serves indexes and small blocks."""
+    """The part of a memory budget for RocksDB's block cache. The cache only serves indexes and small blocks."""
     return min(CACHE_BYTES, budget_bytes // 16)
 
 
 class PBucket:
     """Writes, ingests, reads and drops the files of one shard.
 
-    ``files``: where new files are written. ``live``: RocksDB's own folder, made when first needed and removed by
-    :meth:`close`; both should be on one file system, otherwise ingesting copies. ``durable``: new files stay when they
-    are dropped, and their names survive a power cut. Without, :meth:`publish` gives those that are to stay a place of
-    their own. ``cache``: RocksDB's block cache, shared by a host's shards.
+    ``files``: the folder for new files. ``live``: RocksDB's own folder, made when first needed and removed by
+    :meth:`close`. Both should be on one file system, otherwise ingesting copies. ``durable``: new files stay when they
+    are dropped, and their names survive a power cut. Otherwise :meth:`publish` links files to where they stay.
+    ``cache``: RocksDB's block cache, shared by a host's shards.
 
-    What the disk refuses is raised as DiskError. RocksDB that once could not write never writes again, so it is made
+    What the disk refuses is raised as DiskError. A RocksDB that failed to write once never writes again. So it is made
     anew, from the same files, when it is next needed.
     """
 
@@ -68,9 +68,9 @@ class PBucket:
         self._writing: set[int] = set()
 
     def publish(self, files: Sequence[SstFile], attempt: str, into: Path) -> list[str]:
-        """Gives new files a second place, under names of the attempt's; whole and durable when this returns.
+        """Links new files into another folder, under names of the attempt. They are durable when this returns.
 
-        Their names, in the same order. From any thread. Raises DiskError, and has published none then.
+        Returns their names, in the same order. From any thread. Raises DiskError; then none is published.
         """
         made: list[Path] = []
         try:
@@ -95,7 +95,7 @@ class PBucket:
     def write(self, blocks: Sequence[tuple[int, Block]]) -> Steps[SstFile]:
         """Steps that write (seq, block) pairs as one file and ingest it."""
         ordered = sorted(blocks, key=lambda b: (b[1].header.slice_us, b[0]))
-        index = [Indexed(b.header.slice_us, seq, b.size_bytes, b.header.folded) for seq, b in ordered]
+        index = [Indexed(b.header.slice_us, seq, b.size_bytes, b.header.compacted) for seq, b in ordered]
         with self.writing(index) as out:
             for seq, block in ordered:
                 out.put(block.header.slice_us, seq, bytes(block.data))
@@ -105,9 +105,9 @@ class PBucket:
 
     @contextlib.contextmanager
     def writing(self, index: Sequence[Indexed], mark: str = "") -> Iterator[NewFile]:
-        """A new file, to be given the blocks of its index in this order and sealed; then it is ingested, or gone.
+        """A new file. Give it the blocks of its index in this order, and seal it. Then it is ingested.
 
-        ``mark``: what its name ends with. Raises DiskError.
+        If anything is raised, the file is gone. ``mark``: the end of its name. Raises DiskError.
         """
         with self._numbers:
             file_no = self.next_file_no
@@ -131,7 +131,7 @@ class PBucket:
                 out.file = SstFile(file_no, str(path), out.size_bytes, out.crc, out.index_crc, len(index))
                 self._ingest([out.file])
         except BaseException:
-            for left in (part, path):  # nobody will ever name it
+            for left in (part, path):  # no version will ever name it
                 with contextlib.suppress(OSError):
                     left.unlink()
             raise
@@ -139,7 +139,7 @@ class PBucket:
             self._writing.discard(file_no)
 
     def fetch(self, file_no: int, slice_us: int, seq: int) -> Steps[Block]:
-        """Steps that read one block; raises CorruptBlock if it is not there or damaged, DiskError if unreadable."""
+        """Steps that read one block. Raises CorruptBlock if it is missing or damaged, DiskError if unreadable."""
         held = self._held.get(file_no)
         name = f"block {seq} of slice {slice_us} in file {held.name if held else file_no}"
         try:
@@ -156,8 +156,8 @@ class PBucket:
     def adopt(self, files: Sequence[SstFile]) -> Steps[list[list[Indexed]]]:
         """Steps that take over existing files; returns the index of each.
 
-        Takes as long as there are files: of each, only its index and a few small parts are read, whatever its size.
-        Raises CorruptState, or DiskError, naming the file.
+        The time depends on the number of files, not on their size: only the index and a few small parts of each are
+        read. Raises CorruptState or DiskError, naming the file.
         """
         indexes: list[list[Indexed]] = []
         for begin in range(0, len(files), _FILES_AT_ONCE):
@@ -168,13 +168,13 @@ class PBucket:
             except CorruptState:
                 if len(batch) == 1:
                     raise
-                for file in batch:  # which one is it? The good ones may have been taken over already
+                for file in batch:  # which one is it? The good ones may be taken over already
                     yield 0
                     self._take_over([file])
                 raise
             for file, index in zip(batch, found, strict=True):
                 if index is None or crc32(index) != file.index_crc:
-                    # A file in another one's place hides blocks of a third one: which one it is, its bytes tell.
+                    # A file in another one's place hides blocks of a third. The checksum of its bytes finds it.
                     bad = next((f for f in files if checksum(Path(f.path)) != f.crc), file)
                     raise CorruptState(f"file {bad.name}: its index of blocks is not the one its manifest names")
                 indexes.append(read_index(index))
@@ -182,7 +182,7 @@ class PBucket:
         return indexes
 
     def _take_over(self, files: Sequence[SstFile]) -> list[bytes | None]:
-        """Ingests files; the values of their indexes."""
+        """Ingests files; returns the bytes of their indexes."""
         names = f"file {files[0].name}" if len(files) == 1 else f"{len(files)} files"
         try:
             for file in files:
@@ -201,11 +201,11 @@ class PBucket:
             raise CorruptState(f"{names}: no whole SST file: {error}") from error
 
     def drop(self, *file_nos: int) -> Steps[None]:
-        """Steps that make RocksDB forget files; those that were published are retention's to delete."""
+        """Steps that make RocksDB forget files. Retention deletes those that were published."""
         dropped = [self._held.pop(no) for no in sorted(file_nos) if no in self._held]
         for first, last in self._runs([file.file_no for file in dropped]):
             if self._db is None or self._failed:
-                break  # one that is made anew knows nothing of them
+                break  # a new RocksDB does not know them
             begin, end = index_key(first), index_key(last + 1)
             try:
                 self._db.delete_range(begin, end, write_opt=_no_wal())
@@ -224,14 +224,14 @@ class PBucket:
                 self.delete(file)
 
     def delete(self, file: SstFile) -> None:
-        """Deletes a file that was written here and that nobody needs. From any thread."""
+        """Deletes a file that was written here and that no version names. From any thread."""
         path = Path(file.path)
         if path.parent == self.files:
             with contextlib.suppress(OSError):  # then it goes with the folder
                 path.unlink()
 
     def close(self) -> None:
-        """Closes RocksDB and removes its folder, for good; call it when no request is under way."""
+        """Closes RocksDB for good and removes its folder. Call it when no request is under way."""
         self._closed = True
         if self._db is not None:
             _close(self._db)
@@ -260,7 +260,7 @@ class PBucket:
         return self.live / f"db-{next(_db_numbers)}"
 
     def _ingest(self, files: Sequence[SstFile]) -> None:
-        """All or none; one call for many is several times quicker than many calls."""
+        """Ingests all or none. One call for many files is several times quicker than many calls."""
         db = self._open()
         if not self._failed:
             try:
@@ -268,14 +268,14 @@ class PBucket:
             except Exception as error:
                 if not is_rocksdb_io(error):
                     raise
-                # It may be the disk's fault now, or that of something earlier that RocksDB does not get over.
+                # The disk may have failed now, or earlier: RocksDB does not recover by itself.
                 self._failed = True
         if self._failed:
             self._ingest_into(self._renew(db), files)
         self._held.update((file.file_no, file) for file in files)
 
     def _renew(self, old: Rdict) -> Rdict:
-        """Makes RocksDB anew beside the old one, which is read from until the new one has everything."""
+        """Makes RocksDB anew beside the old one. Reads go to the old one until the new one has everything."""
         path = self._new_path()
         db: Rdict | None = None
         try:
@@ -309,7 +309,7 @@ class PBucket:
             raise
 
     def _runs(self, file_nos: Sequence[int]) -> list[tuple[int, int]]:
-        """First and last of stretches of numbers between which nothing is that stays."""
+        """The numbers as ranges (first, last). No file that stays lies within a range."""
         stays = sorted(self._held.keys() | self._writing)
         runs: list[tuple[int, int]] = []
         for no in file_nos:
@@ -321,7 +321,7 @@ class PBucket:
 
 
 def _close(db: Rdict) -> None:
-    """Closes RocksDB, whatever it says: one that has failed says that it cannot flush what nobody needs."""
+    """Closes RocksDB. One that has failed complains that it cannot flush; nobody needs what it would flush."""
     try:
         db.close()
     except Exception as error:
@@ -334,6 +334,3 @@ def _no_wal() -> WriteOptions:
     write = WriteOptions()
     write.disable_wal = True
     return write
-
-
-__all__ = ["Indexed", "PBucket", "cache_bytes", "sync"]

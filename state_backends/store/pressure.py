@@ -1,4 +1,4 @@
-"""Memory pressure on a host: the policy suggests, this manager disposes, and logs what it refused (paper 3.2)."""
+"""Memory pressure on a host (paper 3.2): the policy suggests, the manager carries out, and logs what it refused."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Shrinkable(Protocol):
     """A store, as the manager sees it."""
 
     def views(self) -> list[dict[str, Any]]:
-        """The windows (slices) with anything in memory: the fields of a WindowView, name = slice."""
+        """The slices with anything in memory: the fields of a WindowView, with the slice as name."""
 
     def shrink(self, slice_us: int, keep_bytes: int) -> str | None:
-        """Frees memory; the reason if it refuses."""
+        """Frees memory. Returns the reason if it refuses."""
 
 
 class _Windows(Sequence[WindowView]):
-    """The windows of all stores, looked at only if the policy does: mostly it need not."""
+    """The windows of all stores. The stores are asked when the policy looks; mostly it does not."""
 
     def __init__(self, stores: Mapping[Hashable, Shrinkable]) -> None:
         self._stores = stores
@@ -57,7 +57,7 @@ class _Windows(Sequence[WindowView]):
 
 
 class Seldom:
-    """A reading that is taken again only after a while: memory does not fill in a quarter of a second."""
+    """Repeats its last reading for a while: memory does not fill in a quarter of a second."""
 
     def __init__(self, read: Callable[[], float], every_s: float = 0.25) -> None:
         self._read, self._every_s = read, every_s
@@ -73,7 +73,7 @@ class Seldom:
 class PressureManager:
     """Looks at the stores of a host now and then, and carries out what the policy suggests.
 
-    ``machine_share``: what share of the machine's (or container's) memory is in use, 0 to 1.
+    ``machine_share``: the share of the machine's (or container's) memory that is in use, 0 to 1.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class PressureManager:
         self.refused = 0
 
     def tick(self, stores: Iterable[tuple[Hashable, Shrinkable]], median_execution_s: float | None = None) -> None:
-        """One look. ``stores``: by a name that tells them apart."""
+        """One look. ``stores``: with a name for each that no other has."""
         with self._tick_lock:
             by_name = dict(stores)
             windows = _Windows(by_name)

@@ -1,4 +1,4 @@
-"""Blocks on their way from memory to the disk: an outbox of what is due, writes under way, and what is let go then.
+"""Blocks on their way from memory to the disk.
 
 A lock is never held across I/O: blocks are marked as being written, stay readable meanwhile, and leave memory only
 when they are safely on disk. A write that fails loses nothing: its blocks are in memory, and due again.
@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection
+from typing import TypeVar
 
 from aion.core.ingest.block import Block
 from state_backends.files.names import SstFile
-from state_backends.store.io import Pending, Priority, Steps
+from state_backends.store.blocks import Blocks
+from state_backends.store.io import BlockFiles, Io, Pending, Priority, Steps
 from state_backends.store.ledger import Entry, Move, Place
-from state_backends.store.merging import MergedFiles
-from state_backends.store.protocol import StagingStats
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
 def _timed(steps: Steps[T], spent: list[float], now: Callable[[], float]) -> Steps[T]:
-    """The same steps; ``spent`` gets the seconds that each took by the clock ``now``, without what ran between them."""
+    """The same steps. ``spent`` gets the seconds of each by the clock ``now``, without what runs between them."""
     try:
         while True:
             begin = now()
@@ -39,140 +38,129 @@ def _timed(steps: Steps[T], spent: list[float], now: Callable[[], float]) -> Ste
         steps.close()
 
 
-class OutboxWrites(MergedFiles):
-    """The part of a store that writes; blocks, places and lock are those of the parts that read and merge."""
+class Writer:
+    """It owns the outbox, the writes under way, and which of the blocks being written leave memory afterwards.
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._outbox: dict[int, int] = {}  # seq -> bytes, waiting to be written and then let go
+    Invariant (:meth:`validate`): a block in the outbox is only in memory, and not being written. ``outbox_bytes``: how
+    many bytes wait in the outbox before they are written as one file.
+    """
+
+    def __init__(self, blocks: Blocks, files: BlockFiles, io: Io, *, outbox_bytes: int) -> None:
+        self._blocks, self._files, self._io = blocks, files, io
+        self._limit_bytes = outbox_bytes
+        self._write_at_bytes = outbox_bytes  # more, as long as the disk fails
+        self._outbox: dict[int, int] = {}  # seq -> bytes
         self._outbox_bytes = 0
-        self._write_at_bytes = self._outbox_limit  # more, as long as the disk fails
-        self._leaving: set[int] = set()  # being written, to be let go afterwards
-        self._write_numbers = itertools.count()
-        self._writes: dict[int, Pending[SstFile]] = {}  # under way
+        self._leaving: set[int] = set()
+        self._numbers = itertools.count()
+        self._under_way: dict[int, Pending[SstFile]] = {}
         self.failed_writes = 0
-        self.on_written: Callable[[int, float], None] | None = None  # told bytes of each file and seconds of its steps
+        self.on_written: Callable[[int, float], None] | None = None  # called with bytes and seconds of each file
 
-    def flush(self) -> None:
-        with self._lock:
-            if self._outbox and not self._closed:
-                self._write(list(self._outbox), Priority.DESTAGE, leave=True)
+    # -- leaving memory; hold the lock --------------------------------------------------------------------
 
-    def persist(self, skip: Collection[int] = ()) -> list[SstFile]:
-        with self._lock:
-            self._use_merged()
-        while True:
-            own: Pending[SstFile] | None = None
-            with self._lock:
-                pending = [e.seq for e in self._ledger if e.place is Place.MEMORY and e.slice_us not in skip]
-                pending = [seq for seq in pending if seq not in self._superseded]
-                if pending:
-                    own = self._write(pending, Priority.WRITE, leave=False, leaving=set(self._outbox))
-                writes = [write for write in self._awaited_writes() if not write.over()]
-                if not writes:
-                    files, self._new_files = self._new_files, []
-                    return files
-            self._io.wait(writes)
-            if own is not None:
-                own.result()
-            # A write that was under way may have failed: what it left in memory is tried again, and then told.
+    def let_go(self, entry: Entry) -> None:
+        """Makes a block leave memory as soon as the disk has it: now, when its write is over, or with the outbox."""
+        if entry.place is Place.BOTH:
+            self._blocks.evict(entry)
+        elif entry.place is Place.DESTAGING:
+            self._leaving.add(entry.seq)
+        elif entry.seq not in self._outbox:
+            self._outbox[entry.seq] = entry.size_bytes
+            self._outbox_bytes += entry.size_bytes
 
-    # -- writing ------------------------------------------------------------------------------------------
+    def forget(self, entry: Entry) -> None:
+        """A block is about to die: it need not leave."""
+        self._take_out(entry.seq)
+        self._leaving.discard(entry.seq)
 
-    def _awaited_writes(self) -> list[Pending[SstFile]]:
-        """The writes under way, which a task waits for from now on. Holds the lock."""
-        writes = list(self._writes.values())
+    def write_outbox(self, priority: Priority, *, if_due: bool = False) -> None:
+        """Starts writing what is in the outbox; with ``if_due`` only if that has become a file's worth."""
+        if self._outbox and not (if_due and self._outbox_bytes < self._write_at_bytes):
+            self._write(list(self._outbox), priority, leaving=set(self._outbox))
+
+    def urge(self) -> list[Pending[SstFile]]:
+        """The writes under way. A task waits for them from now on."""
+        writes = list(self._under_way.values())
         for write in writes:
             write.raise_to(Priority.WRITE)
         return writes
 
-    def _write(
-        self, seqs: list[int], priority: Priority, *, leave: bool, leaving: set[int] | None = None
-    ) -> Pending[SstFile]:
-        """Starts writing blocks as one file; those that leave are let go once it is on disk."""
-        blocks = [(seq, self._memory[seq]) for seq in seqs]
+    def requests(self) -> list[Pending[SstFile]]:
+        return list(self._under_way.values())
+
+    # -- without the lock ---------------------------------------------------------------------------------
+
+    def persist(self, skip: Collection[int]) -> list[SstFile]:
+        """Waits until every live block is on disk; returns the new files.
+
+        See :meth:`state_backends.store.protocol.BlockStore.persist`.
+        """
+        while True:
+            own: Pending[SstFile] | None = None
+            with self._blocks.lock:
+                if pending := self._blocks.unwritten(skip):
+                    own = self._write(pending, Priority.WRITE, leaving=set(self._outbox))
+                writes = [write for write in self.urge() if not write.over()]
+                if not writes:
+                    return self._blocks.files.take_new()
+            self._io.wait(writes)
+            if own is not None:
+                own.result()
+            # Another write may have failed. Its blocks are tried again, and the second failure is raised.
+
+    def validate(self) -> None:
+        """Raises AssertionError if the outbox holds what does not wait in memory."""
+        assert set(self._outbox) <= {e.seq for e in self._blocks.ledger if e.place is Place.MEMORY}
+        assert self._outbox_bytes == sum(self._outbox.values())
+
+    def _take_out(self, seq: int) -> None:
+        self._outbox_bytes -= self._outbox.pop(seq, 0)
+
+    def _write(self, seqs: list[int], priority: Priority, *, leaving: set[int]) -> Pending[SstFile]:
+        """Starts writing blocks as one file. Those that are ``leaving`` leave memory once it is on disk."""
+        blocks = [(seq, self._blocks.memory[seq]) for seq in seqs]
+        self._leaving |= leaving
         for seq in seqs:
-            self._ledger.move(seq, Move.WRITE)
-            self._unpost(seq)
-        self._leaving |= set(seqs) if leave else leaving or set()
-        write = self._io.submit(priority, self._write_steps(blocks))
-        number = next(self._write_numbers)
-        self._writes[number] = write
-        write.when_over(lambda error: self._written(number, error))
+            self._blocks.ledger.move(seq, Move.WRITE)
+            self._take_out(seq)
+        write = self._io.submit(priority, self._steps(blocks))
+        number = next(self._numbers)
+        self._under_way[number] = write
+        write.when_over(lambda error: self._over(number, error))
         return write
 
-    def _written(self, number: int, error: BaseException | None) -> None:
-        del self._writes[number]
+    def _over(self, number: int, error: BaseException | None) -> None:
+        del self._under_way[number]
         if error is not None:
-            # Whoever persists is told; a destage has nobody to tell but the log.
+            # A commit raises it as well. Nobody waits for a destage: there is only the log.
             log.error("a write failed; its blocks stay in memory: %s", error)
 
-    def _write_steps(self, blocks: list[tuple[int, Block]]) -> Steps[SstFile]:
+    def _steps(self, blocks: list[tuple[int, Block]]) -> Steps[SstFile]:
         spent: list[float] = []
         try:
-            file = yield from _timed(self._p.write(blocks), spent, self._io.now)
+            file = yield from _timed(self._files.write(blocks), spent, self._io.now)
         except BaseException:
-            with self._lock:
-                self.failed_writes += 1
-                for seq, _ in blocks:
-                    # A failed destage loses nothing: the blocks are in memory, and due again.
-                    if seq in self._ledger:
-                        entry = self._ledger.move(seq, Move.WRITE_FAILED)
-                        if seq in self._leaving:
-                            self._leaving.discard(seq)
-                            self._post(entry)
-                # Not with every block that comes: each time it is more that fails.
-                self._write_at_bytes = self._outbox_bytes + self._outbox_limit
+            with self._blocks.lock:
+                self._failed(blocks)
             raise
-        with self._lock:
-            self._write_at_bytes = self._outbox_limit
-            self._new_files.append(file)
-            self._files.add(file.file_no, [(block.header.slice_us, block.size_bytes) for _, block in blocks])
-            block_slices = {seq: block.header.slice_us for seq, block in blocks}
-            for seq, _ in blocks:
-                if seq not in self._ledger:  # purged while it was being written, or others stand for it
-                    self._files.bury(file.file_no, block_slices[seq], seq)
-                    continue
-                entry = self._ledger.move(seq, Move.WRITTEN, file_no=file.file_no)
-                self._files.gain(file.file_no, entry.slice_us, entry.size_bytes)
-                if seq in self._leaving:
-                    self._leaving.discard(seq)
-                    self._evict(entry)
-            self._drop_dead(file.file_no)
+        with self._blocks.lock:
+            self._write_at_bytes = self._limit_bytes
+            for entry in self._blocks.written(file, blocks):
+                if entry.seq in self._leaving:
+                    self._leaving.discard(entry.seq)
+                    self._blocks.evict(entry)
         if self.on_written is not None:
             self.on_written(sum(block.size_bytes for _, block in blocks), sum(spent))
         return file
 
-    # -- leaving memory -----------------------------------------------------------------------------------
-
-    def _post(self, entry: Entry) -> None:
-        if entry.seq not in self._outbox:
-            self._outbox[entry.seq] = entry.size_bytes
-            self._outbox_bytes += entry.size_bytes
-
-    def _unpost(self, seq: int) -> None:
-        self._outbox_bytes -= self._outbox.pop(seq, 0)
-
-    def _evict(self, entry: Entry) -> None:
-        # Only from BOTH, which the table enforces: a block leaves memory after it has reached the disk.
-        self._ledger.move(entry.seq, Move.EVICT)
-        self._memory.let_go(entry.seq)
-        if entry.seq in self._unread:
-            self._unread.discard(entry.seq)
-            self._staging.setdefault(entry.slice_us, StagingStats()).vain_bytes += entry.size_bytes
-
-    def _forget(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            self._superseded.discard(entry.seq)
-            self._memory.let_go(entry.seq)
-            self._unpost(entry.seq)
-            self._leaving.discard(entry.seq)
-            if entry.seq in self._unread:
-                self._unread.discard(entry.seq)
-                self._staging.setdefault(entry.slice_us, StagingStats()).vain_bytes += entry.size_bytes
-            self._give_up_staging(entry.seq)
-            self._ledger.move(entry.seq, Move.PURGE)
-            if entry.file_no in self._files:
-                self._files.lose(entry.file_no, entry.slice_us, entry.size_bytes)
-        self._count_ledger()
-        self._drop_dead(*{entry.file_no for entry in entries})
+    def _failed(self, blocks: list[tuple[int, Block]]) -> None:
+        self.failed_writes += 1
+        for seq, _ in blocks:
+            if seq in self._blocks.ledger:
+                entry = self._blocks.ledger.move(seq, Move.WRITE_FAILED)
+                if seq in self._leaving:
+                    self._leaving.discard(seq)
+                    self.let_go(entry)
+        # Not tried again with every block that comes: first a file's worth more has to wait.
+        self._write_at_bytes = self._outbox_bytes + self._limit_bytes

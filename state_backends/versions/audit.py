@@ -1,8 +1,8 @@
-"""Looks at the versions in a state folder without opening them: what is there, what is damaged, what can be saved.
+"""Looks at the versions in a state folder without opening them: what exists, what is damaged, what can be saved.
 
-Everything is read through ``pyarrow.fs``, so a local folder and an object store are looked at alike. Nothing is
-changed but by :func:`set_aside`. A version is whole if its manifest is, and every file that it names is there with the
-bytes that were written (CRC-32 of all of them): see docs/state-format.md.
+Everything is read through ``pyarrow.fs``, so a local folder and an object store look alike. Only ``set_aside`` and
+``forget`` change anything. A version is whole if its manifest is whole and every file that it names has the bytes that
+were written (CRC-32 of all of them). See docs/state-format.md.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from state_backends.versions.manifest import FileEntry, Manifest, load, load_ope
 _CHUNK_BYTES = 4 << 20
 DAMAGED = ".damaged"
 FIRST = "first"
-"""The name of the lineage that lies in the operator's own folder."""
+"""The name of the lineage in the operator's own folder."""
 
 
 @dataclass(slots=True)
 class Version:
-    """One manifest. ``problem``: why nobody can go on from it, None if it is whole. ``newer``: another Aion's."""
+    """One manifest. ``problem``: why it cannot be opened; None: it is whole. ``newer``: a later Aion wrote it."""
 
     token: str
     manifest: Manifest | None
@@ -41,18 +41,18 @@ class Version:
 
     @property
     def batch(self) -> int:
-        """The Spark batch whose end it is: the first part of its token."""
+        """The Spark batch that made it: the first part of its token."""
         first = self.token.partition("-")[0]
         return int(first) if first.isdecimal() else -1
 
 
 @dataclass(slots=True)
 class ShardFinding:
-    """The versions of one shard, oldest first; its files by name with what is wrong with them (None: nothing)."""
+    """The versions of one shard, oldest first, and its files by name with their problems (None: whole)."""
 
     query: str
     operator: str
-    """With the name of the lineage behind it, unless it is the first: see state_backends/versions/lineage.py."""
+    """Followed by the name of the lineage, unless it is the first. See state_backends/versions/lineage.py."""
     shard: str
     versions: list[Version] = field(default_factory=list)
     files: dict[str, str | None] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class ShardFinding:
 
     @property
     def damage(self) -> list[str]:
-        """What is wrong, a line for each file or manifest, with the versions that cannot be used for it."""
+        """A line for each damaged file or manifest, with the versions that cannot be used because of it."""
         where = f"{self.query}/{self.operator}/{self.shard}"
         lines = []
         if self.operator_problem is not None:
@@ -86,9 +86,9 @@ class ShardFinding:
 
 @dataclass(slots=True)
 class Lineage:
-    """What one checkpoint made of a query: see state_backends/versions/lineage.py.
+    """The state that one checkpoint made. See state_backends/versions/lineage.py.
 
-    ``checkpoint``: where it lies, None where an earlier Aion did not write it down. ``newest``: the last batch.
+    ``checkpoint``: its location; None: an earlier Aion did not write it down. ``newest``: the last batch.
     """
 
     query: str
@@ -99,7 +99,7 @@ class Lineage:
     folders: list[str] = field(default_factory=list)
 
     def has_checkpoint(self) -> bool:
-        """Whether the checkpoint is there. Raises StorageError where that cannot be found out from here."""
+        """Whether the checkpoint exists. Raises StorageError if that cannot be found out from here."""
         if self.checkpoint is None:
             raise StorageError(f"lineage {self.name}: nobody wrote down where its checkpoint lies")
         try:
@@ -115,9 +115,9 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What a query can go on from: the state after ``batch``, of all of its shards; None if there is no such batch.
+    """A query can go on from the state after ``batch``, in all of its shards. None: there is no such batch.
 
-    ``replay``: the batches after it that Spark has to run again. ``last``: the newest batch that any shard knows.
+    ``last``: the newest batch that any shard knows. ``replay``: the batches that Spark has to run again.
     """
 
     query: str
@@ -141,7 +141,7 @@ class StateFolder:
         self._location.close()
 
     def shards(self) -> list[tuple[str, str, str]]:
-        """(query, operator, shard) of all that have versions here; the operator with its lineage, see ShardFinding."""
+        """(query, operator, shard) of all shards with versions here. The operator as in ShardFinding."""
         if self._fs.get_file_info(self._base).type is not pafs.FileType.Directory:
             raise StateError(f"{self.state_dir}: there is no such folder")
         found = []
@@ -154,7 +154,7 @@ class StateFolder:
         return found
 
     def lineages(self) -> list[Lineage]:
-        """Those that have versions here."""
+        """The lineages with versions here."""
         found: dict[tuple[str, str], Lineage] = {}
         for query, operator, shard in self.shards():
             name = operator.partition("/")[2] or FIRST
@@ -170,7 +170,7 @@ class StateFolder:
         return list(found.values())
 
     def forget(self, lineage: Lineage) -> None:
-        """Deletes the versions of a lineage; those of others stay whole, which have files of their own."""
+        """Deletes the versions of a lineage. Other lineages stay whole: they have files of their own."""
         for folder in lineage.folders:
             self._fs.delete_dir(folder)
             operator = folder.rpartition("/")[0]
@@ -188,7 +188,7 @@ class StateFolder:
     def check(
         self, shard: tuple[str, str, str], *, contents: bool = True, progress: Callable[[int], None] | None = None
     ) -> ShardFinding:
-        """Reads every manifest and, with ``contents``, every byte of every file; ``progress`` is told the bytes."""
+        """Reads every manifest and, with ``contents``, every byte of every file. Calls ``progress`` with bytes read."""
         finding = ShardFinding(*shard)
         folder = f"{self._base}/{'/'.join(shard)}"
         there = {name: size for name, size in self._list(f"{folder}/files") if name.endswith(SST)}
@@ -203,7 +203,7 @@ class StateFolder:
                 problem = finding.files[file.name]
                 if problem is not None and version.problem is None:
                     version.problem = f"file {file.name}: {problem}"
-        # Of a query that runs, retention may have deleted meanwhile what was listed before.
+        # If the query runs, retention may have deleted some of this since it was listed.
         left = {name for name, _ in self._list(f"{folder}/manifests")}
         finding.versions = [v for v in finding.versions if v.problem is None or f"{v.token}{MANIFEST}" in left]
         named = {f.name for v in finding.versions if v.manifest for f in v.manifest.files}
@@ -214,7 +214,7 @@ class StateFolder:
         return finding
 
     def set_aside(self, finding: ShardFinding) -> list[str]:
-        """Renames what is damaged to ``*.damaged``, so that nobody takes it for state; returns the new names."""
+        """Renames damaged files and manifests to ``*.damaged``. Returns the new names."""
         folder = f"{self._base}/{finding.query}/{finding.operator}/{finding.shard}"
         bad = [f"{folder}/files/{name}" for name, problem in finding.files.items() if problem is not None]
         bad += [f"{folder}/manifests/{v.token}{MANIFEST}" for v in finding.versions if v.problem and not v.newer]
@@ -291,8 +291,8 @@ class StateFolder:
 def plan_repair(query: str, findings: list[ShardFinding]) -> Repair:
     """The newest batch after which every shard of the query has a whole version.
 
-    Spark's checkpoint says which attempt of a batch won; we do not know it here, so of a shard's last batch up to
-    that one every version must be whole. A shard that is younger than the batch had no state then.
+    Spark's checkpoint knows which attempt of a batch won; we do not. So all versions of that batch must be whole (of a
+    shard's last batch before it, if the shard has none of that batch). A younger shard had no state then.
     """
     batches = sorted({v.batch for f in findings for v in f.versions})
     last = batches[-1] if batches else -1
@@ -312,6 +312,6 @@ def _has_state_after(finding: ShardFinding, batch: int) -> bool:
 
 
 def by_query(findings: list[ShardFinding]) -> Iterator[tuple[str, list[ShardFinding]]]:
-    """Each query, of each of its lineages by itself: one goes back without the others."""
+    """Each query with the findings of one of its lineages at a time: one goes back without the others."""
     for query, lineage in sorted({(f.query, f.lineage) for f in findings}):
         yield query, [f for f in findings if (f.query, f.lineage) == (query, lineage)]

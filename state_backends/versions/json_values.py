@@ -1,4 +1,4 @@
-"""JSON of snapshots, requests and answers: one encoder, which no number can stop. Pure."""
+"""JSON of snapshots, requests and answers. The encoder takes every number. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import orjson
 
 
 def dumps(value: Any) -> bytes:
-    """JSON of plain values. An integer that 64 bits cannot hold is written as the double nearest to it.
+    """JSON of plain values. An integer that does not fit into 64 bits is written as the nearest double.
 
-    What Aion's own operator counts never gets there (``aion/core/numbers.py``). But a commit that fails for a number
-    fails again with each attempt, so nothing that anybody puts into a snapshot may be able to make it.
+    Aion's own counts never become that large (``aion/core/numbers.py``). But a commit that fails because of a number
+    fails again with each attempt. So no number in a snapshot may make it fail.
     """
     try:
         return orjson.dumps(value)

@@ -1,7 +1,7 @@
 """A version of a shard: an immutable manifest that names its files. Pure: bytes in and out.
 
-The file is one JSON object, a newline, and the CRC-32 of the object's bytes as eight hexadecimal digits: all of it is
-covered, the operator's snapshot included. ``docs/state-format.md`` describes every field.
+The file is one JSON object, a newline, and the CRC-32 of the object's bytes as eight hexadecimal digits. The checksum
+covers everything, also the operator's snapshot. ``docs/state-format.md`` describes every field.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose state it is. ``definition`` is what the operator's blocks and windows depend on.
+    """Says whose state it is. ``definition``: what the operator's blocks and windows depend on.
 
-    ``ids``: those of all shards, in the order in which hashes of keys choose them; ``key_types``: the types that keys
-    are hashed as. Both are empty where no keys are hashed. ``checkpoint``: where the query's checkpoint lies.
-    Manifests do not repeat these three.
+    ``ids``: the ids of all shards, in the order in which hashes of keys choose them. ``key_types``: the types of the
+    keys as they are hashed. Both are empty if no keys are hashed. ``checkpoint``: the location of the query's
+    checkpoint. Manifests do not repeat these three.
     """
 
     query: str
@@ -43,7 +43,7 @@ class Identity:
 class Past(NamedTuple):
     """An older version that is kept. ``left``: names and bytes of the files that it names and its successor does not.
 
-    ``merged_bytes``: of the files made by merges that its successor was the first to name.
+    ``merged_bytes``: bytes of merged files that its successor was the first to name.
     """
 
     token: str
@@ -53,7 +53,7 @@ class Past(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """``crc``: CRC-32 of the whole file; ``index_crc``: of its index of blocks, which is what opening a shard reads."""
+    """``crc``: CRC-32 of the whole file. ``index_crc``: of its index of blocks; opening a shard reads only that."""
 
     file_no: int
     name: str
@@ -65,11 +65,12 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """``purged``: slices whose blocks are dead although a listed file still holds them. ``superseded``: blocks that are
-    dead because others stand for them: runs (first seq, last seq) in which no block is alive.
+    """The contents of a version.
 
-    ``next_file_no``: files of attempts that start from this version are numbered from here on. ``history``: older
-    versions that are kept, oldest first; the last one is the parent, if it lies in this folder.
+    ``purged``: slices whose blocks are dead although a listed file still holds them. ``superseded``: blocks that are
+    dead because others replaced them, as runs (first seq, last seq) without a live block. ``next_file_no``: the number
+    of the next file of attempts that start from this version. ``history``: older versions that are kept, oldest first;
+    the last one is the parent, if it lies in this folder.
     """
 
     token: str
@@ -117,12 +118,12 @@ def load(data: bytes, name: str) -> Manifest:
 
 
 def dump_operator(identity: Identity) -> bytes:
-    """What all shards of an operator have in common: a file of its own, which every shard compares itself with."""
+    """The file with what all shards of an operator have in common. Every shard compares itself with it."""
     return _seal({name: getattr(identity, name) for name in (*_OPERATOR, *_LAYOUT, "checkpoint")})
 
 
 def load_operator(data: bytes, name: str) -> dict[str, Any]:
-    """Fields of an Identity; those that an earlier Aion did not write are missing.
+    """Fields of an Identity, without those that an earlier Aion did not write.
 
     Raises CorruptState or FormatError naming the file.
     """
@@ -153,7 +154,7 @@ def _unseal(data: bytes, what: str) -> dict[str, Any]:
 
 
 def _shaped(what: str, read: Callable[[], T]) -> T:
-    """What ``read`` makes of a value whose checksum is right, which yet may be another one's."""
+    """Calls ``read`` on a value with a right checksum. It may still be of another kind: then raises CorruptState."""
     try:
         return read()
     except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -161,7 +162,7 @@ def _shaped(what: str, read: Callable[[], T]) -> T:
 
 
 def _known(kind: type[T], value: dict[str, Any]) -> T:
-    """The fields that this Aion knows: a later one of the same format may have added others."""
+    """The fields that this Aion knows. A later Aion may have added others to the same format."""
     return kind(**{f.name: value[f.name] for f in fields(kind)})  # type: ignore[arg-type]
 
 
@@ -195,10 +196,10 @@ def check_operator(found: Mapping[str, Any], wanted: Identity, whose: str) -> No
 
 
 def check_unrecorded(found: Mapping[str, Any], wanted: Identity, shards: Iterable[int], whose: str) -> None:
-    """As :func:`check_operator`, for what an Aion wrote that did not record how keys become shards.
+    """As :func:`check_operator`, for an earlier Aion that did not record how keys become shards.
 
-    ``shards``: the ids of those that have state. It hashed keys of the types that they have, and chose ids by the
-    number of partitions; where that comes to the same as today, the state is right. Raises ForeignState.
+    ``shards``: the ids of the shards with state. The earlier Aion hashed keys by their own types, and chose ids by the
+    number of partitions. If that gives the same shards as today, the state is right. Raises ForeignState.
     """
     if "ids" in found or not wanted.ids:
         return

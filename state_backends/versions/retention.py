@@ -1,17 +1,17 @@
-"""What of a shard's folder nobody can name any more: old versions, failed attempts, remains of crashes. Pure.
+"""What can be deleted from a shard's folder: old versions, failed attempts, remains of crashes. Pure.
 
-The rule: every version that Spark may still name can be opened, whole. So a name goes only when it is certain that no
-retained version has it and that the attempt it belongs to is over:
+The rule: every version that Spark may still name can be opened, whole. So a file or manifest is deleted only if it is
+certain that no retained version names it and that its attempt is over:
 
-- A manifest carries its history: the versions before it that are kept, each with the files that it names and its
-  successor does not. So a version knows what goes with the oldest one without reading any other manifest, and a
-  damaged manifest hides nothing. Spark keeps ``minBatchesToRetain`` batches and may still give up the newest version,
-  whose batch is not through. That makes one version more than Spark keeps batches.
-- Everything is named after the attempt that made it, and with that after its batch (:func:`batch_of`). Only versions
-  that come from that attempt's can name it. When a task works on a later batch, Spark has decided about all earlier
-  ones. So what belongs to an earlier batch, and is not in the history, is dead for good.
-- Only names that were listed when the shard was opened are judged that way. What another host leaves there later waits
-  for the next opening: it may belong to a query that was set back to an older batch and runs again.
+- A manifest carries its history: the older versions that are kept, each with the files that it names and its successor
+  does not. So a version knows what goes with the oldest one without reading other manifests, and a damaged manifest
+  hides nothing. Spark keeps ``minBatchesToRetain`` batches. It may also give up the newest version, while its batch is
+  not complete. So there is one version more than Spark keeps batches.
+- Every name begins with its attempt, and so with its batch (:func:`batch_of`). Only versions that descend from that
+  attempt can name it. When a task works on a later batch, Spark has decided about all earlier ones. So a name of an
+  earlier batch that is not in the history is dead for good.
+- This judges only names that were listed when the shard was opened. What another host leaves there later waits for the
+  next opening: it may belong to a query that was set back to an older batch and runs again.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _FILE_NAME = re.compile(r"\d{10}-(\d{10})-.*\.(sst|part)")
 
 
 class Retention:
-    """The folder of one shard, as its owner knows it, and what of it may go.
+    """The names in the folder of one shard, as its owner knows them, and which of them may go.
 
-    ``keep``: how many versions are kept, the current one included. ``past``: the kept ones before the current one,
-    oldest first. ``floor``: of the listed names, only those of later batches are judged; see :func:`floor_of`.
-    ``manifests``, ``files``: the names that were listed.
+    ``keep``: how many versions are kept, the current one included. ``past``: the kept versions before the current one,
+    oldest first. ``floor``: only names of later batches are judged; see :func:`floor_of`. ``manifests``, ``files``: the
+    names that were listed.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Retention:
         self._manifests = _batches(manifests, _MANIFEST_NAME)
         self._files = _batches(files, _FILE_NAME)
         self.disk_bytes = 0
-        """Of the files that kept versions name, as of the last commit."""
+        """Bytes of the files that kept versions name, as of the last commit."""
 
     def following(self, parent: Manifest | None, files: Iterable[FileEntry]) -> list[Past]:
-        """What comes before a version that names ``files`` and is made of ``parent``, oldest first."""
+        """The versions before one that is made from ``parent`` and names ``files``, oldest first."""
         if parent is None:
             return []
         old, new = {f.name for f in parent.files}, {f.name: f.size_bytes for f in files}
@@ -63,11 +63,11 @@ class Retention:
         return [*self._past, Past(parent.token, left, merged)]
 
     def history(self, past: Sequence[Past]) -> tuple[Past, ...]:
-        """The part of ``past`` that stands in the manifest."""
+        """The part of ``past`` that is written into the manifest."""
         return tuple(past[-min(self._keep - 1, MOST_PAST) :])
 
     def committed(self, manifest: Manifest, past: Sequence[Past], batch: int) -> Doomed:
-        """There is a new version after ``past``, made by an attempt of ``batch``."""
+        """An attempt of ``batch`` has made a new version after ``past``. Returns what may go."""
         expired, self._past = list(past[: 1 - self._keep]), list(past[1 - self._keep :])
         doomed = Doomed([manifest_name(p.token) for p in expired], [name for p in expired for name, _ in p.left])
         self.disk_bytes = sum(f.size_bytes for f in manifest.files)
@@ -85,27 +85,27 @@ class Retention:
         return doomed
 
     def spared(self, doomed: Doomed) -> None:
-        """What could not be deleted is doomed again with the next commit."""
+        """These could not be deleted. They are tried again with the next commit."""
         self._manifests.update(dict.fromkeys(doomed.manifests, self._floor + 1))
         self._files.update(dict.fromkeys(doomed.files, self._floor + 1))
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of files made by merges, while the files that they replaced are kept for older versions."""
+        """Bytes of merged files whose inputs are kept for older versions."""
         return sum(p.merged_bytes for p in self._past)
 
 
 def batch_of(attempt: str) -> int:
-    """The batch of an attempt, which its name begins with: ten digits and ``-``.
+    """The batch of an attempt. Its name begins with it: ten digits and ``-``.
 
-    -1 for a name that says none: such an attempt may be of any batch, so nothing that others left goes for it.
+    -1 for other names: such an attempt may be of any batch, so it deletes nothing that others left.
     """
     digits = attempt.partition("-")[0]
     return int(digits) if len(digits) == 10 and digits.isdecimal() else -1
 
 
 def floor_of(past: Sequence[Past]) -> int:
-    """The batch down to which everything is known, where what comes before ``past`` cannot be found out."""
+    """The batch down to which everything is known, if the versions before ``past`` cannot be read."""
     return batch_of(past[0].token) if past else -1
 
 
@@ -114,5 +114,5 @@ def manifest_name(token: str) -> str:
 
 
 def _batches(names: Iterable[str], pattern: re.Pattern[str]) -> dict[str, int]:
-    """The batch that each name says; other names are not ours to judge."""
+    """The batch in each name. Names without a batch are not judged."""
     return {name: int(found[1]) for name in names if (found := pattern.fullmatch(name))}

@@ -1,8 +1,8 @@
 """Versions of a shard: open by token, work, commit (docs/state-format.md).
 
-A version is a manifest and the files it names, all immutable. Spark keeps the token of the current one, so
-Spark decides which attempt won. What an attempt did before its commit can be undone: blocks carry numbers
-that only grow, and purges wait for the commit.
+A version is a manifest and the files that it names, all immutable. Spark keeps the token of the current version, so
+Spark decides which attempt won. Everything that an attempt does before its commit can be undone: block numbers only
+grow, and purges wait for the commit.
 """
 
 from __future__ import annotations
@@ -18,13 +18,21 @@ from typing import Any
 from rocksdict import Cache
 
 from aion.core.ingest.block import Block
-from aion.errors import CorruptBlock, CorruptState, ForeignState, FormatError, SessionSuperseded, StateError
-from state_backends.files.depot import Depot
+from aion.errors import (
+    CorruptBlock,
+    CorruptState,
+    ForeignState,
+    FormatError,
+    RequestError,
+    SessionSuperseded,
+    StateError,
+)
 from state_backends.files.names import MANIFEST, OPERATOR, Doomed, SstFile
+from state_backends.files.storage import Storage
 from state_backends.store.counting import only_counts
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import BlockStore, Only, StoredBlock, StoreStats
-from state_backends.versions.lineage import Place
+from state_backends.versions.lineage import Home
 from state_backends.versions.manifest import (
     FileEntry,
     Identity,
@@ -45,53 +53,58 @@ log = logging.getLogger(__name__)
 
 
 class Shard:
-    """One shard on its host: the version it holds and, between open and commit, the attempt at work on it.
+    """One shard on its host: the version that it holds and, between open and commit, the attempt at work on it.
 
-    Calls are serialised by the caller, except for reads. ``depot`` keeps the versions, ``live`` RocksDB's own files and
-    new ones. ``retain``: how many batches Spark keeps. ``place``: finds out, when the shard is built from a version, in
-    which depot its lineage keeps it (state_backends/versions/lineage.py); without, it is ``depot``.
+    The caller makes one call at a time, except for reads. ``storage`` keeps the versions; the folder ``live`` has
+    RocksDB's own files and new ones. ``retain``: how many batches Spark keeps. ``home``: called when the shard is built
+    from a version; finds the storage of its lineage (state_backends/versions/lineage.py). None: it is ``storage``.
     """
 
     def __init__(
         self,
         identity: Identity,
-        depot: Depot,
+        storage: Storage,
         live: Path,
         make_store: StoreFactory,
         *,
         retain: int,
-        place: Callable[[], Place] | None = None,
+        home: Callable[[], Home] | None = None,
         cache: Cache | None = None,
     ) -> None:
         self.identity = identity
-        self.depot = depot
+        self.storage = storage
         self._live = live
         self._make_store = make_store
-        # Spark keeps so many batches; the one that is not through yet makes one version more.
+        # Spark keeps this many batches. The batch that is not complete yet makes one version more.
         self._keep = retain + 1
-        self._place = place
-        self._elsewhere: Callable[[str], Depot | None] = lambda token: None
+        self._home = home
+        self._elsewhere: Callable[[str], Storage | None] = lambda token: None
         self._cache = cache
         self._store: BlockStore | None = None
         self._p: PBucket | None = None
         self._held: Manifest | None = None
         self._files: dict[int, FileEntry] = {}
         self._attempt: str | None = None
+        self._makes = ""
         self._first_seq = 0
+        self._last_seq = -1  # of the newest block
         self._purging: list[int] = []
         self._written: list[SstFile] = []  # by the attempt at work or by merging, and named by no manifest yet
         self._published: list[str] = []  # by the attempt at work
         self._retention = Retention(self._keep)
         self.rebuilds = 0
         self._counting = threading.Lock()
-        self._past = StoreStats()  # what the stores counted that are closed
+        self._past = StoreStats()  # counts of the stores that were closed
 
     # -- an attempt ---------------------------------------------------------------------------------------
 
-    def open(self, token: str | None, attempt: str, identity: Identity) -> dict[str, Any] | None:
+    def open(
+        self, token: str | None, attempt: str, identity: Identity, makes: str | None = None
+    ) -> dict[str, Any] | None:
         """Starts an attempt on the version ``token`` (None: the very first); returns its snapshot.
 
-        Whatever another attempt left uncommitted is undone. Raises CorruptState, FormatError, ForeignState.
+        What another attempt left uncommitted is undone. ``makes``: the token of the version that this attempt makes; by
+        default its own name. Raises CorruptState, FormatError, ForeignState.
         """
         held = self._held.token if self._held else None
         if self._store is None or held != token:
@@ -101,50 +114,67 @@ class Shard:
         if self._held is not None:
             check_owner(self._held, identity)
         self.identity = identity
-        self._attempt = attempt
+        self._attempt, self._makes = attempt, makes or attempt
         self._purging = []
         snapshot = self._held.snapshot if self._held else None
         self._first_seq = snapshot["next_seq"] if snapshot else 0
+        self._last_seq = self._first_seq - 1
         assert self._p is not None
         self._p.tag = attempt
         return snapshot
 
     def append(self, attempt: str, blocks: Sequence[tuple[int, bool, Block]]) -> None:
+        """Keeps (seq, late, block). Raises RequestError, and keeps none, unless the numbers grow."""
         store = self._working(attempt)
+        last = self._last_seq
+        for seq, _, _ in blocks:
+            if seq <= last:
+                raise RequestError(f"append: block {seq} comes after block {last}; numbers only grow")
+            last = seq
+        # What fails half-way is undone with the attempt. Its numbers are not given out twice.
+        self._last_seq = last
         for seq, late, block in blocks:
             store.append(seq, block, late=late)
 
     def read(
         self, attempt: str, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None
     ) -> Iterator[StoredBlock]:
-        return self._told(self._working(attempt).read(slices, blocking=blocking, only=only))
+        return self._naming_the_version(self._working(attempt).read(slices, blocking=blocking, only=only))
 
-    def _told(self, blocks: Iterator[StoredBlock]) -> Iterator[StoredBlock]:
-        """The blocks; whoever meets a damaged one learns of which version it is."""
+    def _naming_the_version(self, blocks: Iterator[StoredBlock]) -> Iterator[StoredBlock]:
+        """The same blocks. The error for a damaged one names the version."""
         try:
             yield from blocks
         except CorruptBlock as error:
-            version = f"version {self.token} in {self.depot.where(self.token)}" if self.token else "no version yet"
+            version = f"version {self.token} in {self.storage.where(self.token)}" if self.token else "no version yet"
             raise CorruptBlock(f"{error}; {version}") from error
 
     def prestage(self, attempt: str, slices: Sequence[int], only: Only | None = None) -> None:
         self._working(attempt).prestage(slices, only)
 
-    def destage(self, attempt: str, slices: Sequence[int]) -> None:
-        self._working(attempt).destage(slices)
+    def release(self, attempt: str, destage: Sequence[int] = (), purge: Sequence[int] = ()) -> None:
+        """Memory may let go of the slices ``destage``. Nobody needs the slices ``purge`` any longer.
 
-    def purge(self, attempt: str, slices: Sequence[int]) -> None:
-        """Takes effect with the commit, so that an attempt that fails has purged nothing."""
-        self._working(attempt)
-        self._purging += slices
+        The purge takes effect with the commit, so that an attempt that fails has purged nothing.
+        """
+        self._working(attempt).destage(destage)
+        self._purging += purge
 
-    def supersede(self, attempt: str, spans: Mapping[int, tuple[int, int]], below: int) -> None:
-        """Blocks that the attempt reads no more, since others stand for them; nobody does once it is committed."""
-        self._working(attempt).supersede(spans, below)
+    def replace(self, attempt: str, spans: Mapping[int, tuple[int, int]], below: int) -> None:
+        """Blocks numbered from ``below`` on replace those of these slices that came in these spans.
 
-    def commit(self, attempt: str, snapshot: dict[str, Any], token: str | None = None) -> None:
-        """Makes the attempt the current version, whole or not at all; its token is the attempt's name, if not given."""
+        For this attempt at once; for all others with the commit.
+        """
+        self._working(attempt).replace(spans, below)
+
+    def commit(self, attempt: str, snapshot: dict[str, Any]) -> str:
+        """Makes the attempt the current version, whole or not at all; returns its token.
+
+        Raises RequestError if the snapshot numbers the next block as one that is there.
+        """
         store = self._working(attempt)
+        if snapshot["next_seq"] <= self._last_seq:
+            raise RequestError(f"commit: snapshot.next_seq is not above block {self._last_seq}, which is there")
         dead = frozenset(self._purging)
         assert self._p is not None
         self._written += store.persist(skip=dead)
@@ -155,28 +185,28 @@ class Shard:
         purged = {s for no in live for s in holds[no]} - alive
         new = [f for f in self._written if f.file_no in live]
         self._unpublish()
-        self._published = self._p.publish(new, attempt, self.depot.files)
+        self._published = self._p.publish(new, attempt, self.storage.files)
         known = self._files | {f.file_no: _entry(f, name) for f, name in zip(new, self._published, strict=True)}
         files = tuple(known[no] for no in sorted(live))
         past = self._retention.following(self._held, files)
         manifest = Manifest(
-            token=token or attempt,
+            token=self._makes,
             parent=self._held.token if self._held else None,
             version=self._held.version + 1 if self._held else 1,
             identity=self.identity,
             files=files,
             purged=tuple(sorted(purged)),
-            superseded=tuple(store.superseded(skip=purged)),
+            superseded=tuple(store.replaced(skip=purged)),
             next_file_no=self._p.next_file_no,
             snapshot=snapshot,
             history=self._retention.history(past),
         )
         # First all files, then the manifest that names them: a version is there whole or not at all.
-        self.depot.publish(self._published, [f.name for f in files])
-        self.depot.save(manifest.token, dump(manifest))
+        self.storage.publish(self._published, [f.name for f in files])
+        self.storage.save(manifest.token, dump(manifest))
         store.purge(list(dead))
-        store.drop_superseded()
-        self.depot.release([f.name for no, f in self._files.items() if no not in live])
+        store.drop_replaced()
+        self.storage.release([f.name for no, f in self._files.items() if no not in live])
         for file in self._written:
             if file.file_no not in live:
                 self._p.delete(file)
@@ -185,6 +215,7 @@ class Shard:
         self._attempt = None
         self._written, self._published = [], []
         self._expire(manifest, past, batch_of(attempt))
+        return manifest.token
 
     def abort(self, attempt: str) -> None:
         if self._attempt == attempt and self._store is not None:
@@ -193,7 +224,7 @@ class Shard:
 
     def close(self) -> None:
         with self._counting:
-            store, self._store = self._store, None  # whatever closing it says, it is not used again
+            store, self._store = self._store, None  # even if closing it fails, it is not used again
             if store is not None:
                 self._past.add(only_counts(store.stats()))
         try:
@@ -203,7 +234,7 @@ class Shard:
             shutil.rmtree(self._live, ignore_errors=True)
 
     def stats(self) -> StoreStats:
-        """Of the store; what is counted goes on from one store to the next."""
+        """Figures of the store. Counts go on when one store replaces another."""
         with self._counting:
             stats = StoreStats()
             stats.add(self._past)
@@ -213,7 +244,7 @@ class Shard:
 
     @property
     def token(self) -> str | None:
-        """The version that is held, without what the attempt at work did."""
+        """The version that is held. It does not contain what the attempt at work did."""
         return self._held.token if self._held else None
 
     @property
@@ -222,14 +253,14 @@ class Shard:
 
     @property
     def snapshot(self) -> dict[str, Any] | None:
-        """What the operator was at the last commit."""
+        """The operator's state at the last commit."""
         return self._held.snapshot if self._held else None
 
     def _undo(self) -> None:
         """Forgets everything that the attempt at work did."""
         assert self._store is not None and self._p is not None
         self._store.rollback(self._first_seq)
-        # What merging wrote holds blocks of the version: the store goes on with it.
+        # A merged file holds blocks of the version, so the store keeps it.
         live = self._store.files()
         for file in self._written:
             if file.file_no not in live:
@@ -238,9 +269,9 @@ class Shard:
         self._unpublish()
 
     def _unpublish(self) -> None:
-        """Takes back what a commit published that then failed: no version names it, or one that Spark knows is none."""
+        """Deletes what a failed commit published. No version names it, or only one that Spark does not count."""
         published, self._published = self._published, []
-        self._retention.spared(self.depot.delete(Doomed([], published)))
+        self._retention.spared(self.storage.delete(Doomed([], published)))
 
     # -- versions -----------------------------------------------------------------------------------------
 
@@ -257,34 +288,34 @@ class Shard:
         self._held, self._files, self._attempt, self._written, self._published = None, {}, None, [], []
         self._retention = Retention(self._keep)
         self.rebuilds += 1
-        if self._place is not None:
-            self.depot, self._elsewhere = self._place()
-        # New files are this host's own until a version names them: no sweep of another host's sees them.
+        if self._home is not None:
+            self.storage, self._elsewhere = self._home()
+        # New files are in a folder of this host until a version names them: no other host deletes them.
         p_bucket = PBucket(self._live / "new", self._live / "rocksdb", durable=False, cache=self._cache)
         store = self._make_store(p_bucket)
         try:
             manifest = None if token is None else self._find(token, identity)
             self._claim(attempt, identity, begins=manifest is None)
             files = [self._file(f) for f in manifest.files] if manifest is not None else []
-            self.depot.fetch(files)
+            self.storage.fetch(files)
             if manifest is not None:
                 self._files = {f.file_no: f for f in manifest.files}
                 store.restore(files, frozenset(manifest.purged), manifest.superseded)
                 p_bucket.next_file_no = max(p_bucket.next_file_no, manifest.next_file_no)
                 self._held = manifest
             past, floor = self._older(manifest)
-            manifests, names = self.depot.listing()
+            manifests, names = self.storage.listing()
             self._retention = Retention(self._keep, past, floor=floor, manifests=manifests, files=names)
         except CorruptState as error:
             store.close()
-            raise CorruptState(f"version {token} in {self.depot.where(token or '')}: {error}") from error
+            raise CorruptState(f"version {token} in {self.storage.where(token or '')}: {error}") from error
         except BaseException:
             store.close()
             raise
         self._p, self._store = p_bucket, store
 
     def _find(self, token: str, identity: Identity) -> Manifest:
-        """The version, brought here from another lineage if it is not here. Raises CorruptState, ForeignState."""
+        """The version. If it belongs to another lineage, it is brought here. Raises CorruptState, ForeignState."""
         try:
             manifest = self._load(token)
         except FileNotFoundError:
@@ -293,21 +324,21 @@ class Shard:
                 raise CorruptState(self._lost(token)) from None
             manifest = self._load(token, other)
             check_owner(manifest, identity)
-            self.depot.take(other, [f.name for f in manifest.files])
+            self.storage.take(other, [f.name for f in manifest.files])
             # Versions before it stay where they are.
             manifest = replace(manifest, history=())
-            self.depot.save(token, dump(manifest))
+            self.storage.save(token, dump(manifest))
         check_owner(manifest, identity)
         return manifest
 
     def _lost(self, token: str) -> str:
-        """Why a version may be gone: Spark asks for it, and it is not there."""
+        """The message for a version that Spark asks for and that does not exist, with the likely reason."""
         text = (
             f"version {token} of shard {self.identity.shard} of operator {self.identity.operator!r} "
-            f"is what Spark asks for, but {self.depot.where(token)} does not exist"
+            f"is what Spark asks for, but {self.storage.where(token)} does not exist"
         )
-        there = [int(n[:10]) for n in self.depot.listing()[0] if n.endswith(MANIFEST) and n[:10].isdecimal()]
-        if not there and self._place is not None:
+        there = [int(n[:10]) for n in self.storage.listing()[0] if n.endswith(MANIFEST) and n[:10].isdecimal()]
+        if not there and self._home is not None:
             return (
                 f"{text}, nor has any other lineage of the query this version. Was the checkpoint copied long ago, or "
                 "its state deleted?"
@@ -322,44 +353,44 @@ class Shard:
         return text
 
     def _claim(self, attempt: str, identity: Identity, *, begins: bool) -> None:
-        """Asks the file that the operator's shards share whether all is as it was; writes it where it is missing.
+        """Compares the shard with the file that the operator's shards share. Writes the file if it is missing.
 
-        ``begins``: the shard has no version yet. Until the first batch has come through nothing counts, and the
-        definition may still change.
+        ``begins``: the shard has no version yet. Until the first batch is complete, the definition may still change.
+        Raises ForeignState.
         """
-        found, mine = self.depot.owner(), dump_operator(identity)
+        found, mine = self.storage.owner(), dump_operator(identity)
         if found is None:
-            found = self.depot.claim(mine, first=True)
+            found = self.storage.claim(mine, first=True)
         if found == mine:
             return
         where = f"{OPERATOR} of operator {identity.operator!r}"
         if begins and batch_of(attempt) == 0:
-            self.depot.claim(mine, first=False)
+            self.storage.claim(mine, first=False)
             return
         owner = load_operator(found, where)
         check_operator(owner, identity, f"the state of {where}")
-        shards = (int(name.removeprefix("shard-")) for name in self.depot.siblings() if name.startswith("shard-"))
+        shards = (int(name.removeprefix("shard-")) for name in self.storage.siblings() if name.startswith("shard-"))
         check_unrecorded(owner, identity, shards if "ids" not in owner else (), f"the state of {where}")
         if owner.get("checkpoint", identity.checkpoint) != identity.checkpoint:
             raise ForeignState(
                 f"the state of {where} is used by the query with the checkpoint {owner['checkpoint']}, not by this one "
                 f"with {identity.checkpoint}; start again, and it gets a folder of its own"
             )
-        self.depot.claim(mine, first=False)
+        self.storage.claim(mine, first=False)
 
-    def _load(self, token: str, depot: Depot | None = None) -> Manifest:
+    def _load(self, token: str, storage: Storage | None = None) -> Manifest:
         """Raises FileNotFoundError, CorruptState, FormatError."""
-        depot = depot or self.depot
-        where = depot.where(token)
-        manifest = load(depot.load(token), where.rpartition("/")[2])
+        storage = storage or self.storage
+        where = storage.where(token)
+        manifest = load(storage.load(token), where.rpartition("/")[2])
         if manifest.token != token:
             raise CorruptState(f"{where} is the manifest of another version, {manifest.token}")
         return manifest
 
     def _older(self, manifest: Manifest | None) -> tuple[list[Past], int]:
-        """The kept versions before this one, oldest first; and the batch down to which nothing else is kept.
+        """The kept versions before this one, oldest first, and a floor: see :func:`floor_of`.
 
-        Mostly the manifest says it all. The one of an earlier Aion says nothing, and that of a long history not all.
+        Mostly the manifest lists them all. The manifest of an earlier Aion lists none; a long history is not complete.
         """
         if manifest is None:
             return [], -1
@@ -376,23 +407,23 @@ class Shard:
                     past = [*Retention(2).following(parent, first.files), *past]
                     first = parent
             except FileNotFoundError:
-                break  # deleted, as all before it
+                break  # deleted, like all before it
             except (CorruptState, FormatError) as error:
                 log.warning("older versions of shard %d cannot all be found: %s", self.identity.shard, error)
                 return past, floor_of(past) if past else batch_of(manifest.token)
         return past[-(self._keep - 1) :], -1
 
     def _file(self, entry: FileEntry) -> SstFile:
-        path = self.depot.files / entry.name
+        path = self.storage.files / entry.name
         return SstFile(entry.file_no, str(path), entry.size_bytes, entry.crc, entry.index_crc, entry.blocks)
 
     # -- what is kept, and what is merged -----------------------------------------------------------------
 
     def _expire(self, manifest: Manifest, past: list[Past], batch: int) -> None:
-        """Deletes what nobody can ask for any more, and has the rest merged. The version is made: nothing raises."""
+        """Deletes what nobody can ask for, and starts merging. The version exists already, so nothing is raised."""
         assert self._store is not None
         try:
-            self._retention.spared(self.depot.delete(self._retention.committed(manifest, past, batch)))
+            self._retention.spared(self.storage.delete(self._retention.committed(manifest, past, batch)))
             held, disk = self._retention.held_bytes, self._retention.disk_bytes
             self._store.compact(self._files, held_bytes=held, disk_bytes=disk)
         except (OSError, StateError) as error:

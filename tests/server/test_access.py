@@ -22,10 +22,11 @@ from hypothesis import strategies as st
 
 from aion import errors
 from state_backends.files.names import OPERATOR
-from state_backends.server import requests, wire
+from state_backends.server import wire
 from state_backends.server.client import StateClient, runtime_dir
 from state_backends.server.server_folder import SOCKET
 from state_backends.server.session import RemoteSession
+from state_backends.server.verbs import VERBS, Way, request_of
 from tests.server.conftest import STORE, block, listening, open_shard, server_of, snapshot, values, wait_until
 
 SECRETS = {"PYTHON_WORKER_FACTORY_SECRET": "swordfish-1", "MY_TOKEN": "swordfish-2", "SPARK_AUTH_SECRET": "swordfish-3"}
@@ -68,7 +69,7 @@ def victim(served: Victim) -> Iterator[Victim]:
     yield served
     # As if nothing had happened.
     assert values(served.session, 0) == [7]
-    assert served.session.turns == 1
+    assert served.session.servers == 1
     assert server_of(served.application) == server
     committed = [p.name for p in served.state.glob("[!.]*/**/*") if p.is_file()]
     assert committed == [OPERATOR], "nothing was committed"
@@ -297,7 +298,7 @@ MINE = b'{"session":"0000000000-victim"}'
     "command", [None, b"", b"rubbish", b"{}", b'{"session":"../x"}', b'{"session":["0000000000-victim"]}']
 )
 def test_puts_for_nobody(victim: Victim, command: bytes | None) -> None:
-    with pytest.raises(errors.RequestError, match=r"^put: "):
+    with pytest.raises(errors.RequestError, match=r"^append: "):
         put(victim, command, wire.BLOCKS)
 
 
@@ -338,7 +339,7 @@ def test_blocks_that_are_none(victim: Victim, rows: list[tuple[Any, Any, Any]], 
 def test_tables_that_are_no_blocks(victim: Victim) -> None:
     for schema in (pa.schema([]), pa.schema([("x", pa.int32())]), wire.BLOCKS.remove(2)):
         row = pa.RecordBatch.from_arrays([pa.array([1]).cast(field.type) for field in schema], schema=schema)
-        with pytest.raises(errors.RequestError, match=r"^put: "):
+        with pytest.raises(errors.RequestError, match=r"^append: "):
             put(victim, MINE, schema, row)
 
 
@@ -375,19 +376,23 @@ JSON = st.recursive(
 )
 
 
-@given(kind=st.sampled_from(list(requests.ACTIONS)), body=JSON | st.binary(max_size=50), data=st.data())
+@given(
+    kind=st.sampled_from([name for name, verb in VERBS.items() if verb.way is Way.JSON]),
+    body=JSON | st.binary(max_size=50),
+    data=st.data(),
+)
 def test_whatever_is_sent_is_either_a_request_or_refused_by_name(kind: str, body: Any, data: st.DataObject) -> None:
     """At the border itself, without a server: nothing else comes out of it than requests and RequestError."""
     if isinstance(body, dict):  # with some of the right names
-        fields = list(requests.ACTIONS[kind].model_fields)
+        fields = list(VERBS[kind].request.model_fields)
         body = {**body, **{name: data.draw(JSON) for name in fields}}
     raw = body if isinstance(body, bytes) else str.encode(json.dumps(body))
     try:
-        found = requests.action(kind, raw)
+        found = request_of(kind, raw, Way.JSON)
     except errors.RequestError as error:
         assert str(error).startswith(f"{kind}: ")
     else:
-        assert type(found) is requests.ACTIONS[kind]
+        assert type(found) is VERBS[kind].request
 
 
 def test_the_state_of_another_user_is_not_touched(tmp_path: Path, victim: Victim) -> None:

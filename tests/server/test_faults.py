@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from aion import errors
-from aion.core.ingest.block import Folded
+from aion.core.ingest.block import Compacted
 from state_backends.server import session
 from state_backends.server.client import runtime_dir
 from state_backends.server.processes import Process
-from state_backends.server.session import TURNS
+from state_backends.server.session import MOST_SERVERS
 from state_backends.store.backends import StoreConfig
 from state_backends.store.protocol import Only
 from tests.server.conftest import (
@@ -80,7 +80,7 @@ def test_a_task_goes_on_where_it_was_whenever_its_server_is_lost(
         step("commit")
         attempt.commit(snapshot(10 * number + 10))
         assert is_over(lost[0])
-        assert attempt.turns == 2
+        assert attempt.servers == 2
     last = open_shard(client, tmp_path, f"t{len(moments) + 1}", "last")
     assert values(last, 0, 10) == [1, *range(100, 100 + len(moments)), 2]
     assert values(last, *range(20, 80)) == []  # purged with the commits
@@ -98,7 +98,7 @@ def test_a_read_goes_on_behind_what_it_yielded(application: str, connect: Connec
     found += reading
     assert [b.seq for b in found] == list(range(len(large)))
     assert [bytes(b.block.data) for b in found] == [bytes(b.data) for b in large]
-    assert session_.turns == 2
+    assert session_.servers == 2
 
 
 def test_what_was_superseded_is_so_on_any_server(application: str, connect: Connect, tmp_path: Path) -> None:
@@ -109,11 +109,11 @@ def test_what_was_superseded_is_so_on_any_server(application: str, connect: Conn
     client = connect()
     attempt = open_shard(client, tmp_path, "t1", "t2")
     attempt.append([(4, False, block(4))])
-    attempt.append([(5 + n, False, block(10 + n, folded=Folded(2, 100 * n, 100 * n + 99))) for n in range(2)])
-    attempt.supersede({0: (0, 2)}, 5)
+    attempt.append([(5 + n, False, block(10 + n, compacted=Compacted(2, 100 * n, 100 * n + 99))) for n in range(2)])
+    attempt.replace({0: (0, 2)}, 5)
     kill(application)
     assert values(attempt, 0) == [0, 10, 11, 3, 4]
-    assert attempt.turns == 2
+    assert attempt.servers == 2
 
     def some(only: Only) -> list[int]:
         return [stored.seq for stored in attempt.read([0], only=only)]
@@ -190,9 +190,9 @@ def test_a_server_that_dies_of_every_request_is_not_tried_for_ever(
 
     kill(application)
     monkeypatch.setattr(client, "reconnect", reconnect_to_one_that_dies)
-    with pytest.raises(errors.ServerUnreachable, match=f"lost {TURNS} times in one task"):
+    with pytest.raises(errors.ServerUnreachable, match=f"lost {MOST_SERVERS} times in one task"):
         attempt.append([(1, False, block(2))])
-    assert len(killed) == TURNS - 1
+    assert len(killed) == MOST_SERVERS - 1
 
 
 def test_an_older_turn_of_an_attempt_is_over(connect: Connect, tmp_path: Path) -> None:
@@ -200,9 +200,9 @@ def test_an_older_turn_of_an_attempt_is_over(connect: Connect, tmp_path: Path) -
     client = connect()
     attempt = open_shard(client, tmp_path, None, "t1")
     attempt.append([(0, False, block(1))])
-    attempt._take_another_turn(errors.ServerUnreachable("the connection broke, and the server lives"), 0)
+    attempt._resume(errors.ServerUnreachable("the connection broke, and the server lives"), 0)
     with pytest.raises(errors.SessionSuperseded):
-        client.put(of_batch("t1"), [(1, False, block(66))])
+        client.call("append", {"session": of_batch("t1")}, [(1, False, block(66))])
     attempt.append([(1, False, block(2))])
     assert values(attempt, 0) == [1, 2]
     attempt.commit(snapshot(2))
@@ -213,18 +213,18 @@ def test_a_commit_whose_answer_was_lost_is_made_again(connect: Connect, tmp_path
     client = connect()
     attempt = open_shard(client, tmp_path, None, "t1")
     attempt.append([(0, False, block(1)), (1, True, block(2, slice_us=10))])
-    act = client.act
+    call = client.call
 
-    def act_and_lose_the_answer(name: str, request: dict[str, Any], timeout: float | None = None) -> Any:
-        answer = act(name, request, timeout)
+    def call_and_lose_the_answer(name: str, *more: Any, **options: Any) -> Any:
+        answer = call(name, *more, **options)
         if name == "commit":
-            client.act = act  # type: ignore[method-assign]
+            client.call = call  # type: ignore[method-assign]
             raise errors.ServerUnreachable("the answer was lost")
         return answer
 
-    client.act = act_and_lose_the_answer  # type: ignore[method-assign]
+    client.call = call_and_lose_the_answer  # type: ignore[method-assign]
     attempt.commit(snapshot(2))
-    assert attempt.turns == 2
+    assert attempt.servers == 2
     kill_all = open_shard(client, tmp_path, "t1", "t2")
     assert values(kill_all, 0, 10) == [1, 2]
     kill_all.append([(2, False, block(3))])
@@ -240,7 +240,7 @@ def test_a_server_that_pauses_is_waited_for(application: str, connect: Connect, 
     attempt.append([(0, False, block(1))])
     resume.join()
     assert values(attempt, 0) == [1]
-    assert attempt.turns == 1
+    assert attempt.servers == 1
     assert server_of(application) == server
 
 
@@ -283,7 +283,7 @@ def test_a_slow_disk_is_no_reason_to_kill(
     wait_until(asked.exists)
     attempt.append((seq, True, block(*range(40_000), slice_us=seq)) for seq in range(5))
     attempt.commit(snapshot(5))
-    assert attempt.turns == 1
+    assert attempt.servers == 1
     assert len(values(open_shard(connect(), tmp_path, "t1", "t2"), *range(5))) == 200_000
 
 
@@ -383,7 +383,7 @@ def test_a_server_without_memory_says_so_or_dies_and_the_next_task_goes_on(
         except errors.ServerError as error:
             assert "no memory left" in str(error)
         else:
-            assert attempt.turns > 1  # it died of it, and another without that limit took over
+            assert attempt.servers > 1  # it died of it, and another without that limit took over
         attempt.abort()
     again = open_shard(client, tmp_path, "t1", "t3", store=StoreConfig(backend="memory"))
     again.append([(1, False, block(2))])

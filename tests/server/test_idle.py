@@ -42,16 +42,18 @@ class Served:
             "attempt": attempt,
             "session": attempt,
         }
-        return self.host.open(requests.Open.model_validate_json(orjson.dumps(request)))
+        return self.host.open(requests.OpenRequest.model_validate_json(orjson.dumps(request)))
 
     def batch(self, query: str, shard: int, number: int) -> str:
         """Brings a block; the version that it makes."""
         token = f"{number - 1:010d}-{query}{shard}" if number else None
         attempt = f"{number:010d}-{query}{shard}"
         self.open(query, shard, token, attempt)
-        self.host.append(attempt, lambda last: [(number, False, make_block(number, number, 1000))])
+        self.host.work(
+            "append", requests.AppendRequest(session=attempt), [(number, False, make_block(number, number, 1000))]
+        )
         commit = {"session": attempt, "snapshot": {"next_seq": number + 1, "counters": {}}, "prestage": [0]}
-        self.host.commit(requests.Commit.model_validate_json(orjson.dumps({**commit, "executions": []})))
+        self.host.commit(requests.CommitRequest.model_validate_json(orjson.dumps({**commit, "executions": []})))
         return attempt
 
 
@@ -95,14 +97,18 @@ def test_what_a_query_held_is_let_go_of_when_its_run_ended(served: Served) -> No
     served.host.let_go_of_idle({"run"})
     assert (served.host.stats()["shards"], served.host.stats()["sessions"]) == (0, 0)
     with pytest.raises(ServerUnreachable):
-        served.host.append("0000000002-cancelled", lambda last: [(2, False, make_block(2, 2, 1000))])
+        served.host.work(
+            "append", requests.AppendRequest(session="0000000002-cancelled"), [(2, False, make_block(2, 2, 1000))]
+        )
 
 
 def test_a_query_that_runs_again_keeps_what_it_holds(served: Served) -> None:
     version = served.batch("again", 0, 0)
     served.open("again", 0, version, "0000000001-again0", run="the next")
     served.host.let_go_of_idle({"run"})
-    served.host.append("0000000001-again0", lambda last: [(1, False, make_block(1, 1, 1000))])
+    served.host.work(
+        "append", requests.AppendRequest(session="0000000001-again0"), [(1, False, make_block(1, 1, 1000))]
+    )
     assert served.host.stats()["shards"] == 1
 
 
@@ -135,7 +141,7 @@ def test_an_attempt_at_work_is_not_idle(served: Served) -> None:
     served.open("slow", 0, attempt, "0000000001-slow0")
     served.now = 4000.0
     served.host.let_go_of_idle()
-    served.host.append("0000000001-slow0", lambda last: [(1, False, make_block(1, 1, 1000))])
+    served.host.work("append", requests.AppendRequest(session="0000000001-slow0"), [(1, False, make_block(1, 1, 1000))])
     assert served.host.stats()["shards"] == 1
 
 
@@ -146,4 +152,6 @@ def test_an_attempt_whose_worker_died_long_ago_is_over(served: Served) -> None:
     served.host.let_go_of_idle()
     assert (served.host.stats()["shards"], served.host.stats()["sessions"]) == (0, 0)
     with pytest.raises(ServerUnreachable, match="was never opened here"):
-        served.host.append("0000000001-dead0", lambda last: [(1, False, make_block(1, 1, 1000))])
+        served.host.work(
+            "append", requests.AppendRequest(session="0000000001-dead0"), [(1, False, make_block(1, 1, 1000))]
+        )

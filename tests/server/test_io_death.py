@@ -39,6 +39,6 @@ def test_a_server_whose_io_thread_died_is_replaced_and_the_task_goes_on(
     wait_until(done.exists)
     session.commit(snapshot(1))
     assert server_of(application) != first
-    assert session.turns == 2
+    assert session.servers == 2
     session = open_shard(client, tmp_path / "state", "t1", "t2", store=store)
     assert values(session, 0) == [1, 2, 3]

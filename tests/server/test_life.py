@@ -36,7 +36,7 @@ def test_of_many_that_start_one_it_is_the_same_one(application: str, executor: E
     script = (
         "import sys; from state_backends.server.client import StateClient\n"
         "client = StateClient.connect(sys.argv[1], watch_pid=int(sys.argv[2]))\n"
-        "print(client.act('ping', {'executor_pid': int(sys.argv[2])})['pid'])\n"
+        "print(client.call('ping', {'executor_pid': int(sys.argv[2])})['pid'])\n"
         "client.close()"
     )
     command = [sys.executable, "-c", script, application, str(executor.pid)]
@@ -70,11 +70,11 @@ def test_it_lives_as_long_as_any_of_its_executors(application: str, executor: Ex
     server = server_of(application)
     second = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     assert second.stdin is not None
-    client.act("ping", {"executor_pid": second.pid})
+    client.call("ping", {"executor_pid": second.pid})
     executor.kill()
     executor.wait()
     for _ in range(3):
-        assert client.act("ping", {"executor_pid": second.pid}) == {"pid": server.pid}
+        assert client.call("ping", {"executor_pid": second.pid}) == {"pid": server.pid}
     with second.stdin:
         second.stdin.write(b"\n")
     second.wait()
@@ -144,7 +144,7 @@ def test_a_second_one_in_the_same_folder_gives_up(application: str, executor: Ex
     command = [sys.executable, "-m", "state_backends.server.main", "--dir", str(folder), "--watch", str(executor.pid)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, f"ServerError: another state server lives in {folder}\n")
-    assert client.act("ping", {"executor_pid": executor.pid}) == {"pid": server.pid}
+    assert client.call("ping", {"executor_pid": executor.pid}) == {"pid": server.pid}
 
 
 @pytest.mark.parametrize("gone", ["the socket", "the folder"])
@@ -176,7 +176,7 @@ def test_one_that_ends_late_leaves_its_successor_alone(application: str, executo
     client = connect()  # another moved in
     server_folder.leave(folder, lease)
     lease.close()
-    assert client.act("ping", {"executor_pid": executor.pid}) == {"pid": server_of(application).pid}
+    assert client.call("ping", {"executor_pid": executor.pid}) == {"pid": server_of(application).pid}
 
 
 def test_a_folder_that_a_dead_application_left_is_swept_by_the_next_server(connect: Connect) -> None:
@@ -201,7 +201,7 @@ def test_a_stale_lock_and_folder_do_not_keep_a_server_from_starting(
     for name in (SOCKET, "pid", "log"):
         (folder / name).write_text(str(os.getpid()))
     (folder / LEASE).write_text(str(me))  # claims that this very process is the server; nobody holds the lock
-    assert connect().act("ping", {"executor_pid": executor.pid}) == {"pid": server_of(application).pid}
+    assert connect().call("ping", {"executor_pid": executor.pid}) == {"pid": server_of(application).pid}
     assert server_of(application) != me
 
 
@@ -224,7 +224,7 @@ def test_who_waits_for_a_starter_that_stands_still_is_told(tmp_path: Path) -> No
     with (
         server_folder.elected(folder),
         pytest.raises(errors.ServerError, match=r"somebody else has held .*app\.lock for 0\.1 s"),
-        server_folder.elected(folder, patience_s=0.1),
+        server_folder.elected(folder, timeout_s=0.1),
     ):
         raise AssertionError("two are elected")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from aion.core.compaction.files import DEFAULTS, Limits
-from aion.core.ingest.block import Block, Folded, Kind, encode
+from aion.core.ingest.block import Block, Compacted, Kind, encode
 from state_backends.files.names import SstFile
 from state_backends.store.backends import STORES
 from state_backends.store.io_thread import IoThread, Priority, Steps
@@ -23,11 +23,13 @@ from tests.test_io_thread import result
 KIB = 1 << 10
 
 
-def make_block(slice_us: int, number: int, size: int = 0, folded: Folded | None = None) -> Block:
+def make_block(slice_us: int, number: int, size: int = 0, compacted: Compacted | None = None) -> Block:
     """A block of about ``size`` bytes, each of its own contents, which do not compress."""
     payload = hashlib.shake_128(str(number).encode()).digest(max(size - 400, 8))
     batch = pa.record_batch({"payload": [payload]})
-    return encode(batch, kind=Kind.EVENTS, slice_us=slice_us, events=1, min_us=slice_us, max_us=slice_us, folded=folded)
+    return encode(
+        batch, kind=Kind.EVENTS, slice_us=slice_us, events=1, min_us=slice_us, max_us=slice_us, compacted=compacted
+    )
 
 
 def nothing() -> Steps[None]:
@@ -71,16 +73,18 @@ class Rig:
         self,
         files: Sequence[SstFile],
         purged: frozenset[int] = frozenset(),
-        superseded: Sequence[tuple[int, int]] = (),
+        replaced: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.store.close()
         self.store = self.open()
-        self.store.restore(files, purged, superseded)
+        self.store.restore(files, purged, replaced)
 
-    def append(self, *blocks: tuple[int, int], late: bool = False, size: int = 0, folded: Folded | None = None) -> None:
+    def append(
+        self, *blocks: tuple[int, int], late: bool = False, size: int = 0, compacted: Compacted | None = None
+    ) -> None:
         for seq, slice_us in blocks:
             self.numbers += 1
-            self.blocks[seq] = make_block(slice_us, self.numbers, size, folded)
+            self.blocks[seq] = make_block(slice_us, self.numbers, size, compacted)
             self.store.append(seq, self.blocks[seq], late=late)
 
     def read(self, *slices: int, blocking: bool = False) -> list[int]:

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from aion.core.ingest.block import Folded
+from aion.core.ingest.block import Compacted
 from state_backends.files.names import SstFile
 from state_backends.store.backends import STORES
 from state_backends.store.protocol import Only
@@ -46,8 +46,8 @@ class StoreMachine(RuleBasedStateMachine):
         return sorted(set(self.live.values()))
 
     def arrival(self, seq: int) -> int:
-        folded = self.rig.blocks[seq].header.folded
-        return seq if folded is None else folded.last_seq
+        compacted = self.rig.blocks[seq].header.compacted
+        return seq if compacted is None else compacted.last_seq
 
     def in_order(self, slices: Sequence[int]) -> list[int]:
         """Live blocks of these slices, by slice and in the order of arrival."""
@@ -64,9 +64,11 @@ class StoreMachine(RuleBasedStateMachine):
         old = [seq for seq in self.in_order([slice_us]) if after < self.arrival(seq) <= until]
         below = self.next_seq
         for part in range(count):
-            self.rig.append((self.next_seq, slice_us), late=late, folded=Folded(until, part * 100, part * 100 + 99))
+            self.rig.append(
+                (self.next_seq, slice_us), late=late, compacted=Compacted(until, part * 100, part * 100 + 99)
+            )
             self.next_seq += 1
-        self.rig.store.supersede({slice_us: (after, until)}, below)
+        self.rig.store.replace({slice_us: (after, until)}, below)
         self.live |= dict.fromkeys(range(below, self.next_seq), slice_us)
         self.hidden |= {seq: self.live.pop(seq) for seq in old}
 
@@ -77,9 +79,9 @@ class StoreMachine(RuleBasedStateMachine):
         only = Only(dict.fromkeys(slices[:1], (after, after + 5)), [(low, low + 10)], below)
         wanted = []
         for seq in self.in_order(slices):
-            folded = self.rig.blocks[seq].header.folded
+            compacted = self.rig.blocks[seq].header.compacted
             in_span = self.live[seq] not in slices[:1] or after < self.arrival(seq) <= after + 5
-            meets = folded is None or (folded.low <= low + 10 and low <= folded.high)
+            meets = compacted is None or (compacted.low <= low + 10 and low <= compacted.high)
             wanted += [seq] * (in_span and meets and (below is None or seq < below))
         assert [self.rig.check(stored) for stored in self.rig.store.read(slices, only=only)] == wanted
 
@@ -153,8 +155,8 @@ class StoreMachine(RuleBasedStateMachine):
         holds = {no: slices for no, slices in self.rig.store.files().items() if any(slices.values())}
         alive = {s for slices in holds.values() for s, n in slices.items() if n}
         purged = frozenset(s for slices in holds.values() for s in slices) - alive
-        superseded = self.rig.store.superseded(purged)
-        self.rig.store.drop_superseded()
+        superseded = self.rig.store.replaced(purged)
+        self.rig.store.drop_replaced()
         self.hidden = {}
         contents = dict(self.rig.blocks)
         files = [self.known[no] for no in sorted(holds)]

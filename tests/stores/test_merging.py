@@ -13,9 +13,10 @@ import pytest
 
 import state_backends.store.p_bucket as p_bucket
 from aion.core.compaction.files import Limits
-from aion.core.ingest.block import Block, Folded
+from aion.core.ingest.block import Block, Compacted
 from aion.errors import CorruptBlock
 from state_backends.files.names import MERGED
+from state_backends.store.backends import STORES
 from state_backends.store.io_thread import Priority, Steps
 from state_backends.store.merging import OVERDUE_COMMITS
 from state_backends.store.p_bucket import PBucket
@@ -62,7 +63,9 @@ def test_small_files_become_one_with_the_same_blocks(rig: Rig) -> None:
     assert rig.store.files() == {8: {0: 2, 1: 4, 2: 4, 3: 4, 4: 2}}
     assert rig.read(*range(5)) == ALL
     assert {seq: bytes(b.data) for seq, b in rig.store.read(range(5))} == before
-    assert rig.store.merges == 1 and rig.store.merged_bytes == sum(b.size_bytes for b in rig.blocks.values())  # type: ignore[attr-defined]
+    assert rig.store.stats().merges == 1 and rig.store.stats().merged_bytes == sum(
+        b.size_bytes for b in rig.blocks.values()
+    )
     (new,) = [f for f in rig.store.persist() if f.file_no == 8]
     assert new.path.endswith(f"{MERGED}.sst") and new.blocks == 16
     assert 0 < rig.p_bucket.disk_bytes() <= 2 * Path(new.path).stat().st_size, "RocksDB has let go of the others"
@@ -79,9 +82,9 @@ def test_a_merged_file_is_restored_like_any_other(rig: Rig) -> None:
 
 def test_blocks_that_stand_for_earlier_ones_are_merged_with_those_that_came_meanwhile(rig: Rig) -> None:
     """By their arrival they come before blocks of lower numbers; a file is sorted by numbers."""
-    rig.append((16, 1), (17, 1), folded=Folded(3, 0, 9))
-    rig.store.supersede({1: (-1, 3)}, 16)
-    rig.store.drop_superseded()
+    rig.append((16, 1), (17, 1), compacted=Compacted(3, 0, 9))
+    rig.store.replace({1: (-1, 3)}, 16)
+    rig.store.drop_replaced()
     rig.store.persist()
     merge(rig)
     stats = rig.store.stats()
@@ -274,7 +277,7 @@ def test_a_damaged_block_stays_in_its_file_and_is_named(
     with caplog.at_level(logging.ERROR):
         merge(rig)
     assert "block 6 of slice 1 in file 3" in caplog.text
-    assert rig.store.failed_merges == 1 and rig.durable() == before  # type: ignore[attr-defined]
+    assert rig.store.stats().failed_merges == 1 and rig.durable() == before
     rig.append((16, 9), (17, 9), size=2 * KIB)
     rig.store.persist()
     for _ in range(4):  # it is tried again, without that file
@@ -304,7 +307,7 @@ def test_a_merge_that_fails_is_tried_again_ever_more_seldom(rig: Rig) -> None:
     for _ in range(40):
         rig.store.compact(rig.store.files())
         rig.settle()
-    assert 3 <= rig.store.failed_merges <= 6  # type: ignore[attr-defined]
+    assert 3 <= rig.store.stats().failed_merges <= 6
     assert rig.read(*range(5)) == ALL
     rig.heal_disk()
     for _ in range(70):
@@ -365,8 +368,8 @@ def test_closing_gives_up_a_merge(rig: Rig, make: Callable[..., Rig]) -> None:
         count["fetch"] += 1
         if count["fetch"] == 4:
             stopped = threading.Event()
-            stop = half_way.store._stop_merging  # type: ignore[attr-defined]
-            half_way.store._stop_merging = lambda: (stop(), stopped.set())  # type: ignore[attr-defined]
+            stop = half_way.store._merger.stop
+            half_way.store._merger.stop = lambda: (stop(), stopped.set())
             closing.append(threading.Thread(target=half_way.store.close))
             closing[0].start()
             assert stopped.wait(PATIENCE)
@@ -386,8 +389,8 @@ def test_closing_while_a_merge_ends_leaves_no_file(rig: Rig, monkeypatch: pytest
     before, sync = rig.durable(), p_bucket.sync
     closing = threading.Thread(target=rig.store.close)
     stopped = threading.Event()
-    stop = rig.store._stop_merging  # type: ignore[attr-defined]
-    rig.store._stop_merging = lambda: (stop(), stopped.set())  # type: ignore[attr-defined]
+    stop = rig.store._merger.stop
+    rig.store._merger.stop = lambda: (stop(), stopped.set())
 
     def closes(path: Path) -> None:
         sync(path)
@@ -406,7 +409,7 @@ def test_a_store_without_versions_lets_go_of_what_was_merged_at_once(tmp_path: P
     rig = Rig("rocksdb", tmp_path, limits=LIMITS)
     rig.store.close()
     rig.p_bucket = PBucket(tmp_path / "files", tmp_path / "live", durable=False)
-    rig.store = type(rig.store)(rig.p_bucket, rig.io, rig.budget, **rig.options)  # type: ignore[call-arg]
+    rig.store = STORES["rocksdb"](rig.p_bucket, rig.io, rig.budget, **rig.options)
     for i in range(80):
         rig.append((2 * i, i), (2 * i + 1, i), size=KIB)
         rig.store.flush()

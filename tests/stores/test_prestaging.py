@@ -10,7 +10,7 @@ import pytest
 
 from aion.core.ingest.block import Block
 from aion.errors import StateError
-from state_backends.store.io_thread import Request, Steps
+from state_backends.store.io_thread import IoRequest, Steps
 from tests.stores.rig import KIB, Rig
 from tests.test_io_thread import PATIENCE, Gate
 
@@ -110,8 +110,8 @@ def test_a_reader_that_waits_for_a_staging_is_told_when_there_will_be_none(
     rig.append((0, 0))
     rig.to_disk(0)
     waits = threading.Event()
-    raise_to = Request.raise_to
-    monkeypatch.setattr(Request, "raise_to", lambda *to: (raise_to(*to), waits.set()))
+    raise_to = IoRequest.raise_to
+    monkeypatch.setattr(IoRequest, "raise_to", lambda *to: (raise_to(*to), waits.set()))
     found: list[Any] = []
 
     def reading() -> None:

@@ -1,4 +1,4 @@
-"""What nobody needs any more: purged, or superseded by what it was folded to."""
+"""What nobody needs any more: purged, or superseded by what it was compacted to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aion.core.ingest.block import Folded
+from aion.core.ingest.block import Compacted
 from aion.errors import StateError
 from state_backends.store.p_bucket import PBucket
 from tests.stores.rig import WHEREVER, Rig, make_block
@@ -64,8 +64,8 @@ def test_a_p_bucket_may_be_closed_while_a_file_is_dropped(tmp_path: Path) -> Non
 def test_what_is_superseded_is_not_read_and_is_there_again_after_a_rollback(rig: Rig, where: str) -> None:
     rig.append((0, 0), (1, 10), (2, 0), (3, 0))
     WHEREVER[where](rig)
-    rig.append((4, 0), folded=Folded(2, 0, 9))
-    rig.store.supersede({0: (-1, 2)}, 4)
+    rig.append((4, 0), compacted=Compacted(2, 0, 9))
+    rig.store.replace({0: (-1, 2)}, 4)
     rig.validate()
     assert rig.read(0, 10) == [4, 3, 1], "what stands for the first two has their place"
     assert rig.store.stats().blocks == 5
@@ -82,28 +82,28 @@ def test_a_version_does_not_need_what_is_superseded(rig: Rig, where: str) -> Non
     files = rig.store.persist()
     rig.reopen(files) if where == "restored" else WHEREVER[where](rig)
     rig.append((4, 0), (5, 0), late=True)
-    rig.append((6, 0), folded=Folded(5, 0, 9))
-    rig.store.supersede({0: (0, 5)}, 6)
+    rig.append((6, 0), compacted=Compacted(5, 0, 9))
+    rig.store.replace({0: (0, 5)}, 6)
     files += rig.store.persist()
     holds = rig.store.files()
     assert sum(n for slices in holds.values() for n in slices.values()) == 3
-    superseded = rig.store.superseded()
-    rig.store.drop_superseded()
+    superseded = rig.store.replaced()
+    rig.store.drop_replaced()
     rig.validate()
     assert rig.read(0, 10) == [0, 6, 1] and rig.store.stats().blocks == 3
     assert {seq for seq in range(7) for first, last in superseded if first <= seq <= last} <= {2, 3, 4, 5}
-    rig.reopen([f for f in files if f.file_no in holds], superseded=superseded)
+    rig.reopen([f for f in files if f.file_no in holds], replaced=superseded)
     rig.validate()
     assert rig.read(0, 10) == [0, 6, 1]
-    assert rig.store.superseded() == superseded, "the files hold them still"
-    assert rig.store.superseded(skip=[0]) == []
+    assert rig.store.replaced() == superseded, "the files hold them still"
+    assert rig.store.replaced(skip=[0]) == []
 
 
 def test_what_nobody_will_read_is_not_written(make: Callable[..., Rig]) -> None:
     for kind in ("memory", "tiered"):
         rig = make(kind)
         rig.append(*((seq, 0) for seq in range(5)))
-        rig.append((5, 0), folded=Folded(4, 0, 9))
-        rig.store.supersede({0: (-1, 4)}, 5)
+        rig.append((5, 0), compacted=Compacted(4, 0, 9))
+        rig.store.replace({0: (-1, 4)}, 5)
         (file,) = rig.store.persist()
-        assert file.blocks == 1 and rig.store.superseded() == []
+        assert file.blocks == 1 and rig.store.replaced() == []

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aion.core.ingest.block import Folded
+from aion.core.ingest.block import Compacted
 from aion.tools.tune.disk import Machine, SimulatedDisk
 from aion.tools.tune.files import ShardDisk, SimulatedFiles, sized
 from state_backends.store.io import Io, Priority
@@ -41,11 +41,11 @@ def seen(store: TieredStore, budget: MemoryBudget) -> dict[str, Any]:
     stats = store.stats()
     times = {"last_append_s", "append_rate_bytes_per_s"}
     return {
-        "places": {entry.seq: (entry.place, entry.file_no) for entry in store._ledger},
+        "places": {entry.seq: (entry.place, entry.file_no) for entry in store.blocks.ledger},
         "views": [{name: value for name, value in view.items() if name not in times} for view in store.views()],
         "stats": replace(stats, staging=replace(stats.staging, blocked_s=0.0)),
         "files": store.files(),
-        "superseded": store.superseded(),
+        "superseded": store.replaced(),
         "budget": (budget.used_bytes, budget.reserved_bytes),
     }
 
@@ -74,11 +74,11 @@ class Both:
         assert found == seen(self.real, self.rig.budget)
         assert not {Place.STAGING, Place.DESTAGING} & {place for place, _ in found["places"].values()}
 
-    def append(self, slice_us: int, late: bool, size: int, folded: Folded | None = None) -> None:
+    def append(self, slice_us: int, late: bool, size: int, compacted: Compacted | None = None) -> None:
         seq, self.number = self.number, self.number + 1
-        block = make_block(slice_us, seq, size, folded)
-        stand_in = sized(slice_us, block.size_bytes, folded)
-        self.live[seq] = slice_us, seq if folded is None else folded.last_seq
+        block = make_block(slice_us, seq, size, compacted)
+        stand_in = sized(slice_us, block.size_bytes, compacted)
+        self.live[seq] = slice_us, seq if compacted is None else compacted.last_seq
         self.both(lambda store: store.append(seq, block if store is self.real else stand_in, late=late))
 
     def fold(self, data: st.DataObject, slice_us: int, late: bool) -> None:
@@ -89,8 +89,8 @@ class Both:
         after = data.draw(st.sampled_from([-1, *(a for a in arrivals if a < until)]))
         below = self.number
         for part in range(2):
-            self.append(slice_us, late, 900, Folded(until, part * 100, part * 100 + 99))
-        self.both(lambda store: store.supersede({slice_us: (after, until)}, below))
+            self.append(slice_us, late, 900, Compacted(until, part * 100, part * 100 + 99))
+        self.both(lambda store: store.replace({slice_us: (after, until)}, below))
         self.live = {
             n: (s, a) for n, (s, a) in self.live.items() if n >= below or s != slice_us or not after < a <= until
         }
@@ -123,7 +123,7 @@ class Both:
                 dead = data.draw(SOME)
                 self.both(lambda store: [(f.file_no, f.blocks) for f in store.persist(skip=dead)])
                 self.purge(dead)
-                self.both(lambda store: store.drop_superseded())
+                self.both(lambda store: store.drop_replaced())
                 self.both(lambda store: store.compact())
             case "else":
                 self.read(data.draw(SOME), data.draw(st.booleans()), None)

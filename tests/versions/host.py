@@ -11,12 +11,12 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from aion.core.compaction.files import DEFAULTS, Limits
 from aion.core.ingest.block import Block
-from state_backends.files.depot import LocalDepot
-from state_backends.files.remote import Remote, RemoteDepot
+from state_backends.files.remote import Remote, RemoteStorage
+from state_backends.files.storage import LocalStorage
 from state_backends.store.backends import STORES
 from state_backends.store.io_thread import IoThread
+from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.p_bucket import PBucket
-from state_backends.store.tiered import MemoryBudget
 from state_backends.versions.manifest import Identity, load
 from state_backends.versions.retention import batch_of
 from state_backends.versions.shard import Shard
@@ -49,13 +49,13 @@ class Host:
 
     def start(self, name: str = "state") -> None:
         self.io = IoThread()
-        self.depot: LocalDepot | RemoteDepot = LocalDepot(self.folder / name)
+        self.storage: LocalStorage | RemoteStorage = LocalStorage(self.folder / name)
         if self.kind == "remote":
             # What pyarrow reaches by its own means; here it is a local folder, so that tests can look into it.
             fs = SubTreeFileSystem(str(self.folder.parent), LocalFileSystem())
             self.remote = Remote("test://remote", (fs, self.folder.name))
-            self.depot = RemoteDepot(self.remote, "state", self.folder / "copies")
-        self.shard = Shard(IDENTITY, self.depot, self.folder / "live", self.make_store, retain=self.retain)
+            self.storage = RemoteStorage(self.remote, "state", self.folder / "copies")
+        self.shard = Shard(IDENTITY, self.storage, self.folder / "live", self.make_store, retain=self.retain)
 
     def make_store(self, p_bucket: PBucket) -> Any:
         store = STORES["tiered" if self.kind == "remote" else self.kind]
@@ -91,11 +91,15 @@ class Host:
             self.blocks[bytes(block.data)] = seq
             self.shard.append(attempt, [(seq, late, block)])
 
+    def append_together(self, attempt: str, *blocks: tuple[int, int]) -> None:
+        """Blocks that come in one call."""
+        self.shard.append(attempt, [(seq, False, make_block(slice_us, seq)) for seq, slice_us in blocks])
+
     def commit(self, token: str | None, *blocks: tuple[int, int], purge: Sequence[int] = (), **snapshot: Any) -> str:
         """The next version: these blocks more, these slices less."""
         attempt, old = self.open(token)
         self.append(attempt, *blocks)
-        self.shard.purge(attempt, purge)
+        self.shard.release(attempt, purge=purge)
         next_seq = max([seq + 1 for seq, _ in blocks], default=old["next_seq"] if old else 0)
         self.shard.commit(attempt, {"next_seq": next_seq, **snapshot})
         return attempt
@@ -116,8 +120,8 @@ class Host:
 
     def settle(self) -> None:
         """What is to be deleted is deleted in the background where that takes its time."""
-        if isinstance(self.depot, RemoteDepot):
-            self.depot.settle()
+        if isinstance(self.storage, RemoteStorage):
+            self.storage.settle()
 
     def manifests(self) -> set[str]:
         self.settle()

@@ -79,7 +79,7 @@ class ShardMachine(RuleBasedStateMachine):
         known = set(self.host.blocks)
         self.host.append(self.attempt, (self.next_seq, slice_us), late=late)
         (new,) = self.host.blocks.keys() - known
-        self.host.shard.supersede(self.attempt, {slice_us: (after, seqs[-1])}, self.next_seq)
+        self.host.shard.replace(self.attempt, {slice_us: (after, seqs[-1])}, self.next_seq)
         self.mine = {d: (q, s) for d, (q, s) in self.mine.items() if s != slice_us or q <= after}
         self.mine[new] = (self.next_seq, slice_us)
         self.next_seq += 1
@@ -99,9 +99,9 @@ class ShardMachine(RuleBasedStateMachine):
         assert self.attempt
         slices = sorted({s for _, s in self.mine.values()})
         some = st.lists(st.sampled_from(slices), max_size=2, unique=True) if slices else st.just([])
-        self.host.shard.destage(self.attempt, data.draw(some))
+        self.host.shard.release(self.attempt, data.draw(some))
         purge = data.draw(some)
-        self.host.shard.purge(self.attempt, purge)
+        self.host.shard.release(self.attempt, purge=purge)
         self.purging |= set(purge)
 
     @precondition(lambda self: self.attempt)

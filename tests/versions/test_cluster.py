@@ -24,7 +24,7 @@ from state_backends.files.remote import Remote
 from state_backends.store.backends import STORES
 from state_backends.store.io_thread import IoThread, Priority, Steps
 from state_backends.store.m_bucket import MemoryBudget
-from state_backends.versions.lineage import place_of
+from state_backends.versions.lineage import home_of
 from state_backends.versions.shard import Shard
 from tests.stores.rig import EAGER, make_block
 from tests.versions.host import IDENTITY
@@ -88,13 +88,13 @@ class Cluster(RuleBasedStateMachine):
             location, copies = self.locations[host], live / "copies"
             self.shards[key] = Shard(
                 identity,
-                location.depot([identity.query, identity.operator, "shard-00003"], copies),
+                location.storage([identity.query, identity.operator, "shard-00003"], copies),
                 live / "shard",
                 lambda p: STORES["tiered"](
                     p, self.io[host], MemoryBudget(16 << 10), bucket_limit_bytes=8 << 10, limits=EAGER
                 ),
                 retain=self.retain,
-                place=lambda: place_of(location, identity, copies),
+                home=lambda: home_of(location, identity, copies),
             )
         return self.shards[key]
 
@@ -130,7 +130,7 @@ class Cluster(RuleBasedStateMachine):
     def purge(self, data: st.DataObject) -> None:
         attempt = data.draw(st.sampled_from([a for a in self.attempts if a.blocks]))
         oldest = min(slice_us for slice_us, _ in attempt.blocks.values())
-        attempt.shard.purge(attempt.name, [oldest])
+        attempt.shard.release(attempt.name, purge=[oldest])
         attempt.purging.add(oldest)
 
     @precondition(lambda self: self.attempts)

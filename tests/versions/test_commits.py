@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aion.errors import SessionSuperseded
+from aion.errors import RequestError, SessionSuperseded
 from state_backends.versions.manifest import load
 from tests.versions.host import Host, in_the_way
 
@@ -23,10 +23,24 @@ def test_a_version_is_opened_by_its_token(host: Host) -> None:
 def test_versions_build_on_one_another(host: Host) -> None:
     token = None
     for i in range(5):
-        token = host.commit(token, (i, 0), (100 + i, 10 + i), purge=[9 + i])
-    assert host.seqs(token, *range(20)) == [0, 1, 2, 3, 4, 104]
+        token = host.commit(token, (2 * i, 0), (2 * i + 1, 10 + i), purge=[9 + i])
+    assert host.seqs(token, *range(20)) == [0, 2, 4, 6, 8, 9]
     manifest = load(host.manifest(token).read_bytes(), "the last")
     assert (manifest.version, manifest.token) == (5, token)
+
+
+def test_numbers_of_blocks_only_grow(host: Host) -> None:
+    """Otherwise an attempt could not be undone: a rollback forgets all blocks from a number on."""
+    token = host.commit(None, (0, 0), (1, 0))
+    attempt, _ = host.open(token)
+    for seqs in ([1], [2, 2], [3, 2]):
+        with pytest.raises(RequestError, match="numbers only grow"):
+            host.append_together(attempt, *((seq, 0) for seq in seqs))
+    host.append(attempt, (2, 0), (4, 0))
+    with pytest.raises(RequestError, match="next_seq is not above block 4"):
+        host.shard.commit(attempt, {"next_seq": 4})
+    host.shard.commit(attempt, {"next_seq": 5})
+    assert host.seqs(attempt, 0) == [0, 1, 2, 4]
 
 
 def test_a_new_host_opens_what_another_one_committed(host: Host) -> None:
@@ -47,8 +61,8 @@ def test_an_attempt_that_is_aborted_leaves_no_trace(host: Host) -> None:
     files = host.files()
     attempt, _ = host.open(token)
     host.append(attempt, (2, 0), (3, 20), late=True)
-    host.shard.destage(attempt, [0, 20])
-    host.shard.purge(attempt, [10])
+    host.shard.release(attempt, [0, 20])
+    host.shard.release(attempt, purge=[10])
     host.shard.abort(attempt)
     assert host.seqs(token, 0, 10, 20) == [0, 1]
     assert host.files() == files
@@ -59,7 +73,7 @@ def test_an_attempt_that_just_stops_leaves_no_trace_either(host: Host) -> None:
     token = host.commit(None, (0, 0))
     attempt, _ = host.open(token)
     host.append(attempt, (1, 0))
-    host.shard.purge(attempt, [0])
+    host.shard.release(attempt, purge=[0])
     assert host.seqs(token, 0) == [0], "another one opens, and nobody told the first to stop"
     assert host.commit(token, (1, 0))
     assert host.shard.rebuilds == 1
@@ -68,7 +82,7 @@ def test_an_attempt_that_just_stops_leaves_no_trace_either(host: Host) -> None:
 def test_a_very_first_attempt_can_be_undone_too(host: Host) -> None:
     attempt, _ = host.open(None)
     host.append(attempt, (0, 0))
-    host.shard.destage(attempt, [0])
+    host.shard.release(attempt, [0])
     assert host.seqs(None, 0) == []
     assert host.seqs(host.commit(None, (0, 0)), 0) == [0]
 
@@ -88,7 +102,7 @@ def test_spark_may_ask_for_an_older_version(host: Host) -> None:
 def test_purging_waits_for_the_commit(host: Host) -> None:
     token = host.commit(None, (0, 0), (1, 10))
     attempt, _ = host.open(token)
-    host.shard.purge(attempt, [0])
+    host.shard.release(attempt, purge=[0])
     assert [seq for seq, _ in host.read(attempt, 0, 10)] == [0, 1]
     host.shard.commit(attempt, {"next_seq": 2})
     assert host.seqs(attempt, 0, 10) == [1]
@@ -127,8 +141,8 @@ def test_an_attempt_that_is_over_is_told_so(host: Host, how: str) -> None:
     for call in (
         lambda: host.shard.append(attempt, []),
         lambda: list(host.shard.read(attempt, [0])),
-        lambda: host.shard.destage(attempt, [0]),
-        lambda: host.shard.purge(attempt, [0]),
+        lambda: host.shard.release(attempt, [0]),
+        lambda: host.shard.release(attempt, purge=[0]),
         lambda: host.shard.commit(attempt, {"next_seq": 0}),
     ):
         with pytest.raises(SessionSuperseded, match=rf"shard 3.*{attempt}"):

@@ -77,7 +77,7 @@ def test_what_an_attempt_wrote_before_its_commit_is_seen_by_nobody(make: Callabl
     before = host.files()
     attempt, _ = host.open(first)
     host.append(attempt, (1, 10), late=True)
-    host.shard.destage(attempt, [10])
+    host.shard.release(attempt, [10])
     assert host.shard.store is not None
     host.shard.store.flush()
     assert [seq for seq, _ in host.read(attempt, 10)] == [1]

@@ -29,7 +29,7 @@ from aion.errors import CorruptBlock, FormatError
 VERSION = 4
 _NARROW = struct.Struct("<4sBBBBqIIqqQQI")
 _WIDE = struct.Struct("<4sBBBBqIQqqQQI")
-_FOLDED = struct.Struct("<qqq")
+_COMPACTED = struct.Struct("<qqq")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _NARROW.size + _CRC.size
 _MAGIC = b"AION"
@@ -54,7 +54,7 @@ class Compression(IntEnum):
     ZSTD = 2
 
 
-class Folded(NamedTuple):
+class Compacted(NamedTuple):
     """What a block was made of: arrivals up to ``last_seq``, and keys whose hashes lie in ``[low, high]``.
 
     Hashes are from 0 to 2**63 - 1: see docs/folding.md.
@@ -68,7 +68,7 @@ class Folded(NamedTuple):
 class Header(NamedTuple):
     """What is known of a block without decoding it. Times in µs; ``events`` is what its rows stand for.
 
-    ``folded``: None for one batch's block, as it came.
+    ``compacted``: None for one batch's block, as it came.
     """
 
     kind: Kind
@@ -82,16 +82,16 @@ class Header(NamedTuple):
     raw_bytes: int
     body_bytes: int
     crc: int
-    folded: Folded | None = None
+    compacted: Compacted | None = None
 
     @property
     def version(self) -> int:
         """The layout that the header has as bytes."""
-        return 1 + (self.folded is not None) + 2 * (self.events > _MOST_NARROW)
+        return 1 + (self.compacted is not None) + 2 * (self.events > _MOST_NARROW)
 
     @property
     def own_bytes(self) -> int:
-        if self.folded is None and self.events <= _MOST_NARROW:
+        if self.compacted is None and self.events <= _MOST_NARROW:
             return HEADER_BYTES
         return _covered(self.version) + _CRC.size
 
@@ -119,7 +119,7 @@ def encode(
     max_us: int,
     compression: Compression = Compression.NONE,
     codec: Codec = Codec.ARROW,
-    folded: Folded | None = None,
+    compacted: Compacted | None = None,
 ) -> Block:
     """The batch as a block. Raises SchemaError for a type that the codec cannot carry."""
     raw = pa.py_buffer(json_codec.write(batch)) if codec is Codec.JSON else batch.serialize()
@@ -128,7 +128,7 @@ def encode(
         body = pa.Codec(_ARROW_NAMES[compression]).compress(raw)
     header = Header(
         kind, codec, compression, slice_us, batch.num_rows, events, min_us, max_us,
-        raw.size, body.size, crc32(body), folded,
+        raw.size, body.size, crc32(body), compacted,
     )  # fmt: skip
     return Block(header, b"".join((_pack(header), body)))
 
@@ -150,7 +150,7 @@ def parse(data: Buffer, name: str = "block") -> Block:
     try:
         header = Header(Kind(kind), Codec(codec), Compression(compression), *rest)
         if covered > fields.size:
-            header = header._replace(folded=Folded(*_FOLDED.unpack_from(view, fields.size)))
+            header = header._replace(compacted=Compacted(*_COMPACTED.unpack_from(view, fields.size)))
     except ValueError as error:
         raise FormatError(f"{name}: {error}; a newer Aion wrote it") from None
     if len(view) != header.size_bytes:
@@ -205,7 +205,7 @@ def _fields(version: int) -> struct.Struct:
 
 def _covered(version: int) -> int:
     """The bytes of a header that its checksum is of; of a version that is not known, as of the first."""
-    return _fields(version).size + (_FOLDED.size if version in (2, 4) else 0)
+    return _fields(version).size + (_COMPACTED.size if version in (2, 4) else 0)
 
 
 def _pack(header: Header) -> bytes:
@@ -213,8 +213,8 @@ def _pack(header: Header) -> bytes:
         _MAGIC, header.version, header.kind, header.codec, header.compression, header.slice_us, header.rows,
         header.events, header.min_us, header.max_us, header.raw_bytes, header.body_bytes, header.crc,
     )  # fmt: skip
-    if header.folded is not None:
-        packed += _FOLDED.pack(*header.folded)
+    if header.compacted is not None:
+        packed += _COMPACTED.pack(*header.compacted)
     return packed + _CRC.pack(crc32(packed))
 
 

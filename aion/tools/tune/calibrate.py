@@ -114,7 +114,7 @@ def _staging_s(store: TieredStore, slice_us: int) -> float:
         took.append(seconds)
         staged.set()
 
-    store.on_staged = on_staged
+    store.listen(on_staged)
     store.prestage([slice_us])
     if not staged.wait(READ_TIMEOUT_S):
         raise TimeoutError(f"blocks that were written just now were not read within {READ_TIMEOUT_S:g} s")

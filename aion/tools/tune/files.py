@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from itertools import cycle
 from typing import TypeVar
 
-from aion.core.ingest.block import Block, Codec, Compression, Folded, Header, Kind
+from aion.core.ingest.block import Block, Codec, Compacted, Compression, Header, Kind
 from aion.errors import CorruptBlock
 from aion.tools.tune.disk import Machine, Moved, Request, SimulatedDisk
 from state_backends.files.names import SstFile
@@ -21,9 +21,9 @@ from state_backends.store.sst_file import SYNC_BYTES, Indexed
 T = TypeVar("T")
 
 
-def sized(slice_us: int, size_bytes: int, folded: Folded | None = None) -> Block:
+def sized(slice_us: int, size_bytes: int, compacted: Compacted | None = None) -> Block:
     """A block of which nothing is known but what a store asks of it."""
-    header = Header(Kind.EVENTS, Codec.ARROW, Compression.NONE, slice_us, 0, 0, 0, 0, 0, 0, 0, folded)
+    header = Header(Kind.EVENTS, Codec.ARROW, Compression.NONE, slice_us, 0, 0, 0, 0, 0, 0, 0, compacted)
     return Block(header._replace(body_bytes=size_bytes - header.own_bytes), b"")
 
 
@@ -44,7 +44,7 @@ class SimulatedFiles:
         return out.file
 
     def writing(self, index: Sequence[Indexed], mark: str = "") -> AbstractContextManager[_NewFile]:
-        return self._new_file({i.seq: sized(i.slice_us, i.size_bytes, i.folded) for i in index}, mark)
+        return self._new_file({i.seq: sized(i.slice_us, i.size_bytes, i.compacted) for i in index}, mark)
 
     def fetch(self, file_no: int, slice_us: int, seq: int) -> Steps[Block]:
         block = self._files.get(file_no, {}).get(seq)
@@ -81,7 +81,7 @@ class SimulatedFiles:
 
 
 def _line(seq: int, block: Block) -> Indexed:
-    return Indexed(block.header.slice_us, seq, block.size_bytes, block.header.folded)
+    return Indexed(block.header.slice_us, seq, block.size_bytes, block.header.compacted)
 
 
 class _NewFile:

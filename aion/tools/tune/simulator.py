@@ -11,7 +11,7 @@ import numpy as np
 
 from aion.config import Policy
 from aion.core.compaction.blocks import Fold, Folded
-from aion.core.ingest.block import Folded as Made
+from aion.core.ingest.block import Compacted
 from aion.core.ingest.key_ranges import MOST_KEYS, TOP, Keys, equal_ranges
 from aion.core.operator.actions import (
     Action,
@@ -188,7 +188,7 @@ class _Versions:
         """As :meth:`state_backends.versions.shard.Shard.commit`; waits until all is on disk."""
         self._known |= {file.file_no: file for file in store.persist(skip=purge)}
         store.purge(purge)
-        store.drop_superseded()
+        store.drop_replaced()
         self._known = {no: self._known[no] for no in store.files()}
         files = tuple(FileEntry(no, f.path, f.size_bytes, 0, 0, f.blocks) for no, f in self._known.items())
         self._number += 1
@@ -374,11 +374,11 @@ class _Shard:
             first = self.operator.number(pieces)
             for i, (low, high) in enumerate(equal_ranges(pieces)):
                 size = made * (i + 1) // pieces - made * i // pieces
-                block = sized(fold.slice_us, size, Made(fold.until, low, high))
+                block = sized(fold.slice_us, size, Compacted(fold.until, low, high))
                 self.store.append(first + i, block, late=fold.late)
-            self.store.supersede(spans, below)
+            self.store.replace(spans, below)
             if self._versions is None:
-                self.store.drop_superseded()
+                self.store.drop_replaced()
             rows = [self._rows.pop(stored.seq, 0) for stored in old]
             self._rows[fold.until] = sum(rows)
             actions = self.operator.handle(Folded(fold, made))

@@ -1,8 +1,8 @@
 """Where the versions of a shard lie: a local folder, or any file system that ``pyarrow.fs`` reaches.
 
-A depot holds immutable things under unique names: SST files and manifests. Nothing is ever written twice or seen half
-written, and whoever knows a name knows what is behind it. RocksDB reads local files only, so a remote depot has a
-folder on the host with copies of the files in use: new ones are written there first, others are brought there.
+A storage holds SST files and manifests. They are immutable and have unique names: nothing is written twice or seen half
+written, so a name always means the same bytes. RocksDB reads local files only. So a remote storage has a folder on the
+host with copies of the files in use: new files are written there first, others are downloaded to it.
 """
 
 from __future__ import annotations
@@ -20,74 +20,75 @@ from aion.errors import CorruptState
 from state_backends.files.faults import disk_error, disk_errors
 from state_backends.files.names import MANIFEST, OPERATOR, PART, Doomed, SstFile
 
-# Another file system, or one that knows no links, or no more of them.
+# Another file system, or one without links, or with too many links to the file.
 _CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 log = logging.getLogger(__name__)
 
 
-class Depot(Protocol):
-    """The files and manifests of one shard. Calls are serialised by the caller, except where said.
+class Storage(Protocol):
+    """The files and manifests of one shard. The caller makes one call at a time.
 
-    Everything raises OSError (a remote depot: StorageError) when the place cannot be reached or refuses.
+    Every method raises OSError (a remote storage: StorageError) when the file system cannot be reached or refuses.
     """
 
     files: Path
-    """The local folder into which new SST files are written, and out of which RocksDB ingests all."""
+    """The local folder with the SST files: new ones are written to it, and RocksDB ingests from it."""
 
     def publish(self, new: Sequence[str], named: Sequence[str]) -> None:
-        """Makes the new ones of the files that a version is about to name durable, and checks that all are there.
+        """Makes files durable before a version names them.
 
-        No lock that readers need is held meanwhile. Raises CorruptState naming a file that is not.
+        ``named``: all files that the version will name; ``new``: those among them that are not durable yet. Raises
+        CorruptState naming a file that is missing. No lock that readers need is held meanwhile.
         """
 
     def fetch(self, files: Sequence[SstFile]) -> None:
-        """Makes these files be in ``files``, and checks whatever had to be brought there.
+        """Brings these files to the folder ``files``, and checks those that had to be downloaded.
 
-        For a shard that is being opened: nothing else needs what else is in that folder. Raises CorruptState naming
-        the file. A file that is there already is not read: opening takes as long as there are files, not bytes.
+        For a shard that is being opened: nobody needs other files in that folder. A file that is there already is not
+        read, so the time to open depends on the number of files, not on bytes. Raises CorruptState naming the file.
         """
 
     def release(self, names: Collection[str]) -> None:
-        """The version at work does not need these any more; older ones still may."""
+        """The current version no longer needs these files. Older versions may need them."""
 
     def delete(self, doomed: Doomed) -> Doomed:
-        """Removes manifests and files for good, those that are there; what the disk did not let go is returned.
+        """Deletes manifests and files, as far as they exist. Returns those that the disk refused to delete.
 
-        Does not raise. A remote depot deletes later, and returns nothing.
+        Does not raise. A remote storage deletes later, and returns nothing.
         """
 
     def listing(self) -> tuple[list[str], list[str]]:
-        """The names of all manifests and of all files, those of failed attempts and half written ones included."""
+        """The names of all manifests and of all files, also of failed attempts and of half-written files."""
 
     def take(self, other: Any, names: Sequence[str]) -> None:
-        """Brings files here from another depot of the same kind and place.
+        """Brings files here from another storage of the same kind on the same file system.
 
-        Raises CorruptState where one is gone.
+        Raises CorruptState if one is gone.
         """
 
     def save(self, token: str, manifest: bytes) -> None:
-        """Writes a manifest: durable and whole when this returns, and not to be seen before."""
+        """Writes a manifest. It is durable and whole when this returns, and invisible before."""
 
     def load(self, token: str) -> bytes:
         """Raises FileNotFoundError."""
 
     def where(self, token: str) -> str:
-        """Where a manifest lies, for people."""
+        """The path or URI of a manifest, for messages."""
 
     def owner(self) -> bytes | None:
-        """The file that all shards of the operator share, if it is there."""
+        """The contents of the file that all shards of the operator share; None if there is none."""
 
     def claim(self, owner: bytes, *, first: bool) -> bytes:
-        """Writes that file; with ``first``, only if there is none. Returns what stands there then."""
+        """Writes that file; with ``first``, only if there is none. Returns its contents afterwards."""
 
     def siblings(self) -> list[str]:
-        """The names of the folders beside this one: the operator's shards that have state."""
+        """The names of the folders beside this one: the operator's shards with state."""
 
     def close(self) -> None:
-        """Lets go of copies: the shard is closed and does not come back to this depot."""
+        """Removes the copies. The shard is closed and does not come back to this storage."""
 
 
-class LocalDepot:
+class LocalStorage:
     """A folder of a local or mounted file system: files stay where they were written.
 
     ``files/<number>-<attempt>.sst``, ``manifests/<token>.json``: see docs/state-format.md.
@@ -99,14 +100,14 @@ class LocalDepot:
         self._manifests = folder / "manifests"
 
     def publish(self, new: Sequence[str], named: Sequence[str]) -> None:
-        """The new ones were synced, with their folder, when they were put there."""
+        """New files were synced with their folder when they were linked there."""
         with disk_errors("looking for files", self.files):
             missing = [name for name in named if not (self.files / name).exists()]
         if missing:
             raise CorruptState(f"file {missing[0]} in {self.files} is gone, and the version to be made needs it")
 
     def fetch(self, files: Sequence[SstFile]) -> None:
-        """Nothing to do: what is missing is found out where it is ingested."""
+        """Nothing to do: RocksDB finds a missing file when it ingests it."""
 
     def release(self, names: Collection[str]) -> None:
         """Nothing to do: this is the only copy."""
@@ -129,7 +130,7 @@ class LocalDepot:
         with disk_errors("listing versions", self.folder):
             return [p.name for p in self._manifests.glob("*")], [p.name for p in self.files.glob("*")]
 
-    def take(self, other: LocalDepot, names: Sequence[str]) -> None:
+    def take(self, other: LocalStorage, names: Sequence[str]) -> None:
         with disk_errors("bringing files of another lineage", self.files):
             make_folder(self.files)
             for name in names:
@@ -144,7 +145,7 @@ class LocalDepot:
         try:
             self._write(path, path.with_suffix(PART), manifest)
         except BaseException:
-            with contextlib.suppress(OSError):  # a version that its writer was told is none must not look like one
+            with contextlib.suppress(OSError):  # the caller learns that there is no version, so none may be visible
                 path.unlink()
             raise
 
@@ -178,7 +179,7 @@ class LocalDepot:
         """Nothing to do: there are no copies."""
 
     def _write(self, path: Path, part: Path, data: bytes, *, over: bool = True) -> None:
-        """A file that is whole and durable, or not there. Not ``over`` one that is there."""
+        """Writes a file that is whole and durable, or not there. ``over``: also where one exists."""
         try:
             with disk_errors("writing a version", path.parent):
                 make_folder(path.parent)
@@ -204,7 +205,7 @@ class LocalDepot:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder and those above it; they survive a power cut, each being synced in the one that holds it."""
+    """Makes a folder and those above it. Each is synced in its parent, so that it survives a power cut."""
     if path.is_dir():
         return
     make_folder(path.parent)
@@ -213,9 +214,9 @@ def make_folder(path: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """A second name for a file, or where the file systems have no such thing a copy, synced. Nothing is overwritten.
+    """Gives a file a second name. If the file systems cannot link, makes a copy and syncs it.
 
-    Raises FileExistsError, and whatever the system says.
+    Overwrites nothing. Raises FileExistsError, or the system's OSError.
     """
     try:
         os.link(source, target)

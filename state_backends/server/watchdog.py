@@ -1,8 +1,7 @@
-"""How long a client waits for its server. Effect: a thread, signals.
+"""Kills a server that hangs, so that no client waits for ever. Effect: a thread, signals.
 
-A request may take long: a disk is slow, memory is full. What tells a server that works from one that hangs is whether
-it answers a ping meanwhile. One that does not is killed, by whichever client notices first; then all of its clients
-are told at once, by the kernel, in whatever call they wait.
+A request may take long: a disk is slow, memory is full. A server that works answers a ping meanwhile; a server that
+hangs does not. The first client that notices kills it. Then the kernel ends the calls of all its clients at once.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from state_backends.server.server_folder import occupant
 log = logging.getLogger(__name__)
 
 LIMIT = 10
-"""A server that answers pings and does not get on with a request is given up after so many timeouts."""
+"""A call is given up after this many timeouts, if the server answers pings and the call does not end."""
 
 
 @dataclass(slots=True)
@@ -34,12 +33,13 @@ class _Wait:
     give_up: Callable[[], None] | None
 
 
-class Patience:
-    """The waits of one client. ``ping``: whether the server answers within some seconds. Close it."""
+class Watchdog:
+    """Watches the calls of one client. ``ping``: whether the server answers within some seconds. Close it."""
 
     def __init__(self, folder: Path, timeout_s: float, ping: Callable[[float], bool]) -> None:
         self._folder = folder
         self.timeout_s = timeout_s
+        self.limit_s = LIMIT * timeout_s
         self._ping = ping
         self._waits: dict[int, _Wait] = {}
         self._numbers = itertools.count()
@@ -47,19 +47,15 @@ class Patience:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    @property
-    def limit_s(self) -> float:
-        return LIMIT * self.timeout_s
-
     @contextlib.contextmanager
     def waiting(self, what: str, give_up: Callable[[], None] | None = None) -> Iterator[None]:
-        """Around a call to the server. ``give_up`` ends the call from another thread, where it has no limit itself."""
+        """Around a call to the server. ``give_up``: ends the call from another thread, if it has no limit itself."""
         number, now = next(self._numbers), time.monotonic()
         with self._lock:
             self._waits[number] = _Wait(what, now, now, give_up)
             if self._thread is None and not self._stop.is_set():
-                # Made in the process that waits: a thread does not survive a fork.
-                self._thread = threading.Thread(target=self._run, name="aion-patience", daemon=True)
+                # Only now, in the process that waits: a thread does not survive a fork.
+                self._thread = threading.Thread(target=self._run, name="aion-watchdog", daemon=True)
                 self._thread.start()
         try:
             yield
@@ -85,17 +81,17 @@ class Patience:
             waits = [w for w in self._waits.values() if now - w.heard >= self.timeout_s]
         if not waits:
             return
-        # The ping goes to whoever lives there now; only that one is blamed for not answering.
+        # Another server may have taken the place of the one that hung. Only the one that was pinged is killed.
         with contextlib.suppress(ServerError):
-            blamed = occupant(self._folder)
+            pinged = occupant(self._folder)
             if self._ping(self.timeout_s):
                 self._heard(waits)
-            elif blamed is not None and not self._stop.is_set() and occupant(self._folder) == blamed:
+            elif pinged is not None and not self._stop.is_set() and occupant(self._folder) == pinged:
                 log.error(
                     "the state server %d has not got on with %r for %.0f s nor answered a ping: it is killed",
-                    blamed.pid, waits[0].what, now - waits[0].heard,
+                    pinged.pid, waits[0].what, now - waits[0].heard,
                 )  # fmt: skip
-                processes.kill(blamed, self.timeout_s)
+                processes.kill(pinged, self.timeout_s)
 
     def _heard(self, waits: list[_Wait]) -> None:
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Where versions lie: every kind of depot keeps whole things under their names, or says by name what is wrong."""
+"""Where versions lie: every kind of storage keeps whole things under their names, or says by name what is wrong."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import pytest
 
 from aion.errors import CorruptState, StorageError
 from state_backends.files import remote as remote_module
-from state_backends.files.depot import LocalDepot
 from state_backends.files.location import LocalLocation, RemoteLocation, locate, scratch
 from state_backends.files.names import Doomed, SstFile
-from state_backends.files.remote import Remote, RemoteDepot
+from state_backends.files.remote import Remote, RemoteStorage
+from state_backends.files.storage import LocalStorage
 from state_backends.server import requests
 from state_backends.server.host import Host
 from state_backends.store.backends import STORES, StoreConfig
 from state_backends.store.io_thread import IoThread
-from state_backends.store.tiered import MemoryBudget
+from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 from tests.stores.rig import make_block
@@ -53,7 +53,7 @@ class Hooked:
 
 
 class Place:
-    """A file system, and the hosts that have depots of one shard there."""
+    """A file system, and the hosts that have storages of one shard there."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind, self.folder = kind, folder
@@ -67,13 +67,13 @@ class Place:
         )
         self.fs = Hooked(fs, lambda call, path: self.before(call, path))
 
-    def depot(self, shard: str = "shard") -> Any:
+    def storage(self, shard: str = "shard") -> Any:
         """That of a new host, which has copies of nothing."""
         self.hosts += 1
         if self.kind == "local":
-            return LocalDepot(self.folder / shard)
+            return LocalStorage(self.folder / shard)
         self.remotes.append(Remote(URI, (self.fs, "base")))
-        return RemoteDepot(self.remotes[-1], f"query/{shard}", self.folder / f"copies-{self.hosts}")
+        return RemoteStorage(self.remotes[-1], f"query/{shard}", self.folder / f"copies-{self.hosts}")
 
     def close(self) -> None:
         for remote in self.remotes:
@@ -98,77 +98,77 @@ def place(request: pytest.FixtureRequest, make: Callable[[str], Place]) -> Place
     return make(request.param)
 
 
-def write(depot: Any, name: str, data: bytes) -> SstFile:
+def write(storage: Any, name: str, data: bytes) -> SstFile:
     """A file as PBucket leaves it: whole, under its name."""
-    depot.files.mkdir(parents=True, exist_ok=True)
-    path = depot.files / name
+    storage.files.mkdir(parents=True, exist_ok=True)
+    path = storage.files / name
     path.write_bytes(data)
     return SstFile(int(name.partition("-")[0]), str(path), len(data), zlib.crc32(data), 0, 1)
 
 
-def here(depot: Any, file: SstFile) -> SstFile:
+def here(storage: Any, file: SstFile) -> SstFile:
     """The file as a manifest names it to another host."""
-    return file._replace(path=str(depot.files / file.name))
+    return file._replace(path=str(storage.files / file.name))
 
 
-def published(depot: Any, *names: str) -> None:
-    depot.publish(names, names)
+def published(storage: Any, *names: str) -> None:
+    storage.publish(names, names)
 
 
-def manifests(depot: Any) -> list[str]:
-    return sorted(depot.listing()[0])
+def manifests(storage: Any) -> list[str]:
+    return sorted(storage.listing()[0])
 
 
-def files(depot: Any) -> list[str]:
-    return sorted(depot.listing()[1])
+def files(storage: Any) -> list[str]:
+    return sorted(storage.listing()[1])
 
 
 # -- what they have in common -----------------------------------------------------------------------------------
 
 
 def test_manifests_are_what_was_saved(place: Place) -> None:
-    depot = place.depot()
-    assert manifests(depot) == []
+    storage = place.storage()
+    assert manifests(storage) == []
     for token in ("0001-a", "0002.b"):
-        depot.save(token, token.encode() * 1000)
-    for other in (depot, place.depot()):
+        storage.save(token, token.encode() * 1000)
+    for other in (storage, place.storage()):
         assert sorted(manifests(other)) == ["0001-a.json", "0002.b.json"]
         assert other.load("0002.b") == b"0002.b" * 1000
         with pytest.raises(FileNotFoundError):
             other.load("0003")
-    depot.delete(Doomed(["0001-a.json"], []))
-    depot.delete(Doomed(["0001-a.json"], []))
-    if isinstance(depot, RemoteDepot):
-        depot.settle()
-    assert manifests(place.depot()) == manifests(depot) == ["0002.b.json"]
+    storage.delete(Doomed(["0001-a.json"], []))
+    storage.delete(Doomed(["0001-a.json"], []))
+    if isinstance(storage, RemoteStorage):
+        storage.settle()
+    assert manifests(place.storage()) == manifests(storage) == ["0002.b.json"]
 
 
 def test_files_are_what_was_published(place: Place) -> None:
-    depot = place.depot()
-    several = [write(depot, f"000{i}-t.sst", os.urandom(1000 * i + 1)) for i in range(3)]
-    published(depot, *[f.name for f in several])
-    assert sorted(files(depot)) == [f.name for f in several]
-    other = place.depot()
+    storage = place.storage()
+    several = [write(storage, f"000{i}-t.sst", os.urandom(1000 * i + 1)) for i in range(3)]
+    published(storage, *[f.name for f in several])
+    assert sorted(files(storage)) == [f.name for f in several]
+    other = place.storage()
     copies = [here(other, f) for f in several[1:]]
     other.fetch(copies)
     assert [Path(c.path).read_bytes() for c in copies] == [Path(f.path).read_bytes() for f in several[1:]]
     for name in (several[0].name, several[0].name, "0009-none.sst"):
         other.delete(Doomed([], [name]))
-    if isinstance(other, RemoteDepot):
+    if isinstance(other, RemoteStorage):
         other.settle()
-    assert sorted(files(place.depot())) == sorted(files(other)) == [f.name for f in several[1:]]
+    assert sorted(files(place.storage())) == sorted(files(other)) == [f.name for f in several[1:]]
 
 
 def test_closing_lets_go_of_copies_only(place: Place) -> None:
-    depot = place.depot()
-    published(depot, write(depot, "0001-t.sst", b"x").name)
-    depot.close()
-    assert depot.files.exists() == (place.kind == "local")
-    assert files(place.depot()) == ["0001-t.sst"]
+    storage = place.storage()
+    published(storage, write(storage, "0001-t.sst", b"x").name)
+    storage.close()
+    assert storage.files.exists() == (place.kind == "local")
+    assert files(place.storage()) == ["0001-t.sst"]
 
 
 def test_shards_know_nothing_of_one_another(place: Place) -> None:
-    one, two = place.depot("one"), place.depot("two")
+    one, two = place.storage("one"), place.storage("two")
     one.save("t", b"1")
     published(one, write(one, "0001-t.sst", b"x").name)
     assert (manifests(two), files(two)) == ([], [])
@@ -179,9 +179,9 @@ def test_shards_know_nothing_of_one_another(place: Place) -> None:
 
 def test_a_file_is_fetched_once_and_checked_when_it_is(make: Callable[..., Place]) -> None:
     place = make()
-    depot, other = place.depot(), place.depot()
-    file = write(depot, "0001-t.sst", os.urandom(5000))
-    published(depot, file.name)
+    storage, other = place.storage(), place.storage()
+    file = write(storage, "0001-t.sst", os.urandom(5000))
+    published(storage, file.name)
     other.fetch([here(other, file)])
     opened: list[str] = []
     place.before = lambda call, path: opened.append(path) if call.startswith("open_input") else None
@@ -190,22 +190,22 @@ def test_a_file_is_fetched_once_and_checked_when_it_is(make: Callable[..., Place
 
 
 def test_copies_that_a_version_does_not_need_make_room(make: Callable[..., Place]) -> None:
-    depot = make().depot()
-    one, two = (write(depot, f"000{i}-t.sst", b"x") for i in range(2))
-    published(depot, one.name, two.name)
-    depot.release([one.name])
-    assert [p.name for p in depot.files.iterdir()] == [two.name]
-    assert sorted(files(depot)) == [one.name, two.name], "older versions still need it"
-    depot.fetch([one])
-    assert [p.name for p in depot.files.iterdir()] == [one.name]
+    storage = make().storage()
+    one, two = (write(storage, f"000{i}-t.sst", b"x") for i in range(2))
+    published(storage, one.name, two.name)
+    storage.release([one.name])
+    assert [p.name for p in storage.files.iterdir()] == [two.name]
+    assert sorted(files(storage)) == [one.name, two.name], "older versions still need it"
+    storage.fetch([one])
+    assert [p.name for p in storage.files.iterdir()] == [one.name]
 
 
 @pytest.mark.parametrize("what", ["flipped", "truncated", "longer", "emptied", "missing", "another"])
 def test_a_damaged_file_is_named_and_no_copy_of_it_stays(make: Callable[..., Place], what: str) -> None:
     place = make()
-    depot, other = place.depot(), place.depot()
-    good, bad = (write(depot, f"000{i}-t.sst", os.urandom(5000)) for i in range(2))
-    published(depot, good.name, bad.name)
+    storage, other = place.storage(), place.storage()
+    good, bad = (write(storage, f"000{i}-t.sst", os.urandom(5000)) for i in range(2))
+    published(storage, good.name, bad.name)
     path = place.folder / "base/query/shard/files" / bad.name
     data = path.read_bytes()
     path.unlink()
@@ -228,32 +228,32 @@ def test_a_damaged_file_is_named_and_no_copy_of_it_stays(make: Callable[..., Pla
 @pytest.mark.parametrize("call", ["open_output_stream", "move", "create_dir"])
 def test_what_could_not_be_uploaded_is_not_there(make: Callable[..., Place], call: str) -> None:
     place = make()
-    depot = place.depot()
-    file = write(depot, "0001-t.sst", b"x" * 100)
+    storage = place.storage()
+    file = write(storage, "0001-t.sst", b"x" * 100)
 
     def refuse(name: str, path: str) -> None:
         if name == call:
             raise OSError("no more space in the cloud\nwith details")
 
     place.before = refuse
-    for publish in (lambda: published(depot, file.name), lambda: depot.save("t", b"manifest")):
+    for publish in (lambda: published(storage, file.name), lambda: storage.save("t", b"manifest")):
         with pytest.raises(StorageError, match=r"^test://place/of/query/shard/.*: no more space in the cloud$"):
             publish()
     place.before = lambda *_: None
-    left = [*files(place.depot()), *manifests(place.depot())]
+    left = [*files(place.storage()), *manifests(place.storage())]
     assert all(name.endswith(".part") for name in left), "which retention finds when the shard is opened"
     assert Path(file.path).exists(), "the next attempt may have more luck"
-    published(depot, file.name)
-    assert file.name in files(place.depot())
+    published(storage, file.name)
+    assert file.name in files(place.storage())
 
 
 def test_a_large_file_goes_in_parts(make: Callable[..., Place], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_module, "_CHUNK_BYTES", 1 << 10)
     monkeypatch.setattr(remote_module, "_UNCONFIRMED_BYTES", 3 << 10)
     place = make()
-    depot, other = place.depot(), place.depot()
-    file = write(depot, "0001-t.sst", os.urandom(10_001))
-    published(depot, file.name)
+    storage, other = place.storage(), place.storage()
+    file = write(storage, "0001-t.sst", os.urandom(10_001))
+    published(storage, file.name)
     other.fetch([here(other, file)])
     assert Path(here(other, file).path).read_bytes() == Path(file.path).read_bytes()
 
@@ -261,40 +261,40 @@ def test_a_large_file_goes_in_parts(make: Callable[..., Place], monkeypatch: pyt
 def test_a_version_costs_a_request_for_each_file_and_one_for_its_manifest(make: Callable[..., Place]) -> None:
     """Nothing is listed or asked for on the way; and what goes does so behind it."""
     place = make("in memory")
-    depot = place.depot()
+    storage = place.storage()
     calls: list[str] = []
     place.before = lambda call, path: calls.append(call)
     for i in range(5):
-        published(depot, write(depot, f"{i}-t.sst", b"x").name)
-        depot.save(f"token-{i}", b"m")
-        depot.delete(Doomed([], [f"{i - 1}-t.sst"]))
-    depot.settle()
+        published(storage, write(storage, f"{i}-t.sst", b"x").name)
+        storage.save(f"token-{i}", b"m")
+        storage.delete(Doomed([], [f"{i - 1}-t.sst"]))
+    storage.settle()
     assert calls.count("open_output_stream") == 10
     assert "get_file_info" not in calls
 
 
 def test_what_cannot_be_deleted_is_no_error(make: Callable[..., Place], caplog: pytest.LogCaptureFixture) -> None:
     place = make()
-    depot = place.depot()
-    published(depot, write(depot, "0001-t.sst", b"x").name)
+    storage = place.storage()
+    published(storage, write(storage, "0001-t.sst", b"x").name)
 
     def refuse(call: str, path: str) -> None:
         if call == "delete_file":
             raise PermissionError("not yours")
 
     place.before = refuse
-    depot.delete(Doomed([], ["0001-t.sst"]))
-    depot.settle()
+    storage.delete(Doomed([], ["0001-t.sst"]))
+    storage.settle()
     assert "not deleted: test://place/of?state: not yours" in caplog.text
-    assert files(place.depot()) == ["0001-t.sst"], "retention will find it again"
+    assert files(place.storage()) == ["0001-t.sst"], "retention will find it again"
 
 
 def test_a_file_system_that_cannot_be_reached_is_named() -> None:
     remote = Remote("nowhere://to/be/found")
-    depot = RemoteDepot(remote, "query/shard", Path("unused"))
+    storage = RemoteStorage(remote, "query/shard", Path("unused"))
     for _ in range(2):
         with pytest.raises(StorageError, match=r"^state\.dir nowhere://to/be/found: "):
-            manifests(depot)
+            manifests(storage)
     remote.close()
 
 
@@ -325,7 +325,7 @@ def test_nobody_waits_for_the_uploads_of_another_shard(make: Callable[..., Place
     shards = [
         Shard(
             IDENTITY,
-            place.depot(f"shard-{i}"),
+            place.storage(f"shard-{i}"),
             tmp_path / f"live-{i}",
             lambda p: STORES["tiered"](p, io, budget, bucket_limit_bytes=1 << 20),
             retain=2,
@@ -379,9 +379,9 @@ def test_a_host_stages_for_others_while_a_shard_commits(
             "attempt": attempt,
             "session": attempt,
         }
-        opening = requests.Open.model_validate_json(orjson.dumps(request))
+        opening = requests.OpenRequest.model_validate_json(orjson.dumps(request))
         assert host.open(opening)["rebuilt"] == (token is None)
-        return host._find(attempt)[1]
+        return host.attempts.find(attempt)[1]
 
     try:
         for i in range(2):
@@ -392,13 +392,13 @@ def test_a_host_stages_for_others_while_a_shard_commits(
         open_(0, "0000000000-first-0", "0000000001-second-0")
         open_(1, "0000000000-first-1", "0000000001-second-1")
         for i in range(2):
-            _, shard, lock = host._find(f"0000000001-second-{i}")
+            _, shard, lock = host.attempts.find(f"0000000001-second-{i}")
             with lock:
                 shard.commit(f"0000000001-second-{i}", {"next_seq": 1, "counters": {}})
             host.plan_prestage(("q", "o", i), f"0000000001-second-{i}", [0], [])
-        stores = [host._find(f"0000000001-second-{i}")[1].store for i in range(2)]
+        stores = [host.attempts.find(f"0000000001-second-{i}")[1].store for i in range(2)]
         clock[0] = 1000.0
-        with host._find("0000000001-second-0")[2]:  # as if it were at its commit
+        with host.attempts.find("0000000001-second-0")[2]:  # as if it were at its commit
             host.tick_prestages()
             assert stores[1] is not None and [*stores[1].read([0])]
             assert stores[1].stats().staging.misses == 0
@@ -418,8 +418,8 @@ def test_a_path_is_local_however_it_is_written(tmp_path: Path, text: str) -> Non
     location = locate(text.format(tmp_path))
     assert isinstance(location, LocalLocation)
     assert location.live == tmp_path / ".live"
-    depot = location.depot(["query", "tolls", "shard-00000"], tmp_path / "unused")
-    assert depot.files == tmp_path / "query" / "tolls" / "shard-00000" / "files"
+    storage = location.storage(["query", "tolls", "shard-00000"], tmp_path / "unused")
+    assert storage.files == tmp_path / "query" / "tolls" / "shard-00000" / "files"
 
 
 def test_copies_lie_on_sparks_local_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

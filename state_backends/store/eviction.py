@@ -1,0 +1,141 @@
+"""What stays in memory: m-buckets up to their limit, the bootstrap parts of expired windows, and nothing that is late.
+
+Paper section 3.2. Which windows leave under memory pressure is the destage policy's choice; it sees :meth:`views`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from state_backends.store.blocks import Blocks
+from state_backends.store.io import Io
+from state_backends.store.ledger import IN_MEMORY, Entry, Place
+from state_backends.store.m_bucket import MemoryBudget, Stretches
+from state_backends.store.prestaging import Prestager
+from state_backends.store.writing import Writer
+
+
+class Eviction:
+    """It owns what a destage policy asks about slices: when something came last, how fast, and which have expired.
+
+    ``bucket_limit_bytes``: the most that one window's m-bucket keeps; 0: no block stays. ``keeps_all``: all blocks
+    stay, whatever the budget. ``keep_fraction``: the share of an expired window that stays as its bootstrap part
+    (rho_min). ``spare_bytes``: room in the budget that new blocks leave free. Hold the store's lock around every call.
+    """
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        writer: Writer,
+        prestager: Prestager,
+        io: Io,
+        budget: MemoryBudget,
+        *,
+        bucket_limit_bytes: int,
+        keeps_all: bool,
+        windows: Sequence[Stretches],
+        keep_fraction: float,
+        spare_bytes: int,
+    ) -> None:
+        self._blocks, self._writer, self._prestager, self._io, self._budget = blocks, writer, prestager, io, budget
+        self._bucket_limit_bytes = bucket_limit_bytes
+        self._keeps_all = keeps_all
+        self._windows = windows
+        self._keep_fraction = keep_fraction
+        self._spare_bytes = spare_bytes
+        self._expired: set[int] = set()  # live slices that were destaged because their windows expired
+        self._touched: dict[int, float] = {}  # live slice -> when a watermark or a prestage last concerned it
+        self._appended: dict[int, tuple[float, float, int]] = {}  # slice -> first and last append, bytes
+
+    def appended(self, entry: Entry, *, late: bool) -> bool:
+        """A new block came. Makes it leave if it is late, or if its m-bucket or the budget is full.
+
+        Returns whether somebody has to wait until memory is free again.
+        """
+        now = self._io.now()
+        first, _, size = self._appended.get(entry.slice_us, (now, now, 0))
+        self._appended[entry.slice_us] = (first, now, size + entry.size_bytes)
+        if self._keeps_all:
+            return False
+        # Room is kept for a whole outbox: the last blocks before the limit leave as one file.
+        left = self._budget.left()
+        if late or left < self._spare_bytes or self._bucket_is_full(entry.slice_us):
+            self._writer.let_go(entry)
+        return left < 0
+
+    def touch(self, slices: Iterable[int]) -> None:
+        """These slices are not idle."""
+        now = self._io.now()
+        self._touched.update((s, now) for s in slices if self._blocks.ledger.has_slice(s))
+
+    def expire(self, slices: Sequence[int]) -> None:
+        """Memory lets go of these slices, except for their bootstrap parts."""
+        if self._keeps_all:
+            return
+        self._expired.update(slices)
+        self.touch(slices)
+        for slice_us in slices:
+            size = sum(e.size_bytes for e in self._blocks.ledger.of_slices([slice_us]))
+            self._shrink(slice_us, int(self._keep_fraction * size))
+
+    def shrink(self, slice_us: int, keep_bytes: int) -> str | None:
+        """Frees a slice's memory except for its first ``keep_bytes``. Returns the reason if there is nothing to free.
+
+        What leaves waits in the outbox.
+        """
+        if self._keeps_all:
+            return "this store keeps all of its blocks in memory"
+        if not self._blocks.memory.size(slice_us):
+            return "it has nothing in memory"
+        if not self._shrink(slice_us, keep_bytes):
+            return "it holds no more than its bootstrap part"
+        return None
+
+    def purge(self, slices: Iterable[int]) -> None:
+        """Forgets slices that never come back."""
+        for slice_us in slices:
+            self._appended.pop(slice_us, None)
+            self._expired.discard(slice_us)
+            self._touched.pop(slice_us, None)
+
+    def views(self) -> list[dict[str, Any]]:
+        """What a destage policy may know of each slice that has anything in memory."""
+        on_disk: dict[int, int] = {}
+        for entry in self._blocks.ledger:
+            if entry.place not in IN_MEMORY:
+                on_disk[entry.slice_us] = on_disk.get(entry.slice_us, 0) + entry.size_bytes
+        views = []
+        for slice_us, m_bytes in self._blocks.memory.sizes().items():
+            first_s, last_s, size = self._appended.get(slice_us, (0.0, 0.0, 0))
+            p_bytes = on_disk.get(slice_us, 0)
+            views.append(
+                {
+                    "name": slice_us,
+                    "m_bytes": m_bytes,
+                    "p_bytes": p_bytes,
+                    "keep_bytes": int(self._keep_fraction * (m_bytes + p_bytes)),
+                    "expired": slice_us in self._expired,
+                    "last_append_s": max(last_s, self._touched.get(slice_us, 0.0)),
+                    "append_rate_bytes_per_s": size / max(last_s - first_s, 1.0),
+                }
+            )
+        return views
+
+    def _bucket_is_full(self, slice_us: int) -> bool:
+        limit = self._bucket_limit_bytes
+        return self._blocks.memory.heaviest(slice_us, self._windows, limit) > limit
+
+    def _shrink(self, slice_us: int, keep_bytes: int) -> bool:
+        """Makes a slice's blocks leave memory, except for the first ones. Returns whether any had to go."""
+        any_left = False
+        for entry in self._blocks.ledger.of_slices([slice_us]):
+            if entry.place is Place.STAGING:
+                self._prestager.cancel(entry)
+            if entry.place not in IN_MEMORY:
+                continue
+            keep_bytes -= entry.size_bytes
+            if keep_bytes < 0:
+                any_left = True
+                self._writer.let_go(entry)
+        return any_left

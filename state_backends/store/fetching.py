@@ -1,0 +1,42 @@
+"""Reads single blocks from the files that hold them."""
+
+from __future__ import annotations
+
+from aion.core.ingest.block import Block
+from aion.errors import CorruptBlock, StateError
+from state_backends.store.blocks import Blocks
+from state_backends.store.io import BlockFiles, Io, Pending, Priority, Steps
+from state_backends.store.ledger import Entry, Place
+
+
+class Fetcher:
+    """Finds the file of a block and reads the block from it. It owns nothing."""
+
+    def __init__(self, blocks: Blocks, files: BlockFiles, io: Io) -> None:
+        self._blocks, self._files, self._io = blocks, files, io
+
+    def start(self, entry: Entry) -> Pending[Block] | None:
+        """Starts reading a block that only the disk has. None where memory has it, or a prestage will bring it."""
+        with self._blocks.lock:
+            if self._blocks.closed:
+                raise StateError(f"block {entry.seq} of slice {entry.slice_us}: its store was closed while it was read")
+            if entry.place is not Place.DISK:
+                return None
+            return self._io.submit(Priority.READ, self.steps(entry))
+
+    def steps(self, entry: Entry) -> Steps[Block]:
+        """Reads a block. Which file holds it is looked up when the request runs: merging moves blocks."""
+        while True:
+            file_no = entry.file_no
+            try:
+                return (yield from self._files.fetch(file_no, entry.slice_us, entry.seq))
+            except CorruptBlock:
+                with self._blocks.lock:
+                    if entry.place is Place.PURGED:
+                        raise purged(entry) from None
+                    if entry.file_no == file_no:
+                        raise
+
+
+def purged(entry: Entry) -> StateError:
+    return StateError(f"block {entry.seq} of slice {entry.slice_us} was purged while it was read")

@@ -1,0 +1,169 @@
+"""Brings blocks into memory before they are read (paper section 3.2 and 3.3).
+
+A prestage brings as much as an execution needs so that it never waits, and no more than memory has room for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from policies.sizing import m_bucket_bytes
+from state_backends.store.blocks import Blocks
+from state_backends.store.fetching import Fetcher
+from state_backends.store.io import Io, Pending, Priority, Steps
+from state_backends.store.ledger import IN_MEMORY, Entry, Move, Place
+from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.protocol import Only
+
+
+@dataclass(slots=True, eq=False)
+class _Staging:
+    """One block on its way into memory. It holds ``reserved_bytes`` of the budget until it is over.
+
+    A block can be staged, cancelled and staged again before the first request has cleaned up. So each request
+    compares itself with the one that is under way now.
+    """
+
+    entry: Entry
+    reserved_bytes: int
+    request: Pending[None] = field(init=False)
+
+
+class Prestager:
+    """It owns the prestages under way and what is known about the disk's speed.
+
+    Invariant: a block is in place STAGING exactly while its prestage is under way here. ``blocking``: functions need
+    their whole window before they begin. ``spare_bytes``: room in the budget that prestages leave free.
+    """
+
+    def __init__(
+        self, blocks: Blocks, fetcher: Fetcher, io: Io, budget: MemoryBudget, *, blocking: bool, spare_bytes: int
+    ) -> None:
+        self._blocks, self._fetcher, self._io, self._budget = blocks, fetcher, io, budget
+        self._blocking = blocking
+        self._spare_bytes = spare_bytes
+        self._under_way: dict[int, _Staging] = {}
+        self._staging_bytes_per_s: float | None = None
+        self.processing_bytes_per_s: float | None = None
+        # Called with bytes and seconds of each prestage, and the seconds among them that it waited for other I/O.
+        self.on_staged: Callable[[int, float, float], None] | None = None
+
+    def prestage(self, slices: Sequence[int], only: Only | None) -> None:
+        """Starts bringing visible blocks of these slices, in this order. Does not wait."""
+        begin = self._io.now()
+        last: _Staging | None = None
+        size, begun = 0, [begin]
+        busy = self._io.busy()
+        with self._blocks.lock:
+            # No more than memory has room for, nor than a function needs: it may begin before all is there.
+            entries = [e for s in dict.fromkeys(slices) for e in self._blocks.visible([s], only)]
+            wanted = self._wanted_bytes(entries)
+            for entry in entries:
+                if entry.place is not Place.DISK:
+                    continue
+                # The room is reserved at once, so that neither appends nor other readers take it.
+                if size >= wanted or not self._budget.try_reserve(entry.size_bytes, spare_bytes=self._spare_bytes):
+                    break
+                last = self._start(entry, Priority.PRESTAGE, entry.size_bytes, begun)
+                size += entry.size_bytes
+        if last is not None:
+            last.request.when_over(
+                lambda error: self._learn(error, size, self._io.now() - begin, begun[-1] - begin if busy else 0.0)
+            )
+
+    def load_all(self) -> None:
+        """Brings every block that is only on disk into memory, and waits for it."""
+        with self._blocks.lock:
+            entries = [e for e in self._blocks.ledger if e.place is Place.DISK]
+        for entry in entries:
+            with self._blocks.lock:
+                prestage = self._start(entry, Priority.READ, 0)
+            prestage.request.result()
+
+    def find(self, seq: int) -> Pending[None] | None:
+        """The request that brings a block now, if there is one. Hold the lock."""
+        prestage = self._under_way.get(seq)
+        return None if prestage is None else prestage.request
+
+    def cancel(self, entry: Entry) -> None:
+        """Cancels the prestage of a block, if there is one: the block stays on disk. Hold the lock."""
+        if self._give_up(entry.seq):
+            self._blocks.ledger.move(entry.seq, Move.CANCEL)
+
+    def forget(self, entry: Entry) -> None:
+        """Cancels the prestage of a block that is about to die. Hold the lock."""
+        self._give_up(entry.seq)
+
+    def requests(self) -> list[Pending[None]]:
+        """Everything that is under way. Hold the lock."""
+        return [prestage.request for prestage in self._under_way.values()]
+
+    def close(self) -> None:
+        """Gives back the room of prestages that did not come to an end. Hold the lock."""
+        for seq in list(self._under_way):
+            self._give_up(seq)
+
+    def _give_up(self, seq: int) -> bool:
+        prestage = self._under_way.pop(seq, None)
+        if prestage is not None:
+            self._budget.give_back(prestage.reserved_bytes)
+            prestage.request.cancel()
+        return prestage is not None
+
+    def _wanted_bytes(self, entries: Sequence[Entry]) -> int:
+        """Bytes to prestage so that an execution over these blocks never waits (paper 3.3)."""
+        window = sum(e.size_bytes for e in entries)
+        in_memory = sum(e.size_bytes for e in entries if e.place in IN_MEMORY)
+        size = m_bucket_bytes(
+            window,
+            self._staging_bytes_per_s,
+            self.processing_bytes_per_s,
+            blocking=self._blocking,
+            block_bytes=max((e.size_bytes for e in entries), default=1),
+        )
+        return size - in_memory
+
+    def _learn(self, error: BaseException | None, size_bytes: int, seconds: float, waited_s: float) -> None:
+        """A prestage is over: how fast was it? One that failed says nothing about that."""
+        if error is not None:
+            return
+        speed = size_bytes / max(seconds, 1e-6)
+        known = self._staging_bytes_per_s
+        self._staging_bytes_per_s = speed if known is None else 0.7 * known + 0.3 * speed
+        if self.on_staged is not None:
+            self.on_staged(size_bytes, seconds, waited_s)
+
+    def _start(
+        self, entry: Entry, priority: Priority, reserved_bytes: int, begun: list[float] | None = None
+    ) -> _Staging:
+        """Starts bringing one block. Hold the lock."""
+        self._blocks.ledger.move(entry.seq, Move.STAGE)
+        prestage = self._under_way[entry.seq] = _Staging(entry, reserved_bytes)
+        prestage.request = self._io.submit(priority, self._steps(prestage, begun))
+        return prestage
+
+    def _steps(self, prestage: _Staging, begun: list[float] | None) -> Steps[None]:
+        """Brings one block, unless it was cancelled before.
+
+        ``begun``: shared by blocks that are prestaged together. It has the time of the order; the first request that
+        runs adds its own.
+        """
+        entry = prestage.entry
+        if begun is not None and len(begun) == 1:
+            begun.append(self._io.now())
+        try:
+            if self._under_way.get(entry.seq) is not prestage:
+                return
+            block = yield from self._fetcher.steps(entry)
+        except BaseException:
+            with self._blocks.lock:
+                if self._under_way.get(entry.seq) is prestage:
+                    del self._under_way[entry.seq]
+                    self._budget.give_back(prestage.reserved_bytes)
+                    self._blocks.ledger.move(entry.seq, Move.STAGE_FAILED)
+            raise
+        with self._blocks.lock:
+            if self._under_way.get(entry.seq) is prestage:
+                del self._under_way[entry.seq]
+                self._blocks.staged(entry, block, prestage.reserved_bytes)

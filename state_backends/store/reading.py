@@ -1,0 +1,146 @@
+"""Reads the blocks of slices in the order of arrival, wherever they are (paper section 3.3).
+
+What is on disk is fetched while the caller works on the blocks that memory has.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from aion.core.ingest.block import Block
+from state_backends.store.blocks import Blocks
+from state_backends.store.fetching import Fetcher, purged
+from state_backends.store.io import Io, Pending, Priority
+from state_backends.store.ledger import Entry, Place
+from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.prestaging import Prestager
+from state_backends.store.protocol import Only, StoredBlock
+
+
+class _ReadAhead:
+    """The blocks that one reader has fetched, or is fetching, and has not yielded yet, with the room for each.
+
+    The block that is due next may be fetched without room for it, so that every reader gets on. All others need room
+    first. The block that was yielded last keeps its room until the caller asks for the next one.
+    """
+
+    def __init__(self, budget: MemoryBudget, spare_bytes: int) -> None:
+        self._budget, self._spare_bytes = budget, spare_bytes
+        self._fetched: dict[int, tuple[Pending[Block], int]] = {}
+        self._yielded_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._fetched)
+
+    def pending(self) -> list[Pending[Block]]:
+        return [request for request, _ in self._fetched.values()]
+
+    def room_for(self, size_bytes: int) -> bool:
+        return self._budget.try_reserve(size_bytes, spare_bytes=self._spare_bytes)
+
+    def add(self, seq: int, request: Pending[Block], reserved_bytes: int) -> None:
+        self._fetched[seq] = request, reserved_bytes
+
+    def take(self, seq: int) -> Pending[Block] | None:
+        """The request for the block that is yielded now, if there is one. Its room is kept until :meth:`free`."""
+        request, self._yielded_bytes = self._fetched.pop(seq, (None, 0))
+        return request
+
+    def free(self) -> None:
+        """The caller no longer needs the block that it was given last."""
+        size_bytes, self._yielded_bytes = self._yielded_bytes, 0
+        self._budget.give_back(size_bytes)
+
+    def close(self) -> None:
+        self.free()
+        for request, reserved_bytes in self._fetched.values():
+            request.cancel()
+            self._budget.give_back(reserved_bytes)
+        self._fetched.clear()
+
+
+class Reader:
+    """Serves reads. It owns nothing; each read has its own read-ahead.
+
+    ``read_ahead``: the number of blocks that are fetched at once. ``spare_bytes``: room in the budget that reading
+    ahead leaves free.
+    """
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        fetcher: Fetcher,
+        prestager: Prestager,
+        io: Io,
+        budget: MemoryBudget,
+        *,
+        read_ahead: int,
+        spare_bytes: int,
+    ) -> None:
+        self._blocks, self._fetcher, self._prestager, self._io, self._budget = blocks, fetcher, prestager, io, budget
+        self._read_ahead = read_ahead
+        self._spare_bytes = spare_bytes
+
+    def read(self, slices: Sequence[int], *, blocking: bool, only: Only | None) -> Iterator[StoredBlock]:
+        """See :meth:`state_backends.store.protocol.BlockStore.read`."""
+        with self._blocks.lock:
+            entries = deque(self._blocks.visible(slices, only))
+        to_fetch = deque(entries)
+        ahead = _ReadAhead(self._budget, self._spare_bytes)
+        most = len(entries) if blocking else self._read_ahead
+        try:
+            while entries:
+                while to_fetch and len(ahead) < most and self._fetch_ahead(to_fetch[0], ahead):
+                    to_fetch.popleft()
+                if blocking:
+                    self._io.wait(ahead.pending())
+                    blocking = False
+                entry = entries.popleft()
+                if to_fetch and to_fetch[0] is entry:
+                    to_fetch.popleft()
+                yield StoredBlock(entry.seq, self._take(entry, ahead.take(entry.seq)))
+                ahead.free()
+        finally:
+            ahead.close()
+
+    def _fetch_ahead(self, entry: Entry, ahead: _ReadAhead) -> bool:
+        """Starts reading a block before it is due, if only the disk has it. False if there is no room for it."""
+        if entry.place is not Place.DISK:
+            return True
+        if not ahead.room_for(entry.size_bytes):
+            return False
+        request: Pending[Block] | None = None
+        try:
+            request = self._fetcher.start(entry)
+        finally:
+            if request is None:
+                self._budget.give_back(entry.size_bytes)
+        if request is not None:
+            ahead.add(entry.seq, request, entry.size_bytes)
+        return True
+
+    def _take(self, entry: Entry, fetched: Pending[Block] | None) -> Block:
+        """The block, from where it is now. Counts a hit, a late prestage or a miss."""
+        begin = self._io.now()
+        late = False
+        while fetched is None:
+            with self._blocks.lock:
+                # First: after a rollback, another block may have this number.
+                if entry.place is Place.PURGED:
+                    raise purged(entry)
+                block = self._blocks.memory.get(entry.seq)
+                if block is not None:
+                    self._blocks.staging.read(entry, late=late, blocked_s=self._io.now() - begin)
+                    return block
+                prestage = self._prestager.find(entry.seq)
+                # It may have left memory since the read began: then it is on disk.
+                fetched = self._fetcher.start(entry)
+            if prestage is not None:
+                late = True
+                prestage.raise_to(Priority.READ)
+                self._io.wait([prestage])
+        block = fetched.result()
+        with self._blocks.lock:
+            self._blocks.staging.missed(self._io.now() - begin)
+        return block

@@ -1,0 +1,44 @@
+"""The table of verbs agrees with the methods that carry them out, and with the session that asks for them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from aion.errors import RequestError
+from state_backends.server.host import Host
+from state_backends.server.main import StateServer
+from state_backends.server.requests import SessionRequest
+from state_backends.server.session import RemoteSession
+from state_backends.server.verbs import VERBS, By, Way, request_of
+from state_backends.versions.shard import Shard
+
+WHERE: dict[By, Any] = {By.SERVER: StateServer, By.HOST: Host, By.SHARD: Shard}
+ELSEWHERE = {"ping", "stats", "open"}
+"""Verbs that no attempt asks for."""
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_verb_is_a_method_that_takes_the_fields_of_its_request(name: str) -> None:
+    verb = VERBS[name]
+    parameters = list(inspect.signature(getattr(WHERE[verb.by], name)).parameters)
+    if verb.by is not By.SHARD:
+        assert parameters == ["self", "request"]
+        return
+    assert issubclass(verb.request, SessionRequest)
+    fields = [field for field in verb.request.model_fields if field != "session"]
+    blocks = ["blocks"] if verb.way is Way.SENDS_BLOCKS else []
+    assert parameters == ["self", "attempt", *blocks, *fields]
+
+
+def test_a_session_can_ask_for_every_verb_of_an_attempt() -> None:
+    assert {name for name in VERBS if hasattr(RemoteSession, name)} == VERBS.keys() - ELSEWHERE
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_verb_that_travels_otherwise_is_refused(name: str) -> None:
+    for way in set(Way) - {VERBS[name].way}:
+        with pytest.raises(RequestError, match="unknown action"):
+            request_of(name, b"{}", way)
