@@ -14,6 +14,8 @@ from aion.core.operator import lifecycle
 from aion.core.slicing.grid import SliceGrid
 from aion.core.windows import Periodic
 from state_backends.store import ledger
+from tests.test_architecture import FILES, LAYERS, layer, ours
+from tests.test_architecture import imports as imported
 
 MINUTE = 60_000_000
 NOON = 12 * 60 * MINUTE
@@ -31,8 +33,38 @@ def all_pictures() -> dict[str, str]:
         "slices": slices(),
         "panes": panes(),
         "retraction": retraction(),
+        "imports": imports(),
     }
     return {name: f"{text}\n" for name, text in drawn.items()}
+
+
+BASE = ("numbers", "time", "checksum", "row_hash", "packing", "intervals", "schema", "windows", "topology")
+"""Modules of ``aion/core`` that everything stands on: one box of the picture."""
+
+
+def imports() -> str:
+    """Which folder imports which, from the code, as a Mermaid graph; arrows that follow from others are left out."""
+    base = {f"aion.core.{name}" for name in BASE}
+    boxes = {name: "aion.core" if name in base else name for name in LAYERS if name != "aion"}
+    order = list(dict.fromkeys(boxes.values()))
+    order.remove("aion.core")
+    order.insert(1, "aion.core")
+    direct: dict[str, set[str]] = {box: set() for box in order}
+    for module in FILES:
+        box = boxes.get(LAYERS[layer(module)])
+        if box is not None:
+            others = {boxes.get(LAYERS[layer(m)], box) for m in ours(imported(module, at_import_time=True))}
+            direct[box] |= others - {box}
+    reached: dict[str, set[str]] = {}
+    for box in order:
+        reached[box] = direct[box].union(*(reached[other] for other in direct[box]))
+    order = [box for box in order if direct[box] or any(box in others for others in direct.values())]
+    lines = ["graph BT"]
+    lines += [f"    {box}[{box.replace('.', '/')}]" for box in order]
+    for box in order:
+        implied = set().union(*(reached[other] for other in direct[box]))
+        lines += [f"    {box} --> {other}" for other in order if other in direct[box] - implied]
+    return "\n".join(lines)
 
 
 def slices(columns: int = 4) -> str:
@@ -40,7 +72,7 @@ def slices(columns: int = 4) -> str:
     windows: Sequence[Periodic] = [aion.Tumbling("4 minutes"), aion.Sliding("6 minutes", "3 minutes")]
     titles = ["Tumbling(4 minutes)", "Sliding(6 minutes, 3 minutes)"]
     minutes, indent = 12, max(map(len, titles)) + 2
-    grid = SliceGrid(windows)
+    grid = SliceGrid(windows, segmented=False)
 
     def line(title: str, spans: list[tuple[int, int]]) -> str:
         text = [" "] * (minutes * columns + 1)
@@ -54,8 +86,9 @@ def slices(columns: int = 4) -> str:
     starts = np.unique(grid.starts(times)).tolist()
     of_window: dict[tuple[int, int], list[int]] = {}
     for start in starts:
-        for place in grid.covering(start):
-            of_window.setdefault(place, []).append(start)
+        for number, window in enumerate(windows):
+            for first in window.starts_covering(start):
+                of_window.setdefault((number, first), []).append(start)
     for number, (window, title) in enumerate(zip(windows, titles, strict=True)):
         inside = sorted(
             (start // MINUTE, (start + window.size_us) // MINUTE)

@@ -366,7 +366,7 @@ def test_what_stands_between_backticks_and_looks_like_a_path_is_there(page: str)
 def test_keys_of_a_policy_that_are_named_exist(page: str) -> None:
     keys = {doc.key for doc in describe()}
     prose = documents.read(page)[1]
-    for section, key in re.findall(rf"`(?:spark\.aion\.)?({'|'.join(SECTIONS)})\.([a-z_]+)[`:]", prose):
+    for section, key in re.findall(rf"`(?:spark\.aion\.)?({'|'.join(SECTIONS)})\.(?!py`)([a-z_]+)[`:]", prose):
         assert f"{section}.{key}" in keys, f"{page}: there is no {section}.{key}"
 
 

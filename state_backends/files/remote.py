@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from aion.core.ingest.checksum import crc32
+from aion.core.checksum import crc32
 from aion.errors import CorruptState, StorageError
 from state_backends.files import bulk_delete
 from state_backends.files.names import MANIFEST, OPERATOR, PART, Doomed, SstFile

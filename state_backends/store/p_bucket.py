@@ -19,8 +19,8 @@ from pathlib import Path
 
 from rocksdict import Cache, IngestExternalFileOptions, Rdict, WriteOptions
 
+from aion.core.checksum import crc32
 from aion.core.ingest.block import Block, parse
-from aion.core.ingest.checksum import crc32
 from aion.errors import CorruptBlock, CorruptState, StateError
 from state_backends.files.faults import disk_error, disk_errors, from_rocksdb, is_rocksdb_io
 from state_backends.files.names import MERGED, PART, SST, SstFile, is_merged

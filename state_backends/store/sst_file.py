@@ -17,8 +17,8 @@ from typing import NamedTuple
 import orjson
 from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, SstFileWriter
 
+from aion.core.checksum import crc32
 from aion.core.ingest.block import Compacted
-from aion.core.ingest.checksum import crc32
 from state_backends.files.names import SstFile
 from state_backends.files.storage import sync
 from state_backends.store.io import Steps

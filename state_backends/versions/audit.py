@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from aion.core.ingest.checksum import crc32
+from aion.core.checksum import crc32
 from aion.errors import FormatError, StateError, StorageError
 from state_backends.files.location import locate
 from state_backends.files.names import MANIFEST, OPERATOR, SST

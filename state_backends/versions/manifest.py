@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
-from aion.core.ingest.checksum import crc32
+from aion.core.checksum import crc32
 from aion.errors import CorruptState, ForeignState, FormatError
 from state_backends.versions.json_values import dumps
 

@@ -59,14 +59,14 @@ periodic = st.tuples(durations, durations, durations).map(
 
 @given(windows=st.lists(periodic, min_size=1, max_size=3), times=st.lists(st.integers(0, 40), min_size=1, max_size=30))
 def test_the_heaviest_window_is_that_of_all_that_cover_the_slice(windows: list[Periodic], times: list[int]) -> None:
-    grid = SliceGrid(windows)
+    grid = SliceGrid(windows, segmented=False)
     held = MBuckets(MemoryBudget(0))
     for number, minute in enumerate(times):
         slice_us = max(family.floor(minute * MINUTE) for family in grid.families)
         held.hold(number, make_block(slice_us, number, KIB))
     sizes = held.sizes()
     for slice_us in sizes:
-        covering = [(windows[n], start) for n, start in grid.covering(slice_us)]
+        covering = [(window, start) for window in windows for start in window.starts_covering(slice_us)]
         expected = max(
             sum(size for s, size in sizes.items() if start <= s < window.end(start)) for window, start in covering
         )

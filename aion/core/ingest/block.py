@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from aion.core.checksum import crc32
 from aion.core.ingest import json_codec
-from aion.core.ingest.checksum import crc32
 from aion.errors import CorruptBlock, FormatError
 
 VERSION = 4
