@@ -19,8 +19,7 @@ from aion.aggregates.values import Ints, Mask, combined
 from aion.core.numbers import sums_by
 from aion.core.operator.actions import Execute
 from aion.core.plan import Plan
-from aion.core.slicing.tree import Aggregation, Rows, SliceTree, choose_height, ranges, spans
-from aion.errors import IntegerOverflow
+from aion.core.slicing.tree import Aggregation, Rows, SliceTree, ranges, spans, trees_for
 from aion.execute.rows import WindowColumns, pane_rows
 
 # Windows whose partials are combined in one pass: enough to share slices, few enough to stay small.
@@ -128,7 +127,13 @@ class Loaded:
         edges = np.flatnonzero(np.diff(self.slices)) + 1
         starts = np.concatenate((np.zeros(1, np.int64), edges, np.full(1, len(self.slices))))
         begins, ends = (np.searchsorted(starts, rows) for rows in self._rows_of(executes))
-        trees = self._trees(starts, begins, ends, limit_bytes, aggregation)
+        layout = self._layout
+        columns = {name: combined(self._table.column(name)) for names in layout.partials.values() for name in names}
+
+        def tree(partials: Collection[Partial]) -> SliceTree:
+            return SliceTree(layout, partials, columns, self._key_ids, self._key_count, starts)
+
+        trees = trees_for(tree, begins, ends, limit_bytes, aggregation)
         taken = [spans(tree.starts, begins, ends) for tree in trees]
         # A window takes its rows out of the trees, and out of the table, so that overlapping windows multiply them.
         lengths = sum(part.lengths.sum(axis=1) for part in taken) + late.counts + changed.counts
@@ -139,36 +144,6 @@ class Loaded:
             rows = [part.rows(some) for part in taken]
             yield self._panes(executes.some(some), trees, rows, changed.some(some), late.some(some))
             start = end
-
-    def _trees(
-        self, starts: Ints, begins: Ints, ends: Ints, limit_bytes: int, aggregation: Aggregation
-    ) -> list[SliceTree]:
-        """A tree of as many levels as pay, of the partials that may be combined in any grouping (the eager way).
-
-        The others, and all where runs overflow though perhaps no window does, are combined of single slices: of a tree
-        without levels (the lazy way).
-        """
-        layout = self._layout
-        columns = {name: combined(self._table.column(name)) for names in layout.partials.values() for name in names}
-        height = choose_height(np.diff(starts), self._key_count, begins, ends, aggregation)
-        eager: frozenset[Partial] = frozenset()
-        if height:
-            eager = layout.regroupable(columns.__getitem__, int((starts[ends] - starts[begins]).max()))
-
-        def tree(partials: Collection[Partial]) -> SliceTree:
-            return SliceTree(layout, partials, columns, self._key_ids, self._key_count, starts)
-
-        found = []
-        if eager:
-            high = tree(eager)
-            try:
-                high.grow(height, limit_bytes)
-            except IntegerOverflow:
-                eager = frozenset()
-            else:
-                found.append(high)
-        rest = [partial for partial in layout.partials if partial not in eager]
-        return [*found, tree(rest)] if rest else found
 
     def _panes(
         self, executes: Execute, trees: Sequence[SliceTree], rows: Sequence[Rows], changed: _Since, late: _Since

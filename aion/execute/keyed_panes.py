@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from aion.aggregates.groups import Groups
+from aion.aggregates.partial import Partial, States
 from aion.aggregates.values import combined
 from aion.core.operator.actions import Kind
 from aion.core.operator.keyed.orders import ExecuteKeyed, Retract
 from aion.core.operator.keyed.table import Ints, Places, Table, coded
 from aion.core.plan import Plan
-from aion.core.slicing.tree import ranges
+from aion.core.slicing.tree import SliceTree, ranges, spans, trees_for
 from aion.execute.rows import WindowColumns, pane_rows
 
 SEQ, ROW = "\0seq", "\0row"
@@ -36,8 +37,20 @@ def placed(batch: pa.RecordBatch, seq: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, [*batch.schema.names, SEQ, ROW])
 
 
-def gather(plan: Plan, order: ExecuteKeyed, table: pa.Table, rows_at_once: int) -> Iterator[Gathered]:
-    """Some of the windows at a time, with about so many rows or one window; only those of keys that the table has.
+class Located(NamedTuple):
+    """Where the rows of windows are: those of ``windows[i]`` are ``rows[begins[i] : begins[i] + lengths[i]]``.
+
+    All lengths are above 0. Windows that overlap share their rows.
+    """
+
+    windows: Table
+    rows: Ints
+    begins: Ints
+    lengths: Ints
+
+
+def locate(plan: Plan, order: ExecuteKeyed, table: pa.Table) -> Located:
+    """The windows whose keys the table has.
 
     ``table``: rows as :func:`placed` makes them, in the order of arrival, all those of a key or none.
     """
@@ -45,10 +58,9 @@ def gather(plan: Plan, order: ExecuteKeyed, table: pa.Table, rows_at_once: int) 
     codes, window_codes = coded((columns, table.num_rows), (order.windows.keys, len(order.windows)))
     firsts = plan.instants(table)[0]
     if order.members is None:
-        by_time, places = Places.ordering(codes, firsts, table.column(SEQ).to_numpy())
+        rows, places = Places.ordering(codes, firsts, table.column(SEQ).to_numpy())
         begins = places.before(window_codes, order.windows["start"])
         lengths = places.after(window_codes, order.windows["last"]) - begins
-        rows = by_time
     else:
         seqs, of = np.unique(table.column(SEQ).to_numpy(), return_inverse=True)
         found = of * _ROWS_PER_BLOCK + table.column(ROW).to_numpy()
@@ -61,40 +73,86 @@ def gather(plan: Plan, order: ExecuteKeyed, table: pa.Table, rows_at_once: int) 
         here = found[rows] == members
         lengths = np.where(here[begins], order.members.lengths, 0)
     there = np.flatnonzero(lengths)
-    upto = np.cumsum(lengths[there])
-    start = 0
-    while start < len(there):
-        done = int(upto[start - 1]) if start else 0
-        end = max(start + 1, int(np.searchsorted(upto, done + rows_at_once, side="right")))
-        some = there[start:end]
+    return Located(order.windows.take(there), rows, begins[there], lengths[there])
+
+
+def gather(plan: Plan, order: ExecuteKeyed, table: pa.Table, rows_at_once: int) -> Iterator[Gathered]:
+    """Some of the windows at a time, with about so many rows or one window; only those of keys that the table has."""
+    windows, rows, begins, lengths = locate(plan, order, table)
+    for some in _stretches(lengths, rows_at_once):
         offsets = np.concatenate(([0], np.cumsum(lengths[some])))
-        yield Gathered(order.windows.take(some), rows[ranges(begins[some], lengths[some])], offsets)
-        start = end
+        yield Gathered(windows.take(_numbers(some)), rows[ranges(begins[some], lengths[some])], offsets)
 
 
 def panes(plan: Plan, order: ExecuteKeyed, table: pa.Table, rows_at_once: int) -> Iterator[pa.RecordBatch]:
-    """The panes of windows computed from partials."""
+    """The panes of windows computed from partials.
+
+    Windows that overlap (per record, by count) take runs of rows that are combined once, as overlapping windows of
+    slices do: with n rows in a window that costs O(log n) for each. What must not be combined in any grouping is
+    combined of single rows.
+    """
     layout = plan.layout
     assert layout is not None
-    for windows, rows, offsets in gather(plan, order, table, rows_at_once):
-        groups = Groups(np.repeat(np.arange(len(windows)), np.diff(offsets)), len(windows))
-        take = pa.array(_in_order(plan, table, rows, groups))
+    windows, rows, begins, lengths = locate(plan, order, table)
+    if not len(lengths):
+        return
+    trees = _trees(plan, table, rows, begins, lengths, rows_at_once)
+    taken = [spans(tree.starts, begins, begins + lengths) for tree in trees]
+    for some in _stretches(np.sum([part.lengths.sum(axis=1) for part in taken], axis=0), rows_at_once):
+        count = some.stop - some.start
+        states: dict[Partial, States] = {}
+        for tree, part in zip(trees, taken, strict=True):
+            own = part.rows(some)
+            groups = Groups(own.window_of, count)
+            at = own.rows if len(tree.starts) > 1 else _in_order(plan, table, rows, own.rows, groups)
+            states = layout.merge(groups, tree.taken(at), tree.partials, states)
+        outputs = list(layout.lower(states).values())
+        yield _rows(plan, order.definition, order.kind, windows.take(_numbers(some)), outputs)
 
-        def column(name: str, take: pa.Array = take) -> pa.Array:
-            return combined(table.column(name)).take(take)
 
-        states = layout.merge(groups, column)
-        yield _rows(plan, order.definition, order.kind, windows, list(layout.lower(states).values()))
+def _trees(plan: Plan, table: pa.Table, rows: Ints, begins: Ints, lengths: Ints, rows_at_once: int) -> list[SliceTree]:
+    """Over the rows in their order, as if each were a slice: of partials that may be combined, and of the others."""
+    layout = plan.layout
+    assert layout is not None
+    take = None if np.array_equal(rows, np.arange(table.num_rows)) else pa.array(rows)
+    columns = {}
+    for name in (name for names in layout.partials.values() for name in names):
+        column = combined(table.column(name))
+        columns[name] = column if take is None else column.take(take)
+    keys, starts = np.zeros(len(rows), np.int64), np.arange(len(rows) + 1)
+
+    def tree(partials: Collection[Partial]) -> SliceTree:
+        return SliceTree(layout, partials, columns, keys, 1, starts)
+
+    in_any_order = layout.commutative or plan.cell_us is None
+    limit_bytes = rows_at_once * max(table.nbytes // max(table.num_rows, 1), 1)
+    return trees_for(tree, begins, begins + lengths, limit_bytes, "auto" if in_any_order else "lazy")
 
 
-def _in_order(plan: Plan, table: pa.Table, rows: Ints, groups: Groups) -> Ints:
-    """The rows of each window slice by slice and cell by cell, and there as they came: which no folding changes."""
+def _stretches(lengths: Ints, rows_at_once: int) -> Iterator[slice]:
+    """Windows of about so many rows together, or one."""
+    upto = np.cumsum(lengths)
+    start = 0
+    while start < len(lengths):
+        done = int(upto[start - 1]) if start else 0
+        end = max(start + 1, int(np.searchsorted(upto, done + rows_at_once, side="right")))
+        yield slice(start, end)
+        start = end
+
+
+def _numbers(some: slice) -> Ints:
+    return np.arange(some.start, some.stop)
+
+
+def _in_order(plan: Plan, table: pa.Table, rows: Ints, taken: Ints, groups: Groups) -> Ints:
+    """Numbers of ``rows`` slice by slice and cell by cell, and there as they came: which no compaction changes."""
     assert plan.layout is not None
     if plan.layout.commutative or plan.cell_us is None:
-        return rows
-    firsts = plan.instants(table)[0][rows]
-    seqs = table.column(SEQ).to_numpy()[rows]
-    return rows[np.lexsort((rows, seqs, firsts // plan.cell_us, plan.grid.starts(firsts), groups.ids))]
+        return taken
+    own = rows[taken]
+    firsts = plan.instants(table)[0][own]
+    seqs = table.column(SEQ).to_numpy()[own]
+    return taken[np.lexsort((own, seqs, firsts // plan.cell_us, plan.grid.starts(firsts), groups.ids))]
 
 
 def retractions(plan: Plan, order: Retract) -> pa.RecordBatch:

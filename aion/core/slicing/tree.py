@@ -18,6 +18,7 @@ from aion.aggregates import Layout
 from aion.aggregates.groups import Part, pack
 from aion.aggregates.partial import Partial
 from aion.aggregates.values import Ints, Mask
+from aion.errors import IntegerOverflow
 
 Aggregation: TypeAlias = Literal["auto", "lazy", "eager"]
 """Which way overlapping windows are combined; auto: by what each costs."""
@@ -126,11 +127,11 @@ class SliceTree:
         key_count: int,
         starts: Ints,
     ) -> None:
-        self._layout = layout
+        self.layout = layout
         self.partials = partials
         self._levels: list[Mapping[str, pa.Array]] = [columns]
         self._whole: dict[str, pa.Array] = {}
-        self._key_count = key_count
+        self.key_count = key_count
         self.keys = keys
         self.starts = [starts]
 
@@ -144,12 +145,12 @@ class SliceTree:
         all_keys = [keys]
         while len(self.starts) <= height and limit_bytes > 0:
             at, count = int(self.starts[-1][-1]), len(self.starts[-1]) >> 1
-            groups, (run_of, keys) = pack([Part(run_of >> 1, count), Part(keys, self._key_count)])
-            states = self._layout.merge(groups, self._levels[-1].__getitem__, self.partials)
+            groups, (run_of, keys) = pack([Part(run_of >> 1, count), Part(keys, self.key_count)])
+            states = self.layout.merge(groups, self._levels[-1].__getitem__, self.partials)
             level = {
                 name: column
                 for partial in self.partials
-                for name, column in zip(self._layout.partials[partial], states[partial], strict=True)
+                for name, column in zip(self.layout.partials[partial], states[partial], strict=True)
             }
             self._levels.append(level)
             # Groups come by run, also where they were hashed: then in the order in which they are met.
@@ -170,6 +171,38 @@ class SliceTree:
         are_all = len(rows) == len(self.keys) and bool((rows[1:] > rows[:-1]).all())
         take = None if are_all else pa.array(rows)
         return lambda name: self.column(name) if take is None else self.column(name).take(take)
+
+
+def trees_for(
+    tree: Callable[[Collection[Partial]], SliceTree],
+    begins: Ints,
+    ends: Ints,
+    limit_bytes: int,
+    aggregation: Aggregation,
+) -> list[SliceTree]:
+    """Trees from which windows are combined: of as many levels as pay, of what may be combined in any grouping (eager).
+
+    The others, and all where runs overflow though perhaps no window does, are combined of single slices: of a tree
+    without levels (lazy). ``tree``: makes one of some partials. ``begins``, ``ends``: the slices of each window,
+    counted from the first one on.
+    """
+    lazy = tree(())
+    layout, starts = lazy.layout, lazy.starts[0]
+    height = choose_height(np.diff(starts), lazy.key_count, begins, ends, aggregation)
+    eager: frozenset[Partial] = frozenset()
+    if height:
+        eager = layout.regroupable(lazy.column, int((starts[ends] - starts[begins]).max()))
+    found = []
+    if eager:
+        high = tree(eager)
+        try:
+            high.grow(height, limit_bytes)
+        except IntegerOverflow:
+            eager = frozenset()
+        else:
+            found.append(high)
+    rest = [partial for partial in layout.partials if partial not in eager]
+    return [*found, tree(rest)] if rest else found
 
 
 def ranges(begins: Ints, lengths: Ints) -> Ints:

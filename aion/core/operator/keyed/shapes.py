@@ -20,6 +20,7 @@ from aion.core.operator.keyed.table import Ints, Places, Table, codes_of, stacke
 from aion.core.operator.lifecycle import NEVER
 from aion.core.slicing.counts import count_windows
 from aion.core.slicing.per_record import record_windows
+from aion.core.slicing.ranges import reduce_ranges
 from aion.core.slicing.sessions import Intervals, merge_intervals, merge_sessions
 from aion.core.slicing.tree import ranges
 from aion.core.windows import Count, Definition, PerRecord, Punctuated, Session
@@ -340,9 +341,7 @@ def newest(values: Ints, windows: Windows) -> Ints:
         return np.empty(0, np.int64)
     if _are_rows(windows, len(values)):
         return values
-    bounds = np.stack((windows.begins, windows.ends), axis=1).ravel()
-    padded = np.append(values, np.iinfo(np.int64).min)
-    return np.asarray(np.maximum.reduceat(padded, bounds)[::2])
+    return reduce_ranges(np.maximum, values, windows.begins, windows.ends)
 
 
 def _are_rows(windows: Windows, rows: int) -> bool:
