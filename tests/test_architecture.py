@@ -18,6 +18,7 @@ PACKAGES = ("aion", "state_backends", "policies", "experiments")
 # Folders and single modules, from the ground up. A module imports from its own entry and from those above it here.
 LAYERS = (
     "aion.errors",
+    "aion.installation",
     "aion.core",  # its __init__ only
     "aion.core.numbers",
     "aion.core.time",
@@ -50,6 +51,7 @@ LAYERS = (
     "aion",
     "aion.tools",
     "aion.cli",
+    "aion.__main__",
     "experiments",
 )
 

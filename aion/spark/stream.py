@@ -28,6 +28,7 @@ from aion.core.topology import Decision, Tree, levels_for, merging_strategies
 from aion.core.windows import Definitions
 from aion.errors import ConfigError, SchemaError, WatermarkError
 from aion.execute.trace import Definition
+from aion.installation import require_extra
 from aion.spark import starts
 from aion.spark.blocks import row_type
 from aion.spark.child import Child
@@ -174,6 +175,8 @@ def _resolve(
         Definition.of(plan, commits=True)  # raises now for windows of which there is no trace
     keyword = {"distribution_merge_levels": merge_levels, "distribution_fan_in": fan_in}
     resolved = _policy(df.sparkSession, policy, {k: v for k, v in keyword.items() if v is not None})
+    if resolved.metrics.port is not None:
+        require_extra("metrics", "metrics.port")
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", name):
         raise ConfigError(
             f"name: {name!r} becomes a folder; use letters, digits, '_', '-' and '.' only, not first a '.'"
