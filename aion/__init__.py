@@ -10,6 +10,7 @@ check_packages("policies", "state_backends")  # before anything of them is impor
 
 from aion import aggregates, errors  # noqa: E402
 from aion.core.plan import Window  # noqa: E402
+from aion.core.spec import Spec  # noqa: E402
 from aion.core.windows import (  # noqa: E402
     Count,
     PerRecord,
@@ -33,6 +34,7 @@ __all__ = [
     "Punctuated",
     "Session",
     "Sliding",
+    "Spec",
     "Tumbling",
     "Window",
     "aggregates",

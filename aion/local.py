@@ -5,23 +5,24 @@ from __future__ import annotations
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import pyarrow as pa
 from rocksdict import Cache
 
-from aion.aggregates import Aggregate
-from aion.config import Policy, load_policy
+from aion.config import load_policy
 from aion.core.ingest.block import Block
 from aion.core.ingest.hashing import ShardOfKeys
-from aion.core.plan import ApplyFunction, Plan, make_plan, output_fields, result_schema
+from aion.core.plan import Plan
 from aion.core.schema import parse_schema
+from aion.core.spec import Keywords, Spec, spec_of
 from aion.core.time import instant_us
-from aion.core.windows import Definitions, named
+from aion.core.windows import named
 from aion.errors import SchemaError
 from aion.execute.assembly import make_builder, make_executor, make_operator, predicts, store_config
 from aion.execute.executor import Executor
@@ -51,40 +52,31 @@ class LocalOperator:
     types of the result, and a definition that does not fit the columns is refused at once. Without it, both wait for
     the first table. Until then an answer has all columns of the result, of type ``null`` where the input decides.
 
-    Close it, or use it as a context manager: its state lies in a temporary folder. ``record``: a folder for a trace of
-    what comes (docs/tuning.md).
+    What is computed is told by keywords, the fields of :class:`aion.Spec`, as for :func:`aion.windowed`; or by such a
+    ``spec``, which keywords outrank. Close it, or use it as a context manager: its state lies in a temporary folder.
     """
 
     def __init__(
         self,
+        spec: Spec | None = None,
+        /,
         *,
-        windows: Definitions,
-        time: str,
-        key: str | Sequence[str] | None = None,
-        aggregates: Mapping[str, Aggregate] | None = None,
-        apply: ApplyFunction | None = None,
-        schema: str | pa.Schema | None = None,
-        blocking: bool = True,
-        policy: str | Path | Mapping[str, Any] | Policy = "standard",
-        record: str | Path | None = None,
         input_schema: str | pa.Schema | None = None,
+        **definition: Unpack[Keywords],
     ) -> None:
-        self._record = record
+        spec = spec_of("LocalOperator", spec, definition)
+        if type(spec.schema).__name__ == "StructType":  # then there is Spark
+            from aion.spark.types import arrow_schema
+
+            spec = replace(spec, schema=arrow_schema(spec.schema))
+        self._spec = spec
         self._recorder: Recorder | None = None
         self._batches = 0
-        self._definition: dict[str, Any] = {
-            "windows": windows,
-            "time": time,
-            "key": key,
-            "aggregates": aggregates,
-            "apply": apply,
-            "outputs": schema,
-            "blocking": blocking,
-        }
-        output_fields(aggregates, apply, schema)
-        self.policy = load_policy(policy)
+        self.policy = load_policy("standard" if spec.policy is None else spec.policy)
         self._folder = tempfile.TemporaryDirectory(prefix="aion-local-")
-        config = store_config(self.policy, windows=named(windows).values(), blocking=blocking and apply is not None)
+        config = store_config(
+            self.policy, windows=named(spec.windows).values(), blocking=spec.blocking and spec.apply is not None
+        )
         self._io = config.make_io()
         self._budget = MemoryBudget(config.budget(memory_limit_bytes()))
         folder = Path(self._folder.name)
@@ -165,11 +157,11 @@ class LocalOperator:
         self.close()
 
     def _start(self, schema: pa.Schema) -> Executor:
-        plan = make_plan(normal_schema(schema, self._definition["time"]), **self._definition)
+        plan = self._spec.plan(normal_schema(schema, self._spec.time))
         operator = make_operator(plan, self.policy, None)
         executor = make_executor(plan, operator, _Embedded(self._store), self._codec, self.policy)
-        if self._record is not None:
-            self._recorder = Recorder(Path(self._record), Definition.of(plan, commits=False))
+        if self._spec.record is not None:
+            self._recorder = Recorder(Path(self._spec.record), Definition.of(plan, commits=False))
             self._recorder.begin(0, None)
             executor.recorder = self._recorder
             self._store.on_staged = self._recorder.staged
@@ -184,10 +176,7 @@ class LocalOperator:
         """No rows, of the result's columns; what only the input's columns tell is of type null."""
         if self._executor is not None:
             return self._executor.plan.result_schema.empty_table()
-        key, told = self._definition["key"], self._definition
-        keys = (key,) if isinstance(key, str) else tuple(key or ())
-        outputs = output_fields(told["aggregates"], told["apply"], told["outputs"])
-        return result_schema([pa.field(name, pa.null()) for name in keys], pa.null(), outputs).empty_table()
+        return self._spec.unbound_result().empty_table()
 
     def _batch(
         self, executor: Executor, table: pa.Table | None, watermark_us: int | None, *, last: bool = False

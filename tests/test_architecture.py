@@ -32,6 +32,7 @@ LAYERS = (
     "aion.aggregates",
     "aion.core.slicing",
     "aion.core.plan",
+    "aion.core.spec",
     "aion.core.trigger",
     "aion.core.lateness",
     "aion.core.compaction",
@@ -64,8 +65,8 @@ IMPORTS_BY_NAME = {"policies.plugins"}
 HARMLESS = {
     "__future__", "abc", "base64", "bisect", "collections", "collections.abc", "dataclasses", "datetime", "decimal",
     "enum", "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics",
-    "contextlib", "datasketches", "isal.isal_zlib", "struct", "typing", "zlib", "numpy", "numpy.typing", "orjson",
-    "pyarrow", "pyarrow.compute", "scipy", "scipy.special",
+    "contextlib", "datasketches", "difflib", "isal.isal_zlib", "struct", "typing", "zlib", "numpy", "numpy.typing",
+    "orjson", "pyarrow", "pyarrow.compute", "scipy", "scipy.special",
 }  # fmt: skip
 
 # Effects that hide in harmless modules, and builtins.
