@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aion import aggregates, errors
-from aion.core.plan import Window
-from aion.core.windows import Count, PerRecord, Punctuated, Session, Sliding, Tumbling
+from aion.installation import check_packages
+
+check_packages("policies", "state_backends")  # before anything of them is imported
+
+from aion import aggregates, errors  # noqa: E402
+from aion.core.plan import Window  # noqa: E402
+from aion.core.spec import Spec  # noqa: E402
+from aion.core.windows import (  # noqa: E402
+    Count,
+    PerRecord,
+    Punctuated,
+    Session,
+    Sliding,
+    Tumbling,
+)
 
 if TYPE_CHECKING:
     from aion import metrics
@@ -22,6 +34,7 @@ __all__ = [
     "Punctuated",
     "Session",
     "Sliding",
+    "Spec",
     "Tumbling",
     "Window",
     "aggregates",

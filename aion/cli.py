@@ -7,11 +7,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from typer.core import TyperGroup
-
 from aion import __version__
-from aion.errors import AionError, ConfigError, PolicyError
+from aion.errors import AionError, ConfigError, PolicyError, needs_extra
+from aion.installation import check_packages, require_extra
+
+with needs_extra("cli", "the command aion"):
+    import rich  # noqa: F401 (what commands print with)
+    import typer
+    from typer.core import TyperGroup
+
+check_packages("experiments")
 
 
 class _Aion(TyperGroup):
@@ -43,11 +48,6 @@ PolicyFile = Annotated[
 ]
 
 
-def main() -> None:
-    """The console script. Exit code 2 for an error of the user's, with one clear message."""
-    app()
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"aion {__version__}")
@@ -69,6 +69,8 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for panes and figure.", file_okay=False)] = Path("out"),
 ) -> None:
     """Stream real late flights through Spark, and compare the panes with the truth."""
+    require_extra("demo", "the demo")
+    require_extra("experiments", "the demo's figure")
     raise typer.Exit(import_module("experiments.demo").run(flights=flights, out=out))
 
 
@@ -235,4 +237,4 @@ def _print_red(text: str, *, to_stderr: bool) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    app()

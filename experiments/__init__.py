@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from aion.installation import require_extra
 from experiments.chaos import chaos
 from experiments.cleanup import cleanup
 from experiments.hosts import hosts
@@ -29,6 +30,7 @@ app = typer.Typer(help="Measure Aion: workloads, baselines, figures.", no_args_i
 @app.callback()
 def _experiments() -> None:
     """Measure Aion: workloads, baselines, figures."""
+    require_extra("experiments", "an experiment")
 
 
 # One line per experiment. Their modules import nothing heavy at the top.

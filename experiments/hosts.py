@@ -28,7 +28,7 @@ from experiments.ingest import wide_console
 if TYPE_CHECKING:
     from rich.console import Console
 
-PACKAGES = ("aion-streams", "pyspark", "pyarrow", "rocksdict")
+PACKAGES = ("aion", "pyspark", "pyarrow", "rocksdict")
 PORT = 7077
 EXECUTOR_MIB = 1024
 KEYS = 7

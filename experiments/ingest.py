@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 WINDOW = "20 seconds"
 WINDOW_MS = 20_000
-PACKAGES = ("aion-streams", "pyspark", "pyarrow", "pandas", "numpy", "rocksdict")
+PACKAGES = ("aion", "pyspark", "pyarrow", "pandas", "numpy", "rocksdict")
 # The ratios to reach. Each belongs to the settings it names; elsewhere a ratio is only reported.
 KEPT_OVER_LIST_STATE = {0: 12.0, 2304: 2.0}  # by payload bytes
 PARTIALS_OVER_WINDOW = {1.0: 0.7, 20.0: 2.0}  # by overlap: in how many windows an event is

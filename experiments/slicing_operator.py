@@ -167,8 +167,10 @@ def one_call(case: Case, way: Aggregation, seed: int) -> tuple[float, pa.Table]:
         end_us = case.slices * SLIDE_US
         if case.late:
             operator.advance(end_us)
-            operator.process(late_event(case))
-            end_us += 1
-        begun = time.process_time()
-        rows = operator.advance(end_us)
+            event = late_event(case)
+            begun = time.process_time()
+            rows = operator.process(event)
+        else:
+            begun = time.process_time()
+            rows = operator.advance(end_us)
         return time.process_time() - begun, rows

@@ -167,8 +167,7 @@ def run(
         begin = time.monotonic()
         for number, (watermark_us, events) in enumerate(stream):
             time.sleep(max(0.0, begin + number * settings.pause_s - time.monotonic()))
-            operator.advance(watermark_us)
-            operator.process(events)
+            operator.process(events, watermark_us)
         operator.close()
         moved = operator.io.by_priority
         staging = operator.store.stats().staging

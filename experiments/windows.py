@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from experiments.bench import Target
     from experiments.generate import EventPlan
 
-PACKAGES = ("aion-streams", "pyspark", "pyarrow", "pandas", "numpy", "rocksdict")
+PACKAGES = ("aion", "pyspark", "pyarrow", "pandas", "numpy", "rocksdict")
 DELAY = "10 seconds"
 SCHEMA = "key bigint, ts timestamp, value double"
 SIZE = "1 minute"

@@ -158,16 +158,15 @@ class OracleOperator:
         self.arrivals = 0
 
     def process(self, events: Sequence[Event]) -> tuple[list[Pane], list[Dropped]]:
-        """Late panes of the call before; then these events arrive."""
-        panes = list(self._late())
+        """These events arrive; late panes of the windows that they changed."""
         dropped: list[Dropped] = []
         for event in events:
             dropped += self._arrive(event)
-        return panes, dropped
+        return list(self._late()), dropped
 
     def advance(self, watermark: int) -> list[Pane]:
-        """Late panes of the call before; then what this watermark makes due."""
-        panes = list(self._late())
+        """What this watermark makes due."""
+        panes: list[Pane] = []
         if self.watermark is None or watermark > self.watermark:
             self.watermark = watermark
         for window in list(self.windows.values()):

@@ -84,15 +84,11 @@ def slices(columns: int = 4) -> str:
     lines = [" " * indent + "".join(f"{m:<{columns}}" for m in range(minutes + 1)).rstrip() + " minutes"]
     times = np.arange(minutes, dtype=np.int64) * MINUTE
     starts = np.unique(grid.starts(times)).tolist()
-    of_window: dict[tuple[int, int], list[int]] = {}
-    for start in starts:
-        for number, window in enumerate(windows):
-            for first in window.starts_covering(start):
-                of_window.setdefault((number, first), []).append(start)
+    places = {(n, begin) for n, window in enumerate(windows) for s in starts for begin in window.starts_covering(s)}
     for number, (window, title) in enumerate(zip(windows, titles, strict=True)):
         inside = sorted(
             (start // MINUTE, (start + window.size_us) // MINUTE)
-            for which, start in of_window
+            for which, start in places
             if which == number and start >= 0 and start + window.size_us <= minutes * MINUTE
         )
         rows: list[list[tuple[int, int]]] = []
@@ -123,9 +119,8 @@ def panes() -> str:
         windows=aion.Tumbling("1 minute"), time="ts", aggregates={"n": A.count()}, policy=policy("5 minutes")
     ) as operator:
         for watermark, seconds in BATCHES:
-            rows = [] if watermark is None else operator.advance(NOON + watermark * 1_000_000).to_pylist()
-            rows += operator.process(_events(seconds)).to_pylist()
-            rows += operator.process(_events([])).to_pylist()  # in which what late events trigger comes out
+            at_us = None if watermark is None else NOON + watermark * 1_000_000
+            rows = operator.process(_events(seconds), at_us).to_pylist()
             first = [_clock(watermark), " ".join(map(_clock, seconds))]
             for row in rows or [None]:
                 lines.append((f"{first[0]:<11}{first[1]:<30}" + _row(row)).rstrip())
@@ -161,7 +156,7 @@ def retraction() -> str:
 
         process(1, 3, 12)
         operator.advance(NOON + 18 * MINUTE)
-        rows = process(7) + process()
+        rows = process(7)
     lines = [
         ("late event at 12:07, session gap 5 minutes", "kind", "window_start", "window_end", "n"),
         *(

@@ -18,6 +18,7 @@ PACKAGES = ("aion", "state_backends", "policies", "experiments")
 # Folders and single modules, from the ground up. A module imports from its own entry and from those above it here.
 LAYERS = (
     "aion.errors",
+    "aion.installation",
     "aion.core",  # its __init__ only
     "aion.core.numbers",
     "aion.core.time",
@@ -32,6 +33,7 @@ LAYERS = (
     "aion.aggregates",
     "aion.core.slicing",
     "aion.core.plan",
+    "aion.core.spec",
     "aion.core.trigger",
     "aion.core.lateness",
     "aion.core.compaction",
@@ -51,6 +53,7 @@ LAYERS = (
     "aion",
     "aion.tools",
     "aion.cli",
+    "aion.__main__",
     "experiments",
 )
 
@@ -63,8 +66,8 @@ IMPORTS_BY_NAME = {"policies.plugins"}
 HARMLESS = {
     "__future__", "abc", "base64", "bisect", "collections", "collections.abc", "dataclasses", "datetime", "decimal",
     "enum", "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics",
-    "contextlib", "datasketches", "isal.isal_zlib", "struct", "typing", "zlib", "numpy", "numpy.typing", "orjson",
-    "pyarrow", "pyarrow.compute", "scipy", "scipy.special",
+    "contextlib", "datasketches", "difflib", "isal.isal_zlib", "struct", "typing", "zlib", "numpy", "numpy.typing",
+    "orjson", "pyarrow", "pyarrow.compute", "scipy", "scipy.special",
 }  # fmt: skip
 
 # Effects that hide in harmless modules, and builtins.

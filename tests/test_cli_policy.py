@@ -15,6 +15,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 import aion
+from aion import __main__ as program
 from aion import cli, config
 from aion.config import Policy, load_policy
 from aion.errors import MissingJava, PolicyError
@@ -378,7 +379,7 @@ def test_the_console_script_ends_with_the_code_and_no_traceback(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["aion", "policy", "explain", "nowhere"])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        program.main()
     assert ended.value.code == 2
     printed = capsys.readouterr()
     assert "'nowhere' is no preset" in printed.err

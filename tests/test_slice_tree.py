@@ -133,9 +133,9 @@ def test_aggregates_that_round_are_the_same_too(scenario: Scenario) -> None:
     assert [exactly(rows) for rows in both[0]] == [exactly(rows) for rows in both[1]]
 
 
-def feed(operator: aion.LocalOperator, times: Sequence[int], keys: Sequence[int]) -> None:
+def feed(operator: aion.LocalOperator, times: Sequence[int], keys: Sequence[int]) -> pa.Table:
     stamps = pa.array(times, pa.int64()).cast(pa.timestamp("us"))
-    operator.process(pa.table({"k": keys, "ts": stamps, "x": np.sqrt(np.arange(len(keys)))}))
+    return operator.process(pa.table({"k": keys, "ts": stamps, "x": np.sqrt(np.arange(len(keys)))}))
 
 
 def sliding(overlap: int, aggregation: str, **aggregates: A.Aggregate) -> aion.LocalOperator:
@@ -155,8 +155,7 @@ def overlap_600(aggregation: str, keys: int = 8) -> tuple[list[str], list[str]]:
     with sliding(600, aggregation) as operator:
         feed(operator, np.repeat(np.arange(1200) * 1_000_000, keys).tolist(), list(range(keys)) * 1200)
         on_time = operator.advance(1200 * 1_000_000)
-        feed(operator, [599_500_000], [3])
-        late = operator.advance(1200 * 1_000_000 + 1)
+        late = feed(operator, [599_500_000], [3])
     return exactly(on_time.to_pylist()), exactly(late.to_pylist())
 
 

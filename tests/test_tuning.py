@@ -108,7 +108,8 @@ def test_a_trace_says_what_came_and_when(tmp_path: Path) -> None:
     trace = read_trace(tmp_path / "t")
     assert trace.events == 250
     assert trace.bytes > sum(events["pad"].nbytes for _, events in stream)
-    assert [b.watermark_us for b in trace.batches] == [None, *(w for w, _ in stream)]
+    # Each call is a batch: events, then a watermark.
+    assert [b.watermark_us for b in trace.batches] == [None, *(w for w, _ in stream for _ in range(2))]
     assert trace.batches[-1].last and not any(b.last for b in trace.batches[:-1])
     starts = [b.at_us for b in trace.batches]
     assert starts == sorted(starts)

@@ -29,7 +29,7 @@ from aion.aggregates.sums import (
     plain,
 )
 from aion.core.schema import parse_schema
-from aion.errors import ConfigError, SchemaError
+from aion.errors import ConfigError, SchemaError, needs_extra
 
 
 @dataclass(frozen=True)
@@ -199,8 +199,15 @@ def _collect_set(asked: _Asked) -> _Made:
     return (Distinct(asked.aggregate.columns, (asked.hashed(),)),), pa.list_(asked.type()), plain
 
 
+def _needs_sketches(asked: _Asked) -> None:
+    """Says now what is not installed, rather than in the first batch."""
+    with needs_extra("sketches", asked.aggregate.function):
+        import datasketches  # noqa: F401
+
+
 def _approx_count_distinct(asked: _Asked) -> _Made:
     asked.hashed()
+    _needs_sketches(asked)
     registers = Registers(asked.aggregate.columns[0], asked.aggregate.option("lg"))
     return (registers,), pa.int64(), registers.estimates
 
@@ -221,6 +228,7 @@ def _approx_percentile(asked: _Asked) -> _Made:
     type_ = asked.type()
     if not is_quantifiable(type_):
         raise asked.refuse(f"needs numbers, dates or times, not {type_}; cast the column")
+    _needs_sketches(asked)
     shares, array = _shares(asked.aggregate.option("percentage"))
     digest = Digest(asked.aggregate.columns[0], type_, asked.aggregate.option("accuracy"))
     lower = preset(lower_approximate, ranks=shares, array=array)

@@ -21,6 +21,7 @@ from aion.aggregates.lists import one_zero
 from aion.aggregates.partial import Done, Partial, Rows, States
 from aion.aggregates.values import Ints
 from aion.core.row_hash import hash_rows
+from aion.errors import needs_extra
 
 _Bytes = npt.NDArray[np.uint8]
 
@@ -109,7 +110,8 @@ class Registers(Partial):
 
     def estimates(self, states: States) -> pa.Array:
         """The numbers of distinct values. Coupons are counted: two of them are one in 2**26 cases only."""
-        from datasketches import hll_sketch  # slow to load, and few ask for it
+        with needs_extra("sketches", "approx_count_distinct"):
+            from datasketches import hll_sketch  # slow to load, and few ask for it
 
         parts = self._taken_apart(states[0])
         found = np.zeros(len(states[0]), np.int64)

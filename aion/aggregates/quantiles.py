@@ -24,6 +24,7 @@ from aion.aggregates.values import (
     orderable,
     to_doubles,
 )
+from aion.errors import needs_extra
 
 # A group of so many values is sorted by itself: numpy sorts values faster than it orders rows.
 _LARGE_GROUP = 512
@@ -137,7 +138,8 @@ class Digest(Partial):
         ]
 
     def _digested(self, held: Sequence[bytes], values: Doubles) -> bytes:
-        from datasketches import tdigest_double  # slow to load, and few ask for it
+        with needs_extra("sketches", "approx_percentile"):
+            from datasketches import tdigest_double  # slow to load, and few ask for it
 
         digest = tdigest_double(self.k)
         tails = [int((values == -np.inf).sum()), int((values == np.inf).sum()), int(np.isnan(values).sum())]

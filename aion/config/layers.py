@@ -7,6 +7,7 @@ default says was not set by the user, and follows what was: see :mod:`aion.confi
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -43,20 +44,31 @@ def load_policy(source: Source, overrides: Mapping[str, object] | None = None) -
 def resolve(policy: Source | None = None, *, keyword: Mapping[str, object], spark_conf: Mapping[str, str]) -> Policy:
     """The policy of all layers. Without ``policy``: that of ``spark.aion.policy``, or else ``standard``.
 
-    In Spark conf, which has only strings, ``null`` is null and a mapping is JSON. Raises PolicyError as
-    :func:`load_policy`, also for a ``spark.aion.*`` setting that is no key.
+    In Spark conf, which has only strings, ``null`` is null and a mapping is JSON, the policy's too. Raises PolicyError
+    as :func:`load_policy`, also for a ``spark.aion.*`` setting that is no key.
     """
     ours = {key: value.strip() for key, value in spark_conf.items() if key.startswith(SPARK_PREFIX)}
     conf = {key.removeprefix(SPARK_PREFIX): None if value == "null" else value for key, value in ours.items()}
     named = conf.pop("policy", None)
     layers = _Layers()
     if policy is None and named is not None:
-        layers.add_source(named, f"Spark conf {SPARK_PREFIX}policy")
+        layers.add_source(_written(named), f"Spark conf {SPARK_PREFIX}policy")
     else:
         layers.add_source("standard" if policy is None else policy, "policy")
     layers.add_flat(conf, f"Spark conf {SPARK_PREFIX}")
     layers.add_flat(keyword, _KEYWORD)
     return layers.policy()
+
+
+def _written(named: str) -> Source:
+    """What ``spark.aion.policy`` names: a preset, a path, or a policy itself, as JSON."""
+    if not named.startswith("{"):
+        return named
+    try:
+        policy: dict[str, Any] = json.loads(named)
+    except ValueError as error:
+        raise PolicyError(f"Spark conf {SPARK_PREFIX}policy: {show(named)} is no JSON: {error}") from None
+    return policy
 
 
 def presets() -> list[str]:

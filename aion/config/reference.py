@@ -104,7 +104,7 @@ aion.LocalOperator(..., policy={"memory": {"budget": "1GiB"}})
 
 Every key can also be set as `spark.aion.<section>.<key>`, in `spark-submit` or elsewhere (`null` is null, a mapping
 is JSON), and as a keyword of `aion.configure` (`memory_budget=...`). A keyword wins over Spark's configuration,
-which wins over the file, which wins over the defaults.
+which wins over the file, which wins over the defaults. `spark.aion.policy` is a preset, a path, or a mapping as JSON.
 
 - **Sizes** have a unit, or are a number of bytes: B, KiB MiB GiB TiB (1024), KB MB GB TB (1000).
 - **Durations** always have a unit: us, ms, s, m, h, d, w or their English names; `1 hour 30 minutes` is one.

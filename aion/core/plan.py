@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -140,24 +140,7 @@ class Plan:
 
     @cached_property
     def result_schema(self) -> pa.Schema:
-        """Keys, window, aggregates or the function's columns, pane, and what only dropped rows have."""
-        return pa.schema(
-            [
-                *(pa.field(name, self.schema.field(name).type) for name in self.key),
-                pa.field("window", pa.string()),
-                pa.field("window_start", self.timestamp),
-                pa.field("window_end", self.timestamp),
-                *(pa.field(f.name, f.type) for f in self.outputs),
-                pa.field("pane", pa.int32()),
-                pa.field("kind", pa.string()),
-                pa.field("events", pa.int64()),
-                pa.field("late_events", pa.int64()),
-                pa.field("event_time", self.timestamp),
-                pa.field("lateness_us", pa.int64()),
-                pa.field("reason", pa.string()),
-                pa.field("event", pa.string()),
-            ]
-        )
+        return result_schema([self.schema.field(name) for name in self.key], self.timestamp, self.outputs)
 
     @cached_property
     def definition(self) -> dict[str, Any]:
@@ -173,6 +156,27 @@ class Plan:
     @cached_property
     def fingerprint(self) -> str:
         return hashlib.sha256(json.dumps(self.definition, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def result_schema(key: Iterable[pa.Field], timestamp: pa.DataType, outputs: Iterable[pa.Field]) -> pa.Schema:
+    """Keys, window, aggregates or the function's columns, pane, and what only dropped rows have."""
+    return pa.schema(
+        [
+            *(pa.field(f.name, f.type) for f in key),
+            pa.field("window", pa.string()),
+            pa.field("window_start", timestamp),
+            pa.field("window_end", timestamp),
+            *(pa.field(f.name, f.type) for f in outputs),
+            pa.field("pane", pa.int32()),
+            pa.field("kind", pa.string()),
+            pa.field("events", pa.int64()),
+            pa.field("late_events", pa.int64()),
+            pa.field("event_time", timestamp),
+            pa.field("lateness_us", pa.int64()),
+            pa.field("reason", pa.string()),
+            pa.field("event", pa.string()),
+        ]
+    )
 
 
 def make_plan(
@@ -195,20 +199,10 @@ def make_plan(
     keys = (key,) if isinstance(key, str) else tuple(key or ())
     _check_columns(schema, keys, time)
     definitions = named(windows)
-    if (aggregates is None) == (apply is None):
-        raise ConfigError("give either aggregates={...} or apply=function with schema='...', and not both")
-    if apply is not None:
-        if not callable(apply):
-            raise ConfigError(f"apply: {apply!r} cannot be called; give a function of (key, window, events)")
-        if outputs is None:
-            raise ConfigError("apply= needs the schema of what it returns, e.g. schema='median double'")
-        layout, result, kept = None, parse_schema(outputs), schema
+    names = output_fields(aggregates, apply, outputs)
+    if aggregates is None:
+        layout, result, kept = None, pa.schema(names), schema
     else:
-        assert aggregates is not None
-        if outputs is not None:
-            raise ConfigError("schema= belongs to apply=; aggregates know their types")
-        if not aggregates:
-            raise ConfigError("aggregates: none given; e.g. aggregates={'n': aion.aggregates.count()}")
         bound = [agg.bind(name, a, schema, time) for name, a in aggregates.items()]
         layout = agg.Layout(bound, _besides(definitions, time, schema.field(time).type))
         result = pa.schema([pa.field(b.name, b.type) for b in layout.bound])
@@ -216,6 +210,25 @@ def make_plan(
         kept = pa.schema([schema.field(n) for n in dict.fromkeys(columns)])
     _check_names(keys, result.names)
     return Plan(keys, time, definitions, kept, layout, apply, result, blocking and apply is not None)
+
+
+def output_fields(
+    aggregates: Mapping[str, agg.Aggregate] | None, apply: ApplyFunction | None, outputs: str | pa.Schema | None
+) -> list[pa.Field]:
+    """The columns of what is computed; of type null where only the input's columns tell. Raises ConfigError."""
+    if (aggregates is None) == (apply is None):
+        raise ConfigError("give either aggregates={...} or apply=function with schema='...', and not both")
+    if aggregates is None:
+        if not callable(apply):
+            raise ConfigError(f"apply: {apply!r} cannot be called; give a function of (key, window, events)")
+        if outputs is None:
+            raise ConfigError("apply= needs the schema of what it returns, e.g. schema='median double'")
+        return list(parse_schema(outputs))
+    if outputs is not None:
+        raise ConfigError("schema= belongs to apply=; aggregates know their types")
+    if not aggregates:
+        raise ConfigError("aggregates: none given; e.g. aggregates={'n': aion.aggregates.count()}")
+    return [pa.field(name, pa.null()) for name in aggregates]
 
 
 SLICE = "slice"

@@ -352,6 +352,11 @@ class Recorder:
             }
         ]
 
+    def called(self) -> None:
+        """The batch begins now. It was opened when the one before ended, for what stores do between the two."""
+        self._rows[0]["at_us"] = time.time_ns() // 1000
+        self.dealt()
+
     def advanced(self, watermark_us: int) -> None:
         before = self._rows[0]["watermark_us"]
         self._rows[0]["watermark_us"] = watermark_us if before is None else max(before, watermark_us)

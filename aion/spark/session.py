@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,7 +14,17 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from aion.config import SPARK_PREFIX, Policy, describe, policy_to_json, presets, resolve, setting_text
+from aion.config import (
+    SPARK_PREFIX,
+    Policy,
+    describe,
+    load_policy,
+    policy_to_json,
+    presets,
+    resolve,
+    setting_text,
+)
+from aion.config.layers import Source
 from aion.errors import MissingJava
 
 # What Aion needs of Spark. The README explains each in a line.
@@ -29,6 +40,7 @@ PREFERRED = {
     "spark.sql.session.timeZone": "UTC",
 }
 _ROWS, _BYTES = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"
+_PYTHON = "PYSPARK_PYTHON"
 _NO_LIMIT = 2**31 - 1
 # As Spark has it where nobody says anything, and had it before there was a limit in bytes.
 _MOST_ROWS = 10_000
@@ -40,29 +52,54 @@ JAVA_ADVICE = (
 
 def configure(
     builder: SparkSession.Builder,
-    policy: str | Path | Mapping[str, Any] | Policy | None = None,
+    policy: Source | None = None,
     **overrides: Any,
 ) -> SparkSession.Builder:
     """Prepares a session builder for :func:`aion.windowed`, and checks the policy and Java.
 
     ``policy``: a preset's name, a path, or a mapping of the YAML's shape (default: ``spark.aion.policy``, or
     else ``standard``). ``overrides``: single keys, ``memory_budget="1GiB"`` or ``memory={"budget": "1GiB"}``.
-    Raises PolicyError, MissingJava.
+
+    The builder that it returns makes the session, and sets there what nobody set: neither the builder nor Spark's
+    own configuration. It takes whatever a builder takes. Spark has no public way to read a builder, so settings
+    ``spark.aion.*`` that were put into it are checked by :func:`aion.windowed`. Raises PolicyError, MissingJava.
     """
-    given: dict[str, str] = {k: str(v) for k, v in builder._options.items()}
-    resolve(policy, keyword=overrides, spark_conf=given)
+    resolve(policy, keyword=overrides, spark_conf={})
     check_java()
-    # The driver starts a Python of its own to look at the stateful operator: it must be this one.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
-    for key, value in REQUIRED.items():
-        builder = builder.config(key, value)
-    for key, value in {**PREFERRED, **_batches(given)}.items():
-        if key not in given:
-            builder = builder.config(key, value)
-    for key, value in _settings(policy, overrides, given).items():
-        builder = builder.config(key, value)
-    return builder
+    for key, value in {**REQUIRED, **_settings(policy, overrides)}.items():
+        builder.config(key, value)
+    return _Builder(builder)
+
+
+class _Builder(SparkSession.Builder):
+    """The user's builder. Of the session that it makes it asks what is set, and adds what is not."""
+
+    def __init__(self, builder: SparkSession.Builder) -> None:
+        super().__init__()
+        self._builder = builder
+
+    def config(self, *arguments: Any, **named: Any) -> SparkSession.Builder:
+        self._builder.config(*arguments, **named)
+        return self
+
+    def getOrCreate(self) -> SparkSession:
+        return _prepared(self._builder.getOrCreate())
+
+    def create(self) -> SparkSession:
+        return _prepared(self._builder.create())
+
+
+def _prepared(session: SparkSession) -> SparkSession:
+    known = session.conf.getAll
+    for key, value in {**PREFERRED, **_batches(known)}.items():
+        if key not in known:
+            session.conf.set(key, value)
+    if _PYTHON not in os.environ:
+        # The interpreter of workers, and of the process with which the driver looks at the stateful operator: it must
+        # find the same packages as this one. Spark reads the variable when a context begins, and this attribute when
+        # a function is sent; setting the variable would change what every other program that we start finds.
+        session.sparkContext.pythonExec = sys.executable
+    return session
 
 
 def _batches(given: Mapping[str, str]) -> dict[str, str]:
@@ -75,30 +112,33 @@ def _batches(given: Mapping[str, str]) -> dict[str, str]:
     return {_ROWS: rows, _BYTES: str(_NO_LIMIT)} if few else {}
 
 
-def _settings(
-    policy: str | Path | Mapping[str, Any] | Policy | None,
-    overrides: Mapping[str, Any],
-    given: Mapping[str, str],
-) -> dict[str, str]:
+def _settings(policy: Source | None, overrides: Mapping[str, Any]) -> dict[str, str]:
     """The policy as Spark settings, so that it reaches :func:`windowed` through the session.
 
     Only what was asked for: a setting that merely repeats a default would outrank a policy given later.
     """
-    values = policy_to_json(resolve(policy, keyword=overrides, spark_conf=given))
-    asked = _keys(overrides)
     settings: dict[str, str] = {}
     if isinstance(policy, str) and policy in presets():
         settings[f"{SPARK_PREFIX}policy"] = policy
-    elif isinstance(policy, str | Path):
+    elif isinstance(policy, str | os.PathLike):
         settings[f"{SPARK_PREFIX}policy"] = str(Path(policy).resolve())
     elif policy is not None:
-        # A mapping stands for a YAML file, which Spark's settings outrank.
-        source = policy_to_json(policy) if isinstance(policy, Policy) else policy
-        asked |= {key for key in _keys(source) if SPARK_PREFIX + key not in given}
-    for key in sorted(asked):
+        settings[f"{SPARK_PREFIX}policy"] = _as_text(policy)
+    values = policy_to_json(resolve(policy, keyword=overrides, spark_conf={}))
+    for key in sorted(_keys(overrides)):
         section, _, name = key.partition(".")
         settings[SPARK_PREFIX + key] = setting_text(values[section][name])
     return settings
+
+
+def _as_text(policy: Mapping[str, Any] | Policy) -> str:
+    """A mapping as one setting, which ranks where a file does: below single settings."""
+    values = policy_to_json(load_policy(policy))
+    asked = _keys(values if isinstance(policy, Policy) else policy)
+    tree: dict[str, dict[str, Any]] = {}
+    for section, _, name in (key.partition(".") for key in sorted(asked)):
+        tree.setdefault(section, {})[name] = values[section][name]
+    return json.dumps(tree)
 
 
 def _keys(settings: Mapping[str, Any]) -> set[str]:

@@ -6,9 +6,9 @@ import re
 import uuid
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -17,17 +17,18 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DoubleType, FloatType, StructType
 
-from aion.aggregates import Aggregate
 from aion.config import SPARK_PREFIX, Policy, policy_to_json, resolve
+from aion.config.layers import Source
 from aion.config.values import location
 from aion.core.ingest.fragments import fragment_bytes
 from aion.core.ingest.hashing import ShardOfKeys, hashed_as
 from aion.core.operator.actions import Kind
-from aion.core.plan import DROPPED_COLUMNS, ApplyFunction, Plan, make_plan
+from aion.core.plan import DROPPED_COLUMNS, Plan
+from aion.core.spec import Keywords, Spec, spec_of
 from aion.core.topology import Decision, Tree, levels_for, merging_strategies
-from aion.core.windows import Definitions
 from aion.errors import ConfigError, SchemaError, WatermarkError
 from aion.execute.trace import Definition
+from aion.installation import require_extra
 from aion.spark import starts
 from aion.spark.blocks import row_type
 from aion.spark.child import Child
@@ -43,58 +44,21 @@ _WATERMARK = "spark.watermarkDelayMs"
 _WORKER_LIMIT = "spark.executor.pyspark.memory"
 
 
-def windowed(
-    df: DataFrame,
-    *,
-    windows: Definitions,
-    time: str,
-    key: str | Sequence[str] | None = None,
-    aggregates: Mapping[str, Aggregate] | None = None,
-    apply: ApplyFunction | None = None,
-    schema: str | StructType | None = None,
-    blocking: bool = True,
-    policy: str | Path | Mapping[str, Any] | Policy | None = None,
-    merge_levels: int | None = None,
-    fan_in: int | None = None,
-    keys_disjoint: bool = False,
-    name: str = "windowed",
-    record: str | Path | None = None,
-) -> DataFrame:
+def windowed(df: DataFrame, spec: Spec | None = None, /, **definition: Unpack[Keywords]) -> DataFrame:
     """Windowed aggregation of a stream, late events included.
 
-    ``df`` must carry a watermark (``withWatermark``), on ``time`` or on any other column. Give either
-    ``aggregates`` (result column -> :mod:`aion.aggregates`) or ``apply``, a function of (key, window, events)
-    with the ``schema`` of what it returns. ``blocking=False`` says that the function works event by event, so that a
-    window may be larger than memory, and need not be staged as a whole before the function starts. ``policy``
-    overrides the session's. ``merge_levels`` and ``fan_in`` outrank ``distribution`` of the policy: levels between the
-    source partitions and the shards on which blocks are merged. ``keys_disjoint=True`` declares that all events of a
-    key come from one source partition, so that there is nothing to merge before the shards; if that is not true, the
-    panes are right all the same. :func:`explain` tells what runs where. ``name`` tells the operators of one query
-    apart, and must stay the same over restarts. ``record``: a folder on each executor's host for a trace of arrivals,
-    without payload, for ``aion tune`` (docs/tuning.md).
+    ``df`` must carry a watermark (``withWatermark``), on the column of event times or on any other. What is computed
+    is told by keywords, the fields of :class:`aion.Spec`: ``windows``, ``time``, ``key``, ``aggregates`` or ``apply``
+    and ``schema``, ``policy``, ``name`` and so on; or by such a ``spec``, which keywords outrank. :func:`explain` tells
+    what runs where.
 
     The result has the key columns, ``window``, ``window_start``, ``window_end``, the aggregates, ``pane``,
     ``kind`` (on_time, late, final, dropped), ``events``, ``late_events``; and for dropped rows ``event_time``,
     ``lateness_us``, ``reason``, ``event``: see :func:`panes` and :func:`dropped`. Later panes of a window replace
-    earlier ones. Raises WatermarkError, SchemaError, WindowError, PolicyError, ConfigError.
+    earlier ones. Raises WatermarkError, SchemaError, WindowError, PolicyError, ConfigError, MissingExtra.
     """
-    spark = df.sparkSession
-    query = _resolve(
-        df,
-        key=key,
-        time=time,
-        windows=windows,
-        aggregates=aggregates,
-        apply=apply,
-        schema=schema,
-        blocking=blocking,
-        policy=policy,
-        merge_levels=merge_levels,
-        fan_in=fan_in,
-        keys_disjoint=keys_disjoint,
-        name=name,
-        record=record,
-    )
+    spark, asked = df.sparkSession, spec_of("windowed", spec, definition)
+    query = _resolve(df, asked)
     plan, resolved, tree = query.plan, query.policy, query.tree
     limit_bytes = fragment_bytes(int(_conf(spark, "spark.sql.execution.arrow.maxRecordsPerBatch")))
     state_dir = _state_dir(spark, resolved)
@@ -105,16 +69,16 @@ def windowed(
         RootConfig(
             plan=plan,
             policy=policy_to_json(resolved),
-            name=name,
+            name=asked.name,
             uid=uuid.uuid4().hex,
             application=spark.sparkContext.applicationId,
             state_dir=state_dir,
             ids=tree.shards,
             key_types=tuple(str(hashed_as(type_)) for type_ in _key_types(plan)),
             retain_versions=int(_conf(spark, "spark.sql.streaming.minBatchesToRetain")),
-            watermark_delay_us=_delay_us(df, time),
+            watermark_delay_us=_delay_us(df, asked.time),
             task_failures=_task_failures(spark),
-            record=None if record is None else str(Path(record).resolve()),
+            record=None if asked.record is None else str(Path(asked.record).resolve()),
         )
     )
     return blocks.groupBy("shard").transformWithStateInPandas(
@@ -122,12 +86,12 @@ def windowed(
     )
 
 
-def explain(df: DataFrame, **arguments: Any) -> str:
+def explain(df: DataFrame, spec: Spec | None = None, /, **definition: Unpack[Keywords]) -> str:
     """What :func:`windowed` would do with the same arguments: what runs where, and what crosses the network, in words.
 
     Starts nothing, and raises what :func:`windowed` raises.
     """
-    query = _resolve(df, **arguments)
+    query = _resolve(df, spec_of("explain", spec, definition))
     levels = query.policy.distribution.merge_levels
     return explain_plan(query.plan, query.policy, query.tree, query.decisions, asked_levels=levels)
 
@@ -142,45 +106,24 @@ class _Query:
     decisions: dict[str, Decision]
 
 
-def _resolve(
-    df: DataFrame,
-    *,
-    windows: Definitions,
-    time: str,
-    key: str | Sequence[str] | None = None,
-    aggregates: Mapping[str, Aggregate] | None = None,
-    apply: ApplyFunction | None = None,
-    schema: str | StructType | None = None,
-    blocking: bool = True,
-    policy: str | Path | Mapping[str, Any] | Policy | None = None,
-    merge_levels: int | None = None,
-    fan_in: int | None = None,
-    keys_disjoint: bool = False,
-    name: str = "windowed",
-    record: str | Path | None = None,
-) -> _Query:
+def _resolve(df: DataFrame, spec: Spec) -> _Query:
     _check_stream(df)
-    plan = make_plan(
-        arrow_schema(_arrow_able(df.schema)),
-        key=key,
-        time=time,
-        windows=windows,
-        aggregates=aggregates,
-        apply=apply,
-        outputs=arrow_schema(schema) if isinstance(schema, StructType) else schema,
-        blocking=blocking,
-    )
-    if record is not None:
+    if isinstance(spec.schema, StructType):
+        spec = replace(spec, schema=arrow_schema(spec.schema))
+    plan = spec.plan(arrow_schema(_arrow_able(df.schema)))
+    if spec.record is not None:
         Definition.of(plan, commits=True)  # raises now for windows of which there is no trace
-    keyword = {"distribution_merge_levels": merge_levels, "distribution_fan_in": fan_in}
-    resolved = _policy(df.sparkSession, policy, {k: v for k, v in keyword.items() if v is not None})
-    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", name):
+    keyword = {"distribution_merge_levels": spec.merge_levels, "distribution_fan_in": spec.fan_in}
+    resolved = _policy(df.sparkSession, spec.policy, {k: v for k, v in keyword.items() if v is not None})
+    if resolved.metrics.port is not None:
+        require_extra("metrics", "metrics.port")
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", spec.name):
         raise ConfigError(
-            f"name: {name!r} becomes a folder; use letters, digits, '_', '-' and '.' only, not first a '.'"
+            f"name: {spec.name!r} becomes a folder; use letters, digits, '_', '-' and '.' only, not first a '.'"
         )
-    if keys_disjoint and not plan.key:
+    if spec.keys_disjoint and not plan.key:
         raise ConfigError("keys_disjoint: there is no key; it says of keys that each is in one source partition only")
-    decisions = merging_strategies(plan.windows, keys_disjoint=keys_disjoint, splittable=plan.layout is not None)
+    decisions = merging_strategies(plan.windows, keys_disjoint=spec.keys_disjoint, splittable=plan.layout is not None)
     return _Query(plan, resolved, _tree(df.sparkSession, resolved, list(decisions.values())), decisions)
 
 
@@ -270,9 +213,7 @@ def _arrow_able(schema: StructType) -> StructType:
     return schema
 
 
-def _policy(
-    spark: SparkSession, policy: str | Path | Mapping[str, Any] | Policy | None, keyword: Mapping[str, object]
-) -> Policy:
+def _policy(spark: SparkSession, policy: Source | None, keyword: Mapping[str, object]) -> Policy:
     for key, value in REQUIRED.items():
         if _conf(spark, key) != value:
             raise ConfigError(

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from aion.errors import MissingExtra, needs_extra
 from state_backends.server.metrics import METRICS, Distribution, Metric, Stats
 
 if TYPE_CHECKING:
@@ -51,13 +52,13 @@ class MetricsEndpoint:
         now = self._clock()
         if now < self._again_s.get(port, now):
             return
-        from prometheus_client import CollectorRegistry, start_http_server
-
-        registry = CollectorRegistry()
-        registry.register(StatsCollector(self._stats))
         try:
+            with needs_extra("metrics", "metrics.port"):
+                from prometheus_client import CollectorRegistry, start_http_server
+            registry = CollectorRegistry()
+            registry.register(StatsCollector(self._stats))
             self._server, self._thread = start_http_server(port, addr=LOOPBACK, registry=registry)
-        except OSError as error:
+        except (OSError, MissingExtra) as error:
             if port not in self._again_s:
                 log.warning("metrics: cannot listen on %s:%d (%s); going on without", LOOPBACK, port, error)
             self._again_s[port] = now + AGAIN_SECONDS

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,16 +37,87 @@ def test_the_columns_of_a_result() -> None:
     }  # fmt: skip
 
 
-def test_what_late_events_trigger_comes_out_of_the_next_call() -> None:
+def test_what_late_events_trigger_comes_out_of_the_call_that_brings_them() -> None:
     with seconds_operator(policy={"trigger": {"kind": "every_batch"}}) as operator:
         operator.process(pa.table({"ts": at(1)}))
         assert operator.advance(10_000_000)["kind"].to_pylist() == ["on_time"]
-        assert operator.process(pa.table({"ts": at(2)})).num_rows == 0
-        assert operator.process(pa.table({"ts": at(3)}))["events"].to_pylist() == [2]
-        assert operator.advance(10_000_001)["events"].to_pylist() == [3]
-        operator.process(pa.table({"ts": at(4)}))
-        assert operator.close()["events"].to_pylist() == [4]
-        assert operator.close().num_rows == 0, "closing again says nothing"
+        assert operator.process(pa.table({"ts": at(2)}))["events"].to_pylist() == [2]
+        assert operator.process(pa.table({"ts": at(3)}))["events"].to_pylist() == [3]
+        assert operator.advance(10_000_001).num_rows == 0
+        assert operator.close().num_rows == 0, "nothing came since"
+
+
+def test_what_waits_for_its_trigger_comes_out_of_the_call_that_ends_the_wait() -> None:
+    def operator(trigger: dict[str, Any]) -> aion.LocalOperator:
+        operator = seconds_operator(policy={"trigger": trigger, "lateness": {"initial_bound": "1 hour"}})
+        operator.process(pa.table({"ts": at(1)}))
+        assert operator.advance(10_000_000)["events"].to_pylist() == [1]
+        assert operator.process(pa.table({"ts": at(2)})).num_rows == 0, "it waits"
+        return operator
+
+    with operator({"kind": "count", "count": 2}) as counting:
+        assert counting.process(pa.table({"ts": at(3)}))["events"].to_pylist() == [3]
+        assert counting.process(pa.table({"ts": at(4)})).num_rows == 0
+        assert counting.close()["events"].to_pylist() == [4]
+        assert counting.close().num_rows == 0, "closing again says nothing"
+    with operator({"kind": "interval", "interval": "5 s"}) as waiting:
+        assert waiting.advance(14_999_999).num_rows == 0
+        assert waiting.advance(15_000_000)["events"].to_pylist() == [2]
+
+
+def test_a_batch_as_on_spark_moves_the_watermark_first_and_runs_late_windows_once() -> None:
+    policy = {"trigger": {"kind": "interval", "interval": "5 s"}, "lateness": {"initial_bound": "1 hour"}}
+    with seconds_operator(policy=policy) as operator:
+        operator.process(pa.table({"ts": at(1)}))
+        rows = operator.process(pa.table({"ts": at(2, 11)}), 10_000_000)
+        assert [(r["kind"], r["events"]) for r in rows.to_pylist()] == [("on_time", 1)]
+        rows = operator.process(pa.table({"ts": at(3)}), datetime(1970, 1, 1, 0, 0, 20, tzinfo=UTC))
+        assert [(r["kind"], r["events"]) for r in rows.to_pylist()] == [("on_time", 1), ("late", 3)]
+
+
+FUNCTION = {"aggregates": None, "apply": lambda key, window, events: {"n": 0, "s": "x"}, "schema": "n bigint, s string"}
+INPUT = pa.schema([("ts", pa.timestamp("us", "UTC")), ("k", pa.dictionary(pa.int32(), pa.string())), ("v", pa.int32())])
+
+
+@pytest.mark.parametrize("definition", [{"aggregates": {"n": A.count(), "s": A.sum("v")}}, FUNCTION])
+@pytest.mark.parametrize("input_schema", [INPUT, "ts timestamp, k string, v int"])
+def test_an_answer_before_any_data_has_the_schema_of_all_others(definition: dict[str, Any], input_schema: Any) -> None:
+    with seconds_operator(key="k", input_schema=input_schema, **definition) as operator:
+        first = operator.advance(5_000_000)
+        answers = [operator.process(INPUT.empty_table()), operator.advance(20_000_000), operator.close()]
+    assert first.num_rows == 0
+    assert {"k", "window_start", "n", "s", "kind", "lateness_us"} <= set(first.column_names)
+    assert [answer.schema for answer in answers] == [first.schema] * 3
+    unused = seconds_operator(key="k", input_schema=input_schema, **definition)
+    assert [unused.close().schema, unused.close().schema] == [first.schema] * 2
+
+
+@pytest.mark.parametrize("definition", [{"aggregates": {"n": A.count(), "s": A.sum("v")}}, FUNCTION])
+@pytest.mark.parametrize("key", [None, "k", ["k", "v"]])
+def test_without_the_inputs_schema_an_answer_has_at_least_all_columns(definition: dict[str, Any], key: Any) -> None:
+    with seconds_operator(key=key, **definition) as operator:
+        first = operator.advance(5_000_000)
+        later = operator.process(INPUT.empty_table())
+    unused = seconds_operator(key=key, **definition)
+    assert first.schema == unused.close().schema
+    assert first.column_names == later.column_names
+    for before, after in zip(first.schema, later.schema, strict=True):
+        assert before.type in (after.type, pa.null()), before.name
+    if "apply" in definition:
+        assert first.schema.field("s").type == pa.string()
+    both = pa.concat_tables([first, later], promote_options="permissive")
+    assert both.schema == later.schema
+
+
+def test_a_definition_that_does_not_fit_the_inputs_schema_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(SchemaError, match="'k'"):
+        seconds_operator(key="k", input_schema="ts timestamp")
+    with pytest.raises(SchemaError, match="dubble"):
+        seconds_operator(input_schema="ts dubble")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_watermark_may_come_before_the_first_events() -> None:

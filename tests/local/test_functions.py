@@ -101,8 +101,7 @@ def test_a_function_need_not_read_its_events() -> None:
             for _ in range(20):
                 operator.process(pa.table({"ts": at(1, 2), "x": ["x" * 100] * 2}))
             assert operator.advance(10_000_000)["n"].to_pylist() == [7]
-            operator.process(pa.table({"ts": at(1), "x": [""]}))
-            assert operator.close()["n"].to_pylist() == [7]
+            assert operator.process(pa.table({"ts": at(1), "x": [""]}))["n"].to_pylist() == [7]
 
 
 class ListSession:

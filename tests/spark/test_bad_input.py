@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +13,7 @@ import pytest
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.conf import RuntimeConfig
 
 import aion
 from aion import aggregates as A
@@ -17,6 +22,18 @@ from tests.spark.conftest import EVENTS_DDL, FileStream
 
 LIMIT = "spark.executor.pyspark.memory"
 GOOD: dict[str, Any] = {"key": "k", "time": "ts", "windows": aion.Tumbling("1 minute"), "aggregates": {"n": A.count()}}
+
+
+@pytest.fixture
+def settings(spark: SparkSession) -> Iterator[RuntimeConfig]:
+    """The session's, which are left as they were."""
+    before = dict(spark.conf.getAll)
+    yield spark.conf
+    after = dict(spark.conf.getAll)
+    for name in before.keys() | after.keys():
+        if before.get(name) != after.get(name):
+            with suppress(Exception):  # what cannot be changed any more was not changed either
+                spark.conf.set(name, before[name]) if name in before else spark.conf.unset(name)
 
 
 @pytest.mark.parametrize(
@@ -94,13 +111,17 @@ def test_an_old_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ({"maxRecordsPerBatch": "-1"}, "-1", None),
     ],
 )
-def test_batches_are_bounded_in_rows_or_in_bytes(given: dict[str, str], rows: str, size: str | None) -> None:
-    builder = SparkSession.Builder()
+def test_batches_are_bounded_in_rows_or_in_bytes(
+    settings: RuntimeConfig, given: dict[str, str], rows: str, size: str | None
+) -> None:
+    limits = ("maxRecordsPerBatch", "maxBytesPerBatch")
+    for name in limits:
+        settings.unset(f"spark.sql.execution.arrow.{name}")
+    builder = SparkSession.builder
     for name, value in given.items():
         builder = builder.config(f"spark.sql.execution.arrow.{name}", value)
-    options = aion.configure(builder)._options
-    assert options["spark.sql.execution.arrow.maxRecordsPerBatch"] == rows
-    assert options.get("spark.sql.execution.arrow.maxBytesPerBatch") == size
+    conf = aion.configure(builder).getOrCreate().conf.getAll
+    assert [conf.get(f"spark.sql.execution.arrow.{name}") for name in limits] == [rows, size]
 
 
 def test_a_limit_that_the_state_server_would_inherit_is_told(
@@ -112,14 +133,78 @@ def test_a_limit_that_the_state_server_would_inherit_is_told(
         aion.explain(stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds"), **GOOD)
 
 
-def test_a_policy_for_a_session_that_runs_already_is_not_ignored(spark: SparkSession, stream: FileStream) -> None:
+def test_a_policy_for_a_session_that_runs_already_is_not_ignored(
+    spark: SparkSession, settings: RuntimeConfig, stream: FileStream
+) -> None:
     events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
-    before = {key for key in spark.conf.getAll if key.startswith("spark.aion.")}
-    try:
-        again = aion.configure(SparkSession.builder, distribution={"merge_levels": 2, "fan_in": 3}).getOrCreate()
-        assert again is spark
-        assert "child -> level 1 -> level 2 -> root" in aion.explain(events, **GOOD)
-    finally:
-        for key in {key for key in spark.conf.getAll if key.startswith("spark.aion.")} - before:
-            spark.conf.unset(key)
     assert "child -> root" in aion.explain(events, **GOOD)
+    again = aion.configure(SparkSession.builder, distribution={"merge_levels": 2, "fan_in": 3}).getOrCreate()
+    assert again is spark
+    assert "child -> level 1 -> level 2 -> root" in aion.explain(events, **GOOD)
+
+
+def test_a_mapping_is_a_policy_that_settings_outrank_and_another_policy_replaces(
+    settings: RuntimeConfig, stream: FileStream
+) -> None:
+    events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
+    policy = {"distribution": {"merge_levels": 2}, "trigger": {"bound": 0.2}}
+    builder = SparkSession.builder.config("spark.aion.trigger.bound", "0.3")
+    aion.configure(builder, policy=policy).getOrCreate()
+    told = aion.explain(events, **GOOD)
+    assert "child -> level 1 -> level 2 -> root" in told and "a staleness of 0.3" in told
+    assert "child -> root" in aion.explain(events, policy="standard", **GOOD)
+    settings.set("spark.aion.policy", "{not JSON")
+    with pytest.raises(errors.PolicyError, match=r"spark\.aion\.policy: '\{not JSON' is no JSON"):
+        aion.explain(events, **GOOD)
+
+
+class Sealed:
+    """What a builder says in public, and nothing else."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, str] = {}
+
+    def config(self, key: str, value: str) -> Sealed:
+        self.told[key] = value
+        return self
+
+    def getOrCreate(self) -> SparkSession:
+        builder = SparkSession.builder
+        for key, value in self.told.items():
+            builder = builder.config(key, value)
+        return builder.getOrCreate()
+
+
+def test_configure_uses_what_a_builder_says_in_public(spark: SparkSession, settings: RuntimeConfig) -> None:
+    builder = Sealed()
+    returned = aion.configure(builder, memory_budget="1GiB").config("spark.aion.memory.resume", "0.5")  # type: ignore[arg-type]
+    assert builder.told["spark.aion.memory.budget"] == "1GiB"
+    assert builder.told["spark.aion.memory.resume"] == "0.5"
+    assert returned.appName("again").getOrCreate() is spark
+    assert settings.get("spark.aion.memory.budget") == "1GiB"
+    assert builder.told["spark.app.name"] == "again"
+
+
+def test_configure_leaves_the_environment_and_what_others_set(
+    spark: SparkSession, settings: RuntimeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "python3")
+    settings.set("spark.sql.session.timeZone", "Europe/Paris")
+    before = dict(os.environ)
+    aion.configure(SparkSession.builder).getOrCreate()
+    assert dict(os.environ) == before
+    assert settings.get("spark.sql.session.timeZone") == "Europe/Paris"
+    assert spark.sparkContext.pythonExec == sys.executable
+    settings.unset("spark.sql.session.timeZone")
+    aion.configure(SparkSession.builder).getOrCreate()
+    assert settings.get("spark.sql.session.timeZone") == "UTC"
+
+
+def test_an_interpreter_that_the_user_chose_stays(
+    spark: SparkSession, settings: RuntimeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "/opt/python")
+    aion.configure(SparkSession.builder).getOrCreate()
+    assert spark.sparkContext.pythonExec == "/opt/python"

@@ -23,13 +23,10 @@ def locally(tables: list[pa.Table], definition: dict[str, Any]) -> list[dict[str
     watermark = 0
     with aion.LocalOperator(time="ts", **definition) as operator:
         for table in tables:
-            if watermark:
-                rows += operator.advance(watermark).to_pylist()
-            rows += operator.process(table).to_pylist()
+            rows += operator.process(table, watermark or None).to_pylist()
             latest = max((t for t in table.column("ts").cast(pa.int64()).to_pylist() if t is not None), default=0)
             watermark = max(watermark, latest // 1000 * 1000)
         rows += operator.advance(watermark).to_pylist()
-        rows += operator.advance(watermark).to_pylist()  # ends that last batch
     return rows
 
 

@@ -99,8 +99,6 @@ def simulate(
             host.disk.pass_to(max(host.disk.now_s, (min(b.at_us for b in group) - begin_us) / 1e6))
         for batch in group:
             host.shards[batch.shard].run(batch, paced=paced)
-    for shard in host.shards.values():
-        shard.end()
     host.disk.finish()
     return host.outcome()
 
@@ -215,15 +213,11 @@ class _Shard:
         self._rows: dict[int, int] = {}  # of each block that came, by its number
         self._executed: list[Execution] = []
         self._purge: list[int] = []
-        self._open = False
 
     def run(self, batch: Batch, *, paced: bool) -> None:
-        self.end()
         at_us = batch.watermark_us
         if at_us is not None and at_us != self.operator.watermark.at_us:
             self._carry_out(self.operator.handle(WatermarkAdvanced(at_us)))
-            if self._versions is None:
-                self._end_call()
         start = 0
         for count, before_s in batch.handed:
             if paced:
@@ -232,25 +226,13 @@ class _Shard:
             arrived = Arrived(blocks, None, batch.facts(start, count))
             self._carry_out(self.operator.handle(arrived), blocks, batch.rows[start : start + count])
             start += count
-        if start and self._versions is None:
-            self._end_call()
-        if self._versions is not None or batch.last:
-            self._carry_out(self.operator.handle(BatchEnded(batch.last)))
-            self._end_call()
-        else:
-            # Without Spark nobody says that a batch is over, but the next call.
-            self._open = True
-
-    def end(self) -> None:
-        """The end of the batch before, if it was left open."""
-        if self._open:
-            self._open = False
-            self._carry_out(self.operator.handle(BatchEnded()))
+        self._carry_out(self.operator.handle(BatchEnded(batch.last)))
+        self._end_batch()
 
     def _pass(self, seconds: float) -> None:
         self._host.disk.pass_to(self._host.disk.now_s + seconds)
 
-    def _end_call(self) -> None:
+    def _end_batch(self) -> None:
         """What follows a batch on Spark, and a call without it."""
         if self._executed:
             self.store.processing_bytes_per_s = processing_bytes_per_s(self._executed)

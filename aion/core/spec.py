@@ -1,0 +1,122 @@
+"""What a user asks for: one frozen specification for ``windowed``, ``explain`` and ``LocalOperator``. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, TypedDict
+
+import pyarrow as pa
+
+from aion.aggregates import Aggregate
+from aion.core.plan import ApplyFunction, Plan, make_plan, output_fields, result_schema
+from aion.core.windows import Definitions, named
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql.types import StructType
+
+    from aion.config.layers import Source
+
+
+class Keywords(TypedDict, total=False):
+    """The fields of :class:`Spec` as keywords."""
+
+    windows: Definitions
+    time: str
+    key: str | Sequence[str] | None
+    aggregates: Mapping[str, Aggregate] | None
+    apply: ApplyFunction | None
+    schema: str | pa.Schema | StructType | None
+    blocking: bool
+    policy: Source | None
+    merge_levels: int | None
+    fan_in: int | None
+    keys_disjoint: bool
+    name: str
+    record: str | Path | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """A windowed aggregation: for :func:`aion.windowed`, :func:`aion.explain` and :class:`aion.LocalOperator`.
+
+    Each of them takes a ``Spec``, its fields as keywords, or a ``Spec`` and keywords that outrank it.
+
+    ``windows``: a definition, several, or a mapping of names to definitions. ``time``: the column of event times.
+    ``key``: a column, or several; none: one group. Give either ``aggregates`` (result column ->
+    :mod:`aion.aggregates`) or ``apply``, a function of (key, window, events), with the ``schema`` of what it returns.
+    ``blocking=False``: the function works event by event, so that a window may be larger than memory, and need not be
+    staged as a whole before the function starts. ``policy``: a preset, a path or a mapping; on Spark it overrides the
+    session's. ``record``: a folder for a trace of arrivals, without payload, for ``aion tune`` (docs/tuning.md); on
+    Spark a folder of each executor's host.
+
+    Only Spark has a use for the others. ``merge_levels`` and ``fan_in`` outrank ``distribution`` of the policy: levels
+    between the source partitions and the shards on which blocks are merged. ``keys_disjoint=True`` declares that all
+    events of a key come from one source partition, so that there is nothing to merge before the shards; if that is not
+    true, the panes are right all the same. ``name`` tells the operators of one query apart, and must stay the same over
+    restarts.
+
+    Raises WindowError, SchemaError or ConfigError for what no input could make right.
+    """
+
+    windows: Definitions
+    time: str
+    key: str | Sequence[str] | None = None
+    aggregates: Mapping[str, Aggregate] | None = None
+    apply: ApplyFunction | None = None
+    schema: str | pa.Schema | StructType | None = None
+    blocking: bool = True
+    policy: Source | None = None
+    merge_levels: int | None = None
+    fan_in: int | None = None
+    keys_disjoint: bool = False
+    name: str = "windowed"
+    record: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        named(self.windows)
+        self.unbound_outputs()
+
+    def plan(self, input_schema: pa.Schema) -> Plan:
+        """For an input of these columns, whose timestamps are in microseconds. Raises SchemaError."""
+        return make_plan(
+            input_schema,
+            key=self.key,
+            time=self.time,
+            windows=self.windows,
+            aggregates=self.aggregates,
+            apply=self.apply,
+            outputs=self.schema,
+            blocking=self.blocking,
+        )
+
+    def unbound_outputs(self) -> list[pa.Field]:
+        """The columns of what is computed, of type null where the input decides. Raises ConfigError."""
+        arrow = self.schema is None or isinstance(self.schema, str | pa.Schema)
+        return output_fields(self.aggregates, self.apply, self.schema if arrow else pa.schema([]))
+
+    def unbound_result(self) -> pa.Schema:
+        """The columns of a result before the input is known, of type null where it decides."""
+        keys = (self.key,) if isinstance(self.key, str) else tuple(self.key or ())
+        return result_schema([pa.field(name, pa.null()) for name in keys], pa.null(), self.unbound_outputs())
+
+
+def spec_of(caller: str, spec: Spec | None, keywords: Keywords) -> Spec:
+    """What a call with a specification, keywords or both asks for. Raises TypeError as for any wrong keyword."""
+    known = [field.name for field in fields(Spec)]
+    for name in keywords:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}{hint}")
+    if spec is not None:
+        if not isinstance(spec, Spec):
+            raise TypeError(f"{caller}() takes an aion.Spec or keywords, not {spec!r}")
+        return replace(spec, **keywords)
+    missing = [name for name in ("windows", "time") if name not in keywords]
+    if missing:
+        raise TypeError(f"{caller}() needs the keyword argument {missing[0]!r}")
+    return Spec(**keywords)
