@@ -1,217 +1,258 @@
-"""What windows mean, event by event, in plain Python: the oracle for everything in ``aion.slicing``.
+"""What windows mean, pane by pane, in plain Python: any definitions together, as docs/windows.md tells it.
 
-Written from the definitions (Scotty and KIP-450), not from the code: no slices, no partials, no sharing. Times
-are integers; a batch is a set that arrives under one watermark.
+No slices, no partials, no sharing. The bound is fixed, and late events trigger at the end of their batch. What windows
+a key has at some moment, :func:`tests.keyed_oracle.windows_of` says.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from aion.core.windows import Count, Definition, Periodic, PerRecord, Session
+from tests.keyed_oracle import Event, Window, windows_of
 
-ON_TIME, LATE, RETRACTED = 0, 1, 2
 NEVER = -(10**30)
 
 
-class Event(NamedTuple):
-    time: int
-    value: int
+class Pane(NamedTuple):
+    """``definition``: its number. Of one that is retracted there are no events and no values."""
+
+    definition: int
+    key: int
+    start: int
+    end: int
+    kind: str
+    events: int = 0
+    total: int | None = None
+    low: int | None = None
+    high: int | None = None
+
+
+class Numbered(NamedTuple):
+    """An event, and its number in the order of arrival."""
+
+    event: Event
     number: int
-    """In the order of arrival."""
 
 
-Row = tuple[Any, ...]
-"""(definition, number, start, end, kind, events, values in the order of the aggregates ...)"""
-
-
-def results(events: Sequence[Event]) -> Row:
-    values = [event.value for event in events]
-    return (len(values), sum(values), min(values), max(values))
+Dropped = Counter[tuple[int, int]]
+"""Events by definition and key."""
 
 
 class Oracle:
-    """``process`` returns how many events were too late for every window, ``advance`` the panes, sorted."""
+    """``process`` returns what was too late, by definition; ``advance`` the panes, sorted.
+
+    To advance to where the watermark is shows what a batch has triggered.
+    """
 
     def __init__(self, windows: Sequence[Definition], bound: int) -> None:
-        self.watermark = NEVER
-        self.lives = [_LIVES[type(w).__mro__[-2]](n, w, bound) for n, w in enumerate(windows)]
-        self.arrived = 0
+        self.watermark: int | None = None
+        self._lives: list[_Life] = [
+            _PeriodicLife(n, w, bound) if isinstance(w, Periodic) else _KeyedLife(n, w, bound)
+            for n, w in enumerate(windows)
+        ]
+        self._arrived = 0
+        self._edges = [w for w in windows if isinstance(w, Periodic)]
+        gaps = [w.gap_us for w in windows if isinstance(w, Session)]
+        by_event = any(isinstance(w, Count | PerRecord) for w in windows)
+        self._cell = None if by_event or not gaps else min(gaps)
 
-    def process(self, batch: Sequence[tuple[int, int]]) -> int:
-        events = [Event(time, value, self.arrived + n) for n, (time, value) in enumerate(batch)]
-        self.arrived += len(events)
-        taken: set[int] = set()
-        for life in self.lives:
-            taken |= {event.number for event in life.process(events, self.watermark)}
-        return len(events) - len(taken)
+    def process(self, batch: Sequence[Event]) -> Dropped:
+        events = [Numbered(event, self._arrived + n) for n, event in enumerate(batch)]
+        self._arrived += len(events)
+        rows: dict[Any, list[Numbered]] = {}
+        for one in events:
+            rows.setdefault(self._row_of(one), []).append(one)
+        dropped: Dropped = Counter()
+        for life in self._lives:
+            dropped += life.process(list(rows.values()), self.watermark)
+        return dropped
 
-    def advance(self, watermark: int) -> list[Row]:
-        before, self.watermark = self.watermark, max(self.watermark, watermark)
-        return sorted(row for life in self.lives for row in life.advance(before, self.watermark))
+    def advance(self, watermark: int) -> list[Pane]:
+        panes = [pane for life in self._lives for pane in life.batch_ended(self.watermark)]
+        before = self.watermark
+        if before is None or watermark > before:
+            self.watermark = watermark
+            panes += [pane for life in self._lives for pane in life.advance(before, watermark)]
+        return sorted(panes, key=str)
+
+    def _row_of(self, one: Numbered) -> Any:
+        """Partials of a key that arrive together are one row for each slice, and each cell of the smallest gap."""
+        if self._cell is None:
+            return one.number
+        t = one.event.t
+        edges = [(t - w.offset_us) // w.slide_us for w in self._edges]
+        edges += [(t - w.offset_us - w.size_us) // w.slide_us for w in self._edges]
+        return one.event.key, t // self._cell, *edges
+
+
+class _Life(Protocol):
+    def process(self, rows: Sequence[list[Numbered]], watermark: int | None) -> Dropped: ...
+    def batch_ended(self, watermark: int | None) -> list[Pane]: ...
+    def advance(self, before: int | None, now: int) -> list[Pane]: ...
 
 
 @dataclass
-class _Window:
+class _Bucket:
     events: list[Event] = field(default_factory=list)
-    changed: bool = False
-    yielded: list[tuple[int, int, Row]] = field(default_factory=list)
+    changed: bool = True
+
+
+class _PeriodicLife:
+    def __init__(self, number: int, window: Periodic, bound: int) -> None:
+        self._number, self._window, self._bound = number, window, bound
+        self._live: dict[tuple[int, int], _Bucket] = {}
+
+    def process(self, rows: Sequence[list[Numbered]], watermark: int | None) -> Dropped:
+        dropped: Dropped = Counter()
+        for event in (one.event for row in rows for one in row):
+            for start in self._window.starts_covering(event.t):
+                if watermark is None or self._window.end(start) + self._bound > watermark:
+                    bucket = self._live.setdefault((event.key, start), _Bucket())
+                    bucket.events.append(event)
+                    bucket.changed = True
+                else:
+                    dropped[self._number, event.key] += 1
+        return dropped
+
+    def batch_ended(self, watermark: int | None) -> list[Pane]:
+        return [] if watermark is None else self._executed("late", watermark)
+
+    def advance(self, before: int | None, now: int) -> list[Pane]:
+        panes = self._executed("on_time", now)
+        self._live = {at: b for at, b in self._live.items() if self._window.end(at[1]) + self._bound > now}
+        return panes
+
+    def _executed(self, kind: str, now: int) -> list[Pane]:
+        panes = []
+        for (key, start), bucket in self._live.items():
+            end = self._window.end(start)
+            if end <= now and bucket.changed:
+                panes.append(_pane(self._number, key, start, end, kind, bucket.events))
+                bucket.changed = False
+        return panes
 
 
 @dataclass
-class PeriodicLife:
-    number: int
-    window: Periodic
-    bound: int
-    live: dict[int, _Window] = field(default_factory=dict)
+class _Key:
+    """The events of a key that are needed, and of each window that was executed the newest event it had seen."""
 
-    def process(self, events: Sequence[Event], watermark: int) -> list[Event]:
+    events: list[Numbered] = field(default_factory=list)
+    yielded: dict[tuple[int, int, int], int] = field(default_factory=dict)
+
+
+class _KeyedLife:
+    """Windows that each key has its own of."""
+
+    def __init__(self, number: int, window: Definition, bound: int) -> None:
+        self._number, self._window, self._bound = number, window, bound
+        self._keys: dict[int, _Key] = {}
+        self._closed = NEVER
+
+    def process(self, rows: Sequence[list[Numbered]], watermark: int | None) -> Dropped:
+        """All events of a batch are judged by what was there before it."""
+        dropped: Dropped = Counter()
         taken = []
-        for event in events:
-            for start in self.window.starts_covering(event.time):
-                if self.window.end(start) + self.bound > watermark:
-                    window = self.live.setdefault(start, _Window())
-                    window.events.append(event)
-                    window.changed = True
-                    taken.append(event)
-        return taken
+        for row in rows:
+            first = min(row, key=lambda one: one.event.t).event
+            is_taken = self._is_taken(first)
+            if is_taken:
+                taken += row
+            if not is_taken or (isinstance(self._window, PerRecord) and first.t < self._closed):
+                dropped[self._number, first.key] += len(row)
+        for one in sorted(taken, key=lambda one: one.number):
+            self._keys.setdefault(one.event.key, _Key()).events.append(one)
+        return dropped
 
-    def advance(self, before: int, now: int) -> list[Row]:
-        rows: list[Row] = []
-        for start, window in list(self.live.items()):
-            end = self.window.end(start)
-            if end <= now and window.changed:
-                rows.append((self.number, 0, start, end, ON_TIME if end > before else LATE, *results(window.events)))
-                window.changed = False
-            if end + self.bound <= now:
-                del self.live[start]
-        return rows
+    def _is_taken(self, event: Event) -> bool:
+        there = self._keys.get(event.key, _Key())
+        match self._window:
+            case Session(gap_us=gap):
+                spans = ((w.start, w.end - gap) for w in self._windows(there))
+                return event.t + gap > self._closed or any(start <= event.t <= last for start, last in spans)
+            case PerRecord(size_us=size):
+                return event.t + size + 1 > self._closed
+        return event.t + 1 > self._closed or any(event.t >= one.event.t for one in there.events)
 
+    def batch_ended(self, watermark: int | None) -> list[Pane]:
+        if watermark is None:
+            return []
+        due = {
+            key: [w for w in self._windows(of) if self._is_there(w) and w.over <= watermark and self._is_new(w, of)]
+            for key, of in self._keys.items()
+        }
+        return self._executed("late", due)
 
-@dataclass
-class SessionLife:
-    number: int
-    window: Session
-    bound: int
-    live: list[_Window] = field(default_factory=list)
-
-    def process(self, events: Sequence[Event], watermark: int) -> list[Event]:
-        pieces = [*self.live, *(_Window([event], changed=True) for event in events)]
-        old = {id(window) for window in self.live}
-        components: list[list[_Window]] = []
-        for piece in sorted(pieces, key=lambda window: first(window)):
-            reached = max((last(w) for w in components[-1]), default=NEVER) if components else NEVER
-            if first(piece) - reached <= self.window.gap_us:
-                components[-1].append(piece)
-            else:
-                components.append([piece])
-        self.live, taken = [], []
-        for component in components:
-            new = [w for w in component if id(w) not in old]
-            ends = max(last(w) for w in component) + self.window.gap_us
-            if len(new) == len(component) and ends + self.bound <= watermark:
-                continue  # nothing live, and too late to be one
-            taken += [event for w in new for event in w.events]
-            self.live.append(
-                _Window(
-                    [event for w in component for event in w.events],
-                    any(w.changed for w in component),
-                    [y for w in component for y in w.yielded],
-                )
-            )
-        return taken
-
-    def advance(self, before: int, now: int) -> list[Row]:
-        rows: list[Row] = []
-        for window in list(self.live):
-            start, end = first(window), last(window) + self.window.gap_us
-            rows += [
-                (self.number, 0, s, e, RETRACTED, *result) for s, e, result in window.yielded if (s, e) != (start, end)
+    def advance(self, before: int | None, now: int) -> list[Pane]:
+        due = {
+            key: [
+                w
+                for w in self._windows(of)
+                if self._is_there(w) and w.over <= now and (before is None or w.over > before) and self._is_new(w, of)
             ]
-            window.yielded = [y for y in window.yielded if y[:2] == (start, end)]
-            if end <= now and window.changed:
-                result = results(window.events)
-                rows.append((self.number, 0, start, end, ON_TIME if end > before else LATE, *result))
-                window.yielded = [(start, end, result)]
-                window.changed = False
-            if end + self.bound <= now:
-                self.live.remove(window)
-        return rows
+            for key, of in self._keys.items()
+        }
+        panes = self._executed("on_time", due)
+        self._closed = max(self._closed, now - self._bound)
+        for of in self._keys.values():
+            self._let_go(of)
+        return panes
+
+    def _let_go(self, of: _Key) -> None:
+        gone = [w for w in self._windows(of) if w.over <= self._closed]
+        for window in gone:
+            of.yielded.pop(self._place(window, of), None)
+        match self._window:
+            case PerRecord(size_us=size):
+                of.events = [one for one in of.events if one.event.t + size + 1 > self._closed]
+            case Count(slide=slide):
+                in_order = sorted(of.events, key=lambda one: (one.event.t, one.number))
+                of.events = sorted(in_order[len(gone) * slide :], key=lambda one: one.number)
+            case _:
+                held = {id(event) for window in gone for event in window.events}
+                of.events = [one for one in of.events if id(one.event) not in held]
+
+    def _executed(self, kind: str, due: dict[int, list[Window]]) -> list[Pane]:
+        """With a window comes the retraction of what was executed, is there no longer, and lies where the window is."""
+        panes = []
+        for key, windows in due.items():
+            of = self._keys[key]
+            places = {self._place(w, of) for w in self._windows(of)}
+            for start, end, nth in [place for place in of.yielded if place not in places]:
+                if any(w.start <= end and w.over >= start for w in windows):
+                    panes.append(Pane(self._number, key, start, end, "retracted"))
+                    del of.yielded[start, end, nth]
+            for window in windows:
+                panes.append(_pane(self._number, key, window.start, window.end, kind, window.events))
+                of.yielded[self._place(window, of)] = self._newest(window, of)
+        return panes
+
+    def _windows(self, of: _Key) -> list[Window]:
+        return windows_of(self._window, [one.event for one in of.events])
+
+    def _is_there(self, window: Window) -> bool:
+        """Of windows per record events stay for later ones; they must not be executed again."""
+        return not isinstance(self._window, PerRecord) or window.over > self._closed
+
+    def _is_new(self, window: Window, of: _Key) -> bool:
+        seen = of.yielded.get(self._place(window, of))
+        return seen is None or self._newest(window, of) > seen
+
+    def _newest(self, window: Window, of: _Key) -> int:
+        held = {id(event) for event in window.events}
+        return max(one.number for one in of.events if id(one.event) in held)
+
+    def _place(self, window: Window, of: _Key) -> tuple[int, int, int]:
+        """What a window is known by. Two count windows may have the same bounds."""
+        if not isinstance(self._window, Count):
+            return window.start, window.end, 0
+        same_instant = [one.event for one in of.events if one.event.t == window.start]
+        return window.start, window.end, [event is window.events[0] for event in same_instant].index(True)
 
 
-def first(window: _Window) -> int:
-    return min(event.time for event in window.events)
-
-
-def last(window: _Window) -> int:
-    return max(event.time for event in window.events)
-
-
-@dataclass
-class CountLife:
-    number: int
-    window: Count
-    bound: int
-    events: list[Event] = field(default_factory=list)
-    gone: int = 0
-    yielded: dict[int, tuple[list[Event], int, int]] = field(default_factory=dict)
-
-    def process(self, events: Sequence[Event], watermark: int) -> list[Event]:
-        taken = [event for event in events if event.time + 1 + self.bound > watermark]
-        self.events = sorted([*self.events, *taken], key=lambda event: (event.time, event.number))
-        return taken
-
-    def advance(self, before: int, now: int) -> list[Row]:
-        rows: list[Row] = []
-        k = self.gone
-        while k * self.window.slide + self.window.n <= len(self.events):
-            begin = k * self.window.slide
-            events = self.events[begin : begin + self.window.n]
-            start, end = events[0].time, events[-1].time + 1
-            old, old_start, old_end = self.yielded.get(k, ([], start, end))
-            if (old_start, old_end) != (start, end):
-                rows.append((self.number, k, old_start, old_end, RETRACTED, *results(old)))
-            if end <= now and events != old:
-                rows.append((self.number, k, start, end, ON_TIME if end > before else LATE, *results(events)))
-                self.yielded[k] = (events, start, end)
-            k += 1
-            if end + self.bound <= now:
-                self.gone = k
-        return rows
-
-
-@dataclass
-class RecordLife:
-    number: int
-    window: PerRecord
-    bound: int
-    events: list[Event] = field(default_factory=list)
-    new: set[int] = field(default_factory=set)
-
-    def process(self, events: Sequence[Event], watermark: int) -> list[Event]:
-        taken = [event for event in events if event.time + self.window.size_us + 1 + self.bound > watermark]
-        self.events += taken
-        self.new |= {event.number for event in taken}
-        return taken
-
-    def advance(self, before: int, now: int) -> list[Row]:
-        rows: list[Row] = []
-        for time in {event.time for event in self.events}:
-            inside = [event for event in self.events if time - self.window.size_us <= event.time <= time]
-            on_time = time + 1 > before
-            news = time + 1 + self.bound > before and any(event.number in self.new for event in inside)
-            if time + 1 <= now and (on_time or news):
-                row = (self.number, 0, time - self.window.size_us, time, ON_TIME if on_time else LATE)
-                rows.append((*row, *results(inside)))
-        self.new = set()
-        return rows
-
-
-_LIVES: dict[type, Any] = {
-    Periodic: PeriodicLife,
-    Session: SessionLife,
-    Count: CountLife,
-    PerRecord: RecordLife,
-}
+def _pane(number: int, key: int, start: int, end: int, kind: str, events: Sequence[Event]) -> Pane:
+    values = [event.value for event in events]
+    return Pane(number, key, start, end, kind, len(values), sum(values), min(values), max(values))

@@ -39,7 +39,6 @@ LAYERS = (
     "aion.core.compaction",
     "aion.core.operator",
     "aion.core.ingest",
-    "aion.slicing",
     "aion.config",
     "state_backends",
     "state_backends.files",

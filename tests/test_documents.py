@@ -56,7 +56,7 @@ RUN_SMALL = {
     "planned": "tests/test_experiments_planned.py::test_modes_yield_the_same_panes_and_find_different_things_in_memory",
     "restart": "tests/experiments/test_commands.py::test_restart",
     "restore": "tests/test_experiments_restore.py::test_the_command_prints_and_writes_what_it_found",
-    "slicing": "tests/test_experiments_slicing.py::test_designs_agree_and_their_costs_are_counted",
+    "slicing": "tests/experiments/test_slicing.py::test_designs_agree_and_their_costs_are_counted",
     "staleness": "tests/test_experiments_staleness.py::test_the_command",
     "store": "tests/test_experiments_store.py::test_ingest_in_a_process_of_its_own",
     "tune-check": "tests/test_documents.py::test_commands_that_are_cheap_do_what_is_said",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aion.core.slicing import per_record
 from aion.core.slicing.per_record import record_windows
 from aion.errors import WindowError
-from aion.slicing.record_designs import BucketDesign, MemoryStorage, PlainDesign, best_buckets
+from experiments.slicing.record_designs import BucketDesign, MemoryStorage, PlainDesign, best_buckets
 
 Event = tuple[int, int]
 """A key and a time."""
@@ -84,7 +84,7 @@ def test_the_named_example_record_by_record(buckets: int | None) -> None:
 def run(
     buckets: int | None, ufunc: np.ufunc, size: int, times: Sequence[int], values: Sequence[int], split: int = 0
 ) -> tuple[list[int], list[bool]]:
-    store = MemoryStorage(np.int64)
+    store = MemoryStorage()
     design = PlainDesign(size, ufunc, store) if buckets is None else BucketDesign(size, ufunc, store, buckets)
     parts = [
         design.process(np.array(times[part], np.int64), np.array(values[part], np.int64))
@@ -131,8 +131,8 @@ def test_both_designs_give_the_same(
 def test_the_bucket_design_costs_n_over_m_and_m() -> None:
     records, buckets = 4_096, 64
     times, values = np.arange(2 * records), np.ones(2 * records, np.int64)
-    plain = PlainDesign(records - 1, np.add, MemoryStorage(np.int64))
-    bucketed = BucketDesign(records - 1, np.add, MemoryStorage(np.int64), buckets)
+    plain = PlainDesign(records - 1, np.add, MemoryStorage())
+    bucketed = BucketDesign(records - 1, np.add, MemoryStorage(), buckets)
     for design in (plain, bucketed):
         results, _ = design.process(times[:records], values[:records])
         assert results[-1] == records
@@ -159,4 +159,4 @@ def test_at_equal_costs_it_is_the_square_root_and_dear_writes_make_it_fewer() ->
 
 def test_no_bucket_holds_nothing() -> None:
     with pytest.raises(WindowError, match="0"):
-        BucketDesign(5, np.add, MemoryStorage(np.int64), 0)
+        BucketDesign(5, np.add, MemoryStorage(), 0)

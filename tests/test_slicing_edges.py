@@ -1,27 +1,20 @@
-"""From events to slices: edges, assignment and batches, against the oracle of the periodic windows and brute force."""
+"""From events to slices: edges and assignment, against the oracle of the periodic windows and brute force."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aion.core.slicing.edges import EdgeSet, assign
 from aion.core.slicing.grid import SliceGrid
-from aion.core.windows import Family, Periodic, Sliding, Tumbling
-from aion.errors import ConfigError, IntegerOverflow
-from aion.slicing import MAX, MIN, SUM, batch
-from aion.slicing.batch import slice_batch
-from aion.slicing.folds import as_values
-from aion.slicing.rows import Rows
+from aion.core.windows import Periodic, Sliding, Tumbling
 from tests.oracle import Definition, slice_of
 from tests.test_windows import instants, several
 
-FOLDS = {"add": SUM, "minimum": MIN, "maximum": MAX}
 HOUR = 3_600_000_000
 
 
@@ -31,11 +24,6 @@ def edge_set(windows: Sequence[Periodic]) -> EdgeSet:
 
 def brute(windows: Sequence[Periodic]) -> list[Definition]:
     return [Definition(w.size_us, w.slide_us, w.offset_us) for w in windows]
-
-
-def edge_of(windows: Sequence[Periodic], t: int) -> int:
-    """The last start or end of a window up to ``t``; ``slice_of`` walks there, too far for these times."""
-    return max(t - (t - o) % w.slide_us for w in windows for o in (w.offset_us, w.offset_us + w.size_us))
 
 
 def many(count: int) -> list[Periodic]:
@@ -149,131 +137,3 @@ def test_any_times_are_assigned_to_any_edges(edges: list[int], times: list[int])
     array, sorted_edges = np.array(times, np.int64), np.array(sorted(edges))
     expected = [sum(edge <= t for edge in sorted_edges.tolist()) - 1 for t in times]
     assert assign(array, sorted_edges).tolist() == expected
-
-
-# -- batches ----------------------------------------------------------------------------------------------
-
-
-def brute_rows(
-    times: list[int], values: list[int], windows: Sequence[Periodic], gap: int | None
-) -> list[tuple[Any, ...]]:
-    """Per (edge, session of the gap): what is in it. Without a gap, per edge."""
-    rows: list[list[Any]] = []
-    for t, v in sorted(zip(times, values, strict=True)):
-        edge = edge_of(windows, t) if windows else 0
-        if rows and rows[-1][0] == edge and (gap is None or t - rows[-1][2] <= gap):
-            rows[-1][2] = t
-            rows[-1][3].append(v)
-        else:
-            rows.append([edge, t, t, [v]])
-    return [(edge, first, last, len(vs), sum(vs), min(vs), max(vs)) for edge, first, last, vs in rows]
-
-
-def check(rows: Rows, times: list[int], values: list[int], windows: Sequence[Periodic], gap: int | None) -> None:
-    """A batch's slices may be finer than sessions demand, never coarser; put together they are the brute ones."""
-    expected = brute_rows(times, values, windows, gap)
-    names = ["edge", "events", "add", "minimum", "maximum", *(["first", "last"] if gap is not None else [])]
-    assert {name: len(rows[name]) for name in rows} == dict.fromkeys(names, len(rows["edge"]))
-    columns = {name: rows[name].tolist() for name in names}
-    at = 0
-    for edge, first, last, events, total, low, high in expected:
-        until = at
-        while (
-            until < len(columns["edge"])
-            and columns["edge"][until] == edge
-            and sum(columns["events"][at:until]) < events
-        ):
-            until += 1
-        part = slice(at, until)
-        assert until == at + 1 or gap is not None
-        assert sum(columns["events"][part]) == events
-        assert sum(columns["add"][part]) == total
-        assert (min(columns["minimum"][part]), max(columns["maximum"][part])) == (low, high)
-        if gap is not None:
-            assert (columns["first"][at], columns["last"][until - 1]) == (first, last)
-        at = until
-    assert at == len(columns["edge"])
-
-
-@settings(max_examples=150)
-@given(
-    st.lists(several, max_size=1).map(lambda lists: lists[0] if lists else []),
-    st.lists(st.tuples(st.integers(-60, 60), st.integers(-9, 9)), min_size=1, max_size=40),
-    st.none() | st.integers(1, 12),
-    st.sampled_from([1, 7, 1_000]),
-    st.booleans(),
-)
-def test_a_batch_becomes_slices(
-    windows: list[Periodic], events: list[tuple[int, int]], gap: int | None, scale: int, in_order: bool
-) -> None:
-    if not windows and gap is None:
-        gap = 5
-    events = sorted(events) if in_order else events
-    # Edges are kept where they are while times are stretched: lattices that are fine, coarse, or of no use.
-    times, values = [t * scale for t, _ in events], [v for _, v in events]
-    rows = slice_batch(np.array(times), np.array(values), edge_set(windows), gap, FOLDS)
-    check(rows, times, values, windows, gap)
-
-
-@pytest.mark.parametrize(
-    ("road", "windows", "gap", "span"),
-    [
-        pytest.param("_by_bins", many(20), None, 20_000_000, id="bins"),
-        pytest.param("_by_bins", many(20), 700_000, 20_000_000, id="bins with a gap"),
-        pytest.param("_by_slots", [Tumbling(999_983), Tumbling(777_777)], None, 10**9, id="looked up"),
-        pytest.param("_of_sorted", [Tumbling(999_983), Tumbling(777_777)], 123_457, 10**9, id="sorted for the gap"),
-        pytest.param("_of_sorted", many(20), None, 10**15, id="too many edges"),
-        pytest.param("_of_sorted", [], 1_000, 10**9, id="sessions only"),
-    ],
-)
-def test_large_batches_take_every_road(
-    road: str, windows: list[Periodic], gap: int | None, span: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = np.random.default_rng(5)
-    times, values = rng.integers(-span // 2, span // 2, 3_000), rng.integers(-100, 100, 3_000)
-    taken: list[str] = []
-    for name in ("_by_bins", "_by_slots", "_of_sorted"):
-        original = getattr(batch, name)
-        monkeypatch.setattr(batch, name, lambda *a, name=name, original=original: taken.append(name) or original(*a))
-    rows = slice_batch(times, values, edge_set(windows), gap, FOLDS)
-    check(rows, times.tolist(), values.tolist(), windows, gap)
-    order = np.argsort(times, kind="stable")
-    rows = slice_batch(times[order], values[order], edge_set(windows), gap, FOLDS)
-    check(rows, times.tolist(), values.tolist(), windows, gap)
-    assert taken == [road, "_of_sorted"]
-
-
-def test_cells_as_wide_as_the_gap_are_never_divided_by_it() -> None:
-    edges = EdgeSet([Family(100, 0)])
-    rows = slice_batch(np.array([39, 0, 10, 20]), np.zeros(4), edges, 10, {"add": SUM})
-    assert list(zip(rows["first"].tolist(), rows["last"].tolist(), strict=True)) == [
-        (0, 0),
-        (10, 10),
-        (20, 20),
-        (39, 39),
-    ]
-    assert rows["edge"].tolist() == [0] * 4
-
-
-# -- values -----------------------------------------------------------------------------------------------
-
-
-def test_sums_of_integers_are_exact_up_to_64_bits_and_never_wrap() -> None:
-    edges, largest = EdgeSet([Family(10, 0)]), 2**63 - 1
-    times = np.array([5, 1, 2, 3])
-    rows = slice_batch(times, np.array([2**62, 2**62 - 1, -3, 3]), edges, None, {"add": SUM})
-    assert rows["add"].tolist() == [largest]
-    for values in ([largest, 1, 0, 0], [-(2**62)] * 3 + [-1]):
-        with pytest.raises(IntegerOverflow):
-            slice_batch(times, np.array(values), edges, None, {"add": SUM})
-        with pytest.raises(IntegerOverflow):
-            slice_batch(np.sort(times), np.array(values), edges, None, {"add": SUM})
-
-
-def test_values_are_64_bits_wide_or_refused() -> None:
-    assert as_values(np.array([True, False])).dtype == as_values(np.array([1], np.uint8)).dtype == np.int64
-    assert as_values(np.array([1.5], np.float32)).dtype == np.float64
-    with pytest.raises(IntegerOverflow):
-        as_values(np.array([2**63], np.uint64))
-    with pytest.raises(ConfigError, match="datetime64"):
-        as_values(np.array(["2020-01-01"], "datetime64[s]"))

@@ -13,8 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aion.core.slicing.ranges import running_max
-
 Micros = npt.NDArray[np.int64]
 Index = npt.NDArray[np.intp]
 Flags = npt.NDArray[np.bool_]
@@ -120,16 +118,21 @@ def session_cells(keys: Micros, times_us: Micros, gap_us: int) -> Grouped:
     return Grouped(Intervals(of_key, firsts, lasts), of)
 
 
+def _reached(values: Micros) -> Micros:
+    """The maximum up to each place. What is sorted already, as most is, need not be gone through one by one."""
+    return values if (values[1:] >= values[:-1]).all() else np.maximum.accumulate(values)
+
+
 def _running_max(values: Micros, restarts: Flags) -> Micros:
     """The maximum so far, beginning anew after each place where ``restarts`` (one shorter) is set."""
     group = np.concatenate(([0], np.cumsum(restarts)))
     if not group[-1]:
-        return running_max(values)
+        return _reached(values)
     low, high = int(values.min()), int(values.max())
     if int(group[-1] + 1) * (high - low + 1) < 2**62:
         # Lifted above all of the groups before, so that one pass is enough.
         lift = group * (high - low + 1) - low
-        return np.asarray(running_max(values + lift) - lift)
+        return np.asarray(_reached(values + lift) - lift)
     distinct, ranks = np.unique(values, return_inverse=True)
-    ranks = running_max(ranks + group * len(distinct)) - group * len(distinct)
+    ranks = _reached(ranks + group * len(distinct)) - group * len(distinct)
     return np.asarray(distinct[ranks])

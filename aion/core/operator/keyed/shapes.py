@@ -20,7 +20,6 @@ from aion.core.operator.keyed.table import Ints, Places, Table, codes_of, stacke
 from aion.core.operator.lifecycle import NEVER
 from aion.core.slicing.counts import count_windows
 from aion.core.slicing.per_record import record_windows
-from aion.core.slicing.ranges import reduce_ranges
 from aion.core.slicing.sessions import Intervals, merge_intervals, merge_sessions
 from aion.core.slicing.tree import ranges
 from aion.core.windows import Count, Definition, PerRecord, Punctuated, Session
@@ -341,7 +340,18 @@ def newest(values: Ints, windows: Windows) -> Ints:
         return np.empty(0, np.int64)
     if _are_rows(windows, len(values)):
         return values
-    return reduce_ranges(np.maximum, values, windows.begins, windows.ends)
+    # Two stretches of 2**k rows cover a window of up to twice as many; windows may overlap as much as they like.
+    lengths = windows.ends - windows.begins
+    powers = np.frexp(lengths.astype(np.float64))[1] - 1
+    found = np.empty(len(lengths), np.int64)
+    of_stretches = values
+    for power in range(int(powers.max()) + 1):
+        which = powers == power
+        last = windows.ends[which] - (1 << power)
+        found[which] = np.maximum(of_stretches[windows.begins[which]], of_stretches[last])
+        half = 1 << power
+        of_stretches = np.maximum(of_stretches[:-half], of_stretches[half:])
+    return found
 
 
 def _are_rows(windows: Windows, rows: int) -> bool:

@@ -21,7 +21,7 @@ from aion.core.operator.actions import Execute, Execution, Kind, WindowRef
 from aion.core.plan import Plan, make_plan
 from aion.core.slicing.tree import Aggregation
 from aion.execute.combining import Loaded, windows_at_once
-from experiments.slicing_runs import Settings
+from experiments.slicing.runs import Settings
 
 WAYS: tuple[Aggregation, ...] = ("lazy", "eager", "auto")
 SLIDE_US = 100_000

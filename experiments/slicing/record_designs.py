@@ -1,10 +1,10 @@
-"""Kafka's sliding windows as KIP-450 proposes them: the plain design, and the one in O(sqrt N). Pure.
+"""Kafka's sliding windows as KIP-450 proposes them: the plain design, and the one in O(sqrt N).
 
 There is one window: from ``size`` before the stream time, which is the latest event time so far, up to it, both
 inclusive. Each record that is not older is added to it and yields its aggregate. Both designs can only apply a value to
 an aggregate, never take one away, so they keep aggregates *from* some time *to now*: the plain one from every record
-on, the other from the end of every bucket on. :func:`aion.core.slicing.per_record.record_windows` gives the windows of
-the whole stream at once instead, and is what a slicer uses; these two show what a record costs in a store.
+on, the other from the end of every bucket on. The operator works out the windows of all its events at once instead;
+these two show what a record costs in a store.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from aion.core.slicing.ranges import identity
 from aion.errors import WindowError
-from aion.slicing.folds import as_values
 
 Micros = npt.NDArray[np.int64]
-Values = npt.NDArray[Any]
+Values = npt.NDArray[np.int64]
+
+_I64 = np.iinfo(np.int64)
+# What changes nothing when it is combined with any value.
+_IDENTITY: dict[np.ufunc, int] = {np.add: 0, np.minimum: _I64.max, np.maximum: _I64.min}
 
 
 class Storage(Protocol):
@@ -59,7 +61,7 @@ class PlainDesign:
 
     def process(self, times_us: Micros, values: npt.ArrayLike) -> tuple[Values, npt.NDArray[np.bool_]]:
         """For each record, in the order of arrival, the window's aggregate after it, and whether it was in time."""
-        column = as_values(values)
+        column = np.asarray(values, np.int64)
         results, in_time = column.copy(), np.ones(len(column), np.bool_)
         for n, (time_us, value) in enumerate(zip(times_us.tolist(), column, strict=True)):
             self._now_us = time_us if self._now_us is None else max(self._now_us, time_us)
@@ -103,7 +105,7 @@ class BucketDesign:
 
     def process(self, times_us: Micros, values: npt.ArrayLike) -> tuple[Values, npt.NDArray[np.bool_]]:
         """As :meth:`PlainDesign.process`, with the same results."""
-        column = as_values(values)
+        column = np.asarray(values, np.int64)
         results, in_time = column.copy(), np.ones(len(column), np.bool_)
         for n, (time_us, value) in enumerate(zip(times_us.tolist(), column, strict=True)):
             self._now_us = time_us if self._now_us is None else max(self._now_us, time_us)
@@ -124,7 +126,7 @@ class BucketDesign:
         changed = self._combine(aggregates[:until], value)
         self.costs.folds += until
         if until == len(keys) or keys[until] != bucket:
-            following = identity(self._combine, aggregates.dtype if len(keys) else np.asarray(value).dtype)
+            following = _IDENTITY[self._combine]
             if until < len(keys):
                 following = self._combine(aggregates[until], self._fold(int(keys[until]), oldest_us))
             keys, changed = np.append(keys[:until], bucket), np.append(changed, following)
@@ -142,15 +144,15 @@ class BucketDesign:
         begin_us = bucket * self._width_us
         values = self._storage.values(max(begin_us, oldest_us), begin_us + self._width_us - 1)
         self.costs.folds += len(values)
-        return self._combine.reduce(values) if len(values) else identity(self._combine, values.dtype)
+        return self._combine.reduce(values) if len(values) else _IDENTITY[self._combine]
 
 
 class MemoryStorage:
     """Sorted arrays."""
 
-    def __init__(self, dtype: npt.DTypeLike) -> None:
-        self._values = _Sorted(dtype)
-        self._aggregates = _Sorted(dtype)
+    def __init__(self) -> None:
+        self._values = _Sorted()
+        self._aggregates = _Sorted()
 
     def add_value(self, time_us: int, value: Any) -> None:
         self._values.insert(self._values.place(time_us + 1), time_us, value)
@@ -177,8 +179,8 @@ class MemoryStorage:
 class _Sorted:
     """Pairs in order of their keys: appended to cheaply, dropped from the front for nothing."""
 
-    def __init__(self, dtype: npt.DTypeLike) -> None:
-        self._keys, self._values = np.empty(64, np.int64), np.empty(64, dtype)
+    def __init__(self) -> None:
+        self._keys, self._values = np.empty(64, np.int64), np.empty(64, np.int64)
         self._begin = self._end = 0
 
     def place(self, key: int) -> int:

@@ -1,0 +1,293 @@
+"""What slices are measured against (Scotty section VII): buckets as in Flink, and FlatFAT. Sums of one column, one key.
+
+Both are vectorised as far as their design goes. Buckets add every event to every window it is in. FlatFAT keeps a tree
+over single events, and has to insert an event that is out of order. Neither knows late events: all events of a stream
+come before the watermark passes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from aion.core.slicing.sessions import Intervals, merge_intervals, session_cells
+from aion.core.windows import Definition, Session, Tumbling
+from aion.errors import WindowError
+
+Ints = npt.NDArray[np.int64]
+Index = npt.NDArray[np.intp]
+
+LONG_AGO = -(2**62)
+
+
+class Panes(NamedTuple):
+    """A row for each window that ended. ``definition``: its number in the order given."""
+
+    definition: Ints
+    start_us: Ints
+    end_us: Ints
+    events: Ints
+    total: Ints
+
+
+class _Windows(Protocol):
+    """The buckets of one definition. ``ended``: starts, ends, events and sums; these buckets are let go."""
+
+    def add(self, times_us: Ints, values: Ints) -> None: ...
+    def ended(self, now_us: int) -> tuple[Ints, Ints, Ints, Ints]: ...
+
+
+class Buckets:
+    """One bucket for each window; an event is added to all of its buckets."""
+
+    def __init__(self, windows: Sequence[Definition]) -> None:
+        self._of: list[_Windows] = [_TumblingBuckets(w) if isinstance(w, Tumbling) else _sessions(w) for w in windows]
+
+    def process(self, times_us: Ints, values: Ints) -> None:
+        if len(times_us):
+            for one in self._of:
+                one.add(times_us, values)
+
+    def advance(self, watermark_us: int) -> Panes:
+        return _stacked([one.ended(watermark_us) for one in self._of])
+
+
+class _TumblingBuckets:
+    """Neighbouring windows from the first one on that has not ended."""
+
+    def __init__(self, window: Tumbling) -> None:
+        self._size_us, self._offset_us = window.size_us, window.offset_us
+        self._first = 0
+        self._events = self._sums = np.zeros(0, np.int64)
+
+    def add(self, times_us: Ints, values: Ints) -> None:
+        numbers = (times_us - self._offset_us) // self._size_us
+        low, high = int(numbers.min()), int(numbers.max())
+        if not len(self._events):
+            self._first = low
+        before = max(self._first - low, 0)
+        after = max(high - self._first + 1 - len(self._events), 0)
+        self._first -= before
+        self._events, self._sums = np.pad(self._events, (before, after)), np.pad(self._sums, (before, after))
+        numbers -= self._first
+        np.add.at(self._events, numbers, 1)
+        np.add.at(self._sums, numbers, values)
+
+    def ended(self, now_us: int) -> tuple[Ints, Ints, Ints, Ints]:
+        until = min(max((now_us - self._offset_us) // self._size_us - self._first, 0), len(self._events))
+        which = np.flatnonzero(self._events[:until])
+        starts_us = (self._first + which) * self._size_us + self._offset_us
+        found = starts_us, starts_us + self._size_us, self._events[which], self._sums[which]
+        self._first += until
+        self._events, self._sums = self._events[until:], self._sums[until:]
+        return found
+
+
+class _SessionBuckets:
+    """Sessions that have not ended. Those of a batch are made first, and then merged with the ones that are there."""
+
+    def __init__(self, gap_us: int) -> None:
+        self._gap_us = gap_us
+        self._firsts = self._lasts = self._events = self._sums = np.zeros(0, np.int64)
+
+    def add(self, times_us: Ints, values: Ints) -> None:
+        cells = session_cells(np.zeros(len(times_us), np.int64), times_us, self._gap_us)
+        firsts = np.concatenate((self._firsts, cells.made.firsts))
+        lasts = np.concatenate((self._lasts, cells.made.lasts))
+        merged = merge_intervals(Intervals(np.zeros(len(firsts), np.int64), firsts, lasts), self._gap_us)
+        count, known = len(merged.made.firsts), len(self._firsts)
+        sums_of_cells = np.zeros(len(firsts) - known, np.int64)
+        np.add.at(sums_of_cells, cells.of, values)
+        events, sums = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        np.add.at(events, merged.of, np.concatenate((self._events, np.bincount(cells.of))))
+        np.add.at(sums, merged.of, np.concatenate((self._sums, sums_of_cells)))
+        self._firsts, self._lasts, self._events, self._sums = merged.made.firsts, merged.made.lasts, events, sums
+
+    def ended(self, now_us: int) -> tuple[Ints, Ints, Ints, Ints]:
+        until = int(np.searchsorted(self._lasts, now_us - self._gap_us, side="right"))
+        found = self._firsts[:until], self._lasts[:until] + self._gap_us, self._events[:until], self._sums[:until]
+        self._firsts, self._lasts = self._firsts[until:], self._lasts[until:]
+        self._events, self._sums = self._events[until:], self._sums[until:]
+        return found
+
+
+class FlatFat:
+    """A tree over the events in event-time order, each its own leaf; windows are ranges of leaves.
+
+    ``whole_batches``: an event that is out of order is not inserted by itself, as FlatFAT does. Instead a sorted batch
+    is merged with what is there, and the tree above is built again: kinder than the papers, which do not have it.
+    """
+
+    def __init__(self, windows: Sequence[Definition], *, whole_batches: bool = False) -> None:
+        self._windows = [w if isinstance(w, Tumbling) else _session(w) for w in windows]
+        self._leaves = _Leaves()
+        self._now_us = LONG_AGO
+        self.whole_batches = whole_batches
+
+    def process(self, times_us: Ints, values: Ints) -> None:
+        if not len(times_us):
+            return
+        if self.whole_batches:
+            order = np.argsort(times_us, kind="stable")
+            self._leaves.merge(times_us[order], values[order])
+            return
+        # Events that come in order are appended together; one that does not is inserted by itself.
+        latest = np.maximum.accumulate(np.concatenate((self._leaves.times[-1:], times_us)))[-len(times_us) :]
+        done = 0
+        for at in np.flatnonzero(times_us < latest).tolist():
+            for some in (slice(done, at), slice(at, at + 1)):
+                if some.stop > some.start:
+                    self._leaves.merge(times_us[some], values[some])
+            done = at + 1
+        if done < len(times_us):
+            self._leaves.merge(times_us[done:], values[done:])
+
+    def advance(self, watermark_us: int) -> Panes:
+        before_us, self._now_us = self._now_us, max(watermark_us, self._now_us)
+        found, unneeded = [], len(self._leaves.times)
+        for window in self._windows:
+            if isinstance(window, Tumbling):
+                panes, needed_from = self._tumbling(window, before_us)
+            else:
+                panes, needed_from = self._sessions(window, before_us)
+            found.append(panes)
+            unneeded = min(unneeded, needed_from)
+        self._leaves.drop_front(unneeded)
+        return _stacked(found)
+
+    def _tumbling(self, window: Tumbling, before_us: int) -> tuple[tuple[Ints, Ints, Ints, Ints], int]:
+        times, size_us, offset_us = self._leaves.times, window.size_us, window.offset_us
+        if not len(times):
+            return _NOTHING, 0
+        # Only windows that hold an event, and end after the watermark before and up to this one.
+        first = (max(int(times[0]), before_us) - offset_us) // size_us
+        until = (min(int(times[-1]) + size_us, self._now_us) - offset_us) // size_us
+        starts = np.arange(first, until) * size_us + offset_us
+        begins, ends = np.searchsorted(times, starts), np.searchsorted(times, starts + size_us)
+        full = ends > begins
+        starts, begins, ends = starts[full], begins[full], ends[full]
+        open_from = (self._now_us - offset_us) // size_us * size_us + offset_us
+        panes = starts, starts + size_us, ends - begins, self._leaves.sums(begins, ends)
+        return panes, int(np.searchsorted(times, open_from))
+
+    def _sessions(self, window: Session, before_us: int) -> tuple[tuple[Ints, Ints, Ints, Ints], int]:
+        times = self._leaves.times
+        if not len(times):
+            return _NOTHING, 0
+        cuts = np.flatnonzero(np.diff(times) > window.gap_us) + 1
+        begins, ends = np.concatenate(([0], cuts)), np.append(cuts, len(times))
+        ends_us = times[ends - 1] + window.gap_us
+        is_open = ends_us > self._now_us
+        needed_from = int(begins[is_open][0]) if is_open.any() else len(times)
+        due = ~is_open & (ends_us > before_us)
+        begins, ends = begins[due], ends[due]
+        return (times[begins], ends_us[due], ends - begins, self._leaves.sums(begins, ends)), needed_from
+
+
+class _Leaves:
+    """Events in order of time, and the tree above them. ``_front``: where the first of them lies in the buffers."""
+
+    def __init__(self) -> None:
+        self._times = self._values = np.empty(0, np.int64)
+        self._front = self._end = 0
+        self._tree = SumTree()
+
+    @property
+    def times(self) -> Ints:
+        return self._times[self._front : self._end]
+
+    def merge(self, times_us: Ints, values: Ints) -> None:
+        """Adds events that are in order of time, behind those of equal times."""
+        at = self._front + int(np.searchsorted(self.times, times_us[0], side="right"))
+        times = np.concatenate((self._times[at : self._end], times_us))
+        order = np.argsort(times, kind="stable")
+        self._write(at, times[order], np.concatenate((self._values[at : self._end], values))[order])
+
+    def sums(self, begins: Index, ends: Index) -> Ints:
+        return self._tree.ranges(begins + self._front, ends + self._front)
+
+    def drop_front(self, leaves: int) -> None:
+        self._front += leaves
+
+    def _write(self, at: int, times_us: Ints, values: Ints) -> None:
+        if at + len(times_us) > len(self._times):
+            kept = slice(self._front, at)
+            times_us = np.concatenate((self._times[kept], times_us))
+            values = np.concatenate((self._values[kept], values))
+            self._times, self._values = (np.empty(2 * len(times_us) + 1024, np.int64) for _ in range(2))
+            self._front = at = 0
+            self._tree = SumTree()
+        self._end = at + len(times_us)
+        self._times[at : self._end], self._values[at : self._end] = times_us, values
+        self._tree.write(at, values)
+
+
+class SumTree:
+    """Sums of ranges of a growing column in O(log n); to write m neighbours takes O(m + log n) (Scotty reference 9)."""
+
+    def __init__(self) -> None:
+        self._levels = [np.zeros(2, np.int64)]
+
+    def write(self, begin: int, values: Ints) -> None:
+        """Sets the leaves from ``begin`` on, and all nodes above them."""
+        end = begin + len(values)
+        if end >= len(self._levels[0]):
+            self._grow(end)
+        self._levels[0][begin:end] = values
+        self._lift(begin, end)
+
+    def ranges(self, begins: Index, ends: Index) -> Ints:
+        """The sum of the leaves ``[begin, end)`` of each range; none may be empty."""
+        left, right = begins.copy(), ends.copy()
+        result = np.zeros(len(begins), np.int64)
+        for level in self._levels:
+            # A node that is a right child, or the last one a left child: its parent would reach beyond the range.
+            is_open = left < right
+            if not is_open.any():
+                break
+            nothing = len(level) - 1
+            takes = is_open & ((left & 1) == 1)
+            result += level[np.where(takes, left, nothing)]
+            left += takes
+            takes = is_open & ((right & 1) == 1)
+            right -= takes
+            result += level[np.where(takes, right, nothing)]
+            left >>= 1
+            right >>= 1
+        return result
+
+    def _grow(self, size: int) -> None:
+        """To a power of two of leaves; each level has one more entry, which stays 0."""
+        leaves, capacity = self._levels[0][:-1], 1 << (size - 1).bit_length()
+        self._levels = []
+        while capacity:
+            self._levels.append(np.zeros(capacity + 1, np.int64))
+            capacity >>= 1
+        self._levels[0][: len(leaves)] = leaves
+        self._lift(0, len(leaves))
+
+    def _lift(self, begin: int, end: int) -> None:
+        for lower, upper in zip(self._levels, self._levels[1:], strict=False):
+            begin, end = begin >> 1, (end + 1) >> 1
+            np.add(lower[2 * begin : 2 * end : 2], lower[2 * begin + 1 : 2 * end : 2], out=upper[begin:end])
+
+
+_NOTHING = (np.zeros(0, np.int64),) * 4
+
+
+def _stacked(parts: Sequence[tuple[Ints, Ints, Ints, Ints]]) -> Panes:
+    definition = np.repeat(np.arange(len(parts)), [len(part[0]) for part in parts])
+    return Panes(definition, *(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def _session(window: Definition) -> Session:
+    if not isinstance(window, Session):
+        raise WindowError(f"{window}: the baselines know tumbling windows and sessions only")
+    return window
+
+
+def _sessions(window: Definition) -> _SessionBuckets:
+    return _SessionBuckets(_session(window).gap_us)
