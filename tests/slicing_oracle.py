@@ -249,8 +249,8 @@ class _KeyedLife:
         """What a window is known by. Two count windows may have the same bounds."""
         if not isinstance(self._window, Count):
             return window.start, window.end, 0
-        same_instant = [one.event for one in of.events if one.event.t == window.start]
-        return window.start, window.end, [event is window.events[0] for event in same_instant].index(True)
+        first = next((one.number for one in of.events if window.events and one.event is window.events[0]), -1)
+        return window.start, window.end, first
 
 
 def _pane(number: int, key: int, start: int, end: int, kind: str, events: Sequence[Event]) -> Pane:

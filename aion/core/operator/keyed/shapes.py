@@ -243,9 +243,8 @@ class Counts(_ByEvent):
         found = count_windows(codes, np.zeros(len(index), np.bool_), self._window)
         firsts = index["first"]
         starts, ends = firsts[found.begins], firsts[found.ends - 1] + 1
-        # Among events of the same instant, which of them begins the window.
-        numbers = found.begins - Places(codes, firsts).before(codes[found.begins], starts)
-        return Windows(found.begins, found.ends, starts, ends, ends, numbers)
+        # Events of one instant may each begin a window: which one does is told by its id, whatever was let go since.
+        return Windows(found.begins, found.ends, starts, ends, ends, index["id"][found.begins])
 
     def needed(self, index: Table, windows: Windows, gone: Flags, closed_us: int) -> Flags:
         """All from the first window on that is not gone: the next ones are counted from there."""
@@ -291,8 +290,7 @@ class Punctuations(_ByEvent):
         following = np.append(begins[1:], -1)[: len(begins)]
         complete = (following >= 0) & (codes[following] == codes[begins]) if len(begins) else np.empty(0, np.bool_)
         over = np.where(complete, firsts[following], NEVER) if len(begins) else np.empty(0, np.int64)
-        numbers = begins - Places(codes, firsts).before(codes[begins], firsts[begins])
-        return Windows(begins, ends, firsts[begins], over, over, numbers)
+        return Windows(begins, ends, firsts[begins], over, over, index["id"][begins])
 
     def needed(self, index: Table, windows: Windows, gone: Flags, closed_us: int) -> Flags:
         needed = np.ones(len(index), np.bool_)
