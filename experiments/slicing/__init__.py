@@ -28,7 +28,7 @@ CONTENDERS_OF = {
     "windows": (*_OPERATORS, *_BASELINES),
     "batches": _OPERATORS,
     "disorder": (*_OPERATORS, *_BASELINES),
-    # The lazy way alone would take minutes here, and eager is what auto chooses.
+    # Lazily, each of many windows is combined of hundreds of slices: the leg of windows shows what that costs.
     "rates": ("aion", "standard", *_BASELINES),
 }
 

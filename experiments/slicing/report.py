@@ -193,7 +193,7 @@ def remarks(settings: Settings) -> str:
     return "\n".join(
         [
             "events/s: events over seconds by the clock in process and advance, median of the runs. LocalOperator "
-            "encodes blocks in threads of its own; others who use the machine slow it down. By processor: over the "
+            "has threads of its own; others who use the machine slow it down. By processor: over the "
             "seconds of all threads.",
             f"after each batch a watermark {DELAY_US / 1e6:g} s behind the latest event; a sum of integers, no key; "
             "generating events and comparing panes is not timed.",

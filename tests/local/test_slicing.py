@@ -457,6 +457,14 @@ def test_a_watermark_never_goes_back() -> None:
     assert [len(found) for found in panes] == [0, 1, 0, 1, 0, 0]
 
 
+def test_a_late_event_brings_no_pane_of_a_key_that_has_none_in_the_window() -> None:
+    """Several slices are kept, and compacted, together; the second batch brought the last window nothing."""
+    windows: list[Definition] = [Tumbling(9, -5), Sliding(12, 8, -5)]
+    steps: list[Step] = [[Event(0, 11, 1)], [Event(2, 8, 1), Event(0, 8, 1)], 26, [Event(0, 0, 1), Event(2, 14, 1)]]
+    late = check(windows, 30, steps, key="key")[-1]
+    assert [(pane.key, pane.events) for pane in late if pane.start == 11] == [(2, 1)]
+
+
 # -- what is kept -----------------------------------------------------------------------------------------
 
 

@@ -379,7 +379,7 @@ class Operator:
             windows["late_events"][rows],
             stale,
         )
-        windows.executed(rows, now, on_time=kind is Kind.ON_TIME)
+        windows.executed(rows, now, self.next_seq - 1, on_time=kind is Kind.ON_TIME)
         self.counters.executions[kind.value] += len(rows)
         return order
 

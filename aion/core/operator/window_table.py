@@ -151,15 +151,19 @@ class WindowTable:
         """Notes how stale windows are that are not executed now."""
         self["looked"][rows] = _coarse(self.stale(rows, watermark_us))
 
-    def executed(self, rows: Ints, watermark_us: int, *, on_time: bool = False) -> None:
-        """Notes an execution over all that came. What came before an execution on time did not wait for it."""
+    def executed(self, rows: Ints, watermark_us: int, seq: int, *, on_time: bool = False) -> None:
+        """Notes an execution over all that came, of blocks up to ``seq``.
+
+        What came before an execution on time did not wait for it. Blocks that had nothing for a window count as seen,
+        too: compaction joins them with older ones of the same segment, and what is joined has the newest number.
+        """
         if not on_time:
             stale = _coarse(self.stale(rows, watermark_us))
             staler = stale > self["stalest"][rows]
             self["stalest"][rows[staler]] = stale[staler]
             self["stalest_before"][rows[staler]] = self["looked"][rows[staler]]
         self["panes"][rows] += 1
-        self["executed_seq"][rows] = self["last_seq"][rows]
+        self["executed_seq"][rows] = self["last_seq"][rows] = seq
         self["executed_us"][rows] = watermark_us - self["end_us"][rows]
         self["news"][rows] = 0
         self["looked"][rows] = 0.0

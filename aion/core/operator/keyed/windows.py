@@ -175,7 +175,7 @@ class KeyedWindows:
         if not last:
             views = self._cells.views(rows, now_us, step_us)
             due = np.array([self._trigger.due(view) for view in views], np.bool_)
-        self._cells.executed(rows[due], now_us)
+        self._cells.executed(rows[due], now_us, 0)
         self._cells.look(rows[~due], now_us)
         return self._execute(changed & np.isin(cells, waiting[due]), Kind.LATE)
 
