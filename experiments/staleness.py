@@ -216,7 +216,7 @@ def replayed(trigger: Any, streams: list[np.ndarray[Any, Any]], step_us: int = 0
     """
     import numpy as np
 
-    from aion.core.trigger.replay import replay
+    from experiments.staleness_replay import replay
 
     runs = [replay(trigger, lateness_us, bound_us=BOUND_US, step_us=step_us) for lateness_us in streams]
     allowed = REPLAYED_BOUND * (1 + 1e-6)

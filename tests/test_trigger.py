@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from aion.core.trigger.distribution import Floats, LateDistribution
 from aion.core.trigger.planner import plan
-from aion.core.trigger.replay import Replay, replay
 from aion.core.trigger.triggers import Count, EveryBatch, Interval, LateView, NothingKnown, Staleness, Trigger
 from experiments.staleness_model import Learnt, paper_distribution
+from experiments.staleness_replay import Replay, replay
 
 HOUR = 3_600_000_000
 

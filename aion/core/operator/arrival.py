@@ -91,7 +91,7 @@ class Arrival:
 
 
 def _covered(begins: Ints, ends: Ints, size: int) -> Flags:
-    """Which of so many places any of the ranges has."""
+    """For each place from 0 to ``size``: whether any of the ranges covers it."""
     steps = np.zeros(size + 1, np.int64)
     np.add.at(steps, begins, 1)
     np.add.at(steps, ends, -1)

@@ -156,7 +156,7 @@ class Operator:
         if self._folding is None:
             return np.ones(len(rows), np.bool_)
         windows = self.windows
-        few = windows["news"][rows] < windows["events"][rows] // FEW_NEWS
+        few = windows["news"][rows] < -(-windows["events"][rows] // FEW_NEWS)
         return np.asarray(~(few & (windows["executed_seq"][rows] >= 0)))
 
     @property

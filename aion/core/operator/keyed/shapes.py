@@ -243,7 +243,7 @@ class Counts(_ByEvent):
         found = count_windows(codes, np.zeros(len(index), np.bool_), self._window)
         firsts = index["first"]
         starts, ends = firsts[found.begins], firsts[found.ends - 1] + 1
-        # Events of one instant may each begin a window: which one does is told by its id, whatever was let go since.
+        # Several events of one instant may begin a window each. The id of the first event names the window.
         return Windows(found.begins, found.ends, starts, ends, ends, index["id"][found.begins])
 
     def needed(self, index: Table, windows: Windows, gone: Flags, closed_us: int) -> Flags:
