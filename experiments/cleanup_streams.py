@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aion.core.lateness.bound import AdaptiveBound
-from policies.cleanup import Decision, Reason
+from policies.cleanup import BoundDecision, Reason
 
 SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US
@@ -142,7 +142,7 @@ class Replay(NamedTuple):
     """``bounds_us``: of each window, as it was when it was made. ``changes``: each new decision, with its window."""
 
     bounds_us: Ints
-    changes: list[tuple[int, Decision]]
+    changes: list[tuple[int, BoundDecision]]
     restarts: int
     asked: int
 
@@ -158,7 +158,7 @@ def replay(stream: Stream, bound: AdaptiveBound) -> Replay:
     batches, windows = keys[0, first].tolist(), keys[1, first].tolist()
     on_time = stream.on_time.tolist()
     bounds = np.zeros(stream.windows, np.int64)
-    changes: list[tuple[int, Decision]] = []
+    changes: list[tuple[int, BoundDecision]] = []
     at = made = ended = asked = 0
     # Watermarks at which nothing comes, begins or ends are passed over.
     starts = np.arange(stream.windows) * window_us // step_us

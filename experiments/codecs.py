@@ -19,10 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import aion
-from aion.core.ingest.block import Block, Codec, Compression, Kind, decode, encode
+from aion.core.ingest.block import Block, BlockKind, Codec, Compression, decode, encode
 from aion.core.ingest.builder import BlockBuilder, ShardBlock
-from aion.core.operator.actions import Execution, WindowRef
-from aion.core.operator.actions import Kind as PaneKind
+from aion.core.operator.actions import Execution, PaneKind, WindowRef
 from aion.core.plan import Plan, make_plan
 from aion.execute.applying import apply_window
 from state_backends.store.codec_pool import CodecPool
@@ -57,7 +56,14 @@ def coding(pools: Mapping[int, CodecPool], codec: Codec, compression: Compressio
 
     def encoded(batch: pa.RecordBatch) -> Block:
         return encode(
-            batch, kind=Kind.EVENTS, slice_us=0, events=ROWS, min_us=0, max_us=0, compression=compression, codec=codec
+            batch,
+            kind=BlockKind.EVENTS,
+            slice_us=0,
+            events=ROWS,
+            min_us=0,
+            max_us=0,
+            compression=compression,
+            codec=codec,
         )
 
     def through(pool: CodecPool, function: Callable[[T], object], item: T) -> Callable[[], object]:

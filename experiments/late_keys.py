@@ -1,8 +1,8 @@
 """What one late event costs in windows of few and of many keys; and what a window takes that many batches feed.
 
-A late event is to cost in proportion to the keys it touches, not to its window; and partials of an open window take
-at most about twice their folded size, in memory and on disk, however many batches feed it. Beside it the same without
-folding: blocks stay as they came, and a late execution reads its window.
+A late event costs in proportion to the keys it touches, not to its window. Partials of an open window take at most
+about twice their compacted size, in memory and on disk, however many batches feed it. Beside it the same without
+compaction: blocks stay as they came, and a late execution reads its window.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 TWICE = 2.0
-"""What a window may take, in folded sizes."""
+"""What a window may take, in compacted sizes."""
 ALLOWED_GROWTH = 3.0
 """How many times the bytes of one late event in the window before may be read in one of a hundred times as many keys.
 
-Told of the two largest windows: of one that is smaller than a folded block all is read, and that is less.
+Told of the two largest windows: of one that is smaller than a compacted block all is read, and that is less.
 """
 PACKAGES = ("aion", "numpy", "pyarrow", "rocksdict")
-BOTH = {True: "folded", False: "as it came"}
+BOTH = {True: "compacted", False: "as it came"}
 
 
 def late_keys(
@@ -59,20 +59,20 @@ def late_keys(
     with tempfile.TemporaryDirectory(prefix="work-", dir=out.absolute()) as work:
         for kind, counts in sizes.items():
             for count in counts:
-                for folds, how in BOTH.items():
+                for compactions, how in BOTH.items():
                     with console.status(f"{kind}, {count:,} keys, {how}"):
-                        folder = Path(work) / f"{kind}-{count}-{folds}"
-                        found = late_keys_runs.late_event(folder, kind, count, runs, folds=folds)
-                    late.append({"kind": kind, "keys": count, "folds": folds, **found})
+                        folder = Path(work) / f"{kind}-{count}-{compactions}"
+                        found = late_keys_runs.late_event(folder, kind, count, runs, compactions=compactions)
+                    late.append({"kind": kind, "keys": count, "compactions": compactions, **found})
                     bench.write_json(out / "late-keys.json", {**record, "late": late, "fed": fed})
         console.print(late_table(late))
         for store in ("memory", "tiered"):
-            for folds, how in BOTH.items():
+            for compactions, how in BOTH.items():
                 with console.status(f"{batches:,} batches, {store}, {how}"):
-                    folder = Path(work) / f"{store}-{folds}"
+                    folder = Path(work) / f"{store}-{compactions}"
                     figures = (batches, batch_events, batch_keys)
-                    found = late_keys_runs.many_batches(folder, store, *figures, folds=folds)
-                fed.append({"store": store, "folds": folds, "batches": batches, **found})
+                    found = late_keys_runs.many_batches(folder, store, *figures, compactions=compactions)
+                fed.append({"store": store, "compactions": compactions, "batches": batches, **found})
                 bench.write_json(out / "late-keys.json", {**record, "late": late, "fed": fed})
     console.print(fed_table(fed))
     for line in verdicts(late, fed):
@@ -90,7 +90,7 @@ def late_table(late: Sequence[dict[str, Any]]) -> Table:
         table.add_column(heading, justify="right")
     for row in late:
         table.add_row(
-            row["kind"], BOTH[row["folds"]], f"{row['keys']:,}", f"{row['window_bytes'] / MIB:,.2f}",
+            row["kind"], BOTH[row["compactions"]], f"{row['keys']:,}", f"{row['window_bytes'] / MIB:,.2f}",
             f"{row['bytes']:,.0f}", f"{row['blocks']:,.0f}", f"{row['seconds'] * 1e3:,.1f}",
             f"{row['batch_seconds'] * 1e3:,.1f}",
         )  # fmt: skip
@@ -100,15 +100,15 @@ def late_table(late: Sequence[dict[str, Any]]) -> Table:
 def fed_table(fed: Sequence[dict[str, Any]]) -> Table:
     from rich.table import Table
 
-    title = f"a window of {fed[0]['batches']:,} batches: the most that it took, in folded sizes"
+    title = f"a window of {fed[0]['batches']:,} batches: the most that it took, in compacted sizes"
     table = Table(title=title, title_justify="left")
     for heading in ("store", "blocks"):
         table.add_column(heading)
-    for heading in ("number", "folded KiB", "came KiB", "in memory", "on disk", "its folder", "written again", "s"):
+    for heading in ("number", "compacted KiB", "came KiB", "in memory", "on disk", "its folder", "written again", "s"):
         table.add_column(heading, justify="right")
     for row in fed:
         table.add_row(
-            row["store"], BOTH[row["folds"]], f"{row['blocks']:,}", f"{row['folded_bytes'] / 1024:,.0f}",
+            row["store"], BOTH[row["compactions"]], f"{row['blocks']:,}", f"{row['compacted_bytes'] / 1024:,.0f}",
             f"{row['came_bytes'] / 1024:,.0f}",
             *(f"{row[f'{name}_ratio']:.2f}" for name in ("memory", "disk", "folder")),
             f"{row['written_again']:.2f}", f"{row['seconds']:.1f}",
@@ -120,7 +120,7 @@ def verdicts(late: Sequence[dict[str, Any]], fed: Sequence[dict[str, Any]]) -> l
     """What was to be reached, and whether it was."""
     lines = []
     for kind in dict.fromkeys(row["kind"] for row in late):
-        rows = sorted((r for r in late if r["kind"] == kind and r["folds"]), key=lambda r: int(r["keys"]))
+        rows = sorted((r for r in late if r["kind"] == kind and r["compactions"]), key=lambda r: int(r["keys"]))
         if len(rows) > 1:
             before, last = rows[-2:]
             growth = last["bytes"] / before["bytes"]
@@ -131,10 +131,10 @@ def verdicts(late: Sequence[dict[str, Any]], fed: Sequence[dict[str, Any]]) -> l
                 f"of the window (target: at most {ALLOWED_GROWTH:g} times the bytes; {held})"
             )
     for row in fed:
-        if row["folds"]:
+        if row["compactions"]:
             most = max(row["memory_ratio"], row["disk_ratio"])
             lines.append(
-                f"{row['store']}: {row['batches']:,} batches: at most {most:.2f} folded sizes in memory and on disk "
+                f"{row['store']}: {row['batches']:,} batches: at most {most:.2f} compacted sizes in memory and on disk "
                 f"(target: at most {TWICE:g}; {_holds(most <= TWICE)})"
             )
     return lines

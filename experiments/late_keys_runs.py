@@ -1,4 +1,4 @@
-"""One shard at work, as Spark's root would have it, with and without folding: what `late_keys` measures."""
+"""One shard at work, as Spark's root would have it, with and without compaction: what `late_keys` measures."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import pyarrow as pa
 import aion
 from aion import aggregates as A
 from aion.config import Policy, load_policy
-from aion.core.compaction.blocks import Fold
+from aion.core.compaction.blocks import Compact
 from aion.core.ingest.block import Block
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.operator.operator import Operator
 from aion.core.plan import Plan, make_plan
 from aion.execute.applying import decode_all
 from aion.execute.assembly import make_bound, make_builder, make_executor, make_operator, make_trigger
-from aion.execute.block_folder import BlockFolder
+from aion.execute.block_compactor import BlockCompactor
 from aion.execute.executor import Executor
 from state_backends.files.storage import LocalStorage
 from state_backends.store.backends import STORES
@@ -96,10 +96,12 @@ class CountedSession:
 
 
 class OneShard:
-    """A shard in a folder of its own, which goes with it; ``folds``: as Aion does, or not at all."""
+    """A shard in a folder of its own, which goes with it; ``compactions``: as Aion does, or not at all."""
 
-    def __init__(self, folder: Path, kind: str, *, folds: bool, store: str = "tiered", budget: int = 256 << 20) -> None:
-        self.plan, self.policy, self.folds = plan_of(kind), policy(), folds
+    def __init__(
+        self, folder: Path, kind: str, *, compactions: bool, store: str = "tiered", budget: int = 256 << 20
+    ) -> None:
+        self.plan, self.policy, self.compactions = plan_of(kind), policy(), compactions
         self._folder, self._store, self._budget = folder, store, budget
         self._pool = CodecPool(2)
         self._token: str | None = None
@@ -143,7 +145,7 @@ class OneShard:
         attempt = f"{self._attempts:010d}-0"
         snapshot = self.shard.open(self._token, attempt, self.shard.identity)
         session = CountedSession(self.shard, attempt)
-        if self.folds:
+        if self.compactions:
             operator = make_operator(self.plan, self.policy, snapshot)
             executor = make_executor(self.plan, operator, session, self._pool, self.policy)
         else:
@@ -159,9 +161,9 @@ class OneShard:
         return [b.block for b in [*builder.add(events), *builder.finish()]]
 
 
-def late_event(folder: Path, kind: str, keys: int, runs: int, *, folds: bool) -> dict[str, Any]:
+def late_event(folder: Path, kind: str, keys: int, runs: int, *, compactions: bool) -> dict[str, Any]:
     """Medians of late executions, each of one late event of one key, into a window of so many keys."""
-    with closing(OneShard(folder, kind, folds=folds)) as one:
+    with closing(OneShard(folder, kind, compactions=compactions)) as one:
         begin = time.perf_counter()
         for first in range(0, keys, ROWS_AT_ONCE):
             with one.batch() as (executor, _):
@@ -185,9 +187,9 @@ def late_event(folder: Path, kind: str, keys: int, runs: int, *, folds: bool) ->
                 before = time.perf_counter()
                 panes = executor.end_batch()
                 rows = next(rows for rows in panes if rows.num_rows)
-                if not folds:  # the window is read in parts, of which one has the key
+                if not compactions:  # the window is read in parts, of which one has the key
                     assert sum(more.num_rows for more in panes) == 0
-                # That is all: what is folded thereafter is for the next time.
+                # That is all: what is compacted thereafter is for the next time.
                 found["seconds"].append(time.perf_counter() - before)
                 found["bytes"].append(session.read_bytes)
                 found["blocks"].append(session.read_blocks)
@@ -205,12 +207,14 @@ def late_event(folder: Path, kind: str, keys: int, runs: int, *, folds: bool) ->
         }
 
 
-def many_batches(folder: Path, store: str, batches: int, events: int, keys: int, *, folds: bool) -> dict[str, Any]:
-    """A window that many batches feed: the largest ratios of what it takes to its folded size, and what it costs."""
+def many_batches(
+    folder: Path, store: str, batches: int, events: int, keys: int, *, compactions: bool
+) -> dict[str, Any]:
+    """A window that many batches feed: the largest ratios of what it takes to its compacted size, and what it costs."""
     draw = np.random.default_rng(11)
     ratios: dict[str, list[float]] = {"memory": [], "disk": [], "folder": []}
     came = appended = 0
-    with closing(OneShard(folder, "partials", folds=folds, store=store)) as one:
+    with closing(OneShard(folder, "partials", compactions=compactions, store=store)) as one:
         begin = time.perf_counter()
         for number in range(1, batches + 1):
             with one.batch() as (executor, session):
@@ -220,14 +224,14 @@ def many_batches(folder: Path, store: str, batches: int, events: int, keys: int,
             came += sum(block.size_bytes for block in blocks)
             appended += session.appended_bytes
             if number % max(batches // 100, 1) == 0 or number == batches:
-                folded = folded_bytes(one.plan, [s.block for s in one.store.read([0])])
+                compacted = compacted_bytes(one.plan, [s.block for s in one.store.read([0])])
                 stats = one.store.stats()
                 sizes = {"memory": stats.m_bucket_bytes, "disk": stats.p_bucket_bytes, "folder": one.disk_bytes()}
                 for name, size in sizes.items():
-                    ratios[name].append(size / folded)
+                    ratios[name].append(size / compacted)
         return {
             "seconds": time.perf_counter() - begin,
-            "folded_bytes": folded,
+            "compacted_bytes": compacted,
             "came_bytes": came,
             "blocks": stats.blocks,
             "written_again": (appended - came) / came,
@@ -235,9 +239,9 @@ def many_batches(folder: Path, store: str, batches: int, events: int, keys: int,
         }
 
 
-def folded_bytes(plan: Plan, blocks: Sequence[Block]) -> int:
+def compacted_bytes(plan: Plan, blocks: Sequence[Block]) -> int:
     """What the blocks of one slice would take as one run."""
     decoded = list(decode_all(plan, [StoredBlock(n, block) for n, block in enumerate(blocks)], None))
-    folder = BlockFolder(plan, target_bytes=1 << 20)
-    folds = {0: Fold(0, -1, len(blocks), 1, False)}
-    return sum(block.size_bytes for _, block in folder.fold(folds, decoded))
+    compactor = BlockCompactor(plan, target_bytes=1 << 20)
+    compactions = {0: Compact(0, -1, len(blocks), 1, False)}
+    return sum(block.size_bytes for _, block in compactor.compact(compactions, decoded))

@@ -32,10 +32,10 @@ LEARNT_DAYS = 63  # eight of the default half-lives, and one week
 def _block(slice_us: int, size: int = MIB) -> Block:
     import pyarrow as pa
 
-    from aion.core.ingest.block import Kind, encode
+    from aion.core.ingest.block import BlockKind, encode
 
     batch = pa.record_batch({"p": pa.array([os.urandom(size - 500)], pa.large_binary())})
-    return encode(batch, kind=Kind.EVENTS, slice_us=slice_us, events=1, min_us=slice_us, max_us=slice_us)
+    return encode(batch, kind=BlockKind.EVENTS, slice_us=slice_us, events=1, min_us=slice_us, max_us=slice_us)
 
 
 # -- memory -----------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def _sizes(minutes: int, after_days: list[int], kept: str) -> list[int]:
     import aion
     from aion import aggregates as A
     from aion.config import load_policy
-    from aion.core.compaction.blocks import Fold, Folded
+    from aion.core.compaction.blocks import Compact, CompactionDone
     from aion.core.operator.actions import Arrived, BatchEnded, BlockFact, WatermarkAdvanced
     from aion.core.plan import make_plan
     from aion.execute.assembly import make_operator
@@ -283,9 +283,9 @@ def _sizes(minutes: int, after_days: list[int], kept: str) -> list[int]:
 
     def do(event: Any) -> None:
         for action in operator.handle(event):
-            if isinstance(action, Fold):
+            if isinstance(action, Compact):
                 operator.number(1)
-                do(Folded(action, action.size_bytes // 2))
+                do(CompactionDone(action, action.size_bytes // 2))
 
     sizes, ends = [], [day * 1440 // minutes for day in after_days]
     for first, end in zip([0, *ends], ends, strict=False):

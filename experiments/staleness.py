@@ -184,7 +184,7 @@ def replays(settings: Settings) -> list[dict[str, Any]]:
     import numpy as np
 
     from aion.core.trigger.planner import plan
-    from aion.core.trigger.triggers import Staleness
+    from aion.core.trigger.triggers import StalenessTrigger
     from experiments.staleness_model import DISTRIBUTIONS, Learnt, fewest_in_hindsight, paper_distribution, stream
 
     rng = np.random.default_rng(settings.seed)
@@ -194,7 +194,7 @@ def replays(settings: Settings) -> list[dict[str, Any]]:
         for expected in EXPECTED:
             drawn = [stream(late, expected, BOUND_US, rng) for _ in range(settings.windows)]
             drawn = [lateness_us for lateness_us in drawn if lateness_us.size]
-            learnt = Staleness(REPLAYED_BOUND, forecast=Learnt(late, BOUND_US, expected))
+            learnt = StalenessTrigger(REPLAYED_BOUND, forecast=Learnt(late, BOUND_US, expected))
             found.append(
                 {
                     "distribution": name,
@@ -203,7 +203,7 @@ def replays(settings: Settings) -> list[dict[str, Any]]:
                     "hindsight": float(np.mean([fewest_in_hindsight(s, BOUND_US, REPLAYED_BOUND) for s in drawn])),
                     "learnt": replayed(learnt, drawn),
                     "learnt, batches": replayed(learnt, drawn, BOUND_US // STEPS),
-                    "nothing known": replayed(Staleness(REPLAYED_BOUND), drawn),
+                    "nothing known": replayed(StalenessTrigger(REPLAYED_BOUND), drawn),
                 }
             )
     return found

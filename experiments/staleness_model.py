@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import gammainc, ndtr
 
 from aion.core.trigger.distribution import Floats, LateDistribution
-from aion.core.trigger.planner import Plan, Solver, balanced, descent, fewest, plan
+from aion.core.trigger.planner import Solver, TriggerPlan, balanced, descent, fewest, plan
 
 HORIZON = 17.0
 """T of the log-normal distribution, in units of its median. The paper gives none; this gives its figures."""
@@ -38,7 +38,7 @@ def paper_distribution(name: str, horizon: float = HORIZON) -> LateDistribution:
 # -- placements -------------------------------------------------------------------------------------------
 
 
-def placed_by(trigger: str, late: LateDistribution, executions: int) -> Plan:
+def placed_by(trigger: str, late: LateDistribution, executions: int) -> TriggerPlan:
     """``executions`` placed by one of TRIGGERS, the last one at the end."""
     if trigger == "exact":
         return balanced(late, executions)
@@ -46,9 +46,9 @@ def placed_by(trigger: str, late: LateDistribution, executions: int) -> Plan:
         return descent(late, executions).plan
     steps = np.arange(1, executions + 1) / executions
     if trigger == "interval":
-        return Plan(steps, late.at_all(steps))
+        return TriggerPlan(steps, late.at_all(steps))
     if trigger == "count":
-        return Plan(np.append([late.quantile(s) for s in steps[:-1].tolist()], 1.0), steps)
+        return TriggerPlan(np.append([late.quantile(s) for s in steps[:-1].tolist()], 1.0), steps)
     raise ValueError(f"{trigger}: there are {', '.join(TRIGGERS)}")
 
 
@@ -160,7 +160,7 @@ def compare(late: LateDistribution, points: int, bounds: Sequence[float] = BOUND
     return Compared(better, untrue, np.divide(on_grid, ours, out=np.ones(most), where=ours > 1e-12))
 
 
-def is_true(late: LateDistribution, found: Plan) -> bool:
+def is_true(late: LateDistribution, found: TriggerPlan) -> bool:
     """Whether a plan covers its distribution, and saw at each instant what had come just before it or at it."""
     at = late.at_all(found.instants)
     before = np.interp(found.instants, late.lateness, late.share)

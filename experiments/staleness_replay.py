@@ -16,14 +16,14 @@ class Replay:
     """The late executions of one window, in order.
 
     ``executed_us``: lateness of each in microseconds, (k,). ``first_us``: that of the first event it was the first to
-    see, (k,); ``news``: how many those were, (k,). ``final``: whether the last execution is the one before the purge.
+    see, (k,); ``pending``: how many those were, (k,). ``final``: whether the last one is that before the purge.
     ``events``: late events in time, ``dropped``: those that came at the bound or later. ``looks``: how often the
     trigger was asked.
     """
 
     executed_us: NDArray[np.int64]
     first_us: NDArray[np.int64]
-    news: NDArray[np.int64]
+    pending: NDArray[np.int64]
     final: bool
     events: int
     dropped: int
@@ -38,7 +38,7 @@ class Replay:
     def staleness(self) -> NDArray[np.float64]:
         """Of each execution, against the late events that really came, (k,)."""
         elapsed = np.diff(self.executed_us, prepend=0) / self.bound_us
-        return np.asarray(elapsed * self.news / max(self.events, 1), dtype=np.float64)
+        return np.asarray(elapsed * self.pending / max(self.events, 1), dtype=np.float64)
 
     @property
     def at_once(self) -> NDArray[np.bool_]:
@@ -86,11 +86,11 @@ def replay(
         if instant_us < bound_us:
             run.look(instant_us)
     run.go_to(bound_us)
-    final = run.news > 0
+    final = run.pending > 0
     if final:
         run.execute(bound_us)
-    executed, first, news = (np.array(c, dtype=np.int64) for c in (run.executed_us, run.first_us, run.seen))
-    return Replay(executed, first, news, final, int(counts.sum()), dropped, run.looks, bound_us)
+    executed, first, pending = (np.array(c, dtype=np.int64) for c in (run.executed_us, run.first_us, run.seen))
+    return Replay(executed, first, pending, final, int(counts.sum()), dropped, run.looks, bound_us)
 
 
 class _Run:
@@ -98,7 +98,7 @@ class _Run:
 
     def __init__(self, trigger: Trigger, bound_us: int, on_time_events: int, step_us: int) -> None:
         self.trigger, self.bound_us, self.on_time_events, self.step_us = trigger, bound_us, on_time_events, step_us
-        self.now_us = self.late = self.news = self.looks = 0
+        self.now_us = self.late = self.pending = self.looks = 0
         self.news_from_us = 0
         self.executed_us: list[int] = []
         self.first_us: list[int] = []
@@ -107,12 +107,19 @@ class _Run:
     def view(self) -> LateView:
         last_us = self.executed_us[-1] if self.executed_us else 0
         return LateView(
-            self.now_us, last_us, self.news, self.late, self.bound_us, self.on_time_events, len(self.seen), self.step_us
+            self.now_us,
+            last_us,
+            self.pending,
+            self.late,
+            self.bound_us,
+            self.on_time_events,
+            len(self.seen),
+            self.step_us,
         )
 
     def go_to(self, at_us: int) -> None:
         """Every look before ``at_us`` that brings no event."""
-        while self.news and self.now_us < at_us:
+        while self.pending and self.now_us < at_us:
             if self.step_us:
                 due_us: int | None = (self.now_us // self.step_us + 1) * self.step_us
             else:
@@ -124,10 +131,10 @@ class _Run:
         self.now_us = at_us
 
     def arrive(self, events: int) -> None:
-        if not self.news:
+        if not self.pending:
             self.news_from_us = self.now_us
         self.late += events
-        self.news += events
+        self.pending += events
 
     def look(self, at_us: int) -> None:
         self.now_us = at_us
@@ -138,5 +145,5 @@ class _Run:
     def execute(self, at_us: int) -> None:
         self.executed_us.append(at_us)
         self.first_us.append(self.news_from_us)
-        self.seen.append(self.news)
-        self.news = 0
+        self.seen.append(self.pending)
+        self.pending = 0

@@ -16,7 +16,7 @@ import psutil
 import pyarrow as pa
 from rocksdict import Cache
 
-from aion.core.ingest.block import Block, Kind, encode
+from aion.core.ingest.block import Block, BlockKind, encode
 from state_backends.server.machine import memory_limit_bytes
 from state_backends.store.backends import StoreConfig
 from state_backends.store.io_thread import IoThread
@@ -52,7 +52,9 @@ def events(rng: np.random.Generator, rows: int, payload_bytes: int, start_us: in
 def encoded(batch: pa.RecordBatch, slice_us: int) -> Block:
     """The batch as a block of kept events of one slice."""
     end_us = slice_us + MINUTE_US
-    return encode(batch, kind=Kind.EVENTS, slice_us=slice_us, events=batch.num_rows, min_us=slice_us, max_us=end_us - 1)
+    return encode(
+        batch, kind=BlockKind.EVENTS, slice_us=slice_us, events=batch.num_rows, min_us=slice_us, max_us=end_us - 1
+    )
 
 
 @contextmanager

@@ -140,7 +140,7 @@ class Cleanup:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class BoundDecision:
     """The bound of the windows that are made from now on.
 
     ``why``: a sentence. ``late_share``: the share of a window's events expected after its end; ``lost_share``: of those
@@ -161,7 +161,7 @@ class Decision:
         return None if self.late_share is None or self.lost_share is None else self.late_share - self.lost_share
 
 
-def decide(asked: Cleanup, known: History | None, *, at_least_us: int = 0, room_us: int | None = None) -> Decision:
+def decide(asked: Cleanup, known: History | None, *, at_least_us: int = 0, room_us: int | None = None) -> BoundDecision:
     """The bound for new windows.
 
     ``at_least_us``: what the conservative bound may not fall below, as after a change of regime. ``room_us``: the bound
@@ -184,13 +184,15 @@ def decide(asked: Cleanup, known: History | None, *, at_least_us: int = 0, room_
         reason, bound_us = Reason.MAX_BOUND, asked.max_bound_us
         why = f"cut to max_bound, {short_duration(bound_us)}, from: {why}"
     if known is None:
-        decision = Decision(bound_us, reason, why)
+        decision = BoundDecision(bound_us, reason, why)
     else:
         share = known.late_share if not known.of_all else 1.0
         later = float(known.later_than(bound_us - 1))
         if reason is Reason.MAX_BOUND:
             why += f"; {1 - later:.2%} of {_whom(known)} are expected in time"
-        decision = Decision(bound_us, reason, why, known.late_share, min(known.late_share, share * later), known.of_all)
+        decision = BoundDecision(
+            bound_us, reason, why, known.late_share, min(known.late_share, share * later), known.of_all
+        )
     if known is None:
         return cut_to_room(asked, decision, room_us)
     return cut_to_room(asked, decision, room_us, lambda us: float(known.later_than(us)))
@@ -198,10 +200,10 @@ def decide(asked: Cleanup, known: History | None, *, at_least_us: int = 0, room_
 
 def cut_to_room(
     asked: Cleanup,
-    decision: Decision,
+    decision: BoundDecision,
     room_us: int | None,
     later_than: Callable[[int], float | None] = lambda us: None,
-) -> Decision:
+) -> BoundDecision:
     """The decision, with a bound of at most ``room_us`` where ``max_state`` is asked for.
 
     ``later_than``: the share of the events that are covered, of which ``decision`` tells, that is later than any
@@ -214,10 +216,10 @@ def cut_to_room(
     why = f"cut to what {room}, {short_duration(bound_us)}, from: {decision.why}"
     later = later_than(bound_us - 1)
     if decision.late_share is None or later is None:
-        return Decision(bound_us, Reason.MAX_STATE, why)
+        return BoundDecision(bound_us, Reason.MAX_STATE, why)
     why += f"; {1 - later:.2%} of {'all' if decision.of_all else 'late'} events are expected in time"
     lost = later if decision.of_all else decision.late_share * later
-    return Decision(
+    return BoundDecision(
         bound_us, Reason.MAX_STATE, why, decision.late_share, min(decision.late_share, lost), decision.of_all
     )
 

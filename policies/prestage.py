@@ -83,7 +83,7 @@ class StagingSpeed:
 
 
 @dataclass(slots=True)
-class Prestage:
+class JustInTimePrestage:
     """Just early enough: the time that staging is expected to take before the execution is due.
 
     The first time, when nothing is known, pessimistically early. ``margin``: how many mean deviations earlier than

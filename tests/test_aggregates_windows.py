@@ -19,8 +19,7 @@ from aion.config import load_policy
 from aion.core.ingest.block import Block, Codec, decode
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.hashing import ShardOfKeys
-from aion.core.operator.actions import Execute, Execution, WindowRef
-from aion.core.operator.operator import Kind as PaneKind
+from aion.core.operator.actions import Execute, Execution, PaneKind, WindowRef
 from aion.core.plan import Plan, make_plan
 from aion.execute.executor import Executor
 from aion.execute.spilling import parts_by_key
@@ -104,7 +103,7 @@ def test_holistic_and_other_aggregates_together(name: str, scenario: Scenario) -
 @few
 @given(scenario=scenarios(st.sampled_from([(Definition(10, 10),), (Definition(10, 10, 3),)])))
 def test_lists_are_in_the_order_of_arrival(scenario: Scenario) -> None:
-    """In windows of one slice, late events and folded blocks included."""
+    """In windows of one slice, late events and compacted blocks included."""
     calls, _ = run(scenario, policy("tiny", scenario.bound), aggregates={"ids": A.collect_list("id")})
 
     def ids(events: Sequence[Event]) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from aion.core.ingest.block import (
     HEADER_BYTES,
     VERSION,
     Block,
+    BlockKind,
     Compacted,
     Compression,
-    Kind,
     check,
     decode,
     encode,
@@ -55,7 +55,7 @@ compressions = pytest.mark.parametrize("compression", Compression)
 
 
 def block_of(batch: pa.RecordBatch, compression: Compression = Compression.NONE, **header: Any) -> Block:
-    values = {"kind": Kind.EVENTS, "slice_us": -7, "events": batch.num_rows, "min_us": -7, "max_us": 12}
+    values = {"kind": BlockKind.EVENTS, "slice_us": -7, "events": batch.num_rows, "min_us": -7, "max_us": 12}
     return encode(batch, compression=compression, **(values | header))
 
 
@@ -83,13 +83,13 @@ def test_what_is_read_is_what_was_written(compression: Compression, values: list
 
 
 @given(
-    st.sampled_from(Kind),
+    st.sampled_from(BlockKind),
     st.integers(-(2**63), 2**63 - 1),
     st.integers(0, 2**32 - 1) | st.integers(0, 2**62),
     st.integers(-(2**63), 2**63 - 1),
     st.integers(-(2**63), 2**63 - 1),
 )
-def test_the_header_says_what_it_was_told(kind: Kind, slice_us: int, events: int, low: int, high: int) -> None:
+def test_the_header_says_what_it_was_told(kind: BlockKind, slice_us: int, events: int, low: int, high: int) -> None:
     batch = pa.record_batch({"v": [1, 2]})
     header = parse(block_of(batch, kind=kind, slice_us=slice_us, events=events, min_us=low, max_us=high).data).header
     assert (header.kind, header.slice_us, header.events, header.min_us, header.max_us) == (
@@ -99,10 +99,10 @@ def test_the_header_says_what_it_was_told(kind: Kind, slice_us: int, events: int
 
 
 @given(st.integers(0, 2**63 - 1), st.none() | st.tuples(*[st.integers(0, 2**63 - 1)] * 3))
-def test_a_header_holds_any_count(events: int, folded: tuple[int, int, int] | None) -> None:
-    block = block_of(pa.record_batch({"v": [1, 2]}), events=events, compacted=folded and Compacted(*folded))
+def test_a_header_holds_any_count(events: int, compacted: tuple[int, int, int] | None) -> None:
+    block = block_of(pa.record_batch({"v": [1, 2]}), events=events, compacted=compacted and Compacted(*compacted))
     assert parse(block.data).header == block.header
-    assert (block.header.events, block.header.compacted) == (events, folded)
+    assert (block.header.events, block.header.compacted) == (events, compacted)
     assert read(block.data, pa.schema([("v", pa.int64())])).num_rows == 2
     assert block.data[4] <= 2 or events >= 2**32, "an older Aion reads whatever it can"
     for length in range(len(block.data)):

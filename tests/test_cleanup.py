@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from aion.core.lateness.bound import AdaptiveBound, Forecast
+from aion.core.lateness.bound import AdaptiveBound, LearntForecast
 from aion.core.lateness.change import change
 from aion.core.lateness.estimate import arrivals
 from aion.core.lateness.models import NAMES
 from aion.core.lateness.observe import Lateness
 from aion.errors import FormatError
-from policies.cleanup import Cleanup, Decision, Reason, decide
+from policies.cleanup import BoundDecision, Cleanup, Reason, decide
 from tests.late import DAY, HOUR, MINUTE, SECOND, Draw, drawn, exponential, lognormal, same_in_every_epoch
 
 ASKED = Cleanup(initial_bound_us=HOUR)
@@ -224,7 +224,7 @@ def test_299_events_for_99_percent_with_confidence_95() -> None:
             assert f"{events} late events do not support 0.99 with confidence 0.95" in decision.why
 
 
-def learnt_bound(draw: Draw, seed: int, *, windows: int, model: str = "empirical", **changes: Any) -> Decision:
+def learnt_bound(draw: Draw, seed: int, *, windows: int, model: str = "empirical", **changes: Any) -> BoundDecision:
     bound = AdaptiveBound(replace(Cleanup(2 * HOUR), **changes), model=model, half_life_us=100 * DAY)
     lateness, at = drawn(draw, windows=windows, per_window=15, seed=seed)
     bound.lateness.merge(lateness)
@@ -340,7 +340,7 @@ def live(
     seed: int = 0,
     restart: bool = False,
     observing: list[tuple[int, int, int]] | None = None,
-) -> tuple[AdaptiveBound, list[Decision]]:
+) -> tuple[AdaptiveBound, list[BoundDecision]]:
     """Windows of a minute, a watermark every few seconds; what comes is told when it comes. A decision for each window.
 
     ``observing``: what is still to come, (arrival, window end, events); goes on from one call to the next.
@@ -514,7 +514,7 @@ def test_a_forecast_has_a_new_version_when_lateness_has_moved() -> None:
     coming: list[tuple[int, int, int]] = []
     bound, _ = live(bound, exponential(300), windows=800, observing=coming)
     version = bound.forecast(HOUR).version
-    same: list[Forecast] = [bound.forecast(HOUR)]
+    same: list[LearntForecast] = [bound.forecast(HOUR)]
     bound, _ = live(bound, exponential(300), windows=200, first=800, seed=1, observing=coming)
     assert bound.forecast(HOUR).version - version <= 1, "the same distribution, give or take"
     assert same[0].version == version and version > 0

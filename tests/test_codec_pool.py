@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
-from aion.core.ingest.block import Block, Codec, Compression, Kind, encode, is_quick
+from aion.core.ingest.block import Block, BlockKind, Codec, Compression, encode, is_quick
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.plan import Plan, make_plan
 from aion.errors import CorruptBlock
@@ -349,7 +349,7 @@ def test_a_damaged_block_is_named_in_its_place(pool: CodecPool) -> None:
 
     def stored(seq: int) -> StoredBlock:
         batch = events(20_000)
-        return StoredBlock(seq, encode(batch, kind=Kind.EVENTS, slice_us=0, events=20_000, min_us=0, max_us=0))
+        return StoredBlock(seq, encode(batch, kind=BlockKind.EVENTS, slice_us=0, events=20_000, min_us=0, max_us=0))
 
     blocks = [stored(seq) for seq in range(7, 11)]
     good = bytes(blocks[2].block.data)

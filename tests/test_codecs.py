@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import aion
 from aion.core.ingest import block as block_module
-from aion.core.ingest.block import HEADER_BYTES, Block, Codec, Compression, Kind, check, decode, encode, parse
+from aion.core.ingest.block import HEADER_BYTES, Block, BlockKind, Codec, Compression, check, decode, encode, parse
 from aion.core.plan import make_plan
 from aion.errors import CorruptBlock, FormatError, SchemaError
 from aion.execute.applying import dropped_events
@@ -27,7 +27,7 @@ CODECS = list(itertools.product(Codec, Compression))
 def block_of(batch: pa.RecordBatch, codec: Codec, compression: Compression = Compression.NONE) -> Block:
     return encode(
         batch,
-        kind=Kind.EVENTS,
+        kind=BlockKind.EVENTS,
         slice_us=-5,
         events=batch.num_rows,
         min_us=-3,

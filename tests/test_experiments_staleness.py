@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from aion.core.trigger.distribution import LateDistribution
-from aion.core.trigger.planner import Plan
+from aion.core.trigger.planner import TriggerPlan
 from experiments import app
 from experiments.staleness import DEFAULTS, Settings, figure_9, optimality, paper_horizons, replays
 from experiments.staleness_model import (
@@ -125,8 +125,8 @@ def test_what_a_trigger_places_covers_the_distribution(trigger: str, name: str) 
 def test_an_untrue_plan_is_found_out() -> None:
     late = LateDistribution([0, 0.5, 0.5, 1], [0, 0.2, 0.8, 1])
     for shares, true in (([0.2, 1], True), ([0.8, 1], True), ([0.5, 1], False), ([0.2, 0.9], False)):
-        assert is_true(late, Plan(np.array([0.5, 1]), np.array(shares))) == true
-    assert not is_true(late, Plan(np.array([0.6, 0.5, 1]), np.array([0.84, 0.8, 1])))
+        assert is_true(late, TriggerPlan(np.array([0.5, 1]), np.array(shares))) == true
+    assert not is_true(late, TriggerPlan(np.array([0.6, 0.5, 1]), np.array([0.84, 0.8, 1])))
 
 
 def test_random_distributions_are_of_all_kinds_and_the_same_for_one_seed() -> None:

@@ -17,7 +17,7 @@ import pytest
 import aion
 from aion import aggregates as A
 from aion.config import load_policy
-from aion.core.compaction.blocks import Fold, Folded
+from aion.core.compaction.blocks import Compact, CompactionDone
 from aion.core.lateness.observe import HALF_LIFE_US
 from aion.core.operator.actions import Arrived, BatchEnded, BlockFact, WatermarkAdvanced
 from aion.core.operator.keyed.orders import Arrivals
@@ -123,9 +123,9 @@ class Year:
 
     def tell(self, event: Any) -> None:
         for action in self.operator.handle(event):
-            if isinstance(action, Fold):
+            if isinstance(action, Compact):
                 self.operator.number(1)
-                self.tell(Folded(action, action.size_bytes // 2))
+                self.tell(CompactionDone(action, action.size_bytes // 2))
 
 
 TUMBLING, SLIDING = aion.Tumbling("5 min"), aion.Sliding("15 min", "5 min")

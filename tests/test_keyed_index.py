@@ -18,7 +18,7 @@ from aion.core.operator.keyed.shapes import shape_of
 from aion.core.operator.keyed.table import Table
 from aion.core.operator.keyed.windows import KeyedWindows
 from aion.core.slicing.grid import NO_SLICE
-from aion.core.trigger.triggers import EveryBatch
+from aion.core.trigger.triggers import EveryBatchTrigger
 
 DEFINITIONS = [aion.Session(5), aion.Count(3, 2), aion.PerRecord(4), aion.Punctuated("mark")]
 arrivals = st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.integers(-30, 60), st.integers(0, 1)), max_size=6)
@@ -45,7 +45,7 @@ class Fixed:
 
 def make(definition: Any, bound_us: int, snapshot: dict[str, Any] | None = None) -> KeyedWindows:
     return KeyedWindows(
-        0, shape_of(definition), [pa.string()], bound=Fixed(bound_us), trigger=EveryBatch(), snapshot=snapshot
+        0, shape_of(definition), [pa.string()], bound=Fixed(bound_us), trigger=EveryBatchTrigger(), snapshot=snapshot
     )
 
 

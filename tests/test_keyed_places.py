@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
-from aion.core.operator.actions import Kind
+from aion.core.operator.actions import PaneKind
 from aion.core.operator.keyed.orders import ExecuteKeyed, Members
 from aion.core.operator.keyed.table import Places, Table
 from aion.core.plan import make_plan
@@ -49,5 +49,5 @@ def test_rows_of_blocks_are_told_apart_however_many_blocks_there_were() -> None:
     one = np.ones(2, np.int64)
     windows = Table([pa.array(["b", "a"])], {"start": np.array([6, 5]), "last": np.array([6, 5])})
     members = Members(np.array([0, 1]), one, np.array(seqs[::-1]), np.zeros(2, np.int64))
-    (found,) = gather(plan, ExecuteKeyed(0, Kind.ON_TIME, windows, members), table, 10)
+    (found,) = gather(plan, ExecuteKeyed(0, PaneKind.ON_TIME, windows, members), table, 10)
     assert table.column("k").take(pa.array(found.rows)).to_pylist() == ["b", "a"]

@@ -19,7 +19,7 @@ from aion.core.operator.actions import Arrived, BlockFact, WatermarkAdvanced
 from aion.core.operator.operator import Operator
 from aion.core.packing import pack, unpack
 from aion.core.slicing.grid import SliceGrid
-from aion.core.trigger.triggers import EveryBatch
+from aion.core.trigger.triggers import EveryBatchTrigger
 from aion.core.windows import Tumbling
 from aion.errors import FormatError
 from tests.late import DAY, HOUR, MINUTE, SECOND, drawn, exponential, lognormal, same_in_every_epoch
@@ -173,7 +173,7 @@ def test_lateness_does_not_depend_on_what_the_bound_kept() -> None:
     rng = np.random.default_rng(5)
     learnt = []
     for bound in (0, 40, 10**9):
-        operator = Operator(SliceGrid((Tumbling(10),)), bound=bound_of(bound), trigger=EveryBatch())
+        operator = Operator(SliceGrid((Tumbling(10),)), bound=bound_of(bound), trigger=EveryBatchTrigger())
         rng = np.random.default_rng(5)
         for watermark in range(10, 2000, 7):
             operator.handle(WatermarkAdvanced(watermark))

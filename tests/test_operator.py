@@ -28,7 +28,7 @@ from aion.core.operator.actions import (
     Event,
     Execute,
     Execution,
-    Kind,
+    PaneKind,
     Purge,
     SliceFacts,
     WatermarkAdvanced,
@@ -38,7 +38,7 @@ from aion.core.operator.lifecycle import TRANSITIONS, Status
 from aion.core.operator.operator import Operator
 from aion.core.operator.watermark import Watermark
 from aion.core.slicing.grid import NO_SLICE, SliceGrid
-from aion.core.trigger.triggers import EveryBatch
+from aion.core.trigger.triggers import EveryBatchTrigger
 from aion.core.windows import Periodic, Sliding, Tumbling
 from policies.cleanup import Cleanup
 
@@ -52,7 +52,7 @@ def make(
     *windows: Periodic, bound: int = 100, snapshot: dict[str, Any] | None = None, segmented: bool = False
 ) -> Operator:
     grid = SliceGrid(windows or (Tumbling(10),), segmented=segmented)
-    return Operator(grid, bound=bound_of(bound, snapshot), trigger=EveryBatch(), snapshot=snapshot)
+    return Operator(grid, bound=bound_of(bound, snapshot), trigger=EveryBatchTrigger(), snapshot=snapshot)
 
 
 def arrive(operator: Operator, *slices: int, events: int = 1) -> list[Action]:
@@ -116,7 +116,7 @@ def test_a_window_runs_on_time_exactly_at_its_end() -> None:
     execute, destage = advance(operator, 10)
     assert isinstance(execute, Execute) and execute.slices == (0,)
     assert [*execute] == [
-        Execution(WindowRef(0, 0, 10), Kind.ON_TIME, 0, changed_since=-1, late_from=1, events=3, late_events=0)
+        Execution(WindowRef(0, 0, 10), PaneKind.ON_TIME, 0, changed_since=-1, late_from=1, events=3, late_events=0)
     ]
     assert destage == Destage((0,))
     assert advance(operator, 11) == []
@@ -190,7 +190,7 @@ def test_a_late_block_goes_to_disk_and_runs_its_window_again_at_the_end_of_the_b
     advance(operator, 12)
     assert arrive(operator, 0, events=2) == [Append(0, 0, 1, True)]
     assert executes(end_batch(operator)) == [
-        Execution(WindowRef(0, 0, 10), Kind.LATE, 1, changed_since=0, late_from=1, events=5, late_events=2)
+        Execution(WindowRef(0, 0, 10), PaneKind.LATE, 1, changed_since=0, late_from=1, events=5, late_events=2)
     ]
     assert operator.counters.late_events == 2
 
@@ -212,7 +212,7 @@ def test_the_first_events_of_a_window_may_all_be_late() -> None:
     assert executes(end_batch(operator)) == [
         Execution(
             WindowRef(0, 0, 10),
-            Kind.LATE,
+            PaneKind.LATE,
             0,
             changed_since=-1,
             late_from=0,
@@ -257,7 +257,7 @@ def test_a_window_runs_a_last_time_when_its_bound_has_passed_and_something_came(
     arrive(operator, 0)
     assert advance(operator, 109) == []
     execute, purge = advance(operator, 110)
-    assert isinstance(execute, Execute) and (execute.kind, *execute.pane) == (Kind.FINAL, 1)
+    assert isinstance(execute, Execute) and (execute.kind, *execute.pane) == (PaneKind.FINAL, 1)
     assert purge == Purge((0,))
     assert not len(operator.windows) and not len(operator.segments)
 
@@ -566,7 +566,7 @@ class OperatorMachine(RuleBasedStateMachine):
         assert bool(actions) <= (progress and due is not None and due <= to), "nothing happens before it is due"
         if progress and due is not None and due <= to:
             assert self.operator.next_due_us is None or self.operator.next_due_us > to, "and then it has happened"
-        self.check_executions(actions, {Kind.ON_TIME, Kind.FINAL})
+        self.check_executions(actions, {PaneKind.ON_TIME, PaneKind.FINAL})
         for slice_us in purged(actions):
             self.slices.remove(slice_us)
             assert all(self.beyond(ref) for ref in self.taken if self.needs(ref, slice_us))
@@ -574,18 +574,18 @@ class OperatorMachine(RuleBasedStateMachine):
 
     @rule()
     def end_batch(self) -> None:
-        self.check_executions(self.both(BatchEnded()), {Kind.LATE})
+        self.check_executions(self.both(BatchEnded()), {PaneKind.LATE})
 
-    def check_executions(self, actions: list[Action], allowed: set[Kind]) -> None:
+    def check_executions(self, actions: list[Action], allowed: set[PaneKind]) -> None:
         orders = [a for a in actions if isinstance(a, Execute)]
-        assert [a.kind for a in orders] == sorted((a.kind for a in orders), key=[*Kind].index), "on-time ones first"
+        assert [a.kind for a in orders] == sorted((a.kind for a in orders), key=[*PaneKind].index), "on-time ones first"
         for order in orders:
             wanted = {s for s in self.slices if any(self.needs(run.window, s) for run in order)}
             assert set(order.slices) == wanted
         for run in executes(actions):
             ref = run.window
             assert run.kind in allowed and ref not in self.ended
-            assert (run.kind is Kind.ON_TIME) <= (self.panes[ref] == 0)
+            assert (run.kind is PaneKind.ON_TIME) <= (self.panes[ref] == 0)
             assert run.pane == self.panes[ref]
             assert (run.events, run.late_events) == (self.events[ref], self.late[ref])
             known = self.executed.get(ref, -1)
@@ -615,8 +615,8 @@ class OperatorMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """In the end every window has run, and its last pane stood for all of its events."""
-        self.check_executions(self.both(BatchEnded()), {Kind.LATE})
-        self.check_executions(self.both(WatermarkAdvanced(10**6)), {Kind.ON_TIME, Kind.FINAL})
+        self.check_executions(self.both(BatchEnded()), {PaneKind.LATE})
+        self.check_executions(self.both(WatermarkAdvanced(10**6)), {PaneKind.ON_TIME, PaneKind.FINAL})
         assert set(self.panes) >= set(self.taken)
         assert not len(self.operator.windows) and not len(self.operator.segments)
 

@@ -11,11 +11,18 @@ from typer.testing import CliRunner
 
 from aion.cli import app
 from aion.core.lateness.bound import AdaptiveBound, Expected
-from aion.core.operator.actions import Arrived, BatchEnded, BlockFact, Execute, Kind, WatermarkAdvanced
+from aion.core.operator.actions import Arrived, BatchEnded, BlockFact, Execute, PaneKind, WatermarkAdvanced
 from aion.core.operator.operator import Operator
 from aion.core.operator.overview import REASONS, WindowOutlook, windows
 from aion.core.slicing.grid import SliceGrid
-from aion.core.trigger.triggers import Count, EveryBatch, Interval, Staleness, Trigger, trigger_from_json
+from aion.core.trigger.triggers import (
+    CountTrigger,
+    EveryBatchTrigger,
+    IntervalTrigger,
+    StalenessTrigger,
+    Trigger,
+    trigger_from_json,
+)
 from aion.core.windows import Tumbling
 from policies.cleanup import Cleanup, Reason
 from state_backends.files.storage import LocalStorage
@@ -31,12 +38,12 @@ DEFINITIONS = [("minutes", MINUTES.spec())]
 AT = 240 * MINUTE
 
 
-def operator(trigger: type[Trigger] | Trigger = Staleness, *, learnt: bool = True, **asked: Any) -> Operator:
+def operator(trigger: type[Trigger] | Trigger = StalenessTrigger, *, learnt: bool = True, **asked: Any) -> Operator:
     """It has seen four hours of minutes with late events, a minute late on average."""
     bound = AdaptiveBound(Cleanup(15 * MINUTE, **{"coverage": 0.9, **asked}), half_life_us=DAY, model="empirical")
     if learnt:
         bound.lateness.merge(drawn(exponential(60), windows=240, per_window=100, half_life_us=DAY)[0])
-    made = Staleness(0.05, forecast=Expected(bound)) if isinstance(trigger, type) else trigger
+    made = StalenessTrigger(0.05, forecast=Expected(bound)) if isinstance(trigger, type) else trigger
     found = Operator(SliceGrid((MINUTES,)), bound=bound, trigger=made)
     found.watermark.at_us = AT - SECOND
     return found
@@ -83,7 +90,7 @@ def test_every_reason_reaches_the_window(asked: dict[str, Any], learnt: bool, re
     bound = AdaptiveBound(Cleanup(initial, **{"coverage": 0.9, **asked}), half_life_us=DAY, model="empirical")
     if learnt:
         bound.lateness.merge(drawn(exponential(60), windows=240, per_window=100, half_life_us=DAY)[0])
-    op = Operator(SliceGrid((MINUTES,)), bound=bound, trigger=EveryBatch())
+    op = Operator(SliceGrid((MINUTES,)), bound=bound, trigger=EveryBatchTrigger())
     op.watermark.at_us = AT - SECOND
     op.handle(WatermarkAdvanced(AT))
     arrive(op, 241, 1)
@@ -117,7 +124,7 @@ def test_what_is_planned_is_what_happens() -> None:
         op.handle(WatermarkAdvanced(at))
         op.watermark.step_us = 0
         ran += [(at, e.kind) for a in op.handle(BatchEnded()) if isinstance(a, Execute) for e in a]
-    assert ran == [(due, Kind.LATE)]
+    assert ran == [(due, PaneKind.LATE)]
     (late,) = shown(op)
     assert min(late.executions_us) > due
     # Of all that came late all were stale for as long as that.
@@ -128,12 +135,12 @@ def test_what_is_planned_is_what_happens() -> None:
 @pytest.mark.parametrize(
     ("trigger", "planned"),
     [
-        (EveryBatch(), []),
-        (Count(7), []),
-        (Interval(5 * MINUTE), [5 * MINUTE, 10 * MINUTE]),
-        (Staleness(0.3), None),
-        (Staleness(executions=1), []),
-        (Staleness(executions=3, solver="descent"), None),
+        (EveryBatchTrigger(), []),
+        (CountTrigger(7), []),
+        (IntervalTrigger(5 * MINUTE), [5 * MINUTE, 10 * MINUTE]),
+        (StalenessTrigger(0.3), None),
+        (StalenessTrigger(executions=1), []),
+        (StalenessTrigger(executions=3, solver="descent"), None),
     ],
 )
 def test_triggers_come_back_and_plan_the_same(trigger: Trigger, planned: list[int] | None) -> None:

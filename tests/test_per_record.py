@@ -136,11 +136,11 @@ def test_the_bucket_design_costs_n_over_m_and_m() -> None:
     for design in (plain, bucketed):
         results, _ = design.process(times[:records], values[:records])
         assert results[-1] == records
-        design.costs.folds = design.costs.writes = 0
+        design.costs.combines = design.costs.writes = 0
         results, _ = design.process(times[records : records + 200], values[records : records + 200])
         assert set(results.tolist()) == {records}
-    assert plain.costs.folds == plain.costs.writes == 200 * records
-    assert bucketed.costs.folds <= 200 * (records / buckets + buckets + 2)
+    assert plain.costs.combines == plain.costs.writes == 200 * records
+    assert bucketed.costs.combines <= 200 * (records / buckets + buckets + 2)
     assert bucketed.costs.writes <= 200 * (buckets + 2)
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from aion import config
 from policies import plugins
 from policies.destage import MemoryView, StandardDestage, Suggestion, WindowView
-from policies.prestage import Prestage, StagingSpeed
+from policies.prestage import JustInTimePrestage, StagingSpeed
 
 LIMIT = 1_000
 
@@ -283,7 +283,7 @@ times = st.floats(0, 1e6)
 def test_prestaging_never_starts_later_than_it_is_expected_to_take(
     seen: list[tuple[int, float]], size: int, due_s: float, pessimistic_s: float
 ) -> None:
-    plan = Prestage()
+    plan = JustInTimePrestage()
     for observed in seen:
         plan.observe(*observed)
     start_s, estimate_s = plan.start_at_s(due_s, size, pessimistic_s), plan.speed.estimate_s(size)
@@ -296,7 +296,7 @@ def test_prestaging_never_starts_later_than_it_is_expected_to_take(
 
 
 def test_the_first_time_is_pessimistic_and_then_just_early_enough() -> None:
-    plan = Prestage()
+    plan = JustInTimePrestage()
     assert plan.start_at_s(100.0, 1000, 40.0) == 40.0
     assert plan.start_at_s(100.0, 1000, 140.0) == 100.0
     plan.observe(1000, 2.0)
@@ -359,7 +359,7 @@ def test_the_margin_covers_a_disk_whose_speed_varies() -> None:
     dice = random.Random(7)
     late = {0.0: 0, 2.0: 0}
     for margin in late:
-        plan = Prestage(margin=margin)
+        plan = JustInTimePrestage(margin=margin)
         for _ in range(1000):
             took_s = dice.lognormvariate(0.0, 0.3)
             start_s = plan.start_at_s(0.0, 1 << 20, -1e9)
@@ -377,7 +377,7 @@ def test_a_weight_that_makes_no_sense_is_refused(weight: float) -> None:
 
 def test_a_margin_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="must be"):
-        Prestage(margin=-1.0)
+        JustInTimePrestage(margin=-1.0)
 
 
 # -- a user's own -------------------------------------------------------------------------------------
@@ -429,4 +429,4 @@ def test_a_class_that_will_not_do_is_refused(
 def test_the_built_in_policies_can_be_named_as_well() -> None:
     made = plugins.build("policies.destage:StandardDestage", {"resume": 0.1}, methods=["suggest"])
     assert made == StandardDestage(resume=0.1)
-    plugins.build("policies.prestage:Prestage", {"margin": 1.0}, methods=["start_at_s", "observe"])
+    plugins.build("policies.prestage:JustInTimePrestage", {"margin": 1.0}, methods=["start_at_s", "observe"])

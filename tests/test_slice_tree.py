@@ -19,7 +19,7 @@ from aion import aggregates as A
 from aion.aggregates.doubled import sum_by_group, sums_are_exact
 from aion.aggregates.groups import Groups
 from aion.config import load_policy
-from aion.core.operator.actions import Execute, Execution, Kind, WindowRef
+from aion.core.operator.actions import Execute, Execution, PaneKind, WindowRef
 from aion.core.plan import Plan, make_plan
 from aion.core.slicing.tree import SliceTree, choose_height, spans
 from aion.errors import IntegerOverflow
@@ -226,7 +226,7 @@ def loaded(plan: Plan, rows: Sequence[tuple[int, int, int, int, Any]]) -> Loaded
 
 def execute(slices: Sequence[int], changed_since: int = -1, late_from: int = 2**63 - 1) -> Execution:
     window = WindowRef(0, slices[0], slices[-1] + 1)
-    return Execution(window, Kind.LATE, 1, changed_since, late_from, 0, 0)
+    return Execution(window, PaneKind.LATE, 1, changed_since, late_from, 0, 0)
 
 
 def order(windows: Sequence[Execution]) -> Execute:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import aion
 from aion import aggregates as A
 from aion.config import load_policy
-from aion.core.compaction.blocks import Fold, Folded
+from aion.core.compaction.blocks import Compact, CompactionDone
 from aion.core.ingest.block import decode, encode
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.numbers import EARLIEST_US, LATEST_US, LONGEST_US, MOST, plus, sum_of, sums_by
@@ -80,9 +80,9 @@ class Life:
         said = []
         for action in of.handle(event):
             said.append(repr(action) if not hasattr(action, "windows") else type(action).__name__)
-            if isinstance(action, Fold):
+            if isinstance(action, Compact):
                 of.number(1)
-                said += self.handle(of, Folded(action, action.size_bytes // 2))
+                said += self.handle(of, CompactionDone(action, action.size_bytes // 2))
         return said
 
     def arrive(self, events: Sequence[tuple[int, int]]) -> None:
@@ -215,7 +215,7 @@ def claimed(plan: Plan, policy: Any, at_us: Sequence[int], events: int) -> list[
 
 @pytest.mark.parametrize("events", [80_000_000, 10**10, 2**62])
 @pytest.mark.parametrize("windows", [aion.Tumbling("1 day"), aion.Session("1 h")], ids=str)
-def test_windows_of_many_events_are_computed_folded_and_counted(windows: Any, events: int) -> None:
+def test_windows_of_many_events_are_computed_compacted_and_counted(windows: Any, events: int) -> None:
     """Through all of a local operator but the input: blocks that stand for the events are handed to its executor."""
     lateness = {"initial_bound": "1000 days", "max_bound": "1000 days", "coverage": None}
     policy = load_policy({"lateness": lateness, "trigger": {"kind": "every_batch"}})
@@ -233,8 +233,8 @@ def test_windows_of_many_events_are_computed_folded_and_counted(windows: Any, ev
             for row in pa.Table.from_batches(rows, executor.plan.result_schema).to_pylist():
                 if row["kind"] != "retracted":
                     last[row["k"]] = (row["n"], row["events"])
-        folded = [b for _, b in local.store.read([0])]
-        assert any(b.header.compacted is not None for b in folded)
+        compacted = [b for _, b in local.store.read([0])]
+        assert any(b.header.compacted is not None for b in compacted)
         # Both times are in one slice, so a batch has one row for each key.
         assert last == {key: (min(6 * (events // 2), MOST),) * 2 for key in "ab"}
 

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 import aion
 from aion.config import load_policy
-from aion.core.ingest.block import Block, Compression, Kind, encode
-from aion.core.operator.actions import Execution, WindowRef
-from aion.core.operator.actions import Kind as PaneKind
+from aion.core.ingest.block import Block, BlockKind, Compression, encode
+from aion.core.operator.actions import Execution, PaneKind, WindowRef
 from aion.core.plan import Plan, make_plan
 from aion.errors import ApplyError
 from aion.execute import spilling
@@ -179,7 +178,7 @@ def block_of(keys: Any, values: Any, compression: Compression = Compression.NONE
     names = pa.array(["n" * (k % 3) if k % 5 else None for k in keys], pa.string())
     times = pa.array(np.zeros(n, np.int64)).cast(pa.timestamp("us"))
     batch = pa.record_batch([pa.array(keys, pa.int64()), names, times, pa.array(values, pa.int64())], schema=SCHEMA)
-    return encode(batch, kind=Kind.EVENTS, slice_us=0, events=n, min_us=0, max_us=0, compression=compression)
+    return encode(batch, kind=BlockKind.EVENTS, slice_us=0, events=n, min_us=0, max_us=0, compression=compression)
 
 
 def execute(blocks: int, *, changed_since: int = -1, late_from: int = 2**62) -> Execution:
@@ -303,7 +302,7 @@ def test_memory_is_bounded_for_a_window_far_larger_than_the_limit(threads: int, 
             batch = pa.record_batch(
                 [keys, pa.nulls(rows, pa.string()), np.zeros(rows, "datetime64[us]"), np.arange(rows)], schema=SCHEMA
             )
-            block = encode(batch, kind=Kind.EVENTS, slice_us=0, events=rows, min_us=0, max_us=0)
+            block = encode(batch, kind=BlockKind.EVENTS, slice_us=0, events=rows, min_us=0, max_us=0)
             peak.look()
             yield StoredBlock(seq, block)
             del block, batch
@@ -356,7 +355,7 @@ def test_results_cut_out_of_the_events_do_not_keep_them_in_memory(
         for seq in range(blocks):
             keys = np.sort(np.random.default_rng(seq).integers(0, 300, rows))
             batch = pa.record_batch([keys, np.zeros(rows, "datetime64[us]"), np.arange(rows)], schema=schema)
-            yield StoredBlock(seq, encode(batch, kind=Kind.EVENTS, slice_us=0, events=rows, min_us=0, max_us=0))
+            yield StoredBlock(seq, encode(batch, kind=BlockKind.EVENTS, slice_us=0, events=rows, min_us=0, max_us=0))
 
     with peak:
         panes = list(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from aion.core.trigger.distribution import RESOLUTION, LateDistribution
-from aion.core.trigger.planner import Plan, balanced, descent, fewest, plan
+from aion.core.trigger.planner import TriggerPlan, balanced, descent, fewest, plan
 from experiments.staleness_model import (
     BOUNDS,
     DISTRIBUTIONS,
@@ -73,7 +73,7 @@ def come(of: Knots, at: float) -> tuple[float, float]:
     return straight(first), straight(first)
 
 
-def assert_true(late: LateDistribution, found: Plan) -> None:
+def assert_true(late: LateDistribution, found: TriggerPlan) -> None:
     """Executions in order, to the end, each having seen what had come just before its instant or at it."""
     assert (np.diff(found.instants, prepend=found.after) >= 0).all()
     assert (found.instants[-1], found.shares[-1]) == (late.end, 1.0)

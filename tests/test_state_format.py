@@ -24,7 +24,7 @@ import pytest
 import aion
 from aion import aggregates as A
 from aion.config import load_policy
-from aion.core.ingest.block import Codec, Compacted, Compression, Kind, encode
+from aion.core.ingest.block import BlockKind, Codec, Compacted, Compression, encode
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.ingest.key_ranges import row_hashes
 from aion.core.plan import Plan, make_plan
@@ -75,7 +75,7 @@ def read_version(shard: Path, token: str) -> dict[tuple[int, int], bytes]:
         assert written_as.startswith(f"{file['file_no']:010d}-") and written_as.endswith(".sst")
         assert json.loads(index) == {
             "file": written_as,
-            "blocks": [[s, seq, len(value), *read_folded(value)] for (s, seq), value in found.items()],
+            "blocks": [[s, seq, len(value), *read_compacted(value)] for (s, seq), value in found.items()],
         }
         assert len(found) == file["blocks"]
         blocks |= {key: value for key, value in found.items() if key[0] not in manifest["purged"]}
@@ -137,8 +137,8 @@ HEADER = {
 }  # fmt: skip
 
 
-def read_folded(data: bytes) -> tuple[int, ...]:
-    """Last seq, low and high of a folded block; of another one, nothing."""
+def read_compacted(data: bytes) -> tuple[int, ...]:
+    """Last seq, low and high of a compacted block; of another one, nothing."""
     at = 64 if data[4] > 2 else 60
     return struct.unpack("<qqq", data[at : at + 24]) if data[4] in (2, 4) else ()
 
@@ -147,7 +147,7 @@ def read_block(data: bytes) -> tuple[dict[str, Any], bytes]:
     """The header's fields, and the body, decompressed."""
     types = HEADER | ({"events": "Q"} if data[4] > 2 else {})
     first = struct.calcsize("<" + "".join(types.values())) - 4
-    own = first + 8 * len(read_folded(data))
+    own = first + 8 * len(read_compacted(data))
     fields = struct.unpack("<" + "".join(types.values()), data[:first] + data[own : own + 4])
     header = dict(zip(types, fields, strict=True))
     assert header["magic"] == b"AION" and header["version"] in (1, 2, 3, 4)
@@ -334,10 +334,10 @@ def test_files_of_any_shape_are_as_the_page_says(make: Callable[..., Rig]) -> No
             seq, slice_us, size = len(blocks), (i % 7 - 3) * 10**12, [0, 10, 5000, 70_000][i % 4]
             batch = pa.record_batch({"x": [bytes([i]) * size]})
             compression = [Compression.NONE, Compression.LZ4, Compression.ZSTD][i % 3]
-            folded = Compacted(seq, i, 2**62) if i % 7 < 3 else None
+            compacted = Compacted(seq, i, 2**62) if i % 7 < 3 else None
             block = encode(
-                batch, kind=Kind.EVENTS, slice_us=slice_us, events=9 << i % 59, min_us=slice_us, max_us=-(i % 2),
-                compression=compression, codec=Codec(i % 2), compacted=folded,
+                batch, kind=BlockKind.EVENTS, slice_us=slice_us, events=9 << i % 59, min_us=slice_us, max_us=-(i % 2),
+                compression=compression, codec=Codec(i % 2), compacted=compacted,
             )  # fmt: skip
             blocks[slice_us, seq] = bytes(block.data)
             rig.shard.append(f"{attempt:010d}-t", [(seq, i % 5 == 0, block)])
@@ -358,7 +358,7 @@ def test_files_of_any_shape_are_as_the_page_says(make: Callable[..., Rig]) -> No
 
 @pytest.mark.parametrize("how", [EVENTS, PARTIALS], ids=["events", "partials"])
 def test_folded_blocks_are_as_the_page_says(make: Callable[..., Rig], how: dict[str, Any]) -> None:
-    """Batches into one window until it is folded; late ones, folded among themselves; and as Aion reads them."""
+    """Batches into one window until it is compacted; late ones, compacted among themselves; and as Aion reads them."""
     plan = make_definition(**how)
     rig = make(plan.definition)
     policy = load_policy({"lateness": {"initial_bound": "100s"}, "trigger": {"kind": "every_batch"}})
@@ -384,15 +384,15 @@ def test_folded_blocks_are_as_the_page_says(make: Callable[..., Rig], how: dict[
         assert {(b.header.slice_us, seq): bytes(b.data) for seq, b in stored} == found
         assert sum(read_block(data)[0]["events"] for data in found.values()) == events
         for data in found.values():
-            if read_folded(data):
-                last_seq, low, high = read_folded(data)
+            if read_compacted(data):
+                last_seq, low, high = read_compacted(data)
                 body = pa.py_buffer(read_block(data)[1])
                 hashes = row_hashes(plan, pa.ipc.read_record_batch(body, plan.block_schema))
                 assert (np.diff(hashes) >= 0).all() and (hashes[0], hashes[-1]) == (low, high)
                 assert 0 <= last_seq < operator.next_seq
                 ranges += 1
     superseded = read_manifest(rig.folder / "state" / "manifests" / f"{token}.json")["superseded"]
-    assert ranges and superseded, "something was folded, and what it stands for lies in files yet"
+    assert ranges and superseded, "something was compacted, and what it stands for lies in files yet"
     pool.close()
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from aion.core.lateness.bound import AdaptiveBound
 from aion.core.lateness.observe import Lateness
-from policies.cleanup import Cleanup, Decision, Reason
+from policies.cleanup import BoundDecision, Cleanup, Reason
 from tests.late import DAY, HOUR, MINUTE, SECOND, Draw, drawn, exponential, lognormal
 
 ASKED = Cleanup(15 * MINUTE, coverage=0.9)
@@ -31,7 +31,7 @@ def kept(bound: AdaptiveBound) -> Any:
 
 
 def told_of(snapshots: Sequence[Any]) -> tuple[int, list[Any]]:
-    return len(snapshots), [s["standing"] for s in snapshots]
+    return len(snapshots), [s["learnt_bound"] for s in snapshots]
 
 
 def learnt_of(snapshots: Sequence[Any]) -> tuple[int, list[Any], list[Any]]:
@@ -47,7 +47,7 @@ def asking(bound: AdaptiveBound, at_us: int, others: Sequence[Any], to_us: int |
     return bound
 
 
-def after(bound: AdaptiveBound) -> Decision:
+def after(bound: AdaptiveBound) -> BoundDecision:
     """What holds from the next snapshot on."""
     return shard(kept(bound), bound.asked).decision
 
@@ -249,7 +249,7 @@ def test_after_every_batch_all_shards_stand_on_the_same(
         if again:
             # One that heard less stands alone for a batch.
             continue
-        standings = [snapshot["standing"] for snapshot in query.snapshots]
+        standings = [snapshot["learnt_bound"] for snapshot in query.snapshots]
         assert standings[0] == standings[1] == standings[2]
     assert shard(query.snapshots[0]).decision.reason is Reason.LEARNT
     events = sum(Lateness.from_json(s["lateness"]).late_events for s in query.snapshots)
@@ -278,9 +278,11 @@ def broken(value: Any, where: Sequence[str], by: Any) -> Any:
 
 
 TEACHER = kept(asking(with_history(drawn(exponential(60), windows=120, per_window=200)[0]), 121 * MINUTE, []))
-PLACES = [("standing", name) for name in TEACHER["standing"]] + [("lateness", name) for name in TEACHER["lateness"]]
-PLACES += [("standing", "decision", name) for name in TEACHER["standing"]["decision"]]
-PLACES += [("standing", "outlook", name) for name in TEACHER["standing"]["outlook"]]
+PLACES = [("learnt_bound", name) for name in TEACHER["learnt_bound"]] + [
+    ("lateness", name) for name in TEACHER["lateness"]
+]
+PLACES += [("learnt_bound", "decision", name) for name in TEACHER["learnt_bound"]["decision"]]
+PLACES += [("learnt_bound", "outlook", name) for name in TEACHER["learnt_bound"]["outlook"]]
 
 
 @given(st.sampled_from(PLACES), JSON)

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from aion.core.trigger.distribution import Floats, LateDistribution
 from aion.core.trigger.planner import plan
-from aion.core.trigger.triggers import Count, EveryBatch, Interval, LateView, NothingKnown, Staleness, Trigger
+from aion.core.trigger.triggers import (
+    CountTrigger,
+    EveryBatchTrigger,
+    IntervalTrigger,
+    LateView,
+    NothingKnown,
+    StalenessTrigger,
+    Trigger,
+)
 from experiments.staleness_model import Learnt, paper_distribution
 from experiments.staleness_replay import Replay, replay
 
@@ -36,13 +44,13 @@ learnt = st.builds(
 )
 bounds = st.sampled_from([0.3, 0.05, 0.01])
 staleness_triggers = st.one_of(
-    st.builds(Staleness, bounds, forecast=st.none() | learnt),
-    st.builds(lambda k, f: Staleness(executions=k, forecast=f), st.integers(1, 8), st.none() | learnt),
+    st.builds(StalenessTrigger, bounds, forecast=st.none() | learnt),
+    st.builds(lambda k, f: StalenessTrigger(executions=k, forecast=f), st.integers(1, 8), st.none() | learnt),
 )
 triggers = st.one_of(
-    st.just(EveryBatch()),
-    st.builds(Interval, st.sampled_from([1000, HOUR // 7, HOUR // 2, 2 * HOUR])),
-    st.builds(Count, st.integers(1, 60)),
+    st.just(EveryBatchTrigger()),
+    st.builds(IntervalTrigger, st.sampled_from([1000, HOUR // 7, HOUR // 2, 2 * HOUR])),
+    st.builds(CountTrigger, st.integers(1, 60)),
     staleness_triggers,
 )
 steps = st.sampled_from([0, 0, HOUR // 11, HOUR // 100])
@@ -53,9 +61,9 @@ def run(trigger: Trigger, stream: Stream, *, step_us: int = 0, bound_us: int = H
     return replay(trigger, lateness, events, bound_us=bound_us, step_us=step_us)
 
 
-def view(at: float, last: float = 0.0, news: int = 1, late: int | None = None, **more: Any) -> LateView:
+def view(at: float, last: float = 0.0, pending: int = 1, late: int | None = None, **more: Any) -> LateView:
     """Times in shares of an hour's bound."""
-    return LateView(round(at * HOUR), round(last * HOUR), news, news if late is None else late, HOUR, **more)
+    return LateView(round(at * HOUR), round(last * HOUR), pending, pending if late is None else late, HOUR, **more)
 
 
 def quantiles(late: LateDistribution, events: int) -> list[int]:
@@ -69,9 +77,9 @@ def quantiles(late: LateDistribution, events: int) -> list[int]:
 @given(triggers, streams, steps)
 def test_every_event_is_executed_once_and_nothing_runs_without_one(trigger: Trigger, of: Stream, step_us: int) -> None:
     done = run(trigger, of, step_us=step_us)
-    assert done.events == sum(n for at, n in of if at < HOUR) == done.news.sum()
+    assert done.events == sum(n for at, n in of if at < HOUR) == done.pending.sum()
     assert done.dropped == sum(n for at, n in of if at >= HOUR)
-    assert (done.news > 0).all()
+    assert (done.pending > 0).all()
     assert (np.diff(done.executed_us) > 0).all()
     assert (done.first_us <= done.executed_us).all()
     late = [at for at, n in of if n and at < HOUR]
@@ -93,19 +101,19 @@ def test_the_order_of_a_batch_does_not_matter(trigger: Trigger, of: Stream, step
 
 @given(triggers, streams)
 def test_a_trigger_wants_to_look_again_later_and_before_the_bound(trigger: Trigger, of: Stream) -> None:
-    for at, news in of:
+    for at, pending in of:
         for last in (0, at // 2):
-            v = LateView(at, last, news, news + 7, HOUR, executions=int(last > 0))
+            v = LateView(at, last, pending, pending + 7, HOUR, executions=int(last > 0))
             if at < HOUR and not trigger.due(v):
                 due_us = trigger.next_due_us(v)
-                assert due_us is None or (news > 0 and at < due_us < HOUR)
+                assert due_us is None or (pending > 0 and at < due_us < HOUR)
 
 
 @given(staleness_triggers, st.floats(0, 0.99), st.floats(0, 1), st.integers(1, 50), st.integers(0, 50))
 def test_without_an_event_a_window_is_due_when_it_was_said(
-    trigger: Staleness, at: float, last: float, news: int, before: int
+    trigger: StalenessTrigger, at: float, last: float, pending: int, before: int
 ) -> None:
-    v = view(at, at * last, news, news + before, executions=1)
+    v = view(at, at * last, pending, pending + before, executions=1)
     if trigger.due(v):
         return
     due_us = trigger.next_due_us(v)
@@ -117,7 +125,7 @@ def test_without_an_event_a_window_is_due_when_it_was_said(
 
 
 @given(staleness_triggers, streams, st.integers(2, 1000))
-def test_the_unit_of_time_does_not_matter(trigger: Staleness, of: Stream, factor: int) -> None:
+def test_the_unit_of_time_does_not_matter(trigger: StalenessTrigger, of: Stream, factor: int) -> None:
     if not isinstance(trigger.forecast, NothingKnown):
         return
     small, large = run(trigger, of), run(trigger, [(at * factor, n) for at, n in of], bound_us=HOUR * factor)
@@ -130,37 +138,37 @@ def test_the_unit_of_time_does_not_matter(trigger: Staleness, of: Stream, factor
 
 
 def test_every_batch() -> None:
-    assert run(EveryBatch(), [(10, 2), (10, 1), (30, 5)]).executed_us.tolist() == [10, 30]
-    assert EveryBatch().next_due_us(view(0.5)) is None
+    assert run(EveryBatchTrigger(), [(10, 2), (10, 1), (30, 5)]).executed_us.tolist() == [10, 30]
+    assert EveryBatchTrigger().next_due_us(view(0.5)) is None
 
 
 def test_an_interval_begins_on_its_grid() -> None:
-    done = run(Interval(100), [(at, 1) for at in range(5, 350, 10)])
+    done = run(IntervalTrigger(100), [(at, 1) for at in range(5, 350, 10)])
     assert done.executed_us.tolist() == [100, 200, 300, HOUR // 100 * 100 if HOUR % 100 else 400]
-    late = run(Interval(100), [(5, 1), (250, 1), (260, 1)])
-    assert late.executed_us.tolist() == [100, 250, 300], "news after a quiet time at once"
+    late = run(IntervalTrigger(100), [(5, 1), (250, 1), (260, 1)])
+    assert late.executed_us.tolist() == [100, 250, 300], "pending after a quiet time at once"
 
 
 def test_an_interval_that_ends_with_the_window_is_the_final_execution() -> None:
-    done = run(Interval(HOUR // 2), [(10, 1), (HOUR - 10, 1)])
+    done = run(IntervalTrigger(HOUR // 2), [(10, 1), (HOUR - 10, 1)])
     assert (done.executed_us.tolist(), done.final) == ([HOUR // 2, HOUR], True)
 
 
 def test_a_count() -> None:
-    done = run(Count(3), [(1, 2), (5, 2), (6, 2), (9, 1)])
-    assert (done.executed_us.tolist(), done.news.tolist(), done.final) == ([5, 9], [4, 3], False)
-    assert run(Count(3), [(1, 2)]).final
-    assert Count(3).next_due_us(view(0.5, news=2)) is None
+    done = run(CountTrigger(3), [(1, 2), (5, 2), (6, 2), (9, 1)])
+    assert (done.executed_us.tolist(), done.pending.tolist(), done.final) == ([5, 9], [4, 3], False)
+    assert run(CountTrigger(3), [(1, 2)]).final
+    assert CountTrigger(3).next_due_us(view(0.5, pending=2)) is None
 
 
 @pytest.mark.parametrize(
     "made",
     [
-        lambda: Interval(0),
-        lambda: Count(0),
-        lambda: Staleness(),
-        lambda: Staleness(0),
-        lambda: Staleness(0.1, executions=2),
+        lambda: IntervalTrigger(0),
+        lambda: CountTrigger(0),
+        lambda: StalenessTrigger(),
+        lambda: StalenessTrigger(0),
+        lambda: StalenessTrigger(0.1, executions=2),
     ],
 )
 def test_what_is_no_trigger(made: Any) -> None:
@@ -171,7 +179,7 @@ def test_what_is_no_trigger(made: Any) -> None:
 def test_what_is_no_stream() -> None:
     for lateness, events in (([1, 2], [1]), ([-1], [1]), ([1], [-1]), ([[1]], [[1]])):
         with pytest.raises(ValueError, match="two rows"):
-            replay(EveryBatch(), lateness, events, bound_us=10)
+            replay(EveryBatchTrigger(), lateness, events, bound_us=10)
 
 
 # -- staleness --------------------------------------------------------------------------------------------
@@ -182,7 +190,7 @@ def test_what_is_no_stream() -> None:
 def test_what_comes_as_expected_is_executed_as_planned(name: str, solver: Any) -> None:
     late = paper_distribution(name)
     events = 20_000
-    trigger = Staleness(0.05, solver=solver, forecast=Learnt(late, HOUR, events))
+    trigger = StalenessTrigger(0.05, solver=solver, forecast=Learnt(late, HOUR, events))
     planned = plan(late, bound=0.05, solver=solver)
     done = run(trigger, [(at, 1) for at in quantiles(late, events)])
     assert done.executions == planned.executions
@@ -191,46 +199,46 @@ def test_what_comes_as_expected_is_executed_as_planned(name: str, solver: Any) -
 
 
 def test_an_execution_is_early_when_more_comes() -> None:
-    trigger = Staleness(0.05, forecast=Learnt(LateDistribution.uniform(), HOUR, 1000))
+    trigger = StalenessTrigger(0.05, forecast=Learnt(LateDistribution.uniform(), HOUR, 1000))
     first = plan(LateDistribution.uniform(), bound=0.05).instants[0]
     assert first == pytest.approx(0.2)
-    assert not trigger.due(view(0.15, news=150))
-    assert not trigger.due(view(0.19, news=190))
-    assert trigger.due(view(0.15, news=450))
+    assert not trigger.due(view(0.15, pending=150))
+    assert not trigger.due(view(0.19, pending=190))
+    assert trigger.due(view(0.15, pending=450))
 
 
 def test_an_execution_waits_when_less_comes() -> None:
-    trigger = Staleness(0.05, forecast=Learnt(LateDistribution.uniform(), HOUR, 1000))
-    assert trigger.due(view(0.2001, news=200))
-    few = view(0.2001, news=20)
+    trigger = StalenessTrigger(0.05, forecast=Learnt(LateDistribution.uniform(), HOUR, 1000))
+    assert trigger.due(view(0.2001, pending=200))
+    few = view(0.2001, pending=20)
     assert not trigger.due(few)
     due_us = trigger.next_due_us(few)
     assert due_us is None or due_us > 0.5 * HOUR
-    assert not trigger.due(view(0.9, news=0, late=100))
-    assert trigger.next_due_us(view(0.1, news=0, late=100)) is None
+    assert not trigger.due(view(0.9, pending=0, late=100))
+    assert trigger.next_due_us(view(0.1, pending=0, late=100)) is None
 
 
 def test_the_rest_is_planned_from_the_last_execution() -> None:
-    trigger = Staleness(0.05, forecast=Learnt(LateDistribution.uniform(), HOUR, 1000))
-    early = view(0.15, last=0.1, news=50, late=400, executions=1)
+    trigger = StalenessTrigger(0.05, forecast=Learnt(LateDistribution.uniform(), HOUR, 1000))
+    early = view(0.15, last=0.1, pending=50, late=400, executions=1)
     rest = plan(LateDistribution.uniform(), bound=0.05, after=0.1)
     due_us = trigger.next_due_us(early)
     assert due_us is not None
     assert due_us >= rest.instants[0] * HOUR
     assert not trigger.due(early)
-    assert trigger.due(view(rest.instants[0] + 1e-6, last=0.1, news=190, late=290, executions=1))
+    assert trigger.due(view(rest.instants[0] + 1e-6, last=0.1, pending=190, late=290, executions=1))
 
 
 def test_nothing_is_run_before_the_purge_where_one_execution_is_enough() -> None:
-    done = run(Staleness(0.05, forecast=Learnt(paper_distribution("lnorm"), HOUR, 1000)), [(HOUR // 2, 1)])
+    done = run(StalenessTrigger(0.05, forecast=Learnt(paper_distribution("lnorm"), HOUR, 1000)), [(HOUR // 2, 1)])
     assert (done.executed_us.tolist(), done.final) == ([HOUR // 2], False), "one event of one is all there was"
-    trigger = Staleness(0.05, forecast=Learnt(LateDistribution.uniform(), HOUR, 1000))
-    assert not trigger.due(view(0.5, last=0.45, news=2, late=500, executions=2))
+    trigger = StalenessTrigger(0.05, forecast=Learnt(LateDistribution.uniform(), HOUR, 1000))
+    assert not trigger.due(view(0.5, last=0.45, pending=2, late=500, executions=2))
 
 
 @given(st.lists(st.integers(0, HOUR - 1), max_size=60, unique=True), bounds)
 def test_with_nothing_known_the_bound_holds_whatever_comes(lateness: list[int], bound: float) -> None:
-    done = run(Staleness(bound), [(at, 1) for at in lateness])
+    done = run(StalenessTrigger(bound), [(at, 1) for at in lateness])
     exceeded = done.staleness > bound * (1 + 1e-6)
     assert (~exceeded | done.at_once).all(), "but for what came after too long a time, and is executed at once"
 
@@ -244,7 +252,7 @@ def test_the_bound_holds_between_batches(name: str) -> None:
 
     @dataclass
     class Blind:
-        trigger: Staleness
+        trigger: StalenessTrigger
 
         def due(self, v: LateView) -> bool:
             return self.trigger.due(blind(*v[:-1]))
@@ -253,8 +261,8 @@ def test_the_bound_holds_between_batches(name: str) -> None:
             return self.trigger.next_due_us(blind(*v[:-1]))
 
     forecast = Learnt(late, HOUR, events)
-    seeing = run(Staleness(0.01, forecast=forecast), stream, step_us=step_us)
-    unseeing = run(Blind(Staleness(0.01, forecast=forecast)), stream, step_us=step_us)
+    seeing = run(StalenessTrigger(0.01, forecast=forecast), stream, step_us=step_us)
+    unseeing = run(Blind(StalenessTrigger(0.01, forecast=forecast)), stream, step_us=step_us)
     assert (seeing.executed_us[:-1] % step_us == 0).all()
     possible = seeing.staleness[~seeing.at_once].max()
     assert possible <= 0.01
@@ -263,7 +271,7 @@ def test_the_bound_holds_between_batches(name: str) -> None:
 
 @given(streams, st.integers(1, 8), st.none() | learnt, steps)
 def test_so_many_executions_are_made_at_most(of: Stream, number: int, forecast: Learnt | None, step_us: int) -> None:
-    assert run(Staleness(executions=number, forecast=forecast), of, step_us=step_us).executions <= number
+    assert run(StalenessTrigger(executions=number, forecast=forecast), of, step_us=step_us).executions <= number
 
 
 @pytest.mark.parametrize("name", ["lnorm", "unif", "norm", "bursts"])
@@ -271,7 +279,7 @@ def test_so_many_executions_are_made_at_most(of: Stream, number: int, forecast: 
 def test_so_many_executions_are_placed_as_well_as_can_be(name: str, number: int) -> None:
     late = paper_distribution(name)
     events = 20_000
-    trigger = Staleness(executions=number, forecast=Learnt(late, HOUR, events))
+    trigger = StalenessTrigger(executions=number, forecast=Learnt(late, HOUR, events))
     done = run(trigger, [(at, 1) for at in quantiles(late, events)])
     assert done.executions == number
     assert done.maximum == pytest.approx(plan(late.to_horizon(), executions=number).maximum, rel=0.02)
@@ -295,12 +303,12 @@ class Moving:
 
 def test_plans_are_shared_until_the_forecast_changes() -> None:
     forecast = Moving()
-    trigger = Staleness(0.05, forecast=forecast)
-    v = view(0.01, news=10, on_time_events=2000)
+    trigger = StalenessTrigger(0.05, forecast=forecast)
+    v = view(0.01, pending=10, on_time_events=2000)
     first = trigger.next_due_us(v)
     asked = forecast.asked
     for at in range(20):
-        trigger.due(view(0.01 + at / 1000, news=10 + at, on_time_events=1000 + at))
+        trigger.due(view(0.01 + at / 1000, pending=10 + at, on_time_events=1000 + at))
     assert forecast.asked == asked
     forecast.share = 0.1
     assert trigger.next_due_us(v) == first, "not before it says so"
@@ -315,34 +323,34 @@ def test_plans_are_shared_until_the_forecast_changes() -> None:
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aion.core.trigger.triggers.REMEMBERED_PLANS", 5)
     monkeypatch.setattr("aion.core.trigger.triggers.REMEMBERED_DISTRIBUTIONS", 3)
-    trigger, fresh = Staleness(0.05), []
+    trigger, fresh = StalenessTrigger(0.05), []
     for i in range(1, 20):
         v = LateView(HOUR // 2 + i, i, 3, 10, HOUR + i % 7, executions=1)
         fresh.append((v, trigger.next_due_us(v), trigger.due(v)))
     assert len(trigger._rests) <= 5 and len(trigger._known) <= 3
-    assert [(v, Staleness(0.05).next_due_us(v), Staleness(0.05).due(v)) for v, _, _ in fresh] == fresh
+    assert [(v, StalenessTrigger(0.05).next_due_us(v), StalenessTrigger(0.05).due(v)) for v, _, _ in fresh] == fresh
 
 
 def test_a_forecast_beyond_the_bound_counts_what_comes_within() -> None:
     """Half of the late events come up to the bound: N is half of what is expected in all."""
     forecast = Moving(share=2.0)
-    trigger = Staleness(executions=3, forecast=forecast)
-    assert trigger.expected_total(view(0.0, news=1, late=1, on_time_events=400)) == pytest.approx(1 + 100)
-    assert trigger.expected_total(view(0.5, news=1, late=60, on_time_events=400)) == pytest.approx(60 + 50)
+    trigger = StalenessTrigger(executions=3, forecast=forecast)
+    assert trigger.expected_total(view(0.0, pending=1, late=1, on_time_events=400)) == pytest.approx(1 + 100)
+    assert trigger.expected_total(view(0.5, pending=1, late=60, on_time_events=400)) == pytest.approx(60 + 50)
 
 
 def test_a_bound_counts_on_fewer_events_than_are_expected() -> None:
-    v = view(0.0, news=0, late=0, on_time_events=800)
-    assert Staleness(0.05, forecast=Moving()).expected_total(v) == pytest.approx(400 - 2 * math.sqrt(400))
-    assert Staleness(0.05, forecast=Moving()).expected_total(v._replace(on_time_events=2)) == 0
-    assert Staleness(0.05).staleness(view(0.5, news=3, late=4)) == pytest.approx(0.5 * 3 / 4)
-    assert Staleness(0.05).staleness(view(0.5, news=0, late=0)) == 0
+    v = view(0.0, pending=0, late=0, on_time_events=800)
+    assert StalenessTrigger(0.05, forecast=Moving()).expected_total(v) == pytest.approx(400 - 2 * math.sqrt(400))
+    assert StalenessTrigger(0.05, forecast=Moving()).expected_total(v._replace(on_time_events=2)) == 0
+    assert StalenessTrigger(0.05).staleness(view(0.5, pending=3, late=4)) == pytest.approx(0.5 * 3 / 4)
+    assert StalenessTrigger(0.05).staleness(view(0.5, pending=0, late=0)) == 0
 
 
 def test_a_late_execution_in_the_batch_of_the_on_time_one_is_a_late_execution() -> None:
     at_once = LateDistribution([0, 0, 1], [0, 9, 10])
-    trigger = Staleness(executions=2, forecast=Learnt(at_once, HOUR, 100))
-    on_time, late = view(0.1, news=91, late=91), view(0.1, news=1, late=91, executions=1)
+    trigger = StalenessTrigger(executions=2, forecast=Learnt(at_once, HOUR, 100))
+    on_time, late = view(0.1, pending=91, late=91), view(0.1, pending=1, late=91, executions=1)
     assert trigger.next_due_us(late) is None
-    assert Staleness(0.05, forecast=Learnt(at_once, HOUR, 100)).next_due_us(late) is None
+    assert StalenessTrigger(0.05, forecast=Learnt(at_once, HOUR, 100)).next_due_us(late) is None
     assert trigger.due(on_time)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
-from aion.core.compaction.blocks import Folding
+from aion.core.compaction.blocks import BlockCompaction
 
 BOUND_US = 1_000_000
 WINDOW_US = 100_000
@@ -180,7 +180,7 @@ def test_a_restart_changes_nothing() -> None:
                     bound=executor.operator._bound,
                     trigger=executor.operator._trigger,
                     staleness_bound=0.05,
-                    folding=Folding(open_too=True, snapshot=snapshot["runs"]),
+                    compaction=BlockCompaction(open_too=True, snapshot=snapshot["runs"]),
                     snapshot=snapshot,
                 )
                 assert executor.operator.snapshot() == snapshot

@@ -12,10 +12,10 @@ passes and merged by as many; ``lower`` turns the states of many groups into one
 
 *Decomposable* aggregates keep partials of a fixed or bounded size. *Holistic* ones (median, percentile, count_distinct,
 collect_list, collect_set) keep the values of their columns, once for each key and slice, as lists beside the other
-partials. What is declared of each (decomposable, commutative, invertible) is in :class:`Bound`.
+partials. What is declared of each (decomposable, commutative, invertible) is in :class:`BoundAggregate`.
 """
 
-from aion.aggregates.binding import Bound, bind
+from aion.aggregates.binding import BoundAggregate, bind
 from aion.aggregates.functions import (
     Aggregate,
     aggregate,
@@ -52,7 +52,7 @@ from aion.aggregates.partial import EVENTS, Partial, States
 __all__ = [
     "EVENTS",
     "Aggregate",
-    "Bound",
+    "BoundAggregate",
     "Layout",
     "Partial",
     "States",

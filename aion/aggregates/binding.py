@@ -33,7 +33,7 @@ from aion.errors import ConfigError, SchemaError, needs_extra
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundAggregate:
     """An aggregate of a known schema: its partials, its result type, and ``lower`` over their states."""
 
     name: str
@@ -110,7 +110,7 @@ class _Asked(NamedTuple):
 _Made = tuple[tuple[Partial, ...], pa.DataType, Callable[..., pa.Array]]
 
 
-def bind(name: str, aggregate: Aggregate, schema: pa.Schema, time: str | None = None) -> Bound:
+def bind(name: str, aggregate: Aggregate, schema: pa.Schema, time: str | None = None) -> BoundAggregate:
     """Types an aggregate; raises SchemaError for a column that is missing or cannot be aggregated.
 
     ``time`` is the column of the event time, which first and last go by.
@@ -126,7 +126,7 @@ def bind(name: str, aggregate: Aggregate, schema: pa.Schema, time: str | None = 
                 f"the columns are {', '.join(schema.names)}"
             )
     partials, type_, lower = _BINDERS[aggregate.function](_Asked(name, aggregate, schema, time))
-    return Bound(name, aggregate, partials, type_, lower)
+    return BoundAggregate(name, aggregate, partials, type_, lower)
 
 
 def _count(asked: _Asked) -> _Made:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from aion.aggregates.binding import Bound
+from aion.aggregates.binding import BoundAggregate
 from aion.aggregates.groups import Coded, Groups, number, number_coded
 from aion.aggregates.lists import Distinct, Values
 from aion.aggregates.partial import EVENTS, Partial, Rows, States, needs_all
@@ -26,7 +26,7 @@ class Layout:
     no aggregate asks for.
     """
 
-    def __init__(self, bound: Sequence[Bound], also: Sequence[Partial] = ()) -> None:
+    def __init__(self, bound: Sequence[BoundAggregate], also: Sequence[Partial] = ()) -> None:
         self.bound = tuple(bound)
         asked = needs_all([EVENTS, *(p for b in bound for p in b.partials), *also])
         self._from_values = {

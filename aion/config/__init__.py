@@ -26,13 +26,13 @@ from aion.config.model import (
 )
 from aion.config.plugin import Arguments
 from aion.config.reference import KeyDoc, describe, differences, json_schema, policy_docs
-from aion.config.values import Bound, Location, Multiple, Shards, Share, Size, format_bytes, size_bytes
+from aion.config.values import BoundDuration, Location, Multiple, Shards, Share, Size, format_bytes, size_bytes
 
 __all__ = [
     "SPARK_PREFIX",
     "Arguments",
     "BlocksPolicy",
-    "Bound",
+    "BoundDuration",
     "DestagingPolicy",
     "IoPolicy",
     "KeyDoc",

@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from aion.config.plugin import Arguments, ArgumentsValue, ClassPath
 from aion.config.values import (
     BlockSize,
-    Bound,
+    BoundDuration,
     Budget,
     Children,
     CodecThreads,
@@ -334,7 +334,7 @@ class ApplyPolicy(_Section):
 class LatenessPolicy(_Section):
     """How late an event may be before its window is gone."""
 
-    initial_bound_us: Bound = Field(
+    initial_bound_us: BoundDuration = Field(
         default=600_000_000,
         alias="initial_bound",
         description="Time that a window is kept after its end, as long as too little is known of how late events come.",
@@ -352,7 +352,7 @@ class LatenessPolicy(_Section):
         description="What lateness is taken to be distributed like: auto is the best model that fits, and empirical, "
         "just what was seen, where none does.",
     )
-    max_bound_us: Bound = Field(
+    max_bound_us: BoundDuration = Field(
         default=7 * 86_400_000_000,
         alias="max_bound",
         description="No window is kept longer than this after its end, or than initial_bound if that is longer.",

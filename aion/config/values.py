@@ -352,7 +352,7 @@ Fraction = Annotated[
     WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, _PERCENT_TEXT]}),
     "share from 0 to 1, such as 0.75, or 75%",
 ]
-Bound = Annotated[
+BoundDuration = Annotated[
     int,
     BeforeValidator(_bound),
     PlainSerializer(format_duration, return_type=str),

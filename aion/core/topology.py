@@ -23,37 +23,43 @@ class Strategy(StrEnum):
     CENTRAL = "central"
 
 
-class Decision(NamedTuple):
+class MergingDecision(NamedTuple):
     """A window's strategy, and why it is that one."""
 
     strategy: Strategy
     why: str
 
 
-def merging_strategy(window: Definition, *, keys_disjoint: bool = False, splittable: bool = True) -> Decision:
+def merging_strategy(window: Definition, *, keys_disjoint: bool = False, splittable: bool = True) -> MergingDecision:
     """The strategy for one window.
 
     ``keys_disjoint``: the events of a key are all in one source partition. ``splittable``: what is computed has
     partials; a user's function of all events of a window has none.
     """
     if not splittable:
-        return Decision(Strategy.CENTRAL, "a function of all events of a window cannot be split into parts")
+        return MergingDecision(Strategy.CENTRAL, "a function of all events of a window cannot be split into parts")
     match window:
         case Count():
-            return Decision(Strategy.CENTRAL, "its bounds follow from how many events came before, over all partitions")
+            return MergingDecision(
+                Strategy.CENTRAL, "its bounds follow from how many events came before, over all partitions"
+            )
         case PerRecord():
-            return Decision(Strategy.CENTRAL, "every event makes a window, out of the events of all partitions")
+            return MergingDecision(Strategy.CENTRAL, "every event makes a window, out of the events of all partitions")
         case Punctuated():
-            return Decision(
+            return MergingDecision(
                 Strategy.CENTRAL, "a punctuation in one partition splits the windows of the events of all others"
             )
     if keys_disjoint:
-        return Decision(Strategy.UNIQUE, "the events of a key are all in one partition, so there is nothing to merge")
+        return MergingDecision(
+            Strategy.UNIQUE, "the events of a key are all in one partition, so there is nothing to merge"
+        )
     match window:
         case Periodic():
-            return Decision(Strategy.CONTEXT_FREE, "its bounds are known without events, and equal in all partitions")
+            return MergingDecision(
+                Strategy.CONTEXT_FREE, "its bounds are known without events, and equal in all partitions"
+            )
         case Session():
-            return Decision(
+            return MergingDecision(
                 Strategy.CONTEXT_AWARE, "events decide its bounds: parts are one session if they overlap with the gap"
             )
     raise AssertionError(f"{window!r} is no window")
@@ -61,7 +67,7 @@ def merging_strategy(window: Definition, *, keys_disjoint: bool = False, splitta
 
 def merging_strategies(
     windows: Mapping[str, Definition], *, keys_disjoint: bool = False, splittable: bool = True
-) -> dict[str, Decision]:
+) -> dict[str, MergingDecision]:
     """The strategy of each window, by its name."""
     return {
         name: merging_strategy(window, keys_disjoint=keys_disjoint, splittable=splittable)
@@ -121,6 +127,6 @@ class Tree:
         return {shard: parent * per_node + i % per_node for i, shard in enumerate(self.shards)}
 
 
-def levels_for(asked: int, decisions: Sequence[Decision]) -> int:
+def levels_for(asked: int, decisions: Sequence[MergingDecision]) -> int:
     """The levels that are worth having: none where every window is unique, since nothing is merged there."""
     return 0 if all(d.strategy is Strategy.UNIQUE for d in decisions) else asked

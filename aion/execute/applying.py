@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from aion.core.ingest.block import decode, is_quick
 from aion.core.ingest.key_ranges import Keys, row_hashes
-from aion.core.operator.actions import Execution, Kind, WindowRef
+from aion.core.operator.actions import Execution, PaneKind, WindowRef
 from aion.core.operator.keyed.orders import ExecuteKeyed
 from aion.core.plan import Key, Plan, Window
 from aion.core.time import format_instant
@@ -137,7 +137,7 @@ def dropped_events(
         outputs=None,
         windows=WindowColumns.of(windows),
         which=which,
-        kind=pa.repeat(Kind.DROPPED.value, n),
+        kind=pa.repeat(PaneKind.DROPPED.value, n),
         events=np.ones(n, np.int64),
         late_events=np.full(n, int(windows[0] is not None)),
         event_time=batch.column(plan.time),
@@ -150,7 +150,7 @@ def dropped_events(
 class _Collected:
     """Result rows of several keys, made into Arrow together."""
 
-    def __init__(self, plan: Plan, kind: Kind) -> None:
+    def __init__(self, plan: Plan, kind: PaneKind) -> None:
         self._plan, self._kind = plan, kind
         self._tables: list[pa.Table] = []
         self._dicts: list[Mapping[str, Any]] = []

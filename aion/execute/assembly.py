@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aion.config import Policy, Share
-from aion.core.compaction.blocks import Folding
+from aion.core.compaction.blocks import BlockCompaction
 from aion.core.ingest.block import Codec, Compression
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.hashing import ShardOfKeys
@@ -19,10 +19,17 @@ from aion.core.operator.keyed.windows import KeyedWindows
 from aion.core.operator.operator import SNAPSHOT_VERSION, Operator
 from aion.core.plan import Plan
 from aion.core.slicing.grid import slices_from_json
-from aion.core.trigger.triggers import Count, EveryBatch, Forecast, Interval, Staleness, Trigger
+from aion.core.trigger.triggers import (
+    CountTrigger,
+    EveryBatchTrigger,
+    Forecast,
+    IntervalTrigger,
+    StalenessTrigger,
+    Trigger,
+)
 from aion.core.windows import Definition, Periodic
 from aion.errors import FormatError
-from aion.execute.block_folder import BlockFolder, fold_bytes
+from aion.execute.block_compactor import BlockCompactor, compaction_bytes
 from aion.execute.executor import Executor
 from policies.cleanup import Cleanup
 from state_backends.store.backends import StoreConfig
@@ -64,13 +71,13 @@ def make_operator(
         prestages_due=predicts(policy),
         staleness_bound=staleness_bound,
         keyed=KeyedShard(keyed, [k for k in known if k is not None]),
-        folding=make_folding(plan, policy, snapshot),
+        compaction=make_compaction(plan, policy, snapshot),
         snapshot=snapshot,
     )
 
 
-def make_folding(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None) -> Folding | None:
-    """What decides when blocks are folded.
+def make_compaction(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None) -> BlockCompaction | None:
+    """What decides when blocks are compacted.
 
     None for kept events without a key, of which everything is read anyway; and where windows tell single events apart
     by the blocks that they are in.
@@ -78,14 +85,14 @@ def make_folding(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None)
     if (plan.layout is None and not plan.key) or plan.by_event:
         return None
     runs = snapshot.get("runs") if snapshot is not None else None
-    folding = Folding(
+    compaction = BlockCompaction(
         open_too=plan.layout is not None,
-        limit_bytes=fold_bytes(policy.apply.memory_bytes, Compression[policy.state.compression.upper()]),
+        limit_bytes=compaction_bytes(policy.apply.memory_bytes, Compression[policy.state.compression.upper()]),
         snapshot=runs,
     )
     if snapshot is not None and runs is None:
-        folding.leave(slices_from_json(snapshot["slices"]), snapshot["next_seq"])
-    return folding
+        compaction.leave(slices_from_json(snapshot["slices"]), snapshot["next_seq"])
+    return compaction
 
 
 def make_bound(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None, *, shards: int = 1) -> AdaptiveBound:
@@ -115,14 +122,14 @@ def make_trigger(policy: Policy, forecast: Forecast | None = None) -> Trigger:
     told = policy.trigger
     match told.kind:
         case "every_batch":
-            return EveryBatch()
+            return EveryBatchTrigger()
         case "interval":
-            return Interval(told.interval_us)
+            return IntervalTrigger(told.interval_us)
         case "count":
-            return Count(told.count)
+            return CountTrigger(told.count)
         case "staleness":
             bound = told.bound if told.executions is None else None
-            return Staleness(bound, executions=told.executions, solver=told.solver, forecast=forecast)
+            return StalenessTrigger(bound, executions=told.executions, solver=told.solver, forecast=forecast)
 
 
 def make_builder(plan: Plan, policy: Policy, pool: CodecPool, shard_of: ShardOfKeys | None) -> BlockBuilder:
@@ -139,7 +146,7 @@ def make_builder(plan: Plan, policy: Policy, pool: CodecPool, shard_of: ShardOfK
 
 def make_executor(plan: Plan, operator: Operator, session: ShardSession, codec: CodecPool, policy: Policy) -> Executor:
     """What carries out an operator's orders within what the policy allows."""
-    folder = BlockFolder(
+    compactor = BlockCompactor(
         plan,
         target_bytes=policy.blocks.target_bytes,
         compression=Compression[policy.state.compression.upper()],
@@ -150,7 +157,7 @@ def make_executor(plan: Plan, operator: Operator, session: ShardSession, codec: 
         operator,
         session,
         codec,
-        folder,
+        compactor,
         memory_limit_bytes=policy.apply.memory_bytes,
         spill_folder=policy.apply.spill_dir or _local_dir(),
         aggregation=policy.execution.aggregation,

@@ -76,7 +76,7 @@ class Loaded:
         self._plan = plan
         self._layout = plan.layout
         if plan.cell_us is not None and not plan.layout.commutative:
-            # Where there are sessions too, rows are folded cell by cell: so they are put in that order, folded or not.
+            # Where there are sessions too, compaction sorts rows by cell. Sort the others, too.
             order = np.lexsort((seqs, plan.instants(table)[0] // plan.cell_us, slices))
             table, slices, seqs = table.take(pa.array(order)), slices[order], seqs[order]
         elif bool((slices[1:] < slices[:-1]).any()):

@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from aion.core.compaction.blocks import Fold
+from aion.core.compaction.blocks import Compact
 from aion.core.ingest.block import Block, decode
 from aion.core.ingest.key_ranges import Keys, key_names, row_hashes
 from aion.core.numbers import sums_by, within
@@ -27,7 +27,7 @@ from aion.core.operator.actions import (
     Destage,
     EmitDropped,
     Execute,
-    Kind,
+    PaneKind,
     Prestage,
     Purge,
     SliceFacts,
@@ -38,9 +38,9 @@ from aion.core.operator.operator import Operator
 from aion.core.plan import Plan
 from aion.core.slicing.tree import Aggregation
 from aion.execute.applying import Decoded, apply_window, decode_all, dropped_events
-from aion.execute.block_folder import BlockFolder, fold_bytes
+from aion.execute.block_compactor import BlockCompactor, compaction_bytes
 from aion.execute.combining import Loaded, tagged, windows_at_once
-from aion.execute.folds import carry_out
+from aion.execute.compactions import carry_out
 from aion.execute.keyed import KeyedExecutor
 from aion.execute.rows import WindowColumns, pane_rows
 from aion.execute.spilling import MEMORY_LIMIT_BYTES, drained, parts_by_key
@@ -61,8 +61,8 @@ def _unseen(blocks: Iterator[StoredBlock]) -> Iterator[StoredBlock]:
 class Executor:
     """One shard's operator at work. Every method yields rows of ``plan.result_schema``.
 
-    Blocks are decoded in the threads of ``codec``, without one in line. With a ``folder``, blocks are folded, and of
-    windows that were executed before no more is read than what may have changed (docs/folding.md). For
+    Blocks are decoded in the threads of ``codec``, without one in line. With a ``compactor``, blocks are compacted,
+    and a window that was executed before reads only what may have changed (docs/compaction.md). For
     ``memory_limit_bytes`` and ``spill_folder`` see :func:`aion.execute.applying.apply_window`. ``aggregation``: how
     windows that overlap are combined of their slices (:mod:`aion.core.slicing.tree`).
     """
@@ -73,7 +73,7 @@ class Executor:
         operator: Operator,
         session: ShardSession,
         codec: CodecPool | None = None,
-        folder: BlockFolder | None = None,
+        compactor: BlockCompactor | None = None,
         *,
         memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
         spill_folder: str | None = None,
@@ -83,7 +83,7 @@ class Executor:
         self.operator = operator
         self.session = session
         self.codec = codec
-        self.folder = folder
+        self.compactor = compactor
         self.memory_limit_bytes = memory_limit_bytes
         self.spill_folder = spill_folder
         self.aggregation = aggregation
@@ -93,7 +93,7 @@ class Executor:
             codec,
             memory_limit_bytes=memory_limit_bytes,
             spill_folder=spill_folder,
-            seeks=folder is not None,
+            seeks=compactor is not None,
             timed=self._timed,
         )
         # Encoded bytes and seconds of each execution so far: what sizing and idle destaging learn from. Windows
@@ -166,14 +166,24 @@ class Executor:
         for order in actions:
             if isinstance(order, ExecuteKeyed | Retract):
                 yield from self._keyed.execute(order)
-        folds = [a for a in actions if isinstance(a, Fold)]
-        if folds and self.folder is not None:
-            # By the index as it is now, which is what the folds were decided from.
+        compactions = [a for a in actions if isinstance(a, Compact)]
+        if compactions and self.compactor is not None:
+            # By the index as it is now, which is what the compactions were decided from.
             owners = self.operator.keyed.owners if self.operator.keyed else None
             with (
-                nullcontext(self.operator) if self.recorder is None else self.recorder.folds(self.operator) as operator
+                nullcontext(self.operator)
+                if self.recorder is None
+                else self.recorder.compactions(self.operator) as operator
             ):
-                carry_out(folds, operator, self.session, self.folder, self._decode_all, self._fold_bytes, owners)
+                carry_out(
+                    compactions,
+                    operator,
+                    self.session,
+                    self.compactor,
+                    self._decode_all,
+                    self._compaction_bytes,
+                    owners,
+                )
         destage = [s for a in actions if isinstance(a, Destage) for s in a.slices]
         purge = [s for a in actions if isinstance(a, Purge) for s in a.slices]
         if destage or purge:
@@ -207,7 +217,7 @@ class Executor:
         """The blocks of windows and, if all of them were executed before, which keys have changed since."""
         slices = order.slices
         blocking = self.plan.blocking
-        if self.folder is None or not self.plan.key or bool((order.changed_since < 0).any()):
+        if self.compactor is None or not self.plan.key or bool((order.changed_since < 0).any()):
             return seen(self.session.read(slices, blocking=blocking)), None
         since: dict[int, tuple[int, int]] = {}
         for s, end_us in zip(slices, self.plan.grid.ends(np.array(slices, np.int64)).tolist(), strict=True):
@@ -222,7 +232,7 @@ class Executor:
 
     def _prestage(self, slices: Sequence[int], arrived: Sequence[Block]) -> None:
         """What late events announce (paper 3.2): of windows that were executed before, blocks of their keys."""
-        if self.folder is None or not self.plan.key:
+        if self.compactor is None or not self.plan.key:
             self.session.prestage(slices)
             return
         wanted = frozenset(slices)
@@ -234,9 +244,9 @@ class Executor:
         return Keys(row_hashes(self.plan, table.select(key_names(self.plan))))
 
     @property
-    def _fold_bytes(self) -> int:
-        assert self.folder is not None
-        return fold_bytes(self.memory_limit_bytes, self.folder.compression)
+    def _compaction_bytes(self) -> int:
+        assert self.compactor is not None
+        return compaction_bytes(self.memory_limit_bytes, self.compactor.compression)
 
     @contextmanager
     def _timed(self) -> Iterator[Seen]:
@@ -324,7 +334,7 @@ class Executor:
             outputs=list(self.plan.layout.lower(self.plan.layout.states(partials)).values()),
             windows=WindowColumns.of([action.window]),
             which=np.zeros(partials.num_rows, np.int64),
-            kind=pa.repeat(Kind.DROPPED.value, partials.num_rows),
+            kind=pa.repeat(PaneKind.DROPPED.value, partials.num_rows),
             events=partials.column("p0"),
             late_events=partials.column("p0") if late else pa.array(np.zeros(partials.num_rows, np.int64)),
             lateness_us=action.lateness_us,

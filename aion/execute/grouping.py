@@ -65,7 +65,7 @@ def group_in_memory(names: Sequence[str], pieces: Iterable[Piece]) -> Iterator[G
     changed = np.flatnonzero(np.logical_or.reduceat(np.array([p.changed for p in held])[of_batch], begins))
     if not len(changed):
         return
-    # In an order that is the keys' own, so that it does not tell how blocks were folded.
+    # In an order that is the keys' own, so that it does not tell how blocks were compacted.
     found = runs.keys.take(pa.array(order[begins[changed]]))
     changed = changed[np.argsort(hash_rows([combined(c) for c in found.columns], 0), kind="stable")]
     for start in range(0, len(changed), _KEYS_AT_ONCE):

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from aion.core.ingest.block import Block, Codec, Compression, decode, encode
-from aion.core.ingest.block import Kind as BlockKind
+from aion.core.ingest.block import Block, BlockKind, Codec, Compression, decode, encode
 from aion.core.ingest.key_ranges import Keys, row_hashes
-from aion.core.operator.actions import Kind, WindowRef
+from aion.core.operator.actions import PaneKind, WindowRef
 from aion.core.operator.keyed.orders import Arrivals, EmitDroppedRows, ExecuteKeyed, Retract
 from aion.core.operator.keyed.saving import Keeper, Save
 from aion.core.operator.keyed.table import Table
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 class KeyedExecutor:
     """Of one shard. ``memory_limit_bytes`` of rows are held at once, and of all their keys, those of some.
 
-    ``seeks``: blocks may be folded, so that those of a few keys can be found. ``timed``: notes what an execution took.
+    ``seeks``: blocks may be compacted, so the blocks of a few keys can be found. ``timed``: note what executions take.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class KeyedExecutor:
             outputs=list(self._plan.layout.lower(self._plan.layout.states(batch)).values()),
             windows=WindowColumns.of(windows),
             which=which,
-            kind=pa.repeat(Kind.DROPPED.value, len(windows)),
+            kind=pa.repeat(PaneKind.DROPPED.value, len(windows)),
             events=events,
             late_events=events,
             lateness_us=order.latenesses_us,

@@ -11,7 +11,7 @@ import pyarrow as pa
 from aion.aggregates.groups import Groups
 from aion.aggregates.partial import Partial, States
 from aion.aggregates.values import combined
-from aion.core.operator.actions import Kind
+from aion.core.operator.actions import PaneKind
 from aion.core.operator.keyed.orders import ExecuteKeyed, Retract
 from aion.core.operator.keyed.table import Ints, Places, Table, coded
 from aion.core.plan import Plan
@@ -159,10 +159,10 @@ def retractions(plan: Plan, order: Retract) -> pa.RecordBatch:
     """A row for each window that is no more, without values: a sink that replaces by key and window deletes it."""
     zeros = np.zeros(len(order.windows), np.int64)
     windows = order.windows.replaced(events=zeros, late_events=zeros)
-    return _rows(plan, order.definition, Kind.RETRACTED, windows, None)
+    return _rows(plan, order.definition, PaneKind.RETRACTED, windows, None)
 
 
-def _rows(plan: Plan, definition: int, kind: Kind, windows: Table, outputs: Sequence[Any] | None) -> pa.RecordBatch:
+def _rows(plan: Plan, definition: int, kind: PaneKind, windows: Table, outputs: Sequence[Any] | None) -> pa.RecordBatch:
     return pane_rows(
         plan,
         keys=windows.keys,

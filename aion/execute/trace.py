@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from aion.aggregates import count
-from aion.core.compaction.blocks import Folded
+from aion.core.compaction.blocks import CompactionDone
 from aion.core.ingest.block import Block
 from aion.core.operator.actions import BlockFact, SliceFacts
 from aion.core.operator.operator import Operator
@@ -57,8 +57,8 @@ SCHEMA = pa.schema(
     ]
 )
 """``kind``: ``batch``, once for each batch of a shard; ``arrival``, a block, handed over at ``at_us`` with those that
-came then, ``took_us`` after what was before it was dealt with; ``fold``, ``bytes`` that became ``made_bytes`` within
-``took_us``;
+came then, ``took_us`` after what was before it was dealt with; ``compaction``, ``bytes`` that became
+``made_bytes`` within ``took_us``;
 ``execution``, ``bytes`` that a function was given within ``took_us``, of which ``waited_us`` for blocks; ``staging``,
 ``bytes`` that were prestaged within ``took_us``, ``writing``, those of a file that was written; ``last``, nothing will
 come any more. ``slices`` and ``events_of``: the slices of a block and the events of each, where it may hold several."""
@@ -180,15 +180,15 @@ class Trace:
         return [_batch(table.slice(a, b - a)) for a, b in pairwise(bounds)]
 
     @cached_property
-    def folds(self) -> list[tuple[int, int]]:
-        """Bytes that were folded, and what they became."""
-        found = self._of_kind("fold")
+    def compactions(self) -> list[tuple[int, int]]:
+        """Bytes that were compacted, and what they became."""
+        found = self._of_kind("compaction")
         return list(zip(found["bytes"].to_pylist(), found["made_bytes"].to_pylist(), strict=True))
 
     @cached_property
-    def folding(self) -> Cost | None:
-        """Of a fold, with reading what is folded; None: not known."""
-        return self._cost("fold")
+    def compaction(self) -> Cost | None:
+        """Of a compaction, with reading what is compacted; None: not known."""
+        return self._cost("compaction")
 
     @cached_property
     def processing(self) -> Cost | None:
@@ -407,16 +407,21 @@ class Recorder:
         """Nothing will come any more."""
         self._rows.append({"kind": "last"})
 
-    def folded(self, fact: Folded, seconds_per_byte: float) -> None:
-        fold = fact.fold
-        row = {"kind": "fold", "slice_us": fold.slice_us, "bytes": fold.size_bytes, "made_bytes": fact.size_bytes}
-        self._rows.append({**row, "took_us": round(seconds_per_byte * fold.size_bytes * 1e6)})
+    def compacted(self, fact: CompactionDone, seconds_per_byte: float) -> None:
+        compaction = fact.compaction
+        row = {
+            "kind": "compaction",
+            "slice_us": compaction.slice_us,
+            "bytes": compaction.size_bytes,
+            "made_bytes": fact.size_bytes,
+        }
+        self._rows.append({**row, "took_us": round(seconds_per_byte * compaction.size_bytes * 1e6)})
 
     @contextmanager
-    def folds(self, operator: Operator) -> Iterator[RecordedFolds]:
-        folds = RecordedFolds(operator, self)
-        yield folds
-        folds.noted()
+    def compactions(self, operator: Operator) -> Iterator[RecordedCompactions]:
+        compactions = RecordedCompactions(operator, self)
+        yield compactions
+        compactions.noted()
 
     def table(self) -> pa.Table:
         """The batch so far."""
@@ -429,13 +434,13 @@ class Recorder:
         _write(path, self._definition, self.table())
 
 
-class RecordedFolds:
-    """An operator, as folding needs it, that has each fold noted. Folds of one group share its time by their bytes."""
+class RecordedCompactions:
+    """Stands for the operator during compaction, and records each. Those of a group share its time by bytes."""
 
     def __init__(self, operator: Operator, recorder: Recorder) -> None:
         self._operator, self._recorder = operator, recorder
         self._begin_s = self._made_s = time.perf_counter()
-        self._group: list[Folded] = []
+        self._group: list[CompactionDone] = []
 
     @property
     def next_seq(self) -> int:
@@ -447,13 +452,13 @@ class RecordedFolds:
         self._made_s = time.perf_counter()
         return self._operator.number(blocks)
 
-    def handle(self, event: Folded) -> Sequence[object]:
+    def handle(self, event: CompactionDone) -> Sequence[object]:
         self._group.append(event)
         return self._operator.handle(event)
 
     def noted(self) -> None:
         """The last group is over."""
-        size = sum(fact.fold.size_bytes for fact in self._group)
+        size = sum(fact.compaction.size_bytes for fact in self._group)
         for fact in self._group:
-            self._recorder.folded(fact, max(0.0, self._made_s - self._begin_s) / max(size, 1))
+            self._recorder.compacted(fact, max(0.0, self._made_s - self._begin_s) / max(size, 1))
         self._group.clear()

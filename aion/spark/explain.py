@@ -13,7 +13,7 @@ from aion.config.values import format_bytes
 from aion.core.plan import Plan
 from aion.core.slicing.grid import SliceGrid
 from aion.core.time import format_duration
-from aion.core.topology import Decision, Strategy, Tree
+from aion.core.topology import MergingDecision, Strategy, Tree
 from aion.core.windows import Definition, Periodic, Session
 
 _WIDTH = 110
@@ -24,7 +24,7 @@ Line = tuple[str, str]
 
 
 def explain_plan(
-    plan: Plan, policy: Policy, tree: Tree, decisions: Mapping[str, Decision], *, asked_levels: int
+    plan: Plan, policy: Policy, tree: Tree, decisions: Mapping[str, MergingDecision], *, asked_levels: int
 ) -> str:
     """The text of :func:`aion.explain`. ``asked_levels``: the policy's, of which ``tree`` may have fewer."""
     by = f"by key {', '.join(plan.key)}" if plan.key else "without key"
@@ -48,7 +48,7 @@ def _line(line: Line) -> str:
 # -- windows and slices ---------------------------------------------------------------------------------
 
 
-def _windows(windows: Mapping[str, Definition], decisions: Mapping[str, Decision]) -> Iterator[Line]:
+def _windows(windows: Mapping[str, Definition], decisions: Mapping[str, MergingDecision]) -> Iterator[Line]:
     for name, window in windows.items():
         strategy, why = decisions[name]
         words = name if name == str(window) else f"{name} ({window})"
@@ -140,7 +140,7 @@ def _combining(layout: Layout, policy: Policy) -> str:
     return f"{eager}, where that takes fewer rows: eager; otherwise {lazy}: lazy."
 
 
-def _crossing(plan: Plan, tree: Tree, decisions: Mapping[str, Decision]) -> Iterator[Line]:
+def _crossing(plan: Plan, tree: Tree, decisions: Mapping[str, MergingDecision]) -> Iterator[Line]:
     central = [name for name, decision in decisions.items() if decision.strategy is Strategy.CENTRAL]
     if plan.layout is None or central:
         whose = "the function" if plan.layout is None else ", ".join(central)

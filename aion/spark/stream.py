@@ -22,10 +22,10 @@ from aion.config.layers import Source
 from aion.config.values import location
 from aion.core.ingest.fragments import fragment_bytes
 from aion.core.ingest.hashing import ShardOfKeys, hashed_as
-from aion.core.operator.actions import Kind
+from aion.core.operator.actions import PaneKind
 from aion.core.plan import DROPPED_COLUMNS, Plan
 from aion.core.spec import Keywords, Spec, spec_of
-from aion.core.topology import Decision, Tree, levels_for, merging_strategies
+from aion.core.topology import MergingDecision, Tree, levels_for, merging_strategies
 from aion.errors import ConfigError, SchemaError, WatermarkError
 from aion.execute.trace import Definition
 from aion.installation import require_extra
@@ -103,7 +103,7 @@ class _Query:
     plan: Plan
     policy: Policy
     tree: Tree
-    decisions: dict[str, Decision]
+    decisions: dict[str, MergingDecision]
 
 
 def _resolve(df: DataFrame, spec: Spec) -> _Query:
@@ -127,7 +127,7 @@ def _resolve(df: DataFrame, spec: Spec) -> _Query:
     return _Query(plan, resolved, _tree(df.sparkSession, resolved, list(decisions.values())), decisions)
 
 
-def _tree(spark: SparkSession, policy: Policy, decisions: Sequence[Decision]) -> Tree:
+def _tree(spark: SparkSession, policy: Policy, decisions: Sequence[MergingDecision]) -> Tree:
     partitions = int(_conf(spark, "spark.sql.shuffle.partitions"))
     shards = partitions if policy.state.shards == "auto" else int(policy.state.shards)
     told = policy.distribution
@@ -144,12 +144,12 @@ def _tree(spark: SparkSession, policy: Policy, decisions: Sequence[Decision]) ->
 
 def panes(df: DataFrame) -> DataFrame:
     """The panes of a result of :func:`windowed`, without what only dropped rows have."""
-    return df.where(F.col("kind") != Kind.DROPPED.value).drop(*DROPPED_COLUMNS)
+    return df.where(F.col("kind") != PaneKind.DROPPED.value).drop(*DROPPED_COLUMNS)
 
 
 def dropped(df: DataFrame) -> DataFrame:
     """What came too late, or had no event time: the rows of a result that are no panes."""
-    return df.where(F.col("kind") == Kind.DROPPED.value).drop("pane")
+    return df.where(F.col("kind") == PaneKind.DROPPED.value).drop("pane")
 
 
 def _child(df: DataFrame, plan: Plan, policy: Policy, tree: Tree, limit_bytes: int) -> DataFrame:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 import aion
 from aion import aggregates as A
-from aion.core.operator.actions import Execute, Execution, Kind, WindowRef
+from aion.core.operator.actions import Execute, Execution, PaneKind, WindowRef
 from aion.core.plan import Plan, make_plan
 from aion.core.slicing.tree import Aggregation
 from aion.execute.combining import Loaded, windows_at_once
@@ -124,7 +124,7 @@ def one_pass(case: Case, way: Aggregation, seed: int) -> tuple[float, pa.Table]:
     if case.late:
         since = 0
         blocks.insert(case.overlap, (1, (case.overlap - 1) * SLIDE_US, lifted(plan, late_event(case))))
-    kind = Kind.LATE if case.late else Kind.ON_TIME
+    kind = PaneKind.LATE if case.late else PaneKind.ON_TIME
     windows = [WindowRef(0, n * SLIDE_US, (n + case.overlap) * SLIDE_US) for n in range(case.windows)]
     order = Execute.of(
         [Execution(window, kind, 0, since, 1, 0, 0) for window in windows],

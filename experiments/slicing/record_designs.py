@@ -45,12 +45,12 @@ class Storage(Protocol):
 class Costs:
     """What a design did: values applied to an aggregate, and aggregates written."""
 
-    folds: int = 0
+    combines: int = 0
     writes: int = 0
 
 
 class PlainDesign:
-    """Of every record in the window the aggregate from its time on: N folds and N writes for a record, no values."""
+    """Of every record in the window the aggregate from its time on: N combines and N writes for a record, no values."""
 
     def __init__(self, size_us: int, combine: np.ufunc, storage: Storage) -> None:
         self._size_us = size_us
@@ -78,7 +78,7 @@ class PlainDesign:
         keys, aggregates = self._storage.aggregates(oldest_us, self._now_us)
         until = int(np.searchsorted(keys, time_us, side="right"))
         changed = self._combine(aggregates[:until], value)
-        self.costs.folds += until + 1
+        self.costs.combines += until + 1
         if not until or keys[until - 1] != time_us:
             own = self._combine(aggregates[until], value) if until < len(keys) else value
             keys, changed = np.append(keys[:until], time_us), np.append(changed, own)
@@ -124,11 +124,11 @@ class BucketDesign:
         keys, aggregates = self._storage.aggregates(oldest_us // self._width_us, self._now_us // self._width_us)
         until = int(np.searchsorted(keys, bucket))
         changed = self._combine(aggregates[:until], value)
-        self.costs.folds += until
+        self.costs.combines += until
         if until == len(keys) or keys[until] != bucket:
             following = _IDENTITY[self._combine]
             if until < len(keys):
-                following = self._combine(aggregates[until], self._fold(int(keys[until]), oldest_us))
+                following = self._combine(aggregates[until], self._compact(int(keys[until]), oldest_us))
             keys, changed = np.append(keys[:until], bucket), np.append(changed, following)
         if len(changed):
             self._storage.put_aggregates(keys[: len(changed)], changed)
@@ -138,12 +138,12 @@ class BucketDesign:
     def _window(self, oldest_us: int) -> Any:
         assert self._now_us is not None
         keys, aggregates = self._storage.aggregates(oldest_us // self._width_us, self._now_us // self._width_us)
-        return self._combine(aggregates[0], self._fold(int(keys[0]), oldest_us))
+        return self._combine(aggregates[0], self._compact(int(keys[0]), oldest_us))
 
-    def _fold(self, bucket: int, oldest_us: int) -> Any:
+    def _compact(self, bucket: int, oldest_us: int) -> Any:
         begin_us = bucket * self._width_us
         values = self._storage.values(max(begin_us, oldest_us), begin_us + self._width_us - 1)
-        self.costs.folds += len(values)
+        self.costs.combines += len(values)
         return self._combine.reduce(values) if len(values) else _IDENTITY[self._combine]
 
 

@@ -114,7 +114,7 @@ def measure_records(records: int, seed: int, folder: Path, measured: int = 40) -
             designs[_words(buckets)] = {
                 "buckets": buckets,
                 "us": seconds / measured * 1e6,
-                "folds": design.costs.folds / measured,
+                "combines": design.costs.combines / measured,
                 "writes": design.costs.writes / measured,
             }
         found["storages"][kind] = {"read_us": read_us, "write_us": write_us, "best": best, "designs": designs}

@@ -143,11 +143,13 @@ def _record_tables(records: Mapping[str, Any]) -> Iterator[Table]:
             title_justify="left",
         )
         table.add_column("design", no_wrap=True)
-        for heading in ("µs per record", "folds", "writes"):
+        for heading in ("µs per record", "combines", "writes"):
             table.add_column(heading, justify="right")
         for name, costs in of["designs"].items():
             chosen = " (chosen)" if costs["buckets"] == of["best"] else ""
-            table.add_row(f"{name}{chosen}", f"{costs['us']:,.1f}", f"{costs['folds']:,.0f}", f"{costs['writes']:,.0f}")
+            table.add_row(
+                f"{name}{chosen}", f"{costs['us']:,.1f}", f"{costs['combines']:,.0f}", f"{costs['writes']:,.0f}"
+            )
         if kind == "memory":
             table.add_row("LocalOperator, all at once, by the clock", f"{records['operator_us']:,.2f}", "", "")
         yield table

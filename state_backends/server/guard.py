@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from aion.errors import PolicyError
 from policies.destage import DestagePolicy, MemoryView, StandardDestage, Suggestion
-from policies.prestage import Prestage, PrestagePolicy
+from policies.prestage import JustInTimePrestage, PrestagePolicy
 from state_backends.store.backends import StoreConfig
 
 log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ class GuardedPrestage:
 
     def __init__(self, guard: Guard, name: str, policy: PrestagePolicy) -> None:
         self._guard, self._name, self._policy = guard, name, policy
-        self._built_in = Prestage()
+        self._built_in = JustInTimePrestage()
 
     def start_at_s(self, due_s: float, size_bytes: int, pessimistic_s: float) -> float:
         def call() -> float:

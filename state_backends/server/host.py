@@ -344,8 +344,8 @@ class Host:
 
 def _summary(others: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The number of other shards, and the different things they stand on; most stand on the same."""
-    different = {orjson.dumps(other["standing"]): other["standing"] for other in others}
-    return {"shards": len(others), "standing": list(different.values())}
+    different = {orjson.dumps(other["learnt_bound"]): other["learnt_bound"] for other in others}
+    return {"shards": len(others), "learnt_bound": list(different.values())}
 
 
 def _add(total: dict[str, Any], part: dict[str, Any]) -> None:

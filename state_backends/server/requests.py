@@ -45,8 +45,8 @@ def _snapshot(value: dict[str, Any]) -> dict[str, Any]:
     """The operator's state. The server reads three fields of it.
 
     ``next_seq``: the number of the next block. ``counters``: what the operator counts. ``lateness``: what its other
-    shards may see, ``standing`` when they are opened and ``lateness`` when they ask. Metrics show
-    ``lateness.histogram``, and the bound in ``lateness.standing``.
+    shards may see, ``learnt_bound`` when they are opened and ``lateness`` when they ask. Metrics show
+    ``lateness.histogram``, and the bound in ``lateness.learnt_bound``.
     """
     next_seq = value.get("next_seq")
     if not isinstance(next_seq, int) or isinstance(next_seq, bool) or not 0 <= next_seq <= _MOST:
@@ -55,8 +55,10 @@ def _snapshot(value: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("counters must be numbers by name")
     if "lateness" in value:
         late = value["lateness"]
-        if not isinstance(late, dict) or not all(isinstance(late.get(name), dict) for name in ("standing", "lateness")):
-            raise ValueError("lateness must be an object with the objects standing and lateness")
+        if not isinstance(late, dict) or not all(
+            isinstance(late.get(name), dict) for name in ("learnt_bound", "lateness")
+        ):
+            raise ValueError("lateness must be an object with the objects learnt_bound and lateness")
         if not isinstance(late.get("histogram", {}), dict) or not _are_counts(late.get("histogram", {})):
             raise ValueError("lateness.histogram must be numbers by name")
     return value

@@ -94,8 +94,8 @@ class RemoteSession:
     @property
     def others(self) -> tuple[int, Sequence[Any]]:
         """The number of the operator's other shards that the server knows, and the different things they stand on."""
-        found = self._answer.get("others", {"shards": 0, "standing": []})
-        return found["shards"], found["standing"]
+        found = self._answer.get("others", {"shards": 0, "learnt_bound": []})
+        return found["shards"], found["learnt_bound"]
 
     @property
     def moved(self) -> tuple[Sequence[tuple[int, float, float]], Sequence[tuple[int, float]]]:
@@ -111,7 +111,7 @@ class RemoteSession:
     def learnt(self) -> tuple[int, Sequence[Any], Sequence[Any]]:
         """As :attr:`others`, now, and what each of them observed of lateness."""
         found = self._call("learnt")
-        return found["shards"], found["standing"], found["learnt"]
+        return found["shards"], found["learnt_bound"], found["learnt"]
 
     def append(self, blocks: Iterable[tuple[int, bool, Block]]) -> None:
         self._call("append", list(blocks))

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from policies.destage import DestagePolicy, StandardDestage
 from policies.plugins import build
-from policies.prestage import Prestage, PrestagePolicy
+from policies.prestage import JustInTimePrestage, PrestagePolicy
 from state_backends.store.io import BlockFiles, Io
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget, Stretches
@@ -81,7 +81,7 @@ class StoreConfig:
         if self.prestage_class is not None:
             made = build(self.prestage_class, self.prestage, methods=["start_at_s", "observe"])
             return cast(PrestagePolicy, made)
-        return Prestage(**self.prestage)
+        return JustInTimePrestage(**self.prestage)
 
     def make_store(self, p_bucket: BlockFiles, io: Io, budget: MemoryBudget) -> TieredStore:
         return STORES[self.backend](

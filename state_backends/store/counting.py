@@ -66,7 +66,7 @@ def current(snapshots: Iterable[Snapshot]) -> dict[str, Any]:
         counted = snapshot["counters"]
         windows += number(counted, "windows") - number(counted, "purged_windows")
         largest = max(largest, number(counted, "staleness", "largest"))
-        bound_us = number(snapshot, "lateness", "standing", "decision", "bound_us", default=-1)
+        bound_us = number(snapshot, "lateness", "learnt_bound", "decision", "bound_us", default=-1)
         if bound_us >= 0:
             bounds_us.append(bound_us)
     found: dict[str, Any] = {"windows": int(windows), "largest_staleness": largest}

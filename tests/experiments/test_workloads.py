@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from aion.core.ingest.block import Codec, Kind, decode, encode
+from aion.core.ingest.block import BlockKind, Codec, decode, encode
 from aion.core.plan import Window
 from experiments.generate import lateness_shares
 from experiments.workloads import NAMES, bigrams, linear_road, load, sources, stock
@@ -89,7 +89,7 @@ def test_texts_survive_every_codec(codec: Codec) -> None:
     words = set(" ".join(table["text"].to_pylist()))
     assert words >= set('",.!?;\\{}…é'), "punctuation, JSON's own, and letters beyond ASCII"
     batch = table.combine_chunks().to_batches()[0]
-    block = encode(batch, kind=Kind.EVENTS, slice_us=0, events=batch.num_rows, min_us=0, max_us=1, codec=codec)
+    block = encode(batch, kind=BlockKind.EVENTS, slice_us=0, events=batch.num_rows, min_us=0, max_us=1, codec=codec)
     assert decode(block, batch.schema).equals(batch)
 
 
@@ -140,7 +140,7 @@ def reports_of(rows: list[tuple[int, int, int]]) -> pa.RecordBatch:
 def test_two_stopped_cars_at_one_place_are_an_accident(
     rows: list[tuple[int, int, int]], stopped: int, accidents: int
 ) -> None:
-    found = linear_road.of_segment((), Window(0, 1, "standing"), iter([reports_of(rows)]))
+    found = linear_road.of_segment((), Window(0, 1, "learnt_bound"), iter([reports_of(rows)]))
     assert found == {"stopped": stopped, "accidents": accidents}
 
 

@@ -15,7 +15,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from aion.core.ingest.block import Block, Compacted, Kind, decode, encode
+from aion.core.ingest.block import Block, BlockKind, Compacted, decode, encode
 from state_backends.server import processes, server_folder
 from state_backends.server.client import StateClient, runtime_dir
 from state_backends.server.processes import Process
@@ -101,7 +101,9 @@ def is_over(process: Process) -> bool:
 def block(*values: int, slice_us: int = 0, compacted: Compacted | None = None) -> Block:
     batch = pa.record_batch([pa.array(values, pa.int64())], schema=SCHEMA)
     events = len(values)
-    return encode(batch, kind=Kind.EVENTS, slice_us=slice_us, events=events, min_us=0, max_us=0, compacted=compacted)
+    return encode(
+        batch, kind=BlockKind.EVENTS, slice_us=slice_us, events=events, min_us=0, max_us=0, compacted=compacted
+    )
 
 
 def open_shard(client: StateClient, state: Path, token: str | None, attempt: str, **change: Any) -> RemoteSession:

@@ -12,7 +12,7 @@ import pytest
 
 from aion import errors
 from policies.destage import MemoryView, StandardDestage, Suggestion, WindowView
-from policies.prestage import Prestage
+from policies.prestage import JustInTimePrestage
 from policies.sizing import Execution
 from state_backends.server.guard import Guard, GuardedDestage, GuardedPrestage
 from state_backends.store.backends import StoreConfig
@@ -101,7 +101,7 @@ def test_what_is_no_answer_is_logged_and_the_built_in_policy_answers(
 
 @pytest.mark.parametrize("answer", [lambda: None, lambda: "soon", lambda: float("nan"), raises(ValueError())])
 def test_a_time_that_is_none_is_the_built_in_ones(guard: Guard, answer: Callable[[], Any]) -> None:
-    guarded, built_in = GuardedPrestage(guard, "mine:Policy", Policy(answer)), Prestage()
+    guarded, built_in = GuardedPrestage(guard, "mine:Policy", Policy(answer)), JustInTimePrestage()
     for known in (guarded, built_in):
         known.observe(1000, 0.5)  # of which the guarded one's answer fails, and nobody is told
     assert guarded.start_at_s(20.0, 2000, 3.0) == built_in.start_at_s(20.0, 2000, 3.0)
@@ -155,7 +155,7 @@ class Destage:
         if self.how == "spin":
             while True: pass
         if self.how == "exit": raise SystemExit(1)
-class Prestage(Destage):
+class JustInTimePrestage(Destage):
     def start_at_s(self, due_s, size_bytes, pessimistic_s): return self.suggest(None)
     def observe(self, size_bytes, seconds): self.suggest(None)
 class Broken:

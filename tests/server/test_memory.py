@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from aion.core.ingest.block import Block, Kind, encode
+from aion.core.ingest.block import Block, BlockKind, encode
 from state_backends.server.session import RemoteSession
 from state_backends.store.backends import StoreConfig
 from tests.server.conftest import Connect, open_shard, server_of, snapshot
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="th
 
 def large_block(slice_us: int) -> Block:
     batch = pa.record_batch({"payload": pa.array([bytes(MIB - 400)], pa.large_binary())})
-    return encode(batch, kind=Kind.EVENTS, slice_us=slice_us, events=1, min_us=slice_us, max_us=slice_us)
+    return encode(batch, kind=BlockKind.EVENTS, slice_us=slice_us, events=1, min_us=slice_us, max_us=slice_us)
 
 
 def resident_bytes(pid: int, what: str) -> int:

@@ -222,6 +222,6 @@ def test_histograms_of_old_snapshots_begin_now() -> None:
 
 def test_the_server_takes_no_rubbish_for_a_histogram(connect: Connect, tmp_path: Path) -> None:
     session = open_shard(connect(), tmp_path, None, "t1")
-    said = {**snapshot(1), "lateness": {"standing": {}, "lateness": {}, "histogram": {"events": {"1": "many"}}}}
+    said = {**snapshot(1), "lateness": {"learnt_bound": {}, "lateness": {}, "histogram": {"events": {"1": "many"}}}}
     with pytest.raises(aion.errors.RequestError, match="histogram"):
         session.commit(said)

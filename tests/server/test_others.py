@@ -12,7 +12,10 @@ from tests.server.conftest import STORE, Connect, Executor, kill, open_shard, sn
 
 def knowing(next_seq: int, what: int) -> dict[str, Any]:
     """The snapshot of an operator that has learnt something of lateness."""
-    return {**snapshot(next_seq), "lateness": {"standing": {"bound": what}, "lateness": {"seen": what}, "own": [what]}}
+    return {
+        **snapshot(next_seq),
+        "lateness": {"learnt_bound": {"bound": what}, "lateness": {"seen": what}, "own": [what]},
+    }
 
 
 def test_shards_of_an_operator_hear_of_each_other_as_of_their_commits(connect: Connect, tmp_path: Path) -> None:

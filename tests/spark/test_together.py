@@ -58,6 +58,6 @@ def test_shards_learn_lateness_together(spark: SparkSession, stream: FileStream,
     found = standings(Path(spark.conf.get("spark.aion.state.dir") or ""), sink.query_id)
     seen = sorted(Lateness.from_json(shard["lateness"]).late_events for shard in found)
     assert seen[:3] == [0, 0, 0] and 0 < seen[3] <= late, "each keeps what itself has seen"
-    standing = found[0]["standing"]
-    assert [shard["standing"]["decision"] for shard in found] == [standing["decision"]] * 4
+    standing = found[0]["learnt_bound"]
+    assert [shard["learnt_bound"]["decision"] for shard in found] == [standing["decision"]] * 4
     assert standing["shards"] == 4 and standing["decision"]["reason"] == "learnt"

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from aion.core.compaction.files import DEFAULTS, Limits
-from aion.core.ingest.block import Block, Compacted, Kind, encode
+from aion.core.ingest.block import Block, BlockKind, Compacted, encode
 from state_backends.files.names import SstFile
 from state_backends.store.backends import STORES
 from state_backends.store.io_thread import IoThread, Priority, Steps
@@ -28,7 +28,7 @@ def make_block(slice_us: int, number: int, size: int = 0, compacted: Compacted |
     payload = hashlib.shake_128(str(number).encode()).digest(max(size - 400, 8))
     batch = pa.record_batch({"payload": [payload]})
     return encode(
-        batch, kind=Kind.EVENTS, slice_us=slice_us, events=1, min_us=slice_us, max_us=slice_us, compacted=compacted
+        batch, kind=BlockKind.EVENTS, slice_us=slice_us, events=1, min_us=slice_us, max_us=slice_us, compacted=compacted
     )
 
 

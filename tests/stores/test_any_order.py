@@ -55,7 +55,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.live and not self.broken)
     @rule(data=st.data(), late=st.booleans(), count=st.integers(1, 2))
-    def fold(self, data: st.DataObject, late: bool, count: int) -> None:
+    def compaction(self, data: st.DataObject, late: bool, count: int) -> None:
         """Some neighbours of a slice are superseded by a run of one block or two."""
         slice_us = data.draw(st.sampled_from(self.live_slices()))
         arrivals = sorted({self.arrival(seq) for seq in self.in_order([slice_us])})

@@ -81,7 +81,7 @@ class Both:
         self.live[seq] = slice_us, seq if compacted is None else compacted.last_seq
         self.both(lambda store: store.append(seq, block if store is self.real else stand_in, late=late))
 
-    def fold(self, data: st.DataObject, slice_us: int, late: bool) -> None:
+    def compaction(self, data: st.DataObject, slice_us: int, late: bool) -> None:
         arrivals = sorted({arrival for s, arrival in self.live.values() if s == slice_us})
         if not arrivals:
             return
@@ -103,11 +103,13 @@ class Both:
         self.both(lambda store: store.purge(slices))
 
     def step(self, data: st.DataObject) -> None:
-        match data.draw(st.sampled_from(["append"] * 6 + ["fold", "prestage", "destage", "press", "commit", "else"])):
+        match data.draw(
+            st.sampled_from(["append"] * 6 + ["compaction", "prestage", "destage", "press", "commit", "else"])
+        ):
             case "append":
                 self.append(data.draw(SLICES), data.draw(st.booleans()), data.draw(st.sampled_from([0, 900, 3000])))
-            case "fold":
-                self.fold(data, data.draw(SLICES), data.draw(st.booleans()))
+            case "compaction":
+                self.compaction(data, data.draw(SLICES), data.draw(st.booleans()))
             case "prestage":
                 slices, keys = data.draw(SOME), data.draw(st.none() | st.integers(0, 250))
                 only = None if keys is None else Only(keys=[(keys, keys + 10)])

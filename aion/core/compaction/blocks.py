@@ -1,14 +1,14 @@
-"""When blocks of a slice are folded into one run that is sorted by key, and which (docs/folding.md). Pure.
+"""When blocks of a slice are compacted into one run that is sorted by key, and which (docs/compaction.md). Pure.
 
-A *run* is a block as it came, or what was folded: blocks that are sorted by key and of which each names its range of
-keys. The runs of a slice, in the order of arrival, are folded as in the logarithmic method (Bentley and Saxe 1980,
+A *run* is a block as it came, or what was compacted: blocks that are sorted by key and of which each names its range of
+keys. The runs of a slice, in the order of arrival, are compacted as in the logarithmic method (Bentley and Saxe 1980,
 "Decomposable searching problems"; O'Neil and others 1996, "The log-structured merge-tree"): once the runs behind one
-hold more bytes than itself, it is folded with all of them. So what lies unfolded behind the first run of a stretch is
-never more than that run, which is no more than all of it folded; and whenever a byte is written again, it is into a run
-at least 1.5 times as large, every second time at least: O(log n) times.
+hold more bytes than it does, it is compacted with all of them. So what lies behind the first run of a stretch is never
+more than that run, which is no more than all of it compacted. Every second time at least that a byte is written again,
+it goes into a run at least 1.5 times as large: a byte is written O(log n) times.
 
 A *stretch* is what all windows of a slice see alike: what was executed and what is news, what came on time and what was
-late, are never folded together, for as long as there is a window that tells them apart.
+late, are never compacted together, for as long as there is a window that tells them apart.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RUN = ("slice", "last_seq", "size_bytes", "is_sorted")
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
+class Compact:
     """Make one run, sorted by key, of the slice's blocks that came after the one number and up to the other.
 
     ``size_bytes``: of those blocks. ``late``: what is made of them goes straight to the p-bucket. ``sweeps``: rows that
@@ -44,27 +44,27 @@ class Fold:
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
-    """A fold was done: what stands for its blocks has ``size_bytes``."""
+class CompactionDone:
+    """A compaction was done: what stands for its blocks has ``size_bytes``."""
 
-    fold: Fold
+    compaction: Compact
     size_bytes: int
 
 
 class Run(NamedTuple):
-    """``last_seq``: the number under which the last of it came. ``is_sorted``: it was folded, so by key."""
+    """``last_seq``: the number under which the last of it came. ``is_sorted``: it was compacted, so by key."""
 
     last_seq: int
     size_bytes: int
     is_sorted: bool
 
 
-class Folding:
+class BlockCompaction:
     """The runs of a shard's slices.
 
-    ``open_too``: fold what windows that have not ended hold, as partials of the same keys become smaller by it. Kept
-    events do not: those are sorted, once, when the last window of their slice has ended. ``limit_bytes``: of encoded
-    blocks that are folded at once, unless they are sorted already.
+    ``open_too``: compact the blocks of open windows, too. Partials of the same keys become smaller. Kept events do not:
+    they are sorted, once, when the last window of their slice has ended. ``limit_bytes``: the most encoded bytes
+    that are compacted at once, unless they are sorted already.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Folding:
         return list(self._waste)
 
     def sweep(self, slice_us: int, needed: int) -> bool:
-        """Whether all of a slice is to be folded, since it has no fewer rows that are not needed than others.
+        """Whether all of a slice is to be compacted, since it has no fewer rows that are not needed than others.
 
         Of each row that goes so, at most one other is written again.
         """
@@ -112,7 +112,7 @@ class Folding:
         return slice_us in self._sweeping
 
     def leave(self, slices: Iterable[int], next_seq: int) -> None:
-        """What these slices have by now, of which nothing is known, is folded with nothing that comes."""
+        """What these slices have by now, of which nothing is known, is compacted with nothing that comes."""
         self._runs |= {slice_us: [Run(next_seq - 1, UNLIMITED, True)] for slice_us in slices}
 
     def touched(self) -> list[int]:
@@ -120,44 +120,44 @@ class Folding:
         found, self._touched = sorted(self._touched), set()
         return found
 
-    def may_fold(self, slice_us: int) -> bool:
-        """Whether there is anything to fold, whatever tells the slice's blocks apart: of a single small one not."""
+    def may_compact(self, slice_us: int) -> bool:
+        """Whether there is anything to compact, whatever tells the slice's blocks apart: of a single small one not."""
         if slice_us in self._sweeping:
             return True
         runs = self._runs.get(slice_us, ())
         return len(runs) > 1 or any(not run.is_sorted and run.size_bytes > WORTH_SORTING for run in runs)
 
-    def due(self, slice_us: int, cuts: Iterable[int], *, ended: bool, sweeps: bool = False) -> list[Fold]:
-        """What to fold in a slice now.
+    def due(self, slice_us: int, cuts: Iterable[int], *, ended: bool, sweeps: bool = False) -> list[Compact]:
+        """What to compact in a slice now.
 
         ``cuts``: numbers of blocks that some window sees differently than the one before. ``ended``: no window of the
         slice is active any more. ``sweeps``: rows that are not needed are told from others, and left out.
         """
         runs = self._runs.get(slice_us, [])
         if slice_us in self._sweeping:
-            return [self._fold(slice_us, runs, *part, ended, sweeps) for part in self._parts(runs, 0, len(runs))]
+            return [self._compact(slice_us, runs, *part, ended, sweeps) for part in self._parts(runs, 0, len(runs))]
         if not runs or not (ended or self._open_too):
             return []
         edges = np.searchsorted([run.last_seq for run in runs], sorted(cuts)).tolist()
-        found: list[Fold] = []
+        found: list[Compact] = []
         for begin, end in zip([0, *edges], [*edges, len(runs)], strict=True):
-            first = _first_to_fold(runs, begin, end)
+            first = _first_to_compact(runs, begin, end)
             unsorted = [i for i in range(begin, end) if not runs[i].is_sorted] if ended else []
             if sum(runs[i].size_bytes for i in unsorted) > WORTH_SORTING:
                 first = unsorted[0] if first is None else min(first, unsorted[0])
             if first is not None:
-                found += [self._fold(slice_us, runs, *part, ended, sweeps) for part in self._parts(runs, first, end)]
+                found += [self._compact(slice_us, runs, *part, ended, sweeps) for part in self._parts(runs, first, end)]
         return found
 
-    def folded(self, fact: Folded) -> None:
-        """The runs of a fold are one now."""
-        fold = fact.fold
-        runs = self._runs[fold.slice_us]
-        within = [i for i, run in enumerate(runs) if fold.after < run.last_seq <= fold.until]
-        runs[within[0] : within[-1] + 1] = [Run(fold.until, fact.size_bytes, True)] if fact.size_bytes else []
-        if fold.slice_us in self._sweeping and len(runs) < 2:
-            self._sweeping.discard(fold.slice_us)
-            self._waste.pop(fold.slice_us, None)
+    def compacted(self, fact: CompactionDone) -> None:
+        """The runs of a compaction are one now."""
+        compaction = fact.compaction
+        runs = self._runs[compaction.slice_us]
+        within = [i for i, run in enumerate(runs) if compaction.after < run.last_seq <= compaction.until]
+        runs[within[0] : within[-1] + 1] = [Run(compaction.until, fact.size_bytes, True)] if fact.size_bytes else []
+        if compaction.slice_us in self._sweeping and len(runs) < 2:
+            self._sweeping.discard(compaction.slice_us)
+            self._waste.pop(compaction.slice_us, None)
 
     def forget(self, slices: Iterable[int]) -> None:
         for slice_us in slices:
@@ -178,7 +178,7 @@ class Folding:
         return tuple(self._runs.get(slice_us, ()))
 
     def _parts(self, runs: list[Run], first: int, end: int) -> list[tuple[int, int]]:
-        """What is to be folded as one; or, of more than the limit, first what is not sorted, within the limit."""
+        """What is to be compacted as one; or, of more than the limit, first what is not sorted, within the limit."""
         whole = [(first, end)]
         if sum(run.size_bytes for run in runs[first:end]) <= self._limit_bytes:
             return whole
@@ -196,13 +196,13 @@ class Folding:
         return [(a, b) for a, b in groups if b - a > 1] or whole
 
     @staticmethod
-    def _fold(slice_us: int, runs: list[Run], first: int, end: int, ended: bool, sweeps: bool) -> Fold:
+    def _compact(slice_us: int, runs: list[Run], first: int, end: int, ended: bool, sweeps: bool) -> Compact:
         after = runs[first - 1].last_seq if first else -1
         size = sum(run.size_bytes for run in runs[first:end])
-        return Fold(slice_us, after, runs[end - 1].last_seq, size, ended, sweeps)
+        return Compact(slice_us, after, runs[end - 1].last_seq, size, ended, sweeps)
 
 
-def _first_to_fold(runs: list[Run], begin: int, end: int) -> int | None:
+def _first_to_compact(runs: list[Run], begin: int, end: int) -> int | None:
     """The first run of a stretch that is smaller than those behind it together."""
     behind = 0
     found = None

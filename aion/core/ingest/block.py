@@ -7,7 +7,7 @@ record batch message without its schema (the operator's plan knows it), or lines
     magic "AION" | version u8 | kind u8 | codec u8 | compression u8 | slice i64 | rows u32 | events u32 |
     min time i64 | max time i64 | raw length u64 | body length u64 | body crc32 u32 | header crc32 u32
 
-A block that was made of others (docs/folding.md) is of version 2: between the two checksums it says last seq i64 |
+A block that was made of others (docs/compaction.md) is of version 2: between the two checksums it says last seq i64 |
 lowest hash of a key i64 | highest i64, so that its header has 88 bytes.
 
 Versions 3 and 4 are versions 1 and 2 with events u64, and 4 bytes longer: for as many events as 32 bits cannot hold,
@@ -38,7 +38,7 @@ _MOST_NARROW = 2**32 - 1
 Buffer: TypeAlias = Any  # bytes, pyarrow.Buffer or memoryview
 
 
-class Kind(IntEnum):
+class BlockKind(IntEnum):
     EVENTS = 0
     PARTIALS = 1
 
@@ -57,7 +57,7 @@ class Compression(IntEnum):
 class Compacted(NamedTuple):
     """What a block was made of: arrivals up to ``last_seq``, and keys whose hashes lie in ``[low, high]``.
 
-    Hashes are from 0 to 2**63 - 1: see docs/folding.md.
+    Hashes are from 0 to 2**63 - 1: see docs/compaction.md.
     """
 
     last_seq: int
@@ -71,7 +71,7 @@ class Header(NamedTuple):
     ``compacted``: None for one batch's block, as it came.
     """
 
-    kind: Kind
+    kind: BlockKind
     codec: Codec
     compression: Compression
     slice_us: int
@@ -112,7 +112,7 @@ class Block(NamedTuple):
 def encode(
     batch: pa.RecordBatch,
     *,
-    kind: Kind,
+    kind: BlockKind,
     slice_us: int,
     events: int,
     min_us: int,
@@ -148,7 +148,7 @@ def parse(data: Buffer, name: str = "block") -> Block:
     fields = _fields(version)
     _, _, kind, codec, compression, *rest = fields.unpack_from(view)
     try:
-        header = Header(Kind(kind), Codec(codec), Compression(compression), *rest)
+        header = Header(BlockKind(kind), Codec(codec), Compression(compression), *rest)
         if covered > fields.size:
             header = header._replace(compacted=Compacted(*_COMPACTED.unpack_from(view, fields.size)))
     except ValueError as error:

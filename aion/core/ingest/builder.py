@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from aion.aggregates.groups import Coded, number
 from aion.aggregates.values import combined
-from aion.core.ingest.block import Block, Codec, Compression, Kind, decode, encode, is_quick
+from aion.core.ingest.block import Block, BlockKind, Codec, Compression, decode, encode, is_quick
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.numbers import EARLIEST_US, LATEST_US, sum_of
 from aion.core.plan import MARK, SLICE, Plan
@@ -139,10 +139,10 @@ class BlockBuilder:
         self._pending.append(partials)
         self._pending_rows += partials.num_rows
         self._pending_bytes += partials.nbytes
-        # Folding when the partials have doubled keeps the work linear and the memory bounded.
+        # BlockCompaction when the partials have doubled keeps the work linear and the memory bounded.
         grown = len(self._pending) > 1 and self._pending_rows > 2 * max(self._pending[0].num_rows, 65536)
         if grown and not self.plan.by_event:
-            self._fold()
+            self._compact()
         if self._pending_bytes >= self.buffer_bytes:
             yield from self._encoded(self._flush_partials(final=False))
 
@@ -209,7 +209,7 @@ class BlockBuilder:
         partials = partials.set_column(place, _SLICE, pa.array(plan.grid.starts_of(starts)))
         return partials.append_column(_CELL, pa.array(starts // plan.cell_us))
 
-    def _fold(self) -> None:
+    def _compact(self) -> None:
         assert self.plan.layout is not None
         together = pa.concat_tables(self._pending).combine_chunks()
         keys = [n for n in (_SHARD, _SLICE, _CELL) if n in together.schema.names] + [
@@ -217,19 +217,19 @@ class BlockBuilder:
         ]
         if self.plan.layout.holistic:
             parts = pa.array(parts_of(together, keys, self.target_bytes))
-            folded = self.plan.layout.combine([*keys, _PART], together.append_column(_PART, parts))
-            folded = folded.take(pc.sort_indices(folded.column(_PART))).drop_columns([_PART])
+            compacted = self.plan.layout.combine([*keys, _PART], together.append_column(_PART, parts))
+            compacted = compacted.take(pc.sort_indices(compacted.column(_PART))).drop_columns([_PART])
         else:
-            folded = self.plan.layout.combine(keys, together)
-        self._pending, self._pending_rows, self._pending_bytes = [folded], folded.num_rows, folded.nbytes
+            compacted = self.plan.layout.combine(keys, together)
+        self._pending, self._pending_rows, self._pending_bytes = [compacted], compacted.num_rows, compacted.nbytes
         self._is_mixed = False
 
     def _flush_partials(self, *, final: bool) -> Iterator[_Piece]:
-        """Folds what is pending; yields it sorted by (shard, slice, key), unless so little is left that it can wait."""
+        """Combine what is pending and yield it by (shard, slice, key), unless there is so little that it can wait."""
         if self.plan.by_event:
             self._pending = [pa.concat_tables(self._pending)]
         elif len(self._pending) > 1 or self._is_mixed:
-            self._fold()
+            self._compact()
         table = self._pending.pop()
         if not final and table.nbytes < self.buffer_bytes // 2:
             self._pending = [table]
@@ -295,10 +295,10 @@ class BlockBuilder:
         if self.plan.layout is None:
             times = pc.min_max(rows.column(self.plan.time).cast(pa.int64()))
             low, high = times["min"].as_py(), times["max"].as_py()
-            kind, events = Kind.EVENTS, rows.num_rows
+            kind, events = BlockKind.EVENTS, rows.num_rows
         else:
             low = high = slice_us
-            kind, events = Kind.PARTIALS, sum_of(rows.column("p0").to_numpy())
+            kind, events = BlockKind.PARTIALS, sum_of(rows.column("p0").to_numpy())
         if not is_timed(slice_us):
             low = high = NO_SLICE
         block = encode(

@@ -1,4 +1,4 @@
-"""Where a key lies: a hash of 63 bits, by which folded blocks are sorted and bounded (docs/folding.md). Pure.
+"""Where a key lies: a hash of 63 bits, by which compacted blocks are sorted and bounded (docs/compaction.md). Pure.
 
 Stored blocks name the range of their keys' hashes, so the hash must stay what it is.
 """

@@ -22,11 +22,11 @@ from aion.core.lateness.estimate import Arrivals, arrivals
 from aion.core.lateness.histogram import LatenessHistogram
 from aion.core.lateness.models import FAMILIES, NAMES, choose, fit, modelled
 from aion.core.lateness.observe import HALF_LIFE_US, Floats, Lateness, room_us
-from aion.core.lateness.shared import Outlook, Standing, heard, observations
+from aion.core.lateness.shared import LearntBound, Outlook, heard, observations
 from aion.core.lateness.sketch import Ints
 from aion.core.trigger.triggers import NothingKnown
 from aion.errors import FormatError
-from policies.cleanup import Cleanup, Decision, Reason, cut_to_room, decide
+from policies.cleanup import BoundDecision, Cleanup, Reason, cut_to_room, decide
 
 SNAPSHOT_VERSION = 1
 MOVED = 0.05
@@ -40,7 +40,7 @@ _HALVINGS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class LearntForecast:
     """What is expected of a window with a given bound, for planning its executions.
 
     Two forecasts of the same ``version`` and ``bound_us`` are the same. Version 0: nothing is known; late events are
@@ -129,15 +129,15 @@ class AdaptiveBound:
         self._shards = 1
         self._room_us: int | None = None
         # What holds, and what will from the next snapshot on: the same unless shards decide together.
-        self._standing = self._coming = Standing(decide(asked, None))
-        self.decision: Decision = self._standing.decision
+        self._holding = self._coming = LearntBound(decide(asked, None))
+        self.decision: BoundDecision = self._holding.decision
         if snapshot is not None:
             self._restore(snapshot)
 
     @classmethod
     def of_snapshot(cls, snapshot: Mapping[str, Any]) -> AdaptiveBound:
         """As it was when it said so, with the settings that it had then."""
-        told = dict(snapshot["standing"]["settings"])
+        told = dict(snapshot["learnt_bound"]["settings"])
         asked = Cleanup(**{field.name: told.pop(field.name) for field in fields(Cleanup)})
         return cls(asked, **told, snapshot=snapshot)
 
@@ -178,13 +178,13 @@ class AdaptiveBound:
     # -- what others tell ---------------------------------------------------------------------------------
 
     def hear(self, shards: int, told: Iterable[Any]) -> None:
-        """``told``: the ``standing`` of the snapshots of so many ``shards`` of the same query, this one not among them.
+        """``told``: the ``learnt_bound`` of the snapshots of the query's other shards; ``shards``: how many those are.
 
         What is newer than what this one stands on is taken over, from the next snapshot on. Whatever cannot be read, or
         was found with other settings, is passed over.
         """
         self._shards = 1 + shards
-        best = max([self._coming, *heard(told, self._settings())], key=lambda standing: standing.age)
+        best = max([self._coming, *heard(told, self._settings())], key=lambda learnt: learnt.age)
         if best.restarted_us is not None and best.restarted_us != self._coming.restarted_us:
             self.lateness.forget_before(best.restarted_us)
             if not self.lateness.epochs:
@@ -215,7 +215,7 @@ class AdaptiveBound:
     @property
     def outlook(self) -> Outlook | None:
         """What is expected of late events; None as long as too little is known."""
-        return self._standing.outlook
+        return self._holding.outlook
 
     @property
     def restarts(self) -> int:
@@ -234,9 +234,9 @@ class AdaptiveBound:
         """The code of what decided that bound."""
         return self.decision.reason.code
 
-    def forecast(self, bound_us: int) -> Forecast:
+    def forecast(self, bound_us: int) -> LearntForecast:
         """For a window with that bound."""
-        return Forecast(bound_us, self.outlook)
+        return LearntForecast(bound_us, self.outlook)
 
     def still_to_come(self, bound_us: int, lateness_us: int = -1) -> float | None:
         """The share of all events of a window that is expected after ``lateness_us``, and in time for its bound.
@@ -250,12 +250,12 @@ class AdaptiveBound:
 
     # -- deciding -----------------------------------------------------------------------------------------
 
-    def _hold(self, standing: Standing) -> None:
+    def _hold(self, learnt: LearntBound) -> None:
         """From now on."""
-        self._standing = standing
-        self.decision = cut_to_room(self.asked, standing.decision, self._room_us, standing.later_than)
+        self._holding = learnt
+        self.decision = cut_to_room(self.asked, learnt.decision, self._room_us, learnt.later_than)
 
-    def _ask(self, at_us: int) -> Standing:
+    def _ask(self, at_us: int) -> LearntBound:
         before, lateness = self._coming, self.lateness
         if self._others:
             lateness = lateness.copy()
@@ -290,7 +290,7 @@ class AdaptiveBound:
         )
         return replace(after, decision=_said(after, decision))
 
-    def _start_again(self, at_us: int, span_us: int, changed: str) -> Standing:
+    def _start_again(self, at_us: int, span_us: int, changed: str) -> LearntBound:
         before = self._coming
         at_least_us = max(before.at_least_us, before.decision.bound_us)
         self.lateness.restart(at_us)
@@ -320,12 +320,12 @@ class AdaptiveBound:
     # -- snapshot -----------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """Everything that later decisions follow from, as JSON values. ``standing`` is what others are told."""
+        """Everything that later decisions follow from, as JSON values. ``learnt_bound`` is what others are told."""
         return {
             "version": SNAPSHOT_VERSION,
             "lateness": self.lateness.to_json(),
             "histogram": self.histogram.to_json(),
-            "standing": {"settings": self._settings(), **self._coming.to_json()},
+            "learnt_bound": {"settings": self._settings(), **self._coming.to_json()},
             "room_us": self._room_us,
         }
 
@@ -338,25 +338,25 @@ class AdaptiveBound:
             raise FormatError(f"a bound of format {snapshot['version']}: this Aion reads {SNAPSHOT_VERSION}")
         self.lateness = Lateness.from_json(snapshot["lateness"], self.lateness.half_life_us)
         self.histogram = LatenessHistogram(snapshot.get("histogram"))
-        standing = Standing.from_json(snapshot["standing"])
-        if snapshot["standing"]["settings"] == self._settings():
+        learnt = LearntBound.from_json(snapshot["learnt_bound"])
+        if snapshot["learnt_bound"]["settings"] == self._settings():
             self._room_us = snapshot["room_us"]
         else:
             # With other settings it is asked again at the next advance; until then what is asked now is conservative.
-            standing = replace(standing, decision=self._standing.decision, asked_us=None, next_us=None, shards=1)
-        self._coming = standing
-        self._hold(standing)
+            learnt = replace(learnt, decision=self._holding.decision, asked_us=None, next_us=None, shards=1)
+        self._coming = learnt
+        self._hold(learnt)
 
 
-def _said(standing: Standing, decision: Decision) -> Decision:
+def _said(learnt: LearntBound, decision: BoundDecision) -> BoundDecision:
     """With the change of regime that made it, until there is history again."""
-    if not standing.relearning:
+    if not learnt.relearning:
         return decision
     conservative = decision.reason in (Reason.NO_HISTORY, Reason.UNSUPPORTED)
     return replace(
         decision,
         reason=Reason.CHANGED if conservative else decision.reason,
-        why=f"lateness has changed: {standing.last_change}; {decision.why}",
+        why=f"lateness has changed: {learnt.last_change}; {decision.why}",
     )
 
 

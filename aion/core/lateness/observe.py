@@ -320,7 +320,7 @@ class Lateness:
         return lateness
 
 
-class Bound(Protocol):
+class NewBounds(Protocol):
     """Who says how late events of a new window may be; it is told what comes, and when the watermark moves."""
 
     lateness: Lateness

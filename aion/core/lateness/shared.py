@@ -17,7 +17,7 @@ import numpy.typing as npt
 from aion.core.lateness.observe import Floats, Lateness
 from aion.core.numbers import MOST
 from aion.errors import FormatError
-from policies.cleanup import Decision, Reason
+from policies.cleanup import BoundDecision, Reason
 
 _NEVER = -(2**63)
 
@@ -65,7 +65,7 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LearntBound:
     """What was found when history was last asked.
 
     ``decision``: of new windows, before ``max_state`` cuts it, which each shard does for itself. ``asked_us``: the
@@ -76,7 +76,7 @@ class Standing:
     what repeats, as day and night do, is in the end seen to.
     """
 
-    decision: Decision
+    decision: BoundDecision
     outlook: Outlook | None = None
     asked_us: int | None = None
     next_us: int | None = None
@@ -111,13 +111,13 @@ class Standing:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Standing:
+    def from_json(cls, value: Mapping[str, Any]) -> LearntBound:
         """What is besides its fields is passed over. Raises KeyError, TypeError, ValueError, OverflowError for what is
         none.
         """
         decision, outlook, words = value["decision"], value["outlook"], value["last_change"]
         return cls(
-            Decision(
+            BoundDecision(
                 _whole(decision["bound_us"]),
                 Reason(decision["reason"]),
                 str(decision["why"]),
@@ -152,13 +152,13 @@ def _share(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def heard(told: Iterable[Any], settings: Mapping[str, Any]) -> list[Standing]:
+def heard(told: Iterable[Any], settings: Mapping[str, Any]) -> list[LearntBound]:
     """What other shards told that is of use: with the same settings, and nothing that cannot be read."""
     found = []
     for value in told:
         try:
             if value["settings"] == settings:
-                found.append(Standing.from_json(value))
+                found.append(LearntBound.from_json(value))
         except (KeyError, TypeError, ValueError, OverflowError):
             continue  # of another version of Aion: it will say it again once it is the same
     return found

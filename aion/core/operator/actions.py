@@ -13,13 +13,13 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aion.core.compaction.blocks import Fold, Folded
+from aion.core.compaction.blocks import Compact, CompactionDone
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 
-class Kind(StrEnum):
+class PaneKind(StrEnum):
     ON_TIME = "on_time"
     LATE = "late"
     FINAL = "final"
@@ -78,7 +78,7 @@ class BatchEnded:
     last: bool = False
 
 
-Event = Arrived | WatermarkAdvanced | BatchEnded | Folded
+Event = Arrived | WatermarkAdvanced | BatchEnded | CompactionDone
 
 # -- orders -----------------------------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class Execution(NamedTuple):
     """One window of an :class:`Execute`."""
 
     window: WindowRef
-    kind: Kind
+    kind: PaneKind
     pane: int
     changed_since: int
     late_from: int
@@ -126,7 +126,7 @@ class Execute:
     ``t * n / (T * N)`` with N the late events so far (paper 3.4): 0 for an execution on time.
     """
 
-    kind: Kind
+    kind: PaneKind
     slices: tuple[int, ...]
     definition: Ints
     start_us: Ints
@@ -182,4 +182,4 @@ class Purge:
     slices: tuple[int, ...]
 
 
-Action = Append | EmitDropped | Execute | Prestage | Destage | Purge | Fold
+Action = Append | EmitDropped | Execute | Prestage | Destage | Purge | Compact

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aion.core.compaction.blocks import Folded, Folding
-from aion.core.lateness.observe import Bound, Lateness
+from aion.core.compaction.blocks import BlockCompaction, CompactionDone
+from aion.core.lateness.observe import Lateness, NewBounds
 from aion.core.numbers import sum_of, within
 from aion.core.operator.actions import (
     Action,
@@ -30,7 +30,7 @@ from aion.core.operator.actions import (
     EmitDropped,
     Event,
     Execute,
-    Kind,
+    PaneKind,
     Prestage,
     Purge,
     SliceFacts,
@@ -60,7 +60,7 @@ Flags = npt.NDArray[np.bool_]
 
 SNAPSHOT_VERSION = 3
 # News that are a smaller part of a window's events are taken to be of few keys, and so to need few blocks.
-FEW_NEWS = 16
+FEW_PENDING = 16
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -71,13 +71,13 @@ class Operator:
         self,
         grid: SliceGrid,
         *,
-        bound: Bound,
+        bound: NewBounds,
         trigger: Trigger,
         prestages_late: bool = True,
         prestages_due: bool = False,
         staleness_bound: float | None = None,
         keyed: KeyedShard | None = None,
-        folding: Folding | None = None,
+        compaction: BlockCompaction | None = None,
         snapshot: Mapping[str, Any] | None = None,
     ) -> None:
         self.grid = grid
@@ -89,7 +89,7 @@ class Operator:
         # The rest is planned: see plan().
         self._prestages_due = prestages_due
         self._staleness_bound = staleness_bound
-        self._folding = folding
+        self._compaction = compaction
         self.watermark = Watermark()
         definitions = max(grid.periodic, default=0) + 1
         self.windows = WindowTable(definitions)
@@ -119,10 +119,10 @@ class Operator:
                 return self._advanced(to_us)
             case BatchEnded(last):
                 return self._batch_ended(last)
-            case Folded(fold):
-                assert self._folding is not None
-                self._folding.folded(event)
-                return [*self._folds([fold.slice_us])]
+            case CompactionDone(compaction):
+                assert self._compaction is not None
+                self._compaction.compacted(event)
+                return [*self._compactions([compaction.slice_us])]
 
     def number(self, blocks: int) -> int:
         """The first of as many new numbers: for blocks that stand for others."""
@@ -139,7 +139,7 @@ class Operator:
         until = max(windows.ended_by(watermark_us), late)
         rows = np.arange(until)
         dies = windows["end_us"][:until] + windows["bound_us"][:until] <= watermark_us
-        soon = (rows >= late) | (dies & (windows["news"][:until] > 0))
+        soon = (rows >= late) | (dies & (windows["pending"][:until] > 0))
         waiting = self._waiting()
         soon[waiting[self._late_dues(waiting) <= watermark_us]] = True
         soon &= self._are_read_whole(rows)
@@ -153,10 +153,10 @@ class Operator:
 
         Of others the blocks of their keys are staged when the events come; more would be staged in vain.
         """
-        if self._folding is None:
+        if self._compaction is None:
             return np.ones(len(rows), np.bool_)
         windows = self.windows
-        few = windows["news"][rows] < -(-windows["events"][rows] // FEW_NEWS)
+        few = windows["pending"][rows] < -(-windows["events"][rows] // FEW_PENDING)
         return np.asarray(~(few & (windows["executed_seq"][rows] >= 0)))
 
     @property
@@ -193,7 +193,7 @@ class Operator:
 
     def _waiting(self) -> Ints:
         """The rows of late windows that got events since they were executed: they wait for the trigger."""
-        return np.flatnonzero(self.windows["news"][: self._late()] > 0)
+        return np.flatnonzero(self.windows["pending"][: self._late()] > 0)
 
     def _late_dues(self, rows: Ints) -> Ints:
         """The watermarks at which the trigger wants to look again at waiting windows, whatever comes."""
@@ -227,7 +227,7 @@ class Operator:
             late = self.keyed.add(verdict, {a.index: a.seq for a in appends}, self.watermark.at_us)
             if not self.grid.periodic:
                 self.counters.came_late(late)
-        announced = self._announced(taken[0][self.windows["news"][taken[0]] == taken[1]], taken[0])
+        announced = self._announced(taken[0][self.windows["pending"][taken[0]] == taken[1]], taken[0])
         return [*actions, Prestage(announced)] if announced else actions
 
     def _windows_for(self, arrival: Arrival) -> tuple[tuple[Ints, Ints], list[EmitDropped]]:
@@ -286,8 +286,8 @@ class Operator:
             block = blocks[index]
             seq = self.number(1)
             self.segments.add(block.slice_us)
-            if self._folding is not None:
-                self._folding.arrived(block.slice_us, seq, block.size_bytes, verdict.wasted_rows.get(index, 0))
+            if self._compaction is not None:
+                self._compaction.arrived(block.slice_us, seq, block.size_bytes, verdict.wasted_rows.get(index, 0))
             if self.watermark.at_us is not None:
                 self._bound.observe_state(block.slice_us, self.watermark.at_us, block.size_bytes)
             settled = index not in verdict.blocks or self.grid.end(block.slice_us) <= self._settled_us
@@ -308,7 +308,7 @@ class Operator:
         if not self._prestages_late or self.watermark.at_us is None:
             return ()
         rows = rows if self._prestages_due else first
-        rows = rows[(rows < self._late()) & (self.windows["news"][rows] > 0)]
+        rows = rows[(rows < self._late()) & (self.windows["pending"][rows] > 0)]
         if self._prestages_due and len(rows):
             due = np.array([self._trigger.due(view) for view in self._views(rows)], np.bool_)
             rows = rows[due | ~self._are_read_whole(rows)]
@@ -330,19 +330,19 @@ class Operator:
             rows = np.arange(first, late)
             windows["late_from_seq"][first:late] = self.next_seq
             self._bound.observe_all_on_time(windows["end_us"][first:late], windows["events"][first:late])
-            actions.append(self._execute(rows, Kind.ON_TIME))
+            actions.append(self._execute(rows, PaneKind.ON_TIME))
             actions += self._destage(rows)
         over = windows["end_us"][:late] + windows["bound_us"][:late] <= to_us
-        final = np.flatnonzero(over & (windows["news"][:late] > 0))
+        final = np.flatnonzero(over & (windows["pending"][:late] > 0))
         if len(final):
-            actions.append(self._execute(final, Kind.FINAL))
+            actions.append(self._execute(final, PaneKind.FINAL))
         actions += self._placed(self.keyed.advance(before_us, to_us))
         if over.any():
             actions += self._purge(np.concatenate((over, np.zeros(len(windows) - late, np.bool_))))
         if self.keyed:
             actions += self._settle()
         ended = [s for a in actions if isinstance(a, Destage) for s in a.slices]
-        return actions + self._folds(ended + self._keyed_slices.swept(self._folding))
+        return actions + self._compactions(ended + self._keyed_slices.swept(self._compaction))
 
     def _batch_ended(self, last: bool) -> list[Action | Order]:
         waiting = self._waiting()
@@ -355,13 +355,13 @@ class Operator:
             due = waiting[is_due]
             self.windows.look(waiting[~is_due], now)
         if len(due):
-            actions.append(self._execute(due, Kind.LATE))
+            actions.append(self._execute(due, PaneKind.LATE))
         actions += self._placed(self.keyed.batch_ended(self.watermark.at_us, self.watermark.step_us, last=last))
-        folds = self._folds(self._folding.touched()) if self._folding is not None else []
+        compactions = self._compactions(self._compaction.touched()) if self._compaction is not None else []
         # What was staged for a late execution is let go after it (paper 3.2).
-        return actions + folds + self._destage(due)
+        return actions + compactions + self._destage(due)
 
-    def _execute(self, rows: Ints, kind: Kind) -> Execute:
+    def _execute(self, rows: Ints, kind: PaneKind) -> Execute:
         windows, now = self.windows, self.watermark.at_us
         assert now is not None
         all_staleness = windows.all_staleness(rows)
@@ -379,7 +379,7 @@ class Operator:
             windows["late_events"][rows],
             stale,
         )
-        windows.executed(rows, now, self.next_seq - 1, on_time=kind is Kind.ON_TIME)
+        windows.executed(rows, now, self.next_seq - 1, on_time=kind is PaneKind.ON_TIME)
         self.counters.executions[kind.value] += len(rows)
         return order
 
@@ -418,17 +418,17 @@ class Operator:
         """Lets go of those that no window needs any more."""
         free = self._keyed_slices.unneeded(segments)
         self.segments.drop(free)
-        if self._folding is not None:
-            self._folding.forget(free)
+        if self._compaction is not None:
+            self._compaction.forget(free)
         return [Purge(tuple(free))] if free else []
 
-    def _folds(self, segments: Iterable[int]) -> list[Action]:
+    def _compactions(self, segments: Iterable[int]) -> list[Action]:
         """What to compact in these segments, as far as they are kept."""
-        if self._folding is None:
+        if self._compaction is None:
             return []
         actions: list[Action] = []
         late = self._late()
-        for s in dict.fromkeys(s for s in segments if s in self.segments and self._folding.may_fold(s)):
+        for s in dict.fromkeys(s for s in segments if s in self.segments and self._compaction.may_compact(s)):
             rows = self.windows.overlapping(s, self.grid.end(s))
             # Blocks are told apart by what a window has executed and by what is late for it. Whatever will tell more
             # of them apart is yet to come: the next execution is over all there is, and lateness begins with the next.
@@ -436,7 +436,7 @@ class Operator:
             # Windows of single keys tell none apart: they have all of a key's rows from their first event to the last.
             ended = bool((rows < late).all()) and self._is_settled(s)
             sweeps = bool(self.keyed) and not len(rows)
-            actions += self._folding.due(s, (c for c in cuts if 0 < c < NEVER), ended=ended, sweeps=sweeps)
+            actions += self._compaction.due(s, (c for c in cuts if 0 < c < NEVER), ended=ended, sweeps=sweeps)
         return actions
 
     # -- windows of single keys ---------------------------------------------------------------------------
@@ -471,7 +471,7 @@ class Operator:
             "windows": self.windows.to_json(),
             "slices": slices_to_json(self.segments),
             "settled_us": self._settled_us,
-            "runs": self._folding.to_json() if self._folding is not None else None,
+            "runs": self._compaction.to_json() if self._compaction is not None else None,
             **self._gone.to_json(),
             "lateness": self._bound.to_json(),
             "trigger": self._trigger.to_json(),
@@ -491,7 +491,7 @@ class Operator:
             state = {name: column[row] for name, column in windows.columns.items()}
             assert at_us is None or ref.end_us + state["bound_us"] > at_us, f"{ref} outlived its bound"
             assert state["executed_seq"] <= state["last_seq"] < self.next_seq, f"{ref}: {state}"
-            assert (state["news"] > 0) == (state["last_seq"] > state["executed_seq"]), f"{ref}: {state}"
+            assert (state["pending"] > 0) == (state["last_seq"] > state["executed_seq"]), f"{ref}: {state}"
             late = at_us is not None and ref.end_us <= at_us
             assert late == (state["late_from_seq"] < NEVER), f"{ref}: {state}"
             assert self._segments_of(np.array([row])), f"{ref} has no segment"

@@ -46,7 +46,7 @@ class WindowOutlook:
     reason: Reason
     events: int
     late_events: int
-    news: int
+    pending: int
     to_come: float | None
     staleness: float
     executions_us: tuple[int, ...]
@@ -132,7 +132,7 @@ def _outlook(
     else:
         # As it will be when it has run on time.
         (view,) = table.views(rows, end_us, step_us)
-        executions = [end_us, *(end_us + us for us in trigger.planned(view._replace(news=0, executions=0)))]
+        executions = [end_us, *(end_us + us for us in trigger.planned(view._replace(pending=0, executions=0)))]
         to_come = bound.still_to_come(state["bound_us"])
         stale_now = 0.0
     all_staleness = float(table.all_staleness(rows)[0])
@@ -145,7 +145,7 @@ def _outlook(
         Reason.of_code(state["reason"]),
         state["events"],
         state["late_events"],
-        state["news"],
+        state["pending"],
         to_come,
         max(state["stalest"], stale_now) / all_staleness if all_staleness else 0.0,
         tuple(executions),

@@ -33,7 +33,7 @@ _STATE = {
     "late_from_seq": NEVER,
     "events": 0,
     "late_events": 0,
-    "news": 0,
+    "pending": 0,
     "reason": 0,
 }
 _MEASURED = ("stalest", "stalest_before", "looked")
@@ -44,7 +44,7 @@ class WindowTable:
 
     ``bound_us``: how late events may be. ``panes``: executions so far. ``executed_seq``: the newest block that the last
     one saw, ``last_seq`` the newest there is, ``late_from_seq`` the first late one. ``executed_us``: the lateness of
-    the last execution. ``events``, ``late_events``: all so far; ``news``: since the last execution. ``stalest``: time
+    the last execution. ``events``, ``late_events``: all so far; ``pending``: since the last one. ``stalest``: time
     and events, multiplied, of the stalest interval between two executions; ``stalest_before`` the same when it was
     looked at last before it ended; ``looked`` when the interval at work was looked at last. ``reason``: the code of the
     :class:`policies.cleanup.Reason` that decided the bound.
@@ -129,7 +129,7 @@ class WindowTable:
     def came(self, rows: Ints, events: Ints, late: Flags, seq: int) -> None:
         """Windows got events, of blocks up to ``seq``; each row at most once."""
         self["last_seq"][rows] = seq
-        for name, more in (("events", events), ("news", events), ("late_events", np.where(late, events, 0))):
+        for name, more in (("events", events), ("pending", events), ("late_events", np.where(late, events, 0))):
             self[name][rows] = _plus(self[name][rows], more)
 
     def add_events(self, rows: Ints, events: Ints) -> None:
@@ -139,7 +139,7 @@ class WindowTable:
     def stale(self, rows: Ints, watermark_us: int) -> Floats:
         """Microseconds since the last execution, up to the bound, times events since then: t * n (paper 3.4)."""
         until = np.minimum(watermark_us - self["end_us"][rows], self["bound_us"][rows])
-        stale: Floats = (until - self["executed_us"][rows]).astype(np.float64) * self["news"][rows]
+        stale: Floats = (until - self["executed_us"][rows]).astype(np.float64) * self["pending"][rows]
         return stale
 
     def all_staleness(self, rows: Any = slice(None)) -> Floats:
@@ -165,14 +165,14 @@ class WindowTable:
         self["panes"][rows] += 1
         self["executed_seq"][rows] = self["last_seq"][rows] = seq
         self["executed_us"][rows] = watermark_us - self["end_us"][rows]
-        self["news"][rows] = 0
+        self["pending"][rows] = 0
         self["looked"][rows] = 0.0
 
     def views(self, rows: Ints, watermark_us: int, step_us: int) -> list[LateView]:
         """Late windows as their trigger sees them."""
         columns = (
             watermark_us - self["end_us"][rows],
-            *(self[name][rows] for name in ("executed_us", "news", "late_events", "bound_us")),
+            *(self[name][rows] for name in ("executed_us", "pending", "late_events", "bound_us")),
             self["events"][rows] - self["late_events"][rows],
             # A window that was made late has had no execution on time.
             self["panes"][rows] - (self["late_from_seq"][rows] > 0),

@@ -21,8 +21,7 @@ Flags = npt.NDArray[np.bool_]
 class CountWindows(NamedTuple):
     """Complete windows in order of (key, number): their rows are ``[begin, end)``.
 
-    ``changed``: those whose events are not what they were before the news: the ones that hold a new event, and all
-    behind it, because it moved them.
+    ``changed``: those that no longer hold the same events. They hold a new event, or lie behind one that moved them.
     """
 
     keys: Micros
@@ -38,12 +37,12 @@ def event_time_order(keys: Micros, times_us: Micros) -> Index:
 
 
 def count_windows(
-    keys: Micros, news: Flags, window: Count, dropped: Index | None = None, first: Index | None = None
+    keys: Micros, is_new: Flags, window: Count, dropped: Index | None = None, first: Index | None = None
 ) -> CountWindows:
     """The complete windows of each key.
 
     ``keys``: of all events there are, in event-time order within each key, as :func:`event_time_order` makes it.
-    ``news``: which of them are new. ``dropped``: how many earlier events of each distinct key are no longer there.
+    ``is_new``: which of them are new. ``dropped``: how many earlier events of each distinct key are no longer there.
     ``first``: the number of the first window to name, of each; by default the first that lost no event.
     """
     if not len(keys):
@@ -58,5 +57,5 @@ def count_windows(
     numbers = np.arange(len(of_key)) + np.repeat(lowest - (np.cumsum(counts) - counts), counts)
     begins = numbers * window.slide + np.repeat(key_begins - gone, counts)
     ends = begins + window.n
-    first_new = np.minimum.reduceat(np.where(news, np.arange(len(keys)), len(keys)), key_begins)
+    first_new = np.minimum.reduceat(np.where(is_new, np.arange(len(keys)), len(keys)), key_begins)
     return CountWindows(keys[key_begins][of_key], numbers, begins, ends, ends > first_new[of_key])

@@ -38,7 +38,7 @@ FINEST_AT_ATOMS = 1e-10
 
 
 @dataclass(frozen=True)
-class Plan:
+class TriggerPlan:
     """Executions of a late window, in shares of its horizon and of its late events.
 
     ``instants``: the lateness of each, ascending, (k,). ``shares``: what has come by then; at an atom it says whether
@@ -92,7 +92,7 @@ def plan(
     executions: int | None = None,
     after: float | None = None,
     solver: Solver = "exact",
-) -> Plan:
+) -> TriggerPlan:
     """The fewest executions for a ``bound``, or the given number of them, at the smallest maximum of staleness.
 
     ``after``: lateness of a late execution that already was; None: the on-time one. With ``executions`` at most so
@@ -112,7 +112,7 @@ def plan(
     return placed if placed is not None and bound is not None and found.maximum > bound else found
 
 
-def fewest(late: LateDistribution, bound: float, *, after: float | None = None) -> Plan:
+def fewest(late: LateDistribution, bound: float, *, after: float | None = None) -> TriggerPlan:
     """Each execution as late as ``bound`` allows, one after the other.
 
     No placement that keeps the bound has fewer: whatever another one does, its i-th execution is never later than the
@@ -124,7 +124,7 @@ def fewest(late: LateDistribution, bound: float, *, after: float | None = None) 
 
 def balanced(
     late: LateDistribution, executions: int, *, after: float | None = None, bound: float | None = None
-) -> Plan:
+) -> TriggerPlan:
     """The smallest maximum of staleness for so many executions, by bisecting the bound.
 
     ``bound``: one that so many are known to keep. A bound is kept iff, with all executions but the last placed as late
@@ -195,8 +195,8 @@ def _root(
             share = 0.5
 
 
-def _plan(late: LateDistribution, after: float | None, times: Sequence[float], shares: Sequence[float]) -> Plan:
-    return Plan(np.array(times, dtype=np.float64), np.array(shares, dtype=np.float64), *late.seen(after))
+def _plan(late: LateDistribution, after: float | None, times: Sequence[float], shares: Sequence[float]) -> TriggerPlan:
+    return TriggerPlan(np.array(times, dtype=np.float64), np.array(shares, dtype=np.float64), *late.seen(after))
 
 
 # -- the paper's way --------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def _plan(late: LateDistribution, after: float | None, times: Sequence[float], s
 class Descent:
     """Where gradient descent ended. ``converged``: all intervals equally stale, to the tolerance that was asked."""
 
-    plan: Plan
+    plan: TriggerPlan
     iterations: int
     converged: bool
 

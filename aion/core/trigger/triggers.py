@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aion.core.trigger.distribution import LateDistribution
-from aion.core.trigger.planner import Plan, Solver, check, plan
+from aion.core.trigger.planner import Solver, TriggerPlan, check, plan
 
 REMEMBERED_PLANS = 50_000
 """That a staleness trigger keeps at most, for windows last executed at so many latenesses: some 300 bytes each."""
@@ -35,8 +35,8 @@ of the windows keep the bound, with two 91 to 100 %, for at most 0.7 executions 
 class LateView(NamedTuple):
     """A late window as its trigger sees it. Lateness is the watermark minus the window's end, in microseconds.
 
-    ``lateness_us``: now. ``executed_us``: that of the last execution, 0 for the on-time one. ``news``: events since
-    then. ``late_events``: all that came late so far, news included. ``bound_us``: the lateness at which the window is
+    ``lateness_us``: now. ``executed_us``: that of the last execution, 0 for the on-time one. ``pending``: events since
+    then. ``late_events``: all so far, also the pending ones. ``bound_us``: the lateness at which the window is
     purged, the horizon T. ``on_time_events``: those the on-time execution saw. ``executions``: late executions so
     far. ``step_us``: how far the watermark typically moves from one look to the next; 0: not known, or so often that
     it does not matter.
@@ -44,7 +44,7 @@ class LateView(NamedTuple):
 
     lateness_us: int
     executed_us: int
-    news: int
+    pending: int
     late_events: int
     bound_us: int
     on_time_events: int = 0
@@ -72,7 +72,7 @@ class Trigger(Protocol):
         """What :func:`trigger_from_json` makes the same trigger of."""
 
 
-class EveryBatch:
+class EveryBatchTrigger:
     """A late window runs once in each batch that brought it late events."""
 
     def planned(self, view: LateView) -> tuple[int, ...]:
@@ -82,16 +82,16 @@ class EveryBatch:
         return {"kind": "every_batch"}
 
     def due(self, view: LateView) -> bool:
-        return view.news > 0
+        return view.pending > 0
 
     def next_due_us(self, view: LateView) -> int | None:
         return None
 
 
-class Interval:
-    """Once in each interval of ``every_us`` after the window's end that has news (the paper's deltat).
+class IntervalTrigger:
+    """Once in each interval of ``every_us`` after the window's end in which events are pending (the paper's deltat).
 
-    At its start, unless news comes only later in it: then as soon as it comes.
+    At its start, unless events come only later in it: then as soon as one comes.
     """
 
     def __init__(self, every_us: int) -> None:
@@ -100,10 +100,10 @@ class Interval:
         self.every_us = every_us
 
     def due(self, view: LateView) -> bool:
-        return view.news > 0 and view.lateness_us // self.every_us > view.executed_us // self.every_us
+        return view.pending > 0 and view.lateness_us // self.every_us > view.executed_us // self.every_us
 
     def next_due_us(self, view: LateView) -> int | None:
-        if not view.news:
+        if not view.pending:
             return None
         return next(iter(self.planned(view)), None)
 
@@ -115,7 +115,7 @@ class Interval:
         return {"kind": "interval", "every_us": self.every_us}
 
 
-class Count:
+class CountTrigger:
     """As soon as ``every`` events have come since the last execution (the paper's deltaev)."""
 
     def __init__(self, every: int) -> None:
@@ -124,7 +124,7 @@ class Count:
         self.every = every
 
     def due(self, view: LateView) -> bool:
-        return view.news >= self.every
+        return view.pending >= self.every
 
     def next_due_us(self, view: LateView) -> int | None:
         return None
@@ -179,7 +179,7 @@ class _Known(NamedTuple):
     within: float
 
 
-class Staleness:
+class StalenessTrigger:
     """As few executions as keep staleness below a bound, or the best so many of them (paper 3.4).
 
     The plan is made for the forecast, from the last execution on. What really comes differs from it: a window runs
@@ -222,7 +222,7 @@ class Staleness:
 
     def due(self, view: LateView) -> bool:
         left = self._left(view)
-        if not view.news or left == 1:
+        if not view.pending or left == 1:
             return False
         rest = self._rest(view.bound_us, self._last(view), left)
         most = rest.level if self.bound is None else self.bound
@@ -241,7 +241,7 @@ class Staleness:
 
     def next_due_us(self, view: LateView) -> int | None:
         left = self._left(view)
-        if not view.news or left == 1:
+        if not view.pending or left == 1:
             return None
         rest = self._rest(view.bound_us, self._last(view), left)
         as_planned = self._reaches(view, 0, rest.level)
@@ -273,7 +273,7 @@ class Staleness:
     def staleness(self, view: LateView) -> float:
         """The staleness of the window now, against ``expected_total``."""
         total = self.expected_total(view)
-        return (view.lateness_us - view.executed_us) / view.bound_us * view.news / total if total else 0.0
+        return (view.lateness_us - view.executed_us) / view.bound_us * view.pending / total if total else 0.0
 
     def expected_total(self, view: LateView) -> float:
         """N: the late events that came, and those that will: nearly always at least so many, where there is a bound.
@@ -286,11 +286,11 @@ class Staleness:
     # -- what follows from the forecast -------------------------------------------------------------------
 
     def _after_one_more(self, view: LateView) -> float:
-        """Staleness if another event came now: after it, it would be too late to have executed before it."""
-        return self.staleness(view._replace(news=view.news + 1, late_events=view.late_events + 1))
+        """StalenessTrigger if another event came now: after it, it would be too late to have executed before it."""
+        return self.staleness(view._replace(pending=view.pending + 1, late_events=view.late_events + 1))
 
     def _at_next_look(self, view: LateView) -> float:
-        """Staleness one step of the watermark ahead, or at the purge, with the events expected until then.
+        """StalenessTrigger one step of the watermark ahead, or at the purge, with the events expected until then.
 
         With a bound one standard deviation more of them: what comes at the next look cannot be kept from it any more.
         """
@@ -301,17 +301,17 @@ class Staleness:
         if self.bound is not None:
             more += math.sqrt(more)
         total = max(self.expected_total(view), view.late_events + more)
-        return (at_us - view.executed_us) / view.bound_us * (view.news + more) / total
+        return (at_us - view.executed_us) / view.bound_us * (view.pending + more) / total
 
     def _reaches(self, view: LateView, more: int, level: float) -> float:
         """The lateness, as a share of the bound, at which staleness is ``level`` if no event comes but ``more`` then.
 
-        (u - last) * news = level * (came + sure * (1 - F(u))): every moment without an event, fewer are expected.
+        (u - last) * pending = level * (came + sure * (1 - F(u))): every moment without an event, fewer are expected.
         """
         late, sure = self._distribution(view.bound_us).late, self._sure(view)
-        news, came = view.news + more, view.late_events + more
+        pending, came = view.pending + more, view.late_events + more
         last = view.executed_us / view.bound_us
-        return late.first(news, level * sure, level * (came + sure) + last * news)
+        return late.first(pending, level * sure, level * (came + sure) + last * pending)
 
     def _last(self, view: LateView) -> int | None:
         """The lateness of the last late execution; None: there was none yet."""
@@ -360,7 +360,7 @@ class Staleness:
             rest = self._rests[key] = _Rest(instant, found.maximum)
         return rest
 
-    def _plan(self, late: LateDistribution, bound_us: int, last_us: int | None, left: int) -> Plan:
+    def _plan(self, late: LateDistribution, bound_us: int, last_us: int | None, left: int) -> TriggerPlan:
         after = None if last_us is None else last_us / bound_us
         return plan(late, bound=self.bound, executions=left or None, after=after, solver=self.solver)
 
@@ -369,13 +369,15 @@ def trigger_from_json(value: Mapping[str, Any], forecast: Forecast | None = None
     """The trigger that said so. Raises ValueError for a kind that there is not."""
     match value["kind"]:
         case "every_batch":
-            return EveryBatch()
+            return EveryBatchTrigger()
         case "interval":
-            return Interval(value["every_us"])
+            return IntervalTrigger(value["every_us"])
         case "count":
-            return Count(value["every"])
+            return CountTrigger(value["every"])
         case "staleness":
-            return Staleness(value["bound"], executions=value["executions"], solver=value["solver"], forecast=forecast)
+            return StalenessTrigger(
+                value["bound"], executions=value["executions"], solver=value["solver"], forecast=forecast
+            )
     raise ValueError(f"there is no trigger {value['kind']!r}")
 
 

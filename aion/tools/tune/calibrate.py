@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aion.core.ingest.block import Block, Kind, decode, encode
+from aion.core.ingest.block import Block, BlockKind, decode, encode
 from aion.tools.tune.disk import Machine
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
@@ -76,7 +76,7 @@ def _block(schema: pa.Schema, size_bytes: int, number: int, slice_us: int = 0) -
     rng = np.random.default_rng(number)
     pads = pa.array([rng.bytes(240) for _ in range(rows)], pa.binary())
     batch = pa.record_batch([pa.array(rng.integers(0, 1000, rows)), pads], schema=schema)
-    return encode(batch, kind=Kind.EVENTS, slice_us=slice_us, events=rows, min_us=0, max_us=0)
+    return encode(batch, kind=BlockKind.EVENTS, slice_us=slice_us, events=rows, min_us=0, max_us=0)
 
 
 def _through_a_store(

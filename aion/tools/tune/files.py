@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from itertools import cycle
 from typing import TypeVar
 
-from aion.core.ingest.block import Block, Codec, Compacted, Compression, Header, Kind
+from aion.core.ingest.block import Block, BlockKind, Codec, Compacted, Compression, Header
 from aion.errors import CorruptBlock
 from aion.tools.tune.disk import Machine, Moved, Request, SimulatedDisk
 from state_backends.files.names import SstFile
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 def sized(slice_us: int, size_bytes: int, compacted: Compacted | None = None) -> Block:
     """A block of which nothing is known but what a store asks of it."""
-    header = Header(Kind.EVENTS, Codec.ARROW, Compression.NONE, slice_us, 0, 0, 0, 0, 0, 0, 0, compacted)
+    header = Header(BlockKind.EVENTS, Codec.ARROW, Compression.NONE, slice_us, 0, 0, 0, 0, 0, 0, 0, compacted)
     return Block(header._replace(body_bytes=size_bytes - header.own_bytes), b"")
 
 

@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 
 from aion.config import Policy
-from aion.core.compaction.blocks import Fold, Folded
+from aion.core.compaction.blocks import Compact, CompactionDone
 from aion.core.ingest.block import Compacted
 from aion.core.ingest.key_ranges import MOST_KEYS, TOP, Keys, equal_ranges
 from aion.core.operator.actions import (
@@ -29,7 +29,7 @@ from aion.core.operator.keyed.orders import Order
 from aion.core.plan import Plan
 from aion.errors import ConfigError
 from aion.execute.assembly import make_operator, predicts, store_config
-from aion.execute.block_folder import MOST_BYTES
+from aion.execute.block_compactor import MOST_BYTES
 from aion.execute.trace import Batch, Cost, Int64s, Trace
 from aion.tools.tune.disk import Machine, SimulatedDisk
 from aion.tools.tune.files import ShardDisk, SimulatedFiles, sized
@@ -132,8 +132,8 @@ class _Host:
             self.budget, config.make_destage(), lambda: machine_share, clock=lambda: self.disk.now_s
         )
         plan = trace.definition.plan()
-        self.fold_ratio = _fold_ratio(trace.folds)
-        self.folding = trace.folding or Cost(0.0, machine.processing_bytes_per_s)
+        self.compaction_ratio = _compaction_ratio(trace.compactions)
+        self.compaction = trace.compaction or Cost(0.0, machine.processing_bytes_per_s)
         self.staging_times = trace.staging.times if trace.staging is not None else (1.0,)
         self.processing_times = trace.processing.times if trace.processing is not None else (1.0,)
         self.shards = {
@@ -207,7 +207,7 @@ class _Shard:
         self._host, self._plan = host, plan
         self._versions = _Versions(config.retain_versions) if commits else None
         self._times = cycle(host.processing_times)
-        self._folds = (plan.layout is not None or bool(plan.key)) and not plan.by_event
+        self._compactions = (plan.layout is not None or bool(plan.key)) and not plan.by_event
         self._piece_bytes = min(policy.blocks.target_bytes, MOST_BYTES)
         self._predicts = predicts(policy)
         self._rows: dict[int, int] = {}  # of each block that came, by its number
@@ -256,7 +256,7 @@ class _Shard:
         appends = [a for a in actions if isinstance(a, Append)]
         for append in appends:
             size = blocks[append.index].size_bytes
-            if self._folds:
+            if self._compactions:
                 self._rows[append.seq] = int(rows[append.index])
             self.store.append(append.seq, sized(append.slice_us, size), late=append.late)
         for action in actions:
@@ -266,7 +266,7 @@ class _Shard:
             if isinstance(order, Execute):
                 for some in self._at_once(order):
                     self._execute(some)
-        self._fold([a for a in actions if isinstance(a, Fold)])
+        self._compact([a for a in actions if isinstance(a, Compact)])
         self.store.destage([s for a in actions if isinstance(a, Destage) for s in a.slices])
         purge = [s for a in actions if isinstance(a, Purge) for s in a.slices]
         if self._versions is not None:
@@ -313,7 +313,7 @@ class _Shard:
         ]
         keys: Ranges | None = None
         size, waited_s = 0, 0.0
-        if self._folds and self._plan.key and bool((order.changed_since >= 0).all()):
+        if self._compactions and self._plan.key and bool((order.changed_since >= 0).all()):
             since: dict[int, tuple[int, int]] = {}
             for s, end in zip(order.slices, ends, strict=True):
                 of = order.changed_since[(order.start_us < end) & (order.end_us > s)]
@@ -330,7 +330,7 @@ class _Shard:
         self._executed.append(Execution(size, self._host.disk.now_s - begin, waited_s + waiting_s))
 
     def _announced(self, action: Prestage, appends: Sequence[Append]) -> Only | None:
-        if not self._folds or not self._plan.key:
+        if not self._compactions or not self._plan.key:
             return None
         wanted = frozenset(action.slices)
         return Only(keys=self._keys([a.seq for a in appends if a.slice_us in wanted]))
@@ -343,34 +343,36 @@ class _Shard:
         hashes = [np.random.default_rng(seq).integers(0, TOP, n, endpoint=True) for seq, n in rows]
         return Keys(np.concatenate(hashes) if hashes else np.zeros(0, np.int64)).ranges
 
-    def _fold(self, folds: Sequence[Fold]) -> None:
-        waiting = list(folds)
+    def _compact(self, compactions: Sequence[Compact]) -> None:
+        waiting = list(compactions)
         while waiting:
-            fold = waiting.pop(0)
-            spans = {fold.slice_us: (fold.after, fold.until)}
+            compaction = waiting.pop(0)
+            spans = {compaction.slice_us: (compaction.after, compaction.until)}
             below = self.operator.next_seq
-            old, _, _ = self._read([fold.slice_us], self._host.folding.bytes_per_s, only=Only(spans, below=below))
-            self._pass(self._host.folding.fixed_s)
-            made = max(1, round(fold.size_bytes * self._host.fold_ratio(fold.size_bytes)))
+            old, _, _ = self._read(
+                [compaction.slice_us], self._host.compaction.bytes_per_s, only=Only(spans, below=below)
+            )
+            self._pass(self._host.compaction.fixed_s)
+            made = max(1, round(compaction.size_bytes * self._host.compaction_ratio(compaction.size_bytes)))
             pieces = max(1, round(made / self._piece_bytes))
             first = self.operator.number(pieces)
             for i, (low, high) in enumerate(equal_ranges(pieces)):
                 size = made * (i + 1) // pieces - made * i // pieces
-                block = sized(fold.slice_us, size, Compacted(fold.until, low, high))
-                self.store.append(first + i, block, late=fold.late)
+                block = sized(compaction.slice_us, size, Compacted(compaction.until, low, high))
+                self.store.append(first + i, block, late=compaction.late)
             self.store.replace(spans, below)
             if self._versions is None:
                 self.store.drop_replaced()
             rows = [self._rows.pop(stored.seq, 0) for stored in old]
-            self._rows[fold.until] = sum(rows)
-            actions = self.operator.handle(Folded(fold, made))
-            waiting += [a for a in actions if isinstance(a, Fold)]
+            self._rows[compaction.until] = sum(rows)
+            actions = self.operator.handle(CompactionDone(compaction, made))
+            waiting += [a for a in actions if isinstance(a, Compact)]
 
 
-def _fold_ratio(folds: Sequence[tuple[int, int]]) -> Callable[[int], float]:
-    """What is left of bytes that are folded, as recorded for those of about that size: within a factor of two."""
+def _compaction_ratio(compactions: Sequence[tuple[int, int]]) -> Callable[[int], float]:
+    """What is left of bytes that are compacted, as recorded for those of about that size: within a factor of two."""
     by_class: dict[int, list[float]] = {}
-    for size, made in folds:
+    for size, made in compactions:
         by_class.setdefault(size.bit_length(), []).append(made / size)
     ratios = {size_class: median(found) for size_class, found in by_class.items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from aion.core.operator.actions import Kind
+from aion.core.operator.actions import PaneKind
 from aion.core.operator.keyed.table import Ints, Table
 
 
@@ -41,7 +41,7 @@ class ExecuteKeyed:
     """
 
     definition: int
-    kind: Kind
+    kind: PaneKind
     windows: Table
     members: Members | None
     slices: tuple[int, ...] = ()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from aion.core.compaction.blocks import Folding
+from aion.core.compaction.blocks import BlockCompaction
 from aion.core.operator.keyed.orders import ExecuteKeyed, Order
 from aion.core.operator.keyed.shard import KeyedShard
 from aion.core.operator.keyed.table import Ints
@@ -55,17 +55,17 @@ class KeyedSlices:
         needed = self._keyed.needed_in(*self._bounds(old)).tolist()
         return [s for s, rows in zip(old, needed, strict=True) if not rows]
 
-    def swept(self, folding: Folding | None) -> list[int]:
+    def swept(self, compaction: BlockCompaction | None) -> list[int]:
         """Those that are kept for few of the sessions whose rows they have: the others' rows are to go."""
-        if folding is None or not self._keyed:
+        if compaction is None or not self._keyed:
             return []
         gone = self.between(*self._keyed.gone_between())
         for s, rows in zip(gone, self._keyed.gone_in(*self._bounds(gone)).tolist(), strict=True):
             if rows:
-                folding.wasted(s, rows)
-        old = self._old(folding.wasteful)
+                compaction.wasted(s, rows)
+        old = self._old(compaction.wasteful)
         needed = self._keyed.needed_in(*self._bounds(old)).tolist() if old else []
-        return [s for s, rows in zip(old, needed, strict=True) if folding.sweep(s, rows)]
+        return [s for s, rows in zip(old, needed, strict=True) if compaction.sweep(s, rows)]
 
     def _old(self, slices: Iterable[int]) -> list[int]:
         """Those of which only what is in the index may be needed."""

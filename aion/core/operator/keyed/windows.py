@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from aion.aggregates.groups import number
-from aion.core.lateness.observe import Bound
+from aion.core.lateness.observe import NewBounds
 from aion.core.numbers import sum_of, sums_by
-from aion.core.operator.actions import Kind
+from aion.core.operator.actions import PaneKind
 from aion.core.operator.keyed.orders import ExecuteKeyed, Members, Retract
 from aion.core.operator.keyed.shapes import INDEX, Flags, Sessions, Shape, Windows, newest, total
 from aion.core.operator.keyed.table import Ints, Table, codes_of, stacked
@@ -68,7 +68,7 @@ class KeyedWindows:
         shape: Shape,
         key_types: Sequence[pa.DataType],
         *,
-        bound: Bound,
+        bound: NewBounds,
         trigger: Trigger,
         staleness_bound: float | None = None,
         snapshot: Mapping[str, Any] | None = None,
@@ -155,7 +155,7 @@ class KeyedWindows:
         if on_time.any():
             for end_us, events in self._by_cell(over[on_time], total(self.index["events"], now.windows)[on_time]):
                 self._bound.observe_on_time(end_us, events)
-        orders = self._execute(on_time, Kind.ON_TIME) + self._execute(final, Kind.FINAL)
+        orders = self._execute(on_time, PaneKind.ON_TIME) + self._execute(final, PaneKind.FINAL)
         self._let_go(closed)
         self._forget_cells()
         return orders
@@ -170,20 +170,20 @@ class KeyedWindows:
         cells = self._cell_of(over)
         waiting = np.unique(cells[changed])
         rows = self._rows_of(waiting)
-        self._cells["news"][rows] = np.maximum(self._cells["news"][rows], 1)
+        self._cells["pending"][rows] = np.maximum(self._cells["pending"][rows], 1)
         due = np.ones(len(rows), np.bool_)
         if not last:
             views = self._cells.views(rows, now_us, step_us)
             due = np.array([self._trigger.due(view) for view in views], np.bool_)
         self._cells.executed(rows[due], now_us, 0)
         self._cells.look(rows[~due], now_us)
-        return self._execute(changed & np.isin(cells, waiting[due]), Kind.LATE)
+        return self._execute(changed & np.isin(cells, waiting[due]), PaneKind.LATE)
 
     def _there(self, over_us: Ints, closed_us: int) -> Flags:
         """Which windows are not gone: the index may still have events of those, but no longer all of them."""
         return np.asarray(over_us > closed_us) if self.shape.outlives else np.ones(len(over_us), np.bool_)
 
-    def _execute(self, which: Flags, kind: Kind) -> Orders:
+    def _execute(self, which: Flags, kind: PaneKind) -> Orders:
         """Orders for some windows, and the retractions that go with them; notes what was yielded."""
         rows = np.flatnonzero(which)
         if not len(rows):
@@ -324,7 +324,7 @@ class KeyedWindows:
             dues = dues[dues > now_us]
         found = [int(dues.min())] if len(dues) else []
         if now_us is not None:
-            rows = np.flatnonzero(self._cells["news"] > 0)
+            rows = np.flatnonzero(self._cells["pending"] > 0)
             views = self._cells.views(rows, now_us, step_us)
             for begin_us, view in zip(self._cells["end_us"][rows].tolist(), views, strict=True):
                 later = self._trigger.next_due_us(view)

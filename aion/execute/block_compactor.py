@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from aion.aggregates.groups import number
 from aion.aggregates.values import combined
-from aion.core.compaction.blocks import Fold
-from aion.core.ingest.block import Block, Codec, Compacted, Compression, Kind, encode
+from aion.core.compaction.blocks import Compact
+from aion.core.ingest.block import Block, BlockKind, Codec, Compacted, Compression, encode
 from aion.core.ingest.builder import parts_of
 from aion.core.ingest.key_ranges import row_hashes
 from aion.core.numbers import sum_of
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1 << 17
 """What is read for one key at most, of each run: to read all of a window costs little more than by larger blocks."""
-_FOLD, _PART, _APART = "\0fold", "\0part", "\0apart"
+_COMPACT, _PART, _APART = "\0fold", "\0part", "\0apart"
 Owners = Callable[[Table], list[Ints]]
 
 
-def fold_bytes(memory_bytes: int, compression: Compression) -> int:
-    """Of encoded blocks that are folded at once: rows, their copies, and the order they are put in take room."""
+def compaction_bytes(memory_bytes: int, compression: Compression) -> int:
+    """Of encoded blocks that are compacted at once: rows, their copies, and the order they are put in take room."""
     return max(memory_bytes // (4 if compression is Compression.NONE else 16), 1)
 
 
-class BlockFolder:
-    """Folds blocks of one plan. ``target_bytes``: what the blocks that it makes are filled to, up to ``MOST_BYTES``."""
+class BlockCompactor:
+    """Compacts blocks of one plan. ``target_bytes``: how large the new blocks are, up to ``MOST_BYTES``."""
 
     def __init__(
         self,
@@ -56,10 +56,10 @@ class BlockFolder:
         hashes = row_hashes(self._plan, block.batch)
         return block._replace(batch=block.batch.filter(pa.array((hashes >= low) & (hashes <= high))))
 
-    def fold(
-        self, folds: Mapping[int, Fold], blocks: Sequence[Decoded], owners: Owners | None = None
-    ) -> Iterator[tuple[Fold, Block]]:
-        """The blocks of some slices' folds, by slice and in the order of arrival, as the blocks that stand for them.
+    def compact(
+        self, compactions: Mapping[int, Compact], blocks: Sequence[Decoded], owners: Owners | None = None
+    ) -> Iterator[tuple[Compact, Block]]:
+        """Yield the blocks that replace the blocks of some slices, by slice and in the order of arrival.
 
         ``owners``: given rows by their keys and ``first``, what tells rows of a key apart, -1 for what is not needed;
         as many answers as there are definitions for which it does.
@@ -68,14 +68,14 @@ class BlockFolder:
         if not batches:
             return
         slices = np.repeat([d.slice_us for d in blocks], [d.batch.num_rows for d in blocks])
-        table = pa.Table.from_batches(batches).append_column(_FOLD, pa.array(slices))
+        table = pa.Table.from_batches(batches).append_column(_COMPACT, pa.array(slices))
         if owners is not None:
-            table = self._owned(folds, table, owners)
+            table = self._owned(compactions, table, owners)
             if not table.num_rows:
                 return
         if self._plan.layout is not None:
             table = self._combined(table)
-        hashes, slices = row_hashes(self._plan, table), table.column(_FOLD).to_numpy()
+        hashes, slices = row_hashes(self._plan, table), table.column(_COMPACT).to_numpy()
         within = [table.column(name).to_numpy() for name in (_APART, SLICE) if name in table.schema.names]
         order = np.lexsort((*within, hashes, slices))  # stable: the rows of a key stay in the order of arrival
         table = table.select(self._plan.block_schema.names)
@@ -83,12 +83,12 @@ class BlockFolder:
         hashes, slices = hashes[order], slices[order]
         edges = [0, *(np.flatnonzero(np.diff(slices)) + 1).tolist(), len(slices)]
         for begin, end in itertools.pairwise(edges):
-            fold = folds[int(slices[begin])]
+            compaction = compactions[int(slices[begin])]
             for first, last in self._pieces(table, begin, end):
-                compacted = Compacted(fold.until, int(hashes[first]), int(hashes[last - 1]))
-                yield fold, self._encode(fold.slice_us, table.slice(first, last - first), compacted)
+                compacted = Compacted(compaction.until, int(hashes[first]), int(hashes[last - 1]))
+                yield compaction, self._encode(compaction.slice_us, table.slice(first, last - first), compacted)
 
-    def _owned(self, folds: Mapping[int, Fold], rows: pa.Table, owners: Owners) -> pa.Table:
+    def _owned(self, compactions: Mapping[int, Compact], rows: pa.Table, owners: Owners) -> pa.Table:
         """The rows without those not needed; partials with what tells rows of a key and slice apart, as a number.
 
         That is the owners. Where the order of arrival makes a difference, rows between which others came are kept apart
@@ -98,8 +98,8 @@ class BlockFolder:
         firsts = plan.instants(rows)[0]
         keys = [combined(rows.column(name)) for name in plan.block_keys]
         found = owners(Table(keys, {"first": firsts}))
-        slices = rows.column(_FOLD).to_numpy()
-        swept = [slice_us for slice_us, fold in folds.items() if fold.sweeps]
+        slices = rows.column(_COMPACT).to_numpy()
+        swept = [slice_us for slice_us, compaction in compactions.items() if compaction.sweeps]
         needed = ~np.isin(slices, swept) | (np.max(found, axis=0) >= 0)
         if plan.layout is not None:
             apart = number([pa.array(column) for column in found], len(firsts)).ids
@@ -114,10 +114,10 @@ class BlockFolder:
         return rows if needed.all() else rows.filter(pa.array(needed))
 
     def _combined(self, partials: pa.Table) -> pa.Table:
-        """One row for each key of each fold; where values are kept, as many as make rows of the target size."""
+        """One row for each key of each compaction; where values are kept, as many as make rows of the target size."""
         layout = self._plan.layout
         assert layout is not None
-        keys = [name for name in (_FOLD, SLICE, *self._names, _APART) if name in partials.schema.names]
+        keys = [name for name in (_COMPACT, SLICE, *self._names, _APART) if name in partials.schema.names]
         if not layout.holistic:
             return layout.combine(keys, partials)
         parts = pa.array(parts_of(partials, keys, self._target_bytes))
@@ -132,10 +132,10 @@ class BlockFolder:
     def _encode(self, slice_us: int, rows: pa.Table, compacted: Compacted) -> Block:
         if self._plan.layout is None:
             times = pc.min_max(rows.column(self._plan.time).cast(pa.int64()))
-            kind, events, low, high = Kind.EVENTS, rows.num_rows, times["min"].as_py(), times["max"].as_py()
+            kind, events, low, high = BlockKind.EVENTS, rows.num_rows, times["min"].as_py(), times["max"].as_py()
         else:
             events = sum_of(combined(rows.column("p0")).to_numpy())
-            kind, low, high = Kind.PARTIALS, slice_us, slice_us
+            kind, low, high = BlockKind.PARTIALS, slice_us, slice_us
         return encode(
             rows.to_batches()[0],
             kind=kind,

@@ -1,4 +1,4 @@
-"""Folding: the same panes as without, through crashes; how little is read and kept. Rules: test_folding_rules."""
+"""Compaction of blocks: the same panes as without it, through crashes; how little is read and kept."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 import aion
 from aion import aggregates as A
 from aion.config import Policy, load_policy
-from aion.core.compaction.blocks import Fold
+from aion.core.compaction.blocks import Compact
 from aion.core.ingest.block import Block
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.ingest.key_ranges import row_hashes
 from aion.core.operator.operator import Operator
 from aion.core.plan import Plan, make_plan
 from aion.execute.assembly import make_bound, make_builder, make_executor, make_operator, make_trigger
-from aion.execute.block_folder import BlockFolder
+from aion.execute.block_compactor import BlockCompactor
 from aion.execute.executor import Executor
 from state_backends.files.storage import LocalStorage
 from state_backends.store.backends import STORES
@@ -39,7 +39,7 @@ from state_backends.versions.shard import Shard
 SECOND = 1_000_000
 few = settings(max_examples=max(settings.default.max_examples // 5, 1))
 
-# -- the same panes, folded and not -------------------------------------------------------------------------
+# -- the same panes, compacted and not -------------------------------------------------------------------------
 
 SCHEMA = pa.schema([("ts", pa.timestamp("us")), ("k", pa.string()), ("v", pa.int64()), ("f", pa.float64())])
 AGGREGATES = {
@@ -81,7 +81,7 @@ def table_of(events: Sequence[tuple[int, str | None, int]]) -> pa.RecordBatch:
 
 
 class AsTheyCame:
-    """A session that keeps blocks as they came: what folding must not be told from."""
+    """A session that keeps blocks as they came: what compaction must not be told from."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, Block] = {}
@@ -98,7 +98,7 @@ class AsTheyCame:
         pass
 
     def replace(self, spans: Any, below: int) -> None:
-        raise AssertionError("nothing is folded here")
+        raise AssertionError("nothing is compacted here")
 
     abandon = replace  # type: ignore[assignment]
 
@@ -200,14 +200,14 @@ def run_batch(executor: Executor, policy: Policy, events: pa.RecordBatch | None,
 
 
 def comparable(rows: list[Any]) -> list[Any]:
-    """Of windows of several slices a list is by slice first, which folding keeps; everything else is the same, too."""
+    """A list over several slices is in the order of slices, which compaction keeps. All else is the same, too."""
     return [{name: repr(value) for name, value in row.items()} for row in rows]
 
 
-def check_folded(
+def check_compacted(
     rig: Rig, oracle: Executor, policy: Policy, batches: Sequence[tuple[pa.RecordBatch, int, Sequence[str]]]
 ) -> None:
-    """That the rig, which folds, yields what the oracle does, which does not, through mishaps and to the end.
+    """That the rig, which compactions, yields what the oracle does, which does not, through mishaps and to the end.
 
     ``batches``: events, the watermark before them, and what goes wrong before the batch is carried out.
     """
@@ -221,7 +221,7 @@ def check_folded(
                     rig.crash()
             assert comparable(rig.batch(events, watermark)) == comparable(expected)
             replacings += rig.session.replacings
-        event(f"{min(replacings, 3)} batches folded, or more")
+        event(f"{min(replacings, 3)} batches compacted, or more")
         rig.crash()
         expected = run_batch(oracle, policy, None, 10_000)
         assert comparable(rig.batch(None, 10_000)) == comparable(expected)
@@ -229,7 +229,7 @@ def check_folded(
         rig.close()
 
 
-def unfolded(plan: Plan, policy: Policy) -> Executor:
+def uncompacted(plan: Plan, policy: Policy) -> Executor:
     keyed = make_operator(plan, policy, None).keyed
     operator = Operator(plan.grid, bound=make_bound(plan, policy, None), trigger=make_trigger(policy), keyed=keyed)
     return Executor(plan, operator, AsTheyCame(), CodecPool(0))
@@ -247,16 +247,18 @@ a_batch = st.tuples(
 @pytest.mark.parametrize("name", ["events", "partials", "without a key", "two keys"])
 @given(batches=st.lists(a_batch, min_size=4, max_size=11), tiny=st.booleans(), kind=st.sampled_from([*STORES]))
 @example(batches=[([(3, k, n) for k in "abcd"], n >= 8, ["fails"] * (n % 3 == 1)) for n in range(14)], tiny=True, kind="tiered")  # fmt: skip # noqa: E501
-def test_panes_are_the_same_folded_or_not_whatever_fails(name: str, batches: list[Any], tiny: bool, kind: str) -> None:
-    """Exactly once: an attempt that fails, before or after its folds, changes nothing; versions bring them all back."""
+def test_panes_are_the_same_compacted_or_not_whatever_fails(
+    name: str, batches: list[Any], tiny: bool, kind: str
+) -> None:
+    """Exactly once: an attempt that fails, before or after its compactions, changes nothing."""
     plan, policy = plan_of(name), policy_of(**TINY if tiny else {})
     rig = Rig(plan, policy, kind=kind, budget=2048 if tiny else 1 << 20)
-    oracle = unfolded(plan, policy)
+    oracle = uncompacted(plan, policy)
     watermark, told = 0, []
     for events, step, mishaps in batches:
         watermark += 3 * step
         told.append((table_of([(t + watermark - 20, k, v) for t, k, v in events]), watermark, mishaps))
-    check_folded(rig, oracle, policy, told)
+    check_compacted(rig, oracle, policy, told)
 
 
 SESSIONS = {
@@ -281,19 +283,19 @@ each_at_40 = [([(40, k, n) for k in "abcd"], 8, ["crashes"] * (n % 4 == 1)) for 
 )  # fmt: skip
 @example(windows="two", batches=each_at_20, tiny=True, endless=True, bound=0)
 @example(windows="beside", batches=each_at_40, tiny=False, endless=True, bound=30)
-def test_sessions_are_the_same_folded_or_not_whatever_fails(
+def test_sessions_are_the_same_compacted_or_not_whatever_fails(
     name: str, windows: str, batches: list[Any], tiny: bool, endless: bool, bound: int
 ) -> None:
     """Also those that grow to both sides, are joined, or are retracted; and what is too late for some of them."""
     policy = policy_of(lateness={"initial_bound": f"{bound}s", "coverage": None}, **TINY if tiny else {})
     plan = plan_of(name, SESSIONS[windows])
-    rig, oracle = Rig(plan, policy, budget=2048 if tiny else 1 << 20), unfolded(plan, policy)
+    rig, oracle = Rig(plan, policy, budget=2048 if tiny else 1 << 20), uncompacted(plan, policy)
     watermark, told = 0, []
     for events, step, mishaps in batches:
         watermark += 6 * step
         always = [(watermark, "z", 1)] if endless else []
         told.append((table_of([(5 * t + watermark - 150, k, v) for t, k, v in events] + always), watermark, mishaps))
-    check_folded(rig, oracle, policy, told)
+    check_compacted(rig, oracle, policy, told)
 
 
 # -- how much is kept, and how much is read -----------------------------------------------------------------
@@ -301,7 +303,7 @@ def test_sessions_are_the_same_folded_or_not_whatever_fails(
 
 @pytest.mark.parametrize("kind", ["memory", "tiered", "rocksdb"])
 @pytest.mark.parametrize("aggregates", [{"n": A.count(), "m": A.mean("f")}, {"d": A.count_distinct("f")}], ids=repr)
-def test_a_window_that_many_batches_feed_takes_at_most_twice_its_folded_size(kind: str, aggregates: Any) -> None:
+def test_a_window_that_many_batches_feed_takes_at_most_twice_its_compacted_size(kind: str, aggregates: Any) -> None:
     how = {"aggregates": aggregates, "apply": None, "outputs": None}
     plan = make_plan(SCHEMA, key="k", time="ts", windows=aion.Tumbling(60 * SECOND), **how)
     rig = Rig(plan, policy_of(), kind=kind)
@@ -315,10 +317,10 @@ def test_a_window_that_many_batches_feed_takes_at_most_twice_its_folded_size(kin
             store = rig.shard.store
             assert store is not None
             kept = [s.block for s in store.read([0])]
-            folded = folded_bytes(plan, kept)
+            compacted = compacted_bytes(plan, kept)
             stats = store.stats()
-            assert stats.m_bucket_bytes <= 2 * folded
-            assert stats.p_bucket_bytes == sum(b.size_bytes for b in kept) <= 2 * folded, "nothing else is alive"
+            assert stats.m_bucket_bytes <= 2 * compacted
+            assert stats.p_bucket_bytes == sum(b.size_bytes for b in kept) <= 2 * compacted, "nothing else is alive"
             assert sum(b.header.events for b in kept) == came
         assert stats.blocks <= 12
     finally:
@@ -329,7 +331,7 @@ def test_a_slice_that_a_session_spans_without_an_event_in_it_is_emptied() -> Non
     """The long session goes on over slices that hold events of others only; late ones may come there yet."""
     windows = {"short": aion.Session(20 * SECOND), "long": aion.Session(130 * SECOND)}
     plan, policy = plan_of("partials", windows), policy_of()
-    rig, oracle = Rig(plan, policy), unfolded(plan, policy)
+    rig, oracle = Rig(plan, policy), uncompacted(plan, policy)
     try:
         for n in range(24):
             events = [(120 * n, "endless", n), *((120 * n + t, f"key-{n}-{t}", t) for t in range(10, 120, 10))]
@@ -348,17 +350,17 @@ def test_a_slice_that_a_session_spans_without_an_event_in_it_is_emptied() -> Non
         rig.close()
 
 
-def folded_bytes(plan: Plan, blocks: Sequence[Block]) -> int:
+def compacted_bytes(plan: Plan, blocks: Sequence[Block]) -> int:
     from aion.execute.applying import decode_all
 
     decoded = list(decode_all(plan, [StoredBlock(n, b) for n, b in enumerate(blocks)], None))
-    folder = BlockFolder(plan, target_bytes=1 << 20)
-    folds = {s: Fold(s, -1, len(blocks), 1, False) for s in {b.header.slice_us for b in blocks}}
-    return sum(block.size_bytes for _, block in folder.fold(folds, decoded))
+    folder = BlockCompactor(plan, target_bytes=1 << 20)
+    compactions = {s: Compact(s, -1, len(blocks), 1, False) for s in {b.header.slice_us for b in blocks}}
+    return sum(block.size_bytes for _, block in folder.compact(compactions, decoded))
 
 
 @pytest.mark.parametrize("beside", [{}, {"hours": aion.Tumbling("1 hour")}], ids=["alone", "beside others"])
-def test_sessions_that_a_thousand_batches_feed_take_at_most_twice_their_folded_size(beside: Any) -> None:
+def test_sessions_that_a_thousand_batches_feed_take_at_most_twice_their_compacted_size(beside: Any) -> None:
     windows = {"visit": aion.Session("10 minutes"), **beside}
     aggregates = {"n": A.count(), "s": A.sum("v"), "m": A.mean("f")}
     plan = make_plan(SCHEMA, key="k", time="ts", windows=windows, aggregates=aggregates, apply=None, outputs=None)
@@ -373,9 +375,9 @@ def test_sessions_that_a_thousand_batches_feed_take_at_most_twice_their_folded_s
             if batch % 50 == 49:
                 operator.advance(0)  # the batch has ended
                 kept = [stored.block for stored in operator.store.read(slices)]
-                stats, folded = operator.store.stats(), folded_bytes(plan, kept)
-                assert max(stats.m_bucket_bytes, stats.p_bucket_bytes) <= 2 * folded
-                assert sum(b.size_bytes for b in kept) <= 2 * folded
+                stats, compacted = operator.store.stats(), compacted_bytes(plan, kept)
+                assert max(stats.m_bucket_bytes, stats.p_bucket_bytes) <= 2 * compacted
+                assert sum(b.size_bytes for b in kept) <= 2 * compacted
                 assert sum(b.header.events for b in kept) == 40 * (batch + 1)
         rows = operator.advance(10_000 * SECOND).to_pylist()
     assert sum(r["n"] for r in rows if r["window"] == "visit") == 40_000
@@ -469,21 +471,21 @@ def test_late_events_stage_the_blocks_of_their_keys_only() -> None:
 
 
 @pytest.mark.parametrize("name", ["events", "partials"])
-def test_runs_larger_than_memory_are_folded_range_by_range(name: str) -> None:
-    """What is folded at once is bounded; the run is sorted and whole all the same."""
+def test_runs_larger_than_memory_are_compacted_range_by_range(name: str) -> None:
+    """What is compacted at once is bounded; the run is sorted and whole all the same."""
     policy = policy_of(blocks={"target": "4KiB"}, apply={"memory": "64KiB"})
     plan = plan_of(name, aion.Tumbling(60 * SECOND))
     rig = Rig(plan, policy)
     largest = 0
-    fold = BlockFolder.fold
+    compact = BlockCompactor.compact
 
-    def watched(self: BlockFolder, folds: Any, blocks: Any, *more: Any) -> Any:
+    def watched(self: BlockCompactor, compactions: Any, blocks: Any, *more: Any) -> Any:
         nonlocal largest
         largest = max(largest, sum(d.batch.nbytes for d in blocks))
-        return fold(self, folds, blocks, *more)
+        return compact(self, compactions, blocks, *more)
 
     try:
-        BlockFolder.fold = watched  # type: ignore[method-assign]
+        BlockCompactor.compact = watched  # type: ignore[method-assign]
         for part in range(8):
             rig.batch(table_of([(5, f"key-{n}", n) for n in range(part, 3000, 8)]), None)
         rows = rig.batch(None, 60)
@@ -498,11 +500,11 @@ def test_runs_larger_than_memory_are_folded_range_by_range(name: str) -> None:
         assert sum(s.block.size_bytes for s in kept) > 4 * (64 << 10) // 4
         assert largest < 3 * (64 << 10), "rows of a part, and of the blocks at its edges"
     finally:
-        BlockFolder.fold = fold  # type: ignore[method-assign]
+        BlockCompactor.compact = compact  # type: ignore[method-assign]
         rig.close()
 
 
-def test_a_fold_that_fails_on_the_way_loses_nothing_in_one_process() -> None:
+def test_a_compaction_that_fails_on_the_way_loses_nothing_in_one_process() -> None:
     """Without versions: new blocks are in place before the old ones go."""
     windows = aion.Tumbling(60 * SECOND)
     with aion.LocalOperator(windows=windows, time="ts", key="k", aggregates={"s": A.sum("v")}) as operator:
