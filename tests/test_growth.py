@@ -109,7 +109,7 @@ class Year:
             back = int(self.draw.expovariate(1 / (20 if calm else 200)) * MINUTE)
             starts.append(max((begin - back) // WIDTH // self.one_in * self.one_in * WIDTH, BEGIN))
         facts = [BlockFact(start, self.draw.randrange(90, 110), self.draw.randrange(900, 1100)) for start in starts]
-        self.tell(Arrived(facts, self.rows(facts)))
+        self.tell(Arrived(facts, [self.rows(facts)]))
         self.tell(BatchEnded())
 
     def rows(self, facts: list[BlockFact]) -> Arrivals | None:

@@ -528,7 +528,7 @@ class OperatorMachine(RuleBasedStateMachine):
         facts = [BlockFact(segment, n, 64) for segment, (_, n) in zip(segments, blocks, strict=True)]
         columns = np.array([(i, s, n) for i, (s, (_, n)) in enumerate(zip(slices, blocks, strict=True))], np.int64)
         of_slices = SliceFacts(*columns.reshape(-1, 3).T) if self.grid.has_segments else None
-        actions = self.both(Arrived(facts, None, of_slices))
+        actions = self.both(Arrived(facts, (), of_slices))
         for index, (slice_us, fact) in enumerate(zip(slices, facts, strict=True)):
             mine = [a for a in actions if isinstance(a, Append | EmitDropped) and a.index == index]
             too_late = {ref for ref in self.refs(slice_us) if self.beyond(ref)}

@@ -97,7 +97,7 @@ class Life:
         rows = {"first": times, "last": times, "events": counts, "row": nothing, "mark": nothing}
         keys = pa.array(["ab"[int(t) % 2] for t in times], pa.string())
         arrivals = Arrivals(Table([keys], rows), np.arange(len(events))) if self.plan.keyed and events else None
-        self.tell(Arrived(facts, arrivals, own))
+        self.tell(Arrived(facts, [arrivals], own))
 
     def commit(self) -> None:
         """A version, from which one of the two starts again."""

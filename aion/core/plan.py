@@ -5,9 +5,7 @@ All times inside are int64 microseconds; all timestamp columns are ``timestamp[u
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -20,7 +18,7 @@ from aion.aggregates.partial import Extreme, Partial
 from aion.aggregates.values import combined
 from aion.core.schema import parse_schema
 from aion.core.slicing.edges import EdgeSet
-from aion.core.slicing.grid import SliceGrid
+from aion.core.slicing.grid import EVENT_ROWS_US, SliceGrid, has_event_rows
 from aion.core.windows import Count, Definition, Definitions, Family, Periodic, PerRecord, Punctuated, Session, named
 from aion.errors import ApplyError, ConfigError, SchemaError
 
@@ -46,7 +44,13 @@ DROPPED_COLUMNS = ("event_time", "lateness_us", "reason", "event")
 
 @dataclass(frozen=True)
 class Plan:
-    """A resolved operator definition."""
+    """A resolved operator definition.
+
+    ``event_rows``: some windows (:data:`EVENT_WISE`) tell single events apart, so they need a row for each event. Where
+    other windows do with partials, this plan is theirs, and ``event_rows`` is the plan of the windows that do not: the
+    same with definitions and blocks of its own. ``own``: the definitions that this plan's blocks are for, by number;
+    None: all.
+    """
 
     key: tuple[str, ...]
     time: str
@@ -56,11 +60,27 @@ class Plan:
     apply: ApplyFunction | None
     outputs: pa.Schema
     blocking: bool = True
+    own: Mapping[int, Definition] | None = None
+    event_rows: Plan | None = None
+    shelf_us: int = 0
+
+    @cached_property
+    def parts(self) -> tuple[Plan, ...]:
+        """This plan, and that of the event rows beside it."""
+        return (self,) if self.event_rows is None else (self, self.event_rows)
+
+    def holds(self, slice_us: int) -> bool:
+        """Whether a block of this segment is this plan's, and not of the other part."""
+        return has_event_rows(slice_us) == (self.shelf_us > 0)
+
+    @cached_property
+    def _own(self) -> Mapping[int, Definition]:
+        return dict(enumerate(self.windows.values())) if self.own is None else self.own
 
     @cached_property
     def grid(self) -> SliceGrid:
         """Where slices begin. Kept events have a segment for each slice, and no column that says which they are of."""
-        return SliceGrid(tuple(self.windows.values()), segmented=self.layout is not None)
+        return SliceGrid(self._own, segmented=self.layout is not None)
 
     def slices_of(self, rows: Any) -> Any:
         """The slice of each row of a block or table, int64; None where each block is of a single slice."""
@@ -69,12 +89,12 @@ class Plan:
     @cached_property
     def keyed(self) -> dict[int, Definition]:
         """The windows that each key has its own of, by their numbers."""
-        return {n: w for n, w in enumerate(self.windows.values()) if not isinstance(w, Periodic)}
+        return {n: w for n, w in self._own.items() if not isinstance(w, Periodic)}
 
     @cached_property
     def by_event(self) -> bool:
         """Some windows tell single events apart, so that each is a row of its own."""
-        return any(isinstance(w, Count | PerRecord | Punctuated) for w in self.keyed.values())
+        return any(isinstance(w, EVENT_WISE) for w in self.keyed.values())
 
     @cached_property
     def cell_us(self) -> int | None:
@@ -151,11 +171,8 @@ class Plan:
             "windows": [[name, window.spec()] for name, window in self.windows.items()],
             "block": [[f.name, str(f.type)] for f in self.block_schema],
             "partials": self.layout.spec() if self.layout else [],
+            **({"event_rows": self.event_rows.definition} if self.event_rows is not None else {}),
         }
-
-    @cached_property
-    def fingerprint(self) -> str:
-        return hashlib.sha256(json.dumps(self.definition, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def result_schema(key: Iterable[pa.Field], timestamp: pa.DataType, outputs: Iterable[pa.Field]) -> pa.Schema:
@@ -201,15 +218,26 @@ def make_plan(
     definitions = named(windows)
     names = output_fields(aggregates, apply, outputs)
     if aggregates is None:
-        layout, result, kept = None, pa.schema(names), schema
-    else:
-        bound = [agg.bind(name, a, schema, time) for name, a in aggregates.items()]
-        layout = agg.Layout(bound, _besides(definitions, time, schema.field(time).type))
-        result = pa.schema([pa.field(b.name, b.type) for b in layout.bound])
-        columns = (*keys, time, *(c for c in layout.columns if c != MARK.column), *_predicates(definitions, schema))
-        kept = pa.schema([schema.field(n) for n in dict.fromkeys(columns)])
+        result = pa.schema(names)
+        _check_names(keys, result.names)
+        return Plan(keys, time, definitions, schema, None, apply, result, blocking)
+    bound = [agg.bind(name, a, schema, time) for name, a in aggregates.items()]
+    result = pa.schema([pa.field(b.name, b.type) for b in bound])
     _check_names(keys, result.names)
-    return Plan(keys, time, definitions, kept, layout, apply, result, blocking and apply is not None)
+    numbered = dict(enumerate(definitions.values()))
+    event_wise = {number: w for number, w in numbered.items() if isinstance(w, EVENT_WISE)}
+    others = {number: w for number, w in numbered.items() if number not in event_wise}
+    predicates = _predicates(definitions, schema)
+
+    def part(own: Mapping[int, Definition], event_rows: Plan | None = None, shelf_us: int = 0) -> Plan:
+        layout = agg.Layout(bound, _besides(own.values(), time, schema.field(time).type))
+        columns = (*keys, time, *(c for c in layout.columns if c != MARK.column), *predicates)
+        kept = pa.schema([schema.field(n) for n in dict.fromkeys(columns)])
+        return Plan(keys, time, definitions, kept, layout, None, result, False, own, event_rows, shelf_us)
+
+    if event_wise and others:
+        return part(others, part(event_wise, shelf_us=EVENT_ROWS_US))
+    return part(numbered)
 
 
 def output_fields(
@@ -231,6 +259,9 @@ def output_fields(
     return [pa.field(name, pa.null()) for name in aggregates]
 
 
+EVENT_WISE = (Count, PerRecord, Punctuated)
+"""Definitions whose windows begin or end with single events."""
+
 SLICE = "slice"
 """The column of a block's rows that says which slice they are of, where a block may hold several."""
 
@@ -243,9 +274,8 @@ def instants(time: str, type_: pa.DataType) -> tuple[Partial, Partial]:
     return Extreme(time, type_, largest=False), Extreme(time, type_, largest=True)
 
 
-def _besides(definitions: Mapping[str, Definition], time: str, type_: pa.DataType) -> list[Partial]:
+def _besides(windows: Collection[Definition], time: str, type_: pa.DataType) -> list[Partial]:
     """What rows say besides the aggregates, where keys have windows of their own."""
-    windows = definitions.values()
     if all(isinstance(w, Periodic) for w in windows):
         return []
     return [*instants(time, type_), *([MARK] if any(isinstance(w, Punctuated) for w in windows) else [])]

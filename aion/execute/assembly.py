@@ -14,7 +14,7 @@ from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.operator.keyed.shapes import shape_of
-from aion.core.operator.keyed.shard import KeyedShard
+from aion.core.operator.keyed.shard import KeyedPart, KeyedShard
 from aion.core.operator.keyed.windows import KeyedWindows
 from aion.core.operator.operator import SNAPSHOT_VERSION, Operator
 from aion.core.plan import Plan
@@ -52,14 +52,21 @@ def make_operator(
     bound = make_bound(plan, policy, snapshot) if bound is None else bound
     trigger = make_trigger(policy, Expected(bound))
     staleness_bound = policy.trigger.bound if policy.trigger.kind == "staleness" else None
-    known = snapshot["keyed"] if snapshot is not None and plan.keyed else [None] * len(plan.keyed)
+    numbers = sorted(number for part in plan.parts for number in part.keyed)
+    known = snapshot["keyed"] if snapshot is not None else []
+    before = dict(zip(numbers, known, strict=True)) if known else {}
     types = [plan.schema.field(name).type for name in plan.key]
-    keyed = [
-        KeyedWindows(
-            number, shape_of(window), types,
-            bound=bound, trigger=trigger, staleness_bound=staleness_bound, snapshot=before,
+    parts = [
+        KeyedPart(
+            [
+                KeyedWindows(
+                    number, shape_of(window), types,
+                    bound=bound, trigger=trigger, staleness_bound=staleness_bound, snapshot=before.get(number),
+                )
+                for number, window in part.keyed.items()
+            ]
         )
-        for (number, window), before in zip(plan.keyed.items(), known, strict=True)
+        for part in plan.parts
     ]  # fmt: skip
     return Operator(
         plan.grid,
@@ -70,7 +77,8 @@ def make_operator(
         prestages_late=prestages(policy),
         prestages_due=predicts(policy),
         staleness_bound=staleness_bound,
-        keyed=KeyedShard(keyed, [k for k in known if k is not None]),
+        keyed=KeyedShard(parts, known),
+        event_grid=None if plan.event_rows is None else plan.event_rows.grid,
         compaction=make_compaction(plan, policy, snapshot),
         snapshot=snapshot,
     )
@@ -91,7 +99,7 @@ def make_compaction(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | No
         snapshot=runs,
     )
     if snapshot is not None and runs is None:
-        compaction.leave(slices_from_json(snapshot["slices"]), snapshot["next_seq"])
+        compaction.leave(filter(plan.holds, slices_from_json(snapshot["slices"])), snapshot["next_seq"])
     return compaction
 
 

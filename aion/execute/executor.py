@@ -87,15 +87,21 @@ class Executor:
         self.memory_limit_bytes = memory_limit_bytes
         self.spill_folder = spill_folder
         self.aggregation = aggregation
-        self._keyed = KeyedExecutor(
-            plan,
-            session,
-            codec,
-            memory_limit_bytes=memory_limit_bytes,
-            spill_folder=spill_folder,
-            seeks=compactor is not None,
-            timed=self._timed,
-        )
+        self._keyed = [
+            KeyedExecutor(
+                part,
+                session,
+                codec,
+                memory_limit_bytes=memory_limit_bytes,
+                spill_folder=spill_folder,
+                seeks=compactor is not None,
+                timed=self._timed,
+            )
+            for part in plan.parts
+        ]
+        self._keyed_of = {
+            number: keyed for keyed, part in zip(self._keyed, plan.parts, strict=True) for number in part.keyed
+        }
         # Encoded bytes and seconds of each execution so far: what sizing and idle destaging learn from. Windows
         # that are computed together are one.
         self.executions: list[Execution] = []
@@ -116,17 +122,18 @@ class Executor:
         if self.recorder is not None:
             self.recorder.arrived(blocks, slices)
         facts = [BlockFact(b.header.slice_us, b.header.events, b.size_bytes) for b in blocks]
-        arrived = Arrived(facts, self._keyed.arrivals(blocks), slices)
+        arrived = Arrived(facts, [keyed.arrivals(blocks) for keyed in self._keyed], slices)
         yield from self._carry_out(self.operator.handle(arrived), blocks)
         self._dealt()
 
     def _slices(self, blocks: Sequence[Block]) -> SliceFacts | None:
         """The events of each slice of each block, where a block may hold several."""
-        if not self.plan.grid.has_segments or not blocks:
+        own = [index for index, block in enumerate(blocks) if self.plan.holds(block.header.slice_us)]
+        if not self.plan.grid.has_segments or not own:
             return None
-        batches = [decode(block, self.plan.block_schema) for block in blocks]
+        batches = [decode(blocks[index], self.plan.block_schema) for index in own]
         table = pa.Table.from_batches(batches)
-        block_of = np.repeat(np.arange(len(blocks)), [batch.num_rows for batch in batches])
+        block_of = np.repeat(own, [batch.num_rows for batch in batches])
         slices, events = self.plan.slices_of(table), table.column("p0").to_numpy()
         begins = np.concatenate(([0], np.flatnonzero((np.diff(block_of) != 0) | (np.diff(slices) != 0)) + 1))
         of = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(slices))))
@@ -138,11 +145,11 @@ class Executor:
 
     def load(self) -> None:
         """After a restart: what the operator keeps beside its snapshot."""
-        self._keyed.load(self.operator.keyed.kept)
+        self._keyed[0].load(self.operator.keyed.kept)
 
     def save(self) -> None:
         """Before the operator's snapshot is taken: keeps what it has beside it."""
-        self.operator.next_seq += self._keyed.save(self.operator.keyed.save(), self.operator.next_seq)
+        self.operator.next_seq += self._keyed[0].save(self.operator.keyed.save(), self.operator.next_seq)
 
     def _dealt(self) -> None:
         if self.recorder is not None:
@@ -158,18 +165,19 @@ class Executor:
         yield from self._dropped([a for a in actions if isinstance(a, EmitDropped)], blocks)
         for action in actions:
             if isinstance(action, EmitDroppedRows):
-                yield self._keyed.dropped(action, blocks[action.index])
+                yield self._keyed_of[action.definition].dropped(action, blocks[action.index])
         # On-time executions stand before final ones, and both before what they make free.
         for order in actions:
             if isinstance(order, Execute):
                 yield from self._apply(order) if self.plan.layout is None else self._combine_all(order)
         for order in actions:
             if isinstance(order, ExecuteKeyed | Retract):
-                yield from self._keyed.execute(order)
+                yield from self._keyed_of[order.definition].execute(order)
         compactions = [a for a in actions if isinstance(a, Compact)]
         if compactions and self.compactor is not None:
             # By the index as it is now, which is what the compactions were decided from.
-            owners = self.operator.keyed.owners if self.operator.keyed else None
+            sessions = self.operator.keyed.parts[0]
+            owners = sessions.owners if sessions else None
             with (
                 nullcontext(self.operator)
                 if self.recorder is None

@@ -58,10 +58,11 @@ class KeyedExecutor:
 
     def arrivals(self, blocks: Sequence[Block]) -> Arrivals | None:
         """What the windows of single keys depend on; None: there are none, or there is nothing."""
-        timed = [(i, b) for i, b in enumerate(blocks) if is_timed(b.header.slice_us)] if self._plan.keyed else []
+        plan = self._plan
+        own = [(i, b) for i, b in enumerate(blocks) if plan.holds(b.header.slice_us)] if plan.keyed else []
+        timed = [(i, b) for i, b in own if is_timed(b.header.slice_us)]
         if not timed:
             return None
-        plan = self._plan
         batches = [decode(block, plan.block_schema) for _, block in timed]
         table = pa.Table.from_batches(batches)
         first, last = plan.instants(table)

@@ -59,6 +59,9 @@ class BlockBuilder:
     ``add`` takes a RecordBatch of ``plan.schema`` and yields blocks that are full; ``finish`` yields the rest. The
     shard id of each row (int32) comes with the batch, or is worked out by ``shard_of``. ``target_bytes`` is what a
     block is filled to. With a ``pool`` blocks are encoded in its threads, some of them ahead of who takes them.
+
+    Where windows that tell single events apart stand beside others (``plan.event_rows``), a builder inside makes the
+    blocks of the former.
     """
 
     def __init__(
@@ -84,10 +87,25 @@ class BlockBuilder:
         self._pending_rows = 0
         self._next_event = 0
         self._is_mixed = False  # of several blocks: even one pending table may have rows of one key
+        self._event_rows: BlockBuilder | None = None
+        if plan.event_rows is not None:
+            self._event_rows = BlockBuilder(
+                plan.event_rows,
+                target_bytes=target_bytes,
+                buffer_bytes=buffer_bytes,
+                compression=compression,
+                codec=codec,
+                pool=pool,
+                shard_of=shard_of,
+            )
 
     def add(self, batch: pa.RecordBatch, shards: pa.Array | None = None) -> Iterator[ShardBlock]:
         if batch.num_rows == 0:
             return
+        if self._event_rows is not None:
+            # An event without a time is dropped, and counted, once: with the partials.
+            timed = pc.and_kleene(*_within(batch.column(self.plan.time))).fill_null(False)
+            yield from self._event_rows.add(batch.filter(timed), None if shards is None else shards.filter(timed))
         batch = self._marked(self._one_zero(batch))
         times = batch.column(self.plan.time)
         if self.plan.layout is None:
@@ -107,6 +125,9 @@ class BlockBuilder:
 
         Raises CorruptBlock.
         """
+        if self._event_rows is not None:
+            yield from self._event_rows.add_blocks([b for b in blocks if not self.plan.holds(b.block.header.slice_us)])
+            blocks = [b for b in blocks if self.plan.holds(b.block.header.slice_us)]
         if not blocks:
             return
         schema = self.plan.block_schema
@@ -115,7 +136,8 @@ class BlockBuilder:
         shards = np.repeat(np.array([shard for shard, _ in blocks], np.int32), counts)
         slices = self.plan.slices_of(rows)
         if slices is None:
-            slices = np.repeat(np.array([block.header.slice_us for _, block in blocks], np.int64), counts)
+            slices = np.array([block.header.slice_us for _, block in blocks], np.int64) - self.plan.shelf_us
+            slices = np.repeat(slices, counts)
         else:
             rows = rows.drop_columns([SLICE])
         tags = {_SHARD: shards, _SLICE: slices}
@@ -139,7 +161,7 @@ class BlockBuilder:
         self._pending.append(partials)
         self._pending_rows += partials.num_rows
         self._pending_bytes += partials.nbytes
-        # BlockCompaction when the partials have doubled keeps the work linear and the memory bounded.
+        # To combine them when they have doubled keeps the work linear and the memory bounded.
         grown = len(self._pending) > 1 and self._pending_rows > 2 * max(self._pending[0].num_rows, 65536)
         if grown and not self.plan.by_event:
             self._compact()
@@ -158,6 +180,8 @@ class BlockBuilder:
         return batch
 
     def finish(self) -> Iterator[ShardBlock]:
+        if self._event_rows is not None:
+            yield from self._event_rows.finish()
         if not self._pending:
             return
         if self.plan.layout is None:
@@ -243,7 +267,7 @@ class BlockBuilder:
             order.append(_CELL)
         table = table.take(pc.sort_indices(table, sort_keys=[(name, "ascending") for name in order])).combine_chunks()
         slices = table.column(_SLICE)
-        segments = self.plan.grid.segments(slices.to_numpy())
+        segments = self.plan.grid.segments(slices.to_numpy()) + self.plan.shelf_us
         if self.plan.grid.has_segments:
             table = table.append_column(SLICE, slices)
         rows = as_batch(table.select(self.plan.block_schema.names))
@@ -297,7 +321,7 @@ class BlockBuilder:
             low, high = times["min"].as_py(), times["max"].as_py()
             kind, events = BlockKind.EVENTS, rows.num_rows
         else:
-            low = high = slice_us
+            low = high = slice_us - self.plan.shelf_us
             kind, events = BlockKind.PARTIALS, sum_of(rows.column("p0").to_numpy())
         if not is_timed(slice_us):
             low = high = NO_SLICE
@@ -360,6 +384,12 @@ def coded(edges: EdgeSet, times: pa.Array) -> Coded:
         codes = np.where(flags, len(starts), codes)
         starts = np.append(starts, name)
     return Coded(codes, pa.array(starts))
+
+
+def _within(times: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Whether each event has a time in the range that windows are made for; null where there is none."""
+    micros = times.cast(pa.int64())
+    return pc.greater_equal(micros, EARLIEST_US), pc.less_equal(micros, LATEST_US)
 
 
 def _runs(shards: npt.NDArray[np.int32], slices: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int, int]]:

@@ -56,13 +56,14 @@ class SliceFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Blocks came. ``rows``: the :class:`~aion.core.operator.keyed.orders.Arrivals`, where windows depend on rows.
+    """Blocks came. ``rows``: where windows depend on rows, an :class:`~aion.core.operator.keyed.orders.Arrivals` for
+    each part of the plan, None for a part of which nothing came.
 
     ``slices``: None where each block is of a single slice, which it is named after.
     """
 
     blocks: Sequence[BlockFact]
-    rows: Any = None
+    rows: Sequence[Any] = ()
     slices: SliceFacts | None = None
 
 

@@ -12,7 +12,7 @@ from aion.core.numbers import MOST, sum_of, sums_by
 from aion.core.operator.actions import BlockFact, EmitDropped, Ints, SliceFacts
 from aion.core.operator.keyed.shard import Verdict
 from aion.core.operator.lifecycle import Counters
-from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE
+from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE, has_event_rows
 
 Flags = npt.NDArray[np.bool_]
 
@@ -22,9 +22,14 @@ UNTIMED = {NO_SLICE: "the event time is null", BEYOND_SLICE: "the event time is 
 
 
 def untimed(blocks: Sequence[BlockFact], counters: Counters) -> list[EmitDropped]:
-    """Counts all events, and orders to drop those without a time that windows are made for."""
+    """Counts all events, and orders to drop those without a time that windows are made for.
+
+    The rows of single events that stand beside partials are of the same events, which count once.
+    """
     drops = []
     for index, block in enumerate(blocks):
+        if has_event_rows(block.slice_us):
+            continue
         counters.came(block.events)
         if block.slice_us in UNTIMED:
             counters.drop(block.events)
@@ -33,7 +38,7 @@ def untimed(blocks: Sequence[BlockFact], counters: Counters) -> list[EmitDropped
 
 
 class Arrival:
-    """The timed slices of an arrival, and what becomes of each."""
+    """The timed slices of an arrival, without those of event rows, and what becomes of each."""
 
     def __init__(self, facts: SliceFacts) -> None:
         self.block, self.slice_us, self.events = facts
@@ -48,7 +53,7 @@ class Arrival:
     @classmethod
     def of(cls, blocks: Sequence[BlockFact], facts: SliceFacts | None) -> Arrival:
         if facts is None:
-            columns = [(index, block.slice_us, block.events) for index, block in enumerate(blocks)]
+            columns = [(i, b.slice_us, b.events) for i, b in enumerate(blocks) if not has_event_rows(b.slice_us)]
             facts = SliceFacts(*np.array(columns, np.int64).reshape(-1, 3).T)
         timed = (facts.slice_us > NO_SLICE) & (facts.slice_us < BEYOND_SLICE)
         return cls(facts if timed.all() else SliceFacts(*(column[timed] for column in facts)))
@@ -82,10 +87,15 @@ class Arrival:
         """Counts events that came late or too late for any window."""
         of_keys = np.isin(self.block, list(verdict.blocks))
         lost = self._too_late[self._of]
-        counters.drop(sum_of(self.events[lost]))
+        dropped, of_event_rows = sum_of(self.events[lost]), 0
+        own, lost_blocks = {*self.block.tolist()}, {*self.block[lost].tolist()}
         for block, events in verdict.dropped_events.items():
-            if not lost[self.block == block].any():
-                counters.drop(events)
+            if block not in own:
+                of_event_rows += events
+            elif block not in lost_blocks:
+                dropped += events
+        # The same events, as a rule: they came twice, as partials and as rows.
+        counters.drop(max(dropped, of_event_rows))
         none = ~(self._active | self._late)[self._of] & ~of_keys
         counters.came_late(sum_of(self.events[lost | none | self._late[self._of]]))
 

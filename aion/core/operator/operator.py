@@ -40,32 +40,31 @@ from aion.core.operator.actions import (
 from aion.core.operator.arrival import Arrival, untimed
 from aion.core.operator.gone import Gone
 from aion.core.operator.keyed.orders import Arrivals, ExecuteKeyed, Order
-from aion.core.operator.keyed.shard import NOT_KEYED, KeyedShard, Verdict
-from aion.core.operator.keyed.slices import KeyedSlices
+from aion.core.operator.keyed.shard import KeyedShard, Verdict
+from aion.core.operator.keyed.slices import PartSegments
 from aion.core.operator.keyed.windows import Orders
 from aion.core.operator.lifecycle import NEVER, Counters
 from aion.core.operator.watermark import Watermark
 from aion.core.operator.window_table import WindowTable
-from aion.core.slicing.grid import (
-    LiveSegments,
-    SliceGrid,
-    slices_from_json,
-    slices_to_json,
-)
+from aion.core.slicing.grid import EVENT_ROWS_US, SliceGrid, has_event_rows, slices_from_json, slices_to_json
 from aion.core.slicing.periodic import PeriodicWindows
 from aion.core.trigger.triggers import Trigger
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-SNAPSHOT_VERSION = 3
-# News that are a smaller part of a window's events are taken to be of few keys, and so to need few blocks.
+SNAPSHOT_VERSION = 4
+# Pending events that are a smaller part of a window's events are likely of few keys, and so in few blocks.
 FEW_PENDING = 16
 _NO_ROWS = np.empty(0, np.int64)
 
 
 class Operator:
-    """The windows of one shard. Build it with its policy objects and, optionally, a snapshot of before."""
+    """The windows of one shard. Build it with its policy objects and, optionally, a snapshot of before.
+
+    ``grid``: of the plan. ``event_grid``: of the rows of single events that it keeps beside its partials
+    (``Plan.event_rows``), if it does. ``keyed`` has the windows of single keys of both.
+    """
 
     def __init__(
         self,
@@ -77,6 +76,7 @@ class Operator:
         prestages_due: bool = False,
         staleness_bound: float | None = None,
         keyed: KeyedShard | None = None,
+        event_grid: SliceGrid | None = None,
         compaction: BlockCompaction | None = None,
         snapshot: Mapping[str, Any] | None = None,
     ) -> None:
@@ -93,20 +93,36 @@ class Operator:
         self.watermark = Watermark()
         definitions = max(grid.periodic, default=0) + 1
         self.windows = WindowTable(definitions)
-        self.segments = LiveSegments(grid)
         self._gone = Gone(grid.periodic, snapshot)
-        # Segments that end by then were let go from memory, as far as the windows of single keys are concerned.
-        self._settled_us = -NEVER
+        names: list[int] = []
+        settled_us = [-NEVER, -NEVER]
         self.next_seq = 0
         self.counters = Counters()
         if snapshot is not None:
             self.watermark = Watermark(snapshot["watermark_us"], snapshot["watermark_step_us"])
             self.next_seq = snapshot["next_seq"]
             self.windows = WindowTable.from_json(snapshot["windows"], definitions)
-            self.segments = LiveSegments(grid, slices_from_json(snapshot["slices"]))
-            self._settled_us = snapshot["settled_us"]
+            names, settled_us = slices_from_json(snapshot["slices"]), snapshot["settled_us"]
             self.counters = Counters.from_json(snapshot["counters"])
-        self._keyed_slices = KeyedSlices(grid, self.segments, self.keyed, self._is_for_keys_only)
+        self._shared = PartSegments(
+            grid,
+            self.keyed.parts[0],
+            self._are_needed,
+            names=[name for name in names if not has_event_rows(name)],
+            settled_us=settled_us[0],
+        )
+        self._parts = [self._shared]
+        if event_grid is not None:
+            event_rows = PartSegments(
+                event_grid,
+                self.keyed.parts[1],
+                lambda names, first: [False] * len(names),
+                shelf_us=EVENT_ROWS_US,
+                names=filter(has_event_rows, names),
+                settled_us=settled_us[1],
+            )
+            self._parts.append(event_rows)
+        self._part_of_definition = {w.definition: part for part in self._parts for w in part.keyed.windows}
         self.keyed.count_in(self.counters.staleness)
 
     # -- what the shell asks ------------------------------------------------------------------------------
@@ -143,9 +159,8 @@ class Operator:
         waiting = self._waiting()
         soon[waiting[self._late_dues(waiting) <= watermark_us]] = True
         soon &= self._are_read_whole(rows)
-        stretches = self.keyed.due_by(self.watermark.at_us, watermark_us)
         found = set(self._segments_of(np.flatnonzero(soon)))
-        slices = sorted(found.union(*(self._keyed_slices.between(*stretch) for stretch in stretches)))
+        slices = sorted(found.union(*(part.due_by(self.watermark.at_us, watermark_us) for part in self._parts)))
         return Prestage(tuple(slices)) if slices else None
 
     def _are_read_whole(self, rows: Ints) -> Flags:
@@ -166,15 +181,20 @@ class Operator:
 
     def active_slices(self) -> tuple[int, ...]:
         """Segments of the windows that have not ended, those first that are needed soonest."""
-        order = np.array(list(self.segments), np.int64)
+        order = np.array(list(self._shared.live), np.int64)
         active = self._late()
         starts, ends = self.windows["start_us"][active:], self.windows["end_us"][active:]
         soonest = np.full(len(order), NEVER)
         for place, (begin, end) in enumerate(zip(order.tolist(), self.grid.ends(order).tolist(), strict=True)):
             soonest[place] = ends[(ends > begin) & (starts < end)].min(initial=NEVER)
         first = order[np.argsort(soonest, kind="stable")][: int((soonest < NEVER).sum())].tolist()
-        active_from_us = self.keyed.active_from_us(self.watermark.at_us)
-        return (*first, *self._keyed_slices.between(active_from_us, NEVER, but=set(first)))
+        known = set(first)
+        return (*first, *(name for part in self._parts for name in part.active(self.watermark.at_us, but=known)))
+
+    @property
+    def segments(self) -> list[int]:
+        """All segments of which blocks are kept, in order."""
+        return [name for part in self._parts for name in part]
 
     @property
     def next_due_us(self) -> int | None:
@@ -210,9 +230,9 @@ class Operator:
     # -- arrivals -----------------------------------------------------------------------------------------
 
     def _arrived(
-        self, blocks: Sequence[BlockFact], rows: Arrivals | None = None, facts: SliceFacts | None = None
+        self, blocks: Sequence[BlockFact], rows: Sequence[Arrivals | None] = (), facts: SliceFacts | None = None
     ) -> list[Action | Order]:
-        verdict = self.keyed.judge(rows, self.watermark.at_us) if rows is not None else NOT_KEYED
+        verdict = self.keyed.judge(rows, self.watermark.at_us)
         actions: list[Action | Order] = [*untimed(blocks, self.counters)]
         arrival = Arrival.of(blocks, facts)
         taken, too_late = self._windows_for(arrival)
@@ -223,10 +243,9 @@ class Operator:
         if appends:
             self._came(arrival, *taken)
         actions += verdict.dropped
-        if rows is not None:
-            late = self.keyed.add(verdict, {a.index: a.seq for a in appends}, self.watermark.at_us)
-            if not self.grid.periodic:
-                self.counters.came_late(late)
+        late = self.keyed.add(verdict, {a.index: a.seq for a in appends}, self.watermark.at_us)
+        if not self.grid.periodic:
+            self.counters.came_late(late)
         announced = self._announced(taken[0][self.windows["pending"][taken[0]] == taken[1]], taken[0])
         return [*actions, Prestage(announced)] if announced else actions
 
@@ -285,12 +304,13 @@ class Operator:
         for index in arrival.kept_blocks(verdict.blocks):
             block = blocks[index]
             seq = self.number(1)
-            self.segments.add(block.slice_us)
-            if self._compaction is not None:
+            part = self._part_of(block.slice_us)
+            start_us = part.add(block.slice_us)
+            if self._compaction is not None and part is self._shared:
                 self._compaction.arrived(block.slice_us, seq, block.size_bytes, verdict.wasted_rows.get(index, 0))
             if self.watermark.at_us is not None:
-                self._bound.observe_state(block.slice_us, self.watermark.at_us, block.size_bytes)
-            settled = index not in verdict.blocks or self.grid.end(block.slice_us) <= self._settled_us
+                self._bound.observe_state(start_us, self.watermark.at_us, block.size_bytes)
+            settled = index not in verdict.blocks or part.is_past(block.slice_us)
             appends.append(Append(index, block.slice_us, seq, settled and index not in active))
         return appends
 
@@ -339,10 +359,9 @@ class Operator:
         actions += self._placed(self.keyed.advance(before_us, to_us))
         if over.any():
             actions += self._purge(np.concatenate((over, np.zeros(len(windows) - late, np.bool_))))
-        if self.keyed:
-            actions += self._settle()
+        actions += self._settle()
         ended = [s for a in actions if isinstance(a, Destage) for s in a.slices]
-        return actions + self._compactions(ended + self._keyed_slices.swept(self._compaction))
+        return actions + self._compactions(ended + self._shared.swept(self._compaction))
 
     def _batch_ended(self, last: bool) -> list[Action | Order]:
         waiting = self._waiting()
@@ -384,18 +403,17 @@ class Operator:
         return order
 
     def _segments_of(self, rows: Ints) -> tuple[int, ...]:
-        return self.segments.within_any(self.windows["start_us"][rows], self.windows["end_us"][rows])
+        return self._shared.live.within_any(self.windows["start_us"][rows], self.windows["end_us"][rows])
 
     def _destage(self, rows: Ints) -> list[Action]:
         """A segment is destaged once no active window needs it any more."""
         segments = self._segments_of(rows)
         active = self._are_needed(segments, self._late())
-        free = [s for s, needed in zip(segments, active, strict=True) if not needed and self._is_settled(s)]
+        free = [s for s, needed in zip(segments, active, strict=True) if not needed and self._shared.is_settled(s)]
         return [Destage(tuple(free))] if free else []
 
-    def _is_settled(self, slice_us: int) -> bool:
-        """Whether all windows of single keys that may need the segment have ended."""
-        return not self.keyed or self.grid.end(slice_us) <= self._settled_us
+    def _part_of(self, segment: int) -> PartSegments:
+        return self._parts[has_event_rows(segment)]
 
     def _are_needed(self, segments: Sequence[int], first: int = 0) -> list[bool]:
         """Which of the segments any window from row ``first`` on has a part in."""
@@ -403,22 +421,19 @@ class Operator:
         found: list[bool] = self.windows.needed(starts, self.grid.ends(starts), first).tolist()
         return found
 
-    def _is_for_keys_only(self, segments: Sequence[int]) -> list[bool]:
-        return [not needed for needed in self._are_needed(segments)]
-
     def _purge(self, rows: Flags) -> list[Action]:
         touched = self._segments_of(np.flatnonzero(rows))
         gone = self.windows.drop(rows)
         gone.count_in(self.counters.staleness, self._staleness_bound)
         self._gone.add(gone["definition"], gone["start_us"], gone["end_us"])
         self.counters.purged_windows += len(gone)
-        return [] if self.keyed else self._free(touched)
+        return [] if self._shared.keyed else self._free(self._shared, touched)
 
-    def _free(self, segments: Iterable[int]) -> list[Action]:
+    def _free(self, part: PartSegments, segments: Iterable[int]) -> list[Action]:
         """Lets go of those that no window needs any more."""
-        free = self._keyed_slices.unneeded(segments)
-        self.segments.drop(free)
-        if self._compaction is not None:
+        free = part.unneeded(segments)
+        part.drop(free)
+        if self._compaction is not None and part is self._shared:
             self._compaction.forget(free)
         return [Purge(tuple(free))] if free else []
 
@@ -428,14 +443,15 @@ class Operator:
             return []
         actions: list[Action] = []
         late = self._late()
-        for s in dict.fromkeys(s for s in segments if s in self.segments and self._compaction.may_compact(s)):
+        live = self._shared.live
+        for s in dict.fromkeys(s for s in segments if s in live and self._compaction.may_compact(s)):
             rows = self.windows.overlapping(s, self.grid.end(s))
             # Blocks are told apart by what a window has executed and by what is late for it. Whatever will tell more
             # of them apart is yet to come: the next execution is over all there is, and lateness begins with the next.
             cuts = {*(self.windows["executed_seq"][rows] + 1).tolist(), *self.windows["late_from_seq"][rows].tolist()}
             # Windows of single keys tell none apart: they have all of a key's rows from their first event to the last.
-            ended = bool((rows < late).all()) and self._is_settled(s)
-            sweeps = bool(self.keyed) and not len(rows)
+            ended = bool((rows < late).all()) and self._shared.is_settled(s)
+            sweeps = bool(self._shared.keyed) and not len(rows)
             actions += self._compaction.due(s, (c for c in cuts if 0 < c < NEVER), ended=ended, sweeps=sweeps)
         return actions
 
@@ -443,21 +459,25 @@ class Operator:
 
     def _placed(self, orders: Orders) -> list[Order]:
         """Orders of keyed windows, with the segments that their rows are in."""
+        placed: list[Order] = []
         for order in orders:
             if isinstance(order, ExecuteKeyed):
                 self.counters.executions[order.kind.value] += len(order.windows)
+                order = self._part_of_definition[order.definition].placed(order)
             else:
                 self.counters.retracted += len(order.windows)
-        return self._keyed_slices.placed(orders)
+            placed.append(order)
+        return placed
 
     def _settle(self) -> list[Action]:
         """What no window needs any more is let go; what only late windows need is let go from memory."""
-        before_us, self._settled_us = self._settled_us, self.keyed.active_from_us(self.watermark.at_us)
-        near = [s for s in self._keyed_slices.between(before_us, self._settled_us) if self._is_settled(s)]
-        active = self._are_needed(near, self._late())
-        ended = [s for s, needed in zip(near, active, strict=True) if not needed]
-        actions: list[Action] = [Destage(tuple(ended))] if ended else []
-        return actions + self._free(list(self.segments))
+        actions: list[Action] = []
+        for part in self._parts:
+            if part.keyed:
+                ended = part.settle(self.watermark.at_us, self._late())
+                actions += [Destage(tuple(ended))] if ended else []
+                actions += self._free(part, list(part))
+        return actions
 
     # -- snapshot -----------------------------------------------------------------------------------------
 
@@ -470,7 +490,7 @@ class Operator:
             "next_seq": self.next_seq,
             "windows": self.windows.to_json(),
             "slices": slices_to_json(self.segments),
-            "settled_us": self._settled_us,
+            "settled_us": [part.settled_us for part in self._parts],
             "runs": self._compaction.to_json() if self._compaction is not None else None,
             **self._gone.to_json(),
             "lateness": self._bound.to_json(),
@@ -482,9 +502,9 @@ class Operator:
     def validate(self) -> None:
         """Every invariant that spans collections; raises AssertionError with the story."""
         windows, at_us = self.windows, self.watermark.at_us
-        needed = self._are_needed(list(self.segments))
-        for s, is_needed in zip(self.segments, needed, strict=True):
-            assert is_needed or self.keyed, f"segment {s} is kept for nobody"
+        shared = list(self._shared)
+        for s, is_needed in zip(shared, self._are_needed(shared), strict=True):
+            assert is_needed or self._shared.keyed, f"segment {s} is kept for nobody"
         order = np.lexsort((windows["definition"], windows["end_us"]))
         assert (order == np.arange(len(windows))).all(), "windows are in the order of their ends"
         for row, ref in enumerate(windows.refs()):

@@ -32,22 +32,37 @@ NO_SLICE = -(2**63)
 BEYOND_SLICE = 2**63 - 1
 
 
+EVENT_ROWS_US = 5 << 60
+"""Rows of single events that are kept beside partials have segments of their own.
+
+They are named this much later than they begin. No event has a time that late (:mod:`aion.core.numbers`), so no name
+stands for both.
+"""
+
+
 def is_timed(slice_us: int) -> bool:
     """Whether the events of a slice have a time that windows are made for."""
     return NO_SLICE < slice_us < BEYOND_SLICE
+
+
+def has_event_rows(slice_us: int) -> bool:
+    """Whether a segment holds rows of single events beside the partials of others."""
+    return EVENT_ROWS_US // 5 * 3 <= slice_us < BEYOND_SLICE
 
 
 class SliceGrid:
     """Slices for a fixed sequence of window definitions (their index is the definition's number).
 
     Windows that each key has its own of have no edges; where there are some, slices are no longer than is good for
-    reading what they need. ``segmented``: whether several slices may share a block.
+    reading what they need. ``segmented``: whether several slices may share a block. A mapping gives only some of the
+    definitions, by their numbers.
     """
 
-    def __init__(self, windows: Sequence[Definition], *, segmented: bool = True) -> None:
-        self.periodic = {number: w for number, w in enumerate(windows) if isinstance(w, Periodic)}
+    def __init__(self, windows: Sequence[Definition] | Mapping[int, Definition], *, segmented: bool = True) -> None:
+        numbered = windows if isinstance(windows, Mapping) else dict(enumerate(windows))
+        self.periodic = {number: w for number, w in numbered.items() if isinstance(w, Periodic)}
         families = {family for window in self.periodic.values() for family in window.families()}
-        reaches = [window.reach_us for window in windows if not isinstance(window, Periodic)]
+        reaches = [window.reach_us for window in numbered.values() if not isinstance(window, Periodic)]
         if reaches:
             families.add(Family(max(min(reaches), LEAST_KEYED_US), 0))
         self.edges = EdgeSet(families)

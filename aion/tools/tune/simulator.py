@@ -223,7 +223,7 @@ class _Shard:
             if paced:
                 self._pass(before_s)
             blocks = batch.blocks[start : start + count]
-            arrived = Arrived(blocks, None, batch.facts(start, count))
+            arrived = Arrived(blocks, (), batch.facts(start, count))
             self._carry_out(self.operator.handle(arrived), blocks, batch.rows[start : start + count])
             start += count
         self._carry_out(self.operator.handle(BatchEnded(batch.last)))

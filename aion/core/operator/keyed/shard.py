@@ -17,51 +17,41 @@ from aion.core.operator.keyed.windows import KeyedWindows, Orders, overlapping
 from aion.core.operator.lifecycle import NEVER, StalenessKept
 
 
+class Taken(NamedTuple):
+    """The rows of one part that arrived, and for each of its definitions which of them it takes."""
+
+    part: KeyedPart
+    arrivals: Arrivals
+    accepted: list[Flags]
+
+
 class Verdict(NamedTuple):
-    """What becomes of an arrival: for each definition which rows it takes; and the blocks that any takes rows of.
+    """What becomes of an arrival: the rows that each part takes, and the blocks that any definition takes rows of.
 
     ``dropped``: also rows that are taken for later windows and came too late for the one that ends at them.
     ``dropped_events``: of each block, those that came too late for some definition. ``wasted_rows``: rows of these
     blocks that no definition takes.
     """
 
-    arrivals: Arrivals
-    accepted: list[Flags]
+    taken: list[Taken]
     blocks: frozenset[int]
     dropped: list[EmitDroppedRows]
     dropped_events: dict[int, int]
     wasted_rows: dict[int, int]
 
 
-NOT_KEYED = Verdict(
-    Arrivals(Table([], {"first": np.empty(0, np.int64)}), np.empty(0, np.int64)), [], frozenset(), [], {}, {}
-)
-"""Of an operator without such windows."""
+class KeyedPart:
+    """Definitions whose windows take rows of the same blocks; falsy where there are none."""
 
-
-class KeyedShard:
-    """All of them together; falsy where an operator has none."""
-
-    def __init__(self, windows: Sequence[KeyedWindows] = (), snapshot: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, windows: Sequence[KeyedWindows] = ()) -> None:
         self.windows = tuple(windows)
-        kept = [s["kept"] for s in snapshot] or [None] * len(self.windows)
-        definitions = 1 + max((w.definition for w in self.windows), default=0)
-        self._keepers = [Keeper(w, definitions, k) for w, k in zip(self.windows, kept, strict=True)]
 
     def __bool__(self) -> bool:
         return bool(self.windows)
 
-    def count_in(self, staleness: StalenessKept) -> None:
-        """Where it is noted how stale windows got."""
-        for windows in self.windows:
-            windows.staleness = staleness
-
-    # -- arrivals -----------------------------------------------------------------------------------------
-
-    def judge(self, arrivals: Arrivals, now_us: int | None) -> Verdict:
+    def judge(self, arrivals: Arrivals, now_us: int | None, verdict: Verdict) -> frozenset[int]:
+        """Adds what becomes of these rows to the verdict; returns the blocks that any definition takes rows of."""
         accepted = [windows.accepted(_marked(arrivals.table, windows)) for windows in self.windows]
-        dropped: list[EmitDroppedRows] = []
-        lost: dict[int, int] = {}
         for windows, taken in zip(self.windows, accepted, strict=True):
             missed = ~taken | windows.misses_own(arrivals.table)
             if not missed.any():
@@ -74,36 +64,25 @@ class KeyedShard:
             windows.observe_dropped(ends[lost_at_all], rows["events"][lost_at_all], now_us)
             for block in np.unique(arrivals.block[late]).tolist():
                 of = arrivals.block[late] == block
-                places = rows["row"][of]
-                dropped.append(
-                    EmitDroppedRows(block, windows.definition, places, starts[of], ends[of], now_us - ends[of])
+                lost = sum_of(rows["events"][of])
+                verdict.dropped.append(
+                    EmitDroppedRows(block, windows.definition, rows["row"][of], starts[of], ends[of], now_us - ends[of])
                 )
-                lost[block] = max(lost.get(block, 0), sum_of(rows["events"][of]))
-        any_taken = np.logical_or.reduce(accepted) if accepted else np.zeros(0, np.bool_)
-        blocks = frozenset(np.unique(arrivals.block[any_taken]).tolist())
+                verdict.dropped_events[block] = max(verdict.dropped_events.get(block, 0), lost)
+        any_taken = np.logical_or.reduce(accepted)
         numbers, counts = np.unique(arrivals.block[~any_taken], return_counts=True)
-        wasted = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
-        return Verdict(arrivals, accepted, blocks, dropped, lost, wasted)
+        verdict.wasted_rows.update(zip(numbers.tolist(), counts.tolist(), strict=True))
+        verdict.taken.append(Taken(self, arrivals, accepted))
+        return frozenset(np.unique(arrivals.block[any_taken]).tolist())
 
-    def add(self, verdict: Verdict, seq_of_block: Mapping[int, int], now_us: int | None) -> int:
+    def add(self, taken: Taken, seq_of_block: Ints, now_us: int | None) -> int:
         """Takes in what was accepted; returns how many events came late for some definition."""
         late = 0
-        seqs = np.full(max(seq_of_block, default=0) + 1, -1, np.int64)
-        for block, seq in seq_of_block.items():
-            seqs[block] = seq
-        for windows, taken in zip(self.windows, verdict.accepted, strict=True):
-            if taken.any():
-                rows = _marked(verdict.arrivals.table, windows).take(taken)
-                late = max(late, windows.add(rows, seqs[verdict.arrivals.block[taken]], now_us))
+        for windows, accepted in zip(self.windows, taken.accepted, strict=True):
+            if accepted.any():
+                rows = _marked(taken.arrivals.table, windows).take(accepted)
+                late = max(late, windows.add(rows, seq_of_block[taken.arrivals.block[accepted]], now_us))
         return late
-
-    # -- executions ---------------------------------------------------------------------------------------
-
-    def advance(self, before_us: int | None, to_us: int) -> Orders:
-        return [order for windows in self.windows for order in windows.advance(before_us, to_us)]
-
-    def batch_ended(self, now_us: int | None, step_us: int, *, last: bool) -> Orders:
-        return [order for windows in self.windows for order in windows.batch_ended(now_us, step_us, last=last)]
 
     def settled_us(self) -> int:
         """Of a slice that ends by then the index says whether it is needed; before all: none has been closed yet."""
@@ -144,6 +123,50 @@ class KeyedShard:
             if len(starts):
                 found.append((int(starts.min()), int(lasts.max())))
         return found
+
+
+class KeyedShard:
+    """The keyed windows of all parts of a plan together; falsy where it has none."""
+
+    def __init__(self, parts: Sequence[KeyedPart] = (KeyedPart(),), snapshot: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.parts = tuple(parts)
+        self.windows = tuple(sorted((w for part in parts for w in part.windows), key=lambda w: w.definition))
+        kept = [s["kept"] for s in snapshot] or [None] * len(self.windows)
+        definitions = 1 + max((w.definition for w in self.windows), default=0)
+        self._keepers = [Keeper(w, definitions, k) for w, k in zip(self.windows, kept, strict=True)]
+
+    def __bool__(self) -> bool:
+        return bool(self.windows)
+
+    def count_in(self, staleness: StalenessKept) -> None:
+        """Where it is noted how stale windows got."""
+        for windows in self.windows:
+            windows.staleness = staleness
+
+    # -- arrivals -----------------------------------------------------------------------------------------
+
+    def judge(self, rows: Sequence[Arrivals | None], now_us: int | None) -> Verdict:
+        """``rows``: of each part."""
+        verdict = Verdict([], frozenset(), [], {}, {})
+        blocks: list[frozenset[int]] = []
+        for part, arrivals in zip(self.parts, rows, strict=False):
+            if arrivals is not None:
+                blocks.append(part.judge(arrivals, now_us, verdict))
+        return verdict._replace(blocks=frozenset().union(*blocks))
+
+    def add(self, verdict: Verdict, seq_of_block: Mapping[int, int], now_us: int | None) -> int:
+        """Takes in what was accepted; returns how many events came late for some definition."""
+        seqs = np.full(max(seq_of_block, default=0) + 1, -1, np.int64)
+        seqs[[*seq_of_block]] = [*seq_of_block.values()]
+        return max((taken.part.add(taken, seqs, now_us) for taken in verdict.taken), default=0)
+
+    # -- executions ---------------------------------------------------------------------------------------
+
+    def advance(self, before_us: int | None, to_us: int) -> Orders:
+        return [order for windows in self.windows for order in windows.advance(before_us, to_us)]
+
+    def batch_ended(self, now_us: int | None, step_us: int, *, last: bool) -> Orders:
+        return [order for windows in self.windows for order in windows.batch_ended(now_us, step_us, last=last)]
 
     def next_due_us(self, now_us: int | None, step_us: int) -> int | None:
         dues = [windows.next_due_us(now_us, step_us) for windows in self.windows]
