@@ -57,8 +57,7 @@ class Oracle:
         self._arrived = 0
         self._edges = [w for w in windows if isinstance(w, Periodic)]
         gaps = [w.gap_us for w in windows if isinstance(w, Session)]
-        by_event = any(isinstance(w, Count | PerRecord) for w in windows)
-        self._cell = None if by_event or not gaps else min(gaps)
+        self._cell = min(gaps, default=None)
 
     def process(self, batch: Sequence[Event]) -> Dropped:
         events = [Numbered(event, self._arrived + n) for n, event in enumerate(batch)]

@@ -25,6 +25,8 @@ from state_backends.store.protocol import StoredBlock
 
 SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.float64())])
 WINDOWS = [aion.Tumbling("10s"), aion.Sliding("25s", "10s")]
+KEYED = {"sessions": [*WINDOWS, aion.Session("3s"), aion.Session("7s")]}
+KEYED["beside event rows"] = [*KEYED["sessions"], aion.PerRecord("5s")]
 # What does not depend on the order of arrival, which a shuffle does not keep.
 AGGREGATES = {
     "n": A.count(),
@@ -49,14 +51,14 @@ def plan_for(how: str) -> Plan:
     given: dict[str, Any] = {"aggregates": None, "apply": None, "outputs": None}
     if how == "events":
         given |= {"apply": in_order, "outputs": "text string"}
-    elif how == "partials":
+    elif how in ("partials", *KEYED):
         given |= {"aggregates": {name: AGGREGATES[name] for name in ("n", "total", "average", "low", "about")}}
     else:
         given |= {"aggregates": AGGREGATES}
-    return make_plan(SCHEMA, key="k", time="ts", windows=WINDOWS, **given)
+    return make_plan(SCHEMA, key="k", time="ts", windows=KEYED.get(how, WINDOWS), **given)
 
 
-PLANS = {how: plan_for(how) for how in ("partials", "values", "events")}
+PLANS = {how: plan_for(how) for how in ("partials", "values", "events", *KEYED)}
 
 
 class Kept:
@@ -70,7 +72,7 @@ class Kept:
             stored = StoredBlock(seq, block)
             self.blocks.setdefault(block.header.slice_us, []).append(stored)
 
-    def read(self, slices: Sequence[int], *, blocking: bool = False) -> Iterator[StoredBlock]:
+    def read(self, slices: Sequence[int], *, blocking: bool = False, only: None = None) -> Iterator[StoredBlock]:
         return (stored for s in slices for stored in self.blocks.get(s, []))
 
     def prestage(self, slices: Sequence[int]) -> None:
