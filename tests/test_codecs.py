@@ -20,6 +20,7 @@ from aion.core.ingest.block import HEADER_BYTES, Block, BlockKind, Codec, Compre
 from aion.core.plan import make_plan
 from aion.errors import CorruptBlock, FormatError, SchemaError
 from aion.execute.applying import dropped_events
+from aion.execute.dropping import NO_WINDOW
 
 CODECS = list(itertools.product(Codec, Compression))
 
@@ -360,6 +361,6 @@ def test_a_dropped_event_whose_text_is_no_utf8_is_told_escaped() -> None:
     batch = pa.record_batch(
         [pa.array([0, 1, 2**62]).cast(pa.timestamp("us")), texts, pa.array([1, 2, 3])], schema=schema
     )
-    rows = dropped_events(plan, batch, [None], np.zeros(3, np.int64), None, "late")
+    rows = dropped_events(plan, batch, np.arange(3), NO_WINDOW, np.zeros(3, np.int64), None, "no time")
     events = [orjson.loads(text) for text in rows.column("event").to_pylist()]
     assert [(e["s"], e["n"]) for e in events] == [("caf\\xc3", 1), ("é", 2), (None, 3)]

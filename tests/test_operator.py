@@ -25,6 +25,7 @@ from aion.core.operator.actions import (
     BlockFact,
     Destage,
     EmitDropped,
+    EmitUntimed,
     Event,
     Execute,
     Execution,
@@ -71,7 +72,7 @@ def handle(operator: Operator, event: Event) -> list[Action]:
     """What is ordered, but for hints about what will be needed soon: they change no pane."""
     actions = operator.handle(event)
     operator.validate()
-    return [a for a in actions if isinstance(a, Append | EmitDropped | Execute | Destage | Purge)]
+    return [a for a in actions if isinstance(a, Append | EmitUntimed | EmitDropped | Execute | Destage | Purge)]
 
 
 def executes(actions: Sequence[Action]) -> list[Execution]:
@@ -80,7 +81,8 @@ def executes(actions: Sequence[Action]) -> list[Execution]:
 
 def said(actions: Sequence[Action]) -> list[Any]:
     """Actions as values that can be compared."""
-    return [(a.kind, a.slices, *a) if isinstance(a, Execute) else a for a in actions]
+    plain = [(a.kind, a.slices, *a) if isinstance(a, Execute) else a for a in actions]
+    return [(a.blocks, a.windows(), a.lateness_us.tolist()) if isinstance(a, EmitDropped) else a for a in plain]
 
 
 def executed(actions: Sequence[Action]) -> list[tuple[str, int, int]]:
@@ -293,8 +295,7 @@ def test_what_comes_later_than_the_bound_is_dropped_and_told() -> None:
     advance(operator, 110)
     (drop,) = arrive(operator, 0, events=7)
     assert isinstance(drop, EmitDropped)
-    assert (drop.index, drop.window, drop.lateness_us) == (0, WindowRef(0, 0, 10), 100)
-    assert "bound" in drop.reason
+    assert (drop.blocks, drop.windows(), drop.lateness_us.tolist()) == ((0,), [WindowRef(0, 0, 10)], [100])
     assert operator.counters.dropped == operator.counters.late_events == 7
     assert operator.lateness.late_events == 7, "it feeds the lateness distribution"
     assert not len(operator.windows)
@@ -329,7 +330,8 @@ def test_an_event_can_be_dropped_for_one_window_and_taken_by_another() -> None:
     arrive(operator, 0)
     advance(operator, 20)
     drop, append, other = arrive(operator, 0, 10)
-    assert drop == EmitDropped(0, WindowRef(0, 0, 10), 10, "later than the window's bound")
+    assert isinstance(drop, EmitDropped)
+    assert (drop.blocks, drop.windows(), drop.lateness_us.tolist()) == ((0,), [WindowRef(0, 0, 10)], [10])
     assert (append, other) == (Append(0, 0, 1, False), Append(1, 10, 2, False))
     assert operator.counters.dropped == 1
     (row,) = [i for i, ref in enumerate(operator.windows.refs()) if ref == WindowRef(1, 0, 40)]
@@ -342,7 +344,7 @@ def test_what_is_purged_does_not_come_back() -> None:
     arrive(operator, 0)
     advance(operator, 15)
     for _ in range(2):
-        assert [d.window for d in dropped(arrive(operator, 0))] == [WindowRef(0, 0, 10)]
+        assert [w for d in dropped(arrive(operator, 0)) for w in d.windows()] == [WindowRef(0, 0, 10)]
         assert executed(end_batch(operator)) == []
     assert executed(advance(operator, 40)) == [("on_time", 0, 0)]
 
@@ -360,9 +362,9 @@ def test_a_longer_bound_after_a_restart_does_not_make_windows_that_events_were_d
     """The slice's earlier block was told as dropped for the short window, and must not be in a pane of it after all."""
     operator = make(Tumbling(10), Tumbling(40), bound=5)
     advance(operator, 20)
-    assert [d.window for d in dropped(arrive(operator, 0))] == [WindowRef(0, 0, 10)]
+    assert [w for d in dropped(arrive(operator, 0)) for w in d.windows()] == [WindowRef(0, 0, 10)]
     restarted = make(Tumbling(10), Tumbling(40), bound=1000, snapshot=operator.snapshot())
-    assert [d.window for d in dropped(arrive(restarted, 0))] == [WindowRef(0, 0, 10)]
+    assert [w for d in dropped(arrive(restarted, 0)) for w in d.windows()] == [WindowRef(0, 0, 10)]
 
 
 def test_a_longer_bound_does_not_bring_back_what_the_shorter_one_went_by() -> None:
@@ -370,7 +372,8 @@ def test_a_longer_bound_does_not_bring_back_what_the_shorter_one_went_by() -> No
     operator = make(bound=5)
     advance(operator, 30)
     restarted = make(bound=1000, snapshot=operator.snapshot())
-    assert kinds(arrive(restarted, 0, 10)) == [EmitDropped, EmitDropped]
+    (drop,) = dropped(arrive(restarted, 0, 10))
+    assert (drop.blocks, drop.windows()) == ((0, 1), [WindowRef(0, 0, 10), WindowRef(0, 10, 20)])
     assert kinds(arrive(restarted, 20)) == [Append], "which ends after what is closed"
 
 
@@ -420,7 +423,7 @@ def test_what_came_in_time_was_not_stale() -> None:
 def test_events_without_a_time_are_dropped_with_the_reason() -> None:
     operator = make()
     arrive(operator, 0)
-    assert arrive(operator, NO_SLICE, events=4) == [EmitDropped(0, None, None, "the event time is null")]
+    assert arrive(operator, NO_SLICE, events=4) == [EmitUntimed(0, "the event time is null")]
     assert (operator.counters.events, operator.counters.dropped, operator.counters.late_events) == (5, 4, 0)
     assert operator.lateness.late_events == 0
 
@@ -530,10 +533,10 @@ class OperatorMachine(RuleBasedStateMachine):
         of_slices = SliceFacts(*columns.reshape(-1, 3).T) if self.grid.has_segments else None
         actions = self.both(Arrived(facts, (), of_slices))
         for index, (slice_us, fact) in enumerate(zip(slices, facts, strict=True)):
-            mine = [a for a in actions if isinstance(a, Append | EmitDropped) and a.index == index]
+            drops = [a for a in actions if isinstance(a, EmitDropped) and index in a.blocks]
             too_late = {ref for ref in self.refs(slice_us) if self.beyond(ref)}
-            assert {a.window for a in mine if isinstance(a, EmitDropped)} == too_late
-            appends = [a for a in mine if isinstance(a, Append)]
+            assert {w for a in drops for w in a.windows() if w.start_us <= slice_us < w.end_us} == too_late
+            appends = [a for a in actions if isinstance(a, Append) and a.index == index]
             takers = self.refs(slice_us) - too_late
             assert len(appends) == bool(takers), "a block is kept once, if anybody needs it"
             for append in appends:
@@ -552,8 +555,8 @@ class OperatorMachine(RuleBasedStateMachine):
 
     @rule(events=st.integers(1, 5))
     def arrive_without_time(self, events: int) -> None:
-        (drop,) = dropped(self.both(Arrived([BlockFact(NO_SLICE, events, 64)])))
-        assert drop.window is None
+        (drop,) = self.both(Arrived([BlockFact(NO_SLICE, events, 64)]))
+        assert isinstance(drop, EmitUntimed)
         self.arrived += events
         self.gone += events
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -118,32 +118,28 @@ def apply_gathered(plan: Plan, order: ExecuteKeyed, events: pa.Table, gathered: 
 
 
 def dropped_events(
-    plan: Plan,
-    batch: pa.RecordBatch,
-    windows: Sequence[WindowRef | None],
-    which: Any,
-    lateness_us: Any,
-    reason: str,
+    plan: Plan, batch: pa.RecordBatch, rows: Any, windows: WindowColumns, which: Any, lateness_us: Any, reason: str
 ) -> pa.RecordBatch:
-    """One row for each event that came too late or has no time, with the event itself as JSON.
+    """A row for each event that came too late or has no time, with the event itself as JSON.
 
-    ``which``: for each the number of its window in ``windows``.
+    Row ``rows[i]`` of the batch came too late for window ``which[i]`` by ``lateness_us[i]``, which is None where events
+    have no time, and so no window.
     """
-    n = batch.num_rows
-    texts = [orjson.dumps(row, default=_plain).decode() for row in _plain_rows(batch)]
+    texts = pa.array([orjson.dumps(row, default=_plain).decode() for row in _plain_rows(batch)], pa.string())
+    n, at = len(rows), pa.array(rows)
     return pane_rows(
         plan,
-        keys=[batch.column(name) for name in plan.key],
+        keys=[batch.column(name).take(at) for name in plan.key],
         outputs=None,
-        windows=WindowColumns.of(windows),
+        windows=windows,
         which=which,
         kind=pa.repeat(PaneKind.DROPPED.value, n),
         events=np.ones(n, np.int64),
-        late_events=np.full(n, int(windows[0] is not None)),
-        event_time=batch.column(plan.time),
+        late_events=np.full(n, int(lateness_us is not None)),
+        event_time=batch.column(plan.time).take(at),
         lateness_us=lateness_us,
         reason=reason,
-        event=pa.array(texts, pa.string()),
+        event=texts.take(at),
     )
 
 

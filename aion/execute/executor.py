@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -26,8 +25,8 @@ from aion.core.operator.actions import (
     BlockFact,
     Destage,
     EmitDropped,
+    EmitUntimed,
     Execute,
-    PaneKind,
     Prestage,
     Purge,
     SliceFacts,
@@ -37,12 +36,12 @@ from aion.core.operator.keyed.orders import EmitDroppedRows, ExecuteKeyed, Order
 from aion.core.operator.operator import Operator
 from aion.core.plan import Plan
 from aion.core.slicing.tree import Aggregation
-from aion.execute.applying import Decoded, apply_window, decode_all, dropped_events
+from aion.execute.applying import Decoded, apply_window, decode_all
 from aion.execute.block_compactor import BlockCompactor, compaction_bytes
 from aion.execute.combining import Loaded, tagged, windows_at_once
 from aion.execute.compactions import carry_out
+from aion.execute.dropping import dropped, untimed
 from aion.execute.keyed import KeyedExecutor
-from aion.execute.rows import WindowColumns, pane_rows
 from aion.execute.spilling import MEMORY_LIMIT_BYTES, drained, parts_by_key
 from aion.execute.trace import Recorder
 from policies.sizing import Execution
@@ -162,7 +161,10 @@ class Executor:
         for action in actions:
             if isinstance(action, Prestage):
                 self._prestage(action.slices, [blocks[a.index] for a in appends])
-        yield from self._dropped([a for a in actions if isinstance(a, EmitDropped)], blocks)
+        yield from untimed(self.plan, [a for a in actions if isinstance(a, EmitUntimed)], blocks)
+        for action in actions:
+            if isinstance(action, EmitDropped):
+                yield from dropped(self.plan, action, blocks)
         for action in actions:
             if isinstance(action, EmitDroppedRows):
                 yield self._keyed_of[action.definition].dropped(action, blocks[action.index])
@@ -306,45 +308,3 @@ class Executor:
                     yield from (Loaded.of_tagged(self.plan, part) for part in parts if part)
                 return
         yield Loaded.of_blocks(self.plan, held)
-
-    # -- too late -----------------------------------------------------------------------------------------
-
-    def _dropped(self, actions: Sequence[EmitDropped], blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
-        """Kept events one by one; partials that arrived together a row for each key and window.
-
-        Which events share a block is a matter of how Spark made tasks of them, and must not be seen in what comes out.
-        """
-        if self.plan.layout is None:
-            for action in actions:
-                batch = decode(blocks[action.index], self.plan.block_schema)
-                which = np.zeros(batch.num_rows, np.int64)
-                yield dropped_events(self.plan, batch, [action.window], which, action.lateness_us, action.reason)
-            return
-        together: dict[EmitDropped, list[pa.RecordBatch]] = {}
-        for action in actions:
-            of = together.setdefault(replace(action, index=0), [])
-            batch = decode(blocks[action.index], self.plan.block_schema)
-            slices = self.plan.slices_of(batch)
-            if slices is not None and action.window is not None:
-                window = action.window
-                batch = batch.filter(pa.array((slices >= window.start_us) & (slices < window.end_us)))
-            of.append(batch)
-        for action, batches in together.items():
-            yield self._dropped_partials(action, pa.Table.from_batches(batches))
-
-    def _dropped_partials(self, action: EmitDropped, partials: pa.Table) -> pa.RecordBatch:
-        assert self.plan.layout is not None
-        partials = self.plan.layout.combine([field.name for field in self.plan.key_fields], partials)
-        late = action.window is not None
-        return pane_rows(
-            self.plan,
-            keys=[partials.column(f.name) for f in self.plan.key_fields],
-            outputs=list(self.plan.layout.lower(self.plan.layout.states(partials)).values()),
-            windows=WindowColumns.of([action.window]),
-            which=np.zeros(partials.num_rows, np.int64),
-            kind=pa.repeat(PaneKind.DROPPED.value, partials.num_rows),
-            events=partials.column("p0"),
-            late_events=partials.column("p0") if late else pa.array(np.zeros(partials.num_rows, np.int64)),
-            lateness_us=action.lateness_us,
-            reason=action.reason,
-        )

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from aion.core.ingest.block import Block, BlockKind, Codec, Compression, decode, encode
 from aion.core.ingest.key_ranges import Keys, row_hashes
-from aion.core.operator.actions import PaneKind, WindowRef
+from aion.core.operator.actions import PaneKind
 from aion.core.operator.keyed.orders import Arrivals, EmitDroppedRows, ExecuteKeyed, Retract
 from aion.core.operator.keyed.saving import Keeper, Save
 from aion.core.operator.keyed.table import Table
@@ -19,7 +19,7 @@ from aion.core.plan import Plan
 from aion.core.slicing.grid import is_timed
 from aion.execute.applying import apply_gathered, decode_all, dropped_events
 from aion.execute.keyed_panes import gather, panes, placed, retractions
-from aion.execute.rows import WindowColumns, pane_rows
+from aion.execute.rows import TOO_LATE, WindowColumns, pane_rows
 from aion.execute.spilling import parts_by_key
 from state_backends.store.protocol import Only, StoredBlock
 
@@ -86,23 +86,22 @@ class KeyedExecutor:
     def dropped(self, order: EmitDroppedRows, block: Block) -> pa.RecordBatch:
         """A row for each that came too late, with the window that it would have made alone."""
         batch = decode(block, self._plan.block_schema).take(pa.array(order.rows))
-        bounds = zip(order.starts_us.tolist(), order.ends_us.tolist(), strict=True)
-        windows = [WindowRef(order.definition, start, end) for start, end in bounds]
-        which = np.arange(len(windows))
+        which = np.arange(len(order.rows))
+        windows = WindowColumns(np.full(len(which), order.definition), order.starts_us, order.ends_us)
         if self._plan.layout is None:
-            return dropped_events(self._plan, batch, windows, which, order.latenesses_us, _REASON)
+            return dropped_events(self._plan, batch, which, windows, which, order.latenesses_us, TOO_LATE)
         events = batch.column("p0")
         return pane_rows(
             self._plan,
             keys=[batch.column(name) for name in self._plan.block_keys],
             outputs=list(self._plan.layout.lower(self._plan.layout.states(batch)).values()),
-            windows=WindowColumns.of(windows),
+            windows=windows,
             which=which,
-            kind=pa.repeat(PaneKind.DROPPED.value, len(windows)),
+            kind=pa.repeat(PaneKind.DROPPED.value, len(which)),
             events=events,
             late_events=events,
             lateness_us=order.latenesses_us,
-            reason=_REASON,
+            reason=TOO_LATE,
         )
 
     # -- executions ---------------------------------------------------------------------------------------
@@ -162,6 +161,3 @@ class KeyedExecutor:
             if replaces:
                 self._session.release([], replaces)
         return len(keeper_saves)
-
-
-_REASON = "later than the window's bound"

@@ -11,6 +11,9 @@ import pyarrow as pa
 from aion.core.operator.actions import WindowRef
 from aion.core.plan import Plan
 
+TOO_LATE = "later than the window's bound"
+"""The reason in the rows of late events that no window takes any more."""
+
 
 class WindowColumns(NamedTuple):
     """Windows as columns; one of definition -1 is no window."""

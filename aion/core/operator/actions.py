@@ -95,13 +95,29 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class EmitDropped:
-    """What block ``index`` holds of ``window`` came too late (None: it has no event time); yield it as dropped."""
+class EmitUntimed:
+    """The events of block ``index`` have no time that windows are made for; yield them as dropped."""
 
     index: int
-    window: WindowRef | None
-    lateness_us: int | None
     reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmitDropped:
+    """What these blocks hold of some windows came too late for them; yield it as dropped.
+
+    A column for each thing, a row for each window: its definition and interval, and how late the events are for it.
+    """
+
+    blocks: tuple[int, ...]
+    definition: Ints
+    start_us: Ints
+    end_us: Ints
+    lateness_us: Ints
+
+    def windows(self) -> list[WindowRef]:
+        columns = (self.definition.tolist(), self.start_us.tolist(), self.end_us.tolist())
+        return [WindowRef(*row) for row in zip(*columns, strict=True)]
 
 
 class Execution(NamedTuple):
@@ -183,4 +199,4 @@ class Purge:
     slices: tuple[int, ...]
 
 
-Action = Append | EmitDropped | Execute | Prestage | Destage | Purge | Compact
+Action = Append | EmitUntimed | EmitDropped | Execute | Prestage | Destage | Purge | Compact

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aion.core.numbers import MOST, sum_of, sums_by
-from aion.core.operator.actions import BlockFact, EmitDropped, Ints, SliceFacts
+from aion.core.operator.actions import BlockFact, EmitUntimed, Ints, SliceFacts
 from aion.core.operator.keyed.shard import Verdict
 from aion.core.operator.lifecycle import Counters
 from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE, has_event_rows
@@ -21,7 +21,7 @@ UNTIMED = {NO_SLICE: "the event time is null", BEYOND_SLICE: "the event time is 
 """Why events of these slices are dropped."""
 
 
-def untimed(blocks: Sequence[BlockFact], counters: Counters) -> list[EmitDropped]:
+def untimed(blocks: Sequence[BlockFact], counters: Counters) -> list[EmitUntimed]:
     """Counts all events, and orders to drop those without a time that windows are made for.
 
     The rows of single events that stand beside partials are of the same events, which count once.
@@ -33,7 +33,7 @@ def untimed(blocks: Sequence[BlockFact], counters: Counters) -> list[EmitDropped
         counters.came(block.events)
         if block.slice_us in UNTIMED:
             counters.drop(block.events)
-            drops.append(EmitDropped(index, None, None, UNTIMED[block.slice_us]))
+            drops.append(EmitUntimed(index, UNTIMED[block.slice_us]))
     return drops
 
 
@@ -71,8 +71,11 @@ class Arrival:
             self._active |= _covered(begins[active], ends[active], len(self.slices_us))
             self._late |= _covered(begins[~active], ends[~active], len(self.slices_us))
 
-    def mark_too_late(self, begins: Ints, ends: Ints) -> None:
-        self._too_late |= _covered(begins, ends, len(self.slices_us))
+    def mark_too_late(self, begins: Ints, ends: Ints) -> tuple[int, ...]:
+        """Windows that are gone would have taken these ranges of slices; returns the blocks that hold any of them."""
+        lost = _covered(begins, ends, len(self.slices_us))
+        self._too_late |= lost
+        return tuple(np.unique(self.block[lost[self._of]]).tolist())
 
     def kept_blocks(self, also: Iterable[int]) -> list[int]:
         """The blocks that any window takes something of, in order."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from aion.core.compaction.blocks import BlockCompaction, CompactionDone
 from aion.core.lateness.observe import Lateness, NewBounds
-from aion.core.numbers import sum_of, within
+from aion.core.numbers import sums_by, within
 from aion.core.operator.actions import (
     Action,
     Append,
@@ -35,18 +35,17 @@ from aion.core.operator.actions import (
     Purge,
     SliceFacts,
     WatermarkAdvanced,
-    WindowRef,
 )
 from aion.core.operator.arrival import Arrival, untimed
 from aion.core.operator.gone import Gone
 from aion.core.operator.keyed.orders import Arrivals, ExecuteKeyed, Order
 from aion.core.operator.keyed.shard import KeyedShard, Verdict
-from aion.core.operator.keyed.slices import PartSegments
+from aion.core.operator.keyed.slices import PartSegments, parts_of
 from aion.core.operator.keyed.windows import Orders
 from aion.core.operator.lifecycle import NEVER, Counters
 from aion.core.operator.watermark import Watermark
 from aion.core.operator.window_table import WindowTable
-from aion.core.slicing.grid import EVENT_ROWS_US, SliceGrid, has_event_rows, slices_from_json, slices_to_json
+from aion.core.slicing.grid import SliceGrid, has_event_rows, slices_to_json
 from aion.core.slicing.periodic import PeriodicWindows
 from aion.core.trigger.triggers import Trigger
 
@@ -94,34 +93,16 @@ class Operator:
         definitions = max(grid.periodic, default=0) + 1
         self.windows = WindowTable(definitions)
         self._gone = Gone(grid.periodic, snapshot)
-        names: list[int] = []
-        settled_us = [-NEVER, -NEVER]
         self.next_seq = 0
         self.counters = Counters()
         if snapshot is not None:
             self.watermark = Watermark(snapshot["watermark_us"], snapshot["watermark_step_us"])
             self.next_seq = snapshot["next_seq"]
             self.windows = WindowTable.from_json(snapshot["windows"], definitions)
-            names, settled_us = slices_from_json(snapshot["slices"]), snapshot["settled_us"]
             self.counters = Counters.from_json(snapshot["counters"])
-        self._shared = PartSegments(
-            grid,
-            self.keyed.parts[0],
-            self._are_needed,
-            names=[name for name in names if not has_event_rows(name)],
-            settled_us=settled_us[0],
-        )
-        self._parts = [self._shared]
-        if event_grid is not None:
-            event_rows = PartSegments(
-                event_grid,
-                self.keyed.parts[1],
-                lambda names, first: [False] * len(names),
-                shelf_us=EVENT_ROWS_US,
-                names=filter(has_event_rows, names),
-                settled_us=settled_us[1],
-            )
-            self._parts.append(event_rows)
+        grids = [grid] if event_grid is None else [grid, event_grid]
+        self._parts = parts_of(grids, self.keyed.parts, self._are_needed, snapshot)
+        self._shared = self._parts[0]
         self._part_of_definition = {w.definition: part for part in self._parts for w in part.keyed.windows}
         self.keyed.count_in(self.counters.staleness)
 
@@ -277,26 +258,23 @@ class Operator:
             )
             self.counters.windows += len(past)
             if gone.any():
-                drops = self._too_late(arrival, found.definition[gone], found.start_us[gone], found.end_us[gone])
-                arrival.mark_too_late(found.begins[gone], found.ends[gone])
+                assert now is not None, "nothing is gone without a watermark"
+                ends = found.end_us[gone]
+                self._observe_late(ends, events[gone])
+                blocks = arrival.mark_too_late(found.begins[gone], found.ends[gone])
+                drops.append(EmitDropped(blocks, found.definition[gone], found.start_us[gone], ends, now - ends))
                 kept = ~gone
                 found = type(found)(*(column[kept] for column in found))
                 events = events[kept]
         arrival.mark_taken(found.begins, found.ends, found.end_us > now if now is not None else None)
         return (self.windows.find(found.definition, found.end_us), events), drops
 
-    def _too_late(self, arrival: Arrival, definition: Ints, starts: Ints, ends: Ints) -> list[EmitDropped]:
-        """An order for each block and window that came too late for each other, by block."""
-        now = self.watermark.at_us
-        assert now is not None
-        drops: list[EmitDropped] = []
-        for number, start, end in zip(definition.tolist(), starts.tolist(), ends.tolist(), strict=True):
-            within_ = (arrival.slice_us >= start) & (arrival.slice_us < end)
-            for block in np.unique(arrival.block[within_]).tolist():
-                self._bound.observe(end, now, sum_of(arrival.events[within_ & (arrival.block == block)]))
-                ref = WindowRef(number, start, end)
-                drops.append(EmitDropped(block, ref, now - end, "later than the window's bound"))
-        return sorted(drops, key=lambda drop: (drop.index, drop.window))
+    def _observe_late(self, ends_us: Ints, events: Ints) -> None:
+        """Events came after their windows' ends, by now."""
+        assert self.watermark.at_us is not None
+        ends, of = np.unique(ends_us, return_inverse=True)
+        for end_us, count in zip(ends.tolist(), sums_by(of, events, len(ends)).tolist(), strict=True):
+            self._bound.observe(end_us, self.watermark.at_us, count)
 
     def _kept(self, blocks: Sequence[BlockFact], arrival: Arrival, verdict: Verdict) -> list[Append]:
         """Orders to keep the blocks that any window takes something of, numbered in their order."""
@@ -318,10 +296,8 @@ class Operator:
         now = self.watermark.at_us
         late = self.windows["end_us"][rows] <= now if now is not None else np.zeros(len(rows), np.bool_)
         self.windows.came(rows, events, late, self.next_seq - 1)
-        if now is not None and late.any():
-            ends = self.windows["end_us"][rows[late]].tolist()
-            for end_us, count in zip(ends, events[late].tolist(), strict=True):
-                self._bound.observe(end_us, now, count)
+        if late.any():
+            self._observe_late(self.windows["end_us"][rows[late]], events[late])
 
     def _announced(self, first: Ints, rows: Ints) -> tuple[int, ...]:
         """The segments to stage for late windows: their first event since an execution announces the next one."""

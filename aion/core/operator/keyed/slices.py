@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +13,28 @@ from aion.core.operator.keyed.orders import ExecuteKeyed
 from aion.core.operator.keyed.shard import KeyedPart
 from aion.core.operator.keyed.table import Ints
 from aion.core.operator.lifecycle import NEVER
-from aion.core.slicing.grid import LiveSegments, SliceGrid
+from aion.core.slicing.grid import EVENT_ROWS_US, LiveSegments, SliceGrid, has_event_rows, slices_from_json
 
 Needed = Callable[[Sequence[int], int], list[bool]]
+
+
+def parts_of(
+    grids: Sequence[SliceGrid], keyed: Sequence[KeyedPart], needed: Needed, snapshot: Mapping[str, Any] | None
+) -> list[PartSegments]:
+    """The segments of each part of a plan, new or as an operator's snapshot has them. ``needed``: of the first part."""
+    names = [] if snapshot is None else slices_from_json(snapshot["slices"])
+    parts = []
+    for number, (grid, part) in enumerate(zip(grids, keyed, strict=True)):
+        own = [name for name in names if has_event_rows(name) == bool(number)]
+        settled_us = -NEVER if snapshot is None else snapshot["settled_us"][number]
+        needs = _no_other if number else needed
+        shelf_us = EVENT_ROWS_US if number else 0
+        parts.append(PartSegments(grid, part, needs, shelf_us=shelf_us, names=own, settled_us=settled_us))
+    return parts
+
+
+def _no_other(names: Sequence[int], first: int) -> list[bool]:
+    return [False] * len(names)
 
 
 class PartSegments:
