@@ -272,7 +272,7 @@ def test_the_name_of_a_session_of_another_shard(victim: Victim) -> None:
 
 def test_a_version_that_there_is_not(victim: Victim) -> None:
     for token in ("nothing", "0000000000-victim"):
-        with pytest.raises(errors.CorruptState, match=f"version {token} .*is what Spark asks for"):
+        with pytest.raises(errors.CorruptState, match=f"version {token} .*does not exist"):
             act(victim, "open", orjson.dumps({**opening(victim), "token": token}))
 
 
