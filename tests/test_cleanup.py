@@ -94,7 +94,7 @@ def test_an_initial_bound_that_loses_too_much_gives_way_to_the_longest_seen() ->
     asked = replace(ASKED, initial_bound_us=15 * MINUTE)
     decision = decide(asked, told(epochs=3))
     assert (decision.reason, decision.bound_us) == (Reason.UNSUPPORTED, HOUR + 1)
-    assert "15 minutes lose 12.50%" in decision.why
+    assert "15 minutes would lose 12.50%" in decision.why
 
 
 def test_max_bound_is_never_exceeded() -> None:
