@@ -314,9 +314,9 @@ def _start(folder: Path, watch_pid: int) -> None:
         time.sleep(0.02)
 
 
-def _environment(ours: Mapping[str, str]) -> dict[str, str]:
+def _environment(own: Mapping[str, str]) -> dict[str, str]:
     """The server's environment."""
-    inherited = {k: v for k, v in ours.items() if k in _INHERITED or k.startswith(_INHERITED_PREFIXES)}
+    inherited = {k: v for k, v in own.items() if k in _INHERITED or k.startswith(_INHERITED_PREFIXES)}
     return {**_ALLOCATION, **inherited, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
 
 

@@ -169,15 +169,15 @@ def check_owner(manifest: Manifest, wanted: Identity) -> None:
     check_operator(found, wanted, f"the state of version {manifest.token}")
 
 
-def check_operator(found: Mapping[str, Any], wanted: Identity, whose: str) -> None:
+def check_operator(found: Mapping[str, Any], wanted: Identity, state: str) -> None:
     """Compares fields of an Identity with those that are wanted. Raises ForeignState saying what differs.
 
-    ``whose``: names the state in the message.
+    ``state``: what the message calls the state that was found.
     """
     for what in ("query", "operator", "shard", "shards"):
         if what in found and found[what] != getattr(wanted, what):
             hint = f"; set state.shards to {found[what]}" if what == "shards" else ""
-            raise ForeignState(f"{whose} belongs to {what} {found[what]!r}, not {getattr(wanted, what)!r}{hint}")
+            raise ForeignState(f"{state} belongs to {what} {found[what]!r}, not {getattr(wanted, what)!r}{hint}")
     definition = found["definition"]
     changed = [k for k in wanted.definition if definition.get(k) != wanted.definition[k]]
     if changed:
@@ -190,6 +190,6 @@ def check_operator(found: Mapping[str, Any], wanted: Identity, whose: str) -> No
         was, is_now = found.get(what), list(getattr(wanted, what))
         if was is not None and was != is_now:
             raise ForeignState(
-                f"{whose} has other {meaning}: {was}, not {is_now}. Keys would be looked for in shards that do not "
+                f"{state} has other {meaning}: {was}, not {is_now}. Keys would be looked for in shards that do not "
                 "hold them; start with a new checkpoint"
             )
