@@ -104,7 +104,11 @@ class Child:
     def seen(self) -> dict[str, int]:
         """How often what was noted so far, by Spark and by the workers."""
         log = self.log.read_text(errors="replace")
-        return {"lost": log.count("Lost task"), "turns": log.count(" goes on as "), "failures": len(self.failures())}
+        return {
+            "lost": log.count("Lost task"),
+            "turns": log.count(" continues on another server as "),
+            "failures": len(self.failures()),
+        }
 
     def failures(self) -> list[str]:
         from experiments.chaos_query import FAILURES

@@ -34,10 +34,10 @@ class Forgetful(Shard):
 
     def commit(self, attempt: str, snapshot: dict[str, Any]) -> str:
         store = self._working(attempt)
-        before = self._held
+        before = self._current
         store.purge(list(set(self._purging)))
-        self._held = Manifest(
-            token=self._makes,
+        self._current = Manifest(
+            token=self._new_token,
             parent=before.token if before else None,
             version=before.version + 1 if before else 1,
             identity=self.identity,
@@ -47,7 +47,7 @@ class Forgetful(Shard):
             snapshot=snapshot,
         )
         self._attempt = None
-        return self._held.token
+        return self._current.token
 
     def _claim(self, attempt: str, identity: Identity, *, begins: bool) -> None:
         """Nobody will come back to ask whose state this was."""

@@ -1,5 +1,5 @@
-"""What to keep in memory, what to fetch, how large a bucket is: pure policies, and the presets as YAML files.
+"""Pure policies, and the presets as YAML files: what leaves memory, what to fetch and when, how long windows live.
 
-Nothing here has a clock, a thread or a file (but :mod:`policies.plugins`, which imports a user's class): times and
-sizes come in as arguments. Seconds (``_s``) may be of any clock, as long as it is one clock.
+Nothing here uses a clock, a thread or a file, except :mod:`policies.plugins`, which imports a user's class. Times and
+sizes are arguments. Seconds (``_s``) may come from any clock, but all of them must come from the same one.
 """

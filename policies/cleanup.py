@@ -1,31 +1,32 @@
-"""Predictive cleanup: how late an event may be before its window is gone (paper section 3.4). Pure.
+"""Predictive cleanup: decides how late an event may be before its window is gone (paper section 3.4). Pure.
 
-The paper: start with a conservatively large bound, and once a representative history was observed, give newly created
-windows the bound that is estimated to cover a specified percentage of the events, with a certain confidence.
+The paper: start with a conservatively large bound. After observing a representative history, give each new window the
+bound that will cover a given percentage of the events, with a given confidence.
 
-**Of which events.** Of the late ones, unless told otherwise: it is their distribution that the paper has the system
-observe, and a bound covers nothing else. Who covers 99 % of the late events covers at least 99 % of all; of all events
-99 % may be covered by forgetting a window at its end, which is what late events are kept from here.
+**Which events?** The late ones, unless ``of_all`` says all. The paper observes the distribution of late events, and a
+bound matters only to them. A bound that covers 99 % of the late events covers at least 99 % of all events. The reverse
+is not true: to cover 99 % of all events, it may be enough to forget each window at its end, and then every late event
+is lost.
 
-**The bound** is the smallest from which on an upper confidence bound on the share that comes later is at most
-``1 - coverage``. It is an edge of the sketch, at which counts are exact: the sketch's error can only make it longer, by
-at most 2 %.
+**The bound** is the smallest one for which an upper confidence bound on the share of later events is at most
+``1 - coverage``. It is always an edge of the sketch, where counts are exact. So the error of the sketch can only make
+the bound longer, by at most 2 %.
 
-**A representative history** is one that
+**A history is representative** if
 
-- goes back, for a quarter of its epochs, at least as far as ``initial_bound``, which is what the user took to be long,
-  and twice as far as the bound that it asks for;
-- has at least eight epochs with events, so that one can tell how much they differ;
-- leaves at most a tenth of what may be lost to what is later than anything could yet have been seen; and
-- shows enough events for the order statistic: 299 independent ones for 99 % with confidence 95 %.
+- for a quarter of its epochs it goes back at least as far as ``initial_bound``, which the user considers long, and
+  twice as far as the bound that it leads to;
+- at least eight of its epochs have events, so that their differences can be measured;
+- events that are later than anything that could have been seen yet are at most a tenth of the events that may be lost;
+- it has enough events for the order statistic: 299 independent ones for 99 % with confidence 95 %.
 
-If a coverage asks for more, nothing is guessed: the conservative bound stays. That is ``initial_bound``, or a longer
-one if that is what is supported for the highest coverage that is; and if history shows that even ``initial_bound``
-loses too much, it is the longest lateness seen. ``max_bound`` is never exceeded. So more coverage never gives a
-shorter bound: each of these steps can only grow with it.
+If the history does not support the coverage, nothing is guessed: windows get the conservative bound. That is
+``initial_bound``, or the bound of the highest coverage that the history does support, if that is longer. If the history
+shows that even this loses too much, it is the longest lateness seen. No bound exceeds ``max_bound``. Each of these
+bounds grows with the coverage, so a higher coverage never gives a shorter bound.
 
-``max_state`` trades coverage for room: a bound with which the windows that are kept would have taken more is cut, and
-the decision says what that costs.
+``max_state`` trades coverage for room: the bound is cut to one with which the windows would have taken at most that
+much room, and the decision says what that costs.
 """
 
 from __future__ import annotations
@@ -46,53 +47,56 @@ MOST_UNSEEN = 0.1
 
 
 class History(Protocol):
-    """What is known of when events come: :class:`aion.core.lateness.estimate.Arrivals`, perhaps with a model."""
+    """What is known about lateness: :class:`aion.core.lateness.estimate.Arrivals`, perhaps with a model."""
 
     @property
     def edges_us(self) -> npt.NDArray[np.int64]:
-        """Latenesses that a bound may be laid behind, ascending, -1 ("in time") first; (K,)."""
+        """The values of lateness for which shares are known, ascending; the first is -1, "in time". Shape (K,).
+
+        A bound is one microsecond more than such a value.
+        """
 
     @property
     def later(self) -> npt.NDArray[np.float64]:
-        """The share of events that is later than each, estimated; (K,)."""
+        """The estimated share of events that are later than each edge. Shape (K,)."""
 
     def at_most(self, confidence: float) -> npt.NDArray[np.float64]:
-        """An upper confidence bound on that, descending; (K,)."""
+        """An upper confidence bound on each of these shares, descending. Shape (K,)."""
 
     def later_than(self, lateness_us: Any) -> npt.NDArray[np.float64]:
-        """The estimated share that is later than any lateness."""
+        """The estimated share of events that are later than given values of lateness, which need not be edges."""
 
     @property
     def unseen(self) -> float:
-        """The part of these shares that is later than anything could have been seen."""
+        """The part of these shares that is later than anything that could have been observed yet."""
 
     @property
     def watched_us(self) -> int:
-        """Up to which lateness one could see."""
+        """The largest lateness that could have been observed."""
 
     @property
     def events(self) -> int:
-        """How many events the shares rest on."""
+        """The number of events behind the shares."""
 
     @property
     def epochs(self) -> int:
-        """From how many stretches of time."""
+        """The number of stretches of time with events."""
 
     @property
     def late_share(self) -> float:
-        """The share of all events that is late."""
+        """The share of late events among all events."""
 
     @property
     def of_all(self) -> bool:
-        """Whether shares are of all events, and not of the late ones."""
+        """Whether the shares are of all events. Otherwise they are of late events."""
 
     @property
     def source(self) -> str:
-        """What the shares come from: "empirical", or a model's name."""
+        """Where the shares come from: "empirical", or the name of a model."""
 
 
 class Reason(StrEnum):
-    """What decided a bound. A window keeps its place in this order, as a number: new ones come last."""
+    """What decided a bound. Stored windows have the index of a reason, so add new reasons at the end."""
 
     FIXED = "fixed"
     NO_HISTORY = "no_history"
@@ -108,7 +112,7 @@ class Reason(StrEnum):
 
     @classmethod
     def of_code(cls, code: int) -> Reason:
-        """Raises IndexError for one that there is not."""
+        """The reason with this index. Raises IndexError if there is none."""
         return list(cls)[code]
 
 
@@ -117,9 +121,9 @@ _CODES = {reason: code for code, reason in enumerate(Reason)}
 
 @dataclass(frozen=True, slots=True)
 class Cleanup:
-    """What the user asked for. Shares are above 0 and below 1, durations in microseconds.
+    """What the user asked for. Shares are above 0 and below 1; durations are in microseconds.
 
-    ``coverage`` None: nothing, every window gets ``initial_bound``. Raises ValueError for what cannot be.
+    ``coverage`` None: every window gets ``initial_bound``. Raises ValueError for values out of range.
     """
 
     initial_bound_us: int
@@ -141,11 +145,11 @@ class Cleanup:
 
 @dataclass(frozen=True, slots=True)
 class BoundDecision:
-    """The bound of the windows that are made from now on.
+    """The bound of new windows.
 
-    ``why``: a sentence. ``late_share``: the share of a window's events expected after its end; ``lost_share``: of those
-    the ones expected after its bound; both of all its events, None as long as nothing is known. ``of_all``: whether
-    coverage was asked for of all events, and not of the late ones.
+    ``why``: the reason as a sentence. ``late_share``: the expected share of a window's events that come after its end.
+    ``lost_share``: the expected share that come after its bound. Both are shares of all its events, and None if
+    nothing is known. ``of_all``: whether the coverage is of all events. Otherwise it is of late events.
     """
 
     bound_us: int
@@ -155,26 +159,21 @@ class BoundDecision:
     lost_share: float | None = None
     of_all: bool = False
 
-    @property
-    def expected_share(self) -> float | None:
-        """The share of a window's events that is expected to come late, but in time for its bound."""
-        return None if self.late_share is None or self.lost_share is None else self.late_share - self.lost_share
-
 
 def decide(asked: Cleanup, known: History | None, *, at_least_us: int = 0, room_us: int | None = None) -> BoundDecision:
-    """The bound for new windows.
+    """Decides the bound of new windows.
 
-    ``at_least_us``: what the conservative bound may not fall below, as after a change of regime. ``room_us``: the bound
-    with which windows take ``max_state_bytes``; None as long as that is not known.
+    ``at_least_us``: the shortest conservative bound, for example after a change of the lateness distribution.
+    ``room_us``: the bound with which windows take ``max_state_bytes``; None: unknown.
     """
     conservative_us = max(asked.initial_bound_us, at_least_us)
     if asked.coverage is None:
-        reason, bound_us, why = Reason.FIXED, asked.initial_bound_us, "the initial bound: no coverage is asked for"
+        reason, bound_us, why = Reason.FIXED, asked.initial_bound_us, "the initial bound, because no coverage is set"
     elif known is None:
         reason, bound_us = Reason.NO_HISTORY, conservative_us
-        why = f"no late event yet of a window watched long enough: the conservative bound, {short_duration(bound_us)}"
+        why = f"no late event yet in a window observed long enough: the conservative bound, {short_duration(bound_us)}"
     else:
-        bound_us, missing = _learnt(asked, asked.coverage, known)
+        bound_us, missing = _learn(asked, asked.coverage, known)
         if missing:
             reason, (bound_us, which) = Reason.UNSUPPORTED, _conservative(asked, asked.coverage, known, conservative_us)
             why = f"{missing}: {which}, {short_duration(bound_us)}"
@@ -189,7 +188,7 @@ def decide(asked: Cleanup, known: History | None, *, at_least_us: int = 0, room_
         share = known.late_share if not known.of_all else 1.0
         later = float(known.later_than(bound_us - 1))
         if reason is Reason.MAX_BOUND:
-            why += f"; {1 - later:.2%} of {_whom(known)} are expected in time"
+            why += f"; {1 - later:.2%} of {_covered(known)} are expected in time"
         decision = BoundDecision(
             bound_us, reason, why, known.late_share, min(known.late_share, share * later), known.of_all
         )
@@ -204,16 +203,17 @@ def cut_to_room(
     room_us: int | None,
     later_than: Callable[[int], float | None] = lambda us: None,
 ) -> BoundDecision:
-    """The decision, with a bound of at most ``room_us`` where ``max_state`` is asked for.
+    """Cuts the bound of a decision to ``room_us``, if ``max_state`` is set.
 
-    ``later_than``: the share of the events that are covered, of which ``decision`` tells, that is later than any
-    lateness; None as long as that is not known.
+    ``later_than``: the share of events that are later than a lateness; of all events if ``decision.of_all``, otherwise
+    of late ones. None: unknown.
     """
     if room_us is None or asked.max_state_bytes is None or decision.bound_us <= room_us:
         return decision
     bound_us = max(0, room_us)
-    room = f"{asked.max_state_bytes:,} bytes of max_state have room for"
-    why = f"cut to what {room}, {short_duration(bound_us)}, from: {decision.why}"
+    why = (
+        f"cut to {short_duration(bound_us)}, because max_state is {asked.max_state_bytes:,} bytes, from: {decision.why}"
+    )
     later = later_than(bound_us - 1)
     if decision.late_share is None or later is None:
         return BoundDecision(bound_us, Reason.MAX_STATE, why)
@@ -224,35 +224,35 @@ def cut_to_room(
     )
 
 
-def _learnt(asked: Cleanup, coverage: float, known: History) -> tuple[int, str]:
-    """The smallest bound that covers enough, and what history lacks for it to count; "" if nothing."""
+def _learn(asked: Cleanup, coverage: float, known: History) -> tuple[int, str]:
+    """The smallest bound that covers enough, and what the history lacks to support it ("" if nothing)."""
     allowed = 1.0 - coverage
     fits = known.at_most(asked.confidence) <= allowed
     first = int(np.argmax(fits))
     if known.watched_us < asked.initial_bound_us:
         back = short_duration(max(0, known.watched_us))
-        return 0, f"a history of {back}, shorter than initial_bound ({short_duration(asked.initial_bound_us)})"
+        return 0, f"the history of {back} is shorter than initial_bound ({short_duration(asked.initial_bound_us)})"
     if known.epochs < FEWEST_EPOCHS:
-        return 0, f"events in only {known.epochs} stretches of time"
+        return 0, f"only {known.epochs} stretches of time had events"
     if not fits[first]:
         events = f"{known.events:,} {'' if known.of_all else 'late '}events"
         return 0, f"{events} do not support {coverage:.6g} with confidence {asked.confidence:.6g}"
     bound_us = int(known.edges_us[first]) + 1
     if known.unseen > MOST_UNSEEN * allowed:
-        return 0, f"{known.unseen:.2g} of {_whom(known)} may be later than anything one could have seen yet"
+        return 0, f"{known.unseen:.2g} of {_covered(known)} may be later than anything that could be observed yet"
     if known.watched_us < TIMES_THE_BOUND * bound_us:
         back = short_duration(known.watched_us)
-        return 0, f"a history of {back}, too short to see all that is later than {short_duration(bound_us)}"
+        return 0, f"the history of {back} is too short to see what comes later than {short_duration(bound_us)}"
     return bound_us, ""
 
 
 def _conservative(asked: Cleanup, coverage: float, known: History, least_us: int) -> tuple[int, str]:
-    """At least as long as what would be supported for any smaller coverage; and what it is."""
+    """The conservative bound, and its name. It is at least as long as the bound of any coverage that is supported."""
     losing, longest_us = float(known.later_than(least_us - 1)), int(known.edges_us[-1])
     if losing > 1.0 - coverage and longest_us >= least_us:
-        return longest_us + 1, f"{short_duration(least_us)} lose {losing:.2%}, so the longest seen"
+        return longest_us + 1, f"{short_duration(least_us)} would lose {losing:.2%}, so the longest lateness seen"
     conservative = "the conservative bound"
-    # An edge is somebody's bound if the one before it leaves too much to some coverage that is supported.
+    # An edge is the bound of some supported coverage if the edge before it loses too much for that coverage.
     before = np.concatenate([[np.inf], known.at_most(asked.confidence)[:-1]])
     supported = (TIMES_THE_BOUND * (known.edges_us + 1) <= known.watched_us) & (MOST_UNSEEN * before > known.unseen)
     if known.epochs < FEWEST_EPOCHS or known.watched_us < asked.initial_bound_us or not supported.any():
@@ -263,10 +263,10 @@ def _conservative(asked: Cleanup, coverage: float, known: History, least_us: int
 def _why_learnt(asked: Cleanup, coverage: float, known: History, bound_us: int) -> str:
     later = float(known.later_than(bound_us - 1))
     return (
-        f"covers {coverage:.6g} of {_whom(known)} with confidence {asked.confidence:.6g}: of {known.events:,} "
-        f"that were watched for up to {short_duration(known.watched_us)}, {later:.2%} came later ({known.source})"
+        f"covers {coverage:.6g} of {_covered(known)} with confidence {asked.confidence:.6g}: of {known.events:,} "
+        f"that were observed for up to {short_duration(known.watched_us)}, {later:.2%} came later ({known.source})"
     )
 
 
-def _whom(known: History) -> str:
+def _covered(known: History) -> str:
     return "all events" if known.of_all else "late events"

@@ -1,7 +1,7 @@
-"""What leaves memory, and when: the local and global policies of the paper's section 3.2. Pure.
+"""Decides what leaves memory, and when: the local and global policies of the paper's section 3.2. Pure.
 
-A policy suggests; the store's manager disposes, and logs what it refused. That a window is destaged when it expires
-is the life of a window, not a matter of policy (docs/concepts.md).
+A policy makes suggestions. The store's manager carries them out, or refuses them and logs why. A window that expires is
+always destaged, without a policy (docs/concepts.md).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ Victim = Literal["largest", "slowest"]
 
 @dataclass(frozen=True, slots=True)
 class WindowView:
-    """What a policy may know of a window that has anything in memory.
+    """What a policy sees of a window that has anything in memory.
 
-    ``m_bytes``: in memory, with what is on its way to the disk: it counts until it has left. ``p_bytes``: on disk
-    only. ``keep_bytes``: its bootstrap part, which no policy asks to leave. ``last_append_s``: when it last got new
-    events or a watermark, or was last fetched for an execution, whichever is latest. ``append_rate_bytes_per_s``: how
-    fast events come to it.
+    ``m_bytes``: bytes in memory, including those being written to disk. ``p_bytes``: bytes that are only on disk.
+    ``keep_bytes``: its bootstrap part, which should stay. ``expired``: it was destaged because it expired.
+    ``last_append_s``: when it last got events, expired, or was fetched for an execution, whichever is latest.
+    ``append_rate_bytes_per_s``: how fast events come in.
     """
 
     name: Hashable
@@ -33,18 +33,18 @@ class WindowView:
 
     @property
     def gain_bytes(self) -> int:
-        """What leaves memory if the window is destaged but for its bootstrap part."""
+        """How many bytes leave memory if the window is destaged, except for its bootstrap part."""
         return max(0, self.m_bytes - self.keep_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryView:
-    """What a policy may know of a host.
+    """What a policy sees of a host.
 
-    ``used_bytes``: what all blocks in memory take, of ``limit_bytes``, the budget. ``machine_share``: the share of
-    the machine's memory, or the container's, that is in use, by whomever: 0 to 1. ``median_execution_s``: of the latest
-    executions of all operators on the host, of aggregates and of functions; windows that are computed together are one
-    execution. None as long as there was none.
+    ``used_bytes``: bytes of all blocks in memory. ``limit_bytes``: the budget. ``machine_share``: the share of the
+    machine's or container's memory that any process uses, 0 to 1. ``median_execution_s``: the median time of the latest
+    executions of all operators on the host. Windows that are computed together count as one execution. None: there
+    was no execution yet.
     """
 
     now_s: float
@@ -56,7 +56,10 @@ class MemoryView:
 
     @property
     def pressure(self) -> float:
-        """The larger of the budget's use and the machine's; may exceed 1, and is infinite without a budget."""
+        """The share of the budget or of the machine's memory in use, whichever is larger.
+
+        It may exceed 1. With a budget of 0 bytes, it is infinite if any memory is used.
+        """
         if self.limit_bytes > 0:
             return max(self.used_bytes / self.limit_bytes, self.machine_share)
         return float("inf") if self.used_bytes > 0 else self.machine_share
@@ -64,7 +67,7 @@ class MemoryView:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """To destage a window but for its first ``keep_bytes``; ``reason`` is for the log."""
+    """A suggestion to destage a window, except for its first ``keep_bytes``. ``reason`` is for the log."""
 
     name: Hashable
     keep_bytes: int
@@ -72,26 +75,29 @@ class Suggestion:
 
 
 class DestagePolicy(Protocol):
-    """What ``destage.class`` in a policy file names. It may remember what it saw, but must not act by itself."""
+    """The interface of a class that ``destage.class`` in a policy file names.
+
+    It may remember what it has seen, but must not act by itself.
+    """
 
     def suggest(self, view: MemoryView) -> list[Suggestion]:
-        """What should leave memory now, in that order. Called now and then; the same answer twice does no harm."""
+        """What should leave memory now, in this order. Called periodically. The same answer twice does no harm."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StandardDestage:
-    """The paper's policies; every threshold is a share, 0 to 1, of the pressure.
+    """The paper's policies. The thresholds are values of :attr:`MemoryView.pressure`, 0 to 1.
 
-    - Local: a window to which nothing came for longer than ``idle_after_s``, or ``idle_multiple`` times the median
-      execution time (tau), is destaged. Neither: none is.
-    - Global, moderate pressure: windows are destaged one by one, the ``victim`` first (the largest, which frees most
-      at once, or the one with the slowest appends, whose execution suffers least), until the use that is to be
-      expected lies at ``resume``. This goes on, look for look, until the pressure really is at ``resume``: what
-      starts at one threshold and ends at another does not flap.
-    - Global, scarce memory: all windows are destaged.
+    - Local: destages a window after it has been idle for ``idle_after_s``, or for ``idle_multiple`` times the median
+      execution time (tau). If both are None, idle windows stay.
+    - Global, from the pressure ``moderate`` on: destages windows one by one, the ``victim`` first, until the pressure
+      will fall to ``resume``. Victims are the largest window, which frees most at once, or the one with the slowest
+      appends, whose execution suffers least. Destaging continues with each call until the pressure has really fallen
+      to ``resume``. Two thresholds keep it from starting and stopping all the time.
+    - Global, from the pressure ``scarce`` on: destages all windows.
 
-    Always but for the bootstrap part, ``keep_fraction`` of a window (rho_min), which comes as ``keep_bytes``.
-    Raises ValueError for thresholds that are out of range or out of order.
+    The bootstrap part of a window always stays: ``keep_fraction`` of it (rho_min), given as ``keep_bytes``. Raises
+    ValueError for thresholds that are out of range or out of order.
     """
 
     keep_fraction: float = 0.0
@@ -120,18 +126,18 @@ class StandardDestage:
         pressure = view.pressure
         self.pressed = pressure >= self.moderate or (self.pressed and pressure > self.resume)
         if not self.pressed and self.idle_after_s is None and self.idle_multiple is None:
-            return []  # without a look at the windows, which may be many
+            return []  # without looking at the windows, because there may be many
         windows = [w for w in view.windows if w.gain_bytes > 0]
         if pressure >= self.scarce:
-            why = f"memory is scarce: {pressure:.0%} of it is used, {self.scarce:.0%} or more"
+            why = f"memory is scarce: {pressure:.0%} of it is in use, and the limit is {self.scarce:.0%}"
             return [self._suggestion(w, why) for w in windows]
         idle = self._idle(view, windows)
         suggestions = [self._suggestion(w, why) for w, why in idle]
         if self.pressed:
-            gone = {w.name for w, _ in idle}
+            idle_names = {w.name for w, _ in idle}
             projected_bytes = view.used_bytes - sum(w.gain_bytes for w, _ in idle)
-            why = f"{self.victim} window, and {pressure:.0%} of memory is used: down to {self.resume:.0%}"
-            for window in self._victims([w for w in windows if w.name not in gone]):
+            why = f"the {self.victim} window; {pressure:.0%} of memory is in use, the aim is {self.resume:.0%}"
+            for window in self._victims([w for w in windows if w.name not in idle_names]):
                 if projected_bytes <= self._target_bytes(view):
                     break
                 projected_bytes -= window.gain_bytes
@@ -139,7 +145,7 @@ class StandardDestage:
         return suggestions
 
     def _idle(self, view: MemoryView, windows: Sequence[WindowView]) -> list[tuple[WindowView, str]]:
-        """Windows to which nothing came for long, the longest idle first, and since when."""
+        """The windows that have been idle for too long, with the reason. The longest idle comes first."""
         after_s = self.idle_after_s
         if self.idle_multiple is not None and view.median_execution_s is not None:
             after_s = self.idle_multiple * view.median_execution_s
@@ -150,16 +156,16 @@ class StandardDestage:
         return [(w, f"idle for {idle_s:.3g} s, more than {after_s:.3g} s") for w, idle_s in idle]
 
     def _victims(self, windows: Sequence[WindowView]) -> list[WindowView]:
-        """In the order in which they go; the larger first among equally slow ones, and the other way round."""
+        """The windows in the order in which they leave. Ties are broken by the other criterion."""
         if self.victim == "largest":
             return sorted(windows, key=lambda w: (-w.gain_bytes, w.append_rate_bytes_per_s))
         return sorted(windows, key=lambda w: (w.append_rate_bytes_per_s, -w.gain_bytes))
 
     def _target_bytes(self, view: MemoryView) -> float:
-        """The use at which the pressure is expected to lie at ``resume``.
+        """The bytes of blocks in memory at which the pressure should be ``resume``.
 
-        How much of the machine's memory is ours is not known: if that is what presses, our use shrinks by the same
-        ratio as the pressure should, and the next look tells whether it was enough.
+        It is unknown how much of the machine's memory in use is ours. So if the machine's memory causes the pressure,
+        our use shrinks by the ratio by which the pressure should shrink. The next call sees whether that was enough.
         """
         target_bytes = self.resume * view.limit_bytes
         if view.machine_share > 0:
@@ -167,5 +173,5 @@ class StandardDestage:
         return target_bytes
 
     def _suggestion(self, window: WindowView, why: str) -> Suggestion:
-        kept = f"; the first {self.keep_fraction:.2%} stay" if window.keep_bytes and self.keep_fraction else ""
-        return Suggestion(window.name, window.keep_bytes, why + kept)
+        staying = f"; the first {self.keep_fraction:.2%} stay" if window.keep_bytes and self.keep_fraction else ""
+        return Suggestion(window.name, window.keep_bytes, why + staying)

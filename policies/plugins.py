@@ -1,4 +1,4 @@
-"""A user's own policy by the name of its class: the only module here with an effect, which is to import it."""
+"""Makes a user's own policy from the name of its class. The only module here with an effect: it imports that class."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 
 def build(class_path: str, arguments: Mapping[str, Any], *, methods: Sequence[str]) -> Any:
-    """What ``package.module:Class`` makes of keyword arguments; it must have ``methods``.
+    """Imports ``package.module:Class`` and calls it with the arguments. The result must have these methods.
 
-    Raises ValueError with the class, what went wrong, and what would be right: it cannot be imported, refuses the
-    arguments, or lacks a method.
+    Raises ValueError if the class cannot be imported, refuses the arguments, or lacks a method. The message names the
+    class, the problem, and what would be right.
     """
     module, _, name = class_path.partition(":")
     try:
         found: Any = import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except Exception as error:  # whatever the user's module does when it is imported
+    except Exception as error:  # the user's module may raise anything when it is imported
         advice = "write package.module:Class, and install it for the Python of every executor"
         raise ValueError(f"{class_path} cannot be imported ({type(error).__name__}: {error}); {advice}") from error
     try:

@@ -1,4 +1,4 @@
-"""When to fetch a window from the disk ahead of its execution (paper section 3.2, proactive caching). Pure."""
+"""Decides when to fetch a window from disk before its execution (paper section 3.2, proactive caching). Pure."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Protocol
 
 
 class PrestagePolicy(Protocol):
-    """What ``prestage.class`` in a policy file names."""
+    """The interface of a class that ``prestage.class`` in a policy file names."""
 
     def start_at_s(self, due_s: float, size_bytes: int, pessimistic_s: float) -> float:
-        """When to start fetching ``size_bytes`` for an execution at ``due_s``; what lies in the past means now.
+        """When to start fetching ``size_bytes`` for an execution at ``due_s``. A time in the past means now.
 
-        ``pessimistic_s``: when the window immediately before fully expires, the paper's choice as long as nothing
-        is known of the speed.
+        ``pessimistic_s``: the time to start if nothing is known about the speed. In the paper that is when the previous
+        window has fully expired.
         """
 
     def observe(self, size_bytes: int, seconds: float) -> None:
-        """That fetching so many bytes took so long, from the request to the last byte."""
+        """Learns how many seconds it took to fetch ``size_bytes``, from the request to the last byte."""
 
 
 @dataclass(slots=True)
 class _Pace:
-    """Seconds per byte and their mean absolute deviation, both moving."""
+    """Moving means of the seconds per byte and of their absolute deviation."""
 
     s_per_byte: float
     deviation_s_per_byte: float = 0.0
@@ -35,12 +35,12 @@ class _Pace:
 
 @dataclass(slots=True)
 class StagingSpeed:
-    """How fast staging is, learnt by size class: what is between 2^k and 2^(k+1) bytes shares one moving mean.
+    """Learns how fast staging is, by size class: windows of 2^k to 2^(k+1) bytes share one moving mean.
 
-    ``weight``: how much the newest observation counts, above 0 and at most 1 (an exponentially weighted mean).
-    A large window is fetched at another speed than a small one, of which the fixed costs are the most: a class that
-    was never seen is estimated by the nearest *smaller* one that was, which errs to the early side. It serves for
-    the speed of processing too, which sizing needs (:mod:`policies.sizing`).
+    Small windows take more time per byte than large ones, because of fixed costs. So a class without observations is
+    estimated from the nearest *smaller* class with some: the estimate is then rather too long, so staging starts rather
+    too early. ``weight``: how much the newest observation counts in the exponentially weighted mean, above 0 and at
+    most 1.
     """
 
     weight: float = 0.3
@@ -51,7 +51,7 @@ class StagingSpeed:
             raise ValueError(f"weight {self.weight}: must be above 0 and at most 1")
 
     def observe(self, size_bytes: int, seconds: float) -> None:
-        """Nothing is learnt from no bytes, nor from a time that a clock which was set back made negative."""
+        """Learns from one fetch. Ignores empty ones, and negative times, which come from a clock that was set back."""
         if size_bytes <= 0 or seconds < 0:
             return
         size_class, s_per_byte = size_bytes.bit_length() - 1, seconds / size_bytes
@@ -61,19 +61,19 @@ class StagingSpeed:
             pace.learn(s_per_byte, self.weight)
 
     def estimate_s(self, size_bytes: int) -> float | None:
-        """Seconds that it will take; None if nothing of that size or a smaller one was observed."""
+        """How many seconds fetching will take. None: nothing of this size class or a smaller one was observed."""
         if size_bytes <= 0:
             return 0.0
         pace = self._pace(size_bytes)
         return None if pace is None else size_bytes * pace.s_per_byte
 
     def deviation_s(self, size_bytes: int) -> float:
-        """Seconds by which the estimate was off, in the mean; 0 if it is not known."""
+        """The mean error of the estimate in seconds. 0 if it is unknown."""
         pace = self._pace(size_bytes)
         return 0.0 if pace is None else max(0, size_bytes) * pace.deviation_s_per_byte
 
     def bytes_per_s(self, size_bytes: int) -> float | None:
-        """The speed for that size; None if it is unknown, or too fast to have been measured."""
+        """The speed for windows of this size. None if it is unknown, or too high to be measured."""
         pace = self._pace(size_bytes)
         return None if pace is None or pace.s_per_byte <= 0 else 1 / pace.s_per_byte
 
@@ -84,10 +84,10 @@ class StagingSpeed:
 
 @dataclass(slots=True)
 class JustInTimePrestage:
-    """Just early enough: the time that staging is expected to take before the execution is due.
+    """Starts just early enough: the time that staging will probably take before the execution is due.
 
-    The first time, when nothing is known, pessimistically early. ``margin``: how many mean deviations earlier than
-    the mean says, because a mean is exceeded half of the time.
+    If the speed is unknown, it starts at the pessimistic time. ``margin``: how many mean deviations it starts earlier
+    than the mean says, because half of the times are longer than the mean.
     """
 
     speed: StagingSpeed = field(default_factory=StagingSpeed)
@@ -98,7 +98,7 @@ class JustInTimePrestage:
             raise ValueError(f"margin {self.margin}: must be 0 or more")
 
     def start_at_s(self, due_s: float, size_bytes: int, pessimistic_s: float) -> float:
-        """See :class:`PrestagePolicy`; never later than ``due_s`` less the estimate."""
+        """See :class:`PrestagePolicy`. Never later than ``due_s`` minus the estimate."""
         estimate_s = self.speed.estimate_s(size_bytes)
         if estimate_s is None:
             return min(pessimistic_s, due_s)

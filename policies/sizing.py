@@ -1,4 +1,4 @@
-"""How much of a window must be in memory when its execution starts (paper section 3.3). Pure."""
+"""Computes how much of a window must be in memory when its execution starts (paper section 3.3). Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Execution(NamedTuple):
-    """Encoded bytes that an execution read, and the seconds that it took, of which it waited so many for blocks."""
+    """Encoded bytes that an execution read, the seconds that it took, and how many of these it waited for blocks."""
 
     size_bytes: int
     seconds: float
@@ -16,10 +16,10 @@ class Execution(NamedTuple):
 
 
 def processing_bytes_per_s(executions: Iterable[Execution]) -> float | None:
-    """How fast a function gets through blocks that are there. None: too fast to say, or there were no executions.
+    """How fast a function processes blocks that are in memory. None: too fast to measure, or no executions.
 
-    Without what it waited for: one that waits all the time would seem as slow as staging, which then would seem to
-    keep up with it, and nothing would be staged ahead.
+    The time that it waited for blocks does not count. Otherwise a function that waits all the time would seem as slow
+    as staging, so staging would seem fast enough, and nothing would be staged ahead.
     """
     size_bytes, worked_s = 0, 0.0
     for execution in executions:
@@ -36,21 +36,21 @@ def m_bucket_bytes(
     blocking: bool,
     block_bytes: int,
 ) -> int:
-    """The smallest m-bucket with which the function never waits for the disk.
+    """The smallest m-bucket, in bytes, with which the function never waits for the disk.
 
-    A *blocking* function needs all of its input before it starts: the whole window. A *non-blocking* one takes block
-    after block, at ``processing_bytes_per_s`` (P), while the rest of the ``window_bytes`` (B) is staged at
-    ``staging_bytes_per_s`` (S). At time t it has taken P t, and there are M + S t: it never waits if P t <= M + S t
-    until it ends, at t = B / P. So
+    A *blocking* function needs all of its input before it starts, so it needs the whole window. A *non-blocking* one
+    processes block after block at ``processing_bytes_per_s`` (P), while the rest of the ``window_bytes`` (B) is staged
+    at ``staging_bytes_per_s`` (S). Let the m-bucket have M bytes. At time t the function has processed P t bytes, and
+    M + S t bytes have been in memory. It never waits if P t <= M + S t until it ends, at t = B / P. So
 
-        M >= B (1 - S / P)   if P > S,   else what hides the first block.
+        M >= B (1 - S / P)   if P > S,   otherwise the first block is enough.
 
-    Staging comes in whole blocks of at most ``block_bytes`` (b): the last one must be there when all but it was
-    taken, at (B - b) / P, which asks for B - (B - b) S / P, and that is rounded up to whole blocks. In memory must be
-    the first blocks of the window that together have *at least* that many bytes.
+    Staging brings whole blocks of at most ``block_bytes`` (b). The last block must be in memory when the function has
+    processed all others, at (B - b) / P. So M >= B - (B - b) S / P, rounded up to whole blocks. The blocks in memory
+    must be the first ones of the window, with *at least* M bytes together.
 
-    A speed that is not known (None, or not positive) means the whole window: the safe default. Raises ValueError
-    for ``block_bytes`` below 1.
+    If a speed is unknown (None, or not positive), the result is the whole window, which is safe. Raises ValueError if
+    ``block_bytes`` is below 1.
     """
     if block_bytes < 1:
         raise ValueError(f"block_bytes {block_bytes}: must be 1 or more")

@@ -380,7 +380,7 @@ def test_what_could_not_be_deleted_is_tried_again() -> None:
     follow(retention, versions[0], versions[1])
     doomed = follow(retention, versions[1], versions[2])
     assert doomed == (["0000000001-v.json"], [file])
-    retention.spared(doomed)
+    retention.retry(doomed)
     again = follow(retention, versions[2], versions[3])
     assert again == (["0000000002-v.json", "0000000001-v.json"], [file])
     assert follow(retention, versions[3], versions[4]) == (["0000000003-v.json"], [])

@@ -178,9 +178,9 @@ def test_idleness_as_a_multiple_waits_for_the_first_execution() -> None:
 
 def test_the_reason_says_what_happened_and_what_stays() -> None:
     (suggestion,) = StandardDestage(keep_fraction=0.1).suggest(view(window("a", 800, keep=80)))
-    assert suggestion.reason == "largest window, and 80% of memory is used: down to 60%; the first 10.00% stay"
+    assert suggestion.reason == "the largest window; 80% of memory is in use, the aim is 60%; the first 10.00% stay"
     (suggestion,) = StandardDestage().suggest(view(window("a", 950)))
-    assert suggestion.reason == "memory is scarce: 95% of it is used, 90% or more"
+    assert suggestion.reason == "memory is scarce: 95% of it is in use, and the limit is 90%"
 
 
 def test_the_machine_presses_too_and_is_relieved_look_by_look() -> None:

@@ -165,7 +165,7 @@ def test_room_is_each_shards_own_matter() -> None:
     asking(large, at, [kept(small)])
     small.hear(*told_of([kept(large)]))
     assert after(large).reason is Reason.MAX_STATE and after(large).bound_us < 6 * MINUTE
-    assert "20,000 bytes of max_state have room for" in after(large).why and "are expected in time" in after(large).why
+    assert "because max_state is 20,000 bytes" in after(large).why and "are expected in time" in after(large).why
     assert after(small).reason is Reason.LEARNT and after(small).bound_us > 8 * MINUTE
 
 

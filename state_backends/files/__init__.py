@@ -1,1 +1,1 @@
-"""Keeps the files of state: in a local folder, or on any file system that ``pyarrow.fs`` reaches."""
+"""Stores the files of versions: in a local folder, or on any file system that ``pyarrow.fs`` reaches."""

@@ -1,7 +1,7 @@
 """Deletes many objects of S3 with one request, where boto3 is installed.
 
-pyarrow first asks for an object, deletes it, and then writes an empty object in the name of its folder. These are three
-requests for each object; here one request deletes a thousand.
+For each object pyarrow makes three requests: it looks for the object, deletes it, and writes an empty object with the
+name of its folder. Here one request deletes a thousand objects.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 def on_s3(uri: str, region: str) -> Callable[[Sequence[str]], None] | None:
-    """A function that deletes paths (``bucket/key``) below a URI. None if boto3 is missing.
+    """Returns a function that deletes paths (``bucket/key``) below a URI. None if boto3 is not installed.
 
-    ``region``: the one that pyarrow found. boto3 looks for credentials in the same places as pyarrow. The function
-    raises OSError.
+    ``region``: as pyarrow found it. boto3 looks for credentials in the same places as pyarrow. The function raises
+    OSError.
     """
     try:
         import boto3
@@ -35,8 +35,8 @@ def on_s3(uri: str, region: str) -> Callable[[Sequence[str]], None] | None:
     client: Any = boto3.client("s3", region_name=region, endpoint_url=endpoint)
 
     def delete(paths: Sequence[str]) -> None:
-        for bucket, of_bucket in itertools.groupby(sorted(paths), lambda path: path.partition("/")[0]):
-            keys = [{"Key": path.partition("/")[2]} for path in of_bucket]
+        for bucket, in_bucket in itertools.groupby(sorted(paths), lambda path: path.partition("/")[0]):
+            keys = [{"Key": path.partition("/")[2]} for path in in_bucket]
             for begin in range(0, len(keys), _AT_ONCE):
                 objects = {"Objects": keys[begin : begin + _AT_ONCE], "Quiet": True}
                 try:

@@ -1,4 +1,4 @@
-"""Errors of a disk under one name: DiskError, with the folder and the cause."""
+"""Turns errors of a disk into DiskError, which names the folder and the cause."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 from aion.errors import AionError, DiskError
 
 _HINTS = {
-    errno.ENOSPC: "make room, and it goes on",
-    errno.EDQUOT: "the user's quota is used up; make room, and it goes on",
+    errno.ENOSPC: "make room on the disk, and it continues",
+    errno.EDQUOT: "the user's quota is used up; make room, and it continues",
     errno.EROFS: "the filesystem is read-only; mount it writable, or set state.dir to another one",
     errno.EACCES: "give this user the right to write there, or set state.dir to another folder",
     errno.EPERM: "give this user the right to write there, or set state.dir to another folder",
-    errno.EFBIG: "files may not be as large as that: see ulimit -f",
+    errno.EFBIG: "files must not be that large: see ulimit -f",
     errno.EMFILE: "too many files are open: see ulimit -n",
 }
 
 
 @contextmanager
 def disk_errors(doing: str, folder: Path) -> Iterator[None]:
-    """Turns what the system or RocksDB raises inside into DiskError. ``doing``: for example "writing state"."""
+    """Turns errors of the system and of RocksDB into DiskError. ``doing``: for the message, like "writing state"."""
     try:
         yield
     except AionError:
@@ -42,7 +42,7 @@ def from_rocksdb(error: BaseException) -> bool:
 
 
 def is_rocksdb_io(error: BaseException) -> bool:
-    """Whether RocksDB could not do I/O. Otherwise it refused what it read."""
+    """Whether RocksDB failed to do I/O. Its other errors say that the data is wrong."""
     return from_rocksdb(error) and str(error).startswith("IO error")
 
 

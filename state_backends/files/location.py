@@ -19,22 +19,28 @@ from state_backends.files.storage import LocalStorage, Storage
 
 
 class Location(Protocol):
-    """``live``: the folder for files that go with the state server: RocksDB's own, and copies of remote files."""
+    """A place for state. ``live``: a local folder for temporary files: RocksDB's own, and copies of remote files.
+
+    The state server deletes its files there when it ends.
+    """
 
     live: Path
 
     def storage(self, names: Sequence[str], cache: Path) -> Storage:
-        """The storage of a shard. ``names``: query, operator and shard. ``cache``: a folder for copies of its files."""
+        """The storage of a shard.
+
+        ``names``: its folders, from the query down to the shard. ``cache``: a folder for local copies of its files.
+        """
 
     def filesystem(self) -> tuple[Any, str]:
         """pyarrow's file system, and the folder in it. Raises StorageError naming the URI."""
 
     def close(self) -> None:
-        """Call it when no shard is open any more."""
+        """Frees what it uses. Call it when no shard is open any more."""
 
 
 class LocalLocation:
-    """A local or mounted folder. RocksDB's files lie beside the versions, so that ingesting is a hard link."""
+    """A local or mounted folder. RocksDB's files are in it too, so that it can ingest by hard link."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,7 +58,7 @@ class LocalLocation:
 
 
 class RemoteLocation:
-    """A URI that pyarrow reaches. RocksDB's files and copies lie in a folder of the host; see :func:`scratch`."""
+    """A URI that pyarrow reaches. RocksDB's files, and copies, are in a folder of the host; see :func:`scratch`."""
 
     def __init__(self, remote: Remote, folder: Path) -> None:
         self.remote = remote
@@ -73,7 +79,7 @@ class RemoteLocation:
 
 
 def locate(state_dir: str) -> Location:
-    """The location of a path or URI. Touches nothing remote. Raises StorageError if there is no folder for copies."""
+    """The location for a path or URI. Makes no connection. Raises StorageError if there is no folder for copies."""
     if state_dir.startswith("file:"):
         return LocalLocation(Path(unquote(urlsplit(state_dir).path)))
     if "://" not in state_dir:
@@ -82,10 +88,10 @@ def locate(state_dir: str) -> Location:
 
 
 def scratch() -> Path:
-    """This user's folder for copies of remote files: on Spark's first local disk, or where temporary files go.
+    """This user's folder for copies of remote files: on Spark's first local disk, or in the temporary folder.
 
-    Spark sets ``SPARK_LOCAL_DIRS`` for its Python workers. There each executor has a folder that goes with it. The
-    server outlives single executors, so its folder lies beside theirs.
+    Spark sets ``SPARK_LOCAL_DIRS`` for its Python workers. Each executor has a folder there, and deletes it when it
+    ends. The server may outlive an executor, so its folder is beside theirs.
     """
     first = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     parent = Path(first) if first else Path(tempfile.gettempdir())
@@ -96,7 +102,7 @@ def scratch() -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()
     except OSError as error:
-        raise StorageError(f"no folder for copies of remote files: {error}") from error
+        raise StorageError(f"cannot make a folder for copies of remote files: {error}") from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise StorageError(f"{folder} must belong to this user alone (mode 0700), and be no link; it is not so")
+        raise StorageError(f"{folder} must be a folder, not a link, that only this user can enter (mode 0700)")
     return folder

@@ -1,4 +1,4 @@
-"""The names of the files of state, and what a version says of each. Pure."""
+"""The names of the files of state, and what a version records about each. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PART = ".part"
 """The suffix of a file that is being written."""
 OPERATOR = "operator.json"
 MERGED = "-merged"
-"""The end of a merged file's name, before its suffix."""
+"""The end of the name of a merged file, before its suffix."""
 
 
 def is_merged(name: str) -> bool:
@@ -33,7 +33,7 @@ class SstFile(NamedTuple):
 
 
 class Doomed(NamedTuple):
-    """Names in the folders of manifests and of files that nobody needs."""
+    """Names of manifests and of files that are to be deleted."""
 
     manifests: list[str]
     files: list[str]

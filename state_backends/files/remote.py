@@ -1,8 +1,8 @@
-"""Versions on any file system that ``pyarrow.fs`` reaches: S3, Google Cloud Storage, Azure, HDFS, ...
+"""Stores versions on any file system that ``pyarrow.fs`` reaches: S3, Google Cloud Storage, Azure, HDFS, ...
 
-RocksDB reads local files only, so every file in use has a copy on the host, in a folder that goes with the server. A
-new file is written there, and uploaded before a version names it. Files of other hosts are downloaded when the shard is
-opened. pyarrow finds credentials in the environment or in the instance's metadata.
+RocksDB reads local files only, so every file in use has a copy on the host, in a folder that the server deletes when it
+ends. A new file is written there, and uploaded before a version names it. Files of other hosts are downloaded when the
+shard is opened. pyarrow finds credentials in the environment or in the instance's metadata.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from state_backends.files import bulk_delete
 from state_backends.files.names import MANIFEST, OPERATOR, PART, Doomed, SstFile
 
 THREADS = 8
-_CHUNK_BYTES = 4 << 20  # one request each, where a file is read in ranges
-_UNCONFIRMED_BYTES = 32 << 20  # an upload sends its parts in the background; this bounds their memory
+_CHUNK_BYTES = 4 << 20  # one request each, if the file system reads in ranges
+_UNCONFIRMED_BYTES = 32 << 20  # an upload sends its parts in the background; this limits their memory
 _WHOLE_PUTS = frozenset({"s3", "gcs", "abfs"})
-"""File systems on which a file appears when it is complete. On others a file is renamed when it is complete."""
+"""File systems on which a file appears only when it is complete. On others it is written as ``.part`` and renamed."""
 
 log = logging.getLogger(__name__)
 
 
 class Remote:
-    """A connection to the file system of a URI, and the threads that wait for it. The shards of a host share it.
+    """A connection to the file system of a URI, and the threads that use it. The shards of a host share it.
 
-    ``filesystem``: pyarrow's object and the path in it, if they are known. Otherwise they are made from the URI when
-    first needed, which may take a request to the network.
+    ``filesystem``: pyarrow's object and the path in it. If None, they are made from the URI when they are first needed,
+    which may take a network request.
     """
 
     def __init__(self, uri: str, filesystem: tuple[Any, str] | None = None) -> None:
@@ -46,7 +46,7 @@ class Remote:
         self._connecting = threading.Lock()
         self._given = filesystem
         self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="aion-remote")
-        # Its own pool: a task must not wait behind deletions.
+        # Deletions have their own pool, so that no task waits for them.
         self.cleaning = ThreadPoolExecutor(1, thread_name_prefix="aion-remote-delete")
         self._bulk: Callable[[Sequence[str]], None] | None = None
 
@@ -58,14 +58,14 @@ class Remote:
                     fs, path = self._given or pafs.FileSystem.from_uri(pyarrow_uri(self.uri))
                     path = path.rstrip("/")
                     bucket = path.partition("/")[0]
-                    # Folders are made as they are needed, but only the user makes buckets.
+                    # Folders are made when they are needed, but only the user makes buckets.
                     if fs.type_name == "s3" and fs.get_file_info(bucket).type is pafs.FileType.NotFound:
                         raise StorageError(f"state.dir {self.uri}: there is no bucket {bucket!r}")
                     self._connected = fs, path
             return self._connected
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Deletes the files that exist. Raises StorageError."""
+        """Deletes files, if they exist. Raises StorageError."""
         fs, _ = self.connect()
         if self._bulk is None and fs.type_name == "s3":
             self._bulk = bulk_delete.on_s3(self.uri, fs.region)
@@ -78,16 +78,16 @@ class Remote:
                     fs.delete_file(path)
 
     def close(self) -> None:
-        """Waits for what is under way. Deletions that have not begun are made when the shards are opened again."""
+        """Waits for requests under way, and drops others. Files that were to be deleted are found again later."""
         self.pool.shutdown(wait=True, cancel_futures=True)
         self.cleaning.shutdown(wait=True, cancel_futures=True)
 
 
 class RemoteStorage:
-    """One shard's folder on a remote file system, and ``cache``, the host's copies of the files in use.
+    """One shard's folder on a remote file system. ``cache``: the folder with the host's copies of the files in use.
 
-    The names are those of a local folder: ``files/<number>-<attempt>.sst``, ``manifests/<token>.json``. A version costs
-    one request for each new file, and one for its manifest.
+    The names are the same as in a local folder: ``files/<number>-<attempt>.sst``, ``manifests/<token>.json``. A commit
+    takes one request for each new file, and one for its manifest.
     """
 
     def __init__(self, remote: Remote, folder: str, cache: Path) -> None:
@@ -97,24 +97,24 @@ class RemoteStorage:
         self._deleting: set[Future[None]] = set()
 
     def publish(self, new: Sequence[str], named: Sequence[str]) -> None:
-        """Uploads the new files. The others were there when the shard was opened, or their upload was confirmed."""
-        self._together(self._upload, new)
+        """Uploads the new files. All others existed when the shard was opened, or have been uploaded since."""
+        self._in_parallel(self._upload, new)
 
     def fetch(self, files: Sequence[SstFile]) -> None:
-        self._remote.connect()  # a wrong URI raises before any work is done
+        self._remote.connect()  # raises for a wrong URI, before any work is done
         self.files.mkdir(parents=True, exist_ok=True)
         wanted = {f.name for f in files}
         for path in self.files.iterdir():
             if path.name not in wanted:
                 path.unlink(missing_ok=True)
-        self._together(self._download, [f for f in files if not Path(f.path).exists()])
+        self._in_parallel(self._download, [f for f in files if not Path(f.path).exists()])
 
     def release(self, names: Collection[str]) -> None:
         for name in names:
             (self.files / name).unlink(missing_ok=True)
 
     def delete(self, doomed: Doomed) -> Doomed:
-        """Nobody waits for deletions. Files that cannot be deleted are found again when the shard is opened."""
+        """Deletes in the background. Files that cannot be deleted are found again when the shard is opened."""
         for name in doomed.files:
             (self.files / name).unlink(missing_ok=True)
         if not any(doomed):
@@ -125,9 +125,9 @@ class RemoteStorage:
                 paths = [self._at("manifests", name)[1] for name in doomed.manifests]
                 self._remote.delete([*paths, *(self._at("files", name)[1] for name in doomed.files)])
             except StorageError as error:
-                log.warning("not deleted: %s", error)
+                log.warning("old files could not be deleted: %s", error)
 
-        with contextlib.suppress(RuntimeError):  # closed: as above
+        with contextlib.suppress(RuntimeError):  # the connection is closed; the files are found again later
             future = self._remote.cleaning.submit(delete)
             self._deleting.add(future)
             future.add_done_callback(self._deleting.discard)
@@ -152,12 +152,12 @@ class RemoteStorage:
         return [info.base_name for info in infos if info.type is pafs.FileType.Directory]
 
     def take(self, other: RemoteStorage, names: Sequence[str]) -> None:
-        """The file system copies by itself: the bytes do not pass this host."""
+        """The file system copies the files itself; their bytes do not pass through this host."""
 
         def copy(name: str) -> None:
             (fs, source), (_, target) = other._at("files", name), self._at("files", name)
             try:
-                with storage_errors(other._uri("files", name), may_lack=True):
+                with storage_errors(other._uri("files", name), may_be_missing=True):
                     fs.copy_file(source, target)
             except FileNotFoundError:
                 raise CorruptState(f"file {name} is missing: {other._uri('files', name)} does not exist") from None
@@ -166,14 +166,14 @@ class RemoteStorage:
         if fs.type_name not in _WHOLE_PUTS:
             with storage_errors(self._uri("files")):
                 fs.create_dir(self._at("files")[1], recursive=True)
-        self._together(copy, names)
+        self._in_parallel(copy, names)
 
     def save(self, token: str, manifest: bytes) -> None:
         self._put("manifests", token + MANIFEST, [manifest])
 
     def load(self, token: str) -> bytes:
         fs, path = self._at("manifests", token + MANIFEST)
-        with storage_errors(self.where(token), may_lack=True), fs.open_input_file(path) as file:
+        with storage_errors(self.where(token), may_be_missing=True), fs.open_input_file(path) as file:
             data: bytes = file.read(file.size())
             return data
 
@@ -185,7 +185,7 @@ class RemoteStorage:
         path, where = self._operator()
         with (
             contextlib.suppress(FileNotFoundError),
-            storage_errors(where, may_lack=True),
+            storage_errors(where, may_be_missing=True),
             fs.open_input_file(path) as file,
         ):
             data: bytes = file.read(file.size())
@@ -193,7 +193,7 @@ class RemoteStorage:
         return None
 
     def claim(self, owner: bytes, *, first: bool) -> bytes:
-        """If two write at the same moment, both read afterwards which one won."""
+        """If two hosts write at the same time, both read the file afterwards, to see whose it is."""
         path, where = self._operator()
         self._write(path, where, [owner], part=f".{self._folder.rpartition('/')[2]}{PART}")
         return (self.owner() if first else None) or owner
@@ -202,7 +202,7 @@ class RemoteStorage:
         shutil.rmtree(self.files, ignore_errors=True)
 
     def settle(self) -> None:
-        """Waits until all deletions were tried."""
+        """Waits until the deletions under way are over."""
         wait(set(self._deleting))
 
     # -- one file -----------------------------------------------------------------------------------------
@@ -212,14 +212,14 @@ class RemoteStorage:
             self._put("files", name, iter(lambda: file.read(_CHUNK_BYTES), b""))
 
     def _download(self, file: SstFile) -> None:
-        """Downloads a file. An incomplete copy never has the file's name."""
+        """Downloads a file and checks it. An incomplete copy never has the file's name."""
         path = Path(file.path)
         part = path.with_suffix(PART)
         size = crc = 0
         fs, source = self._at("files", file.name)
         try:
             with (
-                storage_errors(self._uri("files", file.name), may_lack=True),
+                storage_errors(self._uri("files", file.name), may_be_missing=True),
                 fs.open_input_file(source) as remote,
                 part.open("wb") as out,
             ):
@@ -232,8 +232,8 @@ class RemoteStorage:
         if (size, crc) != (file.size_bytes, file.crc):
             part.unlink()
             raise CorruptState(
-                f"file {file.name} at {self._uri('files', file.name)} is damaged: {size} bytes with CRC-32 {crc:08x} "
-                f"where its manifest says {file.size_bytes} with {file.crc:08x}"
+                f"file {file.name} at {self._uri('files', file.name)} is damaged: it has {size} bytes with CRC-32 "
+                f"{crc:08x}, but its manifest says {file.size_bytes} bytes with {file.crc:08x}"
             )
         part.rename(path)
 
@@ -260,17 +260,20 @@ class RemoteStorage:
             if not whole:
                 fs.move(path + part, path)
 
-    # -- all of them --------------------------------------------------------------------------------------
+    # -- helpers ------------------------------------------------------------------------------------------
 
-    def _together(self, function: Callable[[Any], None], arguments: Sequence[Any]) -> None:
-        """Makes calls at the same time, because they wait for the network. Raises the first error when all are over."""
+    def _in_parallel(self, function: Callable[[Any], None], arguments: Sequence[Any]) -> None:
+        """Calls the function for all arguments in parallel, because the calls wait for the network.
+
+        Raises the first error when all calls are over.
+        """
         futures = [self._remote.pool.submit(function, argument) for argument in arguments]
         wait(futures)
         for future in futures:
             future.result()
 
     def _operator(self) -> tuple[str, str]:
-        """The path of the file that the operator's shards share, and its URI."""
+        """The path of ``operator.json``, which the operator's shards share, and its URI."""
         _, base = self._remote.connect()
         names = [self._folder.rpartition("/")[0], OPERATOR]
         return "/".join(filter(None, [base, *names])), "/".join(filter(None, [self._shown, *names]))
@@ -288,21 +291,27 @@ class RemoteStorage:
 
 
 @contextlib.contextmanager
-def storage_errors(where: str, *, may_lack: bool = False) -> Iterator[None]:
-    """Turns what pyarrow raises into StorageError, which names the place. ``may_lack``: not FileNotFoundError."""
+def storage_errors(where: str, *, may_be_missing: bool = False) -> Iterator[None]:
+    """Turns pyarrow's errors into StorageError, which names the place.
+
+    ``may_be_missing``: lets FileNotFoundError through.
+    """
     try:
         yield
     except StorageError:
         raise
     except (OSError, pa.ArrowException) as error:
-        if may_lack and isinstance(error, FileNotFoundError):
+        if may_be_missing and isinstance(error, FileNotFoundError):
             raise
         first, *_ = str(error).splitlines() or [type(error).__name__]
         raise StorageError(f"{where}: {first}") from error
 
 
 def pyarrow_uri(uri: str) -> str:
-    """A URI as pyarrow spells it: S3 has other names in Spark. And small files take one request instead of three."""
+    """Turns a URI into the one that pyarrow needs, because Spark has other names for S3.
+
+    On S3, ``allow_delayed_open`` makes a small file take one request instead of three.
+    """
     scheme, _, rest = uri.partition("://")
     if scheme in ("s3a", "s3n"):
         scheme = "s3"

@@ -1,8 +1,8 @@
-"""Where the versions of a shard lie: a local folder, or any file system that ``pyarrow.fs`` reaches.
+"""Stores the versions of a shard in a local folder, or on any file system that ``pyarrow.fs`` reaches.
 
-A storage holds SST files and manifests. They are immutable and have unique names: nothing is written twice or seen half
-written, so a name always means the same bytes. RocksDB reads local files only. So a remote storage has a folder on the
-host with copies of the files in use: new files are written there first, others are downloaded to it.
+A storage has SST files and manifests. They are immutable and have unique names, and no one sees them half written. So a
+name always means the same bytes. RocksDB reads local files only. So a remote storage has a folder on the host with
+copies of the files in use: new files are written there first, others are downloaded to it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aion.errors import CorruptState
 from state_backends.files.faults import disk_error, disk_errors
 from state_backends.files.names import MANIFEST, OPERATOR, PART, Doomed, SstFile
 
-# Another file system, or one without links, or with too many links to the file.
+# The target is on another file system, or the file system has no hard links, or the file has too many.
 _CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 log = logging.getLogger(__name__)
 
@@ -28,68 +28,69 @@ log = logging.getLogger(__name__)
 class Storage(Protocol):
     """The files and manifests of one shard. The caller makes one call at a time.
 
-    Every method raises OSError (a remote storage: StorageError) when the file system cannot be reached or refuses.
+    Every method raises OSError if the file system fails. A remote storage raises StorageError.
     """
 
     files: Path
-    """The local folder with the SST files: new ones are written to it, and RocksDB ingests from it."""
+    """The local folder with the SST files. New files are written to it, and RocksDB ingests from it."""
 
     def publish(self, new: Sequence[str], named: Sequence[str]) -> None:
         """Makes files durable before a version names them.
 
-        ``named``: all files that the version will name; ``new``: those among them that are not durable yet. Raises
-        CorruptState naming a file that is missing. No lock that readers need is held meanwhile.
+        ``named``: all files that the version will name. ``new``: those of them that are not durable yet. Raises
+        CorruptState naming a file that is missing. Holds no lock that readers need.
         """
 
     def fetch(self, files: Sequence[SstFile]) -> None:
-        """Brings these files to the folder ``files``, and checks those that had to be downloaded.
+        """Makes sure that these files are in the folder ``files``. Downloads missing files, and checks them.
 
-        For a shard that is being opened: nobody needs other files in that folder. A file that is there already is not
-        read, so the time to open depends on the number of files, not on bytes. Raises CorruptState naming the file.
+        A remote storage deletes all other files there: the shard is being opened, so nobody needs them. A file that
+        exists already is not read, so the time depends on the number of files, not on their size. Raises CorruptState
+        naming the file.
         """
 
     def release(self, names: Collection[str]) -> None:
-        """The current version no longer needs these files. Older versions may need them."""
+        """Removes the local copies of these files: the current version does not need them, but older ones may."""
 
     def delete(self, doomed: Doomed) -> Doomed:
-        """Deletes manifests and files, as far as they exist. Returns those that the disk refused to delete.
+        """Deletes manifests and files, if they exist. Returns those that could not be deleted. Never raises.
 
-        Does not raise. A remote storage deletes later, and returns nothing.
+        A remote storage deletes in the background, and returns nothing.
         """
 
     def listing(self) -> tuple[list[str], list[str]]:
-        """The names of all manifests and of all files, also of failed attempts and of half-written files."""
+        """The names of all manifests and all files, including those of failed attempts, and incomplete ones."""
 
     def take(self, other: Any, names: Sequence[str]) -> None:
-        """Brings files here from another storage of the same kind on the same file system.
+        """Links or copies files from another storage of the same kind on the same file system.
 
-        Raises CorruptState if one is gone.
+        Raises CorruptState if one is missing.
         """
 
     def save(self, token: str, manifest: bytes) -> None:
-        """Writes a manifest. It is durable and whole when this returns, and invisible before."""
+        """Writes a manifest. It becomes visible when it is complete, and is durable when this returns."""
 
     def load(self, token: str) -> bytes:
-        """Raises FileNotFoundError."""
+        """Reads a manifest. Raises FileNotFoundError."""
 
     def where(self, token: str) -> str:
         """The path or URI of a manifest, for messages."""
 
     def owner(self) -> bytes | None:
-        """The contents of the file that all shards of the operator share; None if there is none."""
+        """The contents of ``operator.json``, which all shards of the operator share. None: there is no such file."""
 
     def claim(self, owner: bytes, *, first: bool) -> bytes:
-        """Writes that file; with ``first``, only if there is none. Returns its contents afterwards."""
+        """Writes ``operator.json``; with ``first`` only if it does not exist. Returns its contents afterwards."""
 
     def siblings(self) -> list[str]:
-        """The names of the folders beside this one: the operator's shards with state."""
+        """The names of this folder and those beside it: the operator's shards that have state, and lineages."""
 
     def close(self) -> None:
-        """Removes the copies. The shard is closed and does not come back to this storage."""
+        """Removes the local copies. The shard is closed, and does not use this storage again."""
 
 
 class LocalStorage:
-    """A folder of a local or mounted file system: files stay where they were written.
+    """A folder of a local or mounted file system. It needs no copies of its files.
 
     ``files/<number>-<attempt>.sst``, ``manifests/<token>.json``: see docs/state-format.md.
     """
@@ -100,38 +101,38 @@ class LocalStorage:
         self._manifests = folder / "manifests"
 
     def publish(self, new: Sequence[str], named: Sequence[str]) -> None:
-        """New files were synced with their folder when they were linked there."""
+        """Checks that all files exist. New ones were synced with their folder when they were linked there."""
         with disk_errors("looking for files", self.files):
             missing = [name for name in named if not (self.files / name).exists()]
         if missing:
-            raise CorruptState(f"file {missing[0]} in {self.files} is gone, and the version to be made needs it")
+            raise CorruptState(f"file {missing[0]} in {self.files} is missing, but the new version needs it")
 
     def fetch(self, files: Sequence[SstFile]) -> None:
-        """Nothing to do: RocksDB finds a missing file when it ingests it."""
+        """Does nothing: RocksDB notices a missing file when it ingests it."""
 
     def release(self, names: Collection[str]) -> None:
-        """Nothing to do: this is the only copy."""
+        """Does nothing: this is the only copy."""
 
     def delete(self, doomed: Doomed) -> Doomed:
-        left = Doomed([], [])
-        for folder, names, kept in (
-            (self._manifests, doomed.manifests, left.manifests),
-            (self.files, doomed.files, left.files),
+        remaining = Doomed([], [])
+        for folder, names, failed in (
+            (self._manifests, doomed.manifests, remaining.manifests),
+            (self.files, doomed.files, remaining.files),
         ):
             for name in names:
                 try:
                     (folder / name).unlink(missing_ok=True)
                 except OSError as error:
                     log.warning("cannot delete %s: %s", folder / name, error)
-                    kept.append(name)
-        return left
+                    failed.append(name)
+        return remaining
 
     def listing(self) -> tuple[list[str], list[str]]:
         with disk_errors("listing versions", self.folder):
             return [p.name for p in self._manifests.glob("*")], [p.name for p in self.files.glob("*")]
 
     def take(self, other: LocalStorage, names: Sequence[str]) -> None:
-        with disk_errors("bringing files of another lineage", self.files):
+        with disk_errors("copying files of another lineage", self.files):
             make_folder(self.files)
             for name in names:
                 if not (other.files / name).exists():
@@ -145,7 +146,7 @@ class LocalStorage:
         try:
             self._write(path, path.with_suffix(PART), manifest)
         except BaseException:
-            with contextlib.suppress(OSError):  # the caller learns that there is no version, so none may be visible
+            with contextlib.suppress(OSError):  # the commit fails, so its version must not be visible
                 path.unlink()
             raise
 
@@ -168,7 +169,7 @@ class LocalStorage:
 
     def claim(self, owner: bytes, *, first: bool) -> bytes:
         path = self.folder.parent / OPERATOR
-        self._write(path, path.with_name(f"{OPERATOR}.{self.folder.name}{PART}"), owner, over=not first)
+        self._write(path, path.with_name(f"{OPERATOR}.{self.folder.name}{PART}"), owner, overwrite=not first)
         return self.owner() or owner
 
     def siblings(self) -> list[str]:
@@ -176,10 +177,10 @@ class LocalStorage:
             return [path.name for path in self.folder.parent.glob("*") if path.is_dir()]
 
     def close(self) -> None:
-        """Nothing to do: there are no copies."""
+        """Does nothing: there are no copies."""
 
-    def _write(self, path: Path, part: Path, data: bytes, *, over: bool = True) -> None:
-        """Writes a file that is whole and durable, or not there. ``over``: also where one exists."""
+    def _write(self, path: Path, part: Path, data: bytes, *, overwrite: bool = True) -> None:
+        """Writes a file that is complete and durable, or does not appear. ``overwrite``: replaces an existing file."""
         try:
             with disk_errors("writing a version", path.parent):
                 make_folder(path.parent)
@@ -187,7 +188,7 @@ class LocalStorage:
                     out.write(data)
                     out.flush()
                     os.fsync(out.fileno())
-                if over:
+                if overwrite:
                     part.rename(path)
                 else:
                     with contextlib.suppress(FileExistsError):
@@ -205,7 +206,7 @@ class LocalStorage:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder and those above it. Each is synced in its parent, so that it survives a power cut."""
+    """Makes a folder and its parents. Syncs the parent of each, so that it survives a power cut."""
     if path.is_dir():
         return
     make_folder(path.parent)
@@ -214,9 +215,9 @@ def make_folder(path: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Gives a file a second name. If the file systems cannot link, makes a copy and syncs it.
+    """Gives a file a second name by hard link. If that is not possible, makes a copy and syncs it.
 
-    Overwrites nothing. Raises FileExistsError, or the system's OSError.
+    Never overwrites a file. Raises FileExistsError, or another OSError.
     """
     try:
         os.link(source, target)
@@ -230,7 +231,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Makes a file's bytes, or a folder's names, survive a power cut."""
+    """Syncs a file's bytes, or the names in a folder, so that they survive a power cut."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -1,1 +1,1 @@
-"""The state server: one process for each executor host, which holds the shards between two tasks."""
+"""The state server: one process for each executor host. It keeps the shards in memory between two tasks."""

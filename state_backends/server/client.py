@@ -1,4 +1,4 @@
-"""The worker's side: finds the host's state server, or starts it, and works on shards through it."""
+"""The client of the state server, in a Python worker: finds the host's server, or starts it, and sends requests."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from state_backends.server.server_folder import (
     LOG,
     PID,
     SOCKET,
-    bound_log,
     elected,
     evict,
     occupant,
     private,
     runtime_dir,
+    trim_log,
 )
 from state_backends.server.session import REPLAY_BYTES, BlocksToAppend, RemoteSession
 from state_backends.server.verbs import VERBS, Way
@@ -42,10 +42,10 @@ from state_backends.versions.manifest import Identity
 START_SECONDS = 60.0
 REQUEST_TIMEOUT_SECONDS = 30.0
 PING_SECONDS = 10.0
-_FAILED = "Unexpected error in RPC handling"  # gRPC's words for an exception in C++: most likely no memory
+_FAILED = "Unexpected error in RPC handling"  # gRPC's message for a C++ exception: most likely out of memory
 
-# What the server inherits: how to run, and what pyarrow's file systems look for. Nothing else: a worker's environment
-# holds the secret by which Spark knows it.
+# The environment variables that the server inherits: those that it needs to run, and those that pyarrow's file systems
+# read. Nothing else, because a worker's environment has the secret by which Spark identifies it.
 _INHERITED = frozenset(
     {"HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONHOME", "PYTHONPATH", "SHELL",
      "SPARK_LOCAL_DIRS", "SSL_CERT_DIR", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV",
@@ -54,15 +54,15 @@ _INHERITED = frozenset(
 )  # fmt: skip
 _INHERITED_PREFIXES = ("ARROW_", "AWS_", "AZURE_", "GOOGLE_", "HADOOP_", "LC_", "LIBHDFS", "MALLOC_")
 
-# The server's threads share one heap. With a heap for each thread, memory that one thread frees is of no use to the
-# others: with eight readers at a budget of 48 MiB the server grew by 101 MiB instead of 59.
+# The server's threads share one heap. With a heap for each thread, other threads cannot use memory that one has freed:
+# with eight readers and a budget of 48 MiB the server grew by 101 MiB instead of 59.
 _ALLOCATION = {"MALLOC_ARENA_MAX": "1"}
 
 _children: list[subprocess.Popen[bytes]] = []
 
 
 def running_servers() -> list[tuple[int, dict[str, Any]]]:
-    """Pid and statistics of each state server of this user on this host, if it answers."""
+    """Pid and statistics of each state server of this user that answers on this host."""
     found = []
     for pid in runtime_dir("").parent.glob("*/" + PID):
         server = occupant(pid.parent)
@@ -76,7 +76,7 @@ def running_servers() -> list[tuple[int, dict[str, Any]]]:
 
 
 def executor_pid() -> int:
-    """The JVM that this worker belongs to. Without a JVM, the process that started this one."""
+    """The pid of the JVM that this worker belongs to. If there is none, of the process that started this one."""
     for process in psutil.Process().parents():
         with contextlib.suppress(psutil.Error):
             if process.name().startswith("java"):
@@ -85,11 +85,11 @@ def executor_pid() -> int:
 
 
 class StateClient:
-    """A connection to the state server of this host, and to the next one when that is gone.
+    """A connection to the state server of this host. If the server dies, :meth:`reconnect` connects to the next one.
 
-    Raises ServerUnreachable when the server cannot be reached, or gives no sign of life for ``timeout_s``: see
-    :mod:`state_backends.server.watchdog`. Close it. ``watch_pid``: the executor that the server serves. None: a client
-    that only looks; it neither keeps a server alive nor starts one.
+    Raises ServerUnreachable if the server cannot be reached, or gives no sign of life for ``timeout_s``: see
+    :mod:`state_backends.server.watchdog`. Close it. ``watch_pid``: the executor that the server serves. None: this
+    client only observes; it neither starts a server nor keeps it alive.
     """
 
     def __init__(self, folder: Path, watch_pid: int | None, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> None:
@@ -103,10 +103,10 @@ class StateClient:
 
     @classmethod
     def connect(cls, application: str, *, watch_pid: int, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> StateClient:
-        """Connects; starts the server if there is none. If several want to start it, a lock file elects one.
+        """Connects. Starts the server if there is none; if several clients try to, a lock file elects one.
 
-        A server that does not answer is killed. ``watch_pid``: the executor that the server serves. Raises ServerError
-        when no server can be started.
+        Kills a server that does not answer. ``watch_pid``: the executor that the server serves. Raises ServerError if
+        no server can be started.
         """
         folder = runtime_dir(application)
         _ensure(folder, watch_pid, timeout_s)
@@ -114,22 +114,22 @@ class StateClient:
 
     @classmethod
     def find(cls, application: str, *, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> StateClient | None:
-        """A connection to the server if one answers, else None. It only looks: the server does not live for it."""
+        """A connection to the server if one answers, otherwise None. It only observes: it keeps no server alive."""
         folder = runtime_dir(application)
         if not _answers(folder, None, min(PING_SECONDS, timeout_s)):
             return None
         return cls(folder, None, timeout_s)
 
     def reconnect(self, seen: int) -> None:
-        """Connects to the current server; starts one if there is none. ``seen``: the generation that was lost.
+        """Connects to the current server. Starts one if there is none. ``seen``: the generation that was lost.
 
-        Raises ServerError when no server can be started.
+        Raises ServerError if no server can be started.
         """
         with self._lock:
             if self.generation != seen:
-                return  # another session of this client was faster
+                return  # another session of this client has reconnected already
             if self._watch_pid is None:
-                raise ServerUnreachable("the state server is gone, and a client that only looks starts no other")
+                raise ServerUnreachable("the state server is gone, and a client that only observes does not start one")
             _ensure(self._folder, self._watch_pid, self._watchdog.timeout_s)
             with contextlib.suppress(flight.FlightError, pa.ArrowException, OSError):
                 self._flight.close()
@@ -139,10 +139,10 @@ class StateClient:
     def call(
         self, name: str, request: dict[str, Any], blocks: BlocksToAppend | None = None, *, timeout: float | None = None
     ) -> Any:
-        """Asks for a verb of :data:`state_backends.server.verbs.VERBS`; returns the answer, or an iterator of blocks.
+        """Sends a request for a verb of :data:`state_backends.server.verbs.VERBS`.
 
-        ``blocks``: (seq, late, block) that follow the request. Raises what the server raised, or ServerUnreachable when
-        it cannot be reached.
+        Returns the answer, or an iterator of blocks. ``blocks``: the (seq, late, block) that follow the request. Raises
+        what the server raised, or ServerUnreachable if it cannot be reached.
         """
         way, body = VERBS[name].way, dumps(request)
         if way is Way.GETS_BLOCKS:
@@ -178,10 +178,10 @@ class StateClient:
         others: bool = False,
         moved: bool = False,
     ) -> RemoteSession:
-        """Starts an attempt on the version ``token`` (None: the very first). The version that it makes has its name.
+        """Starts an attempt on the version ``token``; None: there is none yet. The new version is named ``attempt``.
 
-        ``others``: whether the answer says what the operator's other shards found. ``moved``: whether it says how long
-        the disk takes.
+        ``others``: whether the answer contains what the operator's other shards have learnt. ``moved``: whether it
+        contains how long the disk took to stage and to write.
         """
         opening = {
             "identity": asdict(identity),
@@ -197,7 +197,7 @@ class StateClient:
         return RemoteSession(self, opening)
 
     def _blocks(self, name: str, body: bytes) -> Iterator[StoredBlock]:
-        """The blocks that answer a verb."""
+        """Yields the blocks that answer a verb."""
         ticket = flight.Ticket(body)
         reader: Any = None
         given_up = threading.Event()
@@ -210,7 +210,7 @@ class StateClient:
             with self._watchdog.waiting(name):
                 reader = self._flight.do_get(ticket)
             while True:
-                # No limit for the whole: how long it takes depends on the reader, too.
+                # There is no limit for the whole read, because its time depends on the reader too.
                 with self._watchdog.waiting(name, give_up):
                     chunk = reader.read_chunk()
                 for seq, _, block in wire.unpack(chunk.data):
@@ -221,7 +221,7 @@ class StateClient:
             self._raise(error, name, given_up=given_up.is_set())
         finally:
             if reader is not None:
-                reader.cancel()  # a reader that stops early: the server need not go on
+                reader.cancel()  # if the caller stops early, the server can stop too
 
     def close(self) -> None:
         self._watchdog.close()
@@ -230,7 +230,7 @@ class StateClient:
     def _raise(self, error: Exception, what: str, *, given_up: bool) -> NoReturn:
         if given_up:
             raise ServerError(
-                f"the state server answers, and has not got on with {what!r} for {self._watchdog.limit_s:g} s: "
+                f"the state server answers, but {what!r} has made no progress for {self._watchdog.limit_s:g} s: "
                 "its disk may be stuck; io.request_timeout sets how long a task waits"
             ) from error
         try:
@@ -241,22 +241,22 @@ class StateClient:
                 )
             wire.raise_error(str(error))
         except OutOfMemory as lack:
-            # Anything in that process may have failed half-way: locks, threads, memory. It is not to be trusted.
+            # Anything in that process may be broken: locks, threads, memory. It must not go on.
             with contextlib.suppress(ServerError):
                 if (server := occupant(self._folder)) is not None:
                     processes.kill(server, PING_SECONDS)
-            raise ServerUnreachable(f"{lack}. It was ended") from error
+            raise ServerUnreachable(f"{lack}. The server was killed") from error
 
 
 def _connection(folder: Path) -> flight.FlightClient:
-    # Otherwise gRPC remembers for all connections that nobody answered at this address.
+    # Without this option, gRPC remembers for all connections that nobody answered at this address.
     return flight.FlightClient(
         f"grpc+unix://{folder / SOCKET}", generic_options=[("grpc.use_local_subchannel_pool", 1)]
     )
 
 
 def _answers(folder: Path, watch_pid: int | None, seconds: float) -> bool:
-    """Whether a server answers in this folder. From then on it serves ``watch_pid``, if there is one."""
+    """Whether the server of this folder answers. ``watch_pid``: an executor that it serves from now on."""
     if not (folder / SOCKET).exists():
         return False
     connection = _connection(folder)
@@ -271,7 +271,7 @@ def _answers(folder: Path, watch_pid: int | None, seconds: float) -> bool:
 
 
 def _ensure(folder: Path, watch_pid: int, timeout_s: float) -> None:
-    """Makes sure that a server answers. Raises ServerError."""
+    """Makes sure that a server answers: starts one if necessary. Raises ServerError."""
     seconds = min(PING_SECONDS, timeout_s)
     if _answers(folder, watch_pid, seconds):
         return
@@ -281,7 +281,7 @@ def _ensure(folder: Path, watch_pid: int, timeout_s: float) -> None:
         evict(folder)
         _start(folder, watch_pid)
         if not _answers(folder, watch_pid, PING_SECONDS):
-            raise ServerUnreachable(f"the state server in {folder} was started and does not answer")
+            raise ServerUnreachable(f"the state server in {folder} was started but does not answer")
 
 
 def _start(folder: Path, watch_pid: int) -> None:
@@ -290,10 +290,10 @@ def _start(folder: Path, watch_pid: int) -> None:
     for stale in (PID, SOCKET):  # of a server that was killed
         (folder / stale).unlink(missing_ok=True)
     log = folder / LOG
-    bound_log(folder)
+    trim_log(folder)
     with log.open("ab") as out:
         server = subprocess.Popen(
-            # -P: modules are found where this process found its own, and not in the working folder.
+            # -P: the server finds modules where this process finds them, not in the working folder.
             [sys.executable, "-P", "-m", "state_backends.server.main", "--dir", str(folder), "--watch", str(watch_pid)],
             stdin=subprocess.DEVNULL,
             stdout=out,
@@ -309,14 +309,15 @@ def _start(folder: Path, watch_pid: int) -> None:
             if code is None:
                 server.kill()
                 server.wait()
-            said = log.read_text(errors="replace")[-2000:] if log.exists() else ""
-            raise ServerError(f"the state server did not start (exit code {code}): {said}")
+            output = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+            raise ServerError(f"the state server did not start (exit code {code}): {output}")
         time.sleep(0.02)
 
 
-def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    kept = {k: v for k, v in ours.items() if k in _INHERITED or k.startswith(_INHERITED_PREFIXES)}
-    return {**_ALLOCATION, **kept, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
+def _environment(own: Mapping[str, str]) -> dict[str, str]:
+    """The server's environment."""
+    inherited = {k: v for k, v in own.items() if k in _INHERITED or k.startswith(_INHERITED_PREFIXES)}
+    return {**_ALLOCATION, **inherited, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
 
 
 __all__ = ["RemoteSession", "StateClient", "executor_pid", "running_servers", "runtime_dir"]

@@ -1,6 +1,6 @@
-"""The Prometheus endpoint of a state server: on ``metrics.port``, only on the loopback interface.
+"""The Prometheus endpoint of a state server: it listens on ``metrics.port``, only on the loopback interface.
 
-Nothing is counted for it: a scrape reads what the server knows anyway.
+It counts nothing itself. A scrape reads what the server knows anyway.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
-AGAIN_SECONDS = 10.0
+RETRY_SECONDS = 10.0
 
 
 class MetricsEndpoint:
-    """Listens from the first time that a port is asked for until it is closed. Calls come one at a time."""
+    """Listens on the first port that is asked for, until it is closed. The caller makes one call at a time."""
 
     def __init__(self, stats: Callable[[], Stats], clock: Callable[[], float] = time.monotonic) -> None:
         self._stats = stats
@@ -34,23 +34,23 @@ class MetricsEndpoint:
         self._server: WSGIServer | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._again_s: dict[int, float] = {}
+        self._retry_s: dict[int, float] = {}  # by port: when to try again
 
     @property
     def port(self) -> int | None:
-        """The port on which it listens; None: it does not listen."""
+        """The port on which it listens. None: it does not listen."""
         return self._server.server_port if self._server is not None else None
 
     def serve(self, port: int | None) -> None:
-        """Listens on a port; 0: on any free one. Does nothing if it listens already.
+        """Listens on a port; 0: on any free port. Does nothing if it listens already.
 
-        Never raises. A port that is taken is logged, and tried again now and then: its owner may be a server that is
-        about to end.
+        Never raises. If the port is in use, it logs that, and later calls try again, at most every 10 s: the port may
+        belong to a server that is about to end.
         """
         if port is None or self._server is not None or self._closed:
             return
         now = self._clock()
-        if now < self._again_s.get(port, now):
+        if now < self._retry_s.get(port, now):
             return
         try:
             with needs_extra("metrics", "metrics.port"):
@@ -59,9 +59,9 @@ class MetricsEndpoint:
             registry.register(StatsCollector(self._stats))
             self._server, self._thread = start_http_server(port, addr=LOOPBACK, registry=registry)
         except (OSError, MissingExtra) as error:
-            if port not in self._again_s:
-                log.warning("metrics: cannot listen on %s:%d (%s); going on without", LOOPBACK, port, error)
-            self._again_s[port] = now + AGAIN_SECONDS
+            if port not in self._retry_s:
+                log.warning("metrics: cannot listen on %s:%d (%s); it is tried again", LOOPBACK, port, error)
+            self._retry_s[port] = now + RETRY_SECONDS
 
     def close(self) -> None:
         self._closed = True
@@ -73,13 +73,13 @@ class MetricsEndpoint:
 
 
 class StatsCollector:
-    """prometheus_client calls it at a scrape."""
+    """Gives the metrics to prometheus_client at each scrape."""
 
     def __init__(self, stats: Callable[[], Stats]) -> None:
         self._stats = stats
 
     def describe(self) -> list[Family]:
-        """Nothing, so that registering does not scrape."""
+        """Returns nothing, so that registering does not scrape."""
         return []
 
     def collect(self) -> Iterator[Family]:

@@ -1,4 +1,4 @@
-"""The folders that a state server uses: state folders, and its own for files that go with it."""
+"""The folders that a state server uses: state folders, and its own folders for temporary files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from state_backends.versions.manifest import Identity
 
 
 class ShardFolders(NamedTuple):
-    """The folders of one shard. ``live``: its own, and empty. ``home``: see versions.shard.Shard."""
+    """The folders of one shard. ``live``: an empty folder of its own. ``home``: see versions.shard.Shard."""
 
     storage: Storage
     live: Path
@@ -25,9 +25,9 @@ class ShardFolders(NamedTuple):
 
 
 class Folders:
-    """It owns the locations that are in use, and the server's own folder in each.
+    """It owns the locations in use, and the server's own folder in each.
 
-    Not locked: the host's lock is held around every call. ``locate``: see :mod:`state_backends.files.location`.
+    It has no lock: hold the host's lock around every call. ``locate``: see :mod:`state_backends.files.location`.
     """
 
     def __init__(self, locate: Callable[[str], Location]) -> None:
@@ -38,7 +38,7 @@ class Folders:
         self._made = 0
 
     def of(self, state_dir: str, identity: Identity) -> ShardFolders:
-        """The folders of a shard that is about to be made. Raises ServerError, StorageError."""
+        """The folders of a new shard. Raises ServerError, StorageError."""
         if state_dir not in self._locations:
             self._locations[state_dir] = self._locate(state_dir)
         location = self._locations[state_dir]
@@ -49,7 +49,7 @@ class Folders:
         if isinstance(location, LocalLocation):
             _check_owner(location.folder, identity, own)
         names = identity.query, identity.operator, f"shard-{identity.shard:05d}"
-        self._made += 1  # two shards never share a folder, not even a shard and its successor
+        self._made += 1  # each shard gets a new folder, even if the same shard was here before
         live = own / str(self._made)
         copies = live.joinpath("copies", *names)
         return ShardFolders(
@@ -68,8 +68,8 @@ class Folders:
 
 
 def _check_owner(state_dir: Path, identity: Identity, own: Path) -> None:
-    """Refuses state of another user. ``own``: a folder that we made there, so it has our user id."""
+    """Raises ServerError if the state is another user's. ``own``: a folder that we made there, with our user id."""
     for folder in (state_dir / identity.query, state_dir / identity.query / identity.operator):
         with contextlib.suppress(FileNotFoundError):
             if (uid := folder.lstat().st_uid) != own.lstat().st_uid:
-                raise ServerError(f"{folder} belongs to another user ({uid}); its state is not this query's")
+                raise ServerError(f"{folder} belongs to another user ({uid}), so its state is not this query's")

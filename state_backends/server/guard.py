@@ -1,8 +1,7 @@
-"""Runs policies that a user wrote (``destage.class``, ``prestage.class``) so that they do no harm.
+"""Runs policies that a user wrote (``destage.class``, ``prestage.class``) so that they can do no harm.
 
-They run in the state server, in a thread of their own. If one raises, the error is logged and the built-in policy
-answers instead; also if it does not return in time. A policy only suggests what should be in memory, so no answer can
-lose anything.
+They run in the state server, in their own thread. If one raises or does not answer in time, that is logged and the
+built-in policy answers instead. A policy only suggests what should be in memory, so no answer can lose data.
 """
 
 from __future__ import annotations
@@ -31,41 +30,43 @@ _WAITING = 64  # observations that may wait for a slow policy
 
 
 class Guard:
-    """The thread in which a user's policies run. Close it. A policy that hangs keeps its thread."""
+    """The thread in which a user's policies run. Close it. A policy that hangs blocks the thread."""
 
     def __init__(self, answer_s: float = ANSWER_SECONDS) -> None:
         self._answer_s = answer_s
         self._calls: queue.Queue[tuple[Callable[[], Any], Future[Any]] | None] = queue.Queue(_WAITING)
-        self._asked: Future[Any] | None = None
+        self._question: Future[Any] | None = None
         self._thread = threading.Thread(target=self._run, name="aion-policy", daemon=True)
         self._thread.start()
 
     def make(self, build: Callable[[], T]) -> T:
         """Imports and calls the user's class. Raises what that raises, and ValueError if it hangs."""
-        self._asked = future = self._submit(build)
+        self._question = future = self._submit(build)
         try:
             return future.result(MAKING_SECONDS)
         except TimeoutError:
             raise ValueError(f"the policy's class was not made within {MAKING_SECONDS:g} s") from None
-        except (KeyboardInterrupt, SystemExit) as error:  # the user's module raised it; this process goes on
-            raise ValueError(f"the policy's class wants to end the process: {error!r}") from None
+        except (KeyboardInterrupt, SystemExit) as error:  # the user's module raised it; the server must not end
+            raise ValueError(f"the policy's class tried to end the process: {error!r}") from None
 
-    def ask(self, what: str, call: Callable[[], T], otherwise: Callable[[], T]) -> T:
-        """The policy's answer. If there is none in time, the answer of ``otherwise``, the built-in policy."""
-        if self._asked is not None and not self._asked.done():
-            return otherwise()  # it still works on the question before
+    def ask(self, what: str, call: Callable[[], T], built_in: Callable[[], T]) -> T:
+        """The policy's answer, or that of the built-in policy if it raises or does not answer in time."""
+        if self._question is not None and not self._question.done():
+            return built_in()  # it still works on the previous question
         try:
-            self._asked = future = self._submit(call)
+            self._question = future = self._submit(call)
             wait([future], self._answer_s)
             if future.done():
                 return future.result()
-            log.error("%s has not answered within %g s: the built-in policy does until then", what, self._answer_s)
+            log.error(
+                "%s has not answered within %g s; until it does, the built-in policy answers", what, self._answer_s
+            )
         except BaseException as error:
-            log.error("%s failed, the built-in policy answers instead: %s: %s", what, type(error).__name__, error)
-        return otherwise()
+            log.error("%s failed, so the built-in policy answers instead: %s: %s", what, type(error).__name__, error)
+        return built_in()
 
     def notify(self, what: str, call: Callable[[], None]) -> None:
-        """Makes a call without waiting for it. A policy that cannot keep up misses some calls."""
+        """Calls the policy without waiting. A policy that cannot keep up misses some calls."""
 
         def logged() -> None:
             try:
@@ -76,7 +77,7 @@ class Guard:
         try:
             self._calls.put_nowait((logged, Future()))
         except queue.Full:
-            log.info("%s cannot keep up", what)
+            log.info("%s cannot keep up, and misses a call", what)
 
     def close(self) -> None:
         try:
@@ -95,12 +96,12 @@ class Guard:
             call, future = item
             try:
                 future.set_result(call())
-            except BaseException as error:  # also SystemExit: it would end only this thread
+            except BaseException as error:  # SystemExit too: otherwise it would end this thread
                 future.set_exception(error)
 
 
 def make_policies(config: StoreConfig) -> tuple[DestagePolicy, PrestagePolicy, Guard | None]:
-    """The memory policies of a configuration, and the guard of those that a user wrote. Raises PolicyError."""
+    """The memory policies of a configuration, and the guard if a user wrote one of them. Raises PolicyError."""
     guard = Guard() if config.destage_class or config.prestage_class else None
     try:
         if guard is None:
@@ -118,7 +119,7 @@ def make_policies(config: StoreConfig) -> tuple[DestagePolicy, PrestagePolicy, G
 
 
 class GuardedDestage:
-    """A user's :class:`policies.destage.DestagePolicy`, with the built-in one to fall back on."""
+    """A user's :class:`policies.destage.DestagePolicy`. If it fails, the built-in policy answers."""
 
     def __init__(self, guard: Guard, name: str, policy: DestagePolicy) -> None:
         self._guard, self._name, self._policy = guard, name, policy
@@ -126,7 +127,7 @@ class GuardedDestage:
 
     def suggest(self, view: MemoryView) -> list[Suggestion]:
         def call() -> list[Suggestion]:
-            # Read here, so that an error in it counts as the policy's.
+            # The answer is read here, so that an error in it counts as the policy's.
             suggested = itertools.islice(self._policy.suggest(view), _SUGGESTIONS)
             answer = [Suggestion(s.name, int(s.keep_bytes), str(s.reason)) for s in suggested]
             for suggestion in answer:
@@ -137,7 +138,7 @@ class GuardedDestage:
 
 
 class GuardedPrestage:
-    """A user's :class:`policies.prestage.PrestagePolicy`, with the built-in one to fall back on."""
+    """A user's :class:`policies.prestage.PrestagePolicy`. If it fails, the built-in policy answers."""
 
     def __init__(self, guard: Guard, name: str, policy: PrestagePolicy) -> None:
         self._guard, self._name, self._policy = guard, name, policy
@@ -147,7 +148,7 @@ class GuardedPrestage:
         def call() -> float:
             answer = float(self._policy.start_at_s(due_s, size_bytes, pessimistic_s))
             if not math.isfinite(answer):
-                raise ValueError(f"{answer} is no time")
+                raise ValueError(f"{answer} is not a time")
             return answer
 
         return self._guard.ask(

@@ -1,4 +1,4 @@
-"""Everything that one executor host holds: its shards, the budget they share, the I/O thread, and the pressure."""
+"""Everything on one executor host: its shards, their shared memory budget, the I/O thread, and memory pressure."""
 
 from __future__ import annotations
 
@@ -39,32 +39,33 @@ from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 
 log = logging.getLogger(__name__)
-_REMEMBERED_MOVES = 1024  # prestages, and files written, of a shard that nobody has asked about yet
+_REMEMBERED_MOVES = 1024  # prestages and written files of a shard whose times no client has asked for yet
 _REMEMBERED_EXECUTIONS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class _DiskTimes:
-    """How long the disk took for a shard: bytes and seconds of its latest prestages and of its latest files.
+    """How long the disk took for a shard.
 
-    Of a prestage also the seconds among them that it waited for other I/O.
+    ``staged``: the latest prestages, as (bytes, seconds, how many of these seconds it waited for other I/O).
+    ``written``: the latest written files, as (bytes, seconds).
     """
 
     staged: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_MOVES))
     written: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_MOVES))
 
     def take(self) -> dict[str, list[tuple[float, ...]]]:
-        """All of it, which is forgotten then. The I/O thread may add meanwhile."""
+        """Returns all times and forgets them. The I/O thread may add some meanwhile."""
         both: dict[str, deque[Any]] = {"staged": self.staged, "written": self.written}
         return {name: [times.popleft() for _ in range(len(times))] for name, times in both.items()}
 
 
 class Host:
-    """The shards of a host and what they share. Requests have been checked: see :mod:`state_backends.server.requests`.
+    """The shards of a host and what they share. :mod:`state_backends.server.requests` has checked all requests.
 
-    Verbs that concern more than one shard's blocks are methods here; :meth:`work` passes the others to the shard. The
-    first operator's policy decides about the I/O thread and about memory pressure. The budget is the largest that any
-    operator asks for; RocksDB's block cache is part of it. ``shard``: what makes shards, for experiments.
+    A verb that concerns more than the blocks of one shard is a method here; :meth:`work` passes other verbs to the
+    shard. The first operator's policy decides about the I/O thread and about memory pressure. The budget is the largest
+    that any operator asks for; RocksDB's block cache is part of it. ``shard``: the class of shards, for experiments.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, shard: Callable[..., Shard] = Shard) -> None:
@@ -85,21 +86,21 @@ class Host:
         self._executions_s: deque[float] = deque(maxlen=_REMEMBERED_EXECUTIONS)
         self._folders = Folders(locate)
         self._committed = Committed()
-        self._closing: list[Shard] = []  # no attempt can find them any longer
-        self._closed_counts = StoreStats()  # what the closed ones counted
+        self._closing: list[Shard] = []  # no attempt can find them any more
+        self._closed_counts = StoreStats()  # counts of the shards that were closed
         self._endpoint = MetricsEndpoint(self.stats)
 
     # -- attempts -----------------------------------------------------------------------------------------
 
     def open(self, request: OpenRequest) -> dict[str, Any]:
         """Starts an attempt; see :meth:`Shard.open`. Raises PolicyError for a policy class that cannot be used."""
-        identity, config = request.identity.known(), request.store.config()
+        identity, config = request.identity.identity(), request.store.config()
         with self._lock:
             key = self.attempts.check(request.session, identity, request.run, request.operator_uid)
             self._start(config)
             before, made_for = self._shards.get(key), (request.state_dir, config, identity.checkpoint)
             if before is None or self._made_for[key] != made_for:
-                # Also if the query was restarted with another policy, or its state or checkpoint was moved.
+                # The shard is new, or the query was restarted with another policy, state.dir or checkpoint.
                 self._shards[key] = self._make(key, identity, request.state_dir, config), threading.Lock()
                 if before is not None:
                     self._closing.append(before[0])
@@ -125,13 +126,13 @@ class Host:
         return {**answer, "others": _summary(self._others(key, identity))} if request.others else answer
 
     def learnt(self, request: LearntRequest) -> dict[str, Any]:
-        """What the operator's other shards observed of lateness, as of their last commits here."""
+        """What the operator's other shards on this host have observed of lateness, as of their last commits."""
         work = self.attempts.find(request.session)
         others = self._others(work.key, work.shard.identity)
         return {**_summary(others), "learnt": [other["lateness"] for other in others]}
 
     def work(self, name: str, request: SessionRequest, *blocks: Any) -> Any:
-        """Passes a verb of :data:`state_backends.server.verbs.VERBS` to the shard of the attempt."""
+        """Passes a request for a verb of :data:`state_backends.server.verbs.VERBS` to the attempt's shard."""
         verb, fields = VERBS[name], dict(request)
         work = self.attempts.find(fields.pop("session"))
         with work.locked() if verb.locks else contextlib.nullcontext():
@@ -141,7 +142,7 @@ class Host:
         return answer
 
     def commit(self, request: CommitRequest) -> None:
-        """Makes the attempt the current version; see :meth:`Shard.commit`. Then plans what the next one needs."""
+        """Commits a new version; see :meth:`Shard.commit`. Then plans the prestages for the next attempt."""
         work = self.attempts.find(request.session)
         with work.locked():
             before = work.shard.snapshot
@@ -152,17 +153,17 @@ class Host:
         self.attempts.end(request.session)
 
     def _others(self, key: ShardKey, identity: Identity) -> list[dict[str, Any]]:
-        """What the operator's other shards share; only of shards with the same definition."""
+        """What the operator's other shards with the same definition have learnt of lateness."""
         with self._lock:
             shards = [shard for k, (shard, _) in self._shards.items() if k[:2] == key[:2] and k != key]
-        # A commit takes another snapshot object, so these do not change.
-        held = [shard.snapshot for shard in shards if shard.identity.definition == identity.definition]
-        return [snapshot["lateness"] for snapshot in held if snapshot is not None and "lateness" in snapshot]
+        # A commit sets a new snapshot object, so these objects do not change.
+        snapshots = [shard.snapshot for shard in shards if shard.identity.definition == identity.definition]
+        return [snapshot["lateness"] for snapshot in snapshots if snapshot is not None and "lateness" in snapshot]
 
     def plan_prestage(self, key: ShardKey, token: str, slices: Sequence[int], executions: Sequence[Execution]) -> None:
-        """Stages these slices of a shard just before its next attempt is due (paper 3.2).
+        """Plans to stage these slices of a shard just before its next attempt is due (paper 3.2).
 
-        ``token``: the version whose slices these are; ``executions``: those that led to it.
+        ``token``: the version that has these slices. ``executions``: those of the attempt that committed it.
         """
         with self._lock:
             self._executions_s.extend(e.seconds for e in executions)
@@ -176,41 +177,43 @@ class Host:
             self._schedule.plan(PlannedPrestage(start, key, token, tuple(slices)))
         self.tick_prestages()
 
-    # -- what happens now and then ------------------------------------------------------------------------
+    # -- periodic work ------------------------------------------------------------------------------------
 
     def tick(self) -> None:
+        """Starts prestages that are due, and checks memory pressure."""
         self.tick_prestages()
         with self._lock:
             stores = [(key, shard.store) for key, (shard, _) in self._shards.items() if shard.store is not None]
-            typical = median(self._executions_s) if self._executions_s else None
+            median_s = median(self._executions_s) if self._executions_s else None
         if self._pressure is not None:
-            self._pressure.tick(stores, typical)
+            self._pressure.tick(stores, median_s)
 
     def tick_prestages(self) -> None:
+        """Starts prestages that are due."""
         with self._lock:
             due = [(self._shards[p.key], p) for p in self._schedule.take_due() if p.key in self._shards]
         for (shard, lock), planned in due:
             if not lock.acquire(blocking=False):
-                # The shard commits, maybe over a slow network: the others must not wait for that.
+                # The shard is busy, perhaps with a commit over a slow network. The others must not wait for that.
                 with self._lock:
                     self._schedule.plan(planned)
                 continue
             try:
-                # Not if another attempt came earlier than expected: it reads what it needs.
+                # If the next attempt came earlier than expected and has committed, the plan is obsolete.
                 if shard.token == planned.token and shard.store is not None:
                     shard.store.prestage(planned.slices)
             finally:
                 lock.release()
 
-    def let_go_of_idle(self, ended: Container[str] = ()) -> None:
-        """Closes the shards of runs that ended, and shards without an attempt for long: they work on another host.
+    def close_idle(self, ended: Container[str] = ()) -> None:
+        """Closes the shards of runs that ended, and shards without an attempt for long: they are on another host now.
 
-        Such a shard is built from its version when it is opened again.
+        If such a shard is opened again, it is rebuilt from its version.
         """
         with self._lock:
-            over = self.attempts.operators_of(ended)
-            at_work = self.attempts.is_at_work
-            idle = [k for k in self._shards if k[:2] in over or self._schedule.is_idle(k, at_work=at_work(k))]
+            finished = self.attempts.operators_of(ended)
+            has_session = self.attempts.has_session
+            idle = [k for k in self._shards if k[:2] in finished or self._schedule.is_idle(k, in_use=has_session(k))]
             closing = [self._shards.pop(key) for key in idle]
             self._closing += [shard for shard, _ in closing]
             for key in idle:
@@ -222,7 +225,7 @@ class Host:
             self._close(shard, lock)
 
     def _close(self, shard: Shard, lock: threading.Lock) -> None:
-        """Closes a shard that is on the list of closing ones."""
+        """Closes a shard that is in the list of closing shards."""
         with lock, contextlib.suppress(StateError):
             try:
                 shard.close()
@@ -287,12 +290,12 @@ class Host:
         self._folders.close()
 
     @property
-    def ailment(self) -> str | None:
-        """Why this host cannot serve any longer; None: all is well."""
+    def failure(self) -> str | None:
+        """Why this host cannot serve any more. None: it works."""
         return self._io.died() if self._io is not None else None
 
-    def still_here(self) -> None:
-        """Shows other hosts that share folders that this one is alive. Call it now and then."""
+    def touch_folders(self) -> None:
+        """Shows other hosts that share a state folder that this one is alive. Call it every few hours at least."""
         with self._lock:
             live = self._folders.live()
         for folder in live:
@@ -343,12 +346,13 @@ class Host:
 
 
 def _summary(others: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The number of other shards, and the different things they stand on; most stand on the same."""
+    """The number of other shards, and their different ``learnt_bound``s. Most shards have the same."""
     different = {orjson.dumps(other["learnt_bound"]): other["learnt_bound"] for other in others}
     return {"shards": len(others), "learnt_bound": list(different.values())}
 
 
 def _add(total: dict[str, Any], part: dict[str, Any]) -> None:
+    """Adds an operator's counters to a total. ``largest`` is a maximum."""
     for name, value in part.items():
         if isinstance(value, dict):
             _add(total.setdefault(name, {}), value)

@@ -1,8 +1,9 @@
-"""Folders that live as long as their state server: RocksDB's own files, beside the versions. Effect: files, locks.
+"""Temporary folders of state servers, with RocksDB's own files, beside the versions. Effect: files, locks.
 
-The parent folder may be a mount that other hosts share, and this host knows nothing about their processes. So a
-folder has its host's name, and its server holds the lock of a file in it and touches that file now and then. A folder
-is left over if its lock is free and either it is this host's and its process has ended, or nobody touched it for a day.
+A server removes its folder when it ends. A folder whose server was killed is left over, and the next server removes it.
+The parent folder may be a mount that other hosts share, and this host cannot see their processes. So a folder's name
+contains its host, and its server locks a file in it and touches that file now and then. A folder is left over if the
+lock is free and either the folder is this host's and its process has ended, or nobody has touched the file for a day.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ def _host() -> str:
 
 
 def own_name() -> str:
-    """The name of this process's folder. No other process ever has it, on any host."""
+    """The name of this process's folder. It is unique over all processes and hosts."""
     return f"{_host()}-{processes.me()}"
 
 
 class LiveFolder:
-    """The folder of this process in ``parent``. Raises OSError if it cannot be made. Close it to remove it."""
+    """This process's folder in ``parent``. Close it to remove it. Raises OSError if it cannot be made."""
 
     def __init__(self, parent: Path, name: str) -> None:
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = parent / name
-        # The folder appears with its lock held, so that no sweep finds it without.
+        # The folder gets its name only after its lock is held, so that no sweep removes it.
         making = parent / f".{name}"
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir(mode=0o700)
         self._lock = (making / LOCK).open("w")
-        # Some file systems have no locks. Then the process and the day decide.
+        # Some file systems have no locks. Then the process, or the time of the last touch, decides.
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         making.rename(self.path)
@@ -73,7 +74,7 @@ def _is_left_over(folder: Path, now_s: float) -> bool:
     known = processes.parse(process)
     lock = folder / LOCK
     if known is not None and host == _host() and known.space == processes.space():
-        # The process would be enough. But another host with the same name may share the mount.
+        # The lock matters too, because another host with the same name may share the mount.
         return not processes.is_alive(known) and _is_free(lock)
     touched_s = (lock if lock.exists() else folder).stat().st_mtime
     return now_s - touched_s > ABANDONED_SECONDS and _is_free(lock)
@@ -95,5 +96,5 @@ def _try_lock(file: IO[str]) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise
-    except OSError:  # no locks here: it counts as free
+    except OSError:  # this file system has no locks, so the file counts as free
         pass

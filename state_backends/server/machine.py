@@ -1,7 +1,7 @@
 """The memory of the machine or the container, and how much of it is in use. Effect: reads /proc and /sys.
 
-A process is in a tree of control groups, and each of them may have a limit: cgroup v2, its hybrid form, and v1.
-``root``: the folder of ``proc`` and ``sys``, for tests. Files that cannot be read count as missing. Nothing
+A process is in a tree of control groups, and each group may have a limit. This reads cgroup v1, v2, and the hybrid
+form. ``root``: the folder with ``proc`` and ``sys``, for tests. A file that cannot be read counts as missing. Nothing
 here raises.
 """
 
@@ -35,16 +35,16 @@ def memory_limit_bytes(root: Path = Path("/")) -> int:
 
 
 def memory_share_used(root: Path = Path("/")) -> float:
-    """How full memory is, 0 to 1: the fullest control group with a limit, or else the machine.
+    """The share of memory in use, 0 to 1: of the fullest control group with a limit, otherwise of the machine.
 
-    File pages that were not used for long (``inactive_file``) do not count: the kernel frees them before it kills
-    anything.
+    File pages that have not been used for long (``inactive_file``) do not count, because the kernel frees them before
+    it kills a process.
     """
     memory = psutil.virtual_memory()
     shares = []
     for group, files in _groups(root):
         limit_bytes, used_bytes = _number(group / files.limit), _number(group / files.used)
-        # A limit beyond the machine's memory is no limit: v1 has no other way to say "none".
+        # A limit above the machine's memory means "no limit": cgroup v1 has no other way to say that.
         if limit_bytes and used_bytes is not None and limit_bytes <= memory.total:
             used_bytes -= _stat(group / "memory.stat", files.inactive)
             shares.append(min(1.0, max(0, used_bytes) / limit_bytes))
@@ -52,7 +52,7 @@ def memory_share_used(root: Path = Path("/")) -> float:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, _Files]]:
-    """The control groups of this process, the innermost first, for every version that is mounted."""
+    """The control groups of this process, innermost first, for each cgroup version."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except (OSError, ValueError):
@@ -66,7 +66,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, _Files]]:
         elif "memory" in controllers.split(","):
             paths[_V1] = path
     for files, mounts in _MOUNTS.items():
-        # In a container the path may be the host's. Then only the mounted folder itself is ours.
+        # In a container the path may be that of the host. Then only the mounted folder itself is this process's group.
         parts = [part for part in paths[files].split("/") if part]
         if ".." in parts:
             parts = []
@@ -76,7 +76,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, _Files]]:
 
 
 def _number(file: Path) -> int | None:
-    """The number in a file; None for "max", or if there is no file."""
+    """The number in a file. None if the file has "max" or cannot be read."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):

@@ -1,7 +1,8 @@
 """The state server: one per executor host and application (docs/operating.md).
 
-Hot state outlives Python workers here. The server listens on a unix socket in a folder that only its user can enter.
-It ends by itself when it serves no executor any longer, or when nobody can find it. Who may do what: docs/security.md.
+It keeps hot state in memory, because Python workers come and go. The server listens on a unix socket in a folder that
+only its user can enter. It ends by itself when all its executors have ended, or when its folder or socket is gone. See
+also docs/security.md.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ FEW_OPEN_FILES = 4096
 
 
 class StateServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Takes requests apart, passes each on to the method that its verb names, and sends answers and errors back."""
+    """Parses requests, calls the method with the verb's name, and sends back answers and errors."""
 
     def __init__(self, socket: Path, host: Host, watch: Executors) -> None:
         self.host = host
@@ -50,7 +51,7 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
         socket.chmod(0o600)
 
     def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
-        with _errors_by_name():
+        with _named_errors():
             request = request_of(action.type, action.body.to_pybytes(), Way.JSON)
             match VERBS[action.type].by:
                 case By.SERVER:
@@ -62,45 +63,45 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
             return iter([flight.Result(pa.py_buffer(dumps({} if answer is None else answer)))])
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with _errors_by_name():
+        with _named_errors():
             request = request_of("append", descriptor.command, Way.SENDS_BLOCKS)
             for chunk in reader:
                 self.host.work("append", request, requests.blocks(chunk.data))
 
     def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
-        with _errors_by_name():
+        with _named_errors():
             request = request_of("read", ticket.ticket, Way.GETS_BLOCKS)
             return flight.GeneratorStream(wire.BLOCKS, _messages(self.host.work("read", request)))
 
     def ping(self, request: requests.PingRequest) -> dict[str, Any]:
-        """Says that the server works. Raises ServerError if it does not, so that another one takes its place."""
-        if (ailment := self.host.ailment) is not None:
-            raise ServerError(ailment)
+        """Answers if the server works. Raises ServerError if it does not; then the client starts another one."""
+        if (failure := self.host.failure) is not None:
+            raise ServerError(failure)
         if request.executor_pid is not None:
             self.watch.add(request.executor_pid)
         return {"pid": os.getpid()}
 
 
 class Executors:
-    """The executors that a server serves. It has a lock of its own."""
+    """The executors that a server serves. It has its own lock."""
 
     def __init__(self) -> None:
         self._executors: dict[int, Process] = {}
         self._lock = threading.Lock()
 
     def add(self, pid: int) -> None:
-        """Raises RequestError unless it is a process of this user."""
+        """Adds an executor. Raises RequestError if it is another user's process, or if there are too many."""
         found = processes.find(pid)
         if found is None:
             return  # it has ended already
         if processes.owner(pid) != os.geteuid():
-            raise RequestError(f"ping: process {pid} is another user's; a server serves its own user only")
+            raise RequestError(f"ping: process {pid} belongs to another user; a server serves only its own user")
         with self._lock:
             if pid not in self._executors and len(self._living()) >= MOST_EXECUTORS:
-                raise RequestError(f"ping: {MOST_EXECUTORS:,} executors are being served already")
+                raise RequestError(f"ping: the server has {MOST_EXECUTORS:,} executors already")
             self._executors[pid] = found
 
-    def is_alone(self) -> bool:
+    def all_ended(self) -> bool:
         with self._lock:
             return not self._living()
 
@@ -110,8 +111,8 @@ class Executors:
 
 
 @contextlib.contextmanager
-def _errors_by_name() -> Iterator[None]:
-    """Sends errors to the client under their own names."""
+def _named_errors() -> Iterator[None]:
+    """Turns errors into Flight errors that contain the name of their class."""
     try:
         yield
     except flight.FlightError:
@@ -123,12 +124,12 @@ def _errors_by_name() -> Iterator[None]:
 
 
 def _messages(blocks: Any) -> Iterator[pa.RecordBatch]:
-    with _errors_by_name():
+    with _named_errors():
         yield from wire.pack(((b.seq, False, b.block) for b in blocks), wire.READ_MESSAGE_BYTES)
 
 
 def serve(folder: Path, host: Host, watch: Executors, stop: threading.Event) -> None:
-    """Serves until all executors have ended, or nobody can find the server, or ``stop`` is set. Closes the host.
+    """Serves until all executors have ended, its folder or socket is gone, or ``stop`` is set. Then closes the host.
 
     Raises ServerError if the folder has a server already.
     """
@@ -148,20 +149,20 @@ def serve(folder: Path, host: Host, watch: Executors, stop: threading.Event) -> 
         touch_at = time.monotonic() + TOUCH_SECONDS
         while (
             not stop.wait(LOOK_SECONDS)
-            and not watch.is_alone()
-            and lease.holds
+            and not watch.all_ended()
+            and lease.is_valid
             and _is_at(socket, bound)
-            and host.ailment is None
+            and host.failure is None
         ):
-            server_folder.bound_log(folder)
-            host.let_go_of_idle(server_folder.ended(folder))
+            server_folder.trim_log(folder)
+            host.close_idle(server_folder.ended(folder))
             if time.monotonic() >= touch_at:
                 touch_at = time.monotonic() + TOUCH_SECONDS
-                host.still_here()
+                host.touch_folders()
                 os.utime(folder / PID)
-        if host.ailment is not None:
-            log.critical("this server ends, and the next request starts another: %s", host.ailment)
-        # The process ends even if something hangs: a request, a disk, a policy.
+        if host.failure is not None:
+            log.critical("this server ends, and the next request starts another: %s", host.failure)
+        # The process ends even if a request, a disk or a policy hangs.
         faulthandler.dump_traceback_later(2 * ENDING_SECONDS, exit=True)
         ending = threading.Thread(target=server.shutdown, name="aion-shutdown", daemon=True)
         ending.start()
@@ -170,7 +171,7 @@ def serve(folder: Path, host: Host, watch: Executors, stop: threading.Event) -> 
         try:
             host.close()
         except Exception:
-            log.exception("not everything could be closed")
+            log.exception("the server could not close everything")
         server_folder.leave(folder, lease)
         lease.close()
 
@@ -191,14 +192,14 @@ def main() -> None:
 
 
 def _raise_open_files() -> None:
-    """Allows as many open files as the system permits this user. Logs a warning if that is few."""
+    """Raises the limit on open files to what the system allows this user. Logs a warning if that is too few."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= limit < FEW_OPEN_FILES:
         log.warning(
-            "this server may have %d files open, enough for about %d shards; with more, raise the limit (ulimit -n)",
+            "this server may open %d files, enough for about %d shards; for more shards, raise the limit (ulimit -n)",
             limit,
             limit // FILES_OF_A_SHARD,
         )

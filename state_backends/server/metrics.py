@@ -1,6 +1,6 @@
-"""The metrics of a state server as a table: names, types, help, units, labels, and how each is read. Pure.
+"""The metrics of a state server as a table: name, type, help, unit, labels, and how each is read. Pure.
 
-The Prometheus endpoint, ``aion top``, the table of docs/metrics.md and the tests of the Grafana dashboard come from it.
+The Prometheus endpoint, ``aion top``, the table of docs/metrics.md and the tests of the Grafana dashboard all use it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ Labels = tuple[str, ...]
 
 
 class Distribution(NamedTuple):
-    """``buckets``: (le, events up to it), cumulated. The last one is +Inf. Empty for a summary."""
+    """A histogram or a summary. ``total``: the sum of the values.
+
+    ``buckets``: (le, number of events up to le), cumulative. The last ``le`` is +Inf. Empty for a summary.
+    """
 
     events: float
     total: float
@@ -30,7 +33,7 @@ Reading = tuple[Labels, float | Distribution]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """``labels``: names of the labels. ``read`` yields each value of the metric with its label values."""
+    """A row of the table. ``labels``: names of the labels. ``read`` yields each value with its label values."""
 
     name: str
     type: Literal["counter", "gauge", "histogram", "summary"]
@@ -40,7 +43,7 @@ class Metric:
 
     @property
     def unit(self) -> str:
-        """The unit, which Prometheus wants in the name."""
+        """The unit. By Prometheus's convention it is the end of the name."""
         words = self.name.removesuffix("_total").split("_")
         return words[-1] if words[-1] in ("bytes", "seconds", "ratio") else ""
 
@@ -62,7 +65,7 @@ def _at(*path: str) -> Callable[[Stats], Iterator[Reading]]:
 
 
 def _each(**paths: str) -> Callable[[Stats], Iterator[Reading]]:
-    """A value for each label: the path to it, with dots."""
+    """Reads a value for each label. ``paths``: the path to each value, with dots, by label."""
 
     def read(stats: Stats) -> Iterator[Reading]:
         for label, path in paths.items():
@@ -72,7 +75,7 @@ def _each(**paths: str) -> Callable[[Stats], Iterator[Reading]]:
 
 
 def _places(stats: Stats) -> Iterator[Reading]:
-    """State by place. The places are disjoint, so they add up to its size."""
+    """State by place. The places are disjoint, so they add up to the size of the state."""
     both = number(stats, "p_bucket_bytes") - number(stats, "disk_only_bytes")
     yield ("memory",), number(stats, "m_bucket_bytes") - both
     yield ("both",), both
@@ -130,12 +133,12 @@ def _staleness(stats: Stats) -> Iterator[Reading]:
 def _lateness(stats: Stats) -> Iterator[Reading]:
     for labels, known in _operators(stats):
         counted = known["counters"].get("lateness", {})
-        buckets, so_far = [], 0.0
+        buckets, cumulative = [], 0.0
         for edge, events in counted.get("events", {}).items():
-            so_far += events
-            buckets.append((edge, so_far))
+            cumulative += events
+            buckets.append((edge, cumulative))
         if buckets and buckets[-1][0] == "+Inf":
-            yield labels, Distribution(so_far, number(counted, "seconds"), tuple(buckets))
+            yield labels, Distribution(cumulative, number(counted, "seconds"), tuple(buckets))
 
 
 # -- the table --------------------------------------------------------------------------------------------
@@ -143,124 +146,123 @@ def _lateness(stats: Stats) -> Iterator[Reading]:
 _OPERATOR = ("query", "operator")
 
 METRICS: tuple[Metric, ...] = (
-    # What operators did, as far as they committed it here.
-    Metric("aion_events_total", "counter", "Events that came.", _OPERATOR, _of_operator("counters", "events")),
+    # What operators did. These count only what was committed on this host.
+    Metric("aion_events_total", "counter", "Events received.", _OPERATOR, _of_operator("counters", "events")),
     Metric(
-        "aion_late_events_total", "counter", "Events that came after the end of a window of theirs.", _OPERATOR,
+        "aion_late_events_total", "counter", "Events that came after the end of one of their windows.", _OPERATOR,
         _of_operator("counters", "late_events"),
     ),
     Metric(
-        "aion_dropped_events_total", "counter", "Events that came later than the bound of a window, or had no time.",
+        "aion_dropped_events_total", "counter", "Events that came after the bound of a window, or without a time.",
         _OPERATOR, _of_operator("counters", "dropped"),
     ),
     Metric(
         "aion_lateness_seconds", "histogram",
-        "How late late events were: watermark minus the end of the window, once for each window.",
+        "Lateness of late events: watermark minus end of the window, once for each window.",
         _OPERATOR, _lateness,
     ),
     Metric(
-        "aion_executions_total", "counter", "Executions of windows, by why; a window of a shard counts once.",
+        "aion_executions_total", "counter", "Executions of windows, by kind; each shard counts its own.",
         (*_OPERATOR, "kind"),
         _each_of_operator("counters", "executions", names=("on_time", "late", "final")),
     ),
     Metric(
-        "aion_retractions_total", "counter", "Panes taken back, of sessions and other windows that events change.",
+        "aion_retractions_total", "counter", "Panes retracted, of sessions and other windows that events change.",
         _OPERATOR, _of_operator("counters", "retracted"),
     ),
     Metric(
         "aion_staleness_ratio", "summary",
-        "The largest staleness between two executions, of windows that got late events and are gone.",
+        "Staleness of each purged window that had late events: the largest between two of its executions.",
         _OPERATOR, _staleness,
     ),
     Metric(
-        "aion_staleness_largest_ratio", "gauge", "The largest of all, since the query began.",
+        "aion_staleness_largest_ratio", "gauge", "The largest staleness of all since the query began.",
         _OPERATOR, _of_operator("largest_staleness"),
     ),
     Metric(
         "aion_staleness_windows_total", "counter",
-        "Those windows, by whether they stayed within the bound on staleness, and if not, why.",
+        "Purged windows that had late events, by whether they stayed within trigger.bound, and if not, why.",
         (*_OPERATOR, "outcome"),
         _each_of_operator("counters", "staleness", names=("kept", "missed_between_looks", "missed_otherwise")),
     ),
     Metric(
         "aion_bound_seconds", "gauge",
-        "How long new windows are kept after their end: the shortest and the longest of any shard, before max_state.",
+        "How long new windows are kept after their end: the shortest and longest of all shards, without max_state.",
         (*_OPERATOR, "which"), _bounds,
     ),
     Metric(
-        "aion_windows", "gauge", "Windows that are kept; each shard has its own.", _OPERATOR, _of_operator("windows")
+        "aion_windows", "gauge", "Windows that are kept; each shard counts its own.", _OPERATOR, _of_operator("windows")
     ),
     Metric("aion_windows_made_total", "counter", "Windows made.", _OPERATOR, _of_operator("counters", "windows")),
     Metric(
         "aion_windows_purged_total", "counter", "Windows purged.", _OPERATOR,
         _of_operator("counters", "purged_windows"),
     ),
-    Metric("aion_shards", "gauge", "Shards that are held.", _OPERATOR, _of_operator("shards")),
+    Metric("aion_shards", "gauge", "Shards on this host.", _OPERATOR, _of_operator("shards")),
     Metric("aion_commits_total", "counter", "Versions of shards committed.", _OPERATOR, _of_operator("commits")),
     Metric(
-        "aion_restores_total", "counter", "Shards built from a version: after a restart, a move, or a failure.",
+        "aion_restores_total", "counter", "Shards rebuilt from a version: after a restart, a move, or a failure.",
         _OPERATOR, _of_operator("restores"),
     ),
     # State, and memory.
     Metric(
         "aion_state_bytes", "gauge",
-        "Encoded bytes of live blocks, by where they are; the m-buckets are memory and both, the p-buckets both and "
-        "disk.",
+        "Encoded bytes of live blocks, by place. M-buckets are memory plus both; p-buckets are both plus disk.",
         ("place",), _places,
     ),
     Metric("aion_state_blocks", "gauge", "Live blocks.", (), _at("blocks")),
-    Metric("aion_memory_budget_bytes", "gauge", "What memory.budget allows on this host.", (), _at("budget_bytes")),
+    Metric("aion_memory_budget_bytes", "gauge", "The memory budget of this host.", (), _at("budget_bytes")),
     Metric("aion_memory_used_bytes", "gauge", "Bytes of blocks in memory.", (), _at("used_bytes")),
-    Metric("aion_memory_peak_bytes", "gauge", "The most that there were.", (), _at("peak_m_bucket_bytes")),
+    Metric("aion_memory_peak_bytes", "gauge", "The most bytes in memory so far.", (), _at("peak_m_bucket_bytes")),
     Metric(
-        "aion_memory_ledger_bytes", "gauge", "Bytes that knowing where each block is takes; up to half of the budget.",
+        "aion_memory_ledger_bytes", "gauge", "Bytes of the ledgers, which know where each block is.",
         (), _at("ledger_bytes"),
     ),
     Metric(
-        "aion_memory_reserved_bytes", "gauge", "Bytes of the budget kept for what is being fetched and for RocksDB.",
+        "aion_memory_reserved_bytes", "gauge", "Bytes of the budget reserved for blocks being fetched and for RocksDB.",
         (), _at("reserved_bytes"),
     ),
     Metric("aion_server_resident_bytes", "gauge", "Memory of the server's process.", (), _at("resident_bytes")),
     Metric(
-        "aion_destages_total", "counter", "Windows that memory pressure made leave memory, or that could not.",
+        "aion_destages_total", "counter", "Windows destaged because of memory pressure, and refusals to do so.",
         ("outcome",), _each(done="destaged_under_pressure", refused="refused_under_pressure"),
     ),
-    Metric("aion_sessions", "gauge", "Attempts that are at work on a shard.", (), _at("sessions")),
+    Metric("aion_sessions", "gauge", "Attempts that work on a shard now.", (), _at("sessions")),
     # Staging.
     Metric(
         "aion_staged_reads_total", "counter",
-        "Reads of blocks that were on disk: hit, prestaged in time; late, while being prestaged; miss, not prestaged.",
+        "Reads of blocks that were on disk: hit (prestaged in time), late (still being prestaged), miss.",
         ("outcome",), _each(hit="staging.hits", late="staging.late", miss="staging.misses"),
     ),
     Metric(
-        "aion_blocked_seconds_total", "counter", "Time that late reads and misses waited for the disk.", (),
+        "aion_blocked_seconds_total", "counter", "Time that late and missed reads waited for the disk.", (),
         _at("staging", "blocked_s"),
     ),
     Metric("aion_prestaged_bytes_total", "counter", "Bytes prestaged.", (), _at("staging", "staged_bytes")),
     Metric(
-        "aion_prestaged_vain_bytes_total", "counter", "Of them, bytes let go without having been read.", (),
+        "aion_prestaged_vain_bytes_total", "counter", "Bytes prestaged that left memory without being read.", (),
         _at("staging", "vain_bytes"),
     ),
-    Metric("aion_planned_prestages", "gauge", "Prestages that wait for their time.", (), _at("planned_prestages")),
+    Metric("aion_planned_prestages", "gauge", "Prestages that are not due yet.", (), _at("planned_prestages")),
     # The I/O thread, and files.
     Metric("aion_io_queued_requests", "gauge", "Requests that wait for the disk.", ("priority",), _queued),
-    Metric("aion_io_requests_total", "counter", "Requests made.", ("priority",), _by_priority("requests")),
+    Metric("aion_io_requests_total", "counter", "Requests for I/O.", ("priority",), _by_priority("requests")),
     Metric("aion_io_bytes_total", "counter", "Bytes moved.", ("priority",), _by_priority("bytes")),
     Metric(
         "aion_io_wait_seconds_total", "counter", "Time that requests waited for their first step.", ("priority",),
         _by_priority("waited_s"),
     ),
     Metric(
-        "aion_io_longest_wait_seconds", "gauge", "The longest that one waited.", ("priority",),
+        "aion_io_longest_wait_seconds", "gauge", "The longest that a request waited.", ("priority",),
         _by_priority("longest_wait_s"),
     ),
-    Metric("aion_io_busy_seconds_total", "counter", "Time that I/O took.", (), _at("io", "busy_s")),
-    Metric("aion_failed_writes_total", "counter", "Files that the disk did not take.", (), _at("failed_writes")),
+    Metric("aion_io_busy_seconds_total", "counter", "Time spent on I/O.", (), _at("io", "busy_s")),
+    Metric("aion_failed_writes_total", "counter", "Files that could not be written.", (), _at("failed_writes")),
     Metric(
-        "aion_merges_total", "counter", "Merges of files, in the background.", ("outcome",),
+        "aion_merges_total", "counter", "Merges of files in the background.", ("outcome",),
         _each(done="merges", failed="failed_merges"),
     ),
-    Metric("aion_merged_bytes_total", "counter", "Bytes that they wrote once more.", (), _at("merged_bytes")),
+    Metric("aion_merged_bytes_total", "counter", "Bytes that merges wrote again.", (), _at("merged_bytes")),
 )  # fmt: skip
 
 

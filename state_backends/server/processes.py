@@ -1,7 +1,7 @@
-"""Processes that are never confused with later ones of the same number. Effect: reads /proc, sends signals.
+"""Identifies processes, so that no later process with the same pid is mistaken for one. Effect: reads /proc, kills.
 
-A process is identified by its number, its start time, and the PID namespace (container) of the number. ``kill`` holds
-a descriptor of the process while it checks which one it is, so it cannot hit another.
+A process is identified by its pid, its start time, and its PID namespace (container). :func:`kill` opens a descriptor
+of the process before it checks the identity, so it cannot kill another process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PROC = Path("/proc")
 
 
 class Process(NamedTuple):
-    """``started``: clock ticks since boot; setting the clock does not change it. ``space``: the PID namespace."""
+    """``started``: clock ticks since boot, which do not change when the clock is set. ``space``: the PID namespace."""
 
     pid: int
     started: int
@@ -29,7 +29,7 @@ class Process(NamedTuple):
 
 
 def parse(text: str) -> Process | None:
-    """The :class:`Process` of a text that ``str`` made; None for any other text."""
+    """The inverse of ``str``. None if the text is not a process."""
     parts = text.strip().split("-")
     if len(parts) != 3 or not all(part.isascii() and part.isdecimal() and len(part) < 20 for part in parts):
         return None
@@ -37,7 +37,7 @@ def parse(text: str) -> Process | None:
 
 
 def space() -> int:
-    """The PID namespace of this process; 0 on systems without them."""
+    """The PID namespace of this process. 0 on systems without namespaces."""
     try:
         return (_PROC / "self/ns/pid").stat().st_ino
     except OSError:
@@ -45,15 +45,15 @@ def space() -> int:
 
 
 def find(pid: int) -> Process | None:
-    """The process of that number here; None if there is none, or only a zombie."""
+    """The process with this pid. None if there is none, or if it is a zombie."""
     try:
-        # The name of the program is in parentheses, and may hold anything.
+        # The program's name is in parentheses, and may contain any characters.
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
         return Process(pid, int(fields[19]), space()) if fields[0] not in "ZX" else None
     except (FileNotFoundError, ProcessLookupError):
         if _PROC.is_dir():
             return None
-    try:  # no Linux
+    try:  # not on Linux
         process = psutil.Process(pid)
         return Process(pid, int(process.create_time() * 100), 0) if process.status() != psutil.STATUS_ZOMBIE else None
     except (psutil.Error, OverflowError, ValueError):
@@ -71,7 +71,7 @@ def is_alive(process: Process) -> bool:
 
 
 def owner(pid: int) -> int | None:
-    """The user of a process; None if there is no such process."""
+    """The user id of a process. None if there is no such process."""
     try:
         return psutil.Process(pid).uids().effective
     except (psutil.Error, OverflowError, ValueError):
@@ -79,7 +79,7 @@ def owner(pid: int) -> int | None:
 
 
 def kill(process: Process, wait_s: float) -> bool:
-    """Sends SIGKILL to exactly this process. Returns whether it ends within ``wait_s``. A stopped one ends too."""
+    """Sends SIGKILL to exactly this process. Returns whether it ends within ``wait_s``. Kills stopped processes too."""
     if not hasattr(os, "pidfd_open"):
         if is_alive(process):
             os.kill(process.pid, signal.SIGKILL)
@@ -89,7 +89,7 @@ def kill(process: Process, wait_s: float) -> bool:
     except ProcessLookupError:
         return True
     try:
-        # The descriptor stays with the process that has the number now. Is it the right one?
+        # The descriptor belongs to the process that has this pid now. Check that it is the right one.
         if not is_alive(process):
             return True
         signal.pidfd_send_signal(fd, signal.SIGKILL)

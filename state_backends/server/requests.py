@@ -1,7 +1,7 @@
-"""The border of the state server: every request is checked here, and nowhere else, before it touches anything.
+"""Checks every request to the state server, before anything else happens. Nothing is checked anywhere else.
 
-A request is one JSON object of exactly these fields and types. Whatever becomes the name of a folder or a file is a
-plain name. What does not fit raises RequestError, which says what is wrong with which field.
+A request is one JSON object with exactly these fields and types. Names of folders and files must be plain names. A
+request that does not fit raises RequestError, which names the field and the problem.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ _MOST: Final = 2**63 - 1
 
 
 def _plain_name(text: str) -> str:
-    """A text that can be the name of a file or folder, and of nothing elsewhere: it is no path, and not hidden."""
+    """Checks a name for a file or folder, so that it cannot be a path or a hidden file."""
     if _PLAIN_NAME.fullmatch(text) is None:
-        raise ValueError("is no plain name: letters, digits, '_', '-' and '.', not first a '.'")
+        raise ValueError("is not a plain name: use letters, digits, '_', '-' and '.', but do not begin with '.'")
     return text
 
 
 def _state_dir(text: str) -> str:
-    """A folder by its whole path, or a URI. Neither has a way up in it."""
+    """Checks an absolute path or a URI. It must not contain '..'."""
     if _URI.fullmatch(text) is None and not (text.startswith("/") and "\0" not in text):
         raise ValueError("is neither an absolute path nor a URI")
     if ".." in text.split("/"):
-        raise ValueError("has '..' in it")
+        raise ValueError("must not contain '..'")
     return text
 
 
 def _snapshot(value: dict[str, Any]) -> dict[str, Any]:
-    """The operator's state. The server reads three fields of it.
+    """Checks the operator's state. The server reads three fields of it.
 
-    ``next_seq``: the number of the next block. ``counters``: what the operator counts. ``lateness``: what its other
-    shards may see, ``learnt_bound`` when they are opened and ``lateness`` when they ask. Metrics show
+    ``next_seq``: the number of the next block. ``counters``: the operator's counters. ``lateness``: what the operator's
+    other shards get: ``learnt_bound`` when they are opened, ``lateness`` when they ask for it. Metrics show
     ``lateness.histogram``, and the bound in ``lateness.learnt_bound``.
     """
     next_seq = value.get("next_seq")
     if not isinstance(next_seq, int) or isinstance(next_seq, bool) or not 0 <= next_seq <= _MOST:
-        raise ValueError("next_seq is the number of the next block, and must be an integer from 0")
+        raise ValueError("next_seq is the number of the next block, and must be an integer of 0 or more")
     if not isinstance(value.get("counters"), dict) or not _are_counts(value["counters"]):
-        raise ValueError("counters must be numbers by name")
+        raise ValueError("counters must be an object of numbers")
     if "lateness" in value:
         late = value["lateness"]
         if not isinstance(late, dict) or not all(
@@ -60,7 +60,7 @@ def _snapshot(value: dict[str, Any]) -> dict[str, Any]:
         ):
             raise ValueError("lateness must be an object with the objects learnt_bound and lateness")
         if not isinstance(late.get("histogram", {}), dict) or not _are_counts(late.get("histogram", {})):
-            raise ValueError("lateness.histogram must be numbers by name")
+            raise ValueError("lateness.histogram must be an object of numbers")
     return value
 
 
@@ -93,14 +93,15 @@ def _by_slice(spans: Spans) -> dict[int, tuple[int, int]]:
 
 
 class ServerRequest(BaseModel):
-    """Exactly these fields, of exactly these types."""
+    """A request has exactly these fields, of exactly these types."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class PingRequest(ServerRequest):
-    """``executor_pid``: an executor that the server serves; it ends when all of them have. None: a client that only
-    looks.
+    """Asks whether the server works. ``executor_pid``: the client's executor. None: the client only observes.
+
+    The server ends when all its executors have ended.
     """
 
     executor_pid: Annotated[int, Field(ge=1, le=1 << 22)] | None
@@ -122,7 +123,7 @@ class IdentityFields(ServerRequest):
     key_types: tuple[Text, ...] = ()
     checkpoint: Annotated[str, Field(max_length=3000)] = ""
 
-    def known(self) -> Identity:
+    def identity(self) -> Identity:
         return Identity(**{name: getattr(self, name) for name in type(self).model_fields})
 
 
@@ -151,11 +152,11 @@ class StoreFields(ServerRequest):
 
 
 class OpenRequest(ServerRequest):
-    """Starts an attempt. ``token``: the version to start from. ``attempt``: the version to make.
+    """Starts an attempt. ``token``: the version to start from. ``attempt``: the token of the version to make.
 
-    ``session``: the name under which this server knows the attempt. An attempt that was cut off from its server opens
-    another session with the same ``attempt``. ``others``: whether the answer says what the operator's other shards
-    found. ``moved``: whether it says how long the disk took to stage and to write since that was asked last.
+    ``session``: this server's name for the attempt. An attempt that lost its server opens another session with the same
+    ``attempt``. ``others``: whether the answer contains what the operator's other shards have learnt. ``moved``:
+    whether it contains how long the disk took to stage and to write, since a client last asked for that.
     """
 
     identity: IdentityFields
@@ -171,17 +172,17 @@ class OpenRequest(ServerRequest):
 
 
 class SessionRequest(ServerRequest):
-    """A request of an attempt that is at work. Its other fields are the arguments of the method that serves it."""
+    """A request of an attempt. The other fields are the arguments of the method that serves it."""
 
     session: Name
 
 
 class LearntRequest(SessionRequest):
-    """What the operator's other shards here observed, as of their last commits."""
+    """Asks what the operator's other shards on this host have observed of lateness, as of their last commits."""
 
 
 class AppendRequest(SessionRequest):
-    """Blocks follow, as Arrow batches of ``wire.BLOCKS``."""
+    """Appends the blocks that follow, as Arrow batches of the schema ``wire.BLOCKS``."""
 
 
 class OnlySome(ServerRequest):
@@ -222,7 +223,10 @@ class ReleaseRequest(SessionRequest):
 
 
 class CommitRequest(SessionRequest):
-    """``prestage``: slices that the next attempt is expected to read; ``executions``: see policies.sizing.Execution."""
+    """Commits. ``prestage``: slices that the next attempt will probably read.
+
+    ``executions``: see policies.sizing.Execution.
+    """
 
     snapshot: Snapshot
     prestage: Slices
@@ -234,11 +238,11 @@ class AbortRequest(SessionRequest):
 
 
 def blocks(message: pa.RecordBatch | None) -> list[tuple[int, bool, Block]]:
-    """The (seq, late, block) of a message. Raises RequestError, CorruptBlock, FormatError."""
+    """The (seq, late, block) in a message. Raises RequestError, CorruptBlock, FormatError."""
     if message is None:
-        raise RequestError("append: a message without blocks")
+        raise RequestError("append: the message has no blocks")
     if message.schema != wire.BLOCKS:
-        raise RequestError("append: the columns are not those of blocks")
+        raise RequestError("append: the columns of the message are not those of blocks")
     if any(column.null_count for column in message.columns):
         raise RequestError("append: a block, or its number or lateness, is null")
     return list(wire.unpack(message))

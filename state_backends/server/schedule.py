@@ -1,4 +1,4 @@
-"""When the batches of each shard come, and which prestages wait for their time."""
+"""Predicts when the next batch of each shard comes, and keeps the prestages that wait for their time."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import NamedTuple
 from state_backends.server.attempts import ShardKey
 
 _IDLE_S = 600.0
-_IDLE_AT_WORK_S = 86_400.0  # an attempt whose worker died never ends
+_IDLE_IN_USE_S = 86_400.0  # if its worker died, an attempt never ends its session
 _IDLE_BATCHES = 20
 
 
 class PlannedPrestage(NamedTuple):
-    """``token``: the version whose slices these are."""
+    """``start_s``: when to start. ``token``: the version that has these slices."""
 
     start_s: float
     key: ShardKey
@@ -22,10 +22,9 @@ class PlannedPrestage(NamedTuple):
 
 
 class Schedule:
-    """It owns when each shard was opened last, the average time between its batches, and the planned prestages.
+    """It owns the time when each shard was last opened, the average time between its batches, and planned prestages.
 
-    How often a shard's batches come is remembered when the shard is closed. Not locked: the host's lock is held around
-    every call.
+    The average is kept when a shard is closed. It has no lock: hold the host's lock around every call.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -35,11 +34,11 @@ class Schedule:
         self._planned: list[PlannedPrestage] = []
 
     def __len__(self) -> int:
-        """Of the prestages that wait."""
+        """The number of prestages that wait."""
         return len(self._planned)
 
     def opened(self, key: ShardKey, *, reopened: bool) -> None:
-        """An attempt of a new batch begins; with ``reopened`` one that was here before."""
+        """Records that an attempt opened a shard. ``reopened``: the same attempt had opened it before."""
         before = self._opened_s.get(key)
         if reopened and before is not None:
             return
@@ -49,20 +48,23 @@ class Schedule:
             self._interval_s[key] = now - before if known is None else 0.7 * known + 0.3 * (now - before)
 
     def due_s(self, key: ShardKey) -> float:
-        """When the next batch is expected; not earlier than now."""
+        """When the next batch is expected. Not earlier than now."""
         return max(self._opened_s[key] + self._interval_s.get(key, 0.0), self.now_s())
 
-    def is_idle(self, key: ShardKey, *, at_work: bool) -> bool:
-        """Whether no attempt has come for long. The query may have a slow trigger, so its own pace counts."""
+    def is_idle(self, key: ShardKey, *, in_use: bool) -> bool:
+        """Whether no attempt has opened the shard for long, compared with how often its batches come.
+
+        ``in_use``: an attempt has not ended its session.
+        """
         now = self.now_s()
-        longest = max(_IDLE_AT_WORK_S if at_work else _IDLE_S, _IDLE_BATCHES * self._interval_s.get(key, 0.0))
+        longest = max(_IDLE_IN_USE_S if in_use else _IDLE_S, _IDLE_BATCHES * self._interval_s.get(key, 0.0))
         return now - self._opened_s.get(key, now) > longest
 
     def plan(self, planned: PlannedPrestage) -> None:
         self._planned.append(planned)
 
     def take_due(self) -> list[PlannedPrestage]:
-        """The prestages whose time has come."""
+        """Returns and removes the prestages whose time has come."""
         now = self.now_s()
         due = [planned for planned in self._planned if planned.start_s <= now]
         self._planned = [planned for planned in self._planned if planned.start_s > now]

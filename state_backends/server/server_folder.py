@@ -1,9 +1,9 @@
 """The folder of an application's state server on a host, and which process is the server. Effect: files, locks.
 
-``/tmp/aion-<user>/<digest>``, mode 0700, has ``socket``, ``pid``, ``lease``, ``log`` (all output of the process),
-``log.1`` (its older part), and ``ended-<run>`` for a run of a query that has just ended. The process that holds the
-lock of the lease is the server. The kernel frees the lock when the process ends, however it ends, so a lease cannot be
-stale. Beside the folder lies ``<digest>.lock``; a process holds it while it starts or removes a server.
+The folder is ``$TMPDIR/aion-<uid>/<digest>``, mode 0700. It has ``socket``, ``pid``, ``lease``, ``log`` (all output of
+the process), ``log.1`` (older output), and ``ended-<run>`` for each run of a query that has just ended. The process
+that holds the lock of the lease is the server. The kernel frees the lock when the process ends, for whatever reason, so
+a lease is never stale. Beside the folder is ``<digest>.lock``. A process locks it while it starts or removes a server.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from state_backends.server.processes import Process
 
 SOCKET, PID, LOG, OLD_LOG, LEASE = "socket", "pid", "log", "log.1", "lease"
 ENDED = "ended-"
-ENDED_SECONDS = 10.0  # a query that is started again at once finds its shards as it left them
+ENDED_SECONDS = 10.0  # if a query is started again within this time, its shards are still open
 LOG_BYTES = 1 << 20
-ELECTION_SECONDS = 90.0  # longer than a server may take to start, see the client
+ELECTION_SECONDS = 90.0  # more than client.START_SECONDS
 
 
 def runtime_dir(application: str) -> Path:
-    """The folder of an application on this host or in this container. A socket's path is limited, so it is short."""
-    # Containers may share /tmp, but not processes. So each has a server of its own.
+    """The folder of an application on this host or in this container. It is short, because a socket's path must be."""
+    # Containers may share /tmp, but they do not share processes. So each has its own server.
     digest = hashlib.sha256(f"{application}|{processes.space()}".encode()).hexdigest()[:12]
     return Path(tempfile.gettempdir()) / f"aion-{os.getuid()}" / digest
 
 
 def private(folder: Path) -> None:
-    """Raises ServerError unless this is a folder that only this user can enter, and no link."""
+    """Raises ServerError unless this is a folder, not a link, that only this user can enter."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise ServerError(f"{folder} must be a folder of this user alone (mode 0700); it is not")
+        raise ServerError(f"{folder} must be a folder, not a link, that only this user can enter (mode 0700)")
 
 
 @contextlib.contextmanager
 def elected(folder: Path, timeout_s: float = ELECTION_SECONDS) -> Iterator[None]:
-    """Holds the lock of a server's folder. So if several workers want to start a server, one does.
+    """Holds the lock of a server's folder, so that only one of several workers starts a server.
 
     A server that ends removes the lock file. So after waiting for the lock, this checks that the locked file is still
-    the one that others see. Raises ServerError if the lock is not free in time.
+    the one that others see. Raises ServerError if the lock does not become free in time.
     """
     path = _lock_of(folder)
     deadline = time.monotonic() + timeout_s
@@ -62,11 +62,11 @@ def elected(folder: Path, timeout_s: float = ELECTION_SECONDS) -> Iterator[None]
         except FileNotFoundError:
             continue
         with lock:
-            while not _locks(lock, fcntl.LOCK_EX):
+            while not _try_lock(lock, fcntl.LOCK_EX):
                 if time.monotonic() > deadline:
-                    raise ServerError(f"somebody else has held {path} for {timeout_s:g} s; is that process stopped?")
+                    raise ServerError(f"another process has locked {path} for {timeout_s:g} s; is it stopped?")
                 time.sleep(0.02)
-            if _is(path, lock.fileno()):
+            if _is_open_file(path, lock.fileno()):
                 yield
                 return
 
@@ -81,66 +81,66 @@ class Lease:
         self._path = folder / LEASE
         self._file = self._path.open("a+")
         deadline = time.monotonic() + 2.0
-        while not _locks(self._file, fcntl.LOCK_EX):  # occupant() of another process may hold it for a moment
+        while not _try_lock(self._file, fcntl.LOCK_EX):  # another process may be in occupant()
             if time.monotonic() > deadline:
                 self._file.close()
-                raise ServerError(f"another state server lives in {folder}")
+                raise ServerError(f"another state server uses {folder}")
             time.sleep(0.01)
         self._file.truncate(0)
         self._file.write(str(processes.me()))
         self._file.flush()
 
     @property
-    def holds(self) -> bool:
-        """Whether others still find this folder."""
-        return _is(self._path, self._file.fileno())
+    def is_valid(self) -> bool:
+        """Whether the lease file is still the one that other processes find."""
+        return _is_open_file(self._path, self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
 
 
 def occupant(folder: Path) -> Process | None:
-    """The server of a folder; None if there is none. Raises ServerError if the lease names no process."""
+    """The server of a folder. None if there is none. Raises ServerError if the lease does not name its process."""
     try:
         with (folder / LEASE).open() as lease:
-            if _locks(lease, fcntl.LOCK_SH):
+            if _try_lock(lease, fcntl.LOCK_SH):
                 return None
             found = processes.parse(lease.read())
     except FileNotFoundError:
         return None
     if found is None:
-        raise ServerError(f"somebody holds {folder / LEASE} and does not say who")
+        raise ServerError(f"a process has locked {folder / LEASE} but has not written its name into it")
     return found
 
 
 def evict(folder: Path, wait_s: float = 10.0) -> None:
-    """Kills the server of a folder, if there is one. Call it :func:`elected`. Raises ServerError if it cannot."""
+    """Kills the server of a folder, if there is one. Call it inside :func:`elected`. Raises ServerError if it fails."""
     deadline = time.monotonic() + wait_s
     while True:
         try:
             found = occupant(folder)
-        except ServerError:  # it has just started and not written its lease yet
+        except ServerError:  # it has just started and has not written its lease yet
             if time.monotonic() > deadline:
                 raise
         else:
             if found is None:
                 return
             if found.space != processes.space() or not processes.kill(found, wait_s) or time.monotonic() > deadline:
-                raise ServerError(f"the state server {found.pid} in {folder} does not answer and cannot be ended")
+                raise ServerError(f"the state server {found.pid} in {folder} does not answer and cannot be killed")
         time.sleep(0.01)
 
 
 def leave(folder: Path, lease: Lease) -> None:
     """Removes the folder of a server, unless another server uses it now."""
     with contextlib.suppress(ServerError), elected(folder, 10.0):
-        if lease.holds:
+        if lease.is_valid:
             _remove(folder)
 
 
-def bound_log(folder: Path) -> None:
-    """Moves a log that has become long to the older one, which it replaces.
+def trim_log(folder: Path) -> None:
+    """Moves the end of a log that is too long to ``log.1``, and empties the log.
 
-    It copies: everything that writes to the log appends to the same open file until the process ends.
+    It copies, because the process appends to the same open file until it ends.
     """
     log = folder / LOG
     with contextlib.suppress(OSError):
@@ -152,9 +152,9 @@ def bound_log(folder: Path) -> None:
 
 
 def note_end(folder: Path, run: str) -> None:
-    """Lets the server of a folder, if there is one, know that this run of a query has ended.
+    """Leaves a note for the server of a folder, if there is one, that this run of a query has ended.
 
-    Raises ServerError if the folder is another user's.
+    Raises ServerError if the folder belongs to another user.
     """
     with contextlib.suppress(FileNotFoundError):
         private(folder)
@@ -162,7 +162,7 @@ def note_end(folder: Path, run: str) -> None:
 
 
 def ended(folder: Path) -> set[str]:
-    """The runs that ended some seconds ago. Each is named once."""
+    """The runs that ended at least ``ENDED_SECONDS`` ago. Removes their notes, so it returns each run once."""
     found = set()
     for note in folder.glob(f"{ENDED}*"):
         with contextlib.suppress(FileNotFoundError):
@@ -176,14 +176,14 @@ def sweep(parent: Path) -> None:
     """Removes the folders of servers that were killed and not started again."""
     for lock in parent.glob("*.lock"):
         folder = lock.with_suffix("")
-        # A process that starts a server holds the lock. Otherwise a folder without a server is left over.
+        # A process that starts a server holds the lock. If the lock is free, a folder without a server is left over.
         with contextlib.suppress(ServerError), elected(folder, 0.0):
             if occupant(folder) is None and not _has_an_older_server(folder):
                 _remove(folder)
 
 
 def _has_an_older_server(folder: Path) -> bool:
-    """Whether a server of a version without leases may use the folder."""
+    """Whether a server may use the folder that is of an older version of Aion, which had no leases."""
     try:
         return not (folder / LEASE).exists() and processes.find(int((folder / PID).read_text())) is not None
     except (FileNotFoundError, ValueError):
@@ -201,7 +201,8 @@ def _lock_of(folder: Path) -> Path:
     return folder.parent / f"{folder.name}.lock"
 
 
-def _locks(file: IO[str], how: int) -> bool:
+def _try_lock(file: IO[str], how: int) -> bool:
+    """Locks a file without waiting. Returns whether it did."""
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -209,7 +210,8 @@ def _locks(file: IO[str], how: int) -> bool:
     return True
 
 
-def _is(path: Path, fd: int) -> bool:
+def _is_open_file(path: Path, fd: int) -> bool:
+    """Whether the file at this path is the one that is open as ``fd``."""
     try:
         found, ours = path.stat(), os.fstat(fd)
     except FileNotFoundError:

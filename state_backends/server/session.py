@@ -1,13 +1,13 @@
-"""An attempt's work on one shard, through the state server. It survives the server.
+"""An attempt's work on one shard, through the state server. It survives the death of the server.
 
-Before its commit, an attempt has done nothing but append blocks, replace blocks and release slices. What it read, and
-the panes that it made of that, are in the worker. So if the server dies, the attempt resumes on the next one: it opens
-the shard again at the version that it started from, sends the same blocks under the same numbers, and repeats the call
-that failed. A read goes on behind the last block that it yielded: blocks come in the same order from any server.
-Nothing is computed twice, so nothing can be yielded twice.
+Before its commit, an attempt only appends blocks, replaces blocks and releases slices. The blocks that it has read, and
+the panes that it has made, are in the worker. So if the server dies, the attempt resumes on the next server: it opens
+the shard again at the version that it started from, sends the same blocks with the same numbers, and repeats the call
+that failed. A read continues after the last block that it yielded, because every server yields the blocks in the same
+order. Nothing is computed twice, so no pane is yielded twice.
 
-The blocks are kept until the commit, up to ``REPLAY_BYTES`` for all sessions of a worker. An attempt that sent more
-cannot resume: it fails with ServerUnreachable, and Spark runs its task again.
+Blocks that were sent are kept until the commit, up to ``REPLAY_BYTES`` for all sessions of a worker. An attempt that
+has sent more cannot resume: it fails with ServerUnreachable, and Spark runs its task again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BlocksToAppend = Sequence[tuple[int, bool, Block]]
 
 
 class _Sent(NamedTuple):
-    """A verb that the next server has to hear again."""
+    """A request that must be repeated if the server is lost."""
 
     name: str
     request: dict[str, Any]
@@ -41,13 +41,13 @@ class _Sent(NamedTuple):
 
 
 class Connection(Protocol):
-    """What a session needs of a client. Everything raises ServerUnreachable when the server is gone."""
+    """What a session needs of a client. Every method raises ServerUnreachable if the server is gone."""
 
     generation: int
-    """Which server it is, or was; goes up with every reconnect."""
+    """The number of the current server. It increases with every reconnect."""
 
     replay_bytes_left: int
-    """What sessions may still keep, together."""
+    """How many more bytes all sessions together may keep to send again."""
 
     def call(
         self, name: str, request: dict[str, Any], blocks: BlocksToAppend | None = None, *, timeout: float | None = None
@@ -56,10 +56,11 @@ class Connection(Protocol):
 
 
 class RemoteSession:
-    """A :class:`state_backends.store.session.ShardSession` behind the state server.
+    """A :class:`state_backends.store.session.ShardSession` on a shard in the state server.
 
     ``opening``: the request that opens the shard; see requests.OpenRequest. Every call raises what the server raised
-    (SessionSuperseded once another attempt is at work), or ServerUnreachable when Spark has to run the task again.
+    (SessionSuperseded if another attempt works on the shard now), or ServerUnreachable if Spark must run the task
+    again.
     """
 
     def __init__(self, client: Connection, opening: dict[str, Any]) -> None:
@@ -68,8 +69,8 @@ class RemoteSession:
         self.attempt: str = opening["attempt"]
         self._session = self.attempt
         self.servers = 1
-        """Servers that this attempt has worked with. One that was reached again after a broken call counts again."""
-        self._sent: list[_Sent] | None = []  # None: too much, or over
+        """How often this attempt has opened the shard: once, and again after each lost server or broken call."""
+        self._sent: list[_Sent] | None = []  # None: it sent too much to resume, or it is over
         self._kept_bytes = 0
         self._answer: dict[str, Any] = {}
         seen = client.generation
@@ -78,28 +79,28 @@ class RemoteSession:
         except ServerUnreachable as error:
             self._resume(error, seen)
 
-    # -- what opening the shard answered ------------------------------------------------------------------
+    # -- the answer to opening the shard ------------------------------------------------------------------
 
     @property
     def snapshot(self) -> dict[str, Any] | None:
-        """The operator's, as of the version that the attempt started from; None for the very first."""
+        """The operator's state in the version that the attempt started from. None: there was no version yet."""
         found: dict[str, Any] | None = self._answer["snapshot"]
         return found
 
     @property
     def rebuilt(self) -> bool:
-        """Whether the server had to build the shard from its version's files: nothing of it is in memory then."""
+        """Whether the server rebuilt the shard from the files of its version. Then none of it is in memory."""
         return bool(self._answer.get("rebuilt", False))
 
     @property
     def others(self) -> tuple[int, Sequence[Any]]:
-        """The number of the operator's other shards that the server knows, and the different things they stand on."""
+        """The number of the operator's other shards on the server, and their different ``learnt_bound``s."""
         found = self._answer.get("others", {"shards": 0, "learnt_bound": []})
         return found["shards"], found["learnt_bound"]
 
     @property
     def moved(self) -> tuple[Sequence[tuple[int, float, float]], Sequence[tuple[int, float]]]:
-        """How long the disk took since an attempt asked last. Empty if this attempt did not ask.
+        """How long the disk took since an attempt last asked for it. Empty if this attempt did not ask.
 
         (bytes, seconds, seconds of waiting) of each prestage, and (bytes, seconds) of each file.
         """
@@ -109,7 +110,7 @@ class RemoteSession:
     # -- work ---------------------------------------------------------------------------------------------
 
     def learnt(self) -> tuple[int, Sequence[Any], Sequence[Any]]:
-        """As :attr:`others`, now, and what each of them observed of lateness."""
+        """Like :attr:`others`, but now; and what each of these shards has observed of lateness."""
         found = self._call("learnt")
         return found["shards"], found["learnt_bound"], found["learnt"]
 
@@ -143,7 +144,7 @@ class RemoteSession:
         self._call("replace", spans=_triples(spans), below=below)
 
     def abandon(self, from_seq: int) -> None:
-        """Nothing to do: an attempt in which something failed is undone as a whole."""
+        """Does nothing: an attempt in which something fails is undone as a whole."""
 
     def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
         self._call("release", destage=list(destage), purge=list(purge))
@@ -151,26 +152,26 @@ class RemoteSession:
     def commit(
         self, snapshot: dict[str, Any], prestage: Sequence[int] = (), executions: Sequence[Execution] = ()
     ) -> None:
-        """``prestage``: slices that the next attempt is expected to read; ``executions``: those of this one.
+        """Commits. ``prestage``: slices that the next attempt will probably read. ``executions``: of this attempt.
 
-        The server may die after it has committed and before it says so. Then the version is written again, of the same
-        blocks: until this returns nobody asks for it.
+        The server may die after the commit and before its answer. Then the same blocks are committed again as the same
+        version. That is safe, because nobody asks for the version before this returns.
         """
-        executed = [tuple(execution) for execution in executions]
-        self._call("commit", snapshot=snapshot, prestage=list(prestage), executions=executed)
+        tuples = [tuple(execution) for execution in executions]
+        self._call("commit", snapshot=snapshot, prestage=list(prestage), executions=tuples)
         self._forget()
 
     def abort(self) -> None:
         self._forget()
         with contextlib.suppress(StateError):
-            # It need not succeed: the next attempt undoes what is not committed. And the task should fail with what is
-            # wrong with it, not with the end of its session.
+            # This may fail: the next attempt undoes what was not committed. And the task should fail with its own
+            # error, not with an error of this request.
             self._client.call("abort", {"session": self._session}, timeout=ABORT_SECONDS)
 
     # -- another server -----------------------------------------------------------------------------------
 
     def _call(self, name: str, blocks: BlocksToAppend | None = None, /, **request: Any) -> Any:
-        """A verb; repeated on the next server if this one is lost."""
+        """Sends a request. Repeats it on the next server if this one is lost."""
         while True:
             seen = self._client.generation
             try:
@@ -178,25 +179,25 @@ class RemoteSession:
                 break
             except ServerUnreachable as error:
                 self._resume(error, seen)
-        if VERBS[name].again:
+        if VERBS[name].replay:
             self._keep(_Sent(name, request, blocks))
         return answer
 
     def _resume(self, lost: ServerUnreachable, seen: int) -> None:
-        """Brings a server to where this attempt was. Raises ServerUnreachable if that cannot be."""
+        """Opens the shard on the next server and repeats what was sent. Raises ServerUnreachable if it cannot."""
         while True:
             if self._sent is None:
                 raise ServerUnreachable(
-                    f"the state server was lost ({lost}) after this task had sent it more than the "
+                    f"the state server was lost ({lost}), and this task had sent more than the "
                     f"{REPLAY_BYTES >> 20} MiB that a worker keeps to send again"
                 ) from lost
             if self.servers == MOST_SERVERS:
                 raise ServerUnreachable(
-                    f"the state server was lost {MOST_SERVERS} times in one task, at last: {lost}"
+                    f"the state server was lost {MOST_SERVERS} times in one task; the last time: {lost}"
                 ) from lost
             self.servers += 1
             self._session = f"{self.attempt}.{self.servers}"
-            log.warning("attempt %s goes on as %s: %s", self.attempt, self._session, lost)
+            log.warning("attempt %s continues on another server as %s: %s", self.attempt, self._session, lost)
             try:
                 self._client.reconnect(seen)
                 seen = self._client.generation

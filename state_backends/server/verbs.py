@@ -1,7 +1,8 @@
-"""Everything that a client can ask of the state server: one row for each verb. Client, server and host walk this table.
+"""Everything that a client can ask of the state server: a table with a row for each verb.
 
-A new verb needs a row here, a request type in :mod:`state_backends.server.requests`, and a method of its name where
-it is carried out. The method gets the fields of the request as arguments.
+Client, server and host all use this table. A new verb needs a row here, a request type in
+:mod:`state_backends.server.requests`, and a method with its name in the class that serves it. The method gets the
+fields of the request as arguments.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from state_backends.server.requests import ServerRequest
 
 
 class By(Enum):
-    """Who carries a verb out, by a method of the verb's name."""
+    """The class that serves a verb, by a method with the verb's name."""
 
-    SERVER = "server"  # StateServer: the process and its executors
-    HOST = "host"  # Host: opens and closes attempts, and knows all shards
-    SHARD = "shard"  # Shard: the attempt that is at work on it
+    SERVER = "server"  # StateServer: for the process and its executors
+    HOST = "host"  # Host: for what begins or ends attempts, or concerns several shards
+    SHARD = "shard"  # Shard: for what an attempt does on its shard
 
 
 class Way(Enum):
-    """How a verb travels."""
+    """How a verb's request and answer are sent."""
 
     JSON = "json"  # a JSON request and a JSON answer
     SENDS_BLOCKS = "sends blocks"  # blocks follow the request
@@ -36,10 +37,10 @@ class Way(Enum):
 class Verb(NamedTuple):
     """A row of the table.
 
-    ``request``: the type that checks what comes. ``locks``: the shard is locked meanwhile; a read is not, so it goes on
-    beside appends. ``ends``: the attempt is over afterwards. ``again``: the verb changes the shard, so if the server is
-    lost, the next one is asked again (:mod:`state_backends.server.session`). ``commit`` and ``abort`` need not be: they
-    end the attempt.
+    ``request``: the type that checks the request. ``locks``: whether the shard is locked meanwhile. A read does not
+    lock it, so it can run beside appends. ``ends``: the verb ends the attempt. ``replay``: the verb changes the shard,
+    so its requests are repeated if the server is lost (:mod:`state_backends.server.session`). ``commit`` and ``abort``
+    need no replay, because they end the attempt.
     """
 
     request: type[ServerRequest]
@@ -47,7 +48,7 @@ class Verb(NamedTuple):
     way: Way = Way.JSON
     locks: bool = True
     ends: bool = False
-    again: bool = False
+    replay: bool = False
 
 
 VERBS: Mapping[str, Verb] = {
@@ -55,25 +56,25 @@ VERBS: Mapping[str, Verb] = {
     "stats": Verb(requests.StatsRequest, By.HOST),
     "open": Verb(requests.OpenRequest, By.HOST),
     "learnt": Verb(requests.LearntRequest, By.HOST),
-    "append": Verb(requests.AppendRequest, By.SHARD, Way.SENDS_BLOCKS, again=True),
+    "append": Verb(requests.AppendRequest, By.SHARD, Way.SENDS_BLOCKS, replay=True),
     "read": Verb(requests.ReadRequest, By.SHARD, Way.GETS_BLOCKS, locks=False),
     "prestage": Verb(requests.PrestageRequest, By.SHARD),
-    "replace": Verb(requests.ReplaceRequest, By.SHARD, again=True),
-    "release": Verb(requests.ReleaseRequest, By.SHARD, again=True),
+    "replace": Verb(requests.ReplaceRequest, By.SHARD, replay=True),
+    "release": Verb(requests.ReleaseRequest, By.SHARD, replay=True),
     "commit": Verb(requests.CommitRequest, By.HOST),
     "abort": Verb(requests.AbortRequest, By.SHARD, ends=True),
 }
 
 
 def request_of(name: str, body: bytes | None, way: Way) -> Any:
-    """Checks a request for a verb. ``way``: how it came.
+    """Parses and checks a request for a verb. ``way``: how it was sent.
 
-    Raises RequestError, also for a verb that does not exist or travels in another way.
+    Raises RequestError, also if the verb does not exist or is sent in another way.
     """
     verb = VERBS.get(name)
     if verb is None or verb.way is not way:
-        there_are = ", ".join(known for known, verb in VERBS.items() if verb.way is way)
-        raise RequestError(f"unknown action {name[:100]!r}; there are {there_are}")
+        names = ", ".join(known for known, verb in VERBS.items() if verb.way is way)
+        raise RequestError(f"unknown action {name[:100]!r}; there are {names}")
     try:
         return verb.request.model_validate_json(body or b"")
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""What travels between client and server: blocks as Arrow batches, and errors by name. Pure."""
+"""The messages between client and server: blocks as Arrow batches, and errors by name. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from aion.core.ingest.block import Block, parse
 
 BLOCKS = pa.schema([("seq", pa.int64()), ("late", pa.bool_()), ("block", pa.large_binary())])
 MESSAGE_BYTES = 1 << 20
-READ_MESSAGE_BYTES = 1 << 18  # for each reader, a message waits to be sent outside of the memory budget
-_ERROR_BYTES = 4000  # gRPC carries errors in headers, of ASCII and limited to 8 KiB
+READ_MESSAGE_BYTES = 1 << 18  # each reader has one message waiting to be sent, which the memory budget does not count
+_ERROR_BYTES = 4000  # gRPC sends errors in headers, which are ASCII and at most 8 KiB
 _BEGIN, _END = "aion:", ":noia"
 
 
 def pack(blocks: Iterable[tuple[int, bool, Block]], message_bytes: int = MESSAGE_BYTES) -> Iterator[pa.RecordBatch]:
-    """Blocks as messages of about that size each.
+    """Packs blocks into messages of about ``message_bytes`` each.
 
-    A large block is sent from the memory that it is in. Nothing here refers to a message once it is yielded, so its
-    memory can be freed.
+    A message with a single block shares the block's memory. Nothing here refers to a message after it is yielded, so
+    its memory can be freed.
     """
     waiting: list[tuple[int, bool, Any]] = []
     size = 0
@@ -42,12 +42,12 @@ def pack(blocks: Iterable[tuple[int, bool, Block]], message_bytes: int = MESSAGE
 
 
 def unpack(message: pa.RecordBatch) -> Iterator[tuple[int, bool, Block]]:
-    """The blocks of a message. A single block shares the message's memory; several small ones get their own."""
+    """The (seq, late, block) in a message. A single block shares the message's memory; several blocks are copied."""
     seqs, lates = message.column(0).to_pylist(), message.column(1).to_pylist()
     column = message.column(2)
     for i, (seq, late) in enumerate(zip(seqs, lates, strict=True)):
         buffer = column[i].as_buffer()
-        # A small block must not keep the whole message in memory when its neighbours are gone.
+        # A small block must not keep the whole message in memory after the other blocks have been freed.
         data = buffer if message.num_rows == 1 else buffer.to_pybytes()
         yield seq, late, parse(data, f"block {seq}")
 
@@ -61,7 +61,7 @@ def _message(blocks: list[tuple[int, bool, Any]]) -> pa.RecordBatch:
 
 
 def encode_error(error: BaseException) -> str:
-    """An error as text that :func:`raise_error` turns back into the same kind of error."""
+    """Encodes an error as text, from which :func:`raise_error` makes the same kind of error again."""
     name, text = type(error).__name__, str(error)
     if isinstance(error, MemoryError):
         advice = "lower memory.budget, or give the host or container more"
@@ -69,24 +69,24 @@ def encode_error(error: BaseException) -> str:
         name = errors.OutOfMemory.__name__
     elif isinstance(error, OSError) and "Too many open files" in text:
         text = f"{text} (the state server has too many files open: see ulimit -n)"
-    while len(said := json.dumps([name, text])) > _ERROR_BYTES:
+    while len(encoded := json.dumps([name, text])) > _ERROR_BYTES:
         text = text[: len(text) // 2] + " ..."
-    return f"{_BEGIN}{said}{_END}"
+    return f"{_BEGIN}{encoded}{_END}"
 
 
 def raise_error(text: str, otherwise: type[errors.AionError] = errors.ServerUnreachable) -> NoReturn:
-    """Raises what the server raised. gRPC adds words of its own around the text.
+    """Raises what the server raised. ``text``: the encoded error, with text that gRPC puts around it.
 
-    ``otherwise``: raised for a text that no server wrote. If the server raised an error that is not Aion's, it comes as
+    ``otherwise``: raised if the text contains no encoded error. An error that is not one of Aion's becomes a
     ServerError with its name.
     """
     begin = text.find(_BEGIN)
-    end = text.find(_END, begin)  # gRPC may repeat the text
+    end = text.find(_END, begin)  # the first end, because gRPC may repeat the text
     if begin < 0 or end < begin:
         raise otherwise(text)
     try:
         name, message = json.loads(text[begin + len(_BEGIN) : end])
-    except ValueError:  # cut short on its way
+    except ValueError:  # gRPC cut it
         raise errors.ServerError(text[begin:end]) from None
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, errors.AionError):

@@ -1,1 +1,1 @@
-"""The blocks of a shard: in memory, on disk, or on the way between the two."""
+"""Stores the blocks of a shard, in memory and on disk, and moves them between the two."""

@@ -1,4 +1,4 @@
-"""What a policy means for the stores of a host: the kind of store, its I/O, its budget and its memory policies."""
+"""Makes what the stores of a host need from a policy: the kind of store, I/O, memory budget and memory policies."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from state_backends.store.tiered import TieredStore
 
 
 def memory_only(p_bucket: BlockFiles, io: Io, budget: MemoryBudget, **options: Any) -> TieredStore:
-    """Keeps all blocks in memory, whatever the budget: the baseline that Flink's heap state is.
+    """Keeps all blocks in memory, even beyond the budget. The same idea as Flink's heap state backend.
 
-    Commits still reach the disk.
+    Commits are still written to disk.
     """
     return TieredStore(p_bucket, io, budget, **{**options, "keeps_all": True})
 
 
 def disk_only(p_bucket: BlockFiles, io: Io, budget: MemoryBudget, **options: Any) -> TieredStore:
-    """Keeps nothing in memory except what is on its way to the disk: the baseline that Flink's RocksDB state is."""
+    """Keeps no block in memory after it has been written. The same idea as Flink's RocksDB state backend."""
     return TieredStore(p_bucket, io, budget, **{**options, "bucket_limit_bytes": 0})
 
 
@@ -33,12 +33,12 @@ STORES: dict[str, Callable[..., TieredStore]] = {"memory": memory_only, "rocksdb
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """The part of a policy that stores need. Plain values, because it travels to the state server as JSON.
+    """The part of a policy that stores need. It has plain values only, because it is sent to the state server as JSON.
 
-    The budget is ``budget_bytes``, or else ``budget_share`` (0 to 1) of what the host's processes may use.
-    ``destage``: the arguments of StandardDestage, or of ``destage_class`` if one is named; likewise ``prestage``.
-    ``windows``: size, slide and offset in µs of the windows with edges that are known without events. The m-bucket of
-    a window is the slices that it spans. ``metrics_port``: see
+    The memory budget is ``budget_bytes``. If that is None, it is ``budget_share`` (0 to 1) of the memory that the
+    host's processes may use. ``destage``: arguments of ``destage_class``, or of StandardDestage if that is None.
+    ``prestage``: likewise. ``windows``: (size, slide, offset) in µs of the tumbling and sliding windows. The m-bucket
+    of such a window is the slices that it spans. ``metrics_port``: see
     :class:`state_backends.server.endpoint.MetricsEndpoint`.
     """
 
@@ -63,7 +63,7 @@ class StoreConfig:
         return asdict(self)
 
     def budget(self, limit_bytes: int) -> int:
-        """The budget on a host whose processes may use ``limit_bytes``."""
+        """The memory budget in bytes, on a host whose processes may use ``limit_bytes``."""
         if self.budget_bytes is not None:
             return self.budget_bytes
         return max(1, int(self.budget_share * limit_bytes))

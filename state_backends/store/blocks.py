@@ -1,4 +1,4 @@
-"""All live blocks of one store: the place of each, its bytes in memory, and the file that holds it."""
+"""All live blocks of one store: where each is, its bytes if it is in memory, and the file that has it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from state_backends.store.staging_counts import StagingCounts
 
 
 class Blocks:
-    """What the parts of a store share. Each method is one step that keeps ledger, memory and files in agreement.
+    """What the parts of a store share. Each method changes ledger, memory and files together, so that they agree.
 
-    It owns the ledger, the m-buckets, the live files, the counts of staging, and the set of replaced blocks. Invariant
-    (:meth:`validate`): a block is in memory exactly if the ledger says so, and a file counts exactly the live blocks
-    that the ledger finds in it. So a live block is never in neither tier.
+    It owns the ledger, the m-buckets, the live files, the counts of staging, and the set of replaced blocks. Invariants
+    (:meth:`validate`): a block is in memory if and only if the ledger says so, and a file counts exactly the live
+    blocks that the ledger finds in it. So every live block is in memory, on disk, or both.
 
-    Hold ``lock`` around every call. Nobody holds it across I/O.
+    Hold ``lock`` around every call. Never hold it during I/O.
     """
 
     def __init__(self, budget: MemoryBudget, files: LiveFiles) -> None:
@@ -35,32 +35,32 @@ class Blocks:
         self.staging = StagingCounts()
         self.closed = False
         self._budget = budget
-        self._budgeted_bytes = 0  # of the ledger, in the budget
-        # Replaced by others: out of sight, and alive until the version that says so is made.
+        self._budgeted_bytes = 0  # the part of the budget that counts for the ledger
+        # Replaced by other blocks: readers do not see them, but they live until the commit.
         self._replaced: set[int] = set()
 
     def visible(self, slices: Iterable[int], only: Only | None = None) -> list[Entry]:
-        """The blocks that a reader sees, by slice and in the order of arrival."""
+        """The blocks that a reader sees, sorted by slice, then by arrival."""
         entries = self.ledger.of_slices(slices, only)
         return [e for e in entries if e.seq not in self._replaced] if self._replaced else entries
 
     def unwritten(self, skip: Collection[int]) -> list[int]:
-        """Blocks that only memory has and a commit has to write: not in slices of ``skip``, and not replaced."""
+        """The seqs of the blocks that a commit must write: only in memory, not replaced, not in slices of ``skip``."""
         pending = (e for e in self.ledger if e.place is Place.MEMORY and e.slice_us not in skip)
         return [e.seq for e in pending if e.seq not in self._replaced]
 
     # -- blocks come, move and go -------------------------------------------------------------------------
 
     def add(self, seq: int, block: Block) -> Entry:
-        """A new block, in memory."""
+        """Adds a new block, in memory."""
         header = block.header
         entry = self.ledger.add(seq, header.slice_us, block.size_bytes, Place.MEMORY, compacted=header.compacted)
-        self.memory.hold(seq, block)
+        self.memory.add(seq, block)
         self._budget_ledger()
         return entry
 
     def written(self, file: SstFile, blocks: Sequence[tuple[int, Block]]) -> list[Entry]:
-        """A new file holds these blocks. Returns those that are still alive."""
+        """Records that a new file has these blocks. Returns those that are still alive."""
         self.files.add(file, [(block.header.slice_us, block.size_bytes) for _, block in blocks], new=True)
         alive = []
         for seq, block in blocks:
@@ -74,11 +74,11 @@ class Blocks:
         return alive
 
     def merged(self, file: SstFile, entries: Sequence[Entry], inputs: Sequence[int]) -> None:
-        """A new file holds copies of these blocks and takes the place of the files that they were copied from."""
+        """Records that a new file has copies of these blocks, and replaces the files that they were copied from."""
         number = file.file_no
         self.files.add(file, [(e.slice_us, e.size_bytes) for e in entries], new=True)
         for entry in entries:
-            if entry.place is Place.PURGED:  # since it was copied, or even before
+            if entry.place is Place.PURGED:  # after it was copied, or before
                 self.files.bury(number, entry.slice_us, entry.seq)
                 continue
             assert entry.file_no in inputs, f"{entry} was moved by somebody else"
@@ -88,23 +88,23 @@ class Blocks:
         self.files.remove_dead([number, *inputs])
 
     def staged(self, entry: Entry, block: Block, reserved_bytes: int) -> None:
-        """A prestage is over: the block is in memory again. ``reserved_bytes``: the room that was kept for it."""
+        """Records that a prestaged block is in memory. ``reserved_bytes``: the room that was reserved for it."""
         self.ledger.move(entry.seq, Move.STAGED)
-        self.memory.hold(entry.seq, block, reserved_bytes=reserved_bytes)
+        self.memory.add(entry.seq, block, reserved_bytes=reserved_bytes)
         self.staging.staged(entry)
 
     def evict(self, entry: Entry) -> None:
-        """Memory lets go of a block that the disk has."""
-        # Only from BOTH, which the table enforces: a block leaves memory after it has reached the disk.
+        """Removes a block from memory. It must be on disk."""
+        # The table of moves allows this only from BOTH: a block leaves memory after it has reached the disk.
         self.ledger.move(entry.seq, Move.EVICT)
-        self.memory.let_go(entry.seq)
+        self.memory.remove(entry.seq)
         self.staging.left_memory(entry)
 
     def forget(self, entries: Sequence[Entry]) -> None:
-        """These blocks are dead."""
+        """Records that these blocks are dead. Drops files in which no block is alive any more."""
         for entry in entries:
             self._replaced.discard(entry.seq)
-            self.memory.let_go(entry.seq)
+            self.memory.remove(entry.seq)
             self.staging.left_memory(entry)
             self.ledger.move(entry.seq, Move.PURGE)
             if entry.file_no in self.files:
@@ -119,37 +119,41 @@ class Blocks:
         purged: Collection[int],
         replaced: Sequence[tuple[int, int]],
     ) -> None:
-        """Takes over the blocks of existing files. See :meth:`state_backends.store.protocol.BlockStore.restore`."""
+        """Adds the blocks of existing files. See :meth:`state_backends.store.protocol.BlockStore.restore`.
+
+        ``indexes``: the blocks of each file.
+        """
         for file, index in zip(files, indexes, strict=True):
             self.files.add(file, [(line.slice_us, line.size_bytes) for line in index], new=False)
-            for line, dead in zip(index, covers(replaced, [line.seq for line in index]), strict=True):
+            for line, dead in zip(index, in_runs(replaced, [line.seq for line in index]), strict=True):
                 if line.slice_us in purged:
                     continue
                 if dead:
                     self.files.bury(file.file_no, line.slice_us, line.seq)
                     continue
                 self.files.gain(file.file_no, line.slice_us, line.size_bytes)
-                where = Place.DISK, file.file_no
-                self.ledger.add(line.seq, line.slice_us, line.size_bytes, *where, compacted=line.compacted)
+                place = Place.DISK, file.file_no
+                self.ledger.add(line.seq, line.slice_us, line.size_bytes, *place, compacted=line.compacted)
         self._budget_ledger()
 
     def close(self) -> None:
-        """Memory is free again, and nothing more is asked of the disk. Call it when no I/O is under way."""
+        """Frees all memory, and forbids further I/O. Call it when no I/O is under way."""
         self.closed = True
         self.memory.clear()
         self._budget_ledger()
 
-    # -- blocks that others replace -----------------------------------------------------------------------
+    # -- blocks that were replaced ------------------------------------------------------------------------
 
     def replace(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
+        """Hides blocks. See :meth:`state_backends.store.protocol.BlockStore.replace`."""
         self._replaced.update(e.seq for e in self.ledger.of_slices(spans, Only(spans, below=below)))
 
     def restore_replaced(self) -> None:
-        """What was replaced is visible again."""
+        """Makes the replaced blocks visible again."""
         self._replaced.clear()
 
     def bury_replaced(self) -> list[Entry]:
-        """The replaced blocks, which are about to be forgotten. Their files remember them until they are merged."""
+        """Returns the replaced blocks, which are about to be forgotten. Their files remember them until a merge."""
         entries = [self.ledger[seq] for seq in sorted(self._replaced)]
         for entry in entries:
             if entry.file_no in self.files:
@@ -157,13 +161,13 @@ class Blocks:
         return entries
 
     def replaced(self, skip: Collection[int]) -> tuple[set[int], list[int]]:
-        """Numbers of replaced blocks that files hold, without slices of ``skip``; and of all blocks that are live."""
+        """The seqs of replaced blocks that are still in files, without slices of ``skip``; and of all live blocks."""
         dead = {seq for slice_us, seq in self.files.buried() if slice_us not in skip}
         dead |= {seq for seq in self._replaced if self.ledger[seq].file_no in self.files}
         return dead, [e.seq for e in self.ledger if e.seq not in self._replaced]
 
     def file_counts(self) -> dict[int, dict[int, int]]:
-        """For each file every slice that it holds, and its number of live blocks that are not replaced."""
+        """For each file: every slice in it, and the slice's number of live blocks that are not replaced."""
         counts = self.files.counts()
         for seq in self._replaced:
             entry = self.ledger[seq]
@@ -174,7 +178,7 @@ class Blocks:
     # -- the whole ----------------------------------------------------------------------------------------
 
     def stats(self) -> StoreStats:
-        """What is where, and how staging did."""
+        """Bytes by place, and how well staging served reads."""
         both = sum(e.size_bytes for e in self.ledger if e.place is Place.BOTH)
         on_disk = self.ledger.disk_bytes
         stats = StoreStats(len(self.ledger), self.ledger.memory_bytes, on_disk, on_disk - both)
@@ -196,15 +200,15 @@ class Blocks:
         assert all(live.values()), "no file is without a live block"
 
     def _budget_ledger(self) -> None:
-        """Accounts in the budget for what the ledger itself takes."""
+        """Counts the memory of the ledger itself in the budget."""
         grown = (0 if self.closed else self.ledger.own_bytes) - self._budgeted_bytes
         if grown:
             self._budgeted_bytes += grown
             self._budget.ledger_grew(grown)
 
 
-def covers(runs: Sequence[tuple[int, int]], seqs: Sequence[int]) -> list[bool]:
-    """Whether each number lies in one of the sorted, disjoint runs."""
+def in_runs(runs: Sequence[tuple[int, int]], seqs: Sequence[int]) -> list[bool]:
+    """Whether each number lies in one of the sorted, disjoint runs (first, last)."""
     if not runs or not seqs:
         return [False] * len(seqs)
     firsts, lasts = np.array(runs, np.int64).T
@@ -215,11 +219,11 @@ def covers(runs: Sequence[tuple[int, int]], seqs: Sequence[int]) -> list[bool]:
 
 
 def as_runs(dead: Collection[int], live: Sequence[int]) -> list[tuple[int, int]]:
-    """The dead numbers as runs (first, last). No live number lies within a run."""
+    """The dead numbers as sorted runs (first, last). No live number lies within a run."""
     if not dead:
         return []
     seqs = np.array(sorted(dead), np.int64)
-    # Dead numbers with no live one between them are one run.
+    # Dead numbers without a live number between them form one run.
     firsts = np.flatnonzero(np.diff(np.searchsorted(np.array(sorted(live), np.int64), seqs), prepend=-1))
     lasts = np.append(firsts[1:], len(seqs)) - 1
     return list(zip(seqs[firsts].tolist(), seqs[lasts].tolist(), strict=True))

@@ -1,7 +1,7 @@
 """Threads that encode and decode blocks beside the thread that needs them (paper section 4: not the I/O thread).
 
-Arrow's serialising and compressing, and ISA-L's checksums, release the GIL, so these overlap with Python and
-with each other. orjson holds it: with the json codec, threads gain only what compression takes.
+Arrow's serialisation and compression and ISA-L's checksums release the GIL, so they overlap with Python code and with
+each other. orjson holds the GIL: with the json codec only compression runs in parallel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class CodecPool:
-    """``threads`` threads, started when first needed. With 0 everything happens in line, in the caller.
+    """A pool of threads, which start when they are first needed. With 0 threads, all work is done in the caller.
 
     Several callers may share it. Close it, or use it as a context manager. A function that runs in the pool must not
     use the pool itself: all threads could end up waiting for each other.
@@ -26,7 +26,7 @@ class CodecPool:
 
     def __init__(self, threads: int = 0) -> None:
         if threads < 0:
-            raise ValueError(f"threads: {threads} is negative; 0 works in line")
+            raise ValueError(f"threads: {threads} is negative; 0 does all work in the caller")
         self.threads = threads
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="aion-codec") if threads else None
         self._closed = False
@@ -39,15 +39,15 @@ class CodecPool:
         ahead: int | None = None,
         inline: Callable[[T], bool] | None = None,
     ) -> Generator[R, None, None]:
-        """``function`` of each item, lazily and in order, as ``map`` does, but worked on ahead of the reader.
+        """Yields ``function(item)`` for each item, lazily and in order like ``map``, but computes ahead of the reader.
 
-        At most ``ahead`` (default: two for each thread) items are in flight: taken from ``items`` and not yet yielded.
-        Only the reader's thread reads ``items``. It also works on the items for which ``inline`` is true, when they are
-        due: some are quicker done than handed to a thread.
+        At most ``ahead`` items (default: two for each thread) are in flight: taken from ``items`` and not yet yielded.
+        Only the reader's thread reads ``items``. That thread also handles the items for which ``inline`` is true, when
+        their turn comes: some items take less time than handing them to another thread.
 
-        An exception of ``function`` or of ``items`` comes out in its place, after all results before it. A reader that
-        stops early closes the generator, or forgets it. Then calls that have not begun are cancelled, and the others
-        are waited for. Raises RuntimeError if the pool is closed.
+        An exception from ``function`` or ``items`` is raised in its place, after all results before it. A reader that
+        stops early closes the generator, or drops it. Then calls that have not begun are cancelled, and the others are
+        waited for. Raises RuntimeError if the pool is closed.
         """
         if self._closed:
             raise RuntimeError("the codec pool is closed")
@@ -56,11 +56,11 @@ class CodecPool:
         if ahead is None:
             ahead = 2 * self.threads
         if ahead < 1:
-            raise ValueError(f"ahead: {ahead} items in flight are none; 1 or more")
+            raise ValueError(f"ahead: {ahead} is too few items in flight; give 1 or more")
         return _map_ahead(self._executor, function, items, ahead, inline)
 
     def close(self) -> None:
-        """Cancels what has not begun, and waits for the threads to end. Readers get an exception."""
+        """Cancels calls that have not begun, and waits for the threads to end. Readers get an exception."""
         self._closed = True
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
@@ -76,14 +76,14 @@ class CodecPool:
 
 def _map_in_line(function: Callable[[T], R], items: Iterable[T]) -> Generator[R, None, None]:
     for item in items:
-        taken = [item]
-        del item  # or it would live for as long as the reader takes
-        yield function(taken.pop())
+        only_reference = [item]
+        del item  # otherwise it would stay alive while the reader works on the result
+        yield function(only_reference.pop())
 
 
 @dataclass(frozen=True, slots=True)
 class _Inline(Generic[T, R]):
-    """Stands in for a future: the reader works on the item when it asks for the result."""
+    """Takes the place of a future: the reader's thread calls the function when it asks for the result."""
 
     function: Callable[[T], R]
     item: T
@@ -100,33 +100,33 @@ def _map_ahead(
     inline: Callable[[T], bool] | None,
 ) -> Generator[R, None, None]:
     source = iter(items)
-    flying: deque[Future[R] | _Inline[T, R]] = deque()
+    in_flight: deque[Future[R] | _Inline[T, R]] = deque()
     broken: Exception | None = None
     more = True
     try:
         while True:
-            while more and len(flying) < ahead:
+            while more and len(in_flight) < ahead:
                 try:
                     item = next(source)
                 except StopIteration:
                     more = False
-                except Exception as error:  # comes out when all before it have
+                except Exception as error:  # raised after all results before it
                     more, broken = False, error
                 else:
                     small = inline is not None and inline(item)
-                    flying.append(_Inline(function, item) if small else executor.submit(function, item))
-                    del item  # or it would live for as long as the reader takes over those before it
-            if not flying:
+                    in_flight.append(_Inline(function, item) if small else executor.submit(function, item))
+                    del item  # otherwise it would stay alive while the reader works on earlier results
+            if not in_flight:
                 break
-            first = flying[0]
+            first = in_flight[0]
             if isinstance(first, Future):
-                wait([first])  # still among the flying ones, should this be interrupted
+                wait([first])  # it stays in the queue meanwhile, in case this is interrupted
             del first
-            yield flying.popleft().result()  # and held by nobody here while the reader works on it
+            yield in_flight.popleft().result()  # nothing here refers to it while the reader works on it
         if broken is not None:
             raise broken
     finally:
-        broken = None  # its traceback holds this frame
-        begun = [f for f in flying if isinstance(f, Future) and not f.cancel()]
-        flying.clear()
+        broken = None  # its traceback refers to this frame
+        begun = [f for f in in_flight if isinstance(f, Future) and not f.cancel()]
+        in_flight.clear()
         wait(begun)

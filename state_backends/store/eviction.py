@@ -1,6 +1,7 @@
-"""What stays in memory: m-buckets up to their limit, the bootstrap parts of expired windows, and nothing that is late.
+"""Decides which blocks stay in memory (paper section 3.2).
 
-Paper section 3.2. Which windows leave under memory pressure is the destage policy's choice; it sees :meth:`views`.
+M-buckets stay up to their limit, expired windows keep their bootstrap parts, and late blocks leave. Under memory
+pressure the destage policy chooses which windows leave; :meth:`Eviction.views` is what it sees.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from state_backends.store.writing import Writer
 
 
 class Eviction:
-    """It owns what a destage policy asks about slices: when something came last, how fast, and which have expired.
+    """It owns what a destage policy wants to know about slices: when they last grew, how fast, and which have expired.
 
-    ``bucket_limit_bytes``: the most that one window's m-bucket keeps; 0: no block stays. ``keeps_all``: all blocks
-    stay, whatever the budget. ``keep_fraction``: the share of an expired window that stays as its bootstrap part
-    (rho_min). ``spare_bytes``: room in the budget that new blocks leave free. Hold the store's lock around every call.
+    ``bucket_limit_bytes``: the most memory that one window's m-bucket may use; 0: no block stays. ``keeps_all``: all
+    blocks stay, even beyond the budget. ``keep_fraction``: the share of an expired window that stays as its bootstrap
+    part (rho_min). ``spare_bytes``: room in the budget that new blocks leave free. Hold the store's lock around every
+    call.
     """
 
     def __init__(
@@ -45,32 +47,32 @@ class Eviction:
         self._keep_fraction = keep_fraction
         self._spare_bytes = spare_bytes
         self._expired: set[int] = set()  # live slices that were destaged because their windows expired
-        self._touched: dict[int, float] = {}  # live slice -> when a watermark or a prestage last concerned it
+        self._touched: dict[int, float] = {}  # live slice -> when it last expired or was prestaged
         self._appended: dict[int, tuple[float, float, int]] = {}  # slice -> first and last append, bytes
 
     def appended(self, entry: Entry, *, late: bool) -> bool:
-        """A new block came. Makes it leave if it is late, or if its m-bucket or the budget is full.
+        """Handles a new block. It leaves memory if it is late, or if its m-bucket or the budget is full.
 
-        Returns whether somebody has to wait until memory is free again.
+        Returns whether the budget is exceeded, so that the caller has to wait until memory is free.
         """
         now = self._io.now()
         first, _, size = self._appended.get(entry.slice_us, (now, now, 0))
         self._appended[entry.slice_us] = (first, now, size + entry.size_bytes)
         if self._keeps_all:
             return False
-        # Room is kept for a whole outbox: the last blocks before the limit leave as one file.
+        # Room is left for a whole outbox, so that the last blocks before the limit are written as one file.
         left = self._budget.left()
         if late or left < self._spare_bytes or self._bucket_is_full(entry.slice_us):
-            self._writer.let_go(entry)
+            self._writer.evict_when_written(entry)
         return left < 0
 
     def touch(self, slices: Iterable[int]) -> None:
-        """These slices are not idle."""
+        """Records that these slices are not idle."""
         now = self._io.now()
         self._touched.update((s, now) for s in slices if self._blocks.ledger.has_slice(s))
 
     def expire(self, slices: Sequence[int]) -> None:
-        """Memory lets go of these slices, except for their bootstrap parts."""
+        """Removes these slices from memory, except for their bootstrap parts, because their windows have expired."""
         if self._keeps_all:
             return
         self._expired.update(slices)
@@ -82,25 +84,25 @@ class Eviction:
     def shrink(self, slice_us: int, keep_bytes: int) -> str | None:
         """Frees a slice's memory except for its first ``keep_bytes``. Returns the reason if there is nothing to free.
 
-        What leaves waits in the outbox.
+        Blocks that are not on disk yet wait in the outbox.
         """
         if self._keeps_all:
             return "this store keeps all of its blocks in memory"
         if not self._blocks.memory.size(slice_us):
             return "it has nothing in memory"
         if not self._shrink(slice_us, keep_bytes):
-            return "it holds no more than its bootstrap part"
+            return "it has no more than its bootstrap part in memory"
         return None
 
     def purge(self, slices: Iterable[int]) -> None:
-        """Forgets slices that never come back."""
+        """Forgets slices. They never come back."""
         for slice_us in slices:
             self._appended.pop(slice_us, None)
             self._expired.discard(slice_us)
             self._touched.pop(slice_us, None)
 
     def views(self) -> list[dict[str, Any]]:
-        """What a destage policy may know of each slice that has anything in memory."""
+        """What a destage policy sees: the fields of a WindowView for each slice that has anything in memory."""
         on_disk: dict[int, int] = {}
         for entry in self._blocks.ledger:
             if entry.place not in IN_MEMORY:
@@ -127,8 +129,8 @@ class Eviction:
         return self._blocks.memory.heaviest(slice_us, self._windows, limit) > limit
 
     def _shrink(self, slice_us: int, keep_bytes: int) -> bool:
-        """Makes a slice's blocks leave memory, except for the first ones. Returns whether any had to go."""
-        any_left = False
+        """Removes a slice's blocks from memory, except for the first ``keep_bytes``. Returns whether there were any."""
+        found_any = False
         for entry in self._blocks.ledger.of_slices([slice_us]):
             if entry.place is Place.STAGING:
                 self._prestager.cancel(entry)
@@ -136,6 +138,6 @@ class Eviction:
                 continue
             keep_bytes -= entry.size_bytes
             if keep_bytes < 0:
-                any_left = True
-                self._writer.let_go(entry)
-        return any_left
+                found_any = True
+                self._writer.evict_when_written(entry)
+        return found_any

@@ -10,13 +10,13 @@ from state_backends.store.ledger import Entry, Place
 
 
 class Fetcher:
-    """Finds the file of a block and reads the block from it. It owns nothing."""
+    """Finds the file of a block and reads the block from it. It has no state of its own."""
 
     def __init__(self, blocks: Blocks, files: BlockFiles, io: Io) -> None:
         self._blocks, self._files, self._io = blocks, files, io
 
     def start(self, entry: Entry) -> Pending[Block] | None:
-        """Starts reading a block that only the disk has. None where memory has it, or a prestage will bring it."""
+        """Starts reading a block that is only on disk. Returns None if it is in memory, or is being prestaged."""
         with self._blocks.lock:
             if self._blocks.closed:
                 raise StateError(f"block {entry.seq} of slice {entry.slice_us}: its store was closed while it was read")
@@ -25,7 +25,7 @@ class Fetcher:
             return self._io.submit(Priority.READ, self.steps(entry))
 
     def steps(self, entry: Entry) -> Steps[Block]:
-        """Reads a block. Which file holds it is looked up when the request runs: merging moves blocks."""
+        """Reads a block. Its file is looked up when the request runs, because merging moves blocks to other files."""
         while True:
             file_no = entry.file_no
             try:

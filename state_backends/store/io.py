@@ -1,4 +1,4 @@
-"""What a store stands on, as protocols: requests of I/O with a clock, and the files that keep blocks. Pure.
+"""The protocols that a store is built on: I/O requests with a clock, and the files of blocks. Pure.
 
 In production they are :class:`state_backends.store.io_thread.IoThread` and
 :class:`state_backends.store.p_bucket.PBucket`. ``aion tune`` runs the same store on ``aion.tools.tune.disk`` and
@@ -21,13 +21,14 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 Steps = Generator[int, None, T]
-"""Steps of I/O. Each yields the bytes that it moved; the generator returns the request's result."""
+"""Steps of I/O. Each step yields the number of bytes that it moved. The generator returns the request's result."""
 
 
 class Priority(IntEnum):
-    """The most urgent first. The paper puts prestaging first; here it is the first among what nobody waits for.
+    """Priorities of I/O, the most urgent first.
 
-    ``READ``, ``WRITE``: a task waits for it. ``LATE_WRITE``: late blocks; a task that waits for them makes it a WRITE.
+    The paper puts prestaging first. Here it comes after ``READ`` and ``WRITE``, for which a task waits. ``LATE_WRITE``:
+    writes of late blocks. They become a ``WRITE`` when a task waits for them.
     """
 
     READ = 0
@@ -39,48 +40,48 @@ class Priority(IntEnum):
 
 
 BACKGROUND = frozenset({Priority.LATE_WRITE, Priority.DESTAGE, Priority.MAINTENANCE})
-"""Work that nobody waits for. A rate limit slows it down."""
+"""Work that no task waits for. A rate limit slows it down."""
 LIMITED = BACKGROUND | {Priority.WRITE}
-"""What counts towards a rate limit. Background work makes up for the writes that a task waits for."""
+"""Work that counts towards a rate limit. A ``WRITE`` is never slowed down, but delays background work."""
 
 
 class Pending(Protocol[T_co]):
-    """A request. It is over when it is done, has failed, or was cancelled."""
+    """A request. It is over when it is done, has failed, or has been cancelled."""
 
     def raise_to(self, priority: Priority) -> None:
-        """Makes a waiting request more urgent. It keeps its place in the order of arrival."""
+        """Makes a waiting request more urgent. Among others of that priority it keeps its place by arrival."""
 
     def cancel(self) -> None:
-        """Cancels the request. A step under way is finished, and no other begins."""
+        """Cancels the request. A step that is under way is finished; no other begins."""
 
     def over(self) -> bool: ...
 
     def error(self) -> BaseException | None:
-        """What a request that is over raised; CancelledError if it was cancelled."""
+        """The exception of a request that is over: CancelledError if it was cancelled, None if it succeeded."""
 
     def result(self) -> T_co:
-        """Waits until it is over. Raises what it raised."""
+        """Waits until the request is over, and returns its result. Raises what it raised."""
 
     def when_over(self, callback: Callable[[BaseException | None], None]) -> None:
-        """Calls ``callback`` with the error when the request is over; at once if it is."""
+        """Calls ``callback`` with the error, or None, when the request is over. At once if it is over already."""
 
 
 class Io(Protocol):
-    """A queue of requests with a clock. The most urgent request has the next step."""
+    """A queue of requests, and a clock. The next step is always one of the most urgent request."""
 
     def submit(self, priority: Priority, steps: Steps[T]) -> Pending[T]: ...
 
     def wait(self, requests: Iterable[Pending[Any]]) -> None:
-        """Waits until all of these requests are over. They were submitted here. Does not raise their errors."""
+        """Waits until all of these requests, submitted here, are over. Does not raise their errors."""
 
     def wait_for_room(self) -> None:
-        """Waits while the queue is full. Call it before adding work, without a lock that a request may need."""
+        """Waits while the queue is full. Call it before adding work, and hold no lock that a request may need."""
 
     def busy(self) -> bool:
         """Whether any request is under way."""
 
     def now(self) -> float:
-        """Seconds since some instant; never less than before."""
+        """Seconds since some fixed instant. Never goes back."""
 
 
 class NewBlocks(Protocol):
@@ -93,7 +94,7 @@ class NewBlocks(Protocol):
 
     @property
     def file(self) -> SstFile:
-        """Known once the file is whole."""
+        """Known when the file is complete."""
 
 
 class BlockFiles(Protocol):

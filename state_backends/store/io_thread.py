@@ -1,10 +1,10 @@
 """The single prioritised I/O thread (paper section 4, "I/O Scheduling and Priorities").
 
-A request is a generator: each step does one block's worth of I/O and yields the bytes that it moved. After every step
-the thread looks for a more urgent request, so nothing urgent waits for longer than one block. Requests of one priority
-run in the order in which they came. A request can be raised, when somebody waits for it now, or cancelled.
+A request is a generator. Each step does the I/O of one block and yields the number of bytes that it moved. After every
+step the thread looks for a more urgent request, so an urgent request waits for one block at most. Requests of one
+priority run in the order in which they came. A request can be given a higher priority, or be cancelled.
 
-More than one thread exists only for the paper's ablation (figure 8, "no-sqntl-io").
+More than one thread is possible only for the paper's ablation (figure 8, "no-sqntl-io").
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class IoRequest(Generic[T]):
 
     def cancel(self) -> None:
         if self.future.cancel():
-            # Waiting threads learn it now, not when the I/O thread gets there.
+            # Wakes waiting threads now, not when the I/O thread gets to this request.
             self.future.set_running_or_notify_cancel()
 
     def over(self) -> bool:
@@ -67,7 +67,7 @@ class IoRequest(Generic[T]):
 
 @dataclass
 class PriorityStats:
-    """Requests and steps so far, bytes moved, and seconds that requests waited for their first step."""
+    """Requests and steps so far, bytes moved, and how many seconds requests waited for their first step."""
 
     requests: int = 0
     steps: int = 0
@@ -90,10 +90,10 @@ class IoStats:
 
 
 class IoThread:
-    """Runs requests until closed; see :class:`state_backends.store.io.Io`.
+    """Runs requests until it is closed; see :class:`state_backends.store.io.Io`.
 
     ``capacity``: callers of :meth:`wait_for_room` wait while this many requests are queued. ``rate_limit``: bytes per
-    second. It slows background work down, never what a task waits for.
+    second. It slows down background work, but never work that a task waits for.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class IoThread:
         self._room = threading.Condition(self._wake)  # type: ignore[arg-type]
         self._closed = False
         self._death: str | None = None
-        self._at_work: dict[int, IoRequest[Any]] = {}  # by thread, the request that has the step
+        self._running: dict[int, IoRequest[Any]] = {}  # by thread: the request whose step is under way
         self._clock = clock
         self._capacity = capacity
         self._rate = rate_limit
@@ -125,11 +125,11 @@ class IoThread:
             thread.start()
 
     def died(self) -> str | None:
-        """Why it can do nothing any longer: one of its threads ended although nobody closed it. None: all is well."""
+        """Why it no longer works: one of its threads ended although nobody closed it. None: it works."""
         return self._death
 
     def submit(self, priority: Priority, steps: Steps[T]) -> IoRequest[T]:
-        """Queues a request. Raises RuntimeError after :meth:`close`, and ServerUnreachable once a thread died."""
+        """Queues a request. Raises RuntimeError after :meth:`close`, and ServerUnreachable if a thread has died."""
         with self._wake:
             if self._death is not None:
                 raise ServerUnreachable(self._death)
@@ -165,7 +165,7 @@ class IoThread:
                 self._room.wait()
 
     def close(self) -> None:
-        """Finishes what is queued, then ends the thread."""
+        """Finishes all queued requests, then ends the thread."""
         with self._wake:
             self._closed = True
             self._wake.notify_all()
@@ -175,26 +175,26 @@ class IoThread:
     def _raise(self, request: IoRequest[Any], priority: Priority) -> None:
         with self._wake:
             if priority < request.priority and not request.future.done():
-                # The old entry stays in the heap, and is passed over because it has the old priority.
+                # The old entry stays in the heap. It is skipped because its priority is no longer the request's.
                 request.priority = priority
                 if not request.running:
                     heapq.heappush(self._heap, (priority, request.number, request))
                     self._wake.notify()
 
     def _run(self) -> None:
-        """Whatever ends the thread, its requests fail, so that nobody waits for ever."""
+        """Runs the loop. If it ends for any reason, its requests fail, so that nobody waits for ever."""
         try:
             self._work()
         except BaseException as error:
             self._die(error)
 
     def _die(self, error: BaseException) -> None:
-        """An error in a step belongs to its request. This is for errors between the steps."""
+        """Fails all requests after an error between two steps. An error in a step fails only its own request."""
         log.critical("the I/O thread died; every request fails from now on", exc_info=error)
         with self._wake:
             self._death = self._death or f"the I/O thread of the state server died ({type(error).__name__}: {error})"
             waiting = {request.number: request for _, _, request in self._heap}
-            waiting |= {request.number: request for request in self._at_work.values()}
+            waiting |= {request.number: request for request in self._running.values()}
             self._heap.clear()
             self.stats.queued = 0
             self._wake.notify_all()
@@ -210,16 +210,16 @@ class IoThread:
                 request = self._next()
                 cancelled, self._cancelled = self._cancelled, []
                 if request is not None:
-                    self._at_work[threading.get_ident()] = request
+                    self._running[threading.get_ident()] = request
                     self._begin(request)
                 elif not cancelled:
                     return
-            # Without the lock: cleaning up may need another lock, and its holder may wait to submit.
+            # Not under the lock: cleaning up may need another lock, whose holder may be waiting for this one.
             for steps in cancelled:
                 _close(steps)
             if request is not None:
                 self._step(request)
-                del self._at_work[threading.get_ident()]
+                del self._running[threading.get_ident()]
 
     def _begin(self, request: IoRequest[Any]) -> None:
         request.running = True
@@ -231,9 +231,9 @@ class IoThread:
             stats.longest_wait_s = max(stats.longest_wait_s, waited)
 
     def _next(self) -> IoRequest[Any] | None:
-        """The most urgent request that may run now. None: closed and done, or there is something to clean up.
+        """Waits for the most urgent request that may run now. Hold the lock.
 
-        Hold the lock.
+        Returns None if there are cancelled requests to clean up, or if the thread is closed and nothing is queued.
         """
         while True:
             while self._heap:
@@ -284,7 +284,7 @@ class IoThread:
                 heapq.heappush(self._heap, (request.priority, request.number, request))
                 self._wake.notify()
         if outcome is not None and not request.future.cancelled():
-            with contextlib.suppress(InvalidStateError):  # cancelled just now
+            with contextlib.suppress(InvalidStateError):  # it was cancelled just now
                 if request.future.set_running_or_notify_cancel():
                     outcome()
 
@@ -303,7 +303,7 @@ def _close(steps: Steps[Any]) -> None:
     try:
         steps.close()
     except Exception:
-        log.exception("cleaning up a cancelled request failed")
+        log.exception("cannot clean up after a cancelled request")
 
 
 __all__ = ["IoRequest", "IoStats", "IoThread", "Priority", "PriorityStats", "Steps"]

@@ -1,6 +1,6 @@
-"""Where each block is: a table of places and of the moves between them. Pure.
+"""Keeps track of where each block is: a table of places and of the moves between them. Pure.
 
-The invariant behind every row: a live block is in memory, on disk, or both. It is never in neither.
+Every row keeps one invariant: a live block is in memory, on disk, or both.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from aion.core.ingest.block import Compacted
 from state_backends.store.protocol import Only
 
 NO_FILE = -1
-_ORDER = attrgetter("arrival", "seq")
-_IN_FILES = attrgetter("slice_us", "seq")
+_ARRIVAL_ORDER = attrgetter("arrival", "seq")
+_FILE_ORDER = attrgetter("slice_us", "seq")
 
 
 class Place(StrEnum):
@@ -25,7 +25,7 @@ class Place(StrEnum):
     BOTH = "both"  # in memory and on disk
     DISK = "disk"  # only on disk
     STAGING = "staging"  # on disk, being read back
-    PURGED = "purged"  # gone, for good
+    PURGED = "purged"  # deleted
 
 
 class Move(StrEnum):
@@ -37,7 +37,7 @@ class Move(StrEnum):
     STAGED = "staged"
     STAGE_FAILED = "stage_failed"
     CANCEL = "cancel"
-    RELOCATE = "relocate"  # into another file
+    RELOCATE = "relocate"  # to another file
     PURGE = "purge"
 
 
@@ -62,21 +62,21 @@ ON_DISK = frozenset({Place.BOTH, Place.DISK, Place.STAGING})
 
 ENTRY_BYTES = 256
 SLICE_BYTES = 512
-"""The memory that a ledger needs for each live block, and for each slice that has one. A test measures it."""
+"""The memory that a ledger needs for each live block, and for each slice with a live block. A test measures both."""
 
 _MOVES = list(Move)
 
 
 class IllegalMove(AssertionError):
-    """A move that the table does not have. It is a bug in the store; the message has the block's latest moves."""
+    """A move that is not in the table. This is a bug in the store. The message has the block's latest moves."""
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A live block: its number, slice, size, place, and the file that holds it (NO_FILE before it has one).
+    """A live block: its number, slice, size, place, and the file that has it (NO_FILE if it is not on disk).
 
-    There is one for each block, so it has to be small. ``story`` packs the last two moves into four bits each: Python
-    keeps such small numbers anyway, so they take no memory.
+    There is one for each block, so it must be small. ``story``: the last two moves, in four bits each. Python caches
+    integers up to 256, so this takes no memory.
     """
 
     seq: int
@@ -89,7 +89,7 @@ class Entry:
 
     @property
     def arrival(self) -> int:
-        """The number under which the last of its events came."""
+        """The seq of the block that brought its last event: its own, unless it was compacted from other blocks."""
         return self.seq if self.compacted is None else self.compacted.last_seq
 
     def moved(self, move: Move, place: Place) -> None:
@@ -97,7 +97,7 @@ class Entry:
         self.story = (self.story << 4 | _MOVES.index(move) + 1) & 0xFF
 
     def history(self) -> str:
-        """Its latest moves, and where they led."""
+        """Its latest moves and its place, for messages."""
         moves = [_MOVES[code - 1] for code in (self.story >> 4, self.story & 0xF) if code]
         return " ".join([*(f"-{move}->" for move in moves), self.place])
 
@@ -141,18 +141,19 @@ class Ledger:
         file_no: int = NO_FILE,
         compacted: Compacted | None = None,
     ) -> Entry:
-        assert seq not in self._entries, f"block {seq} is there already"
-        of_slice = self._slices.setdefault(slice_us, [])
-        # All of a slice share one number object.
+        assert seq not in self._entries, f"block {seq} exists already"
+        neighbours = self._slices.setdefault(slice_us, [])
+        # All entries of a slice share one int object, to save memory.
         entry = Entry(
-            seq, of_slice[0].slice_us if of_slice else slice_us, size_bytes, place, file_no, compacted=compacted
+            seq, neighbours[0].slice_us if neighbours else slice_us, size_bytes, place, file_no, compacted=compacted
         )
         self._entries[seq] = entry
-        of_slice.append(entry)
+        neighbours.append(entry)
         self._count(entry, +1)
         return entry
 
     def move(self, seq: int, move: Move, *, file_no: int | None = None) -> Entry:
+        """Moves a block. ``file_no``: its file from now on. Raises IllegalMove if the table does not have the move."""
         entry = self._entries[seq]
         place = TRANSITIONS.get((entry.place, move))
         if place is None:
@@ -163,26 +164,26 @@ class Ledger:
             entry.file_no = file_no
         if place is Place.PURGED:
             del self._entries[seq]
-            of_slice = self._slices[entry.slice_us]
-            of_slice.remove(entry)
-            if not of_slice:
+            neighbours = self._slices[entry.slice_us]
+            neighbours.remove(entry)
+            if not neighbours:
                 del self._slices[entry.slice_us]
         else:
             self._count(entry, +1)
         return entry
 
     def of_slices(self, slices: Iterable[int], only: Only | None = None) -> list[Entry]:
-        """Live blocks of these slices, or ``only`` some of them, by slice and in the order of arrival."""
-        found = [entry for s in sorted(set(slices)) for entry in sorted(self._slices.get(s, ()), key=_ORDER)]
-        return found if only is None else _chosen(found, only)
+        """Live blocks of these slices, or ``only`` some of them, sorted by slice, then by arrival."""
+        found = [entry for s in sorted(set(slices)) for entry in sorted(self._slices.get(s, ()), key=_ARRIVAL_ORDER)]
+        return found if only is None else _select(found, only)
 
     def of_files(self, files: Collection[int], slices: Set[int]) -> list[Entry]:
-        """Live blocks of these files, in the order of a file: by slice and number.
+        """Live blocks of these files, sorted as in a file: by slice, then by seq.
 
-        ``slices``: all slices that the files hold.
+        ``slices``: all slices that the files have.
         """
-        held = (entry for s in slices for entry in self._slices.get(s, ()) if entry.file_no in files)
-        return sorted(held, key=_IN_FILES)
+        found = (entry for s in slices for entry in self._slices.get(s, ()) if entry.file_no in files)
+        return sorted(found, key=_FILE_ORDER)
 
     def _count(self, entry: Entry, sign: int) -> None:
         if entry.place in IN_MEMORY:
@@ -191,7 +192,7 @@ class Ledger:
             self.disk_bytes += sign * entry.size_bytes
 
     def validate(self) -> None:
-        """Raises AssertionError unless the totals match the blocks, and both indexes hold the same blocks."""
+        """Raises AssertionError unless the totals match the blocks, and both indexes have the same blocks."""
         entries = list(self._entries.values())
         assert self.memory_bytes == sum(e.size_bytes for e in entries if e.place in IN_MEMORY)
         assert self.disk_bytes == sum(e.size_bytes for e in entries if e.place in ON_DISK)
@@ -203,7 +204,7 @@ class Ledger:
             assert (e.place in ON_DISK) == (e.file_no != NO_FILE), f"{e}"
 
 
-def _chosen(entries: list[Entry], only: Only) -> list[Entry]:
+def _select(entries: list[Entry], only: Only) -> list[Entry]:
     if only.spans is not None:
         everything = (-1, 2**63 - 1)
         spans = ((entry, *only.spans.get(entry.slice_us, everything)) for entry in entries)
@@ -212,12 +213,12 @@ def _chosen(entries: list[Entry], only: Only) -> list[Entry]:
         entries = [e for e in entries if e.seq < only.below]
     if only.keys is not None:
         lows = [low for low, _ in only.keys]
-        entries = [e for e in entries if e.compacted is None or _meets(e.compacted, lows, only.keys)]
+        entries = [e for e in entries if e.compacted is None or _overlaps(e.compacted, lows, only.keys)]
     return entries
 
 
-def _meets(compacted: Compacted, lows: list[int], ranges: Sequence[tuple[int, int]]) -> bool:
-    """Whether any of the sorted, disjoint ranges overlaps the range of a block."""
+def _overlaps(compacted: Compacted, lows: list[int], ranges: Sequence[tuple[int, int]]) -> bool:
+    """Whether any of the sorted, disjoint ranges of hashes overlaps the range of a compacted block."""
     last = bisect_right(lows, compacted.high) - 1
     return last >= 0 and ranges[last][1] >= compacted.low
 

@@ -1,4 +1,4 @@
-"""The files of a store that hold live blocks: how many of each slice, and how many bytes. Pure."""
+"""Counts the live blocks in each file of a store: how many of each slice, and how many bytes. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from state_backends.files.names import SstFile
 
 @dataclass(slots=True)
 class LiveFile:
-    """One file. Bytes are bytes of blocks.
+    """One file.
 
-    ``slices``: every slice that the file holds, and its number of live blocks, which may be 0. ``size_bytes``: all
-    blocks, dead ones included. ``newest_us``: the newest slice with a live block. ``buried``: blocks that died before
-    their slices, as (slice, seq). ``damaged``: a block of it cannot be read, so it is never merged.
+    ``slices``: the number of live blocks of each slice in the file, which may be 0. ``size_bytes``: bytes of all its
+    blocks, including dead ones. ``newest_us``: the newest slice with a live block. ``buried``: dead blocks whose slice
+    is still alive, as (slice, seq). ``damaged``: a block of the file cannot be read, so it is never merged.
     """
 
     slices: dict[int, int]
@@ -26,10 +26,11 @@ class LiveFile:
 
 
 class LiveFiles:
-    """The files by number, and those among the new ones that no version names yet.
+    """The files by number, and a list of the new files that no version names yet.
 
-    It owns the counts of live blocks. Invariant: a file stays here exactly as long as it holds a live block. When the
-    last one dies, ``drop`` is called with the file's number. Not locked: the store's lock is held around every call.
+    It owns the counts of live blocks. Invariant: every file here has a live block. When a file's last live block dies,
+    the file is removed, and ``drop`` is called with its number. It has no lock: hold the store's lock around every
+    call.
     """
 
     def __init__(self, drop: Callable[[Sequence[int]], None]) -> None:
@@ -47,9 +48,9 @@ class LiveFiles:
         return iter(self._files)
 
     def add(self, file: SstFile, blocks: Iterable[tuple[int, int]], *, new: bool) -> None:
-        """A file, with (slice, bytes) of its blocks; none of them counts as live yet.
+        """Adds a file. ``blocks``: (slice, bytes) of each of its blocks; none counts as live yet.
 
-        ``new``: this store wrote it, and :meth:`take_new` has to return it.
+        ``new``: this store wrote the file, so :meth:`take_new` returns it.
         """
         slices: dict[int, int] = {}
         size = 0
@@ -61,30 +62,30 @@ class LiveFiles:
             self._new.append(file)
 
     def gain(self, file_no: int, slice_us: int, size_bytes: int) -> None:
-        """A block of the file is live."""
+        """Counts a block of the file as live."""
         file = self._files[file_no]
         file.slices[slice_us] += 1
         file.live_bytes += size_bytes
 
     def lose(self, file_no: int, slice_us: int, size_bytes: int) -> None:
-        """A block of the file is dead, or lives in another one."""
+        """Counts a block of the file as dead, or as moved to another file."""
         file = self._files[file_no]
         file.slices[slice_us] -= 1
         file.live_bytes -= size_bytes
         if slice_us == file.newest_us and not file.slices[slice_us]:
-            # Slices mostly die oldest first: this is rare.
+            # This is rare: the oldest slices mostly die first.
             file.newest_us = max((s for s, blocks in file.slices.items() if blocks), default=slice_us)
 
     def bury(self, file_no: int, slice_us: int, seq: int) -> None:
-        """A block of the file is dead, and others replace it in the same slice."""
+        """Records that a block of the file is dead although its slice is alive: other blocks replaced it."""
         self._files[file_no].buried.add((slice_us, seq))
 
     def buried(self) -> set[tuple[int, int]]:
-        """(slice, seq) of every block that died before its slice."""
+        """(slice, seq) of every dead block whose slice is still alive."""
         return set().union(*(file.buried for file in self._files.values()))
 
     def remove_dead(self, file_nos: Iterable[int]) -> None:
-        """Forgets and drops those of the files in which nothing is alive."""
+        """Removes and drops files without live blocks. Skips files that have some."""
         dead = [no for no in file_nos if no in self._files and not self._files[no].live_bytes]
         for no in dead:
             del self._files[no]
@@ -92,7 +93,7 @@ class LiveFiles:
             self._drop(dead)
 
     def counts(self) -> dict[int, dict[int, int]]:
-        """For each file every slice that it holds, and its number of live blocks."""
+        """For each file: the number of live blocks of each slice in it."""
         return {no: dict(file.slices) for no, file in self._files.items()}
 
     # -- new files ----------------------------------------------------------------------------------------
@@ -103,12 +104,12 @@ class LiveFiles:
         return files
 
     def take_new_dead(self) -> list[SstFile]:
-        """The new files in which nothing is alive. They count as new no longer."""
+        """The new files without live blocks. They no longer count as new."""
         dead = [file for file in self._new if file.file_no not in self._files]
         self._new = [file for file in self._new if file.file_no in self._files]
         return dead
 
-    def new_bytes(self, but: Iterable[int]) -> int:
-        """Bytes of the new files, without the files ``but``."""
-        left_out = set(but)
-        return sum(file.size_bytes for file in self._new if file.file_no not in left_out)
+    def new_bytes(self, skip: Iterable[int]) -> int:
+        """Bytes of the new files, without the files ``skip``."""
+        skipped = set(skip)
+        return sum(file.size_bytes for file in self._new if file.file_no not in skipped)

@@ -1,4 +1,4 @@
-"""The memory side of a store: blocks by number, bytes by slice, and the budget that all stores of a host share."""
+"""The memory side of a store: its blocks in memory, and the memory budget that all stores of a host share."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ class Stretches(NamedTuple):
 
 
 class MemoryBudget:
-    """The memory that the stores of one host may use for blocks together.
+    """How much memory the stores of one host may use for blocks, in total.
 
-    ``reserved_bytes``: room for RocksDB's block cache, and for blocks that prestages and readers fetch.
-    ``ledger_bytes``: what the stores' ledgers take. It counts up to half of the budget: blocks on disk must leave room
-    for blocks that are read. ``peak_bytes``: the most that was ever used. ``fullest_bytes``: the most that was ever
-    used and reserved together.
+    ``used_bytes``: blocks in memory. ``reserved_bytes``: room for RocksDB's block cache, and for blocks that prestages
+    and readers fetch. ``ledger_bytes``: what the stores' ledgers take. It counts up to half of the budget, so that
+    many blocks on disk still leave room for reading. ``peak_bytes``: the largest ``used_bytes`` so far.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -34,16 +33,15 @@ class MemoryBudget:
         self.used_bytes = 0
         self.ledger_bytes = 0
         self.peak_bytes = 0
-        self.fullest_bytes = 0
         self._lock = threading.Lock()
 
     def raise_to(self, limit_bytes: int) -> None:
-        """Operators of one host share one budget: the largest that any of their policies sets."""
+        """Raises the limit. Operators of one host share one budget: the largest that any of their policies sets."""
         with self._lock:
             self.limit_bytes = max(self.limit_bytes, limit_bytes)
 
     def add(self, size_bytes: int, *, reserved_bytes: int = 0) -> None:
-        """Counts bytes that are held now; negative: that were freed.
+        """Counts bytes that came into memory; negative: that left it.
 
         ``reserved_bytes``: the room that was reserved for them. It is given back in the same step.
         """
@@ -51,29 +49,26 @@ class MemoryBudget:
             self.used_bytes += size_bytes
             self.reserved_bytes -= reserved_bytes
             self.peak_bytes = max(self.peak_bytes, self.used_bytes)
-            self._note()
 
     def ledger_grew(self, size_bytes: int) -> None:
-        """A ledger takes this much more memory; negative: less."""
+        """Counts memory that a ledger takes; negative: less than before."""
         with self._lock:
             self.ledger_bytes += size_bytes
 
     def reserve(self, size_bytes: int) -> None:
-        """Reserves room, whether it is there or not."""
+        """Reserves room even if the budget is used up."""
         with self._lock:
             self.reserved_bytes += size_bytes
-            self._note()
 
     def try_reserve(self, size_bytes: int, *, spare_bytes: int = 0) -> bool:
         """Reserves room for a block before it is fetched, if ``spare_bytes`` stay free. Returns whether it did.
 
-        Looking and taking are one step, so that no two callers get the same room.
+        The check and the reservation are one step, so that no two callers get the same room.
         """
         with self._lock:
             if self.left() < size_bytes + spare_bytes:
                 return False
             self.reserved_bytes += size_bytes
-            self._note()
             return True
 
     def give_back(self, size_bytes: int) -> None:
@@ -82,16 +77,13 @@ class MemoryBudget:
             self.reserved_bytes -= size_bytes
 
     def left(self) -> int:
-        """Bytes that are free; negative when the budget is exceeded."""
+        """Bytes that are free. Negative if the budget is exceeded."""
         ledger_bytes = min(self.ledger_bytes, self.limit_bytes // 2)
         return self.limit_bytes - ledger_bytes - self.reserved_bytes - self.used_bytes
 
-    def _note(self) -> None:
-        self.fullest_bytes = max(self.fullest_bytes, self.used_bytes + self.reserved_bytes)
-
 
 class MBuckets:
-    """The blocks of one store that are in memory. Not locked: the store's lock is held around every call."""
+    """The blocks of one store that are in memory. It has no lock: hold the store's lock around every call."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget
@@ -112,14 +104,14 @@ class MBuckets:
         return set(self._blocks)
 
     def size(self, slice_us: int) -> int:
-        """Bytes of a slice's m-bucket."""
+        """Bytes that a slice has in memory."""
         return self._slices.get(slice_us, 0)
 
     def heaviest(self, slice_us: int, windows: Sequence[Stretches], enough: int) -> int:
-        """Bytes of the largest m-bucket with this slice. A window's m-bucket is all slices that it spans.
+        """Bytes of the largest m-bucket that includes this slice. A window's m-bucket is all slices that it spans.
 
-        A slice outside of all known windows is an m-bucket of its own. As long as all slices together have no more than
-        ``enough`` bytes, the windows are not looked at. The slice has to be in memory.
+        A slice that no known window spans is an m-bucket of its own. If all slices together have at most ``enough``
+        bytes, this returns the bytes of the slice alone, without looking at the windows. The slice must be in memory.
         """
         heaviest = self.size(slice_us)
         if not windows or self._total <= enough:
@@ -128,7 +120,7 @@ class MBuckets:
         near = sorted(s for s in self._slices if slice_us - reach < s < slice_us + reach)
         sums = [0, *accumulate(self._slices[s] for s in near)]
         for size_us, slide_us, offset_us in windows:
-            # Several windows may begin with the same slice. The last of them has all that the others have.
+            # Several windows may have the same first slice in memory. The last of them spans all that the others span.
             for number, first_us in enumerate(near[: bisect_right(near, slice_us)]):
                 start = first_us - (first_us - offset_us) % slide_us
                 if start > slice_us - size_us:
@@ -136,22 +128,23 @@ class MBuckets:
         return heaviest
 
     def sizes(self) -> dict[int, int]:
-        """Bytes of every slice with anything in memory."""
+        """Bytes in memory, by slice. Slices without any are left out."""
         return dict(self._slices)
 
     @property
     def total_bytes(self) -> int:
         return self._total
 
-    def hold(self, seq: int, block: Block, *, reserved_bytes: int = 0) -> None:
-        """Keeps a block. ``reserved_bytes``: the room that was reserved for it in the budget."""
+    def add(self, seq: int, block: Block, *, reserved_bytes: int = 0) -> None:
+        """Keeps a block in memory. ``reserved_bytes``: the room that was reserved for it in the budget."""
         slice_us = block.header.slice_us
         self._blocks[seq] = block
         self._slices[slice_us] = self._slices.get(slice_us, 0) + block.size_bytes
         self._total += block.size_bytes
         self._budget.add(block.size_bytes, reserved_bytes=reserved_bytes)
 
-    def let_go(self, seq: int) -> None:
+    def remove(self, seq: int) -> None:
+        """Removes a block if it is in memory."""
         block = self._blocks.pop(seq, None)
         if block is None:
             return

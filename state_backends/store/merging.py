@@ -1,9 +1,9 @@
-"""Merges a store's files in the background (docs/state-format.md): the shell around :mod:`aion.core.compaction.files`.
+"""Merges a store's files in the background (docs/store.md). :mod:`aion.core.compaction.files` chooses the files.
 
-The I/O thread copies live blocks into a new file, step by step and after everything else. Once the file is whole, the
-next call of the writing thread makes the blocks' entries point to it, all at once under the store's lock. Only then
-RocksDB forgets the old files. Retention deletes those of them that are kept, when no version names them any longer.
-Until a version names the new file, nothing durable depends on it: if it is lost, nothing is lost.
+The I/O thread copies live blocks into a new file, step by step, when nothing else waits. When the file is complete,
+the next call of the writing thread makes the blocks' entries point to it, all at once under the store's lock. Only then
+does RocksDB forget the old files. Retention deletes published files when no version names them any more. Until a
+version names the new file, nothing durable depends on it, so losing it loses nothing.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from state_backends.store.ledger import Entry, Place
 from state_backends.store.sst_file import Indexed
 
 OVERDUE_COMMITS = 16
-"""A merge that did not end within this number of commits is no longer the least urgent: it queues with late writes."""
+"""A merge that has not ended after this number of commits gets the priority of late writes."""
 log = logging.getLogger(__name__)
 
 
 class _Merged(NamedTuple):
-    """A merged file, and the entries of the blocks that were copied into it."""
+    """A merged file, the entries of the blocks that were copied into it, and the files that they came from."""
 
     file: SstFile
     entries: list[Entry]
@@ -35,10 +35,10 @@ class _Merged(NamedTuple):
 
 
 class Merger:
-    """Keeps the files few. It owns the merge under way, and the merged file that is whole and not in use yet.
+    """Keeps the number of files low. It owns the merge under way, and a merged file that is not in use yet.
 
-    Invariant: a merged file is used by the writing thread only, between two commits, or deleted. It refers to blocks by
-    their entries, not by their numbers: after a rollback another block may have the same number.
+    Invariant: a merged file is either put to use by the writing thread, between two commits, or deleted. It refers to
+    blocks by their entries, not by their numbers: after a rollback another block may have the same number.
     """
 
     def __init__(self, blocks: Blocks, files: BlockFiles, io: Io, limits: Limits) -> None:
@@ -67,23 +67,23 @@ class Merger:
             if among is None:
                 among = frozenset(files)
                 disk_bytes = sum(files[no].size_bytes for no in among)
-                files.take_new_dead()  # nobody asks for them: there are no versions
-            # No version names yet what merges made.
-            unnamed = files.new_bytes(but=among)
+                files.take_new_dead()  # without versions, nobody asks for new files
+            # Files that merges made and that no version names yet.
+            unnamed = files.new_bytes(skip=among)
             steps = self._steps(frozenset(among), held_bytes + unnamed, disk_bytes + unnamed)
             self._request = self._io.submit(Priority.MAINTENANCE, steps)
 
     def use_merged(self) -> None:
-        """Puts a merged file in the place of its inputs. The writing thread calls it, never in the middle of a commit.
+        """Replaces files by the file that they were merged into. Hold the lock.
 
-        Hold the lock.
+        The writing thread calls it, never in the middle of a commit.
         """
         merged, self._merged = self._merged, None
         if merged is not None:
             self._blocks.merged(*merged)
 
     def stop(self) -> None:
-        """Cancels the merge under way, and deletes a merged file that nobody has seen."""
+        """Cancels the merge under way, and deletes a merged file that is not in use yet."""
         with self._blocks.lock:
             self._closing = True
             if self._request is not None:
@@ -103,11 +103,11 @@ class Merger:
         try:
             file = yield from self._copy(entries)
         except Exception as error:
-            # Nothing was replaced. What failed once may fail again: the pauses between tries become longer.
+            # Nothing was replaced. The same error is likely to come again, so the pauses between tries grow.
             self.failed_merges += 1
             self._failures_in_a_row += 1
             self._pause = min(2**self._failures_in_a_row, 64)
-            log.error("merging files %s failed; they stay as they are: %s", choice.files, error)
+            log.error("cannot merge files %s; they stay as they are: %s", choice.files, error)
             return
         with self._blocks.lock:
             self._failures_in_a_row = 0
@@ -130,7 +130,7 @@ class Merger:
         return choose(views, held_bytes=held_bytes, disk_bytes=disk_bytes, limits=self._limits)
 
     def _copy(self, entries: list[Entry]) -> Steps[SstFile]:
-        """Copies live blocks as they are. Each is checked first: a damaged block must not get a new checksum."""
+        """Copies live blocks unchanged. Checks each first: a damaged block must not get a new checksum."""
         index = [Indexed(e.slice_us, e.seq, e.size_bytes, e.compacted) for e in entries]
         with self._files.writing(index, MERGED) as out:
             for entry in entries:
@@ -153,7 +153,7 @@ class Merger:
         return out.file
 
     def _is_dead(self, entry: Entry, file_no: int) -> bool:
-        """Whether a block that could not be read died meanwhile. If not, its file is damaged."""
+        """Whether a block that could not be read has died meanwhile. If not, marks its file as damaged."""
         with self._blocks.lock:
             if entry.place is Place.PURGED:
                 return True

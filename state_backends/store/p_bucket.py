@@ -1,9 +1,9 @@
-"""The persistent side of a shard: immutable SST files, and the RocksDB that has ingested them.
+"""The persistent side of a shard: immutable SST files, and a RocksDB that has ingested them.
 
-A file is written once with RocksDB's own writer and then ingested by hard link. So the durable copy and the copy that
-RocksDB reads are the same bytes on disk. :mod:`state_backends.store.sst_file` says what is in a file.
+A file is written once with RocksDB's own writer, and then ingested by hard link. So the durable copy and the copy that
+RocksDB reads are the same bytes on disk. :mod:`state_backends.store.sst_file` describes the contents of a file.
 
-Only the I/O thread uses it, except where a docstring says otherwise.
+Only the I/O thread calls it, except where a docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from state_backends.files.storage import link_or_copy, make_folder, sync
 from state_backends.store.io import Steps
 from state_backends.store.sst_file import Indexed, NewFile, block_key, checksum, index_key, read_index, rocksdb_options
 
-_FILES_AT_ONCE = 64  # about 0.1 s; an urgent read of another shard waits for that
+_FILES_AT_ONCE = 64  # takes about 0.1 s; an urgent read of another shard waits for that
 CACHE_BYTES = 4 << 20
-# A RocksDB that has failed may refuse to close, and then keeps its folder locked. So each gets a folder of its own.
+# A RocksDB that failed may refuse to close, and then it keeps its folder locked. So each gets its own folder.
 _db_numbers = itertools.count()
 log = logging.getLogger(__name__)
 
 
 def cache_bytes(budget_bytes: int) -> int:
-    """The part of a memory budget for RocksDB's block cache. The cache only serves indexes and small blocks."""
+    """The part of a memory budget that RocksDB's block cache gets. The cache only serves indexes and small blocks."""
     return min(CACHE_BYTES, budget_bytes // 16)
 
 
@@ -44,17 +44,17 @@ class PBucket:
     """Writes, ingests, reads and drops the files of one shard.
 
     ``files``: the folder for new files. ``live``: RocksDB's own folder, made when first needed and removed by
-    :meth:`close`. Both should be on one file system, otherwise ingesting copies. ``durable``: new files stay when they
-    are dropped, and their names survive a power cut. Otherwise :meth:`publish` links files to where they stay.
-    ``cache``: RocksDB's block cache, shared by a host's shards.
+    :meth:`close`. Both should be on one file system, because otherwise ingesting copies. ``durable``: new files are
+    synced with their folder, and stay there when they are dropped. Otherwise they are temporary, and :meth:`publish`
+    links those that are to stay into another folder. ``cache``: RocksDB's block cache, shared by a host's shards.
 
-    What the disk refuses is raised as DiskError. A RocksDB that failed to write once never writes again. So it is made
-    anew, from the same files, when it is next needed.
+    Errors of the disk are raised as DiskError. A RocksDB that failed to write once refuses all later writes. So a new
+    one is made from the same files when it is next needed.
     """
 
     def __init__(self, files: Path, live: Path, *, durable: bool, cache: Cache | None = None) -> None:
         self._cache = cache or Cache(CACHE_BYTES)
-        self._numbers = threading.Lock()  # several I/O threads are possible, for comparison
+        self._numbers_lock = threading.Lock()  # experiments may use several I/O threads
         self.files = files
         self.live = live
         self.durable = durable
@@ -64,13 +64,13 @@ class PBucket:
         self._db_path = live
         self._closed = False
         self._failed = False
-        self._held: dict[int, SstFile] = {}  # by RocksDB
+        self._ingested: dict[int, SstFile] = {}
         self._writing: set[int] = set()
 
     def publish(self, files: Sequence[SstFile], attempt: str, into: Path) -> list[str]:
-        """Links new files into another folder, under names of the attempt. They are durable when this returns.
+        """Links new files into another folder, under names with the attempt. They are durable when this returns.
 
-        Returns their names, in the same order. From any thread. Raises DiskError; then none is published.
+        Returns their names, in the same order. Any thread may call it. Raises DiskError; then no file is published.
         """
         made: list[Path] = []
         try:
@@ -105,11 +105,12 @@ class PBucket:
 
     @contextlib.contextmanager
     def writing(self, index: Sequence[Indexed], mark: str = "") -> Iterator[NewFile]:
-        """A new file. Give it the blocks of its index in this order, and seal it. Then it is ingested.
+        """A context with a new file. Put the blocks of its index into it, in that order, and seal it.
 
-        If anything is raised, the file is gone. ``mark``: the end of its name. Raises DiskError.
+        The file is ingested at the end of the context. If anything is raised, it is deleted. ``mark``: the end of its
+        name. Raises DiskError.
         """
-        with self._numbers:
+        with self._numbers_lock:
             file_no = self.next_file_no
             self.next_file_no += 1
             stem = f"{file_no:010d}-{self.tag}{mark}"
@@ -123,7 +124,7 @@ class PBucket:
                 try:
                     yield out
                 except BaseException:
-                    out.let_go()
+                    out.close()
                     raise
                 part.rename(path)
                 if self.durable:
@@ -131,17 +132,17 @@ class PBucket:
                 out.file = SstFile(file_no, str(path), out.size_bytes, out.crc, out.index_crc, len(index))
                 self._ingest([out.file])
         except BaseException:
-            for left in (part, path):  # no version will ever name it
+            for leftover in (part, path):  # no version will ever name it
                 with contextlib.suppress(OSError):
-                    left.unlink()
+                    leftover.unlink()
             raise
         finally:
             self._writing.discard(file_no)
 
     def fetch(self, file_no: int, slice_us: int, seq: int) -> Steps[Block]:
         """Steps that read one block. Raises CorruptBlock if it is missing or damaged, DiskError if unreadable."""
-        held = self._held.get(file_no)
-        name = f"block {seq} of slice {slice_us} in file {held.name if held else file_no}"
+        file = self._ingested.get(file_no)
+        name = f"block {seq} of slice {slice_us} in file {file.name if file else file_no}"
         try:
             value = self._open().get(block_key(file_no, slice_us, seq))
         except Exception as error:  # rocksdict raises plain Exceptions
@@ -149,12 +150,12 @@ class PBucket:
                 raise disk_error(f"reading {name}", self.files, error) from error
             raise CorruptBlock(f"{name}: RocksDB cannot read it: {error}") from error
         if value is None:
-            raise CorruptBlock(f"{name}: the file does not hold it")
+            raise CorruptBlock(f"{name}: it is not in the file")
         yield len(value)
         return parse(value, name)
 
     def adopt(self, files: Sequence[SstFile]) -> Steps[list[list[Indexed]]]:
-        """Steps that take over existing files; returns the index of each.
+        """Steps that ingest existing files; returns the index of each.
 
         The time depends on the number of files, not on their size: only the index and a few small parts of each are
         read. Raises CorruptState or DiskError, naming the file.
@@ -164,30 +165,33 @@ class PBucket:
             yield 0
             batch = files[begin : begin + _FILES_AT_ONCE]
             try:
-                found = self._take_over(batch)
+                found = self._ingest_existing(batch)
             except CorruptState:
                 if len(batch) == 1:
                     raise
-                for file in batch:  # which one is it? The good ones may be taken over already
+                for file in batch:  # finds the bad one; ingesting a good one twice does no harm
                     yield 0
-                    self._take_over([file])
+                    self._ingest_existing([file])
                 raise
             for file, index in zip(batch, found, strict=True):
                 if index is None or crc32(index) != file.index_crc:
-                    # A file in another one's place hides blocks of a third. The checksum of its bytes finds it.
+                    # If a file was replaced by a copy of another one, their keys collide, and this index may be
+                    # missing because of a third file. The checksums of the files show which one is bad.
                     bad = next((f for f in files if checksum(Path(f.path)) != f.crc), file)
-                    raise CorruptState(f"file {bad.name}: its index of blocks is not the one its manifest names")
+                    raise CorruptState(f"file {bad.name}: its index of blocks is not the one in the manifest")
                 indexes.append(read_index(index))
                 self.next_file_no = max(self.next_file_no, file.file_no + 1)
         return indexes
 
-    def _take_over(self, files: Sequence[SstFile]) -> list[bytes | None]:
-        """Ingests files; returns the bytes of their indexes."""
+    def _ingest_existing(self, files: Sequence[SstFile]) -> list[bytes | None]:
+        """Ingests files; returns the bytes of their indexes. Raises CorruptState, DiskError."""
         names = f"file {files[0].name}" if len(files) == 1 else f"{len(files)} files"
         try:
             for file in files:
                 if Path(file.path).stat().st_size != file.size_bytes:
-                    raise CorruptState(f"file {file.name}: not of the {file.size_bytes} bytes that its manifest says")
+                    raise CorruptState(
+                        f"file {file.name}: it does not have the {file.size_bytes} bytes of its manifest"
+                    )
             self._ingest(files)
             found: list[bytes | None] = self._open().get([index_key(file.file_no) for file in files])
             return found
@@ -198,50 +202,46 @@ class PBucket:
         except Exception as error:  # rocksdict raises plain Exceptions for what RocksDB refuses
             if isinstance(error, OSError) or is_rocksdb_io(error):
                 raise disk_error(f"opening {names}", self.files, error) from error
-            raise CorruptState(f"{names}: no whole SST file: {error}") from error
+            raise CorruptState(f"{names}: not a complete SST file: {error}") from error
 
     def drop(self, *file_nos: int) -> Steps[None]:
-        """Steps that make RocksDB forget files. Retention deletes those that were published."""
-        dropped = [self._held.pop(no) for no in sorted(file_nos) if no in self._held]
+        """Steps that make RocksDB forget files. Retention deletes the published ones."""
+        dropped = [self._ingested.pop(no) for no in sorted(file_nos) if no in self._ingested]
         for first, last in self._runs([file.file_no for file in dropped]):
             if self._db is None or self._failed:
-                break  # a new RocksDB does not know them
+                break  # the next RocksDB is made without these files
             begin, end = index_key(first), index_key(last + 1)
             try:
                 self._db.delete_range(begin, end, write_opt=_no_wal())
                 yield 0
                 if self._db is None:
-                    break  # closed meanwhile: its folder goes with all that is in it
-                # A compaction over exactly this range unlinks the files, and rewrites nothing.
+                    break  # closed meanwhile, and its folder was removed
+                # Compacting exactly this range deletes the files, and rewrites nothing.
                 self._db.compact_range(begin, end)
             except Exception as error:
                 if not from_rocksdb(error):
                     raise
                 self._failed = True
-                log.warning("RocksDB in %s could not drop files and will be made anew: %s", self.live, error)
+                log.warning("RocksDB in %s could not drop files; a new one will be made: %s", self.live, error)
         if not self.durable:
             for file in dropped:
                 self.delete(file)
 
     def delete(self, file: SstFile) -> None:
-        """Deletes a file that was written here and that no version names. From any thread."""
+        """Deletes a file that was written here and that no version names. Any thread may call it."""
         path = Path(file.path)
         if path.parent == self.files:
-            with contextlib.suppress(OSError):  # then it goes with the folder
+            with contextlib.suppress(OSError):  # it will be deleted with the folder
                 path.unlink()
 
     def close(self) -> None:
-        """Closes RocksDB for good and removes its folder. Call it when no request is under way."""
+        """Closes RocksDB and removes its folder. Call it when no request is under way."""
         self._closed = True
         if self._db is not None:
             _close(self._db)
             self._db = None
-        self._held.clear()
+        self._ingested.clear()
         shutil.rmtree(self.live, ignore_errors=True)
-
-    def disk_bytes(self) -> int:
-        """Bytes of RocksDB's files, dead blocks included."""
-        return sum(f["size"] for f in self._db.live_files()) if self._db is not None else 0
 
     # -- RocksDB ------------------------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class PBucket:
         return self.live / f"db-{next(_db_numbers)}"
 
     def _ingest(self, files: Sequence[SstFile]) -> None:
-        """Ingests all or none. One call for many files is several times quicker than many calls."""
+        """Ingests all files or none. One call for many files is several times faster than many calls."""
         db = self._open()
         if not self._failed:
             try:
@@ -268,19 +268,19 @@ class PBucket:
             except Exception as error:
                 if not is_rocksdb_io(error):
                     raise
-                # The disk may have failed now, or earlier: RocksDB does not recover by itself.
+                # The disk failed, now or earlier. RocksDB does not recover by itself.
                 self._failed = True
         if self._failed:
             self._ingest_into(self._renew(db), files)
-        self._held.update((file.file_no, file) for file in files)
+        self._ingested.update((file.file_no, file) for file in files)
 
     def _renew(self, old: Rdict) -> Rdict:
-        """Makes RocksDB anew beside the old one. Reads go to the old one until the new one has everything."""
+        """Makes a new RocksDB beside the old one. Reads use the old one until the new one has all files."""
         path = self._new_path()
         db: Rdict | None = None
         try:
             db = Rdict(str(path), rocksdb_options(self._cache))
-            self._ingest_into(db, list(self._held.values()))
+            self._ingest_into(db, list(self._ingested.values()))
         except BaseException:
             if db is not None:
                 _close(db)
@@ -310,10 +310,10 @@ class PBucket:
 
     def _runs(self, file_nos: Sequence[int]) -> list[tuple[int, int]]:
         """The numbers as ranges (first, last). No file that stays lies within a range."""
-        stays = sorted(self._held.keys() | self._writing)
+        staying = sorted(self._ingested.keys() | self._writing)
         runs: list[tuple[int, int]] = []
         for no in file_nos:
-            if runs and bisect(stays, runs[-1][1]) == bisect(stays, no):
+            if runs and bisect(staying, runs[-1][1]) == bisect(staying, no):
                 runs[-1] = (runs[-1][0], no)
             else:
                 runs.append((no, no))
@@ -321,7 +321,7 @@ class PBucket:
 
 
 def _close(db: Rdict) -> None:
-    """Closes RocksDB. One that has failed complains that it cannot flush; nobody needs what it would flush."""
+    """Closes RocksDB. If it has failed, it complains that it cannot flush, but nobody needs what it would flush."""
     try:
         db.close()
     except Exception as error:

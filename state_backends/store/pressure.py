@@ -1,4 +1,4 @@
-"""Memory pressure on a host (paper 3.2): the policy suggests, the manager carries out, and logs what it refused."""
+"""Memory pressure on a host (paper 3.2): the policy makes suggestions, the manager carries them out or refuses them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ LocalName = tuple[Hashable, int]
 
 
 class Shrinkable(Protocol):
-    """A store, as the manager sees it."""
+    """What the manager needs of a store."""
 
     def views(self) -> list[dict[str, Any]]:
-        """The slices with anything in memory: the fields of a WindowView, with the slice as name."""
+        """The fields of a WindowView for each slice that has anything in memory. The slice is the name."""
 
     def shrink(self, slice_us: int, keep_bytes: int) -> str | None:
-        """Frees memory. Returns the reason if it refuses."""
+        """Frees a slice's memory except for its first ``keep_bytes``. Returns the reason if it refuses."""
 
 
 class _Windows(Sequence[WindowView]):
-    """The windows of all stores. The stores are asked when the policy looks; mostly it does not."""
+    """The windows of all stores, collected only if the policy looks at them. Most of the time it does not."""
 
     def __init__(self, stores: Mapping[Hashable, Shrinkable]) -> None:
         self._stores = stores
@@ -56,8 +56,8 @@ class _Windows(Sequence[WindowView]):
         return self._views[index]
 
 
-class Seldom:
-    """Repeats its last reading for a while: memory does not fill in a quarter of a second."""
+class Cached:
+    """Repeats its last reading for ``every_s`` seconds: memory does not fill up in a quarter of a second."""
 
     def __init__(self, read: Callable[[], float], every_s: float = 0.25) -> None:
         self._read, self._every_s = read, every_s
@@ -71,7 +71,7 @@ class Seldom:
 
 
 class PressureManager:
-    """Looks at the stores of a host now and then, and carries out what the policy suggests.
+    """Carries out what the destage policy suggests for the stores of a host, and logs what it refuses.
 
     ``machine_share``: the share of the machine's (or container's) memory that is in use, 0 to 1.
     """
@@ -85,14 +85,17 @@ class PressureManager:
     ) -> None:
         self._budget = budget
         self._policy = policy
-        self._machine_share = Seldom(machine_share)
+        self._machine_share = Cached(machine_share)
         self._clock = clock
         self._tick_lock = threading.Lock()
         self.destaged = 0
         self.refused = 0
 
     def tick(self, stores: Iterable[tuple[Hashable, Shrinkable]], median_execution_s: float | None = None) -> None:
-        """One look. ``stores``: with a name for each that no other has."""
+        """Asks the policy once. ``stores``: (name, store); each name is unique.
+
+        ``median_execution_s``: see policies.destage.MemoryView.
+        """
         with self._tick_lock:
             by_name = dict(stores)
             windows = _Windows(by_name)
@@ -106,7 +109,7 @@ class PressureManager:
             )
             for suggestion in self._policy.suggest(view):
                 if suggestion.name not in windows.names:
-                    refusal: str | None = "there is no such window in memory"
+                    refusal: str | None = "no such window is in memory"
                 else:
                     store_name, slice_us = cast(LocalName, suggestion.name)
                     refusal = by_name[store_name].shrink(slice_us, suggestion.keep_bytes)
@@ -119,7 +122,7 @@ class PressureManager:
 
 
 class Sampler:
-    """A thread that ticks; ``stop`` ends it."""
+    """A thread that calls ``tick`` every ``every_s`` seconds, until :meth:`stop`."""
 
     def __init__(self, tick: Callable[[], None], every_s: float = 0.25) -> None:
         self._tick = tick
@@ -137,4 +140,4 @@ class Sampler:
             try:
                 self._tick()
             except Exception:
-                log.exception("a look at memory pressure failed; the next one follows")
+                log.exception("cannot check memory pressure; it is tried again")

@@ -1,6 +1,6 @@
 """Brings blocks into memory before they are read (paper section 3.2 and 3.3).
 
-A prestage brings as much as an execution needs so that it never waits, and no more than memory has room for.
+A prestage fetches as much as an execution needs in order not to wait, and at most what memory has room for.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from state_backends.store.protocol import Only
 
 @dataclass(slots=True, eq=False)
 class _Staging:
-    """One block on its way into memory. It holds ``reserved_bytes`` of the budget until it is over.
+    """One block on its way into memory. ``reserved_bytes`` of the budget are reserved for it until it is over.
 
-    A block can be staged, cancelled and staged again before the first request has cleaned up. So each request
-    compares itself with the one that is under way now.
+    A block can be staged, cancelled and staged again before the first request has cleaned up. So each request checks
+    whether it is still the current one of its block.
     """
 
     entry: Entry
@@ -31,9 +31,9 @@ class _Staging:
 
 
 class Prestager:
-    """It owns the prestages under way and what is known about the disk's speed.
+    """It owns the prestages under way, and an estimate of the disk's speed.
 
-    Invariant: a block is in place STAGING exactly while its prestage is under way here. ``blocking``: functions need
+    Invariant: a block is in place STAGING if and only if its prestage is under way here. ``blocking``: functions need
     their whole window before they begin. ``spare_bytes``: room in the budget that prestages leave free.
     """
 
@@ -46,34 +46,34 @@ class Prestager:
         self._under_way: dict[int, _Staging] = {}
         self._staging_bytes_per_s: float | None = None
         self.processing_bytes_per_s: float | None = None
-        # Called with bytes and seconds of each prestage, and the seconds among them that it waited for other I/O.
+        # Called after each prestage with its bytes, its seconds, and how many of these it waited for other I/O.
         self.on_staged: Callable[[int, float, float], None] | None = None
 
     def prestage(self, slices: Sequence[int], only: Only | None) -> None:
-        """Starts bringing visible blocks of these slices, in this order. Does not wait."""
+        """Starts fetching the visible blocks of these slices, in this order. Does not wait."""
         begin = self._io.now()
         last: _Staging | None = None
-        size, begun = 0, [begin]
+        size, times = 0, [begin]
         busy = self._io.busy()
         with self._blocks.lock:
-            # No more than memory has room for, nor than a function needs: it may begin before all is there.
+            # At most what memory has room for, and what a function needs: it may begin before everything is there.
             entries = [e for s in dict.fromkeys(slices) for e in self._blocks.visible([s], only)]
             wanted = self._wanted_bytes(entries)
             for entry in entries:
                 if entry.place is not Place.DISK:
                     continue
-                # The room is reserved at once, so that neither appends nor other readers take it.
+                # The room is reserved now, so that neither appends nor other readers take it.
                 if size >= wanted or not self._budget.try_reserve(entry.size_bytes, spare_bytes=self._spare_bytes):
                     break
-                last = self._start(entry, Priority.PRESTAGE, entry.size_bytes, begun)
+                last = self._start(entry, Priority.PRESTAGE, entry.size_bytes, times)
                 size += entry.size_bytes
         if last is not None:
             last.request.when_over(
-                lambda error: self._learn(error, size, self._io.now() - begin, begun[-1] - begin if busy else 0.0)
+                lambda error: self._learn(error, size, self._io.now() - begin, times[-1] - begin if busy else 0.0)
             )
 
     def load_all(self) -> None:
-        """Brings every block that is only on disk into memory, and waits for it."""
+        """Fetches every block that is only on disk into memory, and waits for it."""
         with self._blocks.lock:
             entries = [e for e in self._blocks.ledger if e.place is Place.DISK]
         for entry in entries:
@@ -82,29 +82,30 @@ class Prestager:
             prestage.request.result()
 
     def find(self, seq: int) -> Pending[None] | None:
-        """The request that brings a block now, if there is one. Hold the lock."""
+        """The request that is fetching a block, if there is one. Hold the lock."""
         prestage = self._under_way.get(seq)
         return None if prestage is None else prestage.request
 
     def cancel(self, entry: Entry) -> None:
         """Cancels the prestage of a block, if there is one: the block stays on disk. Hold the lock."""
-        if self._give_up(entry.seq):
+        if self._stop(entry.seq):
             self._blocks.ledger.move(entry.seq, Move.CANCEL)
 
     def forget(self, entry: Entry) -> None:
-        """Cancels the prestage of a block that is about to die. Hold the lock."""
-        self._give_up(entry.seq)
+        """Cancels the prestage of a block that is about to be deleted. Hold the lock."""
+        self._stop(entry.seq)
 
     def requests(self) -> list[Pending[None]]:
-        """Everything that is under way. Hold the lock."""
+        """The requests that are under way. Hold the lock."""
         return [prestage.request for prestage in self._under_way.values()]
 
     def close(self) -> None:
-        """Gives back the room of prestages that did not come to an end. Hold the lock."""
+        """Stops all prestages, and gives back their room. Hold the lock."""
         for seq in list(self._under_way):
-            self._give_up(seq)
+            self._stop(seq)
 
-    def _give_up(self, seq: int) -> bool:
+    def _stop(self, seq: int) -> bool:
+        """Cancels the prestage of a block, and gives back its room. Returns whether there was one."""
         prestage = self._under_way.pop(seq, None)
         if prestage is not None:
             self._budget.give_back(prestage.reserved_bytes)
@@ -112,7 +113,7 @@ class Prestager:
         return prestage is not None
 
     def _wanted_bytes(self, entries: Sequence[Entry]) -> int:
-        """Bytes to prestage so that an execution over these blocks never waits (paper 3.3)."""
+        """How many bytes to prestage so that an execution over these blocks never waits (paper 3.3)."""
         window = sum(e.size_bytes for e in entries)
         in_memory = sum(e.size_bytes for e in entries if e.place in IN_MEMORY)
         size = m_bucket_bytes(
@@ -125,7 +126,7 @@ class Prestager:
         return size - in_memory
 
     def _learn(self, error: BaseException | None, size_bytes: int, seconds: float, waited_s: float) -> None:
-        """A prestage is over: how fast was it? One that failed says nothing about that."""
+        """Learns the disk's speed from a prestage that is over, unless it failed."""
         if error is not None:
             return
         speed = size_bytes / max(seconds, 1e-6)
@@ -135,23 +136,23 @@ class Prestager:
             self.on_staged(size_bytes, seconds, waited_s)
 
     def _start(
-        self, entry: Entry, priority: Priority, reserved_bytes: int, begun: list[float] | None = None
+        self, entry: Entry, priority: Priority, reserved_bytes: int, times: list[float] | None = None
     ) -> _Staging:
-        """Starts bringing one block. Hold the lock."""
+        """Starts fetching one block. Hold the lock. ``times``: see :meth:`_steps`."""
         self._blocks.ledger.move(entry.seq, Move.STAGE)
         prestage = self._under_way[entry.seq] = _Staging(entry, reserved_bytes)
-        prestage.request = self._io.submit(priority, self._steps(prestage, begun))
+        prestage.request = self._io.submit(priority, self._steps(prestage, times))
         return prestage
 
-    def _steps(self, prestage: _Staging, begun: list[float] | None) -> Steps[None]:
-        """Brings one block, unless it was cancelled before.
+    def _steps(self, prestage: _Staging, times: list[float] | None) -> Steps[None]:
+        """Fetches one block, unless it has been cancelled.
 
-        ``begun``: shared by blocks that are prestaged together. It has the time of the order; the first request that
-        runs adds its own.
+        ``times``: one list for all blocks that are prestaged together. It has the time when they were requested. The
+        first request that runs adds the time when it began.
         """
         entry = prestage.entry
-        if begun is not None and len(begun) == 1:
-            begun.append(self._io.now())
+        if times is not None and len(times) == 1:
+            times.append(self._io.now())
         try:
             if self._under_way.get(entry.seq) is not prestage:
                 return

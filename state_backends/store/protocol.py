@@ -1,4 +1,4 @@
-"""The protocol of a block store: the blocks of one shard, wherever they are. Pure."""
+"""The protocol of a block store, which has the blocks of one shard in memory and on disk. Pure."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from state_backends.files.names import SstFile
 
 
 class StoredBlock(NamedTuple):
-    """A block and its number in the order of arrival."""
+    """A block and its number. Blocks are numbered in the order in which they are made."""
 
     seq: int
     block: Block
 
     @property
     def arrival(self) -> int:
-        """The number under which the last of its events came. Its own, unless it was compacted from other blocks."""
+        """The seq of the block that brought its last event: its own, unless it was compacted from other blocks."""
         compacted = self.block.header.compacted
         return self.seq if compacted is None else compacted.last_seq
 
 
 class Only(NamedTuple):
-    """Which blocks of some slices are wanted. None: this field excludes nothing.
+    """Selects some of the blocks of slices. A field that is None excludes nothing.
 
-    ``spans``: by slice (after, until), arrivals above the first number and up to the second. A slice without a span is
-    wanted whole. ``keys``: sorted and disjoint ranges of hashes, both ends inclusive. A block is wanted if it may hold
-    such a key; a block with unknown keys may. ``below``: blocks with lower numbers.
+    ``spans``: (after, until) by slice; selects blocks with ``after < arrival <= until``, and all blocks of slices
+    without a span. ``keys``: sorted, disjoint ranges of hashes, both ends inclusive; selects blocks that may have a key
+    in a range. A block with unknown keys may. ``below``: selects blocks with lower numbers.
     """
 
     spans: Mapping[int, tuple[int, int]] | None = None
@@ -38,10 +38,10 @@ class Only(NamedTuple):
 
 @dataclass(slots=True)
 class StagingStats:
-    """How staging served reads. A hit found a prestaged block in memory. A miss waited for the disk.
+    """How well staging served reads. A hit: a prestaged block was in memory. A miss: the read waited for the disk.
 
-    ``late``: the prestage was still under way, and the read waited for its end. ``vain_bytes``: prestaged, and gone
-    from memory without a read. ``blocked_s``: seconds that reads waited.
+    ``late``: the prestage was still under way, and the read waited until it was over. ``vain_bytes``: bytes that were
+    prestaged and left memory without being read. ``blocked_s``: seconds that reads waited.
     """
 
     hits: int = 0
@@ -58,10 +58,10 @@ class StagingStats:
 
 @dataclass(slots=True)
 class StoreStats:
-    """Bytes are encoded bytes of live blocks. A block in both tiers counts in both.
+    """Statistics of a store. Bytes are encoded bytes of live blocks. A block in both tiers counts in both.
 
-    ``failed_writes``: files that could not be written; their blocks stayed in memory. ``merges``: files made of others,
-    which wrote ``merged_bytes`` once more. ``failed_merges`` changed nothing.
+    ``failed_writes``: files that could not be written; their blocks stayed in memory. ``merges``: files that were made
+    of others. They wrote ``merged_bytes`` again. ``failed_merges``: merges that failed and changed nothing.
     """
 
     blocks: int = 0
@@ -85,102 +85,102 @@ class StoreStats:
 
 
 class BlockStore(Protocol):
-    """One thread writes; reads may run beside it. Appended blocks are readable at once."""
+    """The blocks of one shard. One thread writes; reads may run beside it. Appended blocks are readable at once."""
 
     processing_bytes_per_s: float | None
-    """How fast executions get through blocks, if that is known. The size of prestages depends on it."""
+    """How fast executions process blocks; None: unknown. The size of prestages depends on it."""
 
     def append(self, seq: int, block: Block, *, late: bool) -> None:
-        """Keeps a block. Waits for I/O when the memory budget is used up.
+        """Stores a block. Waits for I/O if the memory budget is used up.
 
-        Raises DiskError, and does not keep the block, if memory is full and the disk takes nothing.
+        Raises DiskError, and does not store the block, if memory is full and the disk cannot be written.
         """
 
     def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
-        """The live blocks of these slices, or ``only`` some of them, lazily, by slice and in the order of arrival.
+        """Yields the live blocks of these slices, or ``only`` some of them, sorted by slice, then by arrival.
 
         The order does not depend on where a block is, so no policy changes what a function sees. Blocks on disk are
-        fetched while the caller works on blocks in memory. ``blocking``: all are fetched before the first is yielded
-        (paper section 3.3). Raises CorruptBlock or OSError at the block that cannot be read.
+        fetched while the caller works on blocks in memory. ``blocking``: all blocks are fetched before the first is
+        yielded (paper section 3.3). Raises CorruptBlock or OSError at the block that cannot be read.
         """
 
     def size_on_disk(self, slices: Sequence[int]) -> int:
-        """Encoded bytes of the blocks of these slices that only the disk has."""
+        """Encoded bytes of the blocks of these slices that are only on disk."""
 
     def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
-        """Starts bringing these slices, or ``only`` some of their blocks, into memory, in this order.
+        """Starts fetching these slices, or ``only`` some of their blocks, into memory, in this order.
 
-        Stops where the budget is used up. Does not wait.
+        Stops when the budget is used up. Does not wait.
         """
 
     def views(self) -> list[dict[str, Any]]:
-        """What a destage policy may know of each slice with anything in memory. See policies.destage.WindowView."""
+        """The fields of a policies.destage.WindowView, for each slice that has anything in memory."""
 
     def shrink(self, slice_us: int, keep_bytes: int) -> str | None:
-        """Frees a slice's memory except for its first ``keep_bytes``. Returns why there is nothing to free, or None."""
+        """Frees a slice's memory except for its first ``keep_bytes``. Returns the reason if it cannot free anything."""
 
     def destage(self, slices: Sequence[int]) -> None:
-        """Frees the memory of these slices as soon as their blocks are on disk. Does not wait."""
+        """Frees the memory of these slices when their blocks are on disk. Does not wait."""
 
     def purge(self, slices: Sequence[int]) -> None:
         """Forgets these slices. They never come back."""
 
     def replace(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
-        """Hides the blocks of these slices that came after the first number and up to the second.
+        """Hides blocks because others, numbered from ``below`` on, replace them.
 
-        Blocks numbered from ``below`` on replace them. The hidden blocks are kept until :meth:`drop_replaced`; a
-        :meth:`rollback` shows them again.
+        ``spans``: (after, until) by slice; hides older blocks with ``after < arrival <= until``. They are kept until
+        :meth:`drop_replaced`. A :meth:`rollback` makes them visible again.
         """
 
     def replaced(self, skip: Collection[int] = ()) -> list[tuple[int, int]]:
-        """Replaced blocks that are still in files with live blocks, as runs (first seq, last seq).
+        """The replaced blocks that are still in files with live blocks, as runs (first seq, last seq).
 
-        No live block lies within a run. Slices in ``skip`` are left out: none of their blocks is alive.
+        No live block lies within a run. Leaves out the slices ``skip``, in which no block is alive.
         """
 
     def drop_replaced(self) -> None:
-        """Forgets the replaced blocks for good."""
+        """Deletes the replaced blocks."""
 
     def persist(self, skip: Collection[int] = ()) -> list[SstFile]:
         """Waits until every live block is on disk; returns the files written since the last call.
 
-        Slices in ``skip`` are about to be purged: they need not be written, nor replaced blocks. Raises OSError, or
-        what RocksDB raised; the blocks are then still in memory.
+        Does not write replaced blocks, nor the slices ``skip``, which are about to be purged. Raises OSError, or what
+        RocksDB raised; then the blocks are still in memory.
         """
 
     def flush(self) -> None:
-        """Starts writing what waits to be written. Does not wait."""
+        """Starts writing the blocks in the outbox. Does not wait."""
 
     def rollback(self, from_seq: int) -> None:
-        """Forgets every block from ``from_seq`` on, and the files that hold nothing else.
+        """Deletes every block from ``from_seq`` on, and files without other blocks.
 
-        What these blocks replaced is visible again.
+        Blocks that were replaced are visible again.
         """
 
     def restore(
         self, files: Sequence[SstFile], purged: frozenset[int], replaced: Sequence[tuple[int, int]] = ()
     ) -> None:
-        """Takes over the blocks of existing files into an empty store, without those of purged slices.
+        """Fills an empty store with the blocks of existing files, except those of purged slices.
 
-        ``replaced``: runs of blocks that are dead, too; see :meth:`replaced`.
+        ``replaced``: runs of other blocks that are dead; see :meth:`replaced`.
         """
 
     def files(self) -> dict[int, dict[int, int]]:
-        """For each file with live blocks: every slice that it holds, and its number of live blocks, which may be 0.
+        """For each file with live blocks: the number of live blocks of each slice in the file, which may be 0.
 
         Replaced blocks do not count as live.
         """
 
     def compact(self, among: Collection[int] | None = None, *, held_bytes: int = 0, disk_bytes: int = 0) -> None:
-        """Starts merging some of these files in the background, if that is worth it. Or uses what was merged.
+        """Puts a finished merge to use, and starts another one in the background if that is worth it.
 
-        ``among``: the files of the last version; none of their blocks will be rolled back. None: all files, in a store
-        without versions. ``held_bytes``, ``disk_bytes``: see :func:`aion.core.compaction.files.choose`. The next
-        :meth:`persist` returns a merged file with the others.
+        ``among``: the files of the last version, because their blocks will not be rolled back. None: all files, for a
+        store without versions. ``held_bytes``, ``disk_bytes``: see :func:`aion.core.compaction.files.choose`. The next
+        :meth:`persist` returns the merged file with the others.
         """
 
     def stats(self) -> StoreStats:
-        """What is where, in bytes, and how staging did."""
+        """Bytes by place, and how well staging served reads."""
 
     def close(self) -> None:
-        """Waits for I/O under way and frees everything. Files stay."""
+        """Waits for I/O that is under way, then frees all memory. Published files stay."""

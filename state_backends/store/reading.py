@@ -1,6 +1,6 @@
-"""Reads the blocks of slices in the order of arrival, wherever they are (paper section 3.3).
+"""Reads the blocks of slices in the order of arrival, from memory and from disk (paper section 3.3).
 
-What is on disk is fetched while the caller works on the blocks that memory has.
+Blocks on disk are fetched while the caller works on blocks in memory.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from state_backends.store.protocol import Only, StoredBlock
 
 
 class _ReadAhead:
-    """The blocks that one reader has fetched, or is fetching, and has not yielded yet, with the room for each.
+    """The blocks that one reader fetches ahead, with the room that is reserved for each.
 
-    The block that is due next may be fetched without room for it, so that every reader gets on. All others need room
+    The next block may be fetched without a reservation, so that every reader makes progress. All others need room
     first. The block that was yielded last keeps its room until the caller asks for the next one.
     """
 
@@ -43,12 +43,12 @@ class _ReadAhead:
         self._fetched[seq] = request, reserved_bytes
 
     def take(self, seq: int) -> Pending[Block] | None:
-        """The request for the block that is yielded now, if there is one. Its room is kept until :meth:`free`."""
+        """The request for the block that is yielded next, if any. Its room stays reserved until :meth:`free`."""
         request, self._yielded_bytes = self._fetched.pop(seq, (None, 0))
         return request
 
     def free(self) -> None:
-        """The caller no longer needs the block that it was given last."""
+        """Gives back the room of the block that was yielded last."""
         size_bytes, self._yielded_bytes = self._yielded_bytes, 0
         self._budget.give_back(size_bytes)
 
@@ -61,10 +61,10 @@ class _ReadAhead:
 
 
 class Reader:
-    """Serves reads. It owns nothing; each read has its own read-ahead.
+    """Serves reads. It has no state of its own; each read has its own read-ahead.
 
-    ``read_ahead``: the number of blocks that are fetched at once. ``spare_bytes``: room in the budget that reading
-    ahead leaves free.
+    ``read_ahead``: how many blocks a read fetches ahead. ``spare_bytes``: room in the budget that reading ahead leaves
+    free.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Reader:
             ahead.close()
 
     def _fetch_ahead(self, entry: Entry, ahead: _ReadAhead) -> bool:
-        """Starts reading a block before it is due, if only the disk has it. False if there is no room for it."""
+        """Starts fetching a block ahead, if it is only on disk. Returns False if there is no room for it."""
         if entry.place is not Place.DISK:
             return True
         if not ahead.room_for(entry.size_bytes):
@@ -121,12 +121,12 @@ class Reader:
         return True
 
     def _take(self, entry: Entry, fetched: Pending[Block] | None) -> Block:
-        """The block, from where it is now. Counts a hit, a late prestage or a miss."""
+        """Gets the block from where it is now. Counts a hit, a late prestage or a miss."""
         begin = self._io.now()
         late = False
         while fetched is None:
             with self._blocks.lock:
-                # First: after a rollback, another block may have this number.
+                # Check this first: after a rollback, another block may have this number.
                 if entry.place is Place.PURGED:
                     raise purged(entry)
                 block = self._blocks.memory.get(entry.seq)
@@ -134,7 +134,7 @@ class Reader:
                     self._blocks.staging.read(entry, late=late, blocked_s=self._io.now() - begin)
                     return block
                 prestage = self._prestager.find(entry.seq)
-                # It may have left memory since the read began: then it is on disk.
+                # If it has left memory since the read began, it is on disk.
                 fetched = self._fetcher.start(entry)
             if prestage is not None:
                 late = True

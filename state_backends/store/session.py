@@ -1,4 +1,4 @@
-"""What an executor works with: the blocks of one shard, for one batch."""
+"""The store as an executor sees it: the blocks of one shard, during one batch."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from state_backends.store.protocol import BlockStore, Only, StoredBlock
 
 
 class ShardSession(Protocol):
-    """The blocks of one shard. In LocalOperator they are in the same process; on Spark, behind the state server."""
+    """The blocks of one shard. LocalOperator has them in the same process; on Spark the state server has them."""
 
     def append(self, blocks: Iterable[tuple[int, bool, Block]]) -> None:
-        """Keeps (seq, late, block). Numbers only grow."""
+        """Stores blocks, given as (seq, late, block). Their numbers must increase."""
 
     def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
-        """Blocks of slices, or ``only`` some of them, lazily, by slice and in the order of arrival."""
+        """Yields the blocks of slices, or ``only`` some of them, sorted by slice, then by arrival."""
 
     def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
-        """Announces that these slices, or ``only`` some of their blocks, will be read soon."""
+        """Starts fetching these slices, or ``only`` some of their blocks, because they will be read soon."""
 
     def replace(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
-        """Blocks numbered from ``below`` on replace those of these slices that came in these spans."""
+        """Blocks numbered from ``below`` on replace others: see :meth:`BlockStore.replace`."""
 
     def abandon(self, from_seq: int) -> None:
-        """Something failed: blocks numbered from there on replace nothing."""
+        """Deletes blocks numbered from there on after a failure. What they replaced is visible again."""
 
     def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
-        """Memory may let go of the slices ``destage``. Nobody needs the slices ``purge`` any longer."""
+        """Moves the slices ``destage`` out of memory, and deletes the slices ``purge``, which nobody needs any more."""
 
 
 class StoreSession:
-    """A :class:`ShardSession` on a store without versions: what is released or replaced goes at once."""
+    """A :class:`ShardSession` on a store without versions. Purged and replaced blocks are deleted at once."""
 
     def __init__(self, store: BlockStore) -> None:
         self._store = store

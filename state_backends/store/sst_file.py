@@ -1,8 +1,8 @@
-"""What is in an SST file of blocks, and how one is written.
+"""The contents of an SST file of blocks, and how it is written.
 
-Keys are ``file number | slice | seq``, big endian: files never overlap, so RocksDB puts each on its lowest level and
-never compacts it into something else, and the blocks of one slice stand together in each file. An 8-byte key (the
-file number alone) holds the file's index of blocks.
+Keys are ``file number | slice | seq``, big endian. So files never overlap, and RocksDB puts each on its lowest level
+and never compacts it with another. In each file the blocks of one slice are adjacent. The value of the 8-byte key, the
+file number alone, is the file's index of blocks.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _KEY = struct.Struct(">QQQ")
 _INDEX_KEY = struct.Struct(">Q")
 _SIGN = 1 << 63
 _LAST = ((1 << 64) - 1, (1 << 64) - 1)
-_TABLE_FORMAT = 6  # of RocksDB's files: docs/state-format.md. It stays, whatever a later RocksDB prefers
+_TABLE_FORMAT = 6  # of RocksDB's files: docs/state-format.md. Set, because another RocksDB may have another default
 _BLOCK_BYTES = 4096
 _CHUNK_BYTES = 1 << 18
 SYNC_BYTES = 8 << 20
 _OWN_FILE_BYTES = 1 << 20
-_RESERVE = 10  # of max_open_files; RocksDB counts them for its own files
-_LEAST_OPEN, _MOST_OPEN = 10, 512  # SST files at a time; RocksDB takes no less
+_RESERVE = 10  # RocksDB subtracts these from max_open_files for its own files
+_LEAST_OPEN, _MOST_OPEN = 10, 512  # SST files that a shard keeps open; RocksDB accepts no fewer than 10
 FILES_OF_A_SHARD = 6 + _LEAST_OPEN
 """Files that RocksDB keeps open for each shard: its log, its list of files, a lock, and some of its SST files."""
-_SHARDS = 256  # they share the limit on open files
+_SHARDS = 256  # the limit on open files is enough for this many shards
 
 
 class Indexed(NamedTuple):
-    """A line of a file's index of blocks."""
+    """One block in a file's index of blocks."""
 
     slice_us: int
     seq: int
@@ -52,46 +52,48 @@ class Indexed(NamedTuple):
 
 
 class NewFile:
-    """A file that is being written. ``file`` is known once it is whole and ingested."""
+    """A file that is being written. ``file`` is known when it is complete, just before it is ingested."""
 
     file: SstFile
 
     def __init__(self, file_no: int, name: str, part: Path, index: Sequence[Indexed], options: Options) -> None:
         self.file_no = file_no
         self._part = part
-        # RocksDB reads the first and the last data block of a file when it ingests it. Both are kept small.
-        # The index has the name under which the file was first written, so no other file's index has its checksum.
+        # RocksDB reads the first and the last data block of a file when it ingests it. So both are small: the index
+        # fills the first, and the last key has an empty value.
+        # The index has the name under which the file was first written, so the index of each file has another checksum.
         lines = orjson.dumps({"file": name, "blocks": [line.to_json() for line in index]}).ljust(_BLOCK_BYTES)
         self.index_crc = crc32(lines)
         self._unsynced = 0
         self.size_bytes = self.crc = 0  # of the whole file, when it is sealed
         self._chunk = memoryview(bytearray(_CHUNK_BYTES))
-        self._written: FileIO | None = None
+        self._reader: FileIO | None = None  # reads back what RocksDB's writer wrote
         self._writer = SstFileWriter(options)
         try:
             self._writer.open(str(part))
-            self._written = part.open("rb", buffering=0)
+            self._reader = part.open("rb", buffering=0)
             self._writer[index_key(file_no)] = lines
         except BaseException:
-            self.let_go()
+            self.close()
             raise
 
     def put(self, slice_us: int, seq: int, value: bytes) -> None:
         self._writer[block_key(self.file_no, slice_us, seq)] = value
         self._unsynced += len(value)
-        self._sum_up()
+        self._update_checksum()
 
-    def let_go(self) -> None:
-        """Closes a file that will not become whole, so that a full disk gets its bytes back.
+    def close(self) -> None:
+        """Closes a file that will not be completed, so that a full disk gets its bytes back.
 
-        RocksDB's writer closes when nothing refers to it. An exception refers to this object, and may be kept for long.
+        RocksDB's writer closes the file when nothing refers to the writer. An exception's traceback refers to this
+        object, and may live long.
         """
         del self._writer
-        if self._written is not None:
-            self._written.close()
+        if self._reader is not None:
+            self._reader.close()
 
     def sync_due(self) -> bool:
-        """Whether it is time to sync: syncing everything at the end would keep the I/O thread for long."""
+        """Whether it is time to sync. Syncing everything at the end would block the I/O thread for long."""
         return self._unsynced >= SYNC_BYTES
 
     def sync(self) -> None:
@@ -99,28 +101,28 @@ class NewFile:
         self._unsynced = 0
 
     def seal(self) -> Steps[None]:
-        """Steps that end the file. After them its size and the CRC-32 of its bytes are known."""
-        assert self._written is not None
+        """Steps that complete the file. Then its size and the CRC-32 of its bytes are known."""
+        assert self._reader is not None
         self._writer[_KEY.pack(self.file_no, *_LAST)] = b""
         self._writer.finish()  # syncs the file
-        self._sum_up()
-        self._written.close()
+        self._update_checksum()
+        self._reader.close()
         yield 0
 
-    def _sum_up(self) -> None:
+    def _update_checksum(self) -> None:
         """Adds what RocksDB has written since the last call to size and checksum. RocksDB only ever appends.
 
-        It must not wait for the sync: then RocksDB asks the kernel to forget the pages, and reading them again costs as
-        much as writing them (`aion experiment store --legs disk`).
+        This must run before the sync. With the sync RocksDB asks the kernel to drop the pages, and reading them again
+        costs as much as writing them (`aion experiment store --legs disk`).
         """
-        assert self._written is not None
-        while count := self._written.readinto(self._chunk):
+        assert self._reader is not None
+        while count := self._reader.readinto(self._chunk):
             self.size_bytes += count
             self.crc = crc32(self._chunk[:count], self.crc)
 
 
 def checksum(path: Path) -> int:
-    """The CRC-32 of a file's bytes, all at once."""
+    """The CRC-32 of all bytes of a file."""
     crc = 0
     chunk = memoryview(bytearray(_CHUNK_BYTES))
     with path.open("rb", buffering=0) as file:
@@ -130,7 +132,7 @@ def checksum(path: Path) -> int:
 
 
 def read_index(index: bytes) -> list[Indexed]:
-    """The blocks of an index."""
+    """The blocks that an index lists."""
     blocks = orjson.loads(index)["blocks"]
     return [Indexed(s, seq, size, Compacted(*rest) if rest else None) for s, seq, size, *rest in blocks]
 
@@ -147,7 +149,7 @@ def block_key(file_no: int, slice_us: int, seq: int) -> bytes:
 def open_sst_files() -> int:
     """How many SST files a shard's RocksDB may keep open, so that all shards stay within the process's limit.
 
-    Other files are opened when they are read, which takes about 0.1 ms.
+    RocksDB opens other files when it reads them, which takes about 0.1 ms.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit < 0:
@@ -158,17 +160,17 @@ def open_sst_files() -> int:
 def rocksdb_options(cache: Cache) -> Options:
     options = Options(raw_mode=True)
     options.create_if_missing(True)
-    # The codec compresses blocks, or does not. RocksDB never merges files: they are written sorted.
+    # RocksDB does not compress: the codec may have compressed the blocks. It never merges files: Merger does that.
     options.set_compression_type(DBCompressionType.none())
     options.set_disable_auto_compactions(True)
     options.set_write_buffer_size(1 << 20)
     options.set_max_open_files(_RESERVE + open_sst_files())
-    options.set_table_cache_num_shard_bits(0)  # each part of a divided cache would keep at least one file open
-    # Its log and its list of files grow with every commit, so new ones are begun now and then.
+    options.set_table_cache_num_shard_bits(0)  # otherwise each part of the cache keeps at least one file open
+    # RocksDB's log and its list of files grow with every commit. With these limits it begins new ones.
     options.set_max_log_file_size(_OWN_FILE_BYTES)
     options.set_keep_log_file_num(2)
     options.set_max_manifest_file_size(_OWN_FILE_BYTES)
-    # Blocks of one window are read one after the other: the kernel may read ahead.
+    # Blocks of one window are read one after another, so the kernel may read ahead.
     options.set_advise_random_on_open(False)
     table = BlockBasedOptions()
     table.set_format_version(_TABLE_FORMAT)

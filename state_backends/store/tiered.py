@@ -1,21 +1,21 @@
 """Window state split between memory and RocksDB: m-buckets and p-buckets (paper section 3.1 and 3.2).
 
-New blocks of a window stay in its m-bucket until that is full or the host's budget is used up. What does not fit, and
-what is late, goes to the p-bucket. An expired window is destaged, except for its bootstrap part; before it is executed
-again it is prestaged. One I/O thread does all persistent I/O, and no lock is held across it.
+New blocks of a window stay in its m-bucket until that is full or the host's budget is used up. Blocks that do not fit,
+and late blocks, go to the p-bucket. An expired window is destaged, except for its bootstrap part. Before it is executed
+again, it is prestaged. One I/O thread does all persistent I/O, and no lock is held during I/O.
 
 A store is made of parts, and each has one job:
 
-    blocks.py         where each block is: ledger, m-buckets, live files, under one lock
+    blocks.py         knows where each block is: ledger, m-buckets, live files, under one lock
     reading.py        yields blocks in the order of arrival, reading ahead
-    fetching.py       reads one block from the file that holds it
-    prestaging.py     brings blocks into memory before they are read
-    eviction.py       which blocks stay in memory
-    writing.py        brings blocks to disk, and out of memory then
-    merging.py        keeps the files few
+    fetching.py       reads one block from its file
+    prestaging.py     fetches blocks into memory before they are read
+    eviction.py       decides which blocks stay in memory
+    writing.py        writes blocks to disk, and then removes them from memory
+    merging.py        keeps the number of files low
 
-Below them stand an :class:`state_backends.store.io.Io`, which runs requests by priority, and
-:class:`state_backends.store.io.BlockFiles`, which keep bytes.
+They use an :class:`state_backends.store.io.Io`, which runs requests by priority, and
+:class:`state_backends.store.io.BlockFiles`, which stores the bytes.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ MIB = 1 << 20
 
 
 class TieredStore:
-    """Wires the parts. See :class:`state_backends.store.protocol.BlockStore` for what it offers.
+    """Connects the parts. See :class:`state_backends.store.protocol.BlockStore` for its methods.
 
-    With ``keeps_all`` every block stays in memory, whatever the budget. With ``bucket_limit_bytes=0`` no block stays
-    longer than it takes to write it.
+    With ``keeps_all`` every block stays in memory, even beyond the budget. With ``bucket_limit_bytes=0`` a block stays
+    in memory only until it is written.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TieredStore:
         read_ahead: int = 4,
         limits: Limits = DEFAULTS,
     ) -> None:
-        # What waits to be written is in memory too: it gets a share of the budget at most.
+        # Blocks that wait to be written are in memory too, so the outbox gets an eighth of the budget at most.
         spare = min(outbox_bytes, budget.limit_bytes // 8)
         self._files = p_bucket
         self._io = io
@@ -74,7 +74,7 @@ class TieredStore:
         self._prestages = prestages
 
         def drop(dead: Sequence[int]) -> None:
-            # After every read that is queued. Reads that come later look up where a block is.
+            # This runs after all reads that are queued now. Later reads look up the new file of a block.
             io.submit(Priority.MAINTENANCE, p_bucket.drop(*dead))
 
         self.blocks = Blocks(budget, LiveFiles(drop))
@@ -99,15 +99,16 @@ class TieredStore:
             spare_bytes=spare,
         )
 
-    # -- what callers learn, and what they teach ----------------------------------------------------------
+    # -- measurements -------------------------------------------------------------------------------------
 
     def listen(
         self,
         staged: Callable[[int, float, float], None] | None = None,
         written: Callable[[int, float], None] | None = None,
     ) -> None:
-        """Calls ``staged`` with bytes, seconds and seconds of waiting of each prestage; ``written`` with bytes and
-        seconds of each file.
+        """Sets callbacks. ``staged`` gets the bytes, seconds, and seconds of waiting of each prestage.
+
+        ``written`` gets the bytes and seconds of each file.
         """
         self._prestager.on_staged = staged
         self._writer.on_written = written
@@ -120,22 +121,22 @@ class TieredStore:
     def processing_bytes_per_s(self, speed: float | None) -> None:
         self._prestager.processing_bytes_per_s = speed
 
-    # -- blocks come and are read -------------------------------------------------------------------------
+    # -- appends and reads --------------------------------------------------------------------------------
 
     def append(self, seq: int, block: Block, *, late: bool) -> None:
         with self.blocks.lock:
             entry = self.blocks.add(seq, block)
             exceeded = self._eviction.appended(entry, late=late)
             self._writer.write_outbox(Priority.LATE_WRITE, if_due=not exceeded)
-            # Back-pressure: a caller that fills memory waits for the disk, instead of growing.
-            waiting = self._writer.urge() if exceeded else []
+            # Back-pressure: a caller that fills memory waits for the disk.
+            waiting = self._writer.raise_all() if exceeded else []
         if waiting:
             self._io.wait(waiting)
             self._refuse_if_stuck(entry, waiting)
         self._io.wait_for_room()
 
     def _refuse_if_stuck(self, entry: Entry, writes: Sequence[Pending[SstFile]]) -> None:
-        """Raises DiskError, and does not keep the block, if memory is full and the disk takes nothing."""
+        """Removes the block and raises DiskError if memory is full and the disk cannot be written."""
         failed = [error for write in writes if (error := write.error()) is not None]
         with self.blocks.lock:
             if not failed or entry.place is not Place.MEMORY or self._budget.left() >= 0:
@@ -152,11 +153,11 @@ class TieredStore:
         with self.blocks.lock:
             return sum(e.size_bytes for e in self.blocks.visible(slices) if e.place is Place.DISK)
 
-    # -- blocks move --------------------------------------------------------------------------------------
+    # -- moves between memory and disk --------------------------------------------------------------------
 
     def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
         with self.blocks.lock:
-            # What is fetched for an execution is not idle until that.
+            # A window that is fetched for an execution is not idle.
             self._eviction.touch(slices)
         if self._prestages and not self.blocks.closed:
             self._prestager.prestage(slices, only)
@@ -184,7 +185,7 @@ class TieredStore:
     def compact(self, among: Collection[int] | None = None, *, held_bytes: int = 0, disk_bytes: int = 0) -> None:
         self._merger.compact(among, held_bytes=held_bytes, disk_bytes=disk_bytes)
 
-    # -- blocks die ---------------------------------------------------------------------------------------
+    # -- deletions ----------------------------------------------------------------------------------------
 
     def purge(self, slices: Sequence[int]) -> None:
         with self.blocks.lock:
@@ -205,7 +206,7 @@ class TieredStore:
             self._forget(self.blocks.bury_replaced())
 
     def _forget(self, entries: Sequence[Entry]) -> None:
-        """These blocks are dead: nothing writes or stages them any longer. Holds the lock."""
+        """Deletes blocks, and stops writing and prestaging them. Hold the lock."""
         for entry in entries:
             self._writer.forget(entry)
             self._prestager.forget(entry)
@@ -221,8 +222,8 @@ class TieredStore:
     def rollback(self, from_seq: int) -> None:
         while True:
             with self.blocks.lock:
-                # Memory pressure may begin to write meanwhile, but not while the lock is held.
-                writes = [write for write in self._writer.urge() if not write.over()]
+                # Memory pressure may start new writes, but not while the lock is held.
+                writes = [write for write in self._writer.raise_all() if not write.over()]
                 if not writes:
                     self.blocks.restore_replaced()
                     self._forget([e for e in self.blocks.ledger if e.seq >= from_seq])
@@ -267,7 +268,7 @@ class TieredStore:
         self._io.submit(Priority.READ, _call(self._files.close)).result()
 
     def validate(self) -> None:
-        """The invariants of docs/store.md; raises AssertionError."""
+        """Raises AssertionError if an invariant of docs/store.md is violated."""
         with self.blocks.lock:
             self.blocks.validate()
             self._writer.validate()

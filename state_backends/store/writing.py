@@ -1,7 +1,7 @@
-"""Blocks on their way from memory to the disk.
+"""Writes blocks from memory to disk.
 
-A lock is never held across I/O: blocks are marked as being written, stay readable meanwhile, and leave memory only
-when they are safely on disk. A write that fails loses nothing: its blocks are in memory, and due again.
+No lock is held during I/O. Blocks are marked as being written, stay readable meanwhile, and leave memory only when they
+are safely on disk. A write that fails loses nothing: its blocks are still in memory, and are written again later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def _timed(steps: Steps[T], spent: list[float], now: Callable[[], float]) -> Steps[T]:
-    """The same steps. ``spent`` gets the seconds of each by the clock ``now``, without what runs between them."""
+    """Runs the steps and appends the seconds of each to ``spent``. The time between two steps does not count."""
     try:
         while True:
             begin = now()
@@ -39,28 +39,29 @@ def _timed(steps: Steps[T], spent: list[float], now: Callable[[], float]) -> Ste
 
 
 class Writer:
-    """It owns the outbox, the writes under way, and which of the blocks being written leave memory afterwards.
+    """It owns the outbox, the writes under way, and the set of blocks that leave memory when they are written.
 
-    Invariant (:meth:`validate`): a block in the outbox is only in memory, and not being written. ``outbox_bytes``: how
-    many bytes wait in the outbox before they are written as one file.
+    The outbox is the set of blocks that wait to be written. Invariant (:meth:`validate`): a block in the outbox is only
+    in memory, and not being written. ``outbox_bytes``: when the outbox has this many bytes, they are written as one
+    file.
     """
 
     def __init__(self, blocks: Blocks, files: BlockFiles, io: Io, *, outbox_bytes: int) -> None:
         self._blocks, self._files, self._io = blocks, files, io
         self._limit_bytes = outbox_bytes
-        self._write_at_bytes = outbox_bytes  # more, as long as the disk fails
+        self._write_at_bytes = outbox_bytes  # more while writes fail
         self._outbox: dict[int, int] = {}  # seq -> bytes
         self._outbox_bytes = 0
         self._leaving: set[int] = set()
         self._numbers = itertools.count()
         self._under_way: dict[int, Pending[SstFile]] = {}
         self.failed_writes = 0
-        self.on_written: Callable[[int, float], None] | None = None  # called with bytes and seconds of each file
+        self.on_written: Callable[[int, float], None] | None = None  # gets the bytes and seconds of each file
 
     # -- leaving memory; hold the lock --------------------------------------------------------------------
 
-    def let_go(self, entry: Entry) -> None:
-        """Makes a block leave memory as soon as the disk has it: now, when its write is over, or with the outbox."""
+    def evict_when_written(self, entry: Entry) -> None:
+        """Removes a block from memory when it is on disk: now, after its write, or after the outbox is written."""
         if entry.place is Place.BOTH:
             self._blocks.evict(entry)
         elif entry.place is Place.DESTAGING:
@@ -70,17 +71,17 @@ class Writer:
             self._outbox_bytes += entry.size_bytes
 
     def forget(self, entry: Entry) -> None:
-        """A block is about to die: it need not leave."""
+        """Forgets a block that is about to be deleted."""
         self._take_out(entry.seq)
         self._leaving.discard(entry.seq)
 
     def write_outbox(self, priority: Priority, *, if_due: bool = False) -> None:
-        """Starts writing what is in the outbox; with ``if_due`` only if that has become a file's worth."""
+        """Starts writing the blocks in the outbox. With ``if_due`` only if they are enough for a file."""
         if self._outbox and not (if_due and self._outbox_bytes < self._write_at_bytes):
             self._write(list(self._outbox), priority, leaving=set(self._outbox))
 
-    def urge(self) -> list[Pending[SstFile]]:
-        """The writes under way. A task waits for them from now on."""
+    def raise_all(self) -> list[Pending[SstFile]]:
+        """Raises the priority of the writes under way, because a task waits for them. Returns these writes."""
         writes = list(self._under_way.values())
         for write in writes:
             write.raise_to(Priority.WRITE)
@@ -92,25 +93,22 @@ class Writer:
     # -- without the lock ---------------------------------------------------------------------------------
 
     def persist(self, skip: Collection[int]) -> list[SstFile]:
-        """Waits until every live block is on disk; returns the new files.
-
-        See :meth:`state_backends.store.protocol.BlockStore.persist`.
-        """
+        """See :meth:`state_backends.store.protocol.BlockStore.persist`."""
         while True:
             own: Pending[SstFile] | None = None
             with self._blocks.lock:
                 if pending := self._blocks.unwritten(skip):
                     own = self._write(pending, Priority.WRITE, leaving=set(self._outbox))
-                writes = [write for write in self.urge() if not write.over()]
+                writes = [write for write in self.raise_all() if not write.over()]
                 if not writes:
                     return self._blocks.files.take_new()
             self._io.wait(writes)
             if own is not None:
                 own.result()
-            # Another write may have failed. Its blocks are tried again, and the second failure is raised.
+            # Another write may have failed. Then its blocks are written again, and a second failure is raised.
 
     def validate(self) -> None:
-        """Raises AssertionError if the outbox holds what does not wait in memory."""
+        """Raises AssertionError if the outbox has a block that is not only in memory."""
         assert set(self._outbox) <= {e.seq for e in self._blocks.ledger if e.place is Place.MEMORY}
         assert self._outbox_bytes == sum(self._outbox.values())
 
@@ -118,7 +116,7 @@ class Writer:
         self._outbox_bytes -= self._outbox.pop(seq, 0)
 
     def _write(self, seqs: list[int], priority: Priority, *, leaving: set[int]) -> Pending[SstFile]:
-        """Starts writing blocks as one file. Those that are ``leaving`` leave memory once it is on disk."""
+        """Starts writing blocks as one file. Those in ``leaving`` leave memory when it is on disk."""
         blocks = [(seq, self._blocks.memory[seq]) for seq in seqs]
         self._leaving |= leaving
         for seq in seqs:
@@ -133,7 +131,7 @@ class Writer:
     def _over(self, number: int, error: BaseException | None) -> None:
         del self._under_way[number]
         if error is not None:
-            # A commit raises it as well. Nobody waits for a destage: there is only the log.
+            # A commit also raises the error. For a destage, for which nobody waits, there is only the log.
             log.error("a write failed; its blocks stay in memory: %s", error)
 
     def _steps(self, blocks: list[tuple[int, Block]]) -> Steps[SstFile]:
@@ -161,6 +159,6 @@ class Writer:
                 entry = self._blocks.ledger.move(seq, Move.WRITE_FAILED)
                 if seq in self._leaving:
                     self._leaving.discard(seq)
-                    self.let_go(entry)
-        # Not tried again with every block that comes: first a file's worth more has to wait.
+                    self.evict_when_written(entry)
+        # The next try waits until the outbox has grown by another file's worth.
         self._write_at_bytes = self._outbox_bytes + self._limit_bytes

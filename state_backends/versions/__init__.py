@@ -1,1 +1,1 @@
-"""Versions of a shard: what one consists of, who may still need it, and what may go."""
+"""Versions of a shard: what each consists of, how one is opened and committed, and when it is deleted."""

@@ -1,8 +1,8 @@
-"""Looks at the versions in a state folder without opening them: what exists, what is damaged, what can be saved.
+"""Checks the versions in a state folder without opening them: what exists, what is damaged, what can be saved.
 
 Everything is read through ``pyarrow.fs``, so a local folder and an object store look alike. Only ``set_aside`` and
 ``forget`` change anything. A version is whole if its manifest is whole and every file that it names has the bytes that
-were written (CRC-32 of all of them). See docs/state-format.md.
+were written, by the CRC-32 of the file. See docs/state-format.md.
 """
 
 from __future__ import annotations
@@ -32,33 +32,39 @@ FIRST = "first"
 
 @dataclass(slots=True)
 class Version:
-    """One manifest. ``problem``: why it cannot be opened; None: it is whole. ``newer``: a later Aion wrote it."""
+    """One manifest. ``problem``: why it cannot be opened; None: it is whole.
+
+    ``other_format``: another version of Aion wrote it, so it is not damaged.
+    """
 
     token: str
     manifest: Manifest | None
     problem: str | None
-    newer: bool = False
+    other_format: bool = False
 
     @property
     def batch(self) -> int:
-        """The Spark batch that made it: the first part of its token."""
+        """The number of the Spark batch that made it: the first part of its token. -1 if the token has none."""
         first = self.token.partition("-")[0]
         return int(first) if first.isdecimal() else -1
 
 
 @dataclass(slots=True)
 class ShardFinding:
-    """The versions of one shard, oldest first, and its files by name with their problems (None: whole)."""
+    """The versions of one shard, oldest first, and its files: the problem of each by name, None if it is whole."""
 
     query: str
     operator: str
-    """Followed by the name of the lineage, unless it is the first. See state_backends/versions/lineage.py."""
+    """For a later lineage: ``operator/lineage``. See state_backends/versions/lineage.py."""
     shard: str
     versions: list[Version] = field(default_factory=list)
     files: dict[str, str | None] = field(default_factory=dict)
     files_bytes: int = 0
     orphans: list[str] = field(default_factory=list)
+    """Files that no version names."""
     operator_problem: str | None = None
+    """What is wrong with ``operator.json``."""
+    operator_other_format: bool = False
 
     @property
     def damage(self) -> list[str]:
@@ -66,13 +72,13 @@ class ShardFinding:
         where = f"{self.query}/{self.operator}/{self.shard}"
         lines = []
         if self.operator_problem is not None:
-            lines.append(f"{self.query}/{self.operator}/{OPERATOR}: {self.operator_problem}; needed by new shards")
+            lines.append(f"{self.query}/{self.operator}/{OPERATOR}: {self.operator_problem}; new shards need it")
         for name, problem in self.files.items():
             if problem is not None:
-                of = [v.token for v in self.versions if v.manifest and any(f.name == name for f in v.manifest.files)]
-                lines.append(f"{where}/files/{name}: {problem}; named by version {', '.join(of)}")
-        own = [v for v in self.versions if v.manifest is None]
-        return lines + [f"{where}/manifests/{v.token}{MANIFEST}: {v.problem}" for v in own]
+                users = [v.token for v in self.versions if v.manifest and any(f.name == name for f in v.manifest.files)]
+                lines.append(f"{where}/files/{name}: {problem}; named by version {', '.join(users)}")
+        unread = [v for v in self.versions if v.manifest is None]
+        return lines + [f"{where}/manifests/{v.token}{MANIFEST}: {v.problem}" for v in unread]
 
     @property
     def lineage(self) -> str:
@@ -86,9 +92,10 @@ class ShardFinding:
 
 @dataclass(slots=True)
 class Lineage:
-    """The state that one checkpoint made. See state_backends/versions/lineage.py.
+    """The state that belongs to one checkpoint. See state_backends/versions/lineage.py.
 
-    ``checkpoint``: its location; None: an earlier Aion did not write it down. ``newest``: the last batch.
+    ``checkpoint``: its location; None if ``operator.json`` is missing or cannot be read. ``newest``: the last batch.
+    ``folders``: those of its shards.
     """
 
     query: str
@@ -99,9 +106,9 @@ class Lineage:
     folders: list[str] = field(default_factory=list)
 
     def has_checkpoint(self) -> bool:
-        """Whether the checkpoint exists. Raises StorageError if that cannot be found out from here."""
+        """Whether the checkpoint exists. Raises StorageError if it cannot be reached from this machine."""
         if self.checkpoint is None:
-            raise StorageError(f"lineage {self.name}: nobody wrote down where its checkpoint lies")
+            raise StorageError(f"lineage {self.name}: the place of its checkpoint is not known")
         try:
             if self.checkpoint.startswith("file:"):  # with one slash, as Spark writes it
                 fs, path = pafs.LocalFileSystem(), unquote(urlsplit(self.checkpoint).path)
@@ -109,15 +116,15 @@ class Lineage:
                 fs, path = pafs.FileSystem.from_uri(pyarrow_uri(self.checkpoint))
             info = fs.get_file_info(f"{path.rstrip('/')}/metadata")
         except (OSError, pa.ArrowException) as error:
-            raise StorageError(f"{self.checkpoint} cannot be looked at from here: {error}") from error
+            raise StorageError(f"{self.checkpoint} cannot be reached from here: {error}") from error
         return bool(info.type is not pafs.FileType.NotFound)
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A query can go on from the state after ``batch``, in all of its shards. None: there is no such batch.
+    """How far a query has to go back. All its shards have whole state after ``batch``. None: there is no such batch.
 
-    ``last``: the newest batch that any shard knows. ``replay``: the batches that Spark has to run again.
+    ``last``: the newest batch of any shard. ``replay``: the batches that Spark has to run again.
     """
 
     query: str
@@ -130,7 +137,7 @@ class Repair:
 
 
 class StateFolder:
-    """A state folder, local or remote. Raises StorageError, or OSError, where it cannot be read."""
+    """A state folder, local or remote. Raises StorageError or OSError if it cannot be read."""
 
     def __init__(self, state_dir: str) -> None:
         self.state_dir = state_dir
@@ -141,7 +148,7 @@ class StateFolder:
         self._location.close()
 
     def shards(self) -> list[tuple[str, str, str]]:
-        """(query, operator, shard) of all shards with versions here. The operator as in ShardFinding."""
+        """(query, operator, shard) of all shards here. The operator is as in ShardFinding. Raises StateError."""
         if self._fs.get_file_info(self._base).type is not pafs.FileType.Directory:
             raise StateError(f"{self.state_dir}: there is no such folder")
         found = []
@@ -154,7 +161,7 @@ class StateFolder:
         return found
 
     def lineages(self) -> list[Lineage]:
-        """The lineages with versions here."""
+        """The lineages that have shards here."""
         found: dict[tuple[str, str], Lineage] = {}
         for query, operator, shard in self.shards():
             name = operator.partition("/")[2] or FIRST
@@ -170,7 +177,7 @@ class StateFolder:
         return list(found.values())
 
     def forget(self, lineage: Lineage) -> None:
-        """Deletes the versions of a lineage. Other lineages stay whole: they have files of their own."""
+        """Deletes the versions of a lineage. Other lineages stay whole: they have their own files."""
         for folder in lineage.folders:
             self._fs.delete_dir(folder)
             operator = folder.rpartition("/")[0]
@@ -180,15 +187,17 @@ class StateFolder:
     def _checkpoint(self, path: str) -> str | None:
         try:
             with self._fs.open_input_stream(path) as stream:
-                found = load_operator(stream.read(), OPERATOR).get("checkpoint")
+                return str(load_operator(stream.read(), OPERATOR)["checkpoint"])
         except (StateError, OSError):
             return None
-        return None if found is None else str(found)
 
     def check(
         self, shard: tuple[str, str, str], *, contents: bool = True, progress: Callable[[int], None] | None = None
     ) -> ShardFinding:
-        """Reads every manifest and, with ``contents``, every byte of every file. Calls ``progress`` with bytes read."""
+        """Reads every manifest and, with ``contents``, every byte of every file.
+
+        Calls ``progress`` with the number of bytes of each read.
+        """
         finding = ShardFinding(*shard)
         folder = f"{self._base}/{'/'.join(shard)}"
         there = {name: size for name, size in self._list(f"{folder}/files") if name.endswith(SST)}
@@ -203,13 +212,13 @@ class StateFolder:
                 problem = finding.files[file.name]
                 if problem is not None and version.problem is None:
                     version.problem = f"file {file.name}: {problem}"
-        # If the query runs, retention may have deleted some of this since it was listed.
+        # If the query is running, retention may have deleted some of this since it was listed.
         left = {name for name, _ in self._list(f"{folder}/manifests")}
         finding.versions = [v for v in finding.versions if v.problem is None or f"{v.token}{MANIFEST}" in left]
         named = {f.name for v in finding.versions if v.manifest for f in v.manifest.files}
         finding.files = {name: problem for name, problem in finding.files.items() if name in named}
         finding.versions.sort(key=lambda v: (v.manifest.version if v.manifest else v.batch + 1, v.token))
-        finding.operator_problem = self._operator(shard)
+        finding.operator_problem, finding.operator_other_format = self._operator(shard)
         finding.orphans = sorted(set(there) - named)
         return finding
 
@@ -217,8 +226,8 @@ class StateFolder:
         """Renames damaged files and manifests to ``*.damaged``. Returns the new names."""
         folder = f"{self._base}/{finding.query}/{finding.operator}/{finding.shard}"
         bad = [f"{folder}/files/{name}" for name, problem in finding.files.items() if problem is not None]
-        bad += [f"{folder}/manifests/{v.token}{MANIFEST}" for v in finding.versions if v.problem and not v.newer]
-        if finding.operator_problem is not None:
+        bad += [f"{folder}/manifests/{v.token}{MANIFEST}" for v in finding.versions if v.problem and not v.other_format]
+        if finding.operator_problem is not None and not finding.operator_other_format:
             bad.append(f"{self._base}/{finding.query}/{finding.operator}/{OPERATOR}")
         moved = []
         for path in bad:
@@ -227,17 +236,19 @@ class StateFolder:
                 moved.append(path + DAMAGED)
         return moved
 
-    def _operator(self, shard: tuple[str, str, str]) -> str | None:
+    def _operator(self, shard: tuple[str, str, str]) -> tuple[str | None, bool]:
+        """What is wrong with ``operator.json``, and whether it is only of another format."""
         path = f"{self._base}/{shard[0]}/{shard[1]}/{OPERATOR}"
         try:
             with self._fs.open_input_stream(path) as stream:
                 found = load_operator(stream.read(), OPERATOR)
         except FileNotFoundError:
-            return None  # it is written with an operator's first version
+            return None, False  # it is written with an operator's first version
         except (StateError, OSError) as error:
-            return str(error)
+            return str(error), isinstance(error, FormatError)
         owner = f"{found['query']}/{found['operator']}"
-        return None if owner == f"{shard[0]}/{shard[1].partition('/')[0]}" else f"it is that of {owner}"
+        is_own = owner == f"{shard[0]}/{shard[1].partition('/')[0]}"
+        return None if is_own else f"it belongs to {owner}", False
 
     def _version(self, shard: tuple[str, str, str], folder: str, token: str) -> Version:
         path = f"{folder}/manifests/{token}{MANIFEST}"
@@ -245,17 +256,17 @@ class StateFolder:
             with self._fs.open_input_stream(path) as stream:
                 manifest = load(stream.read(), PurePosixPath(path).name)
         except (StateError, OSError) as error:
-            return Version(token, None, str(error), newer=isinstance(error, FormatError))
+            return Version(token, None, str(error), other_format=isinstance(error, FormatError))
         if manifest.token != token:
-            return Version(token, None, f"it is that of version {manifest.token}")
+            return Version(token, None, f"it is the manifest of version {manifest.token}")
         owner = manifest.identity
         if (owner.query, owner.operator, f"shard-{owner.shard:05d}") != (
             shard[0],
             shard[1].partition("/")[0],
             shard[2],
         ):
-            mine = f"{owner.query}/{owner.operator}/shard-{owner.shard:05d}"
-            return Version(token, None, f"it is that of another shard, {mine}")
+            name = f"{owner.query}/{owner.operator}/shard-{owner.shard:05d}"
+            return Version(token, None, f"it belongs to another shard, {name}")
         return Version(token, manifest, None)
 
     def _file(
@@ -264,7 +275,7 @@ class StateFolder:
         if size is None:
             return "it is missing"
         if size != file.size_bytes:
-            return f"it has {size} bytes, not the {file.size_bytes} that were written"
+            return f"it has {size} bytes instead of the {file.size_bytes} that were written"
         if not contents:
             return None
         crc = 0
@@ -289,10 +300,11 @@ class StateFolder:
 
 
 def plan_repair(query: str, findings: list[ShardFinding]) -> Repair:
-    """The newest batch after which every shard of the query has a whole version.
+    """Finds the newest batch after which every shard of the query has a whole version.
 
-    Spark's checkpoint knows which attempt of a batch won; we do not. So all versions of that batch must be whole (of a
-    shard's last batch before it, if the shard has none of that batch). A younger shard had no state then.
+    Only Spark's checkpoint says which attempt of a batch won. So all of a shard's versions of that batch must be whole.
+    A shard without versions of that batch counts with its last batch before. A shard whose first version is younger had
+    no state then.
     """
     batches = sorted({v.batch for f in findings for v in f.versions})
     last = batches[-1] if batches else -1
@@ -312,6 +324,6 @@ def _has_state_after(finding: ShardFinding, batch: int) -> bool:
 
 
 def by_query(findings: list[ShardFinding]) -> Iterator[tuple[str, list[ShardFinding]]]:
-    """Each query with the findings of one of its lineages at a time: one goes back without the others."""
+    """Groups findings by query and lineage, because a lineage is set back without the others."""
     for query, lineage in sorted({(f.query, f.lineage) for f in findings}):
         yield query, [f for f in findings if (f.query, f.lineage) == (query, lineage)]

@@ -1,4 +1,4 @@
-"""JSON of snapshots, requests and answers. The encoder takes every number. Pure."""
+"""JSON of snapshots, requests and answers. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import orjson
 
 
 def dumps(value: Any) -> bytes:
-    """JSON of plain values. An integer that does not fit into 64 bits is written as the nearest double.
+    """Encodes plain values. An integer that does not fit into 64 bits becomes a double.
 
     Aion's own counts never become that large (``aion/core/numbers.py``). But a commit that fails because of a number
-    fails again with each attempt. So no number in a snapshot may make it fail.
+    would fail again with each attempt. So no number in a snapshot may make the encoder fail.
     """
     try:
         return orjson.dumps(value)
@@ -29,4 +29,4 @@ def _narrowed(value: Any) -> Any:
     return value
 
 
-_FURTHEST = 2**1000  # a double reaches a little further
+_FURTHEST = 2**1000  # the largest double is a little larger

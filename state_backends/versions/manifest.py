@@ -6,7 +6,7 @@ covers everything, also the operator's snapshot. ``docs/state-format.md`` descri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,7 +17,6 @@ from aion.errors import CorruptState, ForeignState, FormatError
 from state_backends.versions.json_values import dumps
 
 FORMAT = 3
-_READS = (1, 2, 3)
 T = TypeVar("T")
 
 
@@ -25,9 +24,9 @@ T = TypeVar("T")
 class Identity:
     """Says whose state it is. ``definition``: what the operator's blocks and windows depend on.
 
-    ``ids``: the ids of all shards, in the order in which hashes of keys choose them. ``key_types``: the types of the
-    keys as they are hashed. Both are empty if no keys are hashed. ``checkpoint``: the location of the query's
-    checkpoint. Manifests do not repeat these three.
+    ``ids``: the ids of all shards; the hash of a key is an index into it. ``key_types``: the types that the columns of
+    the key are hashed as. Both are empty if no keys are hashed. ``checkpoint``: the location of the query's checkpoint.
+    Only ``operator.json`` has these three; manifests do not.
     """
 
     query: str
@@ -41,9 +40,9 @@ class Identity:
 
 
 class Past(NamedTuple):
-    """An older version that is kept. ``left``: names and bytes of the files that it names and its successor does not.
+    """An older version that is kept. ``left``: name and bytes of each file that it names but the next version does not.
 
-    ``merged_bytes``: bytes of merged files that its successor was the first to name.
+    ``merged_bytes``: bytes of the merged files that the next version was the first to name.
     """
 
     token: str
@@ -53,7 +52,10 @@ class Past(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """``crc``: CRC-32 of the whole file. ``index_crc``: of its index of blocks; opening a shard reads only that."""
+    """A file of blocks. ``crc``: CRC-32 of the whole file. ``index_crc``: CRC-32 of its index of blocks.
+
+    Opening a shard reads the index only.
+    """
 
     file_no: int
     name: str
@@ -68,9 +70,9 @@ class Manifest:
     """The contents of a version.
 
     ``purged``: slices whose blocks are dead although a listed file still holds them. ``superseded``: blocks that are
-    dead because others replaced them, as runs (first seq, last seq) without a live block. ``next_file_no``: the number
-    of the next file of attempts that start from this version. ``history``: older versions that are kept, oldest first;
-    the last one is the parent, if it lies in this folder.
+    dead because others replaced them, as runs (first seq, last seq) without a live block. ``next_file_no``: an attempt
+    that starts from this version gives this number to its first file. ``history``: older versions that are kept, oldest
+    first. The last one is the parent. The history is empty if the parent lies in another lineage's folder.
     """
 
     token: str
@@ -86,7 +88,7 @@ class Manifest:
 
 
 def dump(manifest: Manifest) -> bytes:
-    # Not by asdict, which would copy each value of the snapshot.
+    # asdict would copy each value of the snapshot.
     value = {f.name: getattr(manifest, f.name) for f in fields(manifest)}
     value["identity"] = {name: getattr(manifest.identity, name) for name in _OWNER}
     value["history"] = [tuple(past) for past in manifest.history]
@@ -108,32 +110,27 @@ def load(data: bytes, name: str) -> Manifest:
             purged=tuple(value["purged"]),
             next_file_no=value["next_file_no"],
             snapshot=value["snapshot"],
-            superseded=tuple((first, last) for first, last in value.get("superseded", ())),
+            superseded=tuple((first, last) for first, last in value["superseded"]),
             history=tuple(
                 Past(token, tuple((name, size) for name, size in left), merged)
-                for token, left, merged in value.get("history", ())
+                for token, left, merged in value["history"]
             ),
         ),
     )
 
 
 def dump_operator(identity: Identity) -> bytes:
-    """The file with what all shards of an operator have in common. Every shard compares itself with it."""
-    return _seal({name: getattr(identity, name) for name in (*_OPERATOR, *_LAYOUT, "checkpoint")})
+    """The contents of ``operator.json``: what all shards of an operator share. Every shard compares itself with it."""
+    return _seal({name: getattr(identity, name) for name in _OPERATOR})
 
 
 def load_operator(data: bytes, name: str) -> dict[str, Any]:
-    """Fields of an Identity, without those that an earlier Aion did not write.
-
-    Raises CorruptState or FormatError naming the file.
-    """
+    """The fields of an Identity that ``operator.json`` has. Raises CorruptState or FormatError naming the file."""
     value = _unseal(data, name)
-    found = _shaped(name, lambda: {field: value[field] for field in _OPERATOR})
-    return {**found, **{field: value[field] for field in (*_LAYOUT, "checkpoint") if field in value}}
+    return _shaped(name, lambda: {field: value[field] for field in _OPERATOR})
 
 
-_OPERATOR = ("query", "operator", "shards", "definition")
-_LAYOUT = ("ids", "key_types")
+_OPERATOR = ("query", "operator", "shards", "definition", "ids", "key_types", "checkpoint")
 _OWNER = ("query", "operator", "shard", "shards", "definition")
 
 
@@ -148,63 +145,51 @@ def _unseal(data: bytes, what: str) -> dict[str, Any]:
         raise CorruptState(f"{what}: its checksum differs from the one it was written with")
     value: dict[str, Any] = _shaped(what, lambda: dict(orjson.loads(body)))
     found = value.pop("format", None)
-    if found not in _READS:
-        raise FormatError(f"{what}: written in format {found}; this Aion reads up to format {FORMAT}")
+    if found != FORMAT:
+        raise FormatError(f"{what}: written in format {found}; this Aion reads format {FORMAT}")
     return value
 
 
 def _shaped(what: str, read: Callable[[], T]) -> T:
-    """Calls ``read`` on a value with a right checksum. It may still be of another kind: then raises CorruptState."""
+    """Calls ``read`` on a value with a right checksum. Raises CorruptState if fields are missing or of other types."""
     try:
         return read()
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise CorruptState(f"{what}: not of the shape of format {FORMAT}: {error!r}") from error
+        raise CorruptState(f"{what}: its fields are not those of format {FORMAT}: {error!r}") from error
 
 
 def _known(kind: type[T], value: dict[str, Any]) -> T:
-    """The fields that this Aion knows. A later Aion may have added others to the same format."""
+    """The fields that this version of Aion knows. A later version may have added others to the same format."""
     return kind(**{f.name: value[f.name] for f in fields(kind)})  # type: ignore[arg-type]
 
 
 def check_owner(manifest: Manifest, wanted: Identity) -> None:
-    """Raises ForeignState that says what differs."""
+    """Raises ForeignState saying what differs."""
     found = {name: getattr(manifest.identity, name) for name in _OWNER}
     check_operator(found, wanted, f"the state of version {manifest.token}")
 
 
-def check_operator(found: Mapping[str, Any], wanted: Identity, whose: str) -> None:
-    """``found``: fields of an Identity. Raises ForeignState that says what differs."""
+def check_operator(found: Mapping[str, Any], wanted: Identity, state: str) -> None:
+    """Compares fields of an Identity with those that are wanted. Raises ForeignState saying what differs.
+
+    ``state``: what the message calls the state that was found.
+    """
     for what in ("query", "operator", "shard", "shards"):
         if what in found and found[what] != getattr(wanted, what):
             hint = f"; set state.shards to {found[what]}" if what == "shards" else ""
-            raise ForeignState(f"{whose} belongs to {what} {found[what]!r}, not {getattr(wanted, what)!r}{hint}")
+            raise ForeignState(f"{state} belongs to {what} {found[what]!r}, not {getattr(wanted, what)!r}{hint}")
     definition = found["definition"]
     changed = [k for k in wanted.definition if definition.get(k) != wanted.definition[k]]
     if changed:
-        was = "; ".join(f"{k}: was {definition.get(k)}, is {wanted.definition[k]}" for k in changed)
+        changes = "; ".join(f"{k}: was {definition.get(k)}, is {wanted.definition[k]}" for k in changed)
         raise ForeignState(
-            f"operator {wanted.operator!r} was started with another definition ({was}); "
+            f"operator {wanted.operator!r} was started with another definition ({changes}); "
             "start it with a new checkpoint, or give it another name"
         )
     for what, meaning in (("ids", "ids of shards"), ("key_types", "types that keys are hashed as")):
-        was_, is_ = found.get(what), list(getattr(wanted, what))
-        if was_ is not None and was_ != is_:
+        was, is_now = found.get(what), list(getattr(wanted, what))
+        if was is not None and was != is_now:
             raise ForeignState(
-                f"{whose} has other {meaning}: {was_}, not {is_}. Keys would be looked for in shards that do not hold "
-                "them; start with a new checkpoint"
+                f"{state} has other {meaning}: {was}, not {is_now}. Keys would be looked for in shards that do not "
+                "hold them; start with a new checkpoint"
             )
-
-
-def check_unrecorded(found: Mapping[str, Any], wanted: Identity, shards: Iterable[int], whose: str) -> None:
-    """As :func:`check_operator`, for an earlier Aion that did not record how keys become shards.
-
-    ``shards``: the ids of the shards with state. The earlier Aion hashed keys by their own types, and chose ids by the
-    number of partitions. If that gives the same shards as today, the state is right. Raises ForeignState.
-    """
-    if "ids" in found or not wanted.ids:
-        return
-    hashed = [type_ for _, type_ in wanted.definition["key"]]
-    if not set(shards) <= set(wanted.ids) or hashed != list(wanted.key_types):
-        raise ForeignState(
-            f"{whose} was written by an earlier Aion, which put keys into other shards; start with a new checkpoint"
-        )

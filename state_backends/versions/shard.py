@@ -1,8 +1,8 @@
 """Versions of a shard: open by token, work, commit (docs/state-format.md).
 
 A version is a manifest and the files that it names, all immutable. Spark keeps the token of the current version, so
-Spark decides which attempt won. Everything that an attempt does before its commit can be undone: block numbers only
-grow, and purges wait for the commit.
+Spark decides which attempt wins. Everything that an attempt does before its commit can be undone: its blocks have
+higher numbers than those of the version, and purges wait for the commit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from state_backends.versions.manifest import (
     Past,
     check_operator,
     check_owner,
-    check_unrecorded,
     dump,
     dump_operator,
     load,
@@ -53,11 +52,12 @@ log = logging.getLogger(__name__)
 
 
 class Shard:
-    """One shard on its host: the version that it holds and, between open and commit, the attempt at work on it.
+    """One shard on its host: the current version and, between open and commit, the attempt that works on it.
 
-    The caller makes one call at a time, except for reads. ``storage`` keeps the versions; the folder ``live`` has
-    RocksDB's own files and new ones. ``retain``: how many batches Spark keeps. ``home``: called when the shard is built
-    from a version; finds the storage of its lineage (state_backends/versions/lineage.py). None: it is ``storage``.
+    The caller makes one call at a time, except for reads. ``storage`` keeps the versions. The folder ``live`` has
+    RocksDB's own files, and new files. ``retain``: how many batches Spark keeps. ``home`` finds the storage of the
+    shard's lineage (state_backends/versions/lineage.py); it is called when the shard is rebuilt from a version. None:
+    the lineage is in ``storage``.
     """
 
     def __init__(
@@ -75,63 +75,62 @@ class Shard:
         self.storage = storage
         self._live = live
         self._make_store = make_store
-        # Spark keeps this many batches. The batch that is not complete yet makes one version more.
+        # One more than Spark keeps batches: the newest version may belong to a batch that is not complete yet.
         self._keep = retain + 1
         self._home = home
         self._elsewhere: Callable[[str], Storage | None] = lambda token: None
         self._cache = cache
         self._store: BlockStore | None = None
-        self._p: PBucket | None = None
-        self._held: Manifest | None = None
+        self._p_bucket: PBucket | None = None
+        self._current: Manifest | None = None
         self._files: dict[int, FileEntry] = {}
         self._attempt: str | None = None
-        self._makes = ""
+        self._new_token = ""
         self._first_seq = 0
         self._last_seq = -1  # of the newest block
         self._purging: list[int] = []
-        self._written: list[SstFile] = []  # by the attempt at work or by merging, and named by no manifest yet
-        self._published: list[str] = []  # by the attempt at work
+        self._written: list[SstFile] = []  # by the current attempt or by merging, and not named by a manifest yet
+        self._published: list[str] = []  # by the current attempt
         self._retention = Retention(self._keep)
         self.rebuilds = 0
-        self._counting = threading.Lock()
-        self._past = StoreStats()  # counts of the stores that were closed
+        self._stats_lock = threading.Lock()
+        self._closed_stats = StoreStats()  # counts of the stores that were closed
 
     # -- an attempt ---------------------------------------------------------------------------------------
 
     def open(
         self, token: str | None, attempt: str, identity: Identity, makes: str | None = None
     ) -> dict[str, Any] | None:
-        """Starts an attempt on the version ``token`` (None: the very first); returns its snapshot.
+        """Starts an attempt on the version ``token``; returns the version's snapshot. None: there is no version yet.
 
-        What another attempt left uncommitted is undone. ``makes``: the token of the version that this attempt makes; by
-        default its own name. Raises CorruptState, FormatError, ForeignState.
+        Undoes what another attempt did without committing it. ``makes``: the token of the version that this attempt
+        will commit; by default the name of the attempt. Raises CorruptState, FormatError, ForeignState.
         """
-        held = self._held.token if self._held else None
-        if self._store is None or held != token:
+        if self._store is None or self.token != token:
             self._rebuild(token, attempt, identity)
         elif self._attempt is not None:
             self._undo()
-        if self._held is not None:
-            check_owner(self._held, identity)
+        if self._current is not None:
+            check_owner(self._current, identity)
         self.identity = identity
-        self._attempt, self._makes = attempt, makes or attempt
+        self._attempt, self._new_token = attempt, makes or attempt
         self._purging = []
-        snapshot = self._held.snapshot if self._held else None
+        snapshot = self._current.snapshot if self._current else None
         self._first_seq = snapshot["next_seq"] if snapshot else 0
         self._last_seq = self._first_seq - 1
-        assert self._p is not None
-        self._p.tag = attempt
+        assert self._p_bucket is not None
+        self._p_bucket.tag = attempt
         return snapshot
 
     def append(self, attempt: str, blocks: Sequence[tuple[int, bool, Block]]) -> None:
-        """Keeps (seq, late, block). Raises RequestError, and keeps none, unless the numbers grow."""
+        """Stores blocks, as (seq, late, block). Raises RequestError, and stores none, unless the numbers increase."""
         store = self._working(attempt)
         last = self._last_seq
         for seq, _, _ in blocks:
             if seq <= last:
-                raise RequestError(f"append: block {seq} comes after block {last}; numbers only grow")
+                raise RequestError(f"append: block {seq} comes after block {last}; block numbers must increase")
             last = seq
-        # What fails half-way is undone with the attempt. Its numbers are not given out twice.
+        # If this fails half-way, the attempt is undone. It cannot use these numbers again.
         self._last_seq = last
         for seq, late, block in blocks:
             store.append(seq, block, late=late)
@@ -142,7 +141,7 @@ class Shard:
         return self._naming_the_version(self._working(attempt).read(slices, blocking=blocking, only=only))
 
     def _naming_the_version(self, blocks: Iterator[StoredBlock]) -> Iterator[StoredBlock]:
-        """The same blocks. The error for a damaged one names the version."""
+        """Yields the blocks. Adds the version to the error for a damaged one."""
         try:
             yield from blocks
         except CorruptBlock as error:
@@ -153,55 +152,53 @@ class Shard:
         self._working(attempt).prestage(slices, only)
 
     def release(self, attempt: str, destage: Sequence[int] = (), purge: Sequence[int] = ()) -> None:
-        """Memory may let go of the slices ``destage``. Nobody needs the slices ``purge`` any longer.
+        """Moves the slices ``destage`` out of memory, and deletes the slices ``purge``, which nobody needs any more.
 
-        The purge takes effect with the commit, so that an attempt that fails has purged nothing.
+        The deletion takes effect with the commit, so an attempt that fails deletes nothing.
         """
         self._working(attempt).destage(destage)
         self._purging += purge
 
     def replace(self, attempt: str, spans: Mapping[int, tuple[int, int]], below: int) -> None:
-        """Blocks numbered from ``below`` on replace those of these slices that came in these spans.
-
-        For this attempt at once; for all others with the commit.
-        """
+        """See :meth:`BlockStore.replace`. This attempt sees the change at once, others after the commit."""
         self._working(attempt).replace(spans, below)
 
     def commit(self, attempt: str, snapshot: dict[str, Any]) -> str:
-        """Makes the attempt the current version, whole or not at all; returns its token.
+        """Makes a new version of what the attempt did, whole or not at all; returns its token.
 
-        Raises RequestError if the snapshot numbers the next block as one that is there.
+        Raises RequestError if ``snapshot["next_seq"]`` is the number of a block that exists already.
         """
         store = self._working(attempt)
         if snapshot["next_seq"] <= self._last_seq:
-            raise RequestError(f"commit: snapshot.next_seq is not above block {self._last_seq}, which is there")
+            raise RequestError(f"commit: snapshot.next_seq must be above block {self._last_seq}, which exists already")
         dead = frozenset(self._purging)
-        assert self._p is not None
+        assert self._p_bucket is not None
         self._written += store.persist(skip=dead)
-        holds = {no: {s: 0 if s in dead else n for s, n in slices.items()} for no, slices in store.files().items()}
-        live = {no for no, slices in holds.items() if any(slices.values())}
-        # Slices never come back, so a slice that files hold without one live block in any of them is a purged one.
-        alive = {s for no in live for s, n in holds[no].items() if n}
-        purged = {s for no in live for s in holds[no]} - alive
+        # Live blocks by file number, then slice.
+        counts = {no: {s: 0 if s in dead else n for s, n in slices.items()} for no, slices in store.files().items()}
+        live = {no for no, slices in counts.items() if any(slices.values())}
+        # A purged slice never comes back. So a slice is purged if files hold it and none has a live block of it.
+        alive = {s for no in live for s, n in counts[no].items() if n}
+        purged = {s for no in live for s in counts[no]} - alive
         new = [f for f in self._written if f.file_no in live]
         self._unpublish()
-        self._published = self._p.publish(new, attempt, self.storage.files)
-        known = self._files | {f.file_no: _entry(f, name) for f, name in zip(new, self._published, strict=True)}
-        files = tuple(known[no] for no in sorted(live))
-        past = self._retention.following(self._held, files)
+        self._published = self._p_bucket.publish(new, attempt, self.storage.files)
+        entries = self._files | {f.file_no: _entry(f, name) for f, name in zip(new, self._published, strict=True)}
+        files = tuple(entries[no] for no in sorted(live))
+        past = self._retention.following(self._current, files)
         manifest = Manifest(
-            token=self._makes,
-            parent=self._held.token if self._held else None,
-            version=self._held.version + 1 if self._held else 1,
+            token=self._new_token,
+            parent=self._current.token if self._current else None,
+            version=self._current.version + 1 if self._current else 1,
             identity=self.identity,
             files=files,
             purged=tuple(sorted(purged)),
             superseded=tuple(store.replaced(skip=purged)),
-            next_file_no=self._p.next_file_no,
+            next_file_no=self._p_bucket.next_file_no,
             snapshot=snapshot,
             history=self._retention.history(past),
         )
-        # First all files, then the manifest that names them: a version is there whole or not at all.
+        # First all files, then the manifest that names them: so a version exists whole or not at all.
         self.storage.publish(self._published, [f.name for f in files])
         self.storage.save(manifest.token, dump(manifest))
         store.purge(list(dead))
@@ -209,9 +206,9 @@ class Shard:
         self.storage.release([f.name for no, f in self._files.items() if no not in live])
         for file in self._written:
             if file.file_no not in live:
-                self._p.delete(file)
+                self._p_bucket.delete(file)
         self._files = {f.file_no: f for f in files}
-        self._held = manifest
+        self._current = manifest
         self._attempt = None
         self._written, self._published = [], []
         self._expire(manifest, past, batch_of(attempt))
@@ -223,10 +220,10 @@ class Shard:
             self._attempt = None
 
     def close(self) -> None:
-        with self._counting:
-            store, self._store = self._store, None  # even if closing it fails, it is not used again
+        with self._stats_lock:
+            store, self._store = self._store, None  # not used again, even if closing it fails
             if store is not None:
-                self._past.add(only_counts(store.stats()))
+                self._closed_stats.add(only_counts(store.stats()))
         try:
             if store is not None:
                 store.close()
@@ -234,18 +231,18 @@ class Shard:
             shutil.rmtree(self._live, ignore_errors=True)
 
     def stats(self) -> StoreStats:
-        """Figures of the store. Counts go on when one store replaces another."""
-        with self._counting:
+        """Statistics of the store. Counts include those of the stores that this shard had before."""
+        with self._stats_lock:
             stats = StoreStats()
-            stats.add(self._past)
+            stats.add(self._closed_stats)
             if self._store is not None:
                 stats.add(self._store.stats())
             return stats
 
     @property
     def token(self) -> str | None:
-        """The version that is held. It does not contain what the attempt at work did."""
-        return self._held.token if self._held else None
+        """The current version. It does not contain what the attempt has done so far."""
+        return self._current.token if self._current else None
 
     @property
     def store(self) -> BlockStore | None:
@@ -253,44 +250,44 @@ class Shard:
 
     @property
     def snapshot(self) -> dict[str, Any] | None:
-        """The operator's state at the last commit."""
-        return self._held.snapshot if self._held else None
+        """The operator's state as of the current version."""
+        return self._current.snapshot if self._current else None
 
     def _undo(self) -> None:
-        """Forgets everything that the attempt at work did."""
-        assert self._store is not None and self._p is not None
+        """Undoes everything that the attempt did."""
+        assert self._store is not None and self._p_bucket is not None
         self._store.rollback(self._first_seq)
-        # A merged file holds blocks of the version, so the store keeps it.
+        # A merged file has blocks of the version, so the store keeps it.
         live = self._store.files()
         for file in self._written:
             if file.file_no not in live:
-                self._p.delete(file)
+                self._p_bucket.delete(file)
         self._written = [f for f in self._written if f.file_no in live]
         self._unpublish()
 
     def _unpublish(self) -> None:
-        """Deletes what a failed commit published. No version names it, or only one that Spark does not count."""
+        """Deletes what a failed commit published. No version names it, or only a version that Spark does not use."""
         published, self._published = self._published, []
-        self._retention.spared(self.storage.delete(Doomed([], published)))
+        self._retention.retry(self.storage.delete(Doomed([], published)))
 
     # -- versions -----------------------------------------------------------------------------------------
 
     def _working(self, attempt: str) -> BlockStore:
         if self._attempt != attempt or self._store is None:
             raise SessionSuperseded(
-                f"shard {self.identity.shard}: attempt {attempt} is not at work on it (any more); "
-                f"{self._attempt or 'none'} is"
+                f"shard {self.identity.shard}: attempt {attempt} does not work on it (any more); "
+                f"{self._attempt or 'none'} does"
             )
         return self._store
 
     def _rebuild(self, token: str | None, attempt: str, identity: Identity) -> None:
         self.close()
-        self._held, self._files, self._attempt, self._written, self._published = None, {}, None, [], []
+        self._current, self._files, self._attempt, self._written, self._published = None, {}, None, [], []
         self._retention = Retention(self._keep)
         self.rebuilds += 1
         if self._home is not None:
             self.storage, self._elsewhere = self._home()
-        # New files are in a folder of this host until a version names them: no other host deletes them.
+        # New files stay in a folder of this host until a version names them, so that no other host deletes them.
         p_bucket = PBucket(self._live / "new", self._live / "rocksdb", durable=False, cache=self._cache)
         store = self._make_store(p_bucket)
         try:
@@ -302,7 +299,7 @@ class Shard:
                 self._files = {f.file_no: f for f in manifest.files}
                 store.restore(files, frozenset(manifest.purged), manifest.superseded)
                 p_bucket.next_file_no = max(p_bucket.next_file_no, manifest.next_file_no)
-                self._held = manifest
+                self._current = manifest
             past, floor = self._older(manifest)
             manifests, names = self.storage.listing()
             self._retention = Retention(self._keep, past, floor=floor, manifests=manifests, files=names)
@@ -312,71 +309,69 @@ class Shard:
         except BaseException:
             store.close()
             raise
-        self._p, self._store = p_bucket, store
+        self._p_bucket, self._store = p_bucket, store
 
     def _find(self, token: str, identity: Identity) -> Manifest:
-        """The version. If it belongs to another lineage, it is brought here. Raises CorruptState, ForeignState."""
+        """The version. Copies it from another lineage if it is there. Raises CorruptState, ForeignState."""
         try:
             manifest = self._load(token)
         except FileNotFoundError:
             other = self._elsewhere(token)
             if other is None:
-                raise CorruptState(self._lost(token)) from None
+                raise CorruptState(self._not_found(token)) from None
             manifest = self._load(token, other)
             check_owner(manifest, identity)
             self.storage.take(other, [f.name for f in manifest.files])
-            # Versions before it stay where they are.
+            # Older versions stay where they are.
             manifest = replace(manifest, history=())
             self.storage.save(token, dump(manifest))
         check_owner(manifest, identity)
         return manifest
 
-    def _lost(self, token: str) -> str:
-        """The message for a version that Spark asks for and that does not exist, with the likely reason."""
+    def _not_found(self, token: str) -> str:
+        """The message for a version that Spark asks for and that does not exist. It names the likely reason."""
         text = (
-            f"version {token} of shard {self.identity.shard} of operator {self.identity.operator!r} "
-            f"is what Spark asks for, but {self.storage.where(token)} does not exist"
+            f"Spark asks for version {token} of shard {self.identity.shard} of operator {self.identity.operator!r}, "
+            f"but {self.storage.where(token)} does not exist"
         )
         there = [int(n[:10]) for n in self.storage.listing()[0] if n.endswith(MANIFEST) and n[:10].isdecimal()]
         if not there and self._home is not None:
             return (
-                f"{text}, nor has any other lineage of the query this version. Was the checkpoint copied long ago, or "
-                "its state deleted?"
+                f"{text}, and no other lineage of the query has this version. Was the checkpoint copied long ago, or "
+                "was its state deleted?"
             )
         batch = token.partition("-")[0]
         if there and batch.isdecimal() and int(batch) < min(there):
             text += (
-                f". The checkpoint is at batch {int(batch)}, an older one than any that is kept here ({min(there)} to "
-                f"{max(there)}): was it restored from a backup, or copied long ago? State is kept for "
+                f". The checkpoint is at batch {int(batch)}, but only batches {min(there)} to {max(there)} are kept "
+                "here: was it restored from a backup, or copied long ago? State is kept for "
                 f"spark.sql.streaming.minBatchesToRetain batches, {self._keep - 1}"
             )
         return text
 
     def _claim(self, attempt: str, identity: Identity, *, begins: bool) -> None:
-        """Compares the shard with the file that the operator's shards share. Writes the file if it is missing.
+        """Compares this shard with ``operator.json``, which the operator's shards share. Writes it if it is missing.
 
         ``begins``: the shard has no version yet. Until the first batch is complete, the definition may still change.
         Raises ForeignState.
         """
-        found, mine = self.storage.owner(), dump_operator(identity)
+        found, own = self.storage.owner(), dump_operator(identity)
         if found is None:
-            found = self.storage.claim(mine, first=True)
-        if found == mine:
+            found = self.storage.claim(own, first=True)
+        if found == own:
             return
         where = f"{OPERATOR} of operator {identity.operator!r}"
         if begins and batch_of(attempt) == 0:
-            self.storage.claim(mine, first=False)
+            self.storage.claim(own, first=False)
             return
-        owner = load_operator(found, where)
-        check_operator(owner, identity, f"the state of {where}")
-        shards = (int(name.removeprefix("shard-")) for name in self.storage.siblings() if name.startswith("shard-"))
-        check_unrecorded(owner, identity, shards if "ids" not in owner else (), f"the state of {where}")
-        if owner.get("checkpoint", identity.checkpoint) != identity.checkpoint:
+        operator = load_operator(found, where)
+        check_operator(operator, identity, f"the state of {where}")
+        if operator["checkpoint"] != identity.checkpoint:
             raise ForeignState(
-                f"the state of {where} is used by the query with the checkpoint {owner['checkpoint']}, not by this one "
-                f"with {identity.checkpoint}; start again, and it gets a folder of its own"
+                f"the state of {where} is used by the query with the checkpoint {operator['checkpoint']}, not by this "
+                f"one with {identity.checkpoint}; start again, and it gets a folder of its own"
             )
-        self.storage.claim(mine, first=False)
+        self.storage.claim(own, first=False)
 
     def _load(self, token: str, storage: Storage | None = None) -> Manifest:
         """Raises FileNotFoundError, CorruptState, FormatError."""
@@ -390,26 +385,20 @@ class Shard:
     def _older(self, manifest: Manifest | None) -> tuple[list[Past], int]:
         """The kept versions before this one, oldest first, and a floor: see :func:`floor_of`.
 
-        Mostly the manifest lists them all. The manifest of an earlier Aion lists none; a long history is not complete.
+        The manifest lists them all, unless the history is longer than one manifest lists, or more versions are kept now
+        than when it was written. Then the oldest version that it lists names those before.
         """
         if manifest is None:
             return [], -1
         past, first = list(manifest.history), manifest
-        while len(past) < self._keep - 1 and first.version > 1:
+        while len(past) < self._keep - 1 and first.history:
             try:
-                if first.history:
-                    first = self._load(first.history[0].token)
-                    past = [*first.history, *past]
-                if not first.history:
-                    if first.parent is None:
-                        break
-                    parent = self._load(first.parent)
-                    past = [*Retention(2).following(parent, first.files), *past]
-                    first = parent
+                first = self._load(first.history[0].token)
+                past = [*first.history, *past]
             except FileNotFoundError:
-                break  # deleted, like all before it
+                break  # deleted, and so are all before it
             except (CorruptState, FormatError) as error:
-                log.warning("older versions of shard %d cannot all be found: %s", self.identity.shard, error)
+                log.warning("an older version of shard %d cannot be read: %s", self.identity.shard, error)
                 return past, floor_of(past) if past else batch_of(manifest.token)
         return past[-(self._keep - 1) :], -1
 
@@ -420,14 +409,19 @@ class Shard:
     # -- what is kept, and what is merged -----------------------------------------------------------------
 
     def _expire(self, manifest: Manifest, past: list[Past], batch: int) -> None:
-        """Deletes what nobody can ask for, and starts merging. The version exists already, so nothing is raised."""
+        """Deletes what no retained version needs, and starts merging. Never raises: the new version exists already."""
         assert self._store is not None
         try:
-            self._retention.spared(self.storage.delete(self._retention.committed(manifest, past, batch)))
-            held, disk = self._retention.held_bytes, self._retention.disk_bytes
-            self._store.compact(self._files, held_bytes=held, disk_bytes=disk)
+            doomed = self._retention.committed(manifest, past, batch)
+            self._retention.retry(self.storage.delete(doomed))
+            held_bytes, disk_bytes = self._retention.held_bytes, self._retention.disk_bytes
+            self._store.compact(self._files, held_bytes=held_bytes, disk_bytes=disk_bytes)
         except (OSError, StateError) as error:
-            log.warning("what shard %d does not need is left for later: %s", self.identity.shard, error)
+            log.warning(
+                "old files of shard %d could not be deleted now; the next commit tries again: %s",
+                self.identity.shard,
+                error,
+            )
 
 
 def _entry(file: SstFile, name: str) -> FileEntry:

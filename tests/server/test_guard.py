@@ -95,7 +95,7 @@ def test_what_is_no_answer_is_logged_and_the_built_in_policy_answers(
 ) -> None:
     guarded = GuardedDestage(guard, "mine:Policy", Policy(answer))
     assert guarded.suggest(FULL) == BUILT_IN
-    assert "mine:Policy.suggest() failed, the built-in policy answers instead" in caplog.text
+    assert "mine:Policy.suggest() failed, so the built-in policy answers instead" in caplog.text
     assert guarded.suggest(FULL) == BUILT_IN  # and goes on doing so
 
 
@@ -141,7 +141,7 @@ def test_a_class_that_hangs_when_it_is_made_is_refused(guard: Guard, monkeypatch
     with pytest.raises(ValueError, match=r"was not made within 0\.1 s"):
         guard.make(back.wait)
     back.set()
-    with pytest.raises(ValueError, match="wants to end the process"):
+    with pytest.raises(ValueError, match="tried to end the process"):
         guard.make(raises(SystemExit(1)))
 
 
@@ -155,7 +155,7 @@ class Destage:
         if self.how == "spin":
             while True: pass
         if self.how == "exit": raise SystemExit(1)
-class JustInTimePrestage(Destage):
+class Prestage(Destage):
     def start_at_s(self, due_s, size_bytes, pessimistic_s): return self.suggest(None)
     def observe(self, size_bytes, seconds): self.suggest(None)
 class Broken:

@@ -76,7 +76,7 @@ def test_what_a_stopped_query_held_is_let_go_of(served: Served) -> None:
         served.batch("goes-on", 0, number)
         served.host.tick_prestages()
         files = psutil.Process().num_fds()
-        served.host.let_go_of_idle()
+        served.host.close_idle()
         freed.append(files - psutil.Process().num_fds())
     after = served.host.stats()
     assert after["shards"] == 1, "ten minutes after its last batch"
@@ -92,9 +92,9 @@ def test_what_a_query_held_is_let_go_of_when_its_run_ended(served: Served) -> No
     served.batch("stopped", 0, 0)
     version = served.batch("stopped", 0, 1)
     served.open("stopped", 0, version, "0000000002-cancelled")  # Spark killed its worker
-    served.host.let_go_of_idle({"another"})
+    served.host.close_idle({"another"})
     assert served.host.stats()["shards"] == 1
-    served.host.let_go_of_idle({"run"})
+    served.host.close_idle({"run"})
     assert (served.host.stats()["shards"], served.host.stats()["sessions"]) == (0, 0)
     with pytest.raises(ServerUnreachable):
         served.host.work(
@@ -105,7 +105,7 @@ def test_what_a_query_held_is_let_go_of_when_its_run_ended(served: Served) -> No
 def test_a_query_that_runs_again_keeps_what_it_holds(served: Served) -> None:
     version = served.batch("again", 0, 0)
     served.open("again", 0, version, "0000000001-again0", run="the next")
-    served.host.let_go_of_idle({"run"})
+    served.host.close_idle({"run"})
     served.host.work(
         "append", requests.AppendRequest(session="0000000001-again0"), [(1, False, make_block(1, 1, 1000))]
     )
@@ -126,13 +126,13 @@ def test_the_end_of_a_run_is_named_once_and_to_a_server_only(tmp_path: Path) -> 
 def test_a_query_with_a_slow_trigger_is_not_idle_between_its_batches(served: Served) -> None:
     for number in range(4):
         served.now = 3600.0 * number
-        served.host.let_go_of_idle()
+        served.host.close_idle()
         served.batch("hourly", 0, number)
     served.now += 3600.0 * 19
-    served.host.let_go_of_idle()
+    served.host.close_idle()
     assert served.host.stats()["shards"] == 1
     served.now += 3600.0 * 2
-    served.host.let_go_of_idle()
+    served.host.close_idle()
     assert served.host.stats()["shards"] == 0
 
 
@@ -140,7 +140,7 @@ def test_an_attempt_at_work_is_not_idle(served: Served) -> None:
     attempt = served.batch("slow", 0, 0)
     served.open("slow", 0, attempt, "0000000001-slow0")
     served.now = 4000.0
-    served.host.let_go_of_idle()
+    served.host.close_idle()
     served.host.work("append", requests.AppendRequest(session="0000000001-slow0"), [(1, False, make_block(1, 1, 1000))])
     assert served.host.stats()["shards"] == 1
 
@@ -149,7 +149,7 @@ def test_an_attempt_whose_worker_died_long_ago_is_over(served: Served) -> None:
     attempt = served.batch("dead", 0, 0)
     served.open("dead", 0, attempt, "0000000001-dead0")
     served.now = 200_000.0
-    served.host.let_go_of_idle()
+    served.host.close_idle()
     assert (served.host.stats()["shards"], served.host.stats()["sessions"]) == (0, 0)
     with pytest.raises(ServerUnreachable, match="was never opened here"):
         served.host.work(

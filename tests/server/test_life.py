@@ -143,7 +143,7 @@ def test_a_second_one_in_the_same_folder_gives_up(application: str, executor: Ex
     server, folder = server_of(application), runtime_dir(application)
     command = [sys.executable, "-m", "state_backends.server.main", "--dir", str(folder), "--watch", str(executor.pid)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, f"ServerError: another state server lives in {folder}\n")
+    assert (done.returncode, done.stderr) == (1, f"ServerError: another state server uses {folder}\n")
     assert client.call("ping", {"executor_pid": executor.pid}) == {"pid": server.pid}
 
 
@@ -223,7 +223,7 @@ def test_who_waits_for_a_starter_that_stands_still_is_told(tmp_path: Path) -> No
     folder = tmp_path / "place" / "app"
     with (
         server_folder.elected(folder),
-        pytest.raises(errors.ServerError, match=r"somebody else has held .*app\.lock for 0\.1 s"),
+        pytest.raises(errors.ServerError, match=r"another process has locked .*app\.lock for 0\.1 s"),
         server_folder.elected(folder, timeout_s=0.1),
     ):
         raise AssertionError("two are elected")
@@ -246,7 +246,7 @@ def test_an_attempt_that_is_superseded_is_told(connect: Connect, tmp_path: Path)
     zombie = open_shard(client, tmp_path, None, "t1")
     zombie.append([(0, False, block(1))])
     winner = open_shard(client, tmp_path, None, "t2")
-    with pytest.raises(errors.SessionSuperseded, match="t1 is over"):
+    with pytest.raises(errors.SessionSuperseded, match="t1 has ended"):
         zombie.commit(snapshot(1))
     with pytest.raises(errors.SessionSuperseded):
         zombie.append([(1, False, block(2))])

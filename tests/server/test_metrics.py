@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import aion
 from state_backends.server.client import StateClient, runtime_dir
-from state_backends.server.endpoint import AGAIN_SECONDS, LOOPBACK, MetricsEndpoint
+from state_backends.server.endpoint import LOOPBACK, RETRY_SECONDS, MetricsEndpoint
 from state_backends.server.host import Host
 from state_backends.server.metrics import METRICS
 from state_backends.server.server_folder import LOG
@@ -161,7 +161,7 @@ def test_a_port_is_tried_again_after_a_while() -> None:
         endpoint.serve(port)
     endpoint.serve(port)
     assert endpoint.port is None, "it is too early"
-    now = AGAIN_SECONDS
+    now = RETRY_SECONDS
     endpoint.serve(port)
     try:
         assert endpoint.port == port

@@ -126,6 +126,10 @@ class Rig:
         (self.folder / "files").unlink()
         (self.folder / "away").rename(self.folder / "files")
 
+    def rocksdb_bytes(self) -> int:
+        """Bytes of the files that RocksDB has, dead blocks included."""
+        return sum(path.stat().st_size for path in (self.folder / "live").rglob("*.sst"))
+
     def durable(self) -> dict[str, bytes]:
         """The files that are kept for good, by name, and what is in them."""
         return {p.name: p.read_bytes() for p in (self.folder / "files").glob("*")}

@@ -63,7 +63,7 @@ def test_the_heaviest_window_is_that_of_all_that_cover_the_slice(windows: list[P
     held = MBuckets(MemoryBudget(0))
     for number, minute in enumerate(times):
         slice_us = max(family.floor(minute * MINUTE) for family in grid.families)
-        held.hold(number, make_block(slice_us, number, KIB))
+        held.add(number, make_block(slice_us, number, KIB))
     sizes = held.sizes()
     for slice_us in sizes:
         covering = [(window, start) for window in windows for start in window.starts_covering(slice_us)]

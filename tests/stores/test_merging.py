@@ -68,7 +68,7 @@ def test_small_files_become_one_with_the_same_blocks(rig: Rig) -> None:
     )
     (new,) = [f for f in rig.store.persist() if f.file_no == 8]
     assert new.path.endswith(f"{MERGED}.sst") and new.blocks == 16
-    assert 0 < rig.p_bucket.disk_bytes() <= 2 * Path(new.path).stat().st_size, "RocksDB has let go of the others"
+    assert 0 < rig.rocksdb_bytes() <= 2 * Path(new.path).stat().st_size, "RocksDB has let go of the others"
     assert len(rig.durable()) == 9, "for good they are retention's"
 
 
@@ -229,7 +229,7 @@ def test_a_merge_of_what_is_all_purged_by_then_leaves_nothing(make: Callable[...
     files = rig.store.persist()
     rig.settle()
     assert [f.blocks for f in files] == [16] and rig.store.files() == {}, "whose version it is may delete it"
-    assert rig.p_bucket.disk_bytes() == 0
+    assert rig.rocksdb_bytes() == 0
 
 
 def test_a_rollback_leaves_what_was_merged(rig: Rig) -> None:
@@ -252,10 +252,10 @@ def test_purged_ranges_are_reclaimed(make: Callable[..., Rig]) -> None:
     rig = make("rocksdb", limits=LIMITS)
     rig.append(*((seq, seq % 4) for seq in range(40)), size=2 * KIB)
     rig.store.persist()
-    before = rig.p_bucket.disk_bytes()
+    before = rig.rocksdb_bytes()
     rig.store.purge([0, 1, 3])
     merge(rig)
-    assert rig.p_bucket.disk_bytes() < before / 2
+    assert rig.rocksdb_bytes() < before / 2
     assert rig.read(*range(4)) == [*range(2, 40, 4)]
 
 

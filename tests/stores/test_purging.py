@@ -27,7 +27,7 @@ def test_what_is_purged_is_gone_from_every_tier(rig: Rig, where: str) -> None:
     stats = rig.store.stats()
     assert (stats.blocks, stats.m_bucket_bytes, stats.p_bucket_bytes) == (0, 0, 0)
     assert rig.store.files() == {}
-    assert rig.p_bucket.disk_bytes() == 0, "RocksDB gives back the space"
+    assert rig.rocksdb_bytes() == 0, "RocksDB gives back the space"
 
 
 def test_what_is_purged_while_it_is_written_does_not_come_back(rig: Rig) -> None:

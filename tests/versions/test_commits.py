@@ -34,10 +34,10 @@ def test_numbers_of_blocks_only_grow(host: Host) -> None:
     token = host.commit(None, (0, 0), (1, 0))
     attempt, _ = host.open(token)
     for seqs in ([1], [2, 2], [3, 2]):
-        with pytest.raises(RequestError, match="numbers only grow"):
+        with pytest.raises(RequestError, match="block numbers must increase"):
             host.append_together(attempt, *((seq, 0) for seq in seqs))
     host.append(attempt, (2, 0), (4, 0))
-    with pytest.raises(RequestError, match="next_seq is not above block 4"):
+    with pytest.raises(RequestError, match="next_seq must be above block 4"):
         host.shard.commit(attempt, {"next_seq": 4})
     host.shard.commit(attempt, {"next_seq": 5})
     assert host.seqs(attempt, 0) == [0, 1, 2, 4]

@@ -17,7 +17,7 @@ import aion
 from aion import aggregates as A
 from aion.core.plan import make_plan
 from aion.errors import CorruptState, ForeignState, FormatError
-from state_backends.versions.manifest import Identity, load
+from state_backends.versions.manifest import load
 from tests.versions.host import IDENTITY, Host
 
 
@@ -76,15 +76,18 @@ def test_a_damaged_older_version_does_not_keep_the_current_one_from_opening(make
     assert host.seqs(second, 0) == [0, 1]
 
 
-def test_a_newer_format_is_told_apart_from_damage(make: Callable[..., Host]) -> None:
+@pytest.mark.parametrize("number", [1, 2, 4])
+@pytest.mark.parametrize("what", ["a manifest", "operator.json"])
+def test_another_format_is_refused_and_is_not_called_damage(make: Callable[..., Host], what: str, number: int) -> None:
     host = make()
     token = host.commit(None, (0, 0))
-    path = host.manifest(token)
+    path = host.manifest(token) if what == "a manifest" else host.folder / "operator.json"
     value = json.loads(path.read_bytes().splitlines()[0])
-    body = orjson.dumps({**value, "format": value["format"] + 1, "news": True})
+    assert value["format"] == 3
+    body = orjson.dumps({**value, "format": number, "news": True})
     path.write_bytes(body + b"\n%08x\n" % zlib.crc32(body))
     host.restart()
-    with pytest.raises(FormatError, match=rf"{path.name}.*format {value['format'] + 1}.*format {value['format']}"):
+    with pytest.raises(FormatError, match=rf"{path.name}.*in format {number}; this Aion reads format 3"):
         host.open(token)
 
 
@@ -140,40 +143,6 @@ def test_keys_that_would_be_looked_for_in_other_shards_are_refused(host: Host, b
         with pytest.raises(ForeignState, match=said):
             host.shard.open(token, "0000000001-second", replace(identity, **changed))  # type: ignore[arg-type]
     assert host.shard.open(token, "0000000001-second", identity) == ({"next_seq": 0} if token else None)
-
-
-@pytest.mark.parametrize(
-    ("identity", "fits"),
-    [
-        (replace(IDENTITY, ids=(3, 7), key_types=("int64",), definition={"key": [["k", "int64"]]}), True),
-        (replace(IDENTITY, ids=(1, 7), key_types=("int64",), definition={"key": [["k", "int64"]]}), False),
-        (replace(IDENTITY, ids=(3, 7), key_types=("int64",), definition={"key": [["k", "int32"]]}), False),
-    ],
-    ids=["the same", "other ids", "another hash"],
-)
-def test_of_what_an_earlier_aion_wrote_only_what_is_where_it_would_be_now_is_used(
-    make: Callable[..., Host], identity: Identity, fits: bool
-) -> None:
-    """It did not say which ids it had chosen, nor as what it had hashed its keys."""
-    host = make()
-    (host.folder / "state").mkdir(parents=True)
-    (host.folder / "state").rename(host.folder / "shard-00003")  # its folder, as those of all shards are named
-    host.stop()
-    host.start("shard-00003")
-    old, _ = host.open(None, replace(identity, ids=(), key_types=()))
-    host.shard.commit(old, {"next_seq": 0})
-    path = host.folder / "operator.json"
-    value = {k: v for k, v in json.loads(path.read_bytes().splitlines()[0]).items() if k not in ("ids", "key_types")}
-    body = orjson.dumps({**value, "format": 2})
-    path.write_bytes(body + b"\n%08x\n" % zlib.crc32(body))
-    host.stop()
-    host.start("shard-00003")
-    if not fits:
-        with pytest.raises(ForeignState, match="an earlier Aion"):
-            host.open(old, identity)
-        return
-    assert host.open(old, identity)[1] == {"next_seq": 0}
-    assert json.loads(path.read_bytes().splitlines()[0])["ids"] == [3, 7], "and is written down from now on"
 
 
 def test_until_the_first_batch_is_through_everything_may_change(host: Host) -> None:
