@@ -114,7 +114,7 @@ BATCHES: list[tuple[int | None, list[int]]] = [
 
 def panes() -> str:
     """What a real operator yields for them."""
-    lines = [f"{'watermark':<11}{'events come, of':<30}{'what comes out':<16}{'window':<15}{'n':<5}pane"]
+    lines = [f"{'watermark':<11}{'event times':<30}{'what comes out':<16}{'window':<15}{'n':<5}pane"]
     with aion.LocalOperator(
         windows=aion.Tumbling("1 minute"), time="ts", aggregates={"n": A.count()}, policy=policy("5 minutes")
     ) as operator:
