@@ -129,7 +129,7 @@ def test_what_makes_no_tree_is_refused(stream: FileStream) -> None:
         aion.windowed(events, **definition, merge_levels=-1)
     with pytest.raises(ConfigError, match="fan_in: 1 is not a number of nodes"):
         aion.explain(events, **definition, fan_in=1)
-    with pytest.raises(ConfigError, match="keys_disjoint: there is no key"):
+    with pytest.raises(ConfigError, match="keys_disjoint: it requires a key"):
         aion.windowed(events, **definition, keys_disjoint=True)
 
 
