@@ -161,7 +161,7 @@ def retraction() -> str:
         ("late event at 12:07, session gap 5 minutes", "kind", "window_start", "window_end", "n"),
         *(
             (
-                "(12:01, 12:03 and 12:12 were there)" if number == 0 else "",
+                "(earlier: 12:01, 12:03 and 12:12)" if number == 0 else "",
                 row["kind"],
                 f"{row['window_start']:%H:%M}",
                 f"{row['window_end']:%H:%M}",

@@ -294,8 +294,8 @@ def test_explain_tells_of_pressure_idleness_prestaging_and_threads(tmp_path: Pat
     told = words(run("policy", "explain", str(file)).stdout)
     for part in (
         "50% of the budget (50 MiB), or of the machine's memory, is in use: moderate pressure",
-        "move to disk one by one, except its first 12.5%: the one with the lowest rate of events first, until 25% of "
-        "the budget (25 MiB) is in use.",
+        "move to disk one by one, except its first 12.5%: the one that gets the fewest bytes per second first, "
+        "until 25% of the budget (25 MiB) is in use.",
         "80% of the budget (80 MiB), or of the machine's memory, is in use: memory is scarce",
         "it gets no events and no watermark for 2.5 times the median time of an execution",
         "Then it moves from memory to RocksDB, except its first 12.5%.",

@@ -224,7 +224,7 @@ def _pressure(policy: Policy, limit_bytes: int) -> Story:
     def used(share: float) -> str:
         return f"{share * 100:.4g}% of the budget ({about_bytes(share * total_bytes)})"
 
-    first = "the largest first" if memory.victim == "largest" else "the one with the lowest rate of events first"
+    first = "the largest first" if memory.victim == "largest" else "the one that gets the fewest bytes per second first"
     return [
         *story,
         (

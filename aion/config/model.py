@@ -142,7 +142,7 @@ class MemoryPolicy(_Section):
     )
     victim: Literal["largest", "slowest"] = Field(
         default="largest",
-        description="Which window moves first: the largest, or the one that gets events at the lowest rate.",
+        description="Which window moves first: the largest, or the one that gets the fewest bytes per second.",
     )
 
     @property

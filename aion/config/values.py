@@ -339,7 +339,7 @@ Rate = Annotated[
     PlainValidator(lambda value: None if value is None else size_bytes(value)),
     PlainSerializer(lambda value: None if value is None else format_bytes(value), return_type=str | None),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, _SIZE_TEXT, _NULL]}),
-    "size for each second, such as 100MiB, or null",
+    "size per second, such as 100MiB, or null",
 ]
 Budget = Annotated[
     int | Share,
@@ -359,21 +359,21 @@ BoundDuration = Annotated[
     BeforeValidator(_bound),
     PlainSerializer(format_duration, return_type=str),
     WithJsonSchema({"anyOf": [{"const": 0}, _BOUND_TEXT]}),
-    "duration with its unit such as 90s, 10m or 3 days, or 0",
+    "duration with a unit, such as 90s, 10m or 3 days, or 0",
 ]
 Timeout = Annotated[
     int,
     BeforeValidator(_timeout),
     PlainSerializer(format_duration, return_type=str),
     WithJsonSchema(_BOUND_TEXT),
-    "duration with its unit such as 60s, from 100ms to 1 day",
+    "duration with a unit, such as 60s, from 100ms to 1 day",
 ]
 Idle = Annotated[
     int | Multiple | None,
     PlainValidator(_idle),
     PlainSerializer(_format_idle, return_type=str | None),
     WithJsonSchema({"anyOf": [_IDLE_TEXT, _MULTIPLE_TEXT, _NULL]}),
-    "duration such as 90s, or a multiple of the median time of an execution such as 3x, or null",
+    "duration such as 90s, or a multiple of the median execution time such as 3x, or null",
 ]
 Shards = Annotated[
     Literal["auto"] | int,
@@ -429,7 +429,7 @@ Interval = Annotated[
     PlainValidator(_interval),
     PlainSerializer(format_duration, return_type=str),
     WithJsonSchema(_BOUND_TEXT),
-    "duration above 0 with its unit such as 90s or 10m",
+    "duration above 0 with a unit, such as 90s or 10m",
 ]
 EventCount = Annotated[
     int,

@@ -38,7 +38,7 @@ class Child:
         rows = BlockRows(self._tree, level=0, limit_bytes=self._limit_bytes)
         with CodecPool(policy.io.codec_threads) as pool:
             builder = make_builder(self._plan, policy, pool, self._shard_of)
-            for batch in together(batches):
+            for batch in merge_batches(batches):
                 events = pa.RecordBatch.from_arrays(
                     [
                         column if column.type == field.type else column.cast(field.type)
@@ -51,7 +51,7 @@ class Child:
             yield from rows.batches(builder.finish())
 
 
-def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def merge_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Puts batches together until they have ``_ROWS_AT_ONCE`` or ``_BYTES_AT_ONCE``. The last one may have less."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0

@@ -37,7 +37,7 @@ class Merging:
             yield from rows.batches(merger.finish())
 
 
-def merged(blocks: DataFrame, plan: Plan, policy: dict[str, Any], tree: Tree, limit_bytes: int) -> DataFrame:
+def merge_blocks(blocks: DataFrame, plan: Plan, policy: dict[str, Any], tree: Tree, limit_bytes: int) -> DataFrame:
     """Merges the children's rows on every level of the tree."""
     for level in range(1, tree.levels + 1):
         by_task = blocks.repartitionById(tree.tasks(level), "task")

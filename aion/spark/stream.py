@@ -33,7 +33,7 @@ from aion.spark import starts
 from aion.spark.blocks import row_type
 from aion.spark.child import Child
 from aion.spark.explain import explain_plan
-from aion.spark.levels import merged
+from aion.spark.levels import merge_blocks
 from aion.spark.root import Root
 from aion.spark.root_config import RootConfig
 from aion.spark.session import REQUIRED
@@ -64,7 +64,7 @@ def windowed(df: DataFrame, spec: Spec | None = None, /, **definition: Unpack[Ke
     state_dir = _state_dir(spark, resolved)
     starts.watch(spark)
     children = _child(df, plan, resolved, tree, limit_bytes)
-    blocks = merged(children, plan, policy_to_json(resolved), tree, limit_bytes)
+    blocks = merge_blocks(children, plan, policy_to_json(resolved), tree, limit_bytes)
     root = Root(
         RootConfig(
             plan=plan,
