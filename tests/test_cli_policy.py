@@ -264,12 +264,13 @@ def test_explain_has_the_numbers_of_the_policy(tmp_path: Path) -> None:
     assert result.exit_code == 0
     for part in (
         "blocks of about 3MiB, compressed with lz4, and shuffled to 6 shards",
-        "until its m-bucket has 32MiB, or all m-buckets of the host together have 96MiB (3 such windows fit at a time)",
+        "until the window's m-bucket has 32MiB, or all m-buckets of the host together have 96MiB "
+        "(3 such windows fit at a time)",
         "committed to s3://bucket/state",
         "within the bound of 45 minutes",
-        "the watermark reaches 2025-01-01T12:01:00Z, its end",
-        "the watermark reaches 2025-01-01T12:46:00Z, its end plus the bound",
-        "They go straight to its p-bucket",
+        "the watermark reaches 2025-01-01T12:01:00Z, the window's end",
+        "the watermark reaches 2025-01-01T12:46:00Z, the window's end plus the bound",
+        "They go straight to the window's p-bucket",
     ):
         assert part in told, told
 
@@ -297,7 +298,7 @@ def test_explain_tells_of_pressure_idleness_prestaging_and_threads(tmp_path: Pat
         "move to disk one by one, except its first 12.5%: the one that gets the fewest bytes per second first, "
         "until 25% of the budget (25 MiB) is in use.",
         "80% of the budget (80 MiB), or of the machine's memory, is in use: memory is scarce",
-        "it gets no events and no watermark for 2.5 times the median time of an execution",
+        "the window gets no events and no watermark for 2.5 times the median time of an execution",
         "Then it moves from memory to RocksDB, except its first 12.5%.",
         "The first of them starts prestaging",
         "3 threads do all reads and writes. Blocks are encoded by the thread that needs them. Destaging, late writes "
@@ -332,7 +333,7 @@ def test_explain_names_classes_of_the_user(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("preset", "part"),
     [
-        ("low_memory", "it gets no events and no watermark for 30 seconds"),
+        ("low_memory", "the window gets no events and no watermark for 30 seconds"),
         ("low_latency", "except its first 10%"),
         ("standard", "blocks that only RocksDB has are fetched while those in memory are processed"),
         ("memory_only", "All of them stay in memory"),
@@ -341,7 +342,7 @@ def test_explain_names_classes_of_the_user(tmp_path: Path) -> None:
         ("standard", "the shortest that covers 0.99 of the late events with confidence 0.95, at most 7 days"),
         ("standard", "as rarely as possible while its staleness stays within 0.05"),
         ("low_latency", "in each batch that brings it late events"),
-        ("demo", "the watermark reaches 2025-01-04T12:01:00Z, its end plus the bound"),
+        ("demo", "the watermark reaches 2025-01-04T12:01:00Z, the window's end plus the bound"),
     ],
 )
 def test_explain_of_the_presets(preset: str, part: str) -> None:

@@ -35,13 +35,13 @@ def _until_its_end(policy: Policy, limit_bytes: int) -> Story:
     start, end = format_instant(_START_US), format_instant(_END_US)
     return [
         (
-            f"its events come: those from {start} and before {end}",
+            f"events of the window come: from {start} and before {end}",
             f"They are packed into {state.codec} blocks of about {target}, {packing}, and shuffled{levels} to "
             f"{shards}. {words.keep}",
         ),
         ("a Spark batch ends", f"The changes of the window are committed to {folder}."),
         (
-            f"the watermark reaches {end}, its end",
+            f"the watermark reaches {end}, the window's end",
             f"On-time execution: {words.read} {_combining_words(policy)} One pane of kind on_time comes out. "
             f"{words.expire}",
         ),
@@ -51,7 +51,9 @@ def _until_its_end(policy: Policy, limit_bytes: int) -> Story:
 def _combining_words(policy: Policy) -> str:
     match policy.execution.aggregation:
         case "lazy":
-            return "It is combined from the partials of all its slices, even if it shares them with other windows."
+            return (
+                "The window is combined from the partials of all its slices, even if it shares them with other windows."
+            )
         case "eager":
             return "Overlapping windows are combined from a tree of partials over the slices that they share."
     return (
@@ -73,16 +75,16 @@ def _after_its_end(policy: Policy) -> Story:
     return [
         *_bound_words(policy),
         (
-            f"events come after that: late, but within the bound of {bound}",
+            f"late events come, within the bound of {bound}",
             f"{_late_words(policy)} The window runs again {_trigger_words(policy)}. Its pane of kind late "
             "replaces the earlier ones.",
         ),
         (
-            f"the watermark reaches {format_instant(_END_US + bound_us)}, its end plus the bound",
-            "If events came after its last execution, it runs a last time, with a pane of kind final. "
+            f"the watermark reaches {format_instant(_END_US + bound_us)}, the window's end plus the bound",
+            "If events came after its last execution, the window runs a last time, with a pane of kind final. "
             "Then its state is deleted.",
         ),
-        (f"events come later than {bound} after its end", "They come out as rows of kind dropped."),
+        (f"events come later than {bound} after the window's end", "They come out as rows of kind dropped."),
     ]
 
 
@@ -142,23 +144,23 @@ def _backend_words(policy: Policy, limit_bytes: int) -> _Words:
             return _Words(
                 f"All of them stay in memory. The backend memory ignores the budget of "
                 f"{_budget(policy, limit_bytes)} and the limit of {bucket} for a bucket.",
-                "it is read from memory.",
+                "the window is read from memory.",
                 "It stays in memory.",
             )
         case "rocksdb":
             return _Words(
                 "All of them go to RocksDB. Only blocks that are being written are in memory: at most "
                 f"{_budget(policy, limit_bytes)} for all windows of a host.",
-                "it is read from RocksDB.",
+                "the window is read from RocksDB.",
                 "It stays on disk.",
             )
     full = total_bytes // bucket_bytes
     windows = "one such window fits" if full == 1 else f"{full:,} such windows fit"
     return _Words(
-        f"They stay in memory until its m-bucket has {bucket}, or all m-buckets of the host together have "
-        f"{_budget(policy, limit_bytes)} ({windows} at a time). The rest goes to its p-bucket in RocksDB.",
-        "it is read in the order in which its events came; blocks that only RocksDB has are fetched while those in "
-        "memory are processed.",
+        f"They stay in memory until the window's m-bucket has {bucket}, or all m-buckets of the host together have "
+        f"{_budget(policy, limit_bytes)} ({windows} at a time). The rest goes to the window's p-bucket in RocksDB.",
+        "the window is read in the order in which its events came; blocks that only RocksDB has are fetched while "
+        "those in memory are processed.",
         f"Then it moves from memory to RocksDB{_except_its_start(policy)}.",
     )
 
@@ -184,7 +186,7 @@ def _late_words(policy: Policy) -> str:
                 "needed according to the measured speed, or at once if nothing has been measured yet."
             )
     return (
-        f"They go straight to its p-bucket in RocksDB. {fetch} After the execution it leaves memory again"
+        f"They go straight to the window's p-bucket in RocksDB. {fetch} After the execution it leaves memory again"
         f"{_except_its_start(policy)}."
     )
 
@@ -211,7 +213,7 @@ def _pressure(policy: Policy, limit_bytes: int) -> Story:
         return [
             (
                 "memory is checked, from time to time",
-                f"What moves to disk before its end is decided by {_plugin(destage.class_path, destage.arguments)}",
+                f"What moves to disk early is decided by {_plugin(destage.class_path, destage.arguments)}",
             )
         ]
     story = Story()
@@ -219,7 +221,9 @@ def _pressure(policy: Policy, limit_bytes: int) -> Story:
         idle = destage.idle_after
         after = f"{idle.times:g} times the median time of an execution" if isinstance(idle, Multiple) else ""
         after = after or format_duration(destage.idle_after_us or 0)
-        story.append((f"it gets no events and no watermark for {after}", f"It moves from memory to disk{start}."))
+        story.append(
+            (f"the window gets no events and no watermark for {after}", f"It moves from memory to disk{start}.")
+        )
 
     def used(share: float) -> str:
         return f"{share * 100:.4g}% of the budget ({about_bytes(share * total_bytes)})"

@@ -44,7 +44,7 @@ def settings(spark: SparkSession) -> Iterator[RuntimeConfig]:
         ({"time": "v"}, errors.SchemaError, "time: column 'v' is of type double; a timestamp is needed"),
         ({"aggregates": {"s": A.sum("k")}}, errors.SchemaError, "needs numbers, not string"),
         ({"aggregates": {"s": A.sum("w")}}, errors.SchemaError, "names a column that does not exist"),
-        ({"aggregates": {"s": "sum"}}, errors.ConfigError, "no aggregate"),
+        ({"aggregates": {"s": "sum"}}, errors.ConfigError, "not an aggregate"),
         ({"aggregates": {}}, errors.ConfigError, "aggregates: none given"),
         ({"aggregates": {"pane": A.count()}}, errors.SchemaError, "'pane' is a column that every result has"),
         ({"windows": []}, errors.WindowError, "none given"),
