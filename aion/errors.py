@@ -103,7 +103,7 @@ class CorruptState(StateError):
 class DiskError(StateError, OSError):
     """The disk of a state folder is full, read-only or failing; the message names the folder and the cause.
 
-    Committed state is not damaged. State that was not committed yet is lost.
+    Committed state is undamaged. What was being written was not stored.
     """
 
 
