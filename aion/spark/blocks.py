@@ -35,7 +35,7 @@ class BlockRows:
         # No other attempt of any task of this application has the same number.
         self._fragmenter = Fragmenter(context.taskAttemptId(), limit_bytes)
 
-    def batches(self, blocks: Iterator[ShardBlock]) -> Iterator[pa.RecordBatch]:
+    def of(self, blocks: Iterator[ShardBlock]) -> Iterator[pa.RecordBatch]:
         """The blocks as batches of rows, each of about ``_BATCH_BYTES``."""
         shards: list[int] = []
         rows: list[bytes] = []

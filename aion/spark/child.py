@@ -1,4 +1,4 @@
-"""The child: turns events into blocks on every source partition, before the shuffle (Disco's child)."""
+"""The child: on every source partition, events in and blocks out, in front of the shuffle (Disco's child)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from aion.execute.assembly import make_builder
 from aion.spark.blocks import BlockRows
 from state_backends.store.codec_pool import CodecPool
 
-# Each pass over a batch has a fixed cost, and Spark's batches are small (so that wide rows do not make them huge). So
-# small batches are put together up to one of these limits.
+# A pass over a batch has costs of its own; and a batch from Spark is small, so that wide rows do not make it huge.
 _ROWS_AT_ONCE = 1 << 16
 _BYTES_AT_ONCE = 32 << 20
 
 
 class Child:
-    """The function for ``mapInArrow``. Its input has the plan's columns and, if ``shard_of`` is None, the shard id."""
+    """The function for ``mapInArrow``; its input are the plan's columns and, if not ``shard_of``, the shard id."""
 
     def __init__(
         self, plan: Plan, policy: dict[str, Any], shard_of: ShardOfKeys | None, tree: Tree, limit_bytes: int
@@ -38,7 +37,7 @@ class Child:
         rows = BlockRows(self._tree, level=0, limit_bytes=self._limit_bytes)
         with CodecPool(policy.io.codec_threads) as pool:
             builder = make_builder(self._plan, policy, pool, self._shard_of)
-            for batch in merge_batches(batches):
+            for batch in together(batches):
                 events = pa.RecordBatch.from_arrays(
                     [
                         column if column.type == field.type else column.cast(field.type)
@@ -47,18 +46,18 @@ class Child:
                     schema=self._plan.schema,
                 )
                 shards = batch.column(len(self._plan.schema)) if self._shard_of is None else None
-                yield from rows.batches(builder.add(events, shards))
-            yield from rows.batches(builder.finish())
+                yield from rows.of(builder.add(events, shards))
+            yield from rows.of(builder.finish())
 
 
-def merge_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Puts batches together until they have ``_ROWS_AT_ONCE`` or ``_BYTES_AT_ONCE``. The last one may have less."""
+def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Several batches as one, of at least ``_ROWS_AT_ONCE`` or ``_BYTES_AT_ONCE``; the last may have less."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
         waiting.append(batch)
         rows += batch.num_rows
-        size += batch.get_total_buffer_size()  # reading nbytes takes as long as a copy
+        size += batch.get_total_buffer_size()  # of nbytes each look takes as long as a copy
         if rows >= _ROWS_AT_ONCE or size >= _BYTES_AT_ONCE:
             yield pa.concat_batches(waiting)
             waiting, rows, size = [], 0, 0

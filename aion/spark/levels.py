@@ -1,4 +1,4 @@
-"""The levels between child and root: Spark stages without state that merge blocks (Disco's tree)."""
+"""The levels between child and root: plain Spark stages without state, each of which merges blocks (Disco's tree)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from state_backends.store.codec_pool import CodecPool
 
 
 class Merging:
-    """The function for ``mapInArrow`` on one level. Input and output are rows of :mod:`aion.spark.blocks`."""
+    """The function for ``mapInArrow`` of one level; input and output are rows of :mod:`aion.spark.blocks`."""
 
     def __init__(self, plan: Plan, policy: dict[str, Any], tree: Tree, level: int, limit_bytes: int) -> None:
         self._plan = plan
@@ -33,12 +33,12 @@ class Merging:
         with CodecPool(policy.io.codec_threads) as pool:
             merger = BlockMerger(make_builder(self._plan, policy, pool, None))
             for shard, block in blocks_of(batches):
-                yield from rows.batches(merger.add(shard, block))
-            yield from rows.batches(merger.finish())
+                yield from rows.of(merger.add(shard, block))
+            yield from rows.of(merger.finish())
 
 
-def merge_blocks(blocks: DataFrame, plan: Plan, policy: dict[str, Any], tree: Tree, limit_bytes: int) -> DataFrame:
-    """Merges the children's rows on every level of the tree."""
+def merged(blocks: DataFrame, plan: Plan, policy: dict[str, Any], tree: Tree, limit_bytes: int) -> DataFrame:
+    """The children's rows, merged on every level of the tree."""
     for level in range(1, tree.levels + 1):
         by_task = blocks.repartitionById(tree.tasks(level), "task")
         blocks = by_task.mapInArrow(Merging(plan, policy, tree, level, limit_bytes), row_type(tree, level))

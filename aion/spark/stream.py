@@ -33,7 +33,7 @@ from aion.spark import starts
 from aion.spark.blocks import row_type
 from aion.spark.child import Child
 from aion.spark.explain import explain_plan
-from aion.spark.levels import merge_blocks
+from aion.spark.levels import merged
 from aion.spark.root import Root
 from aion.spark.root_config import RootConfig
 from aion.spark.session import REQUIRED
@@ -57,28 +57,28 @@ def windowed(df: DataFrame, spec: Spec | None = None, /, **definition: Unpack[Ke
     ``lateness_us``, ``reason`` and ``event``: see :func:`panes` and :func:`dropped`. Later panes of a window replace
     earlier ones. Raises WatermarkError, SchemaError, WindowError, PolicyError, ConfigError, MissingExtra.
     """
-    spark, full_spec = df.sparkSession, spec_of("windowed", spec, definition)
-    query = _resolve(df, full_spec)
+    spark, asked = df.sparkSession, spec_of("windowed", spec, definition)
+    query = _resolve(df, asked)
     plan, resolved, tree = query.plan, query.policy, query.tree
     limit_bytes = fragment_bytes(int(_conf(spark, "spark.sql.execution.arrow.maxRecordsPerBatch")))
     state_dir = _state_dir(spark, resolved)
     starts.watch(spark)
     children = _child(df, plan, resolved, tree, limit_bytes)
-    blocks = merge_blocks(children, plan, policy_to_json(resolved), tree, limit_bytes)
+    blocks = merged(children, plan, policy_to_json(resolved), tree, limit_bytes)
     root = Root(
         RootConfig(
             plan=plan,
             policy=policy_to_json(resolved),
-            name=full_spec.name,
+            name=asked.name,
             uid=uuid.uuid4().hex,
             application=spark.sparkContext.applicationId,
             state_dir=state_dir,
             ids=tree.shards,
             key_types=tuple(str(hashed_as(type_)) for type_ in _key_types(plan)),
             retain_versions=int(_conf(spark, "spark.sql.streaming.minBatchesToRetain")),
-            watermark_delay_us=_delay_us(df, full_spec.time),
+            watermark_delay_us=_delay_us(df, asked.time),
             task_failures=_task_failures(spark),
-            record=None if full_spec.record is None else str(Path(full_spec.record).resolve()),
+            record=None if asked.record is None else str(Path(asked.record).resolve()),
         )
     )
     return blocks.groupBy("shard").transformWithStateInPandas(

@@ -1,4 +1,4 @@
-"""The work of a task on one shard: one attempt of one batch, in a session with the state server."""
+"""What a task does for one shard: one attempt of one batch, on the session that it opens with the state server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def codec_pool(config: RootConfig) -> CodecPool:
-    """The threads with which a task encodes and decodes blocks. The caller must close it."""
+    """The threads of a task that encode and decode blocks; close it."""
     return CodecPool(policy_from_json(config.policy).io.codec_threads)
 
 
@@ -62,14 +62,14 @@ class ShardWork:
                 self._recorder.written(size_bytes, seconds)
         self._predicts = predicts(policy)
         if session.rebuilt and (active := self.operator.active_slices()):
-            # The shard was rebuilt from its version: read its active windows back into memory in the background.
+            # What was in memory before comes back behind what this batch does.
             session.prestage(active)
         self._delay_us = config.watermark_delay_us
         self._latest_us: int | None = None
         self._parts = Defragmenter()
 
     def advance(self, watermark_ms: int) -> Iterator[pd.DataFrame]:
-        # Spark passes 0 while there is no watermark.
+        # Spark says 0 as long as there is no watermark.
         if watermark_ms > 0:
             at_us, to_us = self.operator.watermark.at_us, watermark_ms * 1000
             if self.bound.together and at_us != to_us and self.bound.asks(at_us):
@@ -94,12 +94,12 @@ class ShardWork:
             try:
                 self._recorder.write()
             except OSError as error:
-                # A missing trace must not fail the query.
-                log.warning("a batch could not be recorded in the trace: %s", error)
+                # A trace is to look at; a query does not fail for want of it.
+                log.warning("a batch was not recorded: %s", error)
         self.session.commit(self.operator.snapshot(), self._next_slices(), self.executor.executions)
 
     def _next_slices(self) -> tuple[int, ...]:
-        """The slices that the next batch will read. This batch's events determine its watermark (docs/operating.md)."""
+        """What the next batch will read: its watermark follows from this batch's events (docs/operating.md)."""
         if not self._predicts:
             return ()
         expected = [self.operator.watermark.expected_next()]
@@ -109,7 +109,7 @@ class ShardWork:
 
     @property
     def due_ms(self) -> int | None:
-        """The smallest watermark, in milliseconds, at which something is due."""
+        """The first watermark in milliseconds at which something is due."""
         due = self.operator.next_due_us
         return None if due is None else -(-due // 1000)
 
@@ -120,7 +120,7 @@ def _frames(batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
             yield to_frame(batch)
 
 
-# One client per application and timeout. A worker runs many tasks, but one at a time.
+# One for each application and patience; a worker serves many tasks, but one at a time.
 _clients: dict[tuple[str, float], StateClient] = {}
 
 
