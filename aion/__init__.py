@@ -1,4 +1,4 @@
-"""Aion: PySpark windowed aggregation in which a late event is never a problem."""
+"""Aion: windowed aggregation for PySpark Structured Streaming that includes late events."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from aion.installation import check_packages
 
-check_packages("policies", "state_backends")  # before anything of them is imported
+check_packages("policies", "state_backends")  # before these packages are imported
 
 from aion import aggregates, errors  # noqa: E402
 from aion.core.plan import Window  # noqa: E402
@@ -47,7 +47,7 @@ __all__ = [
     "windowed",
 ]
 
-# Spark is slow to import and LocalOperator does without it.
+# Imported on first use: Spark is slow to import, and LocalOperator does not need it.
 _LAZY = {
     "LocalOperator": "aion.local",
     "configure": "aion.spark.session",

@@ -1,4 +1,4 @@
-"""The program ``aion``: the command line, or one clear sentence on what it lacks."""
+"""The program ``aion``: starts the command line, or prints what is missing in the installation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aion.errors import MissingExtra, ShadowedPackage
 
 
 def main() -> None:
-    """The console script. Exit code 2 for an error of the user's, with one clear message."""
+    """The console script. If the installation is incomplete, prints why and exits with code 2."""
     try:
         from aion.cli import app
     except (MissingExtra, ShadowedPackage) as error:

@@ -12,7 +12,7 @@ from aion.errors import AionError, ConfigError, PolicyError, needs_extra
 from aion.installation import check_packages, require_extra
 
 with needs_extra("cli", "the command aion"):
-    import rich  # noqa: F401 (what commands print with)
+    import rich  # noqa: F401 (checked here because commands print with it)
     import typer
     from typer.core import TyperGroup
 
@@ -20,7 +20,7 @@ check_packages("experiments")
 
 
 class _Aion(TyperGroup):
-    """Shows what Aion raises on purpose as a message; anything else is a bug and keeps its traceback."""
+    """Prints an AionError as a message, and exits with code 2. Any other error is a bug and keeps its traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -32,14 +32,14 @@ class _Aion(TyperGroup):
 
 app = typer.Typer(
     cls=_Aion,
-    help="PySpark windowed aggregation in which a late event is never a problem.",
+    help="Windowed aggregation for PySpark Structured Streaming that includes late events.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 policy_app = typer.Typer(help="Check and explain policies.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
-# By name, here and in `demo`: mypy is strict about what this module imports, and experiments are not of it.
+# Imported by name, here and in `demo`: mypy checks what this module imports strictly, but not the experiments.
 app.add_typer(import_module("experiments").app, name="experiment")
 
 TABLE_WIDTH = 136
@@ -65,10 +65,10 @@ def _aion(
 
 @app.command()
 def demo(
-    flights: Annotated[int, typer.Option(min=0, help="How many flights; 0: as many as fit the demo.")] = 0,
+    flights: Annotated[int, typer.Option(min=0, help="Number of flights. 0: the default for the demo.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for panes and figure.", file_okay=False)] = Path("out"),
 ) -> None:
-    """Stream real late flights through Spark, and compare the panes with the truth."""
+    """Stream real late flights through Spark, and compare the panes with a batch computation."""
     require_extra("demo", "the demo")
     require_extra("experiments", "the demo's figure")
     raise typer.Exit(import_module("experiments.demo").run(flights=flights, out=out))
@@ -76,45 +76,46 @@ def demo(
 
 @app.command()
 def inspect(
-    state: Annotated[str, typer.Argument(metavar="DIR", help="A state folder: spark.aion.state.dir, path or URI.")],
+    state: Annotated[str, typer.Argument(metavar="DIR", help="The state folder (spark.aion.state.dir): path or URI.")],
     repair: Annotated[
-        bool, typer.Option("--repair", help="Set aside what is damaged, and go back to the newest whole versions.")
+        bool, typer.Option("--repair", help="Move damaged files aside, and go back to the newest whole versions.")
     ] = False,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="With --repair: the query's Spark checkpoint, to be set back as well.")
+        Path | None, typer.Option(help="With --repair: the query's Spark checkpoint, which is also set back.")
     ] = None,
     contents: Annotated[bool, typer.Option(help="Read every byte and verify all checksums.")] = True,
     windows: Annotated[
-        int, typer.Option(min=0, help="Show so many windows of each operator: bounds, why, and when they run.")
+        int, typer.Option(min=0, help="How many windows of each operator to show, with bounds, reasons and due times.")
     ] = 20,
     lineages: Annotated[
-        bool, typer.Option("--lineages", help="Instead: list the checkpoints that queries were started from.")
+        bool, typer.Option("--lineages", help="Instead: list the checkpoints that have state here.")
     ] = False,
     forget: Annotated[
-        str | None, typer.Option(metavar="LINEAGE", help="Delete the versions of one whose checkpoint is gone.")
+        str | None,
+        typer.Option(metavar="LINEAGE", help="Instead: delete the versions of a lineage whose checkpoint is gone."),
     ] = None,
 ) -> None:
-    """Show versions, files, windows, tiers and lateness of a state folder, and verify it. Exit code 1: damaged."""
+    """Verify a state folder, and show its versions, files, windows, tiers and lateness. Exit code 1: damaged."""
     if lineages or forget is not None:
         from aion.tools.inspect.lineages import forget_lineage, show_lineages
 
         if repair or (lineages and forget is not None):
-            raise ConfigError("--repair, --lineages and --forget are for one call each")
+            raise ConfigError("--repair, --lineages and --forget exclude each other; give one of them")
         return show_lineages(state) if forget is None else forget_lineage(state, forget)
     from aion.tools.inspect.state import inspect
 
     if checkpoint is not None and not repair:
-        raise ConfigError("--checkpoint is for --repair; nothing is changed without")
+        raise ConfigError("--checkpoint requires --repair; without it, nothing is changed")
     if not inspect(state, repair=repair, checkpoint=checkpoint, contents=contents, windows=windows):
         raise typer.Exit(1)
 
 
 @app.command()
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Show it once, and end.")] = False,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds from one look to the next.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the metrics once and exit.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
 ) -> None:
-    """Show what the state servers of this user on this host do, live: events, windows, memory, I/O."""
+    """Show live metrics of this user's state servers on this host: events, windows, memory, I/O."""
     from aion.tools.top import top
 
     top(every_s=every, once=once)
@@ -123,27 +124,34 @@ def top(
 @app.command()
 def tune(
     trace: Annotated[
-        Path | None, typer.Option(help="A trace, or the folder that record= of windowed was given.", show_default=False)
+        Path | None,
+        typer.Option(help="A trace file, or the folder given as record= to windowed.", show_default=False),
     ] = None,
     workload: Annotated[
-        str | None, typer.Option(help="Instead: average, bigrams, stock or linear-road.", show_default=False)
+        str | None,
+        typer.Option(help="Instead of a trace: average, bigrams, stock or linear-road.", show_default=False),
     ] = None,
-    memory: Annotated[str, typer.Option(help="What blocks may take.")] = "512MiB",
-    staleness: Annotated[float, typer.Option(help="What the staleness of a window may be.")] = 0.05,
+    memory: Annotated[str, typer.Option(help="The most memory for blocks.")] = "512MiB",
+    staleness: Annotated[float, typer.Option(help="The largest staleness, as a mean over windows.")] = 0.05,
     coverage: Annotated[float, typer.Option(help="The share of late events that must not be dropped.")] = 0.99,
-    policy: Annotated[str, typer.Option(help="Where to begin: a policy file, or the name of a preset.")] = "standard",
+    policy: Annotated[str, typer.Option(help="The policy to start from: a file, or a preset.")] = "standard",
     out: Annotated[Path, typer.Option(help="The policy file to write.", dir_okay=False)] = Path("out/tuned.yaml"),
-    evaluations: Annotated[int, typer.Option(min=5, help="Policies to replay, about.")] = 120,
-    seed: Annotated[int, typer.Option(min=0, help="Of the search, and of a workload.")] = 1,
+    evaluations: Annotated[int, typer.Option(min=5, help="The approximate number of policies to replay.")] = 120,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the search, and of a workload.")] = 1,
     machine: Annotated[
         Path | None,
-        typer.Option(help="Figures of the disk: read from there, or measured and written there.", show_default=False),
+        typer.Option(
+            help="A file with the speed of the disk. If it does not exist, it is measured and written.",
+            show_default=False,
+        ),
     ] = None,
-    scale: Annotated[float, typer.Option(min=0.001, max=1, help="Of a workload: of its rate and windows.")] = 0.1,
-    batches: Annotated[int, typer.Option(min=2, help="Of a workload: how many.")] = 40,
-    past_windows: Annotated[int, typer.Option(min=1, help="Of a workload: how many windows late events come.")] = 5,
+    scale: Annotated[float, typer.Option(min=0.001, max=1, help="For a workload: scales its rate and windows.")] = 0.1,
+    batches: Annotated[int, typer.Option(min=2, help="For a workload: the number of batches.")] = 40,
+    past_windows: Annotated[
+        int, typer.Option(min=1, help="For a workload: the number of past windows that get late events.")
+    ] = 5,
 ) -> None:
-    """Find a policy for a stream: replays what came when under many policies, and writes the best as a file."""
+    """Find a policy for a stream: replay its trace under many policies, and write the best one to a file."""
     from rich.console import Console
 
     from aion.config import size_bytes
@@ -156,14 +164,14 @@ def tune(
         raise ConfigError("give either --trace or --workload")
     for name, share in (("staleness", staleness), ("coverage", coverage)):
         if not 0 < share < 1:
-            raise ConfigError(f"--{name}: {share:g} is no share above 0 and below 1")
+            raise ConfigError(f"--{name}: {share:g} is not a share above 0 and below 1")
     console = Console()
     if console.width < TABLE_WIDTH:
         console = Console(width=TABLE_WIDTH)
     if trace is not None:
         found, source = read_trace(trace), str(trace)
     else:
-        with console.status(f"making events of {workload}"):
+        with console.status(f"generating events of {workload}"):
             generated = import_module("experiments.tune_traces")
             found = generated.trace_of(workload, scale=scale, batches=batches, past_windows=past_windows, seed=seed)
         source = f"the workload {workload} at scale {scale:g}"
@@ -183,7 +191,7 @@ def tune(
 
 @policy_app.command()
 def check(file: PolicyFile) -> None:
-    """Say whether a policy is valid; if not, each error with its line and what would be right."""
+    """Check a policy. Prints each error with its line and what would be right. Exit code 1: invalid."""
     from aion.config import load_policy
 
     try:
@@ -196,7 +204,7 @@ def check(file: PolicyFile) -> None:
 
 @policy_app.command()
 def explain(file: PolicyFile) -> None:
-    """Tell in words what will happen to a window under a policy."""
+    """Describe in words what will happen to a window under a policy."""
     from rich.console import Console
     from rich.table import Table
 
@@ -232,7 +240,7 @@ def _print_red(text: str, *, to_stderr: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    # One line stays one line, so that "file:line:" can be clicked and searched.
+    # Do not wrap lines, so that "file:line:" can be clicked and searched.
     Console(stderr=to_stderr, highlight=False).print(Text(text, style="red"), soft_wrap=True)
 
 

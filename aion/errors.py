@@ -1,4 +1,4 @@
-"""One small tree of errors. Each shows the offending value and says what would be right."""
+"""The errors that Aion raises. Their messages show the wrong value and say what would be right."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 DISTRIBUTION = "aion"
-"""The name to install."""
+"""The name to give to pip."""
 
 EXTRAS = {
     "cli": ("typer", "rich"),
@@ -19,7 +19,7 @@ EXTRAS = {
 
 
 class AionError(Exception):
-    """Base of everything that Aion raises on purpose."""
+    """The base class of all errors that Aion raises deliberately."""
 
 
 # -- what the user wrote ------------------------------------------------------------------------------
@@ -34,32 +34,35 @@ class PolicyError(ConfigError):
 
 
 class WindowError(ConfigError):
-    """A window definition that cannot be: zero length, a slide longer than allowed, a bad duration."""
+    """A window definition is invalid: zero length, a slide longer than allowed, a bad duration."""
 
 
 class SchemaError(ConfigError):
-    """A key, time or value column is missing or has a type that cannot serve."""
+    """A key, time or value column is missing or has an unsuitable type."""
 
 
 class WatermarkError(ConfigError):
-    """The streaming DataFrame carries no watermark, or is no stream."""
+    """The DataFrame has no watermark, or is not a stream."""
 
 
 class MissingJava(ConfigError):
-    """The machine has no Java that Spark can use; the message says what to install."""
+    """There is no Java that Spark can use; the message says what to install."""
 
 
 class MissingExtra(ConfigError, ImportError):
-    """Something needs a package that only an extra installs; the message names the extra."""
+    """A feature needs a package that only an extra installs; the message names the extra."""
 
 
 class ShadowedPackage(AionError, ImportError):
-    """Another module has the name of one of Aion's packages, and Python finds it first; the message names its file."""
+    """Another module has the name of one of Aion's packages and hides it; the message names its file."""
 
 
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Put it around imports of an extra's packages. Raises MissingExtra if one of them is not installed."""
+    """A context for importing packages of an extra. Raises MissingExtra if one of them is not installed.
+
+    ``what``: what needs them; the message begins with it.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
@@ -75,22 +78,22 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
 
 
 class ApplyError(AionError):
-    """The user's function raised, or returned something that is not of the declared schema."""
+    """The user's function raised, or its result does not have the declared schema."""
 
 
 class IntegerOverflow(AionError, ArithmeticError):
-    """An integer sum left the range of its type (as in Spark's ANSI mode)."""
+    """An integer sum exceeds the range of its type (an error also in Spark's ANSI mode)."""
 
 
 # -- state --------------------------------------------------------------------------------------------
 
 
 class StateError(AionError):
-    """Something is wrong with stored state, or with the server that keeps it."""
+    """The base class of errors about stored state and about the server that keeps it."""
 
 
 class CorruptBlock(StateError):
-    """A block's bytes are not those that were written; the message names the block."""
+    """The bytes of a block are not the bytes that were written; the message names the block."""
 
 
 class CorruptState(StateError):
@@ -98,39 +101,39 @@ class CorruptState(StateError):
 
 
 class DiskError(StateError, OSError):
-    """The disk under a state folder is full, read-only or failing; the message names the folder and the cause.
+    """The disk of a state folder is full, read-only or failing; the message names the folder and the cause.
 
-    Nothing that was committed is harmed; what was not could not be kept.
+    Committed state is undamaged. What was being written was not stored.
     """
 
 
 class FormatError(StateError):
-    """State written by a newer Aion than this one."""
+    """Stored state, or a trace, has a format that this version of Aion cannot read."""
 
 
 class ForeignState(StateError):
-    """State that belongs to another query, operator, shard or definition."""
+    """Stored state belongs to another query, operator, shard or definition."""
 
 
 class StorageError(StateError, OSError):
-    """The place where versions are kept cannot be reached, is not there, or refuses; the message names it."""
+    """The place for versions cannot be reached, does not exist, or refuses access; the message names it."""
 
 
 class SessionSuperseded(StateError):
-    """Another attempt of the same task opened the shard; this one must stop."""
+    """Another attempt of the same task has opened the shard, so this attempt must stop."""
 
 
 class ServerError(StateError):
-    """The state server cannot be started or reached, or failed to answer."""
+    """The state server cannot be started or reached, or did not answer."""
 
 
 class RequestError(ServerError):
-    """A request that the state server cannot make sense of; it changed nothing. The message names the field."""
+    """The state server got an invalid request and changed nothing; the message names the field."""
 
 
 class OutOfMemory(ServerError):
-    """The state server could not get the memory for a request."""
+    """The state server did not have enough memory for a request."""
 
 
 class ServerUnreachable(ServerError):
-    """No state server answers: it ended, was killed, or hangs."""
+    """No state server answers: it has ended, was killed, or hangs."""

@@ -1,4 +1,4 @@
-"""Whether all that Aion needs is installed: its own packages, and the packages of extras."""
+"""Checks that Aion's own packages, and the packages of extras, are installed."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ from pathlib import Path
 from aion.errors import EXTRAS, ShadowedPackage, needs_extra
 
 HOME = Path(__file__).parent.parent
-"""All our packages lie beside each other: in a checkout, in an installation, in a zip file."""
+"""The folder of all our packages. They are side by side in a checkout, in an installation, and in a zip file."""
 
 
 def check_packages(*names: str) -> None:
-    """Raises ShadowedPackage, an ImportError, for a package that is not ours or is not there."""
+    """Raises ShadowedPackage, an ImportError, if one of our packages is missing or another module hides it."""
     for name in names:
         ours, found = HOME / name / "__init__.py", _place(name)
         if found is None:
-            raise ShadowedPackage(f"{ours} is not there: a part of Aion is not installed; install it again")
+            raise ShadowedPackage(f"{ours} is missing: Aion is not installed completely; install it again")
         if found != ours and found.resolve() != ours.resolve():
             raise ShadowedPackage(
                 f"{found} shadows Aion's own package {name!r} ({ours}), because Python finds it first: "
-                "rename it, or take its folder off sys.path (PYTHONPATH)"
+                "rename it, or remove its folder from sys.path (PYTHONPATH)"
             )
 
 
 def require_extra(extra: str, what: str) -> None:
-    """Raises MissingExtra now rather than hours later. Imports nothing, because some packages are slow to import."""
+    """Raises MissingExtra if a package of the extra is missing, so that a query fails now and not hours later.
+
+    Imports nothing, because some packages are slow to import.
+    """
     with needs_extra(extra, what):
         for module in EXTRAS[extra]:
             if find_spec(module) is None:
@@ -34,7 +37,7 @@ def require_extra(extra: str, what: str) -> None:
 
 
 def _place(name: str) -> Path | None:
-    """The file that an import of this name runs, or ran; a folder if it is one without ``__init__.py``."""
+    """The file that Python loads for this name, or the folder of a package without ``__init__.py``; None if missing."""
     if name in sys.modules:
         module = sys.modules[name]
         file, folders = module.__file__, getattr(module, "__path__", ())

@@ -1,4 +1,4 @@
-"""What the state server of this host knows: bytes per tier, I/O, and what the operators did."""
+"""The metrics of this host's state server: bytes per tier, I/O, and counters of the operators."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StateMetrics:
-    """Bytes are encoded bytes of live blocks. A block in memory and on disk counts in both tiers.
+    """The metrics of a state server. Bytes are encoded bytes of live blocks.
 
-    ``operators``: by name, the counters of its last commits summed over shards: ``events``, ``late_events``,
-    ``dropped``, ``windows``, ``purged_windows``, ``executions`` by kind, ``staleness``: how often its bound was kept,
-    and why not (:class:`aion.core.operator.lifecycle.StalenessKept`). Windows are counted per shard. ``queries``: by
-    query id and operator, what the commits of this server added to them, and how they stand now
-    (:class:`state_backends.store.counting.Committed`). ``metrics_port``: where the Prometheus endpoint listens, if it
-    does. ``failed_writes``: files that the disk did not take; their blocks stayed in memory. ``merges``: of files, by
-    which ``merged_bytes`` were written once more; ``failed_merges`` changed nothing.
+    A block that is in memory and on disk counts in both tiers. ``operators``: by operator name, the counters as of the
+    last commits, summed over shards: ``events``, ``late_events``, ``dropped``, ``windows``, ``purged_windows``,
+    ``executions`` by kind, and ``staleness``: how often its bound was kept, and why not
+    (:class:`aion.core.operator.lifecycle.StalenessKept`). Each shard counts its own windows. ``queries``: by query id
+    and operator, what the commits of this server added to the counters, and the current state
+    (:class:`state_backends.store.counting.Committed`). ``metrics_port``: the port of the Prometheus endpoint, or None.
+    ``failed_writes``: files that could not be written to disk; their blocks stayed in memory. ``merges``: merges of
+    files, which wrote ``merged_bytes`` again. ``failed_merges``: merges that failed and changed nothing.
     """
 
     m_bucket_bytes: int
@@ -58,7 +59,7 @@ class StateMetrics:
 
 
 def state(spark: SparkSession) -> StateMetrics | None:
-    """The metrics of this host's state server, or None while there is none."""
+    """The metrics of this host's state server, or None if there is no server."""
     client = StateClient.find(spark.sparkContext.applicationId)
     if client is None:
         return None

@@ -114,7 +114,7 @@ BATCHES: list[tuple[int | None, list[int]]] = [
 
 def panes() -> str:
     """What a real operator yields for them."""
-    lines = [f"{'watermark':<11}{'events come, of':<30}{'what comes out':<16}{'window':<15}{'n':<5}pane"]
+    lines = [f"{'watermark':<11}{'event times':<30}{'what comes out':<16}{'window':<15}{'n':<5}pane"]
     with aion.LocalOperator(
         windows=aion.Tumbling("1 minute"), time="ts", aggregates={"n": A.count()}, policy=policy("5 minutes")
     ) as operator:
@@ -161,7 +161,7 @@ def retraction() -> str:
         ("late event at 12:07, session gap 5 minutes", "kind", "window_start", "window_end", "n"),
         *(
             (
-                "(12:01, 12:03 and 12:12 were there)" if number == 0 else "",
+                "(earlier: 12:01, 12:03 and 12:12)" if number == 0 else "",
                 row["kind"],
                 f"{row['window_start']:%H:%M}",
                 f"{row['window_end']:%H:%M}",

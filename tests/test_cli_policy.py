@@ -245,7 +245,7 @@ def test_check_tells_each_error_on_one_line_with_its_line_number(tmp_path: Path)
 def test_check_of_a_file_that_is_not_there() -> None:
     result = run("policy", "check", "nowhere.yaml")
     assert result.exit_code == 1
-    assert "'nowhere.yaml' is no preset and cannot be read as a file (No such file" in result.stdout
+    assert "'nowhere.yaml' is not a preset and cannot be read as a file (No such file" in result.stdout
 
 
 # -- explain ------------------------------------------------------------------------------------------
@@ -264,12 +264,13 @@ def test_explain_has_the_numbers_of_the_policy(tmp_path: Path) -> None:
     assert result.exit_code == 0
     for part in (
         "blocks of about 3MiB, compressed with lz4, and shuffled to 6 shards",
-        "until its m-bucket has 32MiB, or all m-buckets of the host 96MiB (3 such windows fit at a time)",
+        "until the window's m-bucket has 32MiB, or all m-buckets of the host together have 96MiB "
+        "(3 such windows fit at a time)",
         "committed to s3://bucket/state",
         "within the bound of 45 minutes",
-        "the watermark reaches 2025-01-01T12:01:00Z, its end",
-        "the watermark reaches 2025-01-01T12:46:00Z, its end plus the bound",
-        "They go straight to its p-bucket",
+        "the watermark reaches 2025-01-01T12:01:00Z, the window's end",
+        "the watermark reaches 2025-01-01T12:46:00Z, the window's end plus the bound",
+        "They go straight to the window's p-bucket",
     ):
         assert part in told, told
 
@@ -278,7 +279,9 @@ def test_explain_tells_of_merging_levels(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("distribution: {merge_levels: 2, fan_in: 8}\n")
     told = words(run("policy", "explain", str(file)).stdout)
-    assert "shuffled, over 2 levels that merge those of up to 8 senders, to one shard per Spark partition" in told
+    assert (
+        "shuffled through 2 levels, which merge the blocks of up to 8 senders, to one shard per Spark partition" in told
+    )
 
 
 def test_explain_tells_of_pressure_idleness_prestaging_and_threads(tmp_path: Path) -> None:
@@ -292,14 +295,14 @@ def test_explain_tells_of_pressure_idleness_prestaging_and_threads(tmp_path: Pat
     told = words(run("policy", "explain", str(file)).stdout)
     for part in (
         "50% of the budget (50 MiB), or of the machine's memory, is in use: moderate pressure",
-        "destaged one by one, but for its first 12.5%: the one to which events come slowest first, until 25% of the "
-        "budget (25 MiB) is in use.",
+        "move to disk one by one, except its first 12.5%: the one that gets the fewest bytes per second first, "
+        "until 25% of the budget (25 MiB) is in use.",
         "80% of the budget (80 MiB), or of the machine's memory, is in use: memory is scarce",
-        "neither events nor a watermark come to it for 2.5 times the median time of an execution",
-        "Then it leaves memory for RocksDB, but for its first 12.5%.",
+        "the window gets no events and no watermark for 2.5 times the median time of an execution",
+        "Then it moves from memory to RocksDB, except its first 12.5%.",
         "The first of them starts prestaging",
-        "3 threads do what is to be read and written; blocks are encoded in line, by whoever waits for it; destaging, "
-        "late writes and maintenance move at most 20MiB a second.",
+        "3 threads do all reads and writes. Blocks are encoded by the thread that needs them. Destaging, late writes "
+        "and maintenance move at most 20MiB per second.",
     ):
         assert part in told, told
 
@@ -307,7 +310,10 @@ def test_explain_tells_of_pressure_idleness_prestaging_and_threads(tmp_path: Pat
 def test_explain_tells_a_share_of_the_budget_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("state_backends.server.machine.memory_limit_bytes", lambda: 4 << 30)
     told = words(run("policy", "explain", "low_latency").stdout)
-    assert "m-buckets of the host 2 GiB, 50% of the 4 GiB that it has here (8 such windows fit at a time)" in told
+    assert (
+        "m-buckets of the host together have 2 GiB, 50% of the 4 GiB of this host (8 such windows fit at a time)"
+        in told
+    )
     assert "85% of the budget (1.7 GiB)" in told
 
 
@@ -319,24 +325,24 @@ def test_explain_names_classes_of_the_user(tmp_path: Path) -> None:
         "lateness: {initial_bound: 90s}\n"
     )
     told = words(run("policy", "explain", str(file)).stdout)
-    assert "says your class mine:Mine(above=0.5), which is imported when the state server starts." in told
-    assert "says your class mine:Plan(), which is imported" in told
+    assert "is decided by your class mine:Mine(above=0.5), which is imported when the state server starts." in told
+    assert "is decided by your class mine:Plan(), which is imported" in told
     assert "moderate pressure" not in told
 
 
 @pytest.mark.parametrize(
     ("preset", "part"),
     [
-        ("low_memory", "neither events nor a watermark come to it for 30 seconds"),
-        ("low_latency", "but for its first 10%"),
-        ("standard", "what only RocksDB has is fetched behind what memory has"),
+        ("low_memory", "the window gets no events and no watermark for 30 seconds"),
+        ("low_latency", "except its first 10%"),
+        ("standard", "blocks that only RocksDB has are fetched while those in memory are processed"),
         ("memory_only", "All of them stay in memory"),
         ("disk_only", "All of them go to RocksDB"),
         ("low_memory", "compressed with zstd"),
         ("standard", "the shortest that covers 0.99 of the late events with confidence 0.95, at most 7 days"),
-        ("standard", "as seldom as keeps its staleness within 0.05"),
-        ("low_latency", "once in each batch that brought it late events"),
-        ("demo", "the watermark reaches 2025-01-04T12:01:00Z, its end plus the bound"),
+        ("standard", "as rarely as possible while its staleness stays within 0.05"),
+        ("low_latency", "in each batch that brings it late events"),
+        ("demo", "the watermark reaches 2025-01-04T12:01:00Z, the window's end plus the bound"),
     ],
 )
 def test_explain_of_the_presets(preset: str, part: str) -> None:
@@ -382,7 +388,7 @@ def test_the_console_script_ends_with_the_code_and_no_traceback(
         program.main()
     assert ended.value.code == 2
     printed = capsys.readouterr()
-    assert "'nowhere' is no preset" in printed.err
+    assert "'nowhere' is not a preset" in printed.err
     assert "Traceback" not in printed.err
     assert printed.out == ""
 

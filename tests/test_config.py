@@ -181,7 +181,7 @@ def test_places_of_state_that_may_be(place: str) -> None:
 
 @pytest.mark.parametrize("place", ["s3://id:hunter2@bucket/p", "abfs://c@a/p?client_secret=hunter2"])
 def test_a_secret_in_a_place_is_refused_and_not_repeated(place: str) -> None:
-    with pytest.raises(PolicyError, match=r"state\.dir: .* with a secret in it.*environment") as told:
+    with pytest.raises(PolicyError, match=r"state\.dir: .* contains a secret.*environment") as told:
         load_policy({"state": {"dir": place}})
     assert "hunter2" not in str(told.value)
 
@@ -218,18 +218,19 @@ def test_a_policy_does_not_change() -> None:
         ("memory: {budget_bytes: 1MiB}", "memory.budget_bytes: unknown key; did you mean memory.budget?"),
         ("state: {1: 2}", "state.1: unknown key; allowed here: backend"),
         ("? [state]\n: {}", "?: unknown key"),
-        ("memory: 512MiB", "memory: '512MiB' is no section; write below it: budget, bucket_limit"),
+        ("memory: 512MiB", "memory: '512MiB' is not a section; write these keys below it: budget, bucket_limit"),
         ("memory: {budget: 2 parsec}", "memory.budget: '2 parsec' has the unknown unit 'parsec'; units"),
         ("memory: {budget: 0%}", "memory.budget: '0%' is out of range; a share is above 0% and at most 100%"),
         ("memory: {budget: 101%}", "memory.budget: '101%' is out of range; a share is above 0% and at most 100%"),
-        ("memory: {budget: 0.25}", "memory.budget: 0.25 is no size; write it as a share, '25%'"),
-        ("memory: {budget: 1e2%}", "memory.budget: '1e2%' is no size; write e.g. '64MiB'"),
-        ("memory: {bucket_limit: 25%}", "memory.bucket_limit: '25%' is no size; write e.g. '64MiB'"),
-        ("memory: {moderate: 75}", "memory.moderate: 75 is no share; write a number from 0 to 1, e.g. 0.75, or '75%'"),
-        ("memory: {moderate: -0.1}", "memory.moderate: -0.1 is no share; write a number from 0 to 1"),
-        ("memory: {moderate: .nan}", "memory.moderate: nan is no share; write a number from 0 to 1"),
-        ("memory: {moderate: true}", "memory.moderate: true is no share; write a number from 0 to 1"),
-        ("memory: {moderate: a lot}", "memory.moderate: 'a lot' is no share; write a number from 0 to 1"),
+        ("memory: {budget: 0.25}", "memory.budget: 0.25 is not a size; write it as a share, '25%'"),
+        ("memory: {budget: 1e2%}", "memory.budget: '1e2%' is not a size; write e.g. '64MiB'"),
+        ("memory: {bucket_limit: 25%}", "memory.bucket_limit: '25%' is not a size; write e.g. '64MiB'"),
+        ("memory: {moderate: 75}", "memory.moderate: 75 is not a share; write a number from 0 to 1, "
+         "e.g. 0.75, or '75%'"),
+        ("memory: {moderate: -0.1}", "memory.moderate: -0.1 is not a share; write a number from 0 to 1"),
+        ("memory: {moderate: .nan}", "memory.moderate: nan is not a share; write a number from 0 to 1"),
+        ("memory: {moderate: true}", "memory.moderate: true is not a share; write a number from 0 to 1"),
+        ("memory: {moderate: a lot}", "memory.moderate: 'a lot' is not a share; write a number from 0 to 1"),
         ("memory: {resume: 0.8, moderate: 0.75}", "memory.resume: 0.8 is not below memory.moderate, 0.75; set resume "
          "lower than moderate"),
         ("memory: {resume: 1}", "memory.resume: 1.0 is not below memory.moderate, 1.0; set resume lower than moderate; "
@@ -237,37 +238,37 @@ def test_a_policy_does_not_change() -> None:
         ("memory: {moderate: 95%, scarce: 0.9}", "memory.scarce: 0.9 is below memory.moderate, 0.95; set it to at "
          "least that"),
         ("memory: {victim: oldest}", "memory.victim: 'oldest' is not possible; write 'largest' or 'slowest'"),
-        ("destage: {keep_fraction: 2}", "destage.keep_fraction: 2 is no share; write a number from 0 to 1"),
+        ("destage: {keep_fraction: 2}", "destage.keep_fraction: 2 is not a share; write a number from 0 to 1"),
         ("destage: {idle_after: 3}", "destage.idle_after: 3 has no unit; write e.g. '3s' or '3m'; or a multiple of the "
          "median time of an execution, e.g. '3x'; or null"),
-        ("destage: {idle_after: 0}", "destage.idle_after: 0 is no time to wait; write a duration above 0"),
+        ("destage: {idle_after: 0}", "destage.idle_after: 0 is not an idle time; write a duration above 0"),
         ("destage: {idle_after: 0x}", "destage.idle_after: '0x' is out of range; write a multiple above 0, e.g. '3x'"),
         ("destage: {idle_after: -2s}", "destage.idle_after: '-2s' is negative"),
         ("destage: {idle_after: soon}", "destage.idle_after: 'soon' is no duration; write e.g. '20 seconds' or '5m'; "
          "or a multiple"),
-        ("destage: {class: mine}", "destage.class: 'mine' is no class; write package.module:Class, or null"),
-        ("destage: {class: 'my-module:Mine'}", "destage.class: 'my-module:Mine' is no class"),
-        ("destage: {class: mine:Mine, arguments: 5}", "destage.arguments: 5 is no mapping; write names and values"),
-        ("destage: {class: mine:Mine, arguments: {two words: 5}}", "destage.arguments: 'two words' is no name of an "
-         "argument; write e.g. 'limit: 5'"),
+        ("destage: {class: mine}", "destage.class: 'mine' is not a class; write package.module:Class, or null"),
+        ("destage: {class: 'my-module:Mine'}", "destage.class: 'my-module:Mine' is not a class"),
+        ("destage: {class: mine:Mine, arguments: 5}", "destage.arguments: 5 is not a mapping; write names and values"),
+        ("destage: {class: mine:Mine, arguments: {two words: 5}}", "destage.arguments: 'two words' is not an "
+         "argument name; write e.g. 'limit: 5'"),
         ("destage: {class: mine:Mine, arguments: {at: 2024-01-01}}", "cannot be sent to executors"),
         ("destage: {class: mine:Mine, arguments: {x: .inf}}", "cannot be sent to executors"),
-        ("destage: {arguments: {x: 5}}", "destage.arguments: given without a class to call with them; name it as "
-         "class, too; destage.class is from the defaults"),
+        ("destage: {arguments: {x: 5}}", "destage.arguments: given without a class; set class too, or remove "
+         "arguments; destage.class is from the defaults"),
         ("prestage: {arguments: {x: 5}}", "prestage.arguments: given without a class"),
         ("prestage: {mode: }", "prestage.mode: null is not possible; write 'predictive', 'on_late_event' or 'none'"),
-        ("prestage: {mode: none, class: mine:Plan}", "prestage.mode: none plans nothing, so class is of no use; set "
-         "mode to predictive"),
-        ("io: {codec_threads: -1}", "io.codec_threads: -1 is no number of threads; write an integer from 0 to 1,024"),
-        ("io: {codec_threads: 1.5}", "io.codec_threads: 1.5 is no number of threads"),
-        ("io: {codec_threads: true}", "io.codec_threads: true is no number of threads"),
-        ("io: {threads: 0}", "io.threads: 0 is no number of threads; write an integer from 1 to 1,024"),
+        ("prestage: {mode: none, class: mine:Plan}", "prestage.mode: none does not use class; set mode to predictive"),
+        ("io: {codec_threads: -1}", "io.codec_threads: -1 is not a number of threads; write an integer "
+         "from 0 to 1,024"),
+        ("io: {codec_threads: 1.5}", "io.codec_threads: 1.5 is not a number of threads"),
+        ("io: {codec_threads: true}", "io.codec_threads: true is not a number of threads"),
+        ("io: {threads: 0}", "io.threads: 0 is not a number of threads; write an integer from 1 to 1,024"),
         ("io: {rate_limit: 0}", "io.rate_limit: 0 is out of range; a size is at least 1 byte"),
-        ("io: {rate_limit: fast}", "io.rate_limit: 'fast' is no size; write e.g. '64MiB'"),
+        ("io: {rate_limit: fast}", "io.rate_limit: 'fast' is not a size; write e.g. '64MiB'"),
         ("memory: {budget: -1}", "memory.budget: -1 is out of range; a size is at least 1 byte"),
-        ("memory: {budget: }", "memory.budget: null is no size"),
-        ("memory: {budget: {a: 1}}", "memory.budget: {'a': 1} is no size"),
-        ("blocks: {target: 2GiB}", "blocks.target: 2GiB is too large for a row of Spark; write at most"),
+        ("memory: {budget: }", "memory.budget: null is not a size"),
+        ("memory: {budget: {a: 1}}", "memory.budget: {'a': 1} is not a size"),
+        ("blocks: {target: 2GiB}", "blocks.target: 2GiB is too large for a Spark row; write at most"),
         ("lateness: {initial_bound: -5m}", "lateness.initial_bound: '-5m' is negative; write 0 or more"),
         ("lateness: {initial_bound: -1}", "lateness.initial_bound: -1 is negative; write 0 or more"),
         ("lateness: {initial_bound: 10}", "lateness.initial_bound: 10 has no unit; write e.g. '10s' or"),
@@ -279,20 +280,20 @@ def test_a_policy_does_not_change() -> None:
          "write 'tiered', 'memory' or 'rocksdb'"),
         ("state: {compression: off}", "state.compression: false is not possible; write 'none', 'lz4' or"),
         ("state: {codec: pickle}", "state.codec: 'pickle' is not possible; write 'arrow' or 'json'"),
-        ("state: {shards: 0}", "state.shards: 0 is no number of shards; write 'auto' or an integer from 1"),
-        ("state: {shards: true}", "state.shards: true is no number of shards"),
-        ("state: {dir: 5}", "state.dir: 5 is no location; write a path"),
-        ("state: {dir: 'ftp://host/x'}", "state.dir: 'ftp://host/x' is of no file system that pyarrow reaches"),
-        ("state: {dir: 'dbfs:/x'}", "state.dir: 'dbfs:/x' is of no file system that pyarrow reaches; there are file"),
-        ("state: {dir: 's3:/bucket'}", "state.dir: 's3:/bucket' is no URI; write s3://..."),
+        ("state: {shards: 0}", "state.shards: 0 is not a number of shards; write 'auto' or an integer from 1"),
+        ("state: {shards: true}", "state.shards: true is not a number of shards"),
+        ("state: {dir: 5}", "state.dir: 5 is not a location; write a path"),
+        ("state: {dir: 'ftp://host/x'}", "state.dir: 'ftp://host/x': pyarrow cannot open such a file system"),
+        ("state: {dir: 'dbfs:/x'}", "state.dir: 'dbfs:/x': pyarrow cannot open such a file system; use one of file"),
+        ("state: {dir: 's3:/bucket'}", "state.dir: 's3:/bucket' is not a URI; write s3://..."),
         (
             "trigger: {kind: hourly}",
             "trigger.kind: 'hourly' is not possible; write 'staleness', 'interval', 'count' or 'every_batch'",
         ),
         ("trigger: {bound: 0}", "trigger.bound: 0 is out of range; write a share above 0 and below 1, e.g. 0.05"),
-        ("trigger: {executions: 0}", "0 is no number of executions; write an integer from 1, or null"),
-        ("trigger: {interval: 0}", "trigger.interval: 0 is no interval; write a duration above 0, e.g. '1m'"),
-        ("trigger: {count: 1.5}", "trigger.count: 1.5 is no number of events; write an integer from 1"),
+        ("trigger: {executions: 0}", "0 is not a number of executions; write an integer from 1, or null"),
+        ("trigger: {interval: 0}", "trigger.interval: 0 is not an interval; write a duration above 0, e.g. '1m'"),
+        ("trigger: {count: 1.5}", "trigger.count: 1.5 is not a number of events; write an integer from 1"),
         ("memory: {budget: 1MiB, bucket_limit: 2MiB}", "memory.bucket_limit: 2MiB is larger than "
          "memory.budget, 1MiB; set bucket_limit to at most '1MiB'"),
         ("memory: {bucket_limit: 1GiB}", "memory.bucket_limit: 1GiB is larger than memory.budget, 512MiB; "
@@ -325,14 +326,14 @@ def test_all_errors_of_a_file_are_told_in_the_order_of_their_lines(tmp_path: Pat
 def test_a_key_written_twice_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path, "state:\n  backend: memory\n  backend: tiered\nstate: {}\n")
     assert refused(file).splitlines() == [
-        f"{file}:3: state.backend: written twice, before in {file}:2; keep one",
-        f"{file}:4: state: written twice, before in {file}:1; keep one",
+        f"{file}:3: state.backend: written twice, first in {file}:2; keep one",
+        f"{file}:4: state: written twice, first in {file}:1; keep one",
     ]
 
 
 @pytest.mark.parametrize("text", ["- a list", "just words", "5"])
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
-    assert "is no policy; write sections: state, memory" in refused(write(tmp_path, text))
+    assert "is not a policy; write sections: state, memory" in refused(write(tmp_path, text))
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"\xe9: 1", b"state: \x00", b"a: &a {b: *a}", b"a: 1\n---\nb: 1"])
@@ -344,7 +345,7 @@ def test_a_file_that_is_no_plain_yaml_is_refused(tmp_path: Path, data: bytes) ->
 @pytest.mark.parametrize("source", ["standrd", "", "/no/such/file.yaml", Path("nowhere"), "\0", "x" * 5000])
 def test_neither_a_preset_nor_a_file(source: str | Path) -> None:
     message = refused(source)
-    assert "is no preset and cannot be read as a file" in message
+    assert "is not a preset and cannot be read as a file" in message
     assert "presets are demo, disk_only, low_latency, low_memory, memory_only, standard" in message
     assert ("did you mean standard?" in message) == (source == "standrd")
 
@@ -435,17 +436,17 @@ def test_settings_of_others_are_ignored() -> None:
         ({"spark.aion.memory.budgt": "1"}, "memory.budgt: unknown key; did you mean memory.budget?"),
         ({"spark.aion.shards": "4"}, "shards: unknown key; did you mean state.shards?"),
         ({"spark.aion.memory_budget": "1GiB"}, "memory_budget: unknown key; did you mean memory.budget?"),
-        ({"spark.aion.memory": "1"}, "memory: '1' is no section"),
-        ({"spark.aion.memory.budget.x": "1"}, "memory.budget: {'x': '1'} is no size"),
-        ({"spark.aion.state.shards": "many"}, "state.shards: 'many' is no number of shards"),
+        ({"spark.aion.memory": "1"}, "memory: '1' is not a section"),
+        ({"spark.aion.memory.budget.x": "1"}, "memory.budget: {'x': '1'} is not a size"),
+        ({"spark.aion.state.shards": "many"}, "state.shards: 'many' is not a number of shards"),
         ({"spark.aion.lateness.initial_bound": "600"}, "lateness.initial_bound: '600' is no duration"),
-        ({"spark.aion.policy": "fast"}, "'fast' is no preset"),
-        ({"spark.aion.memory.budget": "null"}, "memory.budget: null is no size"),
-        ({"spark.aion.memory.scarce": "90"}, "memory.scarce: '90' is no share; write a number from 0 to 1"),
+        ({"spark.aion.policy": "fast"}, "'fast' is not a preset"),
+        ({"spark.aion.memory.budget": "null"}, "memory.budget: null is not a size"),
+        ({"spark.aion.memory.scarce": "90"}, "memory.scarce: '90' is not a share; write a number from 0 to 1"),
         ({"spark.aion.destage.idle_after": "60"}, "destage.idle_after: '60' is no duration"),
-        ({"spark.aion.destage.arguments": "{a: 1"}, "destage.arguments: '{a: 1' is no mapping"),
-        ({"spark.aion.destage.arguments.a": "1"}, "destage.arguments.a: unknown key; destage.arguments is one value: "
-         "write all of it, as a mapping"),
+        ({"spark.aion.destage.arguments": "{a: 1"}, "destage.arguments: '{a: 1' is not a mapping"),
+        ({"spark.aion.destage.arguments.a": "1"}, "destage.arguments.a: unknown key; destage.arguments is a single "
+         "value: write it as a mapping"),
     ],
 )  # fmt: skip
 def test_a_wrong_spark_setting_is_refused_by_its_name(conf: dict[str, str], says: str) -> None:
@@ -462,7 +463,7 @@ def test_a_wrong_keyword_is_refused_by_its_name() -> None:
 
 def test_one_key_in_two_spellings_is_refused() -> None:
     message = refused({}, {"memory_budget": "1GiB", "memory.budget": "2GiB"})
-    assert message == "keyword memory.budget: memory.budget: given in two spellings; keep one"
+    assert message == "keyword memory.budget: memory.budget: written in two ways; keep one"
 
 
 def test_a_check_across_layers_names_both(tmp_path: Path) -> None:
@@ -629,4 +630,4 @@ def test_ports_that_are_accepted(given_as: object, port: int | None) -> None:
 
 @pytest.mark.parametrize("given_as", [-1, 65_536, "http", 94.64, True, "127.0.0.1:9464"])
 def test_ports_that_are_not(given_as: object) -> None:
-    assert "is no port; write an integer from 0 to 65535, or null" in refused("standard", {"metrics.port": given_as})
+    assert "is not a port; write an integer from 0 to 65535, or null" in refused("standard", {"metrics.port": given_as})

@@ -315,6 +315,8 @@ def test_all_other_commands_are_known() -> None:
                 assert words and set(words) <= targets, f"{command}: not in the Makefile"
             case "python" | ".venv/bin/python":
                 check_python_command(command, words)
+            case "pip":
+                check_pip_command(command, words)
             case "spark-submit":
                 resolve(keyword={}, spark_conf=documents.spark_settings(command))
             case _:
@@ -330,6 +332,14 @@ def check_python_command(command: Command, words: list[str]) -> None:
     assert find_spec(words[1]) is not None, f"{command}: there is no module {words[1]}"
     for path in words[2:]:
         assert path.startswith("-") or (ROOT / path.partition("::")[0]).exists(), f"{command}: there is no {path}"
+
+
+def check_pip_command(command: Command, words: list[str]) -> None:
+    """It installs this checkout, with extras that exist."""
+    install, what = words
+    wanted = re.fullmatch(r"\.\[([\w,]+)\]", what)
+    assert install == "install" and wanted, str(command)
+    assert set(wanted[1].split(",")) <= aion.errors.EXTRAS.keys(), f"{command}: no such extra"
 
 
 def test_the_readme_names_every_experiment_and_links_every_page() -> None:

@@ -63,8 +63,8 @@ def test_what_cannot_be_split_is_said_to_be_central() -> None:
     text = told(apply=lambda key, window, events: {}, outputs="jam double")
     assert text.count("computed centrally, at the root") == 2
     assert "apply returns jam" in text
-    assert "events the columns segment, ts, speed, lane of every event, for the function; each event once." in text
-    assert "partials for each key" not in text
+    assert "events the columns segment, ts, speed, lane of every event, once each, for the function." in text
+    assert "partials one row for each key" not in text
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_the_edges_that_windows_share(windows: Any, edges: str, most: int) -> No
     assert f"Slices end {edges}. An event is in one slice" in text
     shared = max(sum(len([*window.starts_covering(t * 1_000_000)]) for window in windows) for t in range(0, 3600, 5))
     assert shared == most
-    assert (f"of the {most} windows that it is in" in text) is (most > 1)
+    assert (f"for all windows that contain it (up to {most})" in text) is (most > 1)
 
 
 def test_what_is_kept_of_which_aggregate() -> None:
@@ -88,10 +88,12 @@ def test_what_is_kept_of_which_aggregate() -> None:
         aggregates={**MEAN, "middle": A.median("speed"), "lanes": A.count_distinct("lane")},
     )
     assert "speed = mean(speed): decomposable" in text
-    assert "middle = median(speed): holistic: the values of speed are kept" in text
-    assert "lanes = count_distinct(lane): holistic: the distinct values of lane are kept" in text
-    assert "partials for each key and slice the key segment and 4 columns of partials of speed, one row." in text
-    assert "values the values of speed and the distinct values of lane, without their times; each slice once." in text
+    assert "middle = median(speed): holistic: keeps the values of speed" in text
+    assert "lanes = count_distinct(lane): holistic: keeps the distinct values of lane" in text
+    assert "partials one row for each key and slice: the key segment and 4 columns of partials of speed." in text
+    assert (
+        "values the values of speed and the distinct values of lane, without their times, once for each slice." in text
+    )
 
 
 def test_decomposable_aggregates_send_no_values() -> None:
@@ -108,7 +110,7 @@ def test_levels_and_the_way_through_them() -> None:
     assert "level 2 1 node in 2 tasks, each of up to 4 nodes of level 1" in text
     assert "root 2 shards in 2 tasks" in text
     assert "child -> level 1 -> level 2 -> root: 3 shuffles" in text
-    assert "child -> root: 1 shuffle; by shard, which is what Spark's state demands." in told(aggregates=MEAN)
+    assert "child -> root: 1 shuffle; it is by shard, because Spark's state requires it." in told(aggregates=MEAN)
 
 
 def test_a_last_level_of_one_task_needs_no_shuffle_to_the_root() -> None:
@@ -118,7 +120,7 @@ def test_a_last_level_of_one_task_needs_no_shuffle_to_the_root() -> None:
 
 def test_levels_that_would_merge_nothing_are_left_out() -> None:
     text = told(aggregates=MEAN, levels=2, keys_disjoint=True)
-    assert "levels 2 asked for, all left out: no two partitions have parts of the same window." in text
+    assert "levels 2 in the policy, none used: no two partitions have parts of the same window." in text
     assert "child -> root: 1 shuffle" in text
 
 
@@ -126,8 +128,8 @@ def test_the_store_and_the_policy_in_a_line() -> None:
     policy = {"state": {"backend": "rocksdb", "codec": "json"}, "trigger": {"kind": "count", "count": 7}}
     text = told(aggregates=MEAN, policy=policy)
     assert "store rocksdb, json blocks" in text
-    assert "run again at 7 late events" in text
-    assert "kept 10 minutes after their end" in text
+    assert "run again after every 7 late events" in text
+    assert "kept for 10 minutes after their end" in text
 
 
 def test_without_key() -> None:
@@ -148,20 +150,33 @@ def test_sessions_and_counts_are_told_as_well() -> None:
     text = " ".join(text.split())
     assert "activity (session 30 seconds): merged as context-aware; events decide its bounds" in text
     assert "hundreds (count 100): computed centrally, at the root; its bounds follow from how many" in text
-    assert "Of sessions, a key has a row for each stretch of the smallest gap, 5 seconds, of a slice." in text
-    assert "events the columns ts, speed of every event, for hundreds; each event once." in text
+    assert "For sessions, a slice has one row per key for each 5 seconds, which is the smallest gap." in text
+    assert "events the columns ts, speed of every event, once each, for hundreds." in text
 
 
 @pytest.mark.parametrize(
     ("policy", "aggregates", "words"),
     [
-        ("standard", MEAN, "each window of few runs, where that takes fewer rows: eager; otherwise each window"),
-        ({"execution": {"aggregation": "eager"}}, MEAN, "each window of few runs: eager, as the policy says."),
-        ({"execution": {"aggregation": "lazy"}}, MEAN, "combined of all its slices: lazy, as the policy says."),
+        (
+            "standard",
+            MEAN,
+            "eager if that reads fewer rows: runs of slices are combined first, once for many windows, and each window "
+            "from a few runs. Otherwise lazy: each window",
+        ),
+        (
+            {"execution": {"aggregation": "eager"}},
+            MEAN,
+            "overlap eager, as the policy says: runs of slices are combined first",
+        ),
+        (
+            {"execution": {"aggregation": "lazy"}},
+            MEAN,
+            "overlap lazy, as the policy says: each window is combined from all its slices.",
+        ),
         (
             {"execution": {"aggregation": "eager"}},
             {**MEAN, "sd": A.stddev("speed"), "middle": A.median("speed")},
-            "of all its slices: lazy, because the result of sd, middle may depend on how slices are grouped.",
+            "lazy, because the result of sd, middle may depend on how slices are grouped: each window is",
         ),
     ],
 )

@@ -2,17 +2,17 @@
 
 Named and typed as in ``pyspark.sql.functions``, with Spark's null, NaN and overflow handling:
 
-* nulls are skipped; a group of nothing but nulls has a null ``sum``, ``mean``, ``min``, ``median``, ...;
-* NaN is larger than every other number, and equal to itself; 0.0 and -0.0 are one value;
-* integers sum to 64 bits and an overflow raises IntegerOverflow; decimals stay decimals.
+* nulls are skipped; if all values of a group are null, its ``sum``, ``mean``, ``min``, ``median``, ... are null;
+* NaN is larger than every other number, and equal to itself; 0.0 and -0.0 are equal;
+* sums of integers have 64 bits, and an overflow raises IntegerOverflow; decimals stay decimals.
 
-An aggregate names the *partials* it needs; equal partials of several aggregates are kept once, so ``count``, ``sum``,
-``mean`` and ``stddev`` of a column share. A partial is lifted from the events of many groups by a few numpy or Arrow
-passes and merged by as many; ``lower`` turns the states of many groups into one result column.
+An aggregate names the *partials* that it needs. Equal partials of several aggregates are kept once, so ``count``,
+``sum``, ``mean`` and ``stddev`` of a column share theirs. A few numpy or Arrow passes lift a partial from the events of
+many groups, and a few more merge it. ``lower`` turns the states of many groups into one result column.
 
 *Decomposable* aggregates keep partials of a fixed or bounded size. *Holistic* ones (median, percentile, count_distinct,
 collect_list, collect_set) keep the values of their columns, once for each key and slice, as lists beside the other
-partials. What is declared of each (decomposable, commutative, invertible) is in :class:`BoundAggregate`.
+partials. :class:`BoundAggregate` has the properties of each: decomposable, commutative, invertible.
 """
 
 from aion.aggregates.binding import BoundAggregate, bind

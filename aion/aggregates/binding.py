@@ -1,4 +1,4 @@
-"""What an aggregate means for a schema: its partials, the type of its result, and how that is lowered. Pure."""
+"""Binds an aggregate to a schema: its partials, the type of its result, and the function that lowers it. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from aion.errors import ConfigError, SchemaError, needs_extra
 
 @dataclass(frozen=True)
 class BoundAggregate:
-    """An aggregate of a known schema: its partials, its result type, and ``lower`` over their states."""
+    """An aggregate bound to a schema: its partials, its result type, and ``lower``, which takes their states."""
 
     name: str
     aggregate: Aggregate
@@ -44,28 +44,28 @@ class BoundAggregate:
 
     @property
     def decomposable(self) -> bool:
-        """Its partials have a bounded size; what is not is holistic and keeps values of the events."""
+        """Whether its partials have a bounded size. Otherwise it is holistic: it keeps values of the events."""
         return not any(p.holistic for p in self.partials)
 
     @property
     def commutative(self) -> bool:
-        """The order of arrival makes no difference to the result."""
+        """Whether the result is the same for every order of arrival."""
         return self.aggregate.function in _IN_ANY_ORDER or all(p.commutative for p in self.partials)
 
     @property
     def invertible(self) -> bool:
-        """Events can be taken out of a partial again."""
+        """Whether events can be removed from a partial again."""
         return all(p.invertible for p in self.partials)
 
 
-# What Arrow raises when it is asked, with no values or a null, for what it does not do with a type: the answer is no.
+# What Arrow raises for an operation that it does not support for a type. We try with no values, or with one null.
 _NOT_OF_THIS_TYPE = (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError)
-# Functions of all values in whatever order; only their partials are lists with one.
+# Functions whose results do not depend on the order of the values, although their partials are ordered lists.
 _IN_ANY_ORDER = {"median", "percentile", "top_k"}
 
 
-class _Asked(NamedTuple):
-    """An aggregate with what is known about it, and its ways to say no."""
+class _Request(NamedTuple):
+    """An aggregate to bind, with its schema. Its methods check the types of its columns; they raise SchemaError."""
 
     name: str
     aggregate: Aggregate
@@ -103,7 +103,7 @@ class _Asked(NamedTuple):
     def hashed(self, i: int = 0) -> pa.DataType:
         type_ = self.type(i)
         if not _can_be_told_apart(type_):
-            raise self.refuse(f"cannot tell values of type {type_} apart")
+            raise self.refuse(f"cannot compare values of type {type_}")
         return type_
 
 
@@ -111,12 +111,12 @@ _Made = tuple[tuple[Partial, ...], pa.DataType, Callable[..., pa.Array]]
 
 
 def bind(name: str, aggregate: Aggregate, schema: pa.Schema, time: str | None = None) -> BoundAggregate:
-    """Types an aggregate; raises SchemaError for a column that is missing or cannot be aggregated.
+    """Binds an aggregate to a schema. Raises SchemaError for a column that is missing or cannot be aggregated.
 
-    ``time`` is the column of the event time, which first and last go by.
+    ``time``: the event time column, by which first and last order the events.
     """
     if not isinstance(aggregate, Aggregate):
-        raise ConfigError(f"aggregates: {name!r} is {aggregate!r}, no aggregate; use aion.aggregates, e.g. A.count()")
+        raise ConfigError(f"aggregates: {name!r} is {aggregate!r}, which is not an aggregate; use e.g. A.count()")
     if aggregate.function not in _BINDERS:
         raise ConfigError(f"aggregates: {name!r} asks for the unknown function {aggregate.function!r}")
     for column in aggregate.columns:
@@ -125,17 +125,17 @@ def bind(name: str, aggregate: Aggregate, schema: pa.Schema, time: str | None = 
                 f"aggregates: {name!r} = {aggregate} names a column that does not exist: {column!r}; "
                 f"the columns are {', '.join(schema.names)}"
             )
-    partials, type_, lower = _BINDERS[aggregate.function](_Asked(name, aggregate, schema, time))
+    partials, type_, lower = _BINDERS[aggregate.function](_Request(name, aggregate, schema, time))
     return BoundAggregate(name, aggregate, partials, type_, lower)
 
 
-def _count(asked: _Asked) -> _Made:
-    column = asked.aggregate.columns[0]
+def _count(request: _Request) -> _Made:
+    column = request.aggregate.columns[0]
     return (EVENTS if column == "*" else Counted(column),), pa.int64(), plain
 
 
-def _sum(asked: _Asked) -> _Made:
-    column, type_ = asked.aggregate.columns[0], asked.number()
+def _sum(request: _Request) -> _Made:
+    column, type_ = request.aggregate.columns[0], request.number()
     if pa.types.is_decimal(type_):
         result = decimal_sum_type(type_)
         return (DecimalSum(column, type_.scale),), result, preset(lower_decimal_sum, result=result)
@@ -144,8 +144,8 @@ def _sum(asked: _Asked) -> _Made:
     return (DoubleSum(column),), pa.float64(), plain
 
 
-def _mean(asked: _Asked) -> _Made:
-    column, type_ = asked.aggregate.columns[0], asked.number()
+def _mean(request: _Request) -> _Made:
+    column, type_ = request.aggregate.columns[0], request.number()
     if pa.types.is_decimal(type_):
         result = decimal_mean_type(type_)
         partials = (DecimalSum(column, type_.scale), Counted(column))
@@ -153,103 +153,111 @@ def _mean(asked: _Asked) -> _Made:
     return (DoubleSum(column), Counted(column)), pa.float64(), lower_mean
 
 
-def _variance(asked: _Asked, *, sample: bool, root: bool) -> _Made:
-    column = asked.aggregate.columns[0]
-    asked.number()
+def _variance(request: _Request, *, sample: bool, root: bool) -> _Made:
+    column = request.aggregate.columns[0]
+    request.number()
     partials = (SquaredDeviations(column), Counted(column))
     return partials, pa.float64(), preset(lower_variance, sample=sample, root=root)
 
 
-def _extreme(asked: _Asked, *, largest: bool) -> _Made:
-    type_ = asked.ordered()
-    return (Extreme(asked.aggregate.columns[0], type_, largest),), type_, plain
+def _extreme(request: _Request, *, largest: bool) -> _Made:
+    type_ = request.ordered()
+    return (Extreme(request.aggregate.columns[0], type_, largest),), type_, plain
 
 
-def _by_time(asked: _Asked, *, last: bool) -> _Made:
-    if asked.time is None:
-        raise asked.refuse("needs the column of the event time")
-    time_type = asked.schema.field(asked.time).type
-    ignore = asked.aggregate.option("ignorenulls")
+def _by_time(request: _Request, *, last: bool) -> _Made:
+    if request.time is None:
+        raise request.refuse("needs the column of the event time")
+    time_type = request.schema.field(request.time).type
+    ignore = request.aggregate.option("ignorenulls")
     picked = Picked(
-        asked.aggregate.columns[0], asked.kept(), asked.time, time_type, last, last, is_time=True, skip_nulls=ignore
+        request.aggregate.columns[0],
+        request.kept(),
+        request.time,
+        time_type,
+        last,
+        last,
+        is_time=True,
+        skip_nulls=ignore,
     )
-    return (picked,), asked.type(), _second
+    return (picked,), request.type(), _second
 
 
-def _by_order(asked: _Asked, *, largest: bool) -> _Made:
-    (value, order), k = asked.aggregate.columns, asked.aggregate.option("k")
+def _by_order(request: _Request, *, largest: bool) -> _Made:
+    (value, order), k = request.aggregate.columns, request.aggregate.option("k")
     if k is not None:
-        best = Best(value, asked.kept(), order, asked.ordered(1), k, largest)
-        return (best,), pa.list_(asked.type()), plain if value == order else _second
-    # Of equal ones Spark keeps the one that it sees last.
-    return (Picked(value, asked.kept(), order, asked.ordered(1), largest, last=True),), asked.type(), _second
+        best = Best(value, request.kept(), order, request.ordered(1), k, largest)
+        return (best,), pa.list_(request.type()), plain if value == order else _second
+    # Of rows with equal order, Spark keeps the one that it sees last.
+    return (Picked(value, request.kept(), order, request.ordered(1), largest, last=True),), request.type(), _second
 
 
-def _top_k(asked: _Asked) -> _Made:
-    column, type_ = asked.aggregate.columns[0], asked.ordered()
-    return (Best(column, type_, column, type_, asked.aggregate.option("k"), True),), pa.list_(type_), plain
+def _top_k(request: _Request) -> _Made:
+    column, type_ = request.aggregate.columns[0], request.ordered()
+    return (Best(column, type_, column, type_, request.aggregate.option("k"), True),), pa.list_(type_), plain
 
 
-def _count_distinct(asked: _Asked) -> _Made:
-    columns = asked.aggregate.columns
-    return (Distinct(columns, tuple(asked.hashed(i) for i in range(len(columns)))),), pa.int64(), _lengths
+def _count_distinct(request: _Request) -> _Made:
+    columns = request.aggregate.columns
+    return (Distinct(columns, tuple(request.hashed(i) for i in range(len(columns)))),), pa.int64(), _lengths
 
 
-def _collect_set(asked: _Asked) -> _Made:
-    return (Distinct(asked.aggregate.columns, (asked.hashed(),)),), pa.list_(asked.type()), plain
+def _collect_set(request: _Request) -> _Made:
+    return (Distinct(request.aggregate.columns, (request.hashed(),)),), pa.list_(request.type()), plain
 
 
-def _needs_sketches(asked: _Asked) -> None:
-    """Says now what is not installed, rather than in the first batch."""
-    with needs_extra("sketches", asked.aggregate.function):
+def _needs_sketches(request: _Request) -> None:
+    """Raises MissingExtra now, not in the first batch."""
+    with needs_extra("sketches", request.aggregate.function):
         import datasketches  # noqa: F401
 
 
-def _approx_count_distinct(asked: _Asked) -> _Made:
-    asked.hashed()
-    _needs_sketches(asked)
-    registers = Registers(asked.aggregate.columns[0], asked.aggregate.option("lg"))
+def _approx_count_distinct(request: _Request) -> _Made:
+    request.hashed()
+    _needs_sketches(request)
+    registers = Registers(request.aggregate.columns[0], request.aggregate.option("lg"))
     return (registers,), pa.int64(), registers.estimates
 
 
-def _collect_list(asked: _Asked) -> _Made:
-    return (Values(asked.aggregate.columns[0], asked.kept()),), pa.list_(asked.type()), plain
+def _collect_list(request: _Request) -> _Made:
+    return (Values(request.aggregate.columns[0], request.kept()),), pa.list_(request.type()), plain
 
 
-def _percentile(asked: _Asked) -> _Made:
-    type_ = asked.number()
-    share = 0.5 if asked.aggregate.function == "median" else asked.aggregate.option("percentage")
+def _percentile(request: _Request) -> _Made:
+    type_ = request.number()
+    share = 0.5 if request.aggregate.function == "median" else request.aggregate.option("percentage")
     shares, array = _shares(share)
     lower = preset(lower_percentiles, ranks=shares, array=array)
-    return (Values(asked.aggregate.columns[0], type_),), pa.list_(pa.float64()) if array else pa.float64(), lower
+    return (Values(request.aggregate.columns[0], type_),), pa.list_(pa.float64()) if array else pa.float64(), lower
 
 
-def _approx_percentile(asked: _Asked) -> _Made:
-    type_ = asked.type()
+def _approx_percentile(request: _Request) -> _Made:
+    type_ = request.type()
     if not is_quantifiable(type_):
-        raise asked.refuse(f"needs numbers, dates or times, not {type_}; cast the column")
-    _needs_sketches(asked)
-    shares, array = _shares(asked.aggregate.option("percentage"))
-    digest = Digest(asked.aggregate.columns[0], type_, asked.aggregate.option("accuracy"))
+        raise request.refuse(f"needs numbers, dates or times, not {type_}; cast the column")
+    _needs_sketches(request)
+    shares, array = _shares(request.aggregate.option("percentage"))
+    digest = Digest(request.aggregate.columns[0], type_, request.aggregate.option("accuracy"))
     lower = preset(lower_approximate, ranks=shares, array=array)
     return (digest,), pa.list_(type_) if array else type_, lower
 
 
-def _aggregate(asked: _Asked) -> _Made:
-    of = dict(asked.aggregate.options)
-    fields = parse_schema(of["partial"])
-    result = parse_schema(f"result {of['result']}").field(0).type if isinstance(of["result"], str) else of["result"]
+def _aggregate(request: _Request) -> _Made:
+    options = dict(request.aggregate.options)
+    fields, result = parse_schema(options["partial"]), options["result"]
+    if isinstance(result, str):
+        result = parse_schema(f"result {result}").field(0).type
     custom = Custom(
-        of["name"],
-        asked.aggregate.columns,
+        options["name"],
+        request.aggregate.columns,
         tuple((f.name, f.type) for f in fields),
-        of["lift"],
-        of["combine"],
-        of["commutative"],
-        of["invertible"],
+        options["lift"],
+        options["combine"],
+        options["commutative"],
+        options["invertible"],
     )
 
-    return (custom,), result, preset(_lower_own, name=of["name"], function=of["lower"], result=result)
+    return (custom,), result, preset(_lower_own, name=options["name"], function=options["lower"], result=result)
 
 
 def _lower_own(states: States, *, name: str, function: Callable[..., Any], result: pa.DataType) -> pa.Array:
@@ -268,7 +276,7 @@ def _shares(share: float | tuple[float, ...]) -> tuple[tuple[float, ...], bool]:
     return (share, True) if isinstance(share, tuple) else ((share,), False)
 
 
-_BINDERS: dict[str, Callable[[_Asked], _Made]] = {
+_BINDERS: dict[str, Callable[[_Request], _Made]] = {
     "count": _count,
     "sum": _sum,
     "mean": _mean,
@@ -295,7 +303,7 @@ _BINDERS: dict[str, Callable[[_Asked], _Made]] = {
 
 
 def _can_be_ordered(type_: pa.DataType) -> bool:
-    """Whether the type has an order that is computed here, or by Arrow: asked of it, so that data never finds out."""
+    """Whether Aion or Arrow can order values of the type. Arrow is tried now, so that no batch fails later."""
     t = pa.types
     if t.is_floating(type_) or t.is_boolean(type_) or (t.is_temporal(type_) and not t.is_interval(type_)):
         return True
@@ -308,7 +316,7 @@ def _can_be_ordered(type_: pa.DataType) -> bool:
 
 
 def _can_be_kept(type_: pa.DataType) -> bool:
-    """Whether Arrow can move values of the type about."""
+    """Whether Arrow can take and filter values of the type."""
     try:
         pa.nulls(1, type_).take(pa.array([0])).filter(pa.array([True]))
     except _NOT_OF_THIS_TYPE:

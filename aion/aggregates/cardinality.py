@@ -1,8 +1,8 @@
-"""Approximate numbers of distinct values: HyperLogLog, fed and merged by whole columns. Pure.
+"""Approximate counts of distinct values: HyperLogLog over whole columns. Pure.
 
-The sketch is the HLL of Apache DataSketches: its coupons (26 bits of address and how many zeros lead the rest of the
-hash), its registers, and its estimate of them. That library takes values one by one, so coupons and registers are made
-and merged here with numpy, and handed to it in its own serialised form, which is the same in all of its languages.
+The sketch is the HLL of Apache DataSketches: its coupons (26 bits of address, and the number of leading zeros in the
+rest of the hash), its registers, and its estimator. That library takes values one by one. So coupons and registers are
+made and merged here with numpy, and passed to the library in its serialised form, which is the same in all languages.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ _Bytes = npt.NDArray[np.uint8]
 _ADDRESS_BITS = 26
 _ADDRESS = (1 << _ADDRESS_BITS) - 1
 LG_REGISTERS = range(7, 22)
-# Preamble of a dense sketch of 8 bits a register: its length in words, version, family, lg of the registers; one that
-# is not used, flags (compact; merged, so that the estimate must come from the registers), the lowest register, and the
-# mode; the estimate in order of arrival, which a merged sketch does not have; the sums of 2**-register below 32 and
-# from there on; how many registers are 0, and one that is not used.
+# Preamble of a dense sketch with 8 bits per register. Bytes: its length in words, version, family, lg of the number of
+# registers, one that is not used, flags (compact; merged, so that the estimate must come from the registers), the
+# lowest register, the mode. Doubles: the estimate by order of arrival, which a merged sketch does not have; the sum of
+# 2**-register over the registers below 32, and over the others. Integers: the number of registers that are 0, and one
+# that is not used.
 _PREAMBLE = struct.Struct("<8BdddII")
 _FIXED = (10, 1, 7)
 _FLAGS_AND_MODE = (0, 8 | 16, 0, 2 | 2 << 2)
@@ -42,9 +43,9 @@ _ABOVE = np.ldexp(1.0, -np.arange(64)) - _BELOW
 
 @dataclass(frozen=True)
 class Registers(Partial):
-    """An HLL sketch of 2**lg registers: coupons of 4 bytes while they are smaller, then a byte for each register.
+    """An HLL sketch of 2**lg registers: 4 bytes for each coupon while that is smaller, then a byte for each register.
 
-    What it holds depends on the values alone, not on their order or on how they were split.
+    Its content depends only on the values, not on their order or on how they were split.
     """
 
     column: str
@@ -69,29 +70,29 @@ class Registers(Partial):
         coupons = _tagged(np.repeat(ids[parts.sparse], parts.coupons_each), parts.coupons)
         return [self._settled(groups.count, coupons, parts.registers, ids[parts.dense])]
 
-    def _settled(self, count: int, tagged: Ints, registers: _Bytes, of: Ints) -> pa.Array:
-        """A state for each group, of coupons tagged with their groups, and of the registers ``of`` some groups."""
+    def _settled(self, count: int, tagged: Ints, registers: _Bytes, owners: Ints) -> pa.Array:
+        """A state for each group, from coupons tagged with their groups, and registers of the groups ``owners``."""
         size = 1 << self.lg
-        tagged = np.sort(tagged)  # and not np.unique, which hashes, and takes 50 times as long for millions
+        tagged = np.sort(tagged)  # not np.unique: it hashes, which takes 50 times as long for millions
         tagged = tagged[np.diff(tagged, prepend=-1) != 0]
         groups = Groups(tagged >> 32, count)
         coupons = (tagged & 0xFFFFFFFF).astype(np.uint32)
         dense = 4 * groups.counts >= size
-        dense[of] = True
+        dense[owners] = True
         place = np.cumsum(dense) - 1
         merged = np.zeros((int(dense.sum()), size), np.uint8)
-        if len(of):
-            order = np.argsort(of, kind="stable")
-            begins = np.flatnonzero(np.diff(of[order], prepend=-1))
-            merged[place[of[order][begins]]] = np.maximum.reduceat(registers[order], begins, axis=0)
-        gone = dense[groups.ids]
-        slots = place[groups.ids[gone]] * size + (coupons[gone] & (size - 1))
-        np.maximum.at(merged.reshape(-1), slots, (coupons[gone] >> _ADDRESS_BITS).astype(np.uint8))
+        if len(owners):
+            order = np.argsort(owners, kind="stable")
+            begins = np.flatnonzero(np.diff(owners[order], prepend=-1))
+            merged[place[owners[order][begins]]] = np.maximum.reduceat(registers[order], begins, axis=0)
+        absorbed = dense[groups.ids]
+        slots = place[groups.ids[absorbed]] * size + (coupons[absorbed] & (size - 1))
+        np.maximum.at(merged.reshape(-1), slots, (coupons[absorbed] >> _ADDRESS_BITS).astype(np.uint8))
         lengths = np.where(dense, size, 4 * groups.counts)
         data = np.empty(int(lengths.sum()), np.uint8)
         is_dense = np.repeat(dense, lengths)
         data[is_dense] = merged.reshape(-1)
-        data[~is_dense] = coupons[~gone].astype("<u4").view(np.uint8)
+        data[~is_dense] = coupons[~absorbed].astype("<u4").view(np.uint8)
         offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
         buffers = [None, pa.array(offsets, pa.int32()).buffers()[1], pa.py_buffer(data)]
         return pa.BinaryArray.from_buffers(pa.binary(), count, buffers)
@@ -109,9 +110,9 @@ class Registers(Partial):
         return _Parts(dense, octets[is_dense].reshape(-1, size), sparse, lengths[sparse] // 4, coupons)
 
     def estimates(self, states: States) -> pa.Array:
-        """The numbers of distinct values. Coupons are counted: two of them are one in 2**26 cases only."""
+        """The numbers of distinct values. Coupons are simply counted: few values share one of the 2**26 addresses."""
         with needs_extra("sketches", "approx_count_distinct"):
-            from datasketches import hll_sketch  # slow to load, and few ask for it
+            from datasketches import hll_sketch  # slow to load, and rarely needed
 
         parts = self._taken_apart(states[0])
         found = np.zeros(len(states[0]), np.int64)
@@ -137,7 +138,7 @@ class Registers(Partial):
 
 
 class _Parts(NamedTuple):
-    """States by their form: the rows that are dense with their registers, the others with their coupons."""
+    """States by their form: the rows that are dense, with their registers, and the others, with their coupons."""
 
     dense: Ints
     registers: _Bytes

@@ -1,8 +1,8 @@
 """The user's own aggregate: three functions over Arrow arrays (Scotty section IV.B). Pure.
 
-``lift`` maps events to partials, one to one; ``combine`` merges two arrays of partials, element by element; ``lower``
-maps partials to results. None of them sees groups: the rows of each group are merged as a balanced tree, all groups
-and all pairs of a level in one call, so that there are as many calls as the largest group's size has bits.
+``lift`` maps each event to a partial. ``combine`` merges two arrays of partials, element by element. ``lower`` maps
+partials to results. None of them sees groups. The rows of each group are merged as a balanced tree: one call for all
+pairs of all groups on a level. So the number of calls is the logarithm of the size of the largest group.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Custom(Partial):
     combine_function: Function
     commutative: bool = False
     invertible: bool = False
-    exact = False  # whether the function rounds is not known
+    exact = False  # the function may round
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ class Custom(Partial):
         return columns if len(finished) == 1 else _take(columns, order)
 
     def _level(self, states: States, sizes: Ints) -> States:
-        """Merges neighbours of a group, the earlier one on the left; an odd one out waits for the next level."""
+        """Merges pairs of neighbours in a group, the earlier on the left. A last odd one is kept for the next level."""
         place = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         even = place % 2 == 0
         paired = even & (place + 1 < np.repeat(sizes, sizes))
@@ -90,19 +90,22 @@ def _take(states: States, rows: Ints) -> States:
 
 
 def call(what: str, function: Function, arguments: Sequence[Any], types: Sequence[pa.DataType], rows: int) -> States:
-    """Calls a user's function and checks what comes back: an array for each type, of so many rows."""
+    """Calls a user's function and checks its result: an array for each type, with ``rows`` rows each.
+
+    Raises ApplyError, which begins with ``what``.
+    """
     try:
         result = function(*arguments)
         arrays = list(result) if isinstance(result, tuple | list) else [result]
         if len(arrays) != len(types):
-            raise ValueError(f"returned {len(arrays)} arrays where {len(types)} are needed")
+            raise ValueError(f"returned {len(arrays)} arrays, but {len(types)} are needed")
         states = [
             combined(a).cast(t) if isinstance(a, pa.Array | pa.ChunkedArray) else pa.array(a, t)
             for a, t in zip(arrays, types, strict=True)
         ]
         lengths = [len(a) for a in states]
         if lengths != [rows] * len(types):
-            raise ValueError(f"returned arrays of {lengths} rows where {rows} are needed")
+            raise ValueError(f"returned arrays of {lengths} rows, but {rows} are needed")
     except Exception as error:
         raise ApplyError(f"{what}: {type(error).__name__}: {error}") from error
     return states

@@ -1,10 +1,10 @@
-"""Sums of doubles as if computed with twice the digits, in any order and any split. Pure, vectorised.
+"""Sums of doubles with twice the precision of a double, equal for every order and every split. Pure, vectorised.
 
-A sum is a pair ``high + low`` of doubles whose sum is exact to about 106 bits ("double-double"; T. J. Dekker 1971;
-M. Joldes, J.-M. Muller, V. Popescu 2017, algorithms 4 and 6). Instead of carrying the compensation from value to value,
-as Kahan and Neumaier do, which no vector unit can, values are cut into slabs of bits so few that the slabs of a
-group add up without any rounding (S. M. Rump, T. Ogita, S. Oishi 2008, ExtractVector). Two or three slabs are all of
-the bits of ordinary data; only values with bits left go through another one.
+A sum is a pair of doubles, ``high + low``, exact to about 106 bits ("double-double"; T. J. Dekker 1971; M. Joldes,
+J.-M. Muller, V. Popescu 2017, algorithms 4 and 6). Kahan and Neumaier carry a compensation from value to value, which
+cannot be vectorised. Here, values are cut into slabs of so few bits that the slabs of a group add up without rounding
+(S. M. Rump, T. Ogita, S. Oishi 2008, ExtractVector). Ordinary data needs two or three slabs. Only values that have bits
+left go through another one.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from aion.aggregates.values import Doubles
 
 Pair: TypeAlias = tuple[Doubles, Doubles]
 
-# Above this a slab's unit could overflow; what is beyond is added up scaled down, all of its bits being far from 0.
+# Above this, a slab's unit could overflow. Larger values are scaled down and then added. They lose no bits by that.
 _LARGE = 2.0**900
 _SCALE = 2.0**-200
-# Of the 106 that a pair has; slabs may be twice as large as the sum, and either part rounded up.
+# A pair has 106 bits. Four are left because slabs may be twice as large as the sum, and either part may be rounded up.
 _EXACT_BITS = 102
-# Rows of one group in a row wait for one another; if they are this many, they are better added as a stretch.
+# If groups are sorted and have at least this many rows on average, it is faster to add each group as one run of rows.
 _LONG_RUN = 256
 
 
 def sum_by_group(groups: Groups, values: Doubles, largest: float | None = None) -> Pair:
-    """The sum of each group, 0 for an empty one, as (high, low); infinities and NaN as IEEE 754 adds them.
+    """The sum of each group as (high, low), 0 for an empty group. Infinities and NaN add up as in IEEE 754.
 
-    ``largest``: the :func:`magnitude` of the values, if it is known.
+    ``largest``: the :func:`magnitude` of the values, if already computed.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         if not len(values):
@@ -43,16 +43,16 @@ def sum_by_group(groups: Groups, values: Doubles, largest: float | None = None) 
 
 
 def magnitude(values: Doubles) -> float:
-    """The largest of the absolute values; NaN if there is one among them, and 0 if there is none at all."""
+    """The largest absolute value. NaN if a value is NaN, and 0 without values."""
     return float(np.maximum(values.max(), -values.min())) if len(values) else 0.0
 
 
 def sums_are_exact(values: Doubles, most: int) -> bool:
-    """Whether pairs hold all sums of up to ``most`` of the values, and of such sums, without any rounding.
+    """Whether a pair holds every sum of up to ``most`` of the values, and every intermediate sum, without rounding.
 
-    All values are multiples of the lowest bit that any of them has, and so is what additions make of them. As long as a
-    sum has no more than _EXACT_BITS above that bit, its low part is such a multiple below 2**53 of them, so each double
-    addition in :func:`add_double` is exact. Infinities and NaN do not count: they decide their sums in any order.
+    All values are multiples of the lowest bit that is set in any of them, and so are their sums. If a sum has at most
+    _EXACT_BITS above that bit, its low part is less than 2**53 such multiples, so each addition in :func:`add_double`
+    is exact. Infinities and NaN are ignored: a sum that contains one does not depend on the order.
     """
     mantissas, exponents = np.frexp(values[np.isfinite(values) & (values != 0)])
     if not len(mantissas):
@@ -64,7 +64,7 @@ def sums_are_exact(values: Doubles, most: int) -> bool:
 
 
 def add_by_group(groups: Groups, values: Doubles) -> Doubles:
-    """The plain sum of each group, 0 for an empty one: in an order of numpy's own."""
+    """The plain sum of each group, 0 for an empty one. numpy chooses the order of the additions."""
     sums = np.zeros(groups.count)
     with np.errstate(over="ignore", invalid="ignore"):
         if len(values) > _LONG_RUN * groups.count and groups.are_sorted:
@@ -78,7 +78,7 @@ def add_by_group(groups: Groups, values: Doubles) -> Doubles:
 def _sum(groups: Groups, values: Doubles, largest: float) -> Pair:
     high: Doubles | None = None
     low = np.zeros(groups.count)
-    # 2**spare is more than the rows of any group, so a slab of that many bits less than a double has cannot carry out.
+    # 2**spare exceeds the rows of any group. So slabs with ``spare`` bits less than a double add up without overflow.
     spare = int(groups.most + 2).bit_length()
     unit = float(np.ldexp(1.0, int(np.frexp(largest)[1]) + spare))
     while True:
@@ -95,38 +95,38 @@ def _sum(groups: Groups, values: Doubles, largest: float) -> Pair:
             return high, low
         if 2 * left < len(rest):
             rows = np.flatnonzero(rest)
-            rest, groups = rest[rows], groups.of(rows)
+            rest, groups = rest[rows], groups.select(rows)
         values, unit = rest, unit * 2.0 ** (spare - 53)
 
 
 def _sum_with_extremes(groups: Groups, values: Doubles) -> Pair:
-    """Infinities and NaN decide their groups; very large values are added up scaled down."""
+    """As :func:`_sum`, but very large values are scaled down first, and infinities and NaN are added separately."""
     finite = np.isfinite(values)
     large = finite & (np.abs(values) > _LARGE)
     small = finite & ~large
-    high, low = sum_by_group(groups.of(small), values[small])
+    high, low = sum_by_group(groups.select(small), values[small])
     if large.any():
         scaled = values[large] * _SCALE
-        more = _sum(groups.of(large), scaled, float(np.abs(scaled).max()))
+        more = _sum(groups.select(large), scaled, float(np.abs(scaled).max()))
         more = more[0] / _SCALE, more[1] / _SCALE
         together = add_pairs((high, low), more)
         fits = np.isfinite(together[0])
         high, low = np.where(fits, together[0], high + more[0]), np.where(fits, together[1], 0.0)
-    special = groups.of(~finite)
+    special = groups.select(~finite)
     high = np.where(special.counts > 0, add_by_group(special, values[~finite]), high)
     return high, np.where(np.isfinite(high), low, 0.0)
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def add_double(high: Doubles, low: Doubles, other: Doubles) -> Pair:
-    """Pair plus double, exact to 2**-105 of the result (Joldes et al., algorithm 4)."""
+    """Pair plus double, with a relative error of at most 2**-105 (Joldes et al., algorithm 4)."""
     total, error = _two_sum(high, other)
     return _fast_two_sum(total, low + error)
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def add_pairs(a: Pair, b: Pair) -> Pair:
-    """Pair plus pair, exact to 2**-104 of the result where the signs agree (Joldes et al., algorithm 6)."""
+    """Pair plus pair. If the signs agree, the relative error is at most 2**-104 (Joldes et al., algorithm 6)."""
     high, error = _two_sum(a[0], b[0])
     low, rest = _two_sum(a[1], b[1])
     high, error = _fast_two_sum(high, error + low)
@@ -135,7 +135,7 @@ def add_pairs(a: Pair, b: Pair) -> Pair:
 
 @np.errstate(over="ignore", invalid="ignore")
 def divided(a: Pair, by: Doubles) -> Pair:
-    """Pair divided by integers below 2**53, exact to about 2**-100."""
+    """Pair divided by integers below 2**53, with a relative error of about 2**-100."""
     quotient = a[0] / by
     product, error = _two_product(quotient, by)
     high, low = _fast_two_sum(quotient, ((a[0] - product) - error + a[1]) / by)

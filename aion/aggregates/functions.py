@@ -1,7 +1,7 @@
-"""The aggregates that a user names, as in ``pyspark.sql.functions``. Pure.
+"""The aggregates for users, named as in ``pyspark.sql.functions``. Pure.
 
-Each is a description; :func:`aion.aggregates.bind` makes it a computation over a known schema. Unless it says
-otherwise a function skips nulls, and gives null for a group that has nothing but nulls.
+Each returns a description; :func:`aion.aggregates.bind` makes it a computation over a schema. Unless its docstring says
+otherwise, a function skips nulls, and gives null if all values of a group are null.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_K = 100_000  # as in Spark's max_by
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """What the user asked for: a function, its columns (``"*"`` only for ``count``), and its options by name."""
+    """An aggregate as the user wrote it: a function, its columns (``"*"`` only for ``count``), its options by name."""
 
     function: str
     columns: tuple[str, ...]
@@ -40,15 +40,15 @@ class Aggregate:
 
 
 def count(column: str = "*") -> Aggregate:
-    """Events, or the non-null values of a column. Result: bigint."""
+    """The number of events, or of the non-null values of a column. Result: bigint."""
     return Aggregate("count", (column,))
 
 
 def sum(column: str) -> Aggregate:
     """Sum: bigint for integers (overflow is an error), double for floats, decimal(p+10, s) for decimals.
 
-    Doubles are added up with twice their digits, and rounded once: neither the order of the events nor how they are
-    split into blocks makes a difference.
+    Doubles are added with twice their precision and rounded once. So the result does not depend on the order of the
+    events or on how they are split into blocks.
     """
     return Aggregate("sum", (column,))
 
@@ -62,22 +62,22 @@ avg = mean
 
 
 def var_samp(column: str) -> Aggregate:
-    """Variance of a sample, over n - 1: double; null for a single value."""
+    """Sample variance, divided by n - 1: double; null for a single value."""
     return Aggregate("var_samp", (column,))
 
 
 def var_pop(column: str) -> Aggregate:
-    """Variance of all there is, over n: double."""
+    """Population variance, divided by n: double."""
     return Aggregate("var_pop", (column,))
 
 
 def stddev_samp(column: str) -> Aggregate:
-    """Standard deviation of a sample, the square root of :func:`var_samp`: double; null for a single value."""
+    """Sample standard deviation, the square root of :func:`var_samp`: double; null for a single value."""
     return Aggregate("stddev_samp", (column,))
 
 
 def stddev_pop(column: str) -> Aggregate:
-    """Standard deviation of all there is, the square root of :func:`var_pop`: double."""
+    """Population standard deviation, the square root of :func:`var_pop`: double."""
     return Aggregate("stddev_pop", (column,))
 
 
@@ -88,45 +88,45 @@ stddev = std = stddev_samp
 
 
 def min(column: str) -> Aggregate:
-    """Smallest value; of the column's own type."""
+    """Smallest value. The result has the type of the column."""
     return Aggregate("min", (column,))
 
 
 def max(column: str) -> Aggregate:
-    """Largest value; of the column's own type. NaN counts as larger than any number."""
+    """Largest value. The result has the type of the column. NaN is larger than any number."""
     return Aggregate("max", (column,))
 
 
 def first(column: str, ignorenulls: bool = False) -> Aggregate:
-    """The value of the earliest event by event time, of several at the same time the first to arrive.
+    """The value of the earliest event by event time. Of several at the same time, the first to arrive.
 
-    It may be null, unless ``ignorenulls``: then events without a value do not count.
+    The value may be null. With ``ignorenulls``, events whose value is null are ignored.
     """
     return Aggregate("first", (column,), (("ignorenulls", bool(ignorenulls)),))
 
 
 def last(column: str, ignorenulls: bool = False) -> Aggregate:
-    """The value of the latest event by event time, of several at the same time the last to arrive.
+    """The value of the latest event by event time. Of several at the same time, the last to arrive.
 
-    It may be null, unless ``ignorenulls``: then events without a value do not count.
+    The value may be null. With ``ignorenulls``, events whose value is null are ignored.
     """
     return Aggregate("last", (column,), (("ignorenulls", bool(ignorenulls)),))
 
 
 def min_by(column: str, ord: str, k: int | None = None) -> Aggregate:
-    """The value of ``column``, which may be null, where ``ord`` is smallest.
+    """The value of ``column``, which may be null, in the row with the smallest ``ord``.
 
-    Of equal ones that of the latest slice, and in it the last to arrive. With ``k`` an array of the
-    values of the ``k`` smallest ``ord``, the smallest first.
+    Of several such rows, the one of the latest slice, and in that slice the last to arrive. With ``k``: an array of the
+    values in the ``k`` rows with the smallest ``ord``, the smallest first.
     """
     return _by("min_by", column, ord, k)
 
 
 def max_by(column: str, ord: str, k: int | None = None) -> Aggregate:
-    """The value of ``column``, which may be null, where ``ord`` is largest.
+    """The value of ``column``, which may be null, in the row with the largest ``ord``.
 
-    Of equal ones that of the latest slice, and in it the last to arrive. With ``k`` an array of the
-    values of the ``k`` largest ``ord``, the largest first.
+    Of several such rows, the one of the latest slice, and in that slice the last to arrive. With ``k``: an array of the
+    values in the ``k`` rows with the largest ``ord``, the largest first.
     """
     return _by("max_by", column, ord, k)
 
@@ -138,7 +138,7 @@ def _by(function: str, column: str, ord: str, k: int | None) -> Aggregate:
 
 
 def top_k(column: str, k: int) -> Aggregate:
-    """The ``k`` largest values, the largest first: an array, empty where there is no value."""
+    """An array of the ``k`` largest values, the largest first. It is empty if there is no value."""
     _check_k("top_k", k)
     return Aggregate("top_k", (column,), (("k", k),))
 
@@ -152,18 +152,20 @@ def _check_k(function: str, k: Any) -> None:
 
 
 def count_distinct(column: str, *columns: str) -> Aggregate:
-    """Distinct values, or combinations of values of several columns; those with a null do not count. Result: bigint.
+    """The number of distinct values, or of distinct combinations of several columns. Result: bigint.
 
-    Exact: the distinct values are kept. :func:`approx_count_distinct` keeps a few hundred bytes.
+    Nulls, and combinations with a null, do not count. The result is exact, because all distinct values are kept.
+    :func:`approx_count_distinct` keeps a few hundred bytes.
     """
     return Aggregate("count_distinct", (column, *columns))
 
 
 def approx_count_distinct(column: str, rsd: float | None = None) -> Aggregate:
-    """Distinct values, give or take a relative standard deviation ``rsd`` (0.05 unless given). Result: bigint.
+    """The approximate number of distinct values. Result: bigint.
 
-    A HyperLogLog of ``(1.04 / rsd)**2`` bytes, rounded up to a power of two; for as few values as fit into it as they
-    are the result is exact.
+    ``rsd``: the relative standard deviation of the result, 0.05 by default. Keeps a HyperLogLog sketch of
+    ``(1.04 / rsd)**2`` bytes, rounded up to a power of two. Before that many bytes are needed, the sketch keeps 4 bytes
+    of hash for each value, and the result is nearly always exact.
     """
     rsd = 0.05 if rsd is None else rsd
     registers = LG_REGISTERS[0] if not _is_number(rsd) or rsd <= 0 else math.ceil(2 * math.log2(1.04 / rsd))
@@ -175,12 +177,12 @@ def approx_count_distinct(column: str, rsd: float | None = None) -> Aggregate:
 
 
 def collect_list(column: str) -> Aggregate:
-    """All values as an array, empty where there is none; by slice, and in a slice in the order of arrival."""
+    """An array of all values, ordered by slice, and in a slice by arrival. It is empty if there is no value."""
     return Aggregate("collect_list", (column,))
 
 
 def collect_set(column: str) -> Aggregate:
-    """The distinct values as an array, empty where there is none, in no order that means anything."""
+    """An array of the distinct values, in no particular order. It is empty if there is no value."""
     return Aggregate("collect_set", (column,))
 
 
@@ -193,18 +195,20 @@ def median(column: str) -> Aggregate:
 
 
 def percentile(column: str, percentage: float | Sequence[float]) -> Aggregate:
-    """The exact value at a share from 0 to 1 of the values, interpolated: double, or an array for several shares.
+    """The exact percentile: double, or an array for several percentages. Values are interpolated.
 
-    All values are kept. :func:`approx_percentile` keeps a bounded sketch.
+    ``percentage``: from 0 to 1, or several. All values are kept; :func:`approx_percentile` keeps a bounded sketch.
     """
     return Aggregate("percentile", (column,), (("percentage", _percentages("percentile", percentage)),))
 
 
 def approx_percentile(column: str, percentage: float | Sequence[float], accuracy: int = 10_000) -> Aggregate:
-    """The smallest value that a share from 0 to 1 of the values does not exceed, give or take 1 / ``accuracy`` of them.
+    """The approximate percentile: the smallest value that is not exceeded by a share ``percentage`` of the values.
 
-    Of the column's type, or an array of it for several shares. Exact up to ``16 * accuracy`` values (131,070 at most);
-    beyond, a t-digest of at most about ``128 * accuracy`` bytes (1 MiB at most).
+    ``percentage``: from 0 to 1, or several. The rank of the result is off by at most about 1 / ``accuracy``. The result
+    has the type of the column, or is an array of that type for several percentages. It is exact up to ``16 * accuracy``
+    values (131,070 at most). For more values, a t-digest is kept, of at most about ``128 * accuracy`` bytes (1 MiB at
+    most).
     """
     if not isinstance(accuracy, int) or isinstance(accuracy, bool) or not 1 <= accuracy <= MAX_ACCURACY:
         raise ConfigError(
@@ -221,7 +225,7 @@ def _percentages(function: str, percentage: Any) -> float | tuple[float, ...]:
     several = isinstance(percentage, Sequence) and not isinstance(percentage, str)
     shares = tuple(percentage) if several else (percentage,)
     if not shares or not all(_is_number(share) and 0 <= share <= 1 for share in shares):
-        raise ConfigError(f"{function}: percentage={percentage!r} must be a number from 0 to 1, or a list of such")
+        raise ConfigError(f"{function}: percentage={percentage!r} must be a number from 0 to 1, or a list of them")
     return shares if several else float(percentage)
 
 
@@ -244,24 +248,25 @@ def aggregate(
     commutative: bool = False,
     invertible: bool = False,
 ) -> Aggregate:
-    """An aggregate of your own, of three functions over Arrow arrays.
+    """Your own aggregate, made of three functions over Arrow arrays.
 
-    ``lift(*columns)`` maps the columns of n events to n partials: an array for each column of ``partial`` (a schema,
-    e.g. ``"total double, n bigint"``), or just the array if there is one. ``combine(left, right)`` merges two lists of
-    such arrays element by element, and must be associative; ``left`` arrived earlier, so it need not be commutative.
-    ``lower(*arrays)`` maps partials to results of type ``result``. Nulls are passed on as they are. ``name`` tells one
-    function's state from another's when a query is restarted. ``commutative`` and ``invertible`` are declared, not
-    checked. A function that raises, or returns something else, is an ApplyError.
+    ``lift(*columns)`` maps the columns of n events to n partials. It returns an array for each column of ``partial`` (a
+    schema, e.g. ``"total double, n bigint"``), or just the array if there is only one. ``combine(left, right)`` merges
+    two lists of such arrays element by element. It must be associative, but need not be commutative: ``left`` arrived
+    earlier. ``lower(*arrays)`` maps partials to results of type ``result``. The functions get nulls unchanged.
+
+    ``name`` identifies the function's state when a query is restarted. ``commutative`` and ``invertible`` are your
+    declarations and are not checked. If a function raises, or returns anything else, that is an ApplyError.
     """
-    named = (columns,) if isinstance(columns, str) else tuple(columns)
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
     for what, function in (("lift", lift), ("combine", combine), ("lower", lower)):
         if not callable(function):
-            raise ConfigError(f"aggregate: {what}={function!r} cannot be called")
+            raise ConfigError(f"aggregate: {what}={function!r} is not a function")
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"aggregate: name={name!r} must be a name")
+        raise ConfigError(f"aggregate: name={name!r} must be a non-empty string")
     return Aggregate(
         "aggregate",
-        named,
+        names,
         (
             ("name", name),
             ("lift", lift),

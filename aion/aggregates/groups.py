@@ -1,7 +1,7 @@
-"""Rows numbered by their group, and grouped reductions over such numbers. Pure.
+"""Numbers rows by their group, for grouped reductions with numpy. Pure.
 
 Groups are numbered densely from 0, so a grouped count, sum or extreme is one numpy pass into an array with a slot
-for each group. Keys are hashed once, however many aggregates there are.
+for each group. Keys are hashed once for all aggregates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 from aion.aggregates.values import Ints, Mask, as_integers, from_integers
 
 _I64_MAX = 2**63 - 1
-# A table of all codes that could occur is cheaper than hashing, as long as it is not much longer than the rows.
+# A table of all possible codes is cheaper than hashing if it is not much longer than the number of rows.
 _TABLE_PER_ROW = 4
 _TABLE_LEAST = 1 << 12
 
@@ -32,19 +32,19 @@ class Groups:
 
     @cached_property
     def counts(self) -> Ints:
-        """Rows of each group."""
+        """The number of rows of each group."""
         return np.bincount(self.ids, minlength=self.count)
 
     @cached_property
     def most(self) -> int:
-        """Rows of the largest group."""
+        """The number of rows of the largest group."""
         return int(self.counts.max()) if self.count else 0
 
     @cached_property
-    def there(self) -> Mask | None:
-        """Which groups have any row; None: all of them."""
-        found = self.counts > 0
-        return None if bool(found.all()) else found
+    def nonempty(self) -> Mask | None:
+        """Which groups have a row; None if all have."""
+        mask = self.counts > 0
+        return None if bool(mask.all()) else mask
 
     @cached_property
     def are_sorted(self) -> bool:
@@ -52,21 +52,21 @@ class Groups:
 
     @cached_property
     def order(self) -> Ints:
-        """The rows by group; those of a group in their own order."""
+        """The row numbers, sorted by group; rows of a group keep their order."""
         return np.arange(len(self.ids)) if self.are_sorted else stable_order(self.ids, self.count)
 
     @cached_property
     def offsets(self) -> Ints:
-        """Where each group begins in ``order``, and where the last one ends."""
+        """The positions in ``order`` at which the groups begin, and the end of the last group."""
         return np.concatenate((np.zeros(1, np.int64), np.cumsum(self.counts)))
 
-    def of(self, rows: Any) -> Groups:
-        """Some of the rows, chosen by a mask or by their numbers, in the same groups."""
+    def select(self, rows: Any) -> Groups:
+        """Some of the rows, given as a mask or as row numbers, in the same groups."""
         return Groups(self.ids[rows], self.count)
 
 
 class Numbered(Groups):
-    """Groups of rows with equal keys; ``keys`` has a column for each key column and a row for each group."""
+    """Groups of rows with equal keys. ``keys`` has a column for each key column, and a row for each group."""
 
     def __init__(self, ids: Ints, count: int, keys: list[pa.Array]) -> None:
         super().__init__(ids, count)
@@ -74,14 +74,14 @@ class Numbered(Groups):
 
 
 class Part(NamedTuple):
-    """One column of a composite code: values from 0 to ``size``, exclusive, which is at least 1."""
+    """One column of a composite code: values from 0 to ``size``, exclusive. ``size`` is at least 1."""
 
     codes: npt.NDArray[Any]
     size: int
 
 
 class Coded:
-    """A column that is coded already: row i holds ``values[codes[i]]``; there may be values that no row holds."""
+    """A column that is already encoded: row i has ``values[codes[i]]``. ``values`` may have entries without rows."""
 
     def __init__(self, codes: npt.NDArray[Any], values: pa.Array) -> None:
         self.codes, self.values = codes, values
@@ -94,7 +94,7 @@ class Coded:
 
 
 def number(columns: Sequence[pa.Array | Coded], rows: int) -> Numbered:
-    """Numbers the rows by the values of all columns, nulls being one; without any column they are one group."""
+    """Numbers the rows by the values of all columns. All nulls are equal. Without columns, all rows are one group."""
     if not columns:
         return Numbered(np.zeros(rows, np.int64), min(rows, 1), [])
     encoded = [encode(column) for column in columns]
@@ -105,13 +105,13 @@ def number(columns: Sequence[pa.Array | Coded], rows: int) -> Numbered:
 
 
 def number_coded(column: Coded) -> Numbered:
-    """Numbers the rows by the codes that they have, so that groups may be empty: for codes that are few."""
+    """Uses the codes of the rows as group numbers, so that groups may be empty. For columns with few codes."""
     count = len(column.values)
     return Numbered(column.codes, count, [column.values])
 
 
 def encode(column: pa.Array | Coded) -> tuple[Part, Callable[[Ints], pa.Array]]:
-    """A column's values as codes, and the way back."""
+    """A column's values as codes, and a function that turns codes back into values."""
     if isinstance(column, Coded):
         values = column.values
         return Part(column.codes, max(len(values), 1)), lambda codes: values.take(pa.array(codes))
@@ -125,9 +125,9 @@ def encode(column: pa.Array | Coded) -> tuple[Part, Callable[[Ints], pa.Array]]:
 
 
 def _as_steps(integers: Ints) -> tuple[Part, int, int] | None:
-    """Integers that lie close together, or as multiples of a step (as slices do), need not be hashed.
+    """Codes without hashing, for integers that are close together or are multiples of a step (as slices are).
 
-    Returns the codes, the lowest value, and the step; None for integers that are too far apart.
+    Returns the codes, the lowest value, and the step; None if the integers are too far apart.
     """
     low = int(integers.min())
     span, most, step = int(integers.max()) - low, max(len(integers), _TABLE_LEAST), 1
@@ -148,40 +148,41 @@ def _as_steps(integers: Ints) -> tuple[Part, int, int] | None:
 
 
 def pack(parts: Sequence[Part]) -> tuple[Groups, list[Ints]]:
-    """Groups of rows that agree in all parts, and for each part the code of each group.
+    """Groups of rows that are equal in all parts, and for each part the code of each group.
 
-    Groups come in the order of the first part, then of the second, ... unless there are so many codes that they have
+    Groups are ordered by the first part, then by the second, and so on, unless there are so many codes that they have
     to be hashed.
     """
     codes, total = parts[0].codes.astype(np.int64, copy=False), parts[0].size
-    # What the leading digit of a code stands for, once several parts have been made into one.
-    known: list[Ints] | None = None
+    # The codes of the parts so far that were compacted into the leading digit; None if none were.
+    leading: list[Ints] | None = None
     digits: list[int] = []
     for number_of_part, part in enumerate(parts[1:], 1):
-        if total > _I64_MAX // part.size:  # or codes would wrap around and meet
+        if total > _I64_MAX // part.size:  # otherwise codes would overflow and collide
             groups, present = _compact(codes, total)
-            known = _unpacked(present, digits, known)
-            assert len(known) == number_of_part
+            leading = _unpacked(present, digits, leading)
+            assert len(leading) == number_of_part
             codes, total, digits = groups.ids, groups.count, []
         codes = codes * part.size
         codes += part.codes
         total *= part.size
         digits.append(part.size)
     groups, present = _compact(codes, total)
-    return groups, _unpacked(present, digits, known)
+    return groups, _unpacked(present, digits, leading)
 
 
-def _unpacked(present: Ints, digits: list[int], known: list[Ints] | None) -> list[Ints]:
+def _unpacked(present: Ints, digits: list[int], leading: list[Ints] | None) -> list[Ints]:
+    """The codes of all parts. ``digits``: the sizes of the trailing parts in ``present``."""
     trailing: list[Ints] = []
     for size in reversed(digits):
         present, digit = np.divmod(present, size)
         trailing.append(digit)
-    leading = [present] if known is None else [column[present] for column in known]
-    return leading + trailing[::-1]
+    first = [present] if leading is None else [column[present] for column in leading]
+    return first + trailing[::-1]
 
 
 def _compact(codes: Ints, total: int) -> tuple[Groups, Ints]:
-    """Groups of equal codes, which are below ``total``; and the code of each."""
+    """Groups of equal codes, and the code of each group. Codes are below ``total``."""
     if total <= max(_TABLE_PER_ROW * len(codes), _TABLE_LEAST):
         counts = np.bincount(codes, minlength=total)
         present = np.flatnonzero(counts)
@@ -199,7 +200,7 @@ def _compact(codes: Ints, total: int) -> tuple[Groups, Ints]:
 
 
 def stable_order(ids: Ints, count: int) -> Ints:
-    """The rows by id, equal ones in their own order: numpy sorts 16 bits at a time by radix, in linear time."""
+    """The row numbers sorted by id; equal ids keep their order. numpy's radix sort of 16 bits takes linear time."""
     order: Ints = np.argsort((ids & 0xFFFF).astype(np.uint16), kind="stable")
     shift = 16
     while count > 1 << shift:

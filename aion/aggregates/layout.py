@@ -1,4 +1,4 @@
-"""The state columns of a set of aggregates, and the three steps over them: lift, combine, lower. Pure."""
+"""The state columns of several aggregates, and the three steps lift, combine and lower on them. Pure."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from aion.aggregates.values import combined
 from aion.errors import IntegerOverflow
 
 _ROWS_PER_CODE = 16
-"""With so many rows for each code it costs less to make states of codes that no row has than to look for them."""
+"""With this many rows per code, it is cheaper to make states also for codes without rows than to look for these."""
 
 
 class Layout:
-    """The columns ``p0, p1, ...`` of the partials of some aggregates, each partial kept once; ``p0`` counts events.
+    """The columns ``p0, p1, ...`` of the partials of some aggregates. Each partial is kept once; ``p0`` counts events.
 
-    Where all values of a column are kept anyway, its distinct ones are not kept beside them. ``also``: partials that
-    no aggregate asks for.
+    If all values of a column are kept, its distinct values are computed from them. ``also``: additional partials that
+    no aggregate needs.
     """
 
     def __init__(self, bound: Sequence[BoundAggregate], also: Sequence[Partial] = ()) -> None:
         self.bound = tuple(bound)
-        asked = needs_all([EVENTS, *(p for b in bound for p in b.partials), *also])
+        wanted = needs_all([EVENTS, *(p for b in bound for p in b.partials), *also])
         self._from_values = {
             p: values
-            for p in asked
+            for p in wanted
             if isinstance(p, Distinct)
             and len(p.names) == 1
-            and (values := Values(p.names[0], p.value_types[0])) in asked
+            and (values := Values(p.names[0], p.value_types[0])) in wanted
         }
         self.partials: dict[Partial, tuple[str, ...]] = {}
         self.fields: list[pa.Field] = []
-        for partial in asked:
+        for partial in wanted:
             if partial not in self._from_values:
                 fields = [pa.field(f"p{len(self.fields) + i}", type_) for i, type_ in enumerate(partial.types)]
                 self.partials[partial] = tuple(field.name for field in fields)
@@ -51,18 +51,19 @@ class Layout:
 
     @property
     def holistic(self) -> bool:
-        """Some of the columns hold values of the events, so that a state may grow without bound."""
+        """Whether some of the columns hold values of the events, so that a state may grow without bound."""
         return any(p.holistic for p in self.partials)
 
     @property
     def commutative(self) -> bool:
-        """The order of arrival makes no difference to any of its states."""
+        """Whether all states are the same for every order of arrival."""
         return all(p.commutative for p in self.partials)
 
     def regroupable(self, column: Callable[[str], pa.Array], most: int) -> frozenset[Partial]:
-        """The partials whose states can be combined in any grouping of neighbours, to the same bits.
+        """The partials whose states give the same bits however neighbours are grouped when they are combined.
 
-        Such states have a bounded size. ``column``: the states at hand, of which up to ``most`` are combined to one.
+        Such states have a bounded size. ``column``: gives the states by column name. ``most``: the largest number of
+        states that are combined to one.
         """
         exact = {
             partial: partial.exact
@@ -73,13 +74,13 @@ class Layout:
         return frozenset(p for p in exact if all(exact.get(needed, False) for needed in needs_all([p])))
 
     def spec(self) -> list[Any]:
-        """What stored states depend on, as JSON values."""
+        """A description, as JSON values, of everything that the stored form of states depends on."""
         return [partial.spec() for partial in self.partials]
 
     def lift(self, keys: Mapping[str, Any], events: Mapping[str, Any]) -> pa.Table:
-        """Events to states, one row per distinct key: the key columns, then the states' columns.
+        """Turns events into states, one row per distinct key: the key columns, then the state columns.
 
-        Raises IntegerOverflow, and ApplyError for a function of the user's own.
+        Raises IntegerOverflow, and ApplyError if a function of the user fails.
         """
         columns = [column if isinstance(column, Coded) else combined(column) for column in keys.values()]
         first, size = columns[0], len(columns[0])
@@ -93,10 +94,10 @@ class Layout:
             with self._named(partial):
                 done[partial] = partial.lift(rows, done)
         table = self._table(dict(zip(keys, groups.keys, strict=True)), done)
-        return table if groups.there is None else table.filter(pa.array(groups.there))
+        return table if groups.nonempty is None else table.filter(pa.array(groups.nonempty))
 
     def combine(self, keys: Sequence[str], states: pa.Table) -> pa.Table:
-        """States of many blocks, in the order of arrival, to one row per distinct key."""
+        """Combines states of many blocks, given in the order of arrival, to one row per distinct key."""
         groups = number([combined(states.column(name)) for name in keys], states.num_rows)
         done = self.merge(groups, lambda name: combined(states.column(name)))
         return self._table(dict(zip(keys, groups.keys, strict=True)), done)
@@ -108,9 +109,9 @@ class Layout:
         among: Collection[Partial] | None = None,
         done: Mapping[Partial, States] | None = None,
     ) -> dict[Partial, States]:
-        """The states of each group; ``column`` gives those to be merged, by the names of ``fields``.
+        """The merged states of each group. ``column`` gives the states to merge, by the names of ``fields``.
 
-        ``among``: only of these partials; ``done``: states of the same groups that are there already.
+        ``among``: merge only these partials. ``done``: states of the same groups that are already merged.
         """
         wanted = [partial for partial in self.partials if among is None or partial in among]
         old = {p: [column(name) for name in self.partials[p]] for p in needs_all(wanted) if p in self.partials}
@@ -130,7 +131,7 @@ class Layout:
         derived: dict[Partial, States] = {}
         for partial, values in self._from_values.items():
             assert isinstance(partial, Distinct)
-            derived[partial] = partial.of_all(states[values])
+            derived[partial] = partial.from_values(states[values])
         for bound in self.bound:
             try:
                 parts = (derived[p] if p in derived else states[p] for p in bound.partials)
@@ -145,9 +146,9 @@ class Layout:
 
     @contextmanager
     def _named(self, partial: Partial) -> Iterator[None]:
-        """Tells an overflow with the aggregates that it happened to."""
+        """Adds the names of the aggregates to the message of an IntegerOverflow."""
         try:
             yield
         except IntegerOverflow as error:
-            whose = [f"{b.name!r} = {b.aggregate}" for b in self.bound if partial in needs_all(b.partials)]
-            raise IntegerOverflow(f"aggregates: {', '.join(whose)}: {error}") from None
+            users = [f"{b.name!r} = {b.aggregate}" for b in self.bound if partial in needs_all(b.partials)]
+            raise IntegerOverflow(f"aggregates: {', '.join(users)}: {error}") from None

@@ -1,8 +1,8 @@
-"""Partials that hold values: all of a column's, its distinct ones, or the k best. Pure.
+"""Partials that hold values of a column: all of them, the distinct ones, or the k best. Pure.
 
-A holistic function needs its events, so those are its partial: a list of the column's values for each key and slice,
-kept once however many windows and functions read it. That is smaller than events as rows (no key, time or other column
-is repeated for each of them), and a call may mix such columns with partials of a fixed size: a block then has both.
+A holistic function needs all values, so its partial is a list of the column's values for each key and slice. All
+windows and functions share this list. It is smaller than events as rows, because key, time and other columns are not
+repeated for each value. A block may have such columns besides partials of a fixed size.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from aion.aggregates.values import Ints, canonical, combined, orderable, to_doub
 
 
 def lists_of(groups: Groups, values: pa.Array) -> pa.ListArray:
-    """The values of each group, in their order."""
+    """The values of each group as a list, in the order of the rows."""
     values = values if groups.are_sorted else values.take(pa.array(groups.order))
     return pa.ListArray.from_arrays(pa.array(groups.offsets, pa.int32()), values)
 
 
 def joined(groups: Groups, lists: pa.ListArray) -> pa.ListArray:
-    """The lists of each group, one after the other."""
+    """For each group, its lists joined to one."""
     lengths = lengths_of(lists)
     if not groups.are_sorted:
         lists = lists.take(pa.array(groups.order))
@@ -41,17 +41,17 @@ def lengths_of(lists: pa.ListArray) -> Ints:
 
 
 def offsets_of(lists: pa.ListArray) -> Ints:
-    """Where each list begins among the values of all, and where the last one ends."""
+    """The positions among all values at which the lists begin, and the end of the last list."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths_of(lists))))
 
 
 def flat_groups(groups: Groups, lists: pa.ListArray) -> Groups:
-    """The groups of the single values, in lists that are in groups themselves."""
+    """The groups of the single values. ``groups``: those of the lists."""
     return Groups(np.repeat(groups.ids, lengths_of(lists)), groups.count)
 
 
 def each_list(lists: pa.ListArray) -> Groups:
-    """The single values, each list being a group."""
+    """Groups of the single values, with each list as a group."""
     return Groups(np.repeat(np.arange(len(lists)), lengths_of(lists)), len(lists))
 
 
@@ -60,7 +60,7 @@ def each_list(lists: pa.ListArray) -> Groups:
 
 @dataclass(frozen=True)
 class Values(Partial):
-    """All values of a column that are not null, in the order of arrival."""
+    """All non-null values of a column, in the order of arrival."""
 
     column: str
     type: pa.DataType
@@ -76,8 +76,8 @@ class Values(Partial):
         return (pa.list_(self.type),)
 
     def lift(self, rows: Rows, done: Done) -> States:
-        there = rows.present(self.column)
-        return [lists_of(there.groups, there.values[0])]
+        kept = rows.present(self.column)
+        return [lists_of(kept.groups, kept.values[0])]
 
     def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
         return [joined(groups, old[self][0])]
@@ -88,9 +88,9 @@ class Values(Partial):
 
 @dataclass(frozen=True)
 class Distinct(Partial):
-    """The distinct values of a column, or of several together; rows with a null in any of them do not count.
+    """The distinct values of a column, or of combinations of columns. Rows with a null in any of them do not count.
 
-    Values are told apart as in Spark: one NaN, one zero. Several columns are lists of equal length.
+    Values are compared as in Spark: all NaNs are equal, and 0.0 equals -0.0. Several columns are lists of equal length.
     """
 
     names: tuple[str, ...]
@@ -106,20 +106,20 @@ class Distinct(Partial):
         return tuple(pa.list_(type_) for type_ in self.value_types)
 
     def lift(self, rows: Rows, done: Done) -> States:
-        there = rows.present(*self.names)
-        return distinct(there.groups, there.values)
+        kept = rows.present(*self.names)
+        return distinct(kept.groups, kept.values)
 
     def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
         lists = old[self]
         return distinct(flat_groups(groups, lists[0]), [combined(column.flatten()) for column in lists])
 
-    def of_all(self, values: States) -> States:
-        """The same of the :class:`Values` of the column."""
+    def from_values(self, values: States) -> States:
+        """The distinct values in a state of :class:`Values`."""
         return distinct(each_list(values[0]), [combined(values[0].flatten())])
 
 
 def distinct(groups: Groups, columns: list[pa.Array]) -> States:
-    """For each column the values of each group's distinct rows, none of them null."""
+    """For each column, the values of each group's distinct rows. The columns have no nulls."""
     encoded = [encode(one_zero(column)) for column in columns]
     _, (ids, *codes) = pack([Part(groups.ids, max(groups.count, 1)), *(part for part, _ in encoded)])
     found = Groups(ids, groups.count)
@@ -127,7 +127,7 @@ def distinct(groups: Groups, columns: list[pa.Array]) -> States:
 
 
 def one_zero(values: pa.Array) -> pa.Array:
-    """Doubles with one zero and one NaN; anything else as it is."""
+    """Doubles with -0.0 replaced by 0.0 and all NaNs by the same one. Other types are returned unchanged."""
     if not pa.types.is_floating(values.type):
         return values
     return pa.array(canonical(to_doubles(values)), from_pandas=False).cast(values.type)
@@ -140,7 +140,8 @@ def one_zero(values: pa.Array) -> pa.Array:
 class Best(Partial):
     """The ``value`` of the ``k`` rows with the largest (or smallest) ``order``, the best first.
 
-    Of equal ones the first to arrive is better. Rows whose order is null do not count. ``value`` may be the order.
+    Of rows with equal order, the first to arrive is better. Rows whose order is null do not count. ``value`` and
+    ``order`` may be the same column.
     """
 
     value: str
@@ -161,12 +162,12 @@ class Best(Partial):
         return types if self.order != self.value else types[:1]
 
     def lift(self, rows: Rows, done: Done) -> States:
-        there = rows.present(self.order)
-        columns = there.values
+        kept = rows.present(self.order)
+        columns = kept.values
         if self.value != self.order:
             value = rows.array(self.value)
-            columns = [*columns, value if there.mask is None else value.filter(pa.array(there.mask))]
-        return self._best(there.groups, columns)
+            columns = [*columns, value if kept.mask is None else value.filter(pa.array(kept.mask))]
+        return self._best(kept.groups, columns)
 
     def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
         lists = old[self]
@@ -174,10 +175,10 @@ class Best(Partial):
 
     def _best(self, groups: Groups, columns: list[pa.Array]) -> States:
         order = orderable(columns[0])
-        order = np.argsort(~order if self.largest else order, kind="stable")  # ~ turns the order of integers round
-        by_group = order[groups.of(order).order]
+        order = np.argsort(~order if self.largest else order, kind="stable")  # ~ reverses the order of integers
+        by_group = order[groups.select(order).order]
         kept = by_group[np.arange(len(by_group)) - groups.offsets[groups.ids[by_group]] < self.k]
-        found = groups.of(kept)
+        found = groups.select(kept)
         return [lists_of(found, column.take(pa.array(kept))) for column in columns]
 
     def spec(self) -> list[Any]:

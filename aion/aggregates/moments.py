@@ -1,10 +1,10 @@
-"""Variance: squared deviations from the mean, merged as by Chan. Pure.
+"""Variance: sums of squared deviations from the mean, merged by Chan's rule. Pure.
 
-A batch is lifted in two passes, sums and then squared distances from the group's mean, with the correction for the
-rounded mean (T. F. Chan, G. H. Golub, R. J. LeVeque 1983, "corrected two-pass"). Partials are merged by the same
-paper's pairwise rule, for any number of partials at once: the squares add up, and for each partial
-``n (mean - common mean)^2`` is added. All terms are positive; the means are taken from sums of twice a double's digits,
-so nothing cancels however far the values lie from 0.
+A batch is lifted in two passes: sums, then squared distances from the group's mean, with a correction for the rounding
+of the mean (T. F. Chan, G. H. Golub, R. J. LeVeque 1983, "corrected two-pass"). Partials are merged by the pairwise
+rule of the same paper, for any number of partials at once: the squares are added, and for each partial
+``n (mean - common mean)^2``. All terms are positive, and the means come from sums with twice the precision of a double.
+So there is no cancellation, however far the values are from 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aion.aggregates.values import Doubles, spread
 
 @dataclass(frozen=True)
 class SquaredDeviations(Partial):
-    """The sum of the squared distances of a column's values from their mean; 0 for none."""
+    """The sum of the squared distances of a column's values from their mean; 0 without values."""
 
     column: str
     invertible = True
@@ -80,7 +80,7 @@ def _at_least_0(squares: Doubles) -> Doubles:
 
 
 def lower_variance(squares: States, counts: States, *, sample: bool, root: bool) -> pa.Array:
-    """Over n - 1 (``sample``; null for a single value) or n; ``root`` makes it the standard deviation."""
+    """The variance, divided by n - 1 (``sample``; null for a single value) or by n. ``root``: its square root."""
     n = counts[0].to_numpy() - sample
     with np.errstate(invalid="ignore"):
         result = squares[0].to_numpy() / np.maximum(n, 1)

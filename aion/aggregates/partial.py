@@ -1,4 +1,4 @@
-"""What every partial state is: lifted from rows, combined, kept as Arrow columns. Pure."""
+"""The base class of partials, whose states are lifted from rows, combined, and kept as Arrow columns. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from aion.core.numbers import sums_by
 
 T = TypeVar("T")
 States: TypeAlias = list[pa.Array]
-"""The columns of one partial, a row for each group."""
+"""The columns of one partial, with a row for each group."""
 Done: TypeAlias = "Mapping[Partial, States]"
 
 
 class Present(NamedTuple):
-    """The rows in which a column, or all of some columns, are not null: their groups, and their values."""
+    """The rows in which one or several columns are not null: their groups, their values, and the mask (None: all)."""
 
     groups: Groups
     values: list[pa.Array]
@@ -31,7 +31,7 @@ class Present(NamedTuple):
 
 
 class Rows:
-    """Columns of events in groups, each converted once for all the partials that read it."""
+    """Columns of events in groups. Each column is converted once for all partials that read it."""
 
     def __init__(self, columns: Mapping[str, Any], groups: Groups) -> None:
         self.groups = groups
@@ -45,17 +45,17 @@ class Rows:
         return self._once(("present", names), lambda: self._present(names))
 
     def doubles(self, name: str) -> Doubles:
-        """The values that are present, as doubles."""
+        """The non-null values, as doubles."""
         return self._once(("doubles", name), lambda: to_doubles(self.present(name).values[0]))
 
     def magnitude(self, name: str) -> float:
-        """The largest absolute value; NaN if there is one among them."""
+        """The largest absolute value; NaN if a value is NaN."""
         return self._once(("magnitude", name), lambda: magnitude(self.doubles(name)))
 
     def groups_of(self, *names: str) -> Groups:
-        """The groups of the rows in which the columns are present."""
+        """The groups of the rows in which the columns are not null."""
         mask = self._mask(names)
-        return self.groups if mask is None else self._once(("groups", names), lambda: self.groups.of(mask))
+        return self.groups if mask is None else self._once(("groups", names), lambda: self.groups.select(mask))
 
     def _present(self, names: tuple[str, ...]) -> Present:
         arrays, mask = [self.array(name) for name in names], self._mask(names)
@@ -82,10 +82,10 @@ class Rows:
 class Partial(ABC):
     """One part of an aggregate's state. Equal partials of several aggregates are kept once.
 
-    ``needs`` names the partials whose states must be worked out before this one's. ``holistic``: its size has no
-    bound, because it holds (some of) the events' values. ``commutative``: the order of arrival makes no difference.
-    ``invertible``: what was combined can be taken out again. ``exact``: combining rounds nothing, so that
-    states can be combined in any grouping of neighbours, and no bit of the result is another.
+    ``needs``: the partials whose states must be computed before this one's. ``holistic``: its size has no bound,
+    because it holds values of the events. ``commutative``: the order of arrival does not matter. ``invertible``: what
+    was combined can be removed again. ``exact``: combining does not round, so the result has the same bits however
+    neighbours are grouped.
     """
 
     holistic = False
@@ -95,13 +95,13 @@ class Partial(ABC):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The event columns that it is lifted from."""
+        """The event columns from which it is lifted."""
         return ()
 
     @property
     @abstractmethod
     def types(self) -> tuple[pa.DataType, ...]:
-        """The types of its own columns."""
+        """The types of its state columns."""
 
     @property
     def needs(self) -> tuple[Partial, ...]:
@@ -113,14 +113,14 @@ class Partial(ABC):
 
     @abstractmethod
     def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
-        """The state of each group of states, ``old`` having a row for each of them, in the order of arrival."""
+        """The combined state of each group. ``old``: the states to combine, a row for each, in the order of arrival."""
 
     def is_exact_for(self, states: States, most: int) -> bool:
-        """Whether combining is exact for these ``states``, of which up to ``most`` are combined to one."""
+        """Whether combining up to ``most`` of these ``states`` to one is exact."""
         return self.exact
 
     def spec(self) -> list[Any]:
-        """What stored state of it depends on, as JSON values."""
+        """A description, as JSON values, of everything that its stored form depends on."""
         return [type(self).__name__, *self.columns, *map(str, self.types)]
 
 
@@ -129,7 +129,7 @@ class Partial(ABC):
 
 @dataclass(frozen=True)
 class Counted(Partial):
-    """How many events, or with a column, how many of its values are not null."""
+    """The number of events, or with a column, the number of its non-null values."""
 
     column: str | None = None
     invertible = True
@@ -172,13 +172,13 @@ class Extreme(Partial):
         return (self.type,)
 
     def lift(self, rows: Rows, done: Done) -> States:
-        there = rows.present(self.column)
+        kept = rows.present(self.column)
         if pa.types.is_floating(self.type):
             has_nan = bool(np.isnan(rows.magnitude(self.column)))
             values = rows.doubles(self.column)
-            found = double_extremes(there.groups, values, largest=self.largest, has_nan=has_nan)
-            return [spread(found, there.groups.there).cast(self.type)]
-        return [extremes(there.groups, there.values[0], largest=self.largest)]
+            found = double_extremes(kept.groups, values, largest=self.largest, has_nan=has_nan)
+            return [spread(found, kept.groups.nonempty).cast(self.type)]
+        return [extremes(kept.groups, kept.values[0], largest=self.largest)]
 
     def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
         groups, values, _ = present(groups, old[self][0])
@@ -189,11 +189,11 @@ class Extreme(Partial):
 
 
 def extremes(groups: Groups, values: pa.Array, *, largest: bool) -> pa.Array:
-    """The smallest or largest of the values of each group, none of them null; null for an empty group."""
+    """The smallest or largest value of each group; null for an empty group. ``values`` has no nulls."""
     if pa.types.is_floating(values.type):
         doubles = to_doubles(values)
         has_nan = bool(np.isnan(magnitude(doubles)))
-        return spread(double_extremes(groups, doubles, largest=largest, has_nan=has_nan), groups.there).cast(
+        return spread(double_extremes(groups, doubles, largest=largest, has_nan=has_nan), groups.nonempty).cast(
             values.type
         )
     integers = as_integers(values)
@@ -202,33 +202,33 @@ def extremes(groups: Groups, values: pa.Array, *, largest: bool) -> pa.Array:
     info = np.iinfo(np.int64)
     extreme = np.full(groups.count, info.min if largest else info.max, np.int64)
     (np.maximum if largest else np.minimum).at(extreme, groups.ids, integers)
-    return from_integers(spread(extreme, groups.there), values.type)
+    return from_integers(spread(extreme, groups.nonempty), values.type)
 
 
 def double_extremes(groups: Groups, values: Doubles, *, largest: bool, has_nan: bool) -> Doubles:
-    """The smallest or largest of the doubles of each group; anything for an empty one."""
-    if largest:  # maximum.at hands NaN on, which is what is wanted
+    """The smallest or largest double of each group; an arbitrary value for an empty group."""
+    if largest:  # maximum.at propagates NaN, which is the largest value
         found = np.full(groups.count, -np.inf)
         with np.errstate(invalid="ignore"):
             np.maximum.at(found, groups.ids, values)
-        return found + 0.0  # -0.0 and 0.0 are one value
+        return found + 0.0  # turns -0.0 into 0.0
     found = np.full(groups.count, np.inf)
     if has_nan:
         nan = np.isnan(values)
         np.minimum.at(found, groups.ids, np.where(nan, np.inf, values))
-        found[groups.of(~nan).counts == 0] = np.nan
+        found[groups.select(~nan).counts == 0] = np.nan
     else:
         np.minimum.at(found, groups.ids, values)
     return found + 0.0
 
 
 def _extremes_of_any_type(groups: Groups, values: pa.Array, *, largest: bool) -> pa.Array:
-    """By Arrow's own grouped kernel, for strings and the like."""
+    """As :func:`extremes`, with Arrow's grouped kernel, for strings and other types that are not numbers."""
     return by_kernel(groups, values, "max" if largest else "min")
 
 
 def by_kernel(groups: Groups, values: pa.Array, kernel: str) -> pa.Array:
-    """One of Arrow's grouped kernels; null for an empty group."""
+    """The result of one of Arrow's grouped kernels for each group; null for an empty group."""
     table = pa.table({"group": pa.array(groups.ids), "value": values})
     options = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
     result = table.group_by("group", use_threads=False).aggregate([("value", kernel, options)])
@@ -238,15 +238,15 @@ def by_kernel(groups: Groups, values: pa.Array, kernel: str) -> pa.Array:
 
 
 def present(groups: Groups, *columns: pa.Array) -> Present:
-    """The rows of states in which the first of the columns is not null."""
+    """The rows of states in which the first column is not null."""
     if not columns[0].null_count:
         return Present(groups, list(columns), None)
     mask = columns[0].is_valid().to_numpy(zero_copy_only=False)
-    return Present(groups.of(mask), [c.filter(pa.array(mask)) for c in columns], mask)
+    return Present(groups.select(mask), [c.filter(pa.array(mask)) for c in columns], mask)
 
 
 def needs_all(partials: Sequence[Partial]) -> list[Partial]:
-    """The partials and all that they need, each behind what it needs."""
+    """The partials and all partials that they need. Each comes after those that it needs."""
     found: dict[Partial, None] = {}
     for partial in partials:
         for needed in needs_all(partial.needs):

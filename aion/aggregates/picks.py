@@ -1,4 +1,4 @@
-"""The value of one row of each group: first, last, min_by, max_by. Pure."""
+"""Partials that pick the value of one row of each group: first, last, min_by, max_by. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from aion.aggregates.groups import Groups
 from aion.aggregates.partial import Done, Partial, Rows, States, extremes, present
 from aion.aggregates.values import Ints, as_integers, ordered_doubles, to_doubles
 
-# Before all times, for events that have none: they are first and last only among themselves.
+# The time of events without a time. It is before all others, so such events come first.
 _NO_TIME = -(2**63)
 
 
 @dataclass(frozen=True)
 class Picked(Partial):
-    """The ``value`` of the row with the smallest or largest ``order``, of equal ones the first or last to arrive.
+    """The ``value`` of the row with the smallest or largest ``order``. Of several, the first or last to arrive.
 
-    Rows whose order is null do not count; with ``skip_nulls`` neither do those whose value is. The state is the order,
-    null where no row counts, and the value. ``is_time``: the order is the events' time.
+    Rows whose order is null do not count. With ``skip_nulls``, rows whose value is null do not count either. The state
+    is the order (null if no row counts) and the value. ``is_time``: the order is the event time.
     """
 
     value: str
@@ -68,7 +68,7 @@ class Picked(Partial):
 
 
 def _rows_of(groups: Groups, order: pa.Array, best: pa.Array, *, last: bool) -> Ints:
-    """The first or last row of each group whose order is the group's best; -1 for an empty group."""
+    """The first or last row of each group whose order equals the group's best; -1 for an empty group."""
     integers = as_integers(order)
     if integers is None:
         hits = pc.equal(order, best.take(pa.array(groups.ids))).to_numpy(zero_copy_only=False)
@@ -78,7 +78,7 @@ def _rows_of(groups: Groups, order: pa.Array, best: pa.Array, *, last: bool) -> 
         hits = integers == bests[groups.ids]
     rows = np.flatnonzero(hits)
     found = np.full(groups.count, -1, np.int64)
-    # Of several values for one place numpy keeps the one that is written last.
+    # If several values are assigned to one place, numpy keeps the last.
     rows = rows if last else rows[::-1]
     found[groups.ids[rows]] = rows
     return found
@@ -91,7 +91,7 @@ def _kept_type(type_: pa.DataType) -> pa.DataType:
 
 
 def _kept(order: pa.Array) -> pa.Array:
-    """The order as it is kept: doubles and times as integers of the same order."""
+    """The order in its stored form: doubles and times become integers with the same order."""
     if pa.types.is_floating(order.type):
         return pa.array(ordered_doubles(to_doubles(order)))
     if _kept_type(order.type) == order.type:

@@ -1,4 +1,4 @@
-"""Quantiles: exact ones of all values, and a t-digest for many of them. Pure."""
+"""Quantiles: exact from all values, or approximate from a t-digest. Pure."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from aion.aggregates.values import (
 )
 from aion.errors import needs_extra
 
-# A group of so many values is sorted by itself: numpy sorts values faster than it orders rows.
+# Groups of at least this many values are sorted one by one: numpy's sort is faster than its argsort.
 _LARGE_GROUP = 512
 
 
 def sorted_lists(lists: pa.ListArray) -> tuple[Doubles, Ints]:
-    """The values of all lists as doubles, each list sorted with NaN last; and where each begins and ends."""
+    """The values of all lists as doubles, each list sorted with NaN last, and the offsets of the lists."""
     values, offsets = to_doubles(combined(lists.flatten())), offsets_of(lists)
     if len(values) >= _LARGE_GROUP * len(lists):
         values = values.copy()
@@ -44,37 +44,37 @@ def sorted_lists(lists: pa.ListArray) -> tuple[Doubles, Ints]:
 
 
 def lower_percentiles(values: States, ranks: Sequence[float], *, array: bool) -> pa.Array:
-    """Spark's ``percentile``: between the two values next to the rank, in proportion; null for no values."""
+    """Spark's ``percentile``: interpolates linearly between the two values next to the rank; null without values."""
     ordered, offsets = sorted_lists(values[0])
     n = np.diff(offsets)
-    there = n > 0
-    begins = offsets[:-1][there]
+    nonempty = n > 0
+    begins = offsets[:-1][nonempty]
     found = np.zeros((len(n), len(ranks)))
     for i, rank in enumerate(ranks):
-        at = (n[there] - 1) * rank
+        at = (n[nonempty] - 1) * rank
         low = np.floor(at)
         lower, upper = ordered[begins + low.astype(np.int64)], ordered[begins + np.ceil(at).astype(np.int64)]
         with np.errstate(invalid="ignore", over="ignore"):
             between = (low + 1 - at) * lower + (at - low) * upper
-        # Where both are one value it is the result, infinite or not.
-        found[there, i] = np.where((lower == upper) | (at == low), lower, between)
-    return _answer(pa.array(found.ravel(), from_pandas=False), there, array=array)
+        # If both values are equal, they are the result, even if they are infinite.
+        found[nonempty, i] = np.where((lower == upper) | (at == low), lower, between)
+    return _answer(pa.array(found.ravel(), from_pandas=False), nonempty, array=array)
 
 
-def _answer(values: pa.Array, there: Mask, *, array: bool) -> pa.Array:
-    """One value for each group, or an array of as many as ranks were asked; null where there is none."""
+def _answer(values: pa.Array, nonempty: Mask, *, array: bool) -> pa.Array:
+    """One value for each group, or an array with a value per rank; null for an empty group."""
     if not array:
-        return pc.if_else(pa.array(there), values, None)
-    each = len(values) // max(len(there), 1)
-    offsets = pa.array(np.arange(len(there) + 1) * each, pa.int32())
-    return pa.ListArray.from_arrays(offsets, values, mask=pa.array(~there))
+        return pc.if_else(pa.array(nonempty), values, None)
+    each = len(values) // max(len(nonempty), 1)
+    offsets = pa.array(np.arange(len(nonempty) + 1) * each, pa.int32())
+    return pa.ListArray.from_arrays(offsets, values, mask=pa.array(~nonempty))
 
 
 # -- approximate ------------------------------------------------------------------------------------------
 
 MAX_ACCURACY = 10_000
-# A digest of parameter k was off by 4 / k to 6 / k of the ranks, whatever the order and the split; this keeps it below
-# 1 / accuracy.
+# In measurements, the rank of a digest with parameter k was off by 4 / k to 6 / k, for every order and split of the
+# values. This factor keeps it below 1 / accuracy.
 _K_PER_ACCURACY = 8
 _LARGEST_K = 65_535
 _TAILS = struct.Struct("<qqq")
@@ -82,19 +82,19 @@ _TAILS = struct.Struct("<qqq")
 
 @dataclass(frozen=True)
 class Digest(Partial):
-    """What approximate quantiles are read from: a group's values, or beyond 2 k of them a t-digest.
+    """The state of approximate quantiles: the values of a group, or a t-digest if there are more than 2 k values.
 
-    The digest is that of Apache DataSketches (T. Dunning, O. Ertl 2019), the one of its quantile sketches that is
-    deterministic. It takes over when it is the smaller of both, so the many groups of few values stay exact and are
-    worked on all at once. In front of its own bytes stand the numbers of -infinities, infinities and NaN, which it
-    cannot hold.
+    The digest is that of Apache DataSketches (T. Dunning, O. Ertl 2019), its only deterministic quantile sketch. It is
+    used once it is smaller than the values. So small groups, of which there are many, stay exact and are computed all
+    at once. The digest cannot hold infinities and NaN: their numbers (-infinity, infinity, NaN) are stored before its
+    bytes.
     """
 
     column: str
     type: pa.DataType
     accuracy: int
     commutative = False
-    exact = False  # which values share a centroid depends on what was merged before
+    exact = False  # which values share a centroid depends on the earlier merges
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -109,8 +109,8 @@ class Digest(Partial):
         return max(min(_K_PER_ACCURACY * self.accuracy, _LARGEST_K), 10)
 
     def lift(self, rows: Rows, done: Done) -> States:
-        there = rows.present(self.column)
-        return self._settled(lists_of(there.groups, there.values[0]), {})
+        kept = rows.present(self.column)
+        return self._settled(lists_of(kept.groups, kept.values[0]), {})
 
     def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
         values, digests = old[self]
@@ -120,7 +120,7 @@ class Digest(Partial):
         return self._settled(joined(groups, values), held)
 
     def _settled(self, values: pa.ListArray, held: Mapping[int, list[bytes]]) -> States:
-        """Makes digests of the groups that have one already, or too many values."""
+        """The state, with digests for the groups that already have one or that have too many values."""
         large = set(np.flatnonzero(lengths_of(values) > 2 * self.k).tolist()) | held.keys()
         if not large:
             return [values, pa.nulls(len(values), pa.binary())]
@@ -139,7 +139,7 @@ class Digest(Partial):
 
     def _digested(self, held: Sequence[bytes], values: Doubles) -> bytes:
         with needs_extra("sketches", "approx_percentile"):
-            from datasketches import tdigest_double  # slow to load, and few ask for it
+            from datasketches import tdigest_double  # slow to load, and rarely needed
 
         digest = tdigest_double(self.k)
         tails = [int((values == -np.inf).sum()), int((values == np.inf).sum()), int(np.isnan(values).sum())]
@@ -155,14 +155,14 @@ class Digest(Partial):
 
 
 def lower_approximate(state: States, ranks: Sequence[float], *, array: bool) -> pa.Array:
-    """Spark's ``approx_percentile``: the smallest value that so large a share of the values does not exceed."""
+    """Spark's ``approx_percentile``: for each rank, the smallest value that this share of values does not exceed."""
     lists, digests = state
     values, offsets, n = combined(lists.flatten()), offsets_of(lists), lengths_of(lists)
     order = np.argsort(orderable(values))
     ids = each_list(lists).ids
     order = order[stable_order(ids[order], len(lists))]
     raw = np.flatnonzero(n)
-    # Rows of the values, and behind them of what comes from digests.
+    # Row numbers: first those of the values, then those of the estimates from digests.
     at = np.zeros((len(n), len(ranks)), np.int64)
     for i, rank in enumerate(ranks):
         at[raw, i] = order[offsets[raw] + _nth(rank, n[raw]) - 1]
@@ -171,11 +171,11 @@ def lower_approximate(state: States, ranks: Sequence[float], *, array: bool) -> 
     at[digested] = len(values) + np.arange(len(digested) * len(ranks)).reshape(-1, len(ranks))
     if estimates:
         values = pa.concat_arrays([values, _from_doubles(np.concatenate(estimates), values.type)])
-    there = n > 0
-    there[digested] = True
-    at[~there] = 0
+    nonempty = n > 0
+    nonempty[digested] = True
+    at[~nonempty] = 0
     found = values.take(pa.array(at.ravel())) if len(values) else pa.nulls(at.size, values.type)
-    return _answer(found, there, array=array)
+    return _answer(found, nonempty, array=array)
 
 
 def _nth(rank: float, n: Ints) -> Ints:
@@ -201,7 +201,7 @@ def _quantiles(state: bytes, ranks: Sequence[float]) -> Doubles:
 
 
 def is_quantifiable(type_: pa.DataType) -> bool:
-    """Whether values of a type can be put on a line of doubles and taken back."""
+    """Whether values of a type can be converted to doubles and back."""
     t = pa.types
     return bool(
         t.is_integer(type_) or t.is_floating(type_) or t.is_decimal(type_) or t.is_date(type_) or t.is_timestamp(type_)

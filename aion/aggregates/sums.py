@@ -1,4 +1,4 @@
-"""Sums: of integers (an overflow is an error), of decimals, and of doubles with their compensation. Pure."""
+"""Sums of integers (overflow is an error), of decimals, and of doubles with twice their precision. Pure."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class _Sum(Partial):
 
 @dataclass(frozen=True)
 class IntegerSum(_Sum):
-    """The sum as a 64-bit integer; null where there is no value. Raises IntegerOverflow."""
+    """The sum as a 64-bit integer; null without values. Raises IntegerOverflow."""
 
     @property
     def types(self) -> tuple[pa.DataType, ...]:
         return (pa.int64(),)
 
     def lift(self, rows: Rows, done: Done) -> States:
-        there = rows.present(self.column)
-        return [_integer_sums(there.groups, to_int64(there.values[0]))]
+        kept = rows.present(self.column)
+        return [_integer_sums(kept.groups, to_int64(kept.values[0]))]
 
     def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
         groups, values, _ = present(groups, *old[self])
@@ -49,20 +49,20 @@ class IntegerSum(_Sum):
 
 def _integer_sums(groups: Groups, values: Ints) -> pa.Array:
     if not len(values) or max(-int(values.min()), int(values.max())) * groups.most <= _I64_MAX:
-        return spread(total_by_group(groups, values), groups.there)
-    # The halves of so few numbers cannot overflow; the whole might.
+        return spread(total_by_group(groups, values), groups.nonempty)
+    # The sums may overflow, so the low and high halves of the numbers are added separately; these sums cannot.
     low = total_by_group(groups, values & 0xFFFFFFFF)
     high = total_by_group(groups, values >> 32) + (low >> 32)
     beyond = np.flatnonzero((high < -(2**31)) | (high >= 2**31))
     if len(beyond):
         total = (int(high[beyond[0]]) << 32) + (int(low[beyond[0]]) & 0xFFFFFFFF)
         raise IntegerOverflow(f"{total} does not fit into a bigint; cast the column to decimal or double")
-    return spread((high << 32) | (low & 0xFFFFFFFF), groups.there)
+    return spread((high << 32) | (low & 0xFFFFFFFF), groups.nonempty)
 
 
 @dataclass(frozen=True)
 class DoubleSum(_Sum):
-    """The sum as a pair of doubles, high and low, whose sum it is; high is null where there is no value."""
+    """The sum as a pair of doubles: it is high plus low. ``high`` is null without values."""
 
     @property
     def types(self) -> tuple[pa.DataType, ...]:
@@ -71,28 +71,28 @@ class DoubleSum(_Sum):
     def lift(self, rows: Rows, done: Done) -> States:
         groups = rows.present(self.column).groups
         high, low = sum_by_group(groups, rows.doubles(self.column), rows.magnitude(self.column))
-        return [spread(high, groups.there), pa.array(low)]
+        return [spread(high, groups.nonempty), pa.array(low)]
 
     def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
         groups, (highs, lows), _ = present(groups, *old[self])
         high, low = sum_by_group(groups, highs.to_numpy())
         low_values = lows.to_numpy()
         if low_values.any():
-            # What plain additions of the low parts round away is as small as what no pair could hold anyway.
+            # Plain addition of the low parts rounds, but the error is as small as the precision of a pair.
             total = add_double(high, low, add_by_group(groups, low_values))
             fits = np.isfinite(high)
             high, low = np.where(fits, total[0], high), np.where(fits, total[1], 0.0)
-        return [spread(high, groups.there), pa.array(low)]
+        return [spread(high, groups.nonempty), pa.array(low)]
 
     def is_exact_for(self, states: States, most: int) -> bool:
-        """Where every sum of the states fits into a pair, none is rounded, whichever way they are added."""
+        """True if every sum of the states fits into a pair: then no order of additions rounds."""
         high, low = (column.fill_null(0.0).to_numpy(zero_copy_only=False) for column in states)
         return sums_are_exact(np.concatenate((high, low)), most)
 
 
 @dataclass(frozen=True)
 class DecimalSum(_Sum):
-    """The exact sum of decimals of up to 38 digits; null where there is no value. Raises IntegerOverflow."""
+    """The exact sum of decimals of up to 38 digits; null without values. Raises IntegerOverflow."""
 
     scale: int
 
@@ -101,8 +101,8 @@ class DecimalSum(_Sum):
         return (pa.decimal128(38, self.scale),)
 
     def lift(self, rows: Rows, done: Done) -> States:
-        there = rows.present(self.column)
-        return [self._sums(there.groups, there.values[0])]
+        kept = rows.present(self.column)
+        return [self._sums(kept.groups, kept.values[0])]
 
     def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
         groups, values, _ = present(groups, *old[self])
@@ -126,7 +126,7 @@ def _may_overflow(values: pa.Array, most: int) -> bool:
 
 
 def _unscaled(value: Decimal, scale: int) -> int:
-    """The integer that stands for a decimal, without its point, exactly."""
+    """A decimal's digits as an integer, without the decimal point."""
     with localcontext() as context:
         context.prec = 80
         return int(value.scaleb(scale))
@@ -156,7 +156,7 @@ def lower_decimal_sum(total: States, result: pa.DataType) -> pa.Array:
 
 
 def lower_decimal_mean(total: States, n: States, result: pa.Decimal128Type) -> pa.Array:
-    # Exact: one result per group in Python's decimals, for whose division Arrow's has no rounding mode.
+    # Computed with Python's decimals, one result per group, because Arrow's division has no rounding mode.
     step = Decimal(1).scaleb(-result.scale)
     with localcontext() as context:
         context.prec = 76
@@ -171,5 +171,5 @@ def lower_decimal_mean(total: States, n: States, result: pa.Decimal128Type) -> p
 
 
 def plain(values: Any) -> pa.Array:
-    """A state of one column that is the result already."""
+    """Lowers a state whose single column is already the result."""
     return values[0]

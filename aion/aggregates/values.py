@@ -17,7 +17,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 def combined(column: Any) -> pa.Array:
-    """A column in one piece."""
+    """A column as one array, without chunks."""
     if not isinstance(column, pa.ChunkedArray):
         return column
     column = column.combine_chunks()
@@ -25,7 +25,7 @@ def combined(column: Any) -> pa.Array:
 
 
 def to_doubles(values: pa.Array) -> Doubles:
-    """Numbers without nulls as doubles, rounded if they must be."""
+    """Numbers without nulls as doubles, rounded if necessary."""
     if not pa.types.is_float64(values.type):
         values = values.cast(pa.float64(), safe=False)
     found: Doubles = values.to_numpy(zero_copy_only=False)
@@ -33,7 +33,7 @@ def to_doubles(values: pa.Array) -> Doubles:
 
 
 def to_int64(values: pa.Array) -> Ints:
-    """Integers without nulls; raises IntegerOverflow for an unsigned one of more than 63 bits."""
+    """Integers without nulls as int64. Raises IntegerOverflow for an unsigned integer of more than 63 bits."""
     try:
         found: Ints = values.cast(pa.int64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid as error:
@@ -42,7 +42,7 @@ def to_int64(values: pa.Array) -> Ints:
 
 
 def as_integers(values: pa.Array) -> Ints | None:
-    """Values without nulls as integers of the same order; None for a type that is no integer inside."""
+    """Values without nulls as integers with the same order; None if the type is not stored as an integer."""
     t, type_ = pa.types, values.type
     if t.is_boolean(type_):
         values = values.cast(pa.int8())
@@ -55,14 +55,14 @@ def as_integers(values: pa.Array) -> Ints | None:
 
 
 def from_integers(values: pa.Array, type_: pa.DataType) -> pa.Array:
-    """What :func:`as_integers` made, with nulls."""
+    """The inverse of :func:`as_integers`; ``values`` may have nulls."""
     if pa.types.is_temporal(type_):
         return (values.cast(pa.int32()) if type_.bit_width == 32 else values).view(type_)
     return values.cast(type_)
 
 
 def orderable(values: pa.Array) -> Ints:
-    """Values without nulls as integers of the same order; equal for equal values, and for those only."""
+    """Values without nulls as integers with the same order. Integers are equal exactly if the values are."""
     if pa.types.is_floating(values.type):
         return ordered_doubles(to_doubles(values))
     integers = as_integers(values)
@@ -73,20 +73,20 @@ def orderable(values: pa.Array) -> Ints:
 
 
 def ordered_doubles(values: Doubles) -> Ints:
-    """Doubles as integers of the same order: NaN last, -0.0 and 0.0 one."""
+    """Doubles as integers with the same order. NaN is last, and -0.0 equals 0.0."""
     bits = canonical(values).view(np.int64)
     return bits ^ ((bits >> 63) & np.int64(2**63 - 1))
 
 
 def canonical(values: Doubles) -> Doubles:
-    """Doubles as Spark tells them apart: one zero, and one NaN."""
+    """Doubles as Spark compares them: -0.0 becomes 0.0, and all NaNs become the same."""
     values = values + 0.0
     nan = np.isnan(values)
     return np.where(nan, np.nan, values) if nan.any() else values
 
 
-def spread(values: npt.NDArray[Any], there: Mask | None) -> pa.Array:
-    """An Arrow array that is null where ``there`` is not; NaN stays NaN."""
-    if there is None:
+def spread(values: npt.NDArray[Any], valid: Mask | None) -> pa.Array:
+    """An Arrow array that is null where ``valid`` is False. NaN stays NaN."""
+    if valid is None:
         return pa.array(values, from_pandas=False)
-    return pa.array(values, mask=~there, from_pandas=False)
+    return pa.array(values, mask=~valid, from_pandas=False)

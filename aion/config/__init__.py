@@ -1,7 +1,7 @@
-"""The policy: what is kept where, for how long, and what runs when. Its only effect is to read files.
+"""The policy: what is kept where, for how long, and what runs when. Its only side effect is to read files.
 
-``model`` what a policy is; ``values`` and ``plugin`` what its keys can hold; ``layers`` how it is read and which source
-wins; ``reference`` keys, schema and documentation; ``explain`` what it means for a window.
+``model``: the policy. ``values`` and ``plugin``: the types of its values. ``layers``: how it is read, and which source
+wins. ``reference``: keys, schema and documentation. ``explain``: what a policy means for a window.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""How a policy is read: files, mappings, Spark conf and keywords, one over the other, and where each was written.
+"""Reads a policy from files, mappings, Spark's configuration and keywords, and notes where each value was written.
 
-The only effect is to read files. Order of precedence: keyword, Spark conf, YAML, default. What only a preset or a
-default says was not set by the user, and follows what was: see :mod:`aion.config.model`.
+Its only side effect is to read files. Precedence, highest first: keyword, Spark's configuration, YAML, default. A value
+that only comes from a preset or a default does not count as set by the user. It adapts to the values that the user set:
+see :mod:`aion.config.model`.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ Source = str | os.PathLike[str] | Mapping[str, Any] | Policy
 
 
 def load_policy(source: Source, overrides: Mapping[str, object] | None = None) -> Policy:
-    """The policy of a preset's name, a path, a mapping of the YAML's shape, or a policy.
+    """Loads the policy from a preset's name, a path, a mapping in the shape of the YAML file, or a policy.
 
-    ``overrides``: ``memory.budget``, ``memory_budget``, or ``memory`` with a mapping. Raises PolicyError with
-    every problem, one a line: where it was written, the key, the value, and what would be right.
+    Keys of ``overrides``: ``memory.budget``, ``memory_budget``, or ``memory`` with a mapping. Raises PolicyError with
+    one line per problem: where the value was written, the key, the value, and what would be right.
     """
     layers = _Layers()
     layers.add_source(source, "policy")
@@ -42,17 +43,18 @@ def load_policy(source: Source, overrides: Mapping[str, object] | None = None) -
 
 
 def resolve(policy: Source | None = None, *, keyword: Mapping[str, object], spark_conf: Mapping[str, str]) -> Policy:
-    """The policy of all layers. Without ``policy``: that of ``spark.aion.policy``, or else ``standard``.
+    """Combines all layers to a policy. If ``policy`` is None: ``spark.aion.policy``, or ``standard`` if that is unset.
 
-    In Spark conf, which has only strings, ``null`` is null and a mapping is JSON, the policy's too. Raises PolicyError
-    as :func:`load_policy`, also for a ``spark.aion.*`` setting that is no key.
+    Values in Spark's configuration are strings: ``null`` means null, and a mapping is written as JSON, also for
+    ``spark.aion.policy``. Raises PolicyError like :func:`load_policy`, also for a ``spark.aion.*`` setting that is not
+    a key of a policy.
     """
     ours = {key: value.strip() for key, value in spark_conf.items() if key.startswith(SPARK_PREFIX)}
     conf = {key.removeprefix(SPARK_PREFIX): None if value == "null" else value for key, value in ours.items()}
     named = conf.pop("policy", None)
     layers = _Layers()
     if policy is None and named is not None:
-        layers.add_source(_written(named), f"Spark conf {SPARK_PREFIX}policy")
+        layers.add_source(_source_of(named), f"Spark conf {SPARK_PREFIX}policy")
     else:
         layers.add_source("standard" if policy is None else policy, "policy")
     layers.add_flat(conf, f"Spark conf {SPARK_PREFIX}")
@@ -60,14 +62,14 @@ def resolve(policy: Source | None = None, *, keyword: Mapping[str, object], spar
     return layers.policy()
 
 
-def _written(named: str) -> Source:
-    """What ``spark.aion.policy`` names: a preset, a path, or a policy itself, as JSON."""
+def _source_of(named: str) -> Source:
+    """The value of ``spark.aion.policy`` as a source: the name of a preset, a path, or a policy written as JSON."""
     if not named.startswith("{"):
         return named
     try:
         policy: dict[str, Any] = json.loads(named)
     except ValueError as error:
-        raise PolicyError(f"Spark conf {SPARK_PREFIX}policy: {show(named)} is no JSON: {error}") from None
+        raise PolicyError(f"Spark conf {SPARK_PREFIX}policy: {show(named)} is not JSON: {error}") from None
     return policy
 
 
@@ -78,12 +80,12 @@ def presets() -> list[str]:
 
 
 def policy_from_json(data: Mapping[str, Any]) -> Policy:
-    """The policy that ``policy_to_json`` wrote. Raises PolicyError."""
+    """Reads a policy that ``policy_to_json`` wrote. Raises PolicyError."""
     return load_policy(data)
 
 
 class _Origin(NamedTuple):
-    """Where something was written: a file and its line, a keyword, a key of Spark's conf."""
+    """Where a value was written: a file and its line, a keyword, or a key of Spark's configuration."""
 
     name: str
     line: int = 0
@@ -93,23 +95,25 @@ class _Origin(NamedTuple):
 
 
 _MAPPINGS = {path for path, field in leaves() if field.annotation is Arguments}
-"""Keys whose value is a mapping: it is one value, which another layer replaces as a whole."""
+"""Keys whose value is a mapping. Another layer replaces such a value as a whole."""
 
 
 class _Layers:
-    """Settings of several sources, later ones over earlier ones, and where each was written."""
+    """Settings from several sources, and where each was written. Later sources replace values of earlier ones."""
 
     def __init__(self) -> None:
         self._tree: dict[str, Any] = {}
-        self._origins: dict[KeyPath, _Origin] = {}  # the latest last
-        self._suggested: set[KeyPath] = set()  # by a preset, and set by nobody since
+        self._origins: dict[KeyPath, _Origin] = {}  # in the order in which they were written
+        self._suggested: set[KeyPath] = set()  # set only by a preset, not by the user
         self._problems: list[tuple[_Origin, str]] = []
 
     def add_source(self, source: object, name: str) -> None:
         if isinstance(source, Policy):
             self._merge(self._tree, policy_to_json(source), _Origin(name))
-            his = {(name, section.written()[field]) for name, section in source for field in section.model_fields_set}
-            self._suggested |= {path for path, _ in leaves() if path not in his}
+            chosen = {
+                (name, section.written()[field]) for name, section in source for field in section.model_fields_set
+            }
+            self._suggested |= {path for path, _ in leaves() if path not in chosen}
         elif isinstance(source, Mapping):
             self._merge(self._tree, source, _Origin(name))
         elif isinstance(source, str | os.PathLike):
@@ -118,19 +122,19 @@ class _Layers:
                 self._suggested |= set(self._origins)
         else:
             names = ", ".join(presets())
-            raise PolicyError(f"{name}: {show(source)} is none; give a preset ({names}), a path, a mapping")
+            raise PolicyError(f"{name}: {show(source)} is not a policy; give a preset ({names}), a path or a mapping")
 
     def add_flat(self, settings: Mapping[str, object], where: str) -> None:
-        """Dotted keys; a keyword of Python, which can have no dot, has underscores instead."""
+        """Adds settings with dotted keys. Python keywords cannot contain dots, so they have underscores instead."""
         keywords = {"_".join(path): path for path, _ in leaves() if where == _KEYWORD}
         seen: set[KeyPath] = set()
         for key, value in settings.items():
             path, origin = keywords.get(key) or tuple(key.split(".")), _Origin(where + key)
             if path in seen:
-                self._problems.append((origin, f"{'.'.join(path)}: given in two spellings; keep one"))
+                self._problems.append((origin, f"{'.'.join(path)}: written in two ways; keep one"))
             seen.add(path)
             if len(path) > 2 and path[:2] in _MAPPINGS:
-                whole = f"{'.'.join(path[:2])} is one value: write all of it, as a mapping"
+                whole = f"{'.'.join(path[:2])} is a single value: write it as a mapping"
                 self._problems.append((origin, f"{'.'.join(path)}: unknown key; {whole}"))
                 continue
             nested: Any = value
@@ -149,7 +153,7 @@ class _Layers:
         return policy
 
     def _set_by_the_user(self) -> dict[type, set[str]]:
-        """By section, the fields whose values are his own."""
+        """By section, the fields that the user set."""
         paths = self._origins.keys() - self._suggested
         return {
             type(section): {field for field, key in section.written().items() if (name, key) in paths}
@@ -157,31 +161,31 @@ class _Layers:
         }
 
     def _read(self, source: str | os.PathLike[str], name: str) -> dict[str, Any]:
-        """The tree of a preset or else of a file: ``./standard`` is a file called like a preset."""
+        """The tree of a preset or of a file. To read a file with the name of a preset, write ``./standard``."""
         file = resources.files("policies") / f"{source}.yaml" if source in presets() else Path(source)
         try:
             loader = yaml.SafeLoader(file.read_bytes())
             root = loader.get_single_node()
             values = None if root is None else self._plain(loader, root, str(file), ())
-        except (OSError, ValueError) as error:  # ValueError: a path that can be none
+        except (OSError, ValueError) as error:  # ValueError: the text cannot be a path
             near, names = _nearest(str(source), {preset: preset for preset in presets()}), ", ".join(presets())
-            reason = f"is no preset and cannot be read as a file ({getattr(error, 'strerror', error)})"
+            reason = f"is not a preset and cannot be read as a file ({getattr(error, 'strerror', error)})"
             raise PolicyError(f"{name}: {show(str(source))} {reason}; {near}presets are {names}") from None
-        except (yaml.YAMLError, RecursionError) as error:  # RecursionError: an alias of its own parent
+        except (yaml.YAMLError, RecursionError) as error:  # RecursionError: an alias to its own parent
             mark = getattr(error, "problem_mark", None)
             reason = getattr(error, "problem", None) or str(error).splitlines()[0]
             at = _Origin(str(file), mark.line + 1 if mark else 0)
             raise PolicyError(f"{at}: this cannot be read as YAML: {reason}") from None
         if not isinstance(values, dict | None):
-            raise PolicyError(f"{file}: {show(values)} is no policy; write sections: {', '.join(_keys(()))}")
+            raise PolicyError(f"{file}: {show(values)} is not a policy; write sections: {', '.join(_keys(()))}")
         return values or {}
 
     def _plain(self, loader: yaml.SafeLoader, node: yaml.Node, file: str, path: KeyPath) -> Any:
-        """The plain value of a node; notes where every key below it stands."""
+        """The plain value of a node. Notes where every key below it was written."""
         if not isinstance(node, yaml.MappingNode):
             try:
                 value = loader.construct_object(node, deep=True)
-            except ValueError as error:  # what YAML takes for a date, but is none
+            except ValueError as error:  # text that YAML takes for a date, but that is not a date
                 raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from None
             return FileNumber(value) if type(value) is int else value
         result: dict[str, Any] = {}
@@ -190,7 +194,7 @@ class _Layers:
             inner, at = (*path, key), _Origin(file, key_node.start_mark.line + 1)
             if key in result:
                 first = self._origins[inner]
-                self._problems.append((at, f"{'.'.join(inner)}: written twice, before in {first}; keep one"))
+                self._problems.append((at, f"{'.'.join(inner)}: written twice, first in {first}; keep one"))
             self._origins[inner] = at
             result[key] = self._plain(loader, child, file, inner)
         return result
@@ -206,10 +210,10 @@ class _Layers:
                 tree[inner[-1]] = below = below if isinstance(below, dict) else {}
                 self._merge(below, value, origin, inner)
             elif value is not None or not isinstance(below, dict) or inner in _MAPPINGS:
-                tree[inner[-1]] = value  # but an empty section says nothing
+                tree[inner[-1]] = value  # an empty section changes nothing
 
     def _problem(self, error: ErrorDetails) -> tuple[_Origin, str]:
-        """Where an error of pydantic was written, and what it says in the words of a policy."""
+        """Where the value of a pydantic error was written, and the message for the user."""
         path, context = tuple(map(str, error["loc"])), error.get("ctx", {})
         keys = [(*path, key) for key in context["keys"]] if error["type"] == "across" else [path]
         written = [known for known in self._origins if known in keys]
@@ -223,7 +227,7 @@ class _Layers:
             case "extra_forbidden":
                 text = f"unknown key; {_nearest_key(path)}allowed here: {', '.join(_keys(path[:-1]))}"
             case "model_type":
-                text = f"{show(error['input'])} is no section; write below it: {', '.join(_keys(path))}"
+                text = f"{show(error['input'])} is not a section; write these keys below it: {', '.join(_keys(path))}"
             case "literal_error":
                 text = f"{show(error['input'])} is not possible; write {context['expected']}"
             case _:

@@ -1,7 +1,7 @@
-"""The policy: what is kept where, for how long, and what runs when. A frozen model; no effect.
+"""The policy: what is kept where, for how long, and what runs when. A frozen model without side effects.
 
-A file has the shape of :class:`Policy` by alias; a Python attribute carries its unit where the value has one
-(``bucket_limit: 64MiB`` is ``policy.memory.bucket_limit_bytes``).
+A policy file has the shape of :class:`Policy`, with the aliases of its fields as keys. If a value has a unit, the name
+of the Python attribute ends in it: ``bucket_limit: 64MiB`` is ``policy.memory.bucket_limit_bytes``.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ KeyPath = tuple[str, ...]
 
 
 class _Section(BaseModel):
-    """Keys of which some depend on each other. What the user did not set follows what he did: see ``_followed``.
+    """A section of the policy. Fields that the user did not set adapt to those that he set: see ``_adapted``.
 
-    He set what he wrote himself, not what a preset or a default says: ``model_fields_set`` is that. The layers, which
-    know it, tell it as the context of a validation: by section, the names of the fields.
+    A value counts as set if the user wrote it, not if a preset or a default has it. ``model_fields_set`` holds these
+    fields. :mod:`aion.config.layers` passes them as the validation context: by section, the names of the fields.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -62,87 +62,87 @@ class _Section(BaseModel):
         return {} if value is None else value
 
     @model_validator(mode="after")
-    def _follow_what_was_set(self, info: ValidationInfo) -> Self:
+    def _adapt_what_is_not_set(self, info: ValidationInfo) -> Self:
         if info.context is not None:
             object.__setattr__(self, "__pydantic_fields_set__", set(info.context.get(type(self), ())))
-        followed = self._followed()
-        assert not followed.keys() & self.model_fields_set, "what the user set stays as it is"
-        self.__dict__.update(followed)
+        adapted = self._adapted()
+        assert not adapted.keys() & self.model_fields_set, "a value that the user set was changed"
+        self.__dict__.update(adapted)
         self._check()
         return self
 
     @classmethod
     def written(cls) -> dict[str, str]:
-        """How each field is written in a file."""
+        """The key in a policy file, by field name."""
         return {name: field.alias or name for name, field in cls.model_fields.items()}
 
-    def _followed(self) -> dict[str, Any]:
-        """New values for fields that the user did not set, so that they agree with those that he did."""
+    def _adapted(self) -> dict[str, Any]:
+        """New values for fields that the user did not set, so that they agree with those that he set."""
         return {}
 
     def _check(self) -> None:
-        """Raises what :func:`_across` makes if values that the user set contradict each other."""
+        """Raises an error of :func:`_across` if values that the user set contradict each other."""
 
 
 def _across(text: str, *keys: str) -> PydanticCustomError:
-    """An error between keys of one section; the first is the one that the text is about."""
+    """An error about several keys of one section. The text is about the first of them."""
     return PydanticCustomError("across", "{text}", {"text": text, "keys": keys})
 
 
 class StatePolicy(_Section):
-    """In which store the state of windows lives, and in what form."""
+    """Where the state of windows is stored, and in what form."""
 
     backend: Literal["tiered", "memory", "rocksdb"] = Field(
         default="tiered",
-        description="The store: tiered keeps a part of each window in memory and the rest in RocksDB, "
-        "memory keeps all in memory, rocksdb keeps all on disk.",
+        description="The store. tiered: a part of each window in memory and the rest in RocksDB. memory: everything in "
+        "memory. rocksdb: everything on disk.",
     )
     codec: Literal["arrow", "json"] = Field(
         default="arrow",
-        description="How the rows of a block become bytes: arrow is columnar, json is one object a line.",
+        description="How the rows of a block are encoded. arrow: columnar. json: one object per line.",
     )
     compression: Literal["none", "lz4", "zstd"] = Field(
-        default="none", description="How the bytes of a block are compressed: not, fast, or small."
+        default="none", description="How the bytes of a block are compressed: not at all, fast (lz4) or small (zstd)."
     )
     shards: Shards = Field(
         default="auto",
-        description="Hash ranges of keys, worked on in parallel; auto: one per Spark partition.",
+        description="The number of shards: hash ranges of keys, processed in parallel. auto: one per Spark partition.",
     )
     dir: Location = Field(
         default=None,
-        description="The folder of the state's versions, on any filesystem that pyarrow.fs reaches; "
+        description="The folder for the versions of the state, on any filesystem that pyarrow.fs can open. "
         "null: chosen when the query starts.",
     )
 
 
 class MemoryPolicy(_Section):
-    """How much memory the state of windows may take, and what happens when it runs short."""
+    """How much memory the state of windows may use, and what happens when it runs short."""
 
     budget: Budget = Field(
         default=512 << 20,
-        description="What all m-buckets of a host may take together: bytes, or a share of the memory limit of the "
-        "container, or else of the machine.",
+        description="The most memory that all m-buckets of a host may use together: bytes, or a share of the "
+        "container's memory limit (of the machine's memory if there is no container).",
     )
     bucket_limit_bytes: Size = Field(
         default=64 << 20,
         alias="bucket_limit",
-        description="The most memory that the m-bucket of one window may take in a shard: all slices that the window "
-        "spans. What is beyond goes to its p-bucket. If it is not set, it is at most the budget.",
+        description="The most memory that one window may use in a shard, with all its slices. The rest goes to its "
+        "p-bucket. If it is not set, it is at most the budget.",
     )
     moderate: Fraction = Field(
         default=0.75,
-        description="From this share on, of the budget or of the machine's memory in use, windows are destaged one "
+        description="When this share of the budget, or of the machine's memory, is in use, windows move to disk one "
         "by one.",
     )
     resume: Fraction = Field(
-        default=0.60, description="They are destaged until the share in use is down to this one; below moderate."
+        default=0.60, description="They stop when the share in use is down to this one. It must be below moderate."
     )
     scarce: Fraction = Field(
-        default=0.90, description="From this share on all windows are destaged; at least moderate."
+        default=0.90, description="When this share is in use, all windows move to disk. At least moderate."
     )
     victim: Literal["largest", "slowest"] = Field(
         default="largest",
-        description="Which window is destaged first: the largest, or the one to which events come slowest.",
+        description="Which window moves first: the largest, or the one that gets the fewest bytes per second.",
     )
 
     @property
@@ -152,15 +152,15 @@ class MemoryPolicy(_Section):
             raise ConfigError(f"memory.budget: {self.budget} is a share; its bytes are known on the host only")
         return self.budget
 
-    def _followed(self) -> dict[str, Any]:
-        followed: dict[str, Any] = self._followed_thresholds()
-        # The other way round it is an error: memory never grows because of a limit within it.
+    def _adapted(self) -> dict[str, Any]:
+        adapted: dict[str, Any] = self._adapted_thresholds()
+        # The budget never adapts to the bucket limit: a limit for one window must not raise the memory of all.
         if isinstance(self.budget, int) and "bucket_limit_bytes" not in self.model_fields_set:
-            followed["bucket_limit_bytes"] = min(self.bucket_limit_bytes, self.budget)
-        return followed
+            adapted["bucket_limit_bytes"] = min(self.bucket_limit_bytes, self.budget)
+        return adapted
 
-    def _followed_thresholds(self) -> dict[str, float]:
-        """From ``moderate`` outwards, and that is as it was where it can be."""
+    def _adapted_thresholds(self) -> dict[str, float]:
+        """Adapts ``moderate`` first, and only if it must change; then ``scarce`` and ``resume`` to that."""
         resume, moderate, scarce = self.resume, self.moderate, self.scarce
         free = {"resume", "moderate", "scarce"} - self.model_fields_set
         if "moderate" in free:
@@ -194,38 +194,38 @@ def _between(low: float, high: float) -> float:
 
 def _check_plugin(class_path: str | None, arguments: Arguments) -> None:
     if arguments and class_path is None:
-        raise _across("given without a class to call with them; name it as class, too", "arguments", "class")
+        raise _across("given without a class; set class too, or remove arguments", "arguments", "class")
 
 
 class DestagingPolicy(_Section):
-    """What leaves memory for the disk, and when, beside what memory says."""
+    """What moves from memory to disk, and when, in addition to the rules in `memory`."""
 
     keep_fraction: Fraction = Field(
         default=0.0,
-        description="The first part of each window, as a share of it, that stays in memory when it is destaged, so "
-        "that its next execution can start at once.",
+        description="How much of each window stays in memory when the rest moves to disk: its first part, as a share "
+        "of the window. The next execution can then start at once.",
     )
     idle_after: Idle = Field(
         default=None,
         description="Move a window to disk after it has been idle for this long: no events, no watermark, nothing "
-        "fetched for it. A multiple is of the median time of an execution on the host. null: never.",
+        "read for it. A multiple is of the median time of an execution on the host. null: never.",
     )
     class_path: ClassPath = Field(
         default=None,
         alias="class",
-        description="A policy of your own in the place of idle_after and of moderate, resume, scarce and victim of "
-        "memory: a class like policies.destage.DestagePolicy.",
+        description="Your own policy, a class like policies.destage.DestagePolicy. It replaces idle_after, and "
+        "moderate, resume, scarce and victim of memory.",
     )
-    arguments: ArgumentsValue = Field(default_factory=Arguments, description="What that class is called with.")
+    arguments: ArgumentsValue = Field(default_factory=Arguments, description="The keyword arguments of that class.")
 
     @property
     def idle_after_us(self) -> int | None:
-        """Microseconds, unless it is a multiple or off."""
+        """Microseconds, or None if ``idle_after`` is a multiple or null."""
         return self.idle_after if isinstance(self.idle_after, int) else None
 
     @property
     def idle_multiple(self) -> float | None:
-        """Times the median time of an execution, unless it is a duration or off."""
+        """The factor of the median time of an execution, or None if ``idle_after`` is a duration or null."""
         return self.idle_after.times if isinstance(self.idle_after, Multiple) else None
 
     def _check(self) -> None:
@@ -233,28 +233,28 @@ class DestagingPolicy(_Section):
 
 
 class PrestagingPolicy(_Section):
-    """What is fetched from the disk before it is needed, and when."""
+    """What is read from disk before it is needed, and when."""
 
     mode: Literal["predictive", "on_late_event", "none"] = Field(
         default="predictive",
-        description="predictive: so early that it is there when the window is executed; on_late_event: as soon as a "
-        "late event comes; none: when it is read.",
+        description="When a late window is read back from disk. predictive: early enough to be in memory when the "
+        "window runs. on_late_event: when a late event comes. none: when the window runs.",
     )
     class_path: ClassPath = Field(
         default=None,
         alias="class",
-        description="A plan of your own for predictive: a class like policies.prestage.PrestagePolicy.",
+        description="Your own plan for predictive: a class like policies.prestage.PrestagePolicy.",
     )
-    arguments: ArgumentsValue = Field(default_factory=Arguments, description="What that class is called with.")
+    arguments: ArgumentsValue = Field(default_factory=Arguments, description="The keyword arguments of that class.")
 
-    def _followed(self) -> dict[str, Any]:
-        follows = self.class_path is not None and "mode" not in self.model_fields_set
-        return {"mode": "predictive"} if follows else {}
+    def _adapted(self) -> dict[str, Any]:
+        must_predict = self.class_path is not None and "mode" not in self.model_fields_set
+        return {"mode": "predictive"} if must_predict else {}
 
     def _check(self) -> None:
         _check_plugin(self.class_path, self.arguments)
         if self.class_path is not None and self.mode != "predictive":
-            raise _across(f"{self.mode} plans nothing, so class is of no use; set mode to predictive", "mode", "class")
+            raise _across(f"{self.mode} does not use class; set mode to predictive", "mode", "class")
 
 
 class IoPolicy(_Section):
@@ -262,22 +262,23 @@ class IoPolicy(_Section):
 
     codec_threads: CodecThreads = Field(
         default=2,
-        description="Threads that encode, decode and compress blocks beside the I/O thread; 0: it is done in line.",
+        description="Threads that encode, decode and compress blocks, besides the I/O thread. 0: the thread that needs "
+        "the block does it.",
     )
     threads: IoThreads = Field(
-        default=1, description="Threads that read and write; one is best, more are for comparison only."
+        default=1, description="Threads that read and write. One is best; more are only for comparison."
     )
     rate_limit_bytes_per_s: Rate = Field(
         default=None,
         alias="rate_limit",
-        description="What destaging, late writes and maintenance may move each second; null: what the disk can. "
-        "What a task waits for, reads and the writes of commits, is never slowed down.",
+        description="The most bytes per second that destaging, late writes and maintenance may move. null: no limit. "
+        "Reads and commits, for which a task waits, are never slowed down.",
     )
     request_timeout_us: Timeout = Field(
         default=30_000_000,
         alias="request_timeout",
-        description="After so long without an answer the state server is asked for a sign of life; if it gives none "
-        "for as long again, it is killed and another one started.",
+        description="If a request takes longer than this, the client checks whether the state server is alive. If the "
+        "server does not respond for the same time again, it is killed and another one is started.",
     )
 
 
@@ -287,22 +288,23 @@ class BlocksPolicy(_Section):
     target_bytes: BlockSize = Field(
         default=1 << 20,
         alias="target",
-        description="Bytes to which blocks are filled, about, before the shuffle.",
+        description="The approximate size to which blocks are filled before the shuffle.",
     )
 
 
 class DistributionPolicy(_Section):
-    """By what way blocks get from the source partitions to where windows are computed."""
+    """How blocks get from the source partitions to the place where windows are computed."""
 
     merge_levels: MergeLevels = Field(
         default=0,
-        description="Levels between child and root on which blocks of the same slices are merged; each is a shuffle.",
+        description="The number of levels between child and root on which blocks of the same slices are merged. Each "
+        "level is a shuffle.",
     )
-    fan_in: FanIn = Field(default=4, description="So many nodes of a level share one node of the next level.")
+    fan_in: FanIn = Field(default=4, description="How many nodes of a level share one node of the next level.")
     children: Children = Field(
         default="auto",
-        description="Source partitions that the levels are laid out for; auto: as many as Spark has tasks at once, or "
-        "shuffle partitions, whichever is more.",
+        description="The number of source partitions that the levels are planned for. auto: the number of tasks that "
+        "Spark runs at once, or the number of shuffle partitions, whichever is larger.",
     )
 
 
@@ -311,109 +313,117 @@ class ExecutionPolicy(_Section):
 
     aggregation: Literal["auto", "lazy", "eager"] = Field(
         default="auto",
-        description="How windows that overlap are combined of the partials of their slices. lazy: each of all of "
-        "them; eager: of a tree over them, made for many windows together; auto: whichever takes fewer rows.",
+        description="How overlapping windows are combined from the partials of their slices. lazy: each window from "
+        "all its slices. eager: from a tree over the slices, built once for many windows. auto: whichever reads fewer "
+        "rows.",
     )
 
 
 class ApplyPolicy(_Section):
-    """What a function given as ``apply=`` may take on the worker that runs it."""
+    """What a function given as ``apply=`` may use on the worker that runs it."""
 
     memory_bytes: Size = Field(
         default=256 << 20,
         alias="memory",
-        description="Bytes of a window's events that are grouped by key in the worker's memory; larger windows are "
-        "grouped by way of temporary files.",
+        description="The most memory in a worker for grouping the events of one window by key. Larger windows are "
+        "grouped with temporary files.",
     )
     spill_dir: Location = Field(
         default=None,
-        description="The local folder of those files; null: Spark's local folder, else the platform's temporary one.",
+        description="The local folder for these files. null: Spark's local folder, otherwise the platform's temporary "
+        "folder.",
     )
 
 
 class LatenessPolicy(_Section):
-    """How late an event may be before its window is gone."""
+    """How long a window is kept for late events."""
 
     initial_bound_us: BoundDuration = Field(
         default=600_000_000,
         alias="initial_bound",
-        description="Time that a window is kept after its end, as long as too little is known of how late events come.",
+        description="How long a window is kept after its end until Aion has seen enough late events to choose a bound.",
     )
     coverage: Coverage = Field(
         default=0.99,
-        description="The share of late events that a window is kept for, once the data has shown how late they come; "
-        "null: every window is kept for initial_bound.",
+        description="The share of late events that must come within a window's bound, when Aion has seen enough late "
+        "events. null: every window is kept for initial_bound.",
     )
     confidence: OpenFraction = Field(
-        default=0.95, description="How sure it has to be that a bound covers so much, given what was seen."
+        default=0.95,
+        description="How certain it must be that a bound covers this share, given the events seen so far.",
     )
     model: Literal["auto", "empirical", "lognormal", "gamma", "weibull", "pareto", "mixture"] = Field(
         default="auto",
-        description="What lateness is taken to be distributed like: auto is the best model that fits, and empirical, "
-        "just what was seen, where none does.",
+        description="The statistical model of lateness. empirical: only the observed values. auto: the model that fits "
+        "best, or empirical if none fits.",
     )
     max_bound_us: BoundDuration = Field(
         default=7 * 86_400_000_000,
         alias="max_bound",
-        description="No window is kept longer than this after its end, or than initial_bound if that is longer.",
+        description="The longest time that a window is kept after its end. If initial_bound is longer, that is the "
+        "limit.",
     )
     max_state_bytes: MaxState = Field(
         default=None,
         alias="max_state",
-        description="Windows are kept shorter than coverage asks for where a shard's state would take more than this; "
-        "null: whatever it takes.",
+        description="The most bytes that the state of one shard may take. If coverage needs more, windows are kept for "
+        "a shorter time. null: no limit.",
     )
     half_life_us: Interval = Field(
         default=7 * 86_400_000_000,
         alias="half_life",
-        description="After so much event time, what was seen counts half as much as what is seen now.",
+        description="After this much event time, an observed lateness counts half as much as a new one.",
     )
     per: Literal["query", "shard"] = Field(
         default="query",
-        description="Who learns together. query: all keys of an operator, as far as one host holds them, so that all "
-        "windows get one bound; shard: the keys of each state partition of Spark's (a key group) for themselves.",
+        description="Which keys share what is learned about lateness. query: all keys of an operator that one host "
+        "holds, so that their windows get the same bound. shard: the keys of one shard (a key group).",
     )
 
 
 class TriggerPolicy(_Section):
-    """When a window that has late events is executed again."""
+    """When a window with late events runs again."""
 
     kind: Literal["staleness", "interval", "count", "every_batch"] = Field(
         default="staleness",
-        description="staleness: as seldom as keeps results fresh; interval: once in each interval after the window's "
-        "end that has news; count: after so many late events; every_batch: once for each batch that brought late "
-        "events.",
+        description="staleness: as rarely as possible while results stay fresh enough. interval: once per interval "
+        "after the window's end, if late events came. count: after this number of late events. every_batch: in each "
+        "batch that brings late events.",
     )
     bound: OpenFraction = Field(
         default=0.05,
-        description="For staleness: the largest (t * n) / (T * N) between two executions of a window; t of the bound "
-        "T on lateness went by, and n of its N late events came.",
+        description="For staleness: the largest staleness between two executions of a window. Staleness is (t * n) / "
+        "(T * N): t is the time since the last execution and T the window's bound; n of its N late events came in that "
+        "time.",
     )
     executions: Executions = Field(
         default=None,
-        description="For staleness: at most so many late executions of a window, the final one among them, at the "
-        "best instants, in the place of bound; null: as many as bound asks for.",
+        description="For staleness: the most late executions of a window, including the final one, at the best "
+        "instants. If set, it replaces bound. null: as many as bound requires.",
     )
     solver: Literal["exact", "descent"] = Field(
         default="exact",
-        description="For staleness: how the instants are planned; descent is the paper's heuristic, for comparison.",
+        description="For staleness: how the instants are planned. exact: the fewest executions. descent: the paper's "
+        "heuristic, only for comparison.",
     )
-    interval_us: Interval = Field(default=60_000_000, alias="interval", description="For interval: how long one is.")
-    count: EventCount = Field(default=1000, description="For count: so many late events of a window make an execution.")
+    interval_us: Interval = Field(
+        default=60_000_000, alias="interval", description="For interval: the length of an interval."
+    )
+    count: EventCount = Field(default=1000, description="For count: the window runs after this number of late events.")
 
 
 class MetricsPolicy(_Section):
-    """How a running query is watched from outside; `docs/metrics.md`."""
+    """How to watch a running query from outside: see `docs/metrics.md`."""
 
     port: Port = Field(
         default=None,
-        description="The port of 127.0.0.1 at which the state server of each host tells its metrics to Prometheus; 0: "
-        "any that is free; null: it listens on no port.",
+        description="The port of 127.0.0.1 on which the state server of each host serves metrics to Prometheus. 0: any "
+        "free port. null: no port.",
     )
 
 
 class Policy(_Section):
-    """What Aion keeps where, for how long, and what it executes when."""
+    """What Aion keeps where, for how long, and when windows run."""
 
     state: StatePolicy = StatePolicy()
     memory: MemoryPolicy = MemoryPolicy()
@@ -430,28 +440,28 @@ class Policy(_Section):
 
 
 def budget_bytes(policy: Policy, limit_bytes: int) -> int:
-    """The memory budget on a host whose processes may use ``limit_bytes`` (state_backends.server.machine)."""
+    """The memory budget on a host whose processes may use ``limit_bytes`` (see state_backends.server.machine)."""
     budget = policy.memory.budget
     return budget.of(limit_bytes) if isinstance(budget, Share) else budget
 
 
 def bucket_limit_bytes(policy: Policy, limit_bytes: int) -> int:
-    """The limit of one m-bucket on such a host: as the policy says, but at most the budget."""
+    """The limit of one m-bucket on such a host: the policy's value, but at most the budget."""
     return min(policy.memory.bucket_limit_bytes, budget_bytes(policy, limit_bytes))
 
 
 def policy_to_json(policy: Policy) -> dict[str, Any]:
-    """A plain dict of the YAML's shape that ``policy_from_json`` reads back to an equal policy."""
+    """A plain dict in the shape of the YAML file. ``policy_from_json`` reads it back to an equal policy."""
     return policy.model_dump(mode="json", by_alias=True)
 
 
 def setting_text(value: object) -> str:
-    """A value of :func:`policy_to_json` in the spelling of Spark's settings, which ``resolve`` reads back."""
+    """A value of :func:`policy_to_json` as text for a Spark setting. ``resolve`` reads it back."""
     return "null" if value is None else json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 def leaves(model: type[BaseModel] = Policy, path: KeyPath = ()) -> Iterator[tuple[KeyPath, FieldInfo]]:
-    """Every key as it is written, with its field, in the order of the model."""
+    """Every key as it is written in a file, with its field, in the order of the model."""
     for name, field in model.model_fields.items():
         inner = (*path, field.alias or name)
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):

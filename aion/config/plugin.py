@@ -1,4 +1,4 @@
-"""A policy of the user's own, as a policy file names it: a class, and what it is called with."""
+"""A policy class of the user's own, as a policy file names it: the class and its keyword arguments."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _CLASS_PATH = rf"{_NAME}(\.{_NAME})*:{_NAME}(\.{_NAME})*"
 
 def _class_path(value: object) -> object:
     if value is not None and (not isinstance(value, str) or not re.fullmatch(_CLASS_PATH, value)):
-        raise ConfigError(f"{show(value)} is no class; write package.module:Class, or null for the built-in policy")
+        raise ConfigError(f"{show(value)} is not a class; write package.module:Class, or null for the built-in policy")
     return value
 
 
 class Arguments(Mapping[str, Any]):
-    """Keyword arguments of values that JSON can carry. Does not change, so that a policy can be hashed and sent.
+    """Keyword arguments whose values JSON can hold. Immutable, so that a policy can be hashed and sent to executors.
 
-    Raises ConfigError for a name that Python could not call with, or a value that JSON cannot carry.
+    Raises ConfigError for a name that is not a Python identifier, or a value that JSON cannot hold.
     """
 
     __slots__ = ("_text",)
@@ -35,7 +35,7 @@ class Arguments(Mapping[str, Any]):
     def __init__(self, values: Mapping[Any, Any] | None = None) -> None:
         for name in values or {}:
             if not isinstance(name, str) or not name.isidentifier():
-                raise ConfigError(f"{show(name)} is no name of an argument; write e.g. 'limit: 5'")
+                raise ConfigError(f"{show(name)} is not an argument name; write e.g. 'limit: 5'")
         try:
             self._text = json.dumps(dict(values or {}), sort_keys=True, allow_nan=False, default=_bare)
         except (TypeError, ValueError, RecursionError) as error:
@@ -68,14 +68,14 @@ def _bare(value: object) -> object:
 
 
 def _arguments(value: Any) -> Arguments:
-    if isinstance(value, str):  # from Spark conf: JSON, or what YAML makes of it
+    if isinstance(value, str):  # from Spark's configuration: JSON, otherwise YAML
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
             with suppress(yaml.YAMLError, ValueError, RecursionError):
                 value = yaml.safe_load(value)
     if value is not None and not isinstance(value, Mapping):
-        raise ConfigError(f"{show(value)} is no mapping; write names and values, e.g. {{limit: 5}}")
+        raise ConfigError(f"{show(value)} is not a mapping; write names and values, e.g. {{limit: 5}}")
     return value if isinstance(value, Arguments) else Arguments(value)
 
 

@@ -1,4 +1,4 @@
-"""What the model says of itself: the keys, their JSON schema, and the page of documentation."""
+"""Generates from the model: the list of keys, the JSON schema, and the page docs/policies.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aion.config.model import Policy, leaves, policy_to_json, setting_text
 
 
 class KeyDoc(NamedTuple):
-    """One key of a policy file; ``default`` as it would be written there."""
+    """One key of a policy file. ``default`` is written as in the file."""
 
     key: str
     type: str
@@ -41,12 +41,12 @@ def json_schema() -> dict[str, Any]:
         reference.pop("default", None)
         properties = schema["$defs"][reference["$ref"].rsplit("/", 1)[-1]]["properties"]
         for key, default in values.items():
-            properties[key]["default"] = default  # as a file would say it: 512MiB, not 536870912
+            properties[key]["default"] = default  # as written in a file: 512MiB, not 536870912
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def differences(preset: str) -> dict[str, object]:
-    """The keys in which a preset is not the default, and its values as they would be written."""
+    """The keys whose values in a preset differ from the defaults, with these values as written in a file."""
     defaults = policy_to_json(Policy())
     return {
         f"{section}.{key}": value
@@ -57,7 +57,7 @@ def differences(preset: str) -> dict[str, object]:
 
 
 def purpose(preset: str) -> str:
-    """What a preset is for: what its file says after its name."""
+    """What a preset is for: the text after its name in the first comment of its file."""
     lines = (resources.files("policies") / f"{preset}.yaml").read_text(encoding="utf-8").splitlines()
     return next(line.removeprefix(f"# {preset}: ") for line in lines if line.startswith(f"# {preset}: "))
 
@@ -73,13 +73,13 @@ def policy_docs() -> str:
         parts.append(f"### {section}\n\n{(annotation.__doc__ or '').strip()}\n")
         rows = [(f"`{d.key.partition('.')[2]}`", d.type, f"`{setting_text(d.default)}`", d.doc) for d in docs]
         parts.append(_table(("key", "value", "default", "what it does"), rows))
-    parts.append("## Presets\n\nEach file says of every key what it does and when to change it.\n")
+    parts.append("## Presets\n\nEach file explains what every key does and when to change it.\n")
     compared = []
     for preset in presets():
-        differing = [f"`{key}: {setting_text(value)}`" for key, value in differences(preset).items()]
+        different = [f"`{key}: {setting_text(value)}`" for key, value in differences(preset).items()]
         link = f"[`{preset}`](../policies/{preset}.yaml)"
-        compared.append((link, purpose(preset), "<br>".join(differing) or "nothing"))
-    parts.append(_table(("preset", "for what", "differs from the defaults in"), compared))
+        compared.append((link, purpose(preset), "<br>".join(different) or "nothing"))
+    parts.append(_table(("preset", "what it is for", "differences from the defaults"), compared))
     parts.append(_PLUGINS)
     return "\n".join(parts)
 
@@ -93,8 +93,8 @@ _INTRODUCTION = """\
 <!-- Written by `python -m aion.cli policy docs > docs/policies.md`; a test fails when it is not current. -->
 # Policies
 
-A policy says what Aion keeps where, for how long, and what it executes when. It is given as the name of a preset,
-as the path of a YAML file, or as a mapping of the same shape:
+A policy says where Aion keeps state, for how long, and when windows run. You give it as the name of a preset, as the
+path of a YAML file, or as a mapping of the same shape:
 
 ```python
 aion.configure(builder, policy="low_memory")
@@ -102,25 +102,27 @@ aion.configure(builder, policy="my.yaml", memory_budget="25%")
 aion.LocalOperator(..., policy={"memory": {"budget": "1GiB"}})
 ```
 
-Every key can also be set as `spark.aion.<section>.<key>`, in `spark-submit` or elsewhere (`null` is null, a mapping
-is JSON), and as a keyword of `aion.configure` (`memory_budget=...`). A keyword wins over Spark's configuration,
-which wins over the file, which wins over the defaults. `spark.aion.policy` is a preset, a path, or a mapping as JSON.
+You can also set every key as `spark.aion.<section>.<key>`, in `spark-submit` or elsewhere (write `null` for null, and
+a mapping as JSON), or as a keyword of `aion.configure` (`memory_budget=...`). A keyword overrides Spark's
+configuration, which overrides the file, which overrides the defaults. `spark.aion.policy` is a preset, a path, or a
+mapping as JSON.
 
 - **Sizes** have a unit, or are a number of bytes: B, KiB MiB GiB TiB (1024), KB MB GB TB (1000).
-- **Durations** always have a unit: us, ms, s, m, h, d, w or their English names; `1 hour 30 minutes` is one.
-- **Shares** are numbers from 0 to 1, or per cent: `0.75` and `75%` are the same.
+- **Durations** always have a unit: us, ms, s, m, h, d, w or their English names. You can combine them:
+  `1 hour 30 minutes`.
+- **Shares** are numbers from 0 to 1, or percentages: `0.75` and `75%` are the same.
 
-`aion policy check FILE` tells every mistake with its line and what would be right, `aion policy explain FILE` what
-will happen to a window, in words with the numbers, `aion policy schema` prints the
+`aion policy check FILE` lists every mistake with its line and what would be right. `aion policy explain FILE` describes
+what will happen to a window, in words and numbers. `aion policy schema` prints the
 [JSON schema](../policies/schema.json) for your editor.
 """
 
 _PLUGINS = """\
-## Policies of your own
+## Your own policies
 
-What is destaged, and when prestaging starts, can be decided by a class of yours. It gets a read-only view with the
-time in it, and answers with suggestions; it does no I/O and has no clock. A suggestion that cannot be carried out is
-refused, and the log says why.
+A class of yours can decide which windows move to disk, and when prestaging starts. It gets a read-only view, which
+includes the current time, and returns suggestions. It does no I/O and has no clock. If a suggestion cannot be carried
+out, it is refused and the log says why.
 
 ```python
 # mine.py, importable by the Python of every executor
@@ -128,7 +130,7 @@ from policies.destage import MemoryView, Suggestion
 
 
 class OldestFirst:
-    \"\"\"Destages what was not touched for the longest time, as long as more than a share of the budget is used.\"\"\"
+    \"\"\"Moves the oldest windows to disk while more than a given share of the budget is used.\"\"\"
 
     def __init__(self, above: float) -> None:
         self.above = above
@@ -149,7 +151,7 @@ destage:
   arguments: {above: 0.5}
 ```
 
-`prestage.class` likewise names a class with `start_at_s(due_s, size_bytes, pessimistic_s)` and
-`observe(size_bytes, seconds)`: see `policies/prestage.py`. A class is imported when the state server starts, not
-before: `aion policy check` looks at the form of its name only.
+In the same way, `prestage.class` names a class with `start_at_s(due_s, size_bytes, pessimistic_s)` and
+`observe(size_bytes, seconds)`: see `policies/prestage.py`. A class is imported only when the state server starts, so
+`aion policy check` can only check the form of its name.
 """

@@ -1,6 +1,6 @@
-"""The values that a policy can hold: how they are written, what they become, and what is said if they are wrong.
+"""The types of policy values: how each is written, what it is parsed to, and the error message if it is wrong.
 
-The string at the end of an annotation is the type in a user's words; the reference shows it.
+The string at the end of an annotation describes the type for users; the reference page shows it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainVali
 from aion.core.time import duration_us, format_duration
 from aion.errors import ConfigError
 
-_MAX_BOUND_US = 3_652_500 * 86_400_000_000  # 10,000 years: a window's end plus it stays inside of 64 bits
-_MAX_BLOCK_BYTES = 1 << 30  # one value of a Spark row ends at 2 GiB, and blocks overshoot their target
+_MAX_BOUND_US = 3_652_500 * 86_400_000_000  # 10,000 years: a window's end plus the bound fits in 64 bits
+_MAX_BLOCK_BYTES = 1 << 30  # a value in a Spark row is at most 2 GiB, and a block may exceed its target
 _MAX_THREADS = 1024
 _MAX_LEVELS = 64
 _MAX_NODES = 1_000_000
 _MAX_PORT = 65_535
-_MAX_COUNT = 1 << 53  # what JSON numbers carry
+_MAX_COUNT = 1 << 53  # the largest integer that a JSON number holds exactly
 _SIZE = re.compile(r"\s*([+-]?\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)\s*", re.ASCII)
 _PLAIN = re.compile(r"\s*([+-]?\d{0,20}\.?\d{1,20}(?:[eE][+-]?\d{1,3})?)\s*()", re.ASCII)
 _MARKED = re.compile(r"\s*([+-]?\d{0,20}\.?\d{1,20})\s*([%x])\s*", re.ASCII)
@@ -43,11 +43,11 @@ _repr.maxstring = _repr.maxother = 80
 
 
 class FileNumber(int):
-    """An integer that stood in a YAML file, where a number without unit is no duration."""
+    """An integer from a YAML file. There, a number without a unit is not a duration."""
 
 
 def show(value: object) -> str:
-    """The value as YAML spells it, cut to a length that fits a line."""
+    """The value as YAML writes it, shortened to fit on a line."""
     return {"None": "null", "True": "true", "False": "false"}.get(repr(value)) or _repr.repr(value)
 
 
@@ -62,10 +62,10 @@ def size_bytes(value: object, *, what: str = "size") -> int:
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     part = _SIZE.fullmatch(text) if isinstance(text, str) else None
     if part is None or ("." in part[1] and not part[2]):
-        raise ConfigError(f"{what}: {show(value)} is no size; write e.g. '64MiB', or a number of bytes")
+        raise ConfigError(f"{what}: {show(value)} is not a size; write e.g. '64MiB', or a number of bytes")
     number, unit = part.groups()
     if unit.lower() not in _SIZE_UNITS:
-        # Spark's own sizes ('512m') are binary: whoever writes one is told its spelling here.
+        # Spark's own sizes ('512m') are binary, so the message says how to write such a size here.
         spark = f"'{text}' of Spark is '{number}{unit.upper()}iB' here; " if unit.lower() in "kmgt" else ""
         raise ConfigError(
             f"{what}: {show(value)} has the unknown unit {unit!r}; "
@@ -78,7 +78,7 @@ def size_bytes(value: object, *, what: str = "size") -> int:
 
 
 def format_bytes(size: int) -> str:
-    """The shortest exact spelling that :func:`size_bytes` reads back: ``67108864`` -> ``"64MiB"``."""
+    """The shortest exact text that :func:`size_bytes` reads back: ``67108864`` -> ``"64MiB"``."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size and size % 1024**power == 0:
             return f"{size // 1024**power}{unit}"
@@ -87,7 +87,7 @@ def format_bytes(size: int) -> str:
 
 def _block_size(size: int) -> int:
     if size > _MAX_BLOCK_BYTES:
-        raise ConfigError(f"{format_bytes(size)} is too large for a row of Spark; write at most '1GiB'")
+        raise ConfigError(f"{format_bytes(size)} is too large for a Spark row; write at most '1GiB'")
     return size
 
 
@@ -114,12 +114,12 @@ def _timeout(value: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """So many percent, above 0 and at most 100, of what is known only where the policy is used."""
+    """A percentage, above 0 and at most 100, of a number that is known only where the policy is used."""
 
     percent: float
 
     def of(self, whole: int) -> int:
-        """At least 1, since nothing at all would be no share."""
+        """This share of ``whole``, but at least 1."""
         return max(1, int(whole * self.percent / 100))
 
     def __str__(self) -> str:
@@ -128,7 +128,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Multiple:
-    """So many times the median time of an execution; above 0."""
+    """A multiple, above 0, of the median time of an execution."""
 
     times: float
 
@@ -137,13 +137,13 @@ class Multiple:
 
 
 def _positional(number: float) -> str:
-    """25.0 as "25", 1e-07 as "0.0000001": the shortest digits that read back to the same, without an exponent."""
+    """25.0 as "25", 1e-07 as "0.0000001": the shortest text that reads back to the same number, without an exponent."""
     text = format(Decimal(repr(number)), "f")
     return text.removesuffix(".0")
 
 
 def _number(value: object, mark: str) -> float | None:
-    """The number of ``"25%"`` if the mark is "%"; None for what is not of that form."""
+    """The number in ``"25%"`` if the mark is "%". None if the value does not have that form."""
     part = (_MARKED if mark else _PLAIN).fullmatch(value) if isinstance(value, str) else None
     return float(part[1]) if part is not None and part[2] == mark else None
 
@@ -154,7 +154,7 @@ def _budget(value: Any) -> int | Share:
     percent = _number(value, "%")
     if percent is None:
         if isinstance(value, float) and 0 < value < 1:
-            raise ConfigError(f"{show(value)} is no size; write it as a share, '{Share(round(value * 100, 9))}'")
+            raise ConfigError(f"{show(value)} is not a size; write it as a share, '{Share(round(value * 100, 9))}'")
         return size_bytes(value)
     if not 0 < percent <= 100:
         raise ConfigError(f"{show(value)} is out of range; a share is above 0% and at most 100%, e.g. '25%'")
@@ -168,8 +168,8 @@ def _fraction(value: Any) -> float:
     elif isinstance(value, int | float) and not isinstance(value, bool):
         number = float(value) if abs(value) < 1e300 else math.inf
     if number is None or not 0 <= number <= 1:
-        raise ConfigError(f"{show(value)} is no share; write a number from 0 to 1, e.g. 0.75, or '75%'")
-    return number + 0.0  # -0.0 is 0
+        raise ConfigError(f"{show(value)} is not a share; write a number from 0 to 1, e.g. 0.75, or '75%'")
+    return number + 0.0  # turns -0.0 into 0.0
 
 
 def _idle(value: Any) -> int | Multiple | None:
@@ -187,7 +187,9 @@ def _idle(value: Any) -> int | Multiple | None:
     except ConfigError as error:
         raise ConfigError(f"{error}; or a multiple of the median time of an execution, e.g. '3x'; or null") from None
     if idle_us == 0:
-        raise ConfigError(f"{show(value)} is no time to wait; write a duration above 0, a multiple, e.g. '3x', or null")
+        raise ConfigError(
+            f"{show(value)} is not an idle time; write a duration above 0, a multiple, e.g. '3x', or null"
+        )
     return idle_us
 
 
@@ -199,7 +201,7 @@ def _format_idle(value: int | Multiple | None) -> str | None:
 
 
 def _whole(value: object) -> int | None:
-    """An integer, also one that is a string, which is all that Spark conf has."""
+    """The integer, which may be written as a string: values in Spark's configuration are strings."""
     number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 20 else value
     return int(number) if isinstance(number, int) and not isinstance(number, bool) else None
 
@@ -209,7 +211,7 @@ def _shard_count(value: object) -> object:
     if number is not None and number >= 1:
         return number
     if value != "auto":
-        raise ConfigError(f"{show(value)} is no number of shards; write 'auto' or an integer from 1")
+        raise ConfigError(f"{show(value)} is not a number of shards; write 'auto' or an integer from 1")
     return value
 
 
@@ -218,7 +220,7 @@ def _threads(least: int) -> Callable[[object], int]:
         number = _whole(value)
         if number is None or not least <= number <= _MAX_THREADS:
             raise ConfigError(
-                f"{show(value)} is no number of threads; write an integer from {least} to {_MAX_THREADS:,}"
+                f"{show(value)} is not a number of threads; write an integer from {least} to {_MAX_THREADS:,}"
             )
         return number
 
@@ -229,7 +231,7 @@ def _between(least: int, most: int, what: str) -> Callable[[object], int]:
     def number_of(value: object) -> int:
         number = _whole(value)
         if number is None or not least <= number <= most:
-            raise ConfigError(f"{show(value)} is no number of {what}; write an integer from {least} to {most:,}")
+            raise ConfigError(f"{show(value)} is not a number of {what}; write an integer from {least} to {most:,}")
         return number
 
     return number_of
@@ -238,7 +240,7 @@ def _between(least: int, most: int, what: str) -> Callable[[object], int]:
 def _port(value: object) -> int | None:
     number = _whole(value)
     if value is not None and (number is None or not 0 <= number <= _MAX_PORT):
-        raise ConfigError(f"{show(value)} is no port; write an integer from 0 to {_MAX_PORT}, or null")
+        raise ConfigError(f"{show(value)} is not a port; write an integer from 0 to {_MAX_PORT}, or null")
     return number
 
 
@@ -250,7 +252,7 @@ def _at_least_one(what: str, or_else: str) -> Callable[[object], int]:
     def count(value: object) -> int:
         number = _whole(value)
         if number is None or not 1 <= number <= _MAX_COUNT:
-            raise ConfigError(f"{show(value)} is no number of {what}; write an integer from 1{or_else}")
+            raise ConfigError(f"{show(value)} is not a number of {what}; write an integer from 1{or_else}")
         return number
 
     return count
@@ -270,21 +272,21 @@ def _open_fraction(value: Any) -> float:
 def _interval(value: Any) -> int:
     interval_us = _bound(value)
     if interval_us == 0:
-        raise ConfigError(f"{show(value)} is no interval; write a duration above 0, e.g. '1m'")
+        raise ConfigError(f"{show(value)} is not an interval; write a duration above 0, e.g. '1m'")
     return interval_us
 
 
 def _location(value: object) -> object:
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if text is not None and (not isinstance(text, str) or not text.strip()):
-        raise ConfigError(f"{show(value)} is no location; write a path, a URI ('s3://...') or null")
+        raise ConfigError(f"{show(value)} is not a location; write a path, a URI ('s3://...') or null")
     return text if text is None else location(text)
 
 
 def location(text: str) -> str:
-    """A path, or a URI of a file system that pyarrow reaches, as it is.
+    """Returns a path, or a URI of a file system that pyarrow can open, unchanged.
 
-    Raises ConfigError for other URIs, and for one with a secret in it, which is not repeated.
+    Raises ConfigError for other URIs, and for a URI that contains a secret; the message does not repeat it.
     """
     uri = _URI.match(text)
     if uri is None:
@@ -292,19 +294,19 @@ def location(text: str) -> str:
     parts = urlsplit(text)
     if parts.password is not None or any(_SECRET.search(name) for name, _ in parse_qsl(parts.query)):
         raise ConfigError(
-            f"a location of {parts.scheme!r} with a secret in it, which others could read; leave that to the "
-            "environment or the instance, where pyarrow looks for it (AWS_ACCESS_KEY_ID, ...)"
+            f"this {parts.scheme!r} location contains a secret, which others could read; put the secret into the "
+            "environment or the instance's credentials, where pyarrow looks for it (AWS_ACCESS_KEY_ID, ...)"
         )
     scheme = parts.scheme
     if scheme not in _SCHEMES and not scheme.startswith("fsspec+"):
-        raise ConfigError(f"{show(text)} is of no file system that pyarrow reaches; there are {', '.join(_SCHEMES)}")
+        raise ConfigError(f"{show(text)}: pyarrow cannot open such a file system; use one of {', '.join(_SCHEMES)}")
     if scheme != "file" and not text[uri.end() :].startswith("/"):
-        raise ConfigError(f"{show(text)} is no URI; write {scheme}://...")
+        raise ConfigError(f"{show(text)} is not a URI; write {scheme}://...")
     return text
 
 
 def about_bytes(size_bytes: float) -> str:
-    """Three digits at least, with the unit that fits: 307 MiB, 1.5 GiB."""
+    """The size rounded to three digits, with a suitable unit: 307 MiB, 1.5 GiB."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size_bytes >= 1024**power:
             size = size_bytes / 1024**power
@@ -337,7 +339,7 @@ Rate = Annotated[
     PlainValidator(lambda value: None if value is None else size_bytes(value)),
     PlainSerializer(lambda value: None if value is None else format_bytes(value), return_type=str | None),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, _SIZE_TEXT, _NULL]}),
-    "size for each second, such as 100MiB, or null",
+    "size per second, such as 100MiB, or null",
 ]
 Budget = Annotated[
     int | Share,
@@ -357,21 +359,21 @@ BoundDuration = Annotated[
     BeforeValidator(_bound),
     PlainSerializer(format_duration, return_type=str),
     WithJsonSchema({"anyOf": [{"const": 0}, _BOUND_TEXT]}),
-    "duration with its unit such as 90s, 10m or 3 days, or 0",
+    "duration with a unit, such as 90s, 10m or 3 days, or 0",
 ]
 Timeout = Annotated[
     int,
     BeforeValidator(_timeout),
     PlainSerializer(format_duration, return_type=str),
     WithJsonSchema(_BOUND_TEXT),
-    "duration with its unit such as 60s, from 100ms to 1 day",
+    "duration with a unit, such as 60s, from 100ms to 1 day",
 ]
 Idle = Annotated[
     int | Multiple | None,
     PlainValidator(_idle),
     PlainSerializer(_format_idle, return_type=str | None),
     WithJsonSchema({"anyOf": [_IDLE_TEXT, _MULTIPLE_TEXT, _NULL]}),
-    "duration such as 90s, or a multiple of the median time of an execution such as 3x, or null",
+    "duration such as 90s, or a multiple of the median execution time such as 3x, or null",
 ]
 Shards = Annotated[
     Literal["auto"] | int,
@@ -427,7 +429,7 @@ Interval = Annotated[
     PlainValidator(_interval),
     PlainSerializer(format_duration, return_type=str),
     WithJsonSchema(_BOUND_TEXT),
-    "duration above 0 with its unit such as 90s or 10m",
+    "duration above 0 with a unit, such as 90s or 10m",
 ]
 EventCount = Annotated[
     int,

@@ -1,4 +1,4 @@
 """Aion on Spark: the only package that imports pyspark.
 
-Nothing is imported here: workers load what they need of it, and no more.
+This module imports nothing, so that workers load only the modules that they need.
 """

@@ -1,4 +1,4 @@
-"""Blocks as rows of Spark's: what crosses every shuffle between child, merging levels and root."""
+"""Blocks as Spark rows, the form in which they cross every shuffle between child, merging levels and root."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from aion.core.ingest.builder import ShardBlock
 from aion.core.ingest.fragments import Defragmenter, Fragmenter
 from aion.core.topology import Tree
 
-# Rows of more than this go to Spark by themselves; smaller ones share a batch.
+# A batch of rows is sent to Spark when it has at least this size.
 _BATCH_BYTES = 4 << 20
 _TO_ROOT = pa.schema([("shard", pa.int32()), ("block", pa.binary())])
 _TO_LEVEL = _TO_ROOT.append(pa.field("task", pa.int32()))
 
 
 def row_type(tree: Tree, level: int) -> str:
-    """The type of the rows that leave a level: the root takes them by shard, another level by task."""
+    """The schema of the rows that leave a level. Rows go to the root by shard, and to another level by task."""
     return "shard int, block binary" + (", task int" if level < tree.levels else "")
 
 
 class BlockRows:
-    """Makes the rows that leave one task of a level, 0 being the children's. Made in the task.
+    """Makes the rows that leave one task of a level. Level 0 is the children. Must be created inside the task.
 
-    A row has at most ``limit_bytes`` of a block: see :mod:`aion.core.ingest.fragments`.
+    A row holds at most ``limit_bytes`` of a block: see :mod:`aion.core.ingest.fragments`.
     """
 
     def __init__(self, tree: Tree, level: int, limit_bytes: int) -> None:
         context = TaskContext.get()
         assert context is not None
         self._parents = tree.parents(level, context.partitionId()) if level < tree.levels else None
-        # The one number that no other attempt of any task of this application has.
+        # No other attempt of any task of this application has the same number.
         self._fragmenter = Fragmenter(context.taskAttemptId(), limit_bytes)
 
     def of(self, blocks: Iterator[ShardBlock]) -> Iterator[pa.RecordBatch]:
-        """Blocks as batches of rows, as many in one as make a batch of some size."""
+        """The blocks as batches of rows, each of about ``_BATCH_BYTES``."""
         shards: list[int] = []
         rows: list[bytes] = []
         size = 0
@@ -60,7 +60,7 @@ class BlockRows:
 
 
 def blocks_of(batches: Iterator[pa.RecordBatch]) -> Iterator[ShardBlock]:
-    """The blocks in rows that came through a shuffle; the bytes of those that came whole are not copied.
+    """The blocks in rows that came through a shuffle. A block that fits in one row is not copied.
 
     Raises CorruptBlock, FormatError.
     """

@@ -1,4 +1,4 @@
-"""A plan in words: what runs where, and what crosses the network (Disco section 3)."""
+"""Describes a plan in words: what runs where, and what crosses the network (Disco section 3)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aion.core.windows import Definition, Periodic, Session
 
 _WIDTH = 110
 _LABEL = 12
-_DEMAND = "is what Spark's state demands"
+_DEMAND = "Spark's state requires it"
 
 Line = tuple[str, str]
 
@@ -26,7 +26,7 @@ Line = tuple[str, str]
 def explain_plan(
     plan: Plan, policy: Policy, tree: Tree, decisions: Mapping[str, MergingDecision], *, asked_levels: int
 ) -> str:
-    """The text of :func:`aion.explain`. ``asked_levels``: the policy's, of which ``tree`` may have fewer."""
+    """The text of :func:`aion.explain`. ``asked_levels``: the policy's number of levels; ``tree`` may have fewer."""
     by = f"by key {', '.join(plan.key)}" if plan.key else "without key"
     sections = {
         f"Windows over {plan.time}, {by}": [*_windows(plan.windows, decisions), *_slices(plan.windows)],
@@ -57,7 +57,7 @@ def _windows(windows: Mapping[str, Definition], decisions: Mapping[str, MergingD
 
 
 def _slices(windows: Mapping[str, Definition]) -> Iterator[Line]:
-    """The edges that the windows share, and how many of them share an event."""
+    """The edges of the slices, and how many windows share a slice."""
     periodic = [window for window in windows.values() if isinstance(window, Periodic)]
     gaps = [window.gap_us for window in windows.values() if isinstance(window, Session)]
     families = SliceGrid(tuple(windows.values()), segmented=False).families
@@ -67,12 +67,12 @@ def _slices(windows: Mapping[str, Definition]) -> Iterator[Line]:
             for f in families
         )
         most = sum(-(-window.size_us // window.slide_us) for window in periodic)
-        shared = f"of the {most} windows that it is in at most" if most > 1 else "of its window"
-        shared = shared if len(periodic) == len(windows) else "windows"
-        yield "", f"Slices end {edges}. An event is in one slice, which is stored and sent once for all {shared}."
+        shared = f"for all windows that contain it (up to {most})" if most > 1 else "for its window"
+        shared = shared if len(periodic) == len(windows) else "for all windows"
+        yield "", f"Slices end {edges}. An event is in one slice, which is stored and sent once {shared}."
     if gaps:
         gap = format_duration(min(gaps))
-        yield "", f"Of sessions, a key has a row for each stretch of the smallest gap, {gap}, of a slice."
+        yield "", f"For sessions, a slice has one row per key for each {gap}, which is the smallest gap."
 
 
 # -- aggregates -----------------------------------------------------------------------------------------
@@ -81,13 +81,13 @@ def _slices(windows: Mapping[str, Definition]) -> Iterator[Line]:
 def _aggregates(plan: Plan) -> Iterator[Line]:
     if plan.layout is None:
         returns = ", ".join(plan.outputs.names)
-        yield "", f"apply returns {returns}: a function of all events of a key and window, which has no partials."
+        yield "", f"apply returns {returns}. It is a function of all events of a key and window, so it has no partials."
         return
     for bound in plan.layout.bound:
         kind = (
             "decomposable: partials of a bounded size"
             if bound.decomposable
-            else f"holistic: the {_values(bound.partials)} are kept"
+            else f"holistic: keeps the {_values(bound.partials)}"
         )
         yield "", f"{bound.name} = {bound.aggregate}: {kind}."
 
@@ -102,7 +102,7 @@ def _places(plan: Plan, policy: Policy, tree: Tree, asked_levels: int) -> Iterat
         if plan.layout is None
         else f"lifted to partials, combined over the whole task: one row for each {'key and ' * bool(plan.key)}slice"
     )
-    yield "child", f"on every source partition: events are put into slices and {lifted}."
+    yield "child", f"on every source partition: events are assigned to slices and {lifted}."
     merged = "put together" if plan.layout is None else "combined" if not plan.layout.holistic else "combined or joined"
     for level in range(1, tree.levels + 1):
         nodes, tasks = _count(tree.nodes(level), "node"), _count(tree.tasks(level), "task")
@@ -112,11 +112,11 @@ def _places(plan: Plan, policy: Policy, tree: Tree, asked_levels: int) -> Iterat
             f"{nodes} in {tasks}, each of up to {tree.fan_in} {below}: blocks of a slice are {merged}.",
         )
     if asked_levels > tree.levels:
-        yield "levels", f"{asked_levels} asked for, all left out: no two partitions have parts of the same window."
+        yield "levels", f"{asked_levels} in the policy, none used: no two partitions have parts of the same window."
     work = (
-        "keeps the blocks of its keys, calls the function for each key and window"
+        "keeps the blocks of its keys and calls the function for each key and window"
         if plan.layout is None
-        else "keeps the blocks of its keys, merges them by window, lowers them to results"
+        else "keeps the blocks of its keys, merges them by window and lowers them to results"
     )
     yield "root", f"{_count(len(tree.shards), 'shard')} in {_count(tree.root_tasks, 'task')}; each {work}."
     if plan.layout is not None and any(
@@ -126,54 +126,59 @@ def _places(plan: Plan, policy: Policy, tree: Tree, asked_levels: int) -> Iterat
 
 
 def _combining(layout: Layout, policy: Policy) -> str:
-    """How windows that overlap are combined."""
-    lazy = "each window is combined of all its slices"
-    eager = "runs of slices are combined first, for many windows together, and each window of few runs"
+    """How overlapping windows are combined."""
+    lazy = "each window is combined from all its slices"
+    eager = "runs of slices are combined first, once for many windows, and each window from a few runs"
     rounding = [b.name for b in layout.bound if not all(p.exact and not p.holistic for p in b.partials)]
     match policy.execution.aggregation:
         case "lazy":
-            return f"{lazy}: lazy, as the policy says."
+            return f"lazy, as the policy says: {lazy}."
         case _ if rounding:
-            return f"{lazy}: lazy, because the result of {', '.join(rounding)} may depend on how slices are grouped."
+            return f"lazy, because the result of {', '.join(rounding)} may depend on how slices are grouped: {lazy}."
         case "eager":
-            return f"{eager}: eager, as the policy says."
-    return f"{eager}, where that takes fewer rows: eager; otherwise {lazy}: lazy."
+            return f"eager, as the policy says: {eager}."
+    return f"eager if that reads fewer rows: {eager}. Otherwise lazy: {lazy}."
 
 
 def _crossing(plan: Plan, tree: Tree, decisions: Mapping[str, MergingDecision]) -> Iterator[Line]:
     central = [name for name, decision in decisions.items() if decision.strategy is Strategy.CENTRAL]
     if plan.layout is None or central:
         whose = "the function" if plan.layout is None else ", ".join(central)
-        yield "events", f"the columns {_columns(plan.schema.names)} of every event, for {whose}; each event once."
+        yield "events", f"the columns {_columns(plan.schema.names)} of every event, once each, for {whose}."
     if plan.layout is not None:
         fixed = [p for p in plan.layout.partials if not p.holistic]
         read = dict.fromkeys(column for p in fixed for column in p.columns)
-        of = f" of {_columns(list(read))}" if read else ""
-        keys = f"key and slice the key {_columns(plan.key)} and" if plan.key else "slice"
+        source = f" of {_columns(list(read))}" if read else ""
+        keys = f"key and slice: the key {_columns(plan.key)} and" if plan.key else "slice:"
         numbers = sum(len(plan.layout.partials[p]) for p in fixed)
-        yield "partials", f"for each {keys} {_count(numbers, 'column')} of partials{of}, one row."
+        yield "partials", f"one row for each {keys} {_count(numbers, 'column')} of partials{source}."
         if plan.layout.holistic:
-            yield "values", f"the {_values(plan.layout.partials)}, without their times; each slice once."
+            yield "values", f"the {_values(plan.layout.partials)}, without their times, once for each slice."
     way = " -> ".join(["child", *(f"level {level}" for level in range(1, tree.levels + 1)), "root"])
     if tree.levels and tree.tasks(tree.levels) == tree.root_tasks == 1:
-        hops, why = tree.levels, "the last level and the root are one task, with none between"
+        hops, why = tree.levels, "the last level and the root are one task, so there is no shuffle between them"
     else:
-        hops, why = tree.levels + 1, f"{'by shard, which' if not tree.levels else 'the last, by shard,'} {_DEMAND}"
+        hops = tree.levels + 1
+        why = f"{'it is' if not tree.levels else 'the last is'} by shard, because {_DEMAND}"
     yield "way", f"{way}: {_count(hops, 'shuffle')}; {why}."
 
 
 def _state(policy: Policy) -> str:
-    told, trigger = policy.lateness, policy.trigger
-    follows = "" if told.coverage is None else f" until the data covers {told.coverage:g} of late events"
+    lateness, trigger = policy.lateness, policy.trigger
+    learned = (
+        ""
+        if lateness.coverage is None
+        else f" (until enough is known for a bound that covers {lateness.coverage:g} of late events)"
+    )
     again = {
-        "staleness": f"a staleness of {trigger.bound:g}",
-        "interval": f"news in {format_duration(trigger.interval_us)}",
-        "count": f"{trigger.count:,} late events",
-        "every_batch": "every batch with late events",
+        "staleness": f"at a staleness of {trigger.bound:g}",
+        "interval": f"every {format_duration(trigger.interval_us)} if late events came",
+        "count": f"after every {trigger.count:,} late events",
+        "every_batch": "in every batch with late events",
     }[trigger.kind]
     return (
-        f"store {policy.state.backend}, {policy.state.codec} blocks, compression {policy.state.compression}; windows "
-        f"run again at {again}, and are kept {format_duration(told.initial_bound_us)} after their end{follows}."
+        f"store {policy.state.backend}, {policy.state.codec} blocks, compression {policy.state.compression}. Windows "
+        f"run again {again}. They are kept for {format_duration(lateness.initial_bound_us)} after their end{learned}."
     )
 
 

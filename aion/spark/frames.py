@@ -1,4 +1,4 @@
-"""Result rows as the pandas frames that pyspark takes them in, without losing any value on the way."""
+"""Converts result rows to pandas frames for pyspark without losing values."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pyarrow.compute as pc
 
 
 def to_frame(batch: pa.RecordBatch) -> pd.DataFrame:
-    """Arrow's own types inside pandas: integers with nulls stay integers, times stay exact.
+    """Converts a batch to pandas with Arrow's types, so that integers with nulls stay integers and times stay exact.
 
-    pyspark wants nested values as Python objects. Of numbers in arrays pandas would make doubles where one is null, and
-    pyspark would make nulls of NaN.
+    pyspark wants nested values as Python objects. In arrays of numbers, pandas would turn integers into doubles if one
+    is null, and pyspark would turn NaN into null. So such arrays are converted here.
     """
     frame: pd.DataFrame = batch.to_pandas(types_mapper=_pandas_type)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -33,7 +33,7 @@ def _is_at_risk(values: pa.Array) -> bool:
 
 
 def _lists(column: pa.ListArray) -> list[list[object] | None]:
-    """As Python's lists; NaN as Arrow's, which is the only one that Arrow does not take for a null."""
+    """The column as Python lists. NaN becomes an Arrow scalar: Arrow would take a Python NaN for a null."""
     lists: list[list[object] | None] = column.to_pylist()
     if not pa.types.is_floating(column.type.value_type):
         return lists

@@ -1,4 +1,4 @@
-"""Every Spark setting that Aion needs, and none that it does not."""
+"""``configure``: makes the Spark settings that Aion needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from aion.config import (
 from aion.config.layers import Source
 from aion.errors import MissingJava
 
-# What Aion needs of Spark. The README explains each in a line.
+# Settings without which Aion does not work. The README explains each of them.
 REQUIRED = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -35,14 +35,14 @@ REQUIRED = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
 }
-# Better than Spark's defaults for what Aion does; the user's own values win.
+# Settings that suit Aion better than Spark's defaults. The user's own values are kept.
 PREFERRED = {
     "spark.sql.session.timeZone": "UTC",
 }
 _ROWS, _BYTES = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"
 _PYTHON = "PYSPARK_PYTHON"
 _NO_LIMIT = 2**31 - 1
-# As Spark has it where nobody says anything, and had it before there was a limit in bytes.
+# Spark's default number of rows per batch.
 _MOST_ROWS = 10_000
 JAVA_ADVICE = (
     "Spark needs Java 17 or 21: install it (Debian and Ubuntu: apt-get install openjdk-17-jre-headless; "
@@ -57,12 +57,13 @@ def configure(
 ) -> SparkSession.Builder:
     """Prepares a session builder for :func:`aion.windowed`, and checks the policy and Java.
 
-    ``policy``: a preset's name, a path, or a mapping of the YAML's shape (default: ``spark.aion.policy``, or
-    else ``standard``). ``overrides``: single keys, ``memory_budget="1GiB"`` or ``memory={"budget": "1GiB"}``.
+    ``policy``: a preset's name, a path, or a mapping in the shape of the YAML file (default: ``spark.aion.policy``, or
+    ``standard`` if that is unset). ``overrides``: single keys, ``memory_budget="1GiB"`` or
+    ``memory={"budget": "1GiB"}``.
 
-    The builder that it returns makes the session, and sets there what nobody set: neither the builder nor Spark's
-    own configuration. It takes whatever a builder takes. Spark has no public way to read a builder, so settings
-    ``spark.aion.*`` that were put into it are checked by :func:`aion.windowed`. Raises PolicyError, MissingJava.
+    Returns a builder with the same methods. When it makes the session, it also sets the preferred settings that are
+    set neither in the builder nor in Spark's own configuration. Spark has no public way to read a builder, so
+    ``spark.aion.*`` settings in the builder are only checked by :func:`aion.windowed`. Raises PolicyError, MissingJava.
     """
     resolve(policy, keyword=overrides, spark_conf={})
     check_java()
@@ -72,7 +73,7 @@ def configure(
 
 
 class _Builder(SparkSession.Builder):
-    """The user's builder. Of the session that it makes it asks what is set, and adds what is not."""
+    """Wraps the user's builder. Adds the preferred settings that are not set in the session that it makes."""
 
     def __init__(self, builder: SparkSession.Builder) -> None:
         super().__init__()
@@ -90,24 +91,24 @@ class _Builder(SparkSession.Builder):
 
 
 def _prepared(session: SparkSession) -> SparkSession:
-    known = session.conf.getAll
-    for key, value in {**PREFERRED, **_batches(known)}.items():
-        if key not in known:
+    existing = session.conf.getAll
+    for key, value in {**PREFERRED, **_batches(existing)}.items():
+        if key not in existing:
             session.conf.set(key, value)
     if _PYTHON not in os.environ:
-        # The interpreter of workers, and of the process with which the driver looks at the stateful operator: it must
-        # find the same packages as this one. Spark reads the variable when a context begins, and this attribute when
-        # a function is sent; setting the variable would change what every other program that we start finds.
+        # The interpreter of the workers, and of the process in which the driver looks at the stateful operator. It must
+        # find the same packages as this one. Spark reads the environment variable when a context starts, and this
+        # attribute when a function is sent. Setting the variable would affect every other program that we start.
         session.sparkContext.pythonExec = sys.executable
     return session
 
 
-def _batches(given: Mapping[str, str]) -> dict[str, str]:
-    """How large batches for Python become: bounded by rows, and by bytes only where the user lets rows be many.
+def _batches(existing: Mapping[str, str]) -> dict[str, str]:
+    """The size of batches for Python: limited by rows. The limit in bytes stays only if the user allows many rows.
 
-    With a limit in bytes Spark adds up the sizes of all columns after each row, which is most of what a row costs.
+    With a limit in bytes, Spark adds up the sizes of all columns after each row, which is most of the cost of a row.
     """
-    rows = given.get(_ROWS, "4096")
+    rows = existing.get(_ROWS, "4096")
     few = rows.isdecimal() and 0 < int(rows) <= _MOST_ROWS
     return {_ROWS: rows, _BYTES: str(_NO_LIMIT)} if few else {}
 
@@ -115,7 +116,7 @@ def _batches(given: Mapping[str, str]) -> dict[str, str]:
 def _settings(policy: Source | None, overrides: Mapping[str, Any]) -> dict[str, str]:
     """The policy as Spark settings, so that it reaches :func:`windowed` through the session.
 
-    Only what was asked for: a setting that merely repeats a default would outrank a policy given later.
+    Only keys that the user gave: a setting that repeats a default would override a policy given later.
     """
     settings: dict[str, str] = {}
     if isinstance(policy, str) and policy in presets():
@@ -132,38 +133,38 @@ def _settings(policy: Source | None, overrides: Mapping[str, Any]) -> dict[str, 
 
 
 def _as_text(policy: Mapping[str, Any] | Policy) -> str:
-    """A mapping as one setting, which ranks where a file does: below single settings."""
+    """A mapping as a single setting, which has the precedence of a file: single keys override it."""
     values = policy_to_json(load_policy(policy))
-    asked = _keys(values if isinstance(policy, Policy) else policy)
+    keys = _keys(values if isinstance(policy, Policy) else policy)
     tree: dict[str, dict[str, Any]] = {}
-    for section, _, name in (key.partition(".") for key in sorted(asked)):
+    for section, _, name in (key.partition(".") for key in sorted(keys)):
         tree.setdefault(section, {})[name] = values[section][name]
     return json.dumps(tree)
 
 
 def _keys(settings: Mapping[str, Any]) -> set[str]:
-    """The dotted keys that a mapping sets: nested, dotted, or with underscores as in keywords."""
-    spelled = {spelling: doc.key for doc in describe() for spelling in (doc.key, doc.key.replace(".", "_"))}
+    """The dotted keys that a mapping sets. In it, they may be nested, dotted, or with underscores as in keywords."""
+    key_of = {spelling: doc.key for doc in describe() for spelling in (doc.key, doc.key.replace(".", "_"))}
     found: set[str] = set()
     for key, value in settings.items():
         if isinstance(value, Mapping):
             found |= {f"{key}.{name}" for name in value}
-        elif key in spelled:
-            found.add(spelled[key])
+        elif key in key_of:
+            found.add(key_of[key])
     return found
 
 
 def check_java() -> int:
-    """The major version of the Java that Spark will use; raises MissingJava with what to install."""
+    """The major version of the Java that Spark will use. Raises MissingJava, which says what to install."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).exists():
-        where = f"JAVA_HOME is {home}, and has no bin/java" if home else "there is no java on the PATH"
+        where = f"JAVA_HOME is {home}, but there is no bin/java in it" if home else "there is no java on the PATH"
         raise MissingJava(f"{where}. {JAVA_ADVICE}.")
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
-    version = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
+    result = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    version = re.search(r'version "(?:1\.)?(\d+)', result.stderr + result.stdout)
     if version is None:
-        raise MissingJava(f"{java} -version does not tell a version. {JAVA_ADVICE}.")
+        raise MissingJava(f"{java} -version does not print a version. {JAVA_ADVICE}.")
     major = int(version.group(1))
     if major < 17:
         raise MissingJava(f"{java} is Java {major}, which is too old. {JAVA_ADVICE}.")

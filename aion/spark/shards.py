@@ -1,4 +1,4 @@
-"""Which shard a row belongs to: computed by Spark itself, in front of the child."""
+"""The shard of a row, computed by Spark itself before the child."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ _MASK = 0xFFFFFFFF
 
 
 def shard_ids(shards: int) -> list[int]:
-    """The ids for this number of shards. They serve any number of partitions.
+    """The ids of this number of shards. They work with any number of partitions.
 
-    A few integers hash unevenly (4 ids over 2 partitions went 1 and 3), so ids are searched for: the i-th is the
-    smallest that Spark's hash partitioner sends to partition i of ``shards``. A hash that is i modulo ``shards`` is
-    also i modulo each divisor of it. So the ids spread evenly over any number of partitions that divides ``shards``.
+    Small integers hash unevenly: of the ids 0 to 3, one went to the first of two partitions and three to the second. So
+    suitable ids are searched for: the i-th id is the smallest integer that Spark's hash partitioner sends to partition
+    i of ``shards``. A hash that is i modulo ``shards`` is also i modulo each divisor of ``shards``. So the ids spread
+    evenly over any number of partitions that divides ``shards``.
     """
     found: dict[int, int] = {}
     for candidate in itertools.count():
@@ -28,8 +29,9 @@ def shard_ids(shards: int) -> list[int]:
 
 
 def shard_column(keys: Sequence[tuple[Column, DataType]], ids: Sequence[int]) -> Column:
-    """The shard id of a row: its key's hash range. Without a key everything is one shard. As aion.core.ingest.hashing
-    does it.
+    """The shard id of a row, from the hash of its key. Without a key, all rows go to one shard.
+
+    Gives the same ids as aion.core.ingest.hashing.
     """
     if not keys or len(ids) == 1:
         return F.lit(ids[0]).cast("int")
@@ -41,19 +43,19 @@ def _hashable(key: tuple[Column, DataType]) -> Column:
     column, type_ = key
     if isinstance(type_, IntegralType):
         return column.cast("bigint")
-    # Spark hashes both zeros, and all that is no number, alike.
+    # For doubles, Spark hashes 0.0 and -0.0 alike, and all NaNs alike.
     return column.cast("double") if isinstance(type_, FractionalType) and not isinstance(type_, DecimalType) else column
 
 
 def _partition(value: int, partitions: int) -> int:
-    """The partition to which Spark's hash partitioning sends an int key: Murmur3 with seed 42, modulo."""
+    """The partition to which Spark's hash partitioning sends an int key: Murmur3 with seed 42, modulo partitions."""
     h = _murmur3_int(value, 42)
     signed = h - (1 << 32) if h & 0x80000000 else h
     return signed % partitions
 
 
 def _murmur3_int(value: int, seed: int) -> int:
-    """Murmur3 x86 32 of one 4-byte integer, as ``org.apache.spark.unsafe.hash.Murmur3_x86_32.hashInt``."""
+    """Murmur3 x86 32 of a 4-byte integer, like ``org.apache.spark.unsafe.hash.Murmur3_x86_32.hashInt``."""
     k = (value * 0xCC9E2D51) & _MASK
     k = ((k << 15) | (k >> 17)) & _MASK
     k = (k * 0x1B873593) & _MASK

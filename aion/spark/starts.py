@@ -1,11 +1,11 @@
-"""Tells the tasks of a query where its checkpoint lies, and the state server of this host that a query ended.
+"""Passes the location of a query's checkpoint to its tasks, and tells the state server of this host when a query ends.
 
-The location is what tells a query from its copy: both have one id (state_backends/versions/lineage.py). It is known
-when the query starts, on the driver, where Spark calls listeners before the first batch. Settings of the query's own
-session travel with each of its tasks.
+A copied query has the same id as the original; only the location of the checkpoint distinguishes them
+(state_backends/versions/lineage.py). The driver learns the location when the query starts: Spark calls listeners before
+the first batch. It reaches each task as a setting of the query's own session.
 
-Only the driver knows that no batch will come any more. A state server on its host lets go of what the query held. On
-other hosts nobody hears of it, and time shows it (docs/operating.md).
+Only the driver knows that a query has ended. The state server on the driver's host then releases what the query held.
+State servers on other hosts are not told; they release it after some time without use (docs/operating.md).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 
 class _Starts(StreamingQueryListener):
-    """Hears of each query that starts or ends in one session.
+    """A listener that is called when a query of one session starts or ends.
 
-    From the JVM directly: Spark's own wrapper makes Python objects of each event first, and asks the JVM for each field
-    of the progress of a batch, which takes longer than many a batch.
+    The JVM calls it directly. Spark's own wrapper would convert each event to Python objects, and ask the JVM for each
+    field of a batch's progress; that can take longer than the batch.
     """
 
     class Java:
@@ -43,7 +43,7 @@ class _Starts(StreamingQueryListener):
         self._servers = runtime_dir(spark.sparkContext.applicationId)
 
     @cached_property
-    def _jlistener(self) -> Any:  # what Spark adds and removes
+    def _jlistener(self) -> Any:  # the object that Spark adds and removes
         assert SparkContext._jvm is not None
         return SparkContext._jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper(self)
 
@@ -53,7 +53,7 @@ class _Starts(StreamingQueryListener):
             execution = query._jsq.streamingQuery()
             execution.sparkSessionForStream().conf().set(_CHECKPOINT, execution.resolvedCheckpointRoot())
         except Exception:
-            log.exception("where the checkpoint of a query lies could not be found out; its tasks will say so")
+            log.exception("the location of a query's checkpoint could not be found; the tasks of the query will fail")
 
     def onQueryProgress(self, event: Any) -> None:
         pass
@@ -65,10 +65,10 @@ class _Starts(StreamingQueryListener):
         try:
             note_end(self._servers, event.runId().toString())
         except Exception:
-            log.exception("the state server of this host keeps what a query held that ended, for some time")
+            log.exception("the state server was not told that a query ended; it keeps the query's state for some time")
 
     def leave(self) -> None:
-        """Python ends before the JVM, which must not call it any more then."""
+        """Removes the listener at exit: Python ends before the JVM, which must not call it after that."""
         with contextlib.suppress(Exception):  # the session was stopped
             self._session.streams.removeListener(self)
 
@@ -77,7 +77,7 @@ _watched: WeakKeyDictionary[SparkSession, _Starts] = WeakKeyDictionary()
 
 
 def watch(spark: SparkSession) -> None:
-    """From now on tasks of queries that start in this session know where their checkpoint lies."""
+    """Makes the location of the checkpoint known to the tasks of all queries that start in this session from now on."""
     if spark not in _watched:
         _watched[spark] = listener = _Starts(spark)
         spark.streams.addListener(listener)
@@ -85,11 +85,11 @@ def watch(spark: SparkSession) -> None:
 
 
 def checkpoint_of(context: TaskContext) -> str:
-    """The location of the checkpoint of a task's query, as Spark qualifies it. Raises StateError."""
+    """The qualified location of the checkpoint of a task's query. Raises StateError if it is not known."""
     found = context.getLocalProperty(_CHECKPOINT)
     if found is None:
         raise StateError(
-            "this query did not tell its tasks where its checkpoint lies; start it in the session in which "
+            "the location of this query's checkpoint is not known; start the query in the session in which "
             "aion.windowed was called, and see the driver's log"
         )
     return str(found)

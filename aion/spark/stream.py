@@ -1,4 +1,4 @@
-"""``windowed``: a streaming DataFrame in, panes out."""
+"""``windowed``: turns a streaming DataFrame of events into a streaming DataFrame of panes."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ _WORKER_LIMIT = "spark.executor.pyspark.memory"
 
 
 def windowed(df: DataFrame, spec: Spec | None = None, /, **definition: Unpack[Keywords]) -> DataFrame:
-    """Windowed aggregation of a stream, late events included.
+    """Aggregates a stream by windows, including late events.
 
-    ``df`` must carry a watermark (``withWatermark``), on the column of event times or on any other. What is computed
-    is told by keywords, the fields of :class:`aion.Spec`: ``windows``, ``time``, ``key``, ``aggregates`` or ``apply``
-    and ``schema``, ``policy``, ``name`` and so on; or by such a ``spec``, which keywords outrank. :func:`explain` tells
-    what runs where.
+    ``df`` must have a watermark (``withWatermark``), on the event time column or on any other column. The keywords are
+    the fields of :class:`aion.Spec`: ``windows``, ``time``, ``key``, ``aggregates`` or ``apply`` and ``schema``,
+    ``policy``, ``name`` and so on. You can also pass a ``spec``; keywords override it. :func:`explain` describes what
+    runs where.
 
-    The result has the key columns, ``window``, ``window_start``, ``window_end``, the aggregates, ``pane``,
-    ``kind`` (on_time, late, final, dropped), ``events``, ``late_events``; and for dropped rows ``event_time``,
-    ``lateness_us``, ``reason``, ``event``: see :func:`panes` and :func:`dropped`. Later panes of a window replace
+    The result has the key columns, ``window``, ``window_start``, ``window_end``, the aggregates, ``pane``, ``kind``
+    (on_time, late, final, retracted, dropped), ``events`` and ``late_events``. Dropped rows also have ``event_time``,
+    ``lateness_us``, ``reason`` and ``event``: see :func:`panes` and :func:`dropped`. Later panes of a window replace
     earlier ones. Raises WatermarkError, SchemaError, WindowError, PolicyError, ConfigError, MissingExtra.
     """
     spark, asked = df.sparkSession, spec_of("windowed", spec, definition)
@@ -87,9 +87,9 @@ def windowed(df: DataFrame, spec: Spec | None = None, /, **definition: Unpack[Ke
 
 
 def explain(df: DataFrame, spec: Spec | None = None, /, **definition: Unpack[Keywords]) -> str:
-    """What :func:`windowed` would do with the same arguments: what runs where, and what crosses the network, in words.
+    """Describes in words what :func:`windowed` would do with the same arguments: what runs where, and what is sent.
 
-    Starts nothing, and raises what :func:`windowed` raises.
+    Starts nothing. Raises the same errors as :func:`windowed`.
     """
     query = _resolve(df, spec_of("explain", spec, definition))
     levels = query.policy.distribution.merge_levels
@@ -98,7 +98,7 @@ def explain(df: DataFrame, spec: Spec | None = None, /, **definition: Unpack[Key
 
 @dataclass(frozen=True)
 class _Query:
-    """What the arguments of :func:`windowed` come to, on this session."""
+    """The arguments of :func:`windowed`, resolved for this session."""
 
     plan: Plan
     policy: Policy
@@ -112,17 +112,18 @@ def _resolve(df: DataFrame, spec: Spec) -> _Query:
         spec = replace(spec, schema=arrow_schema(spec.schema))
     plan = spec.plan(arrow_schema(_arrow_able(df.schema)))
     if spec.record is not None:
-        Definition.of(plan, commits=True)  # raises now for windows of which there is no trace
+        Definition.of(plan, commits=True)  # raises now if these windows cannot be recorded
     keyword = {"distribution_merge_levels": spec.merge_levels, "distribution_fan_in": spec.fan_in}
     resolved = _policy(df.sparkSession, spec.policy, {k: v for k, v in keyword.items() if v is not None})
     if resolved.metrics.port is not None:
         require_extra("metrics", "metrics.port")
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", spec.name):
         raise ConfigError(
-            f"name: {spec.name!r} becomes a folder; use letters, digits, '_', '-' and '.' only, not first a '.'"
+            f"name: {spec.name!r} becomes a folder name; use only letters, digits, '_', '-' and '.', and do not start "
+            "with '.'"
         )
     if spec.keys_disjoint and not plan.key:
-        raise ConfigError("keys_disjoint: there is no key; it says of keys that each is in one source partition only")
+        raise ConfigError("keys_disjoint: it requires a key; it means that each key is in one source partition only")
     decisions = merging_strategies(plan.windows, keys_disjoint=spec.keys_disjoint, splittable=plan.layout is not None)
     return _Query(plan, resolved, _tree(df.sparkSession, resolved, list(decisions.values())), decisions)
 
@@ -130,12 +131,13 @@ def _resolve(df: DataFrame, spec: Spec) -> _Query:
 def _tree(spark: SparkSession, policy: Policy, decisions: Sequence[MergingDecision]) -> Tree:
     partitions = int(_conf(spark, "spark.sql.shuffle.partitions"))
     shards = partitions if policy.state.shards == "auto" else int(policy.state.shards)
-    told = policy.distribution
-    # A source says how many partitions it has when a batch begins; levels are laid out before that.
-    children = max(spark.sparkContext.defaultParallelism, partitions) if told.children == "auto" else told.children
+    settings = policy.distribution
+    # The number of source partitions is known only when a batch begins, but the levels are planned before that.
+    automatic = max(spark.sparkContext.defaultParallelism, partitions)
+    children = automatic if settings.children == "auto" else settings.children
     return Tree(
-        levels=levels_for(told.merge_levels, decisions),
-        fan_in=told.fan_in,
+        levels=levels_for(settings.merge_levels, decisions),
+        fan_in=settings.fan_in,
         children=children,
         shards=tuple(shard_ids(shards)),
         root_tasks=partitions,
@@ -143,17 +145,17 @@ def _tree(spark: SparkSession, policy: Policy, decisions: Sequence[MergingDecisi
 
 
 def panes(df: DataFrame) -> DataFrame:
-    """The panes of a result of :func:`windowed`, without what only dropped rows have."""
+    """The panes in a result of :func:`windowed`, without the columns that only dropped rows use."""
     return df.where(F.col("kind") != PaneKind.DROPPED.value).drop(*DROPPED_COLUMNS)
 
 
 def dropped(df: DataFrame) -> DataFrame:
-    """What came too late, or had no event time: the rows of a result that are no panes."""
+    """The dropped rows in a result of :func:`windowed`: events that came too late or had no event time."""
     return df.where(F.col("kind") == PaneKind.DROPPED.value).drop("pane")
 
 
 def _child(df: DataFrame, plan: Plan, policy: Policy, tree: Tree, limit_bytes: int) -> DataFrame:
-    """Only the columns that are needed cross into Python."""
+    """The rows of blocks from the children. Only the columns that are needed are sent to Python."""
     columns = {name: _column(df, name, plan) for name in plan.schema.names}
     needed = [column.alias(name) for name, column in columns.items()]
     shard_of = None
@@ -183,17 +185,17 @@ def _check_stream(df: DataFrame) -> None:
     if not df.isStreaming:
         raise WatermarkError(
             "windowed: the DataFrame is not a stream; read it with spark.readStream, "
-            "or use aion.LocalOperator for data at rest"
+            "or use aion.LocalOperator for a finite table"
         )
     if not any(_WATERMARK in field.metadata for field in df.schema):
         raise WatermarkError(
-            "windowed: the DataFrame has no watermark, so no window would ever be executed; "
-            "call e.g. .withWatermark('ts', '20 seconds') before, and keep that column until here"
+            "windowed: the DataFrame has no watermark, so no window would ever run; call e.g. "
+            ".withWatermark('ts', '20 seconds') before windowed, and keep that column in the DataFrame"
         )
 
 
 def _task_failures(spark: SparkSession) -> int:
-    """How often a task may fail: in local mode, where the setting does not count, once unless the master says."""
+    """How often a task may fail. Local mode ignores the setting: the master's URL has the number, by default 1."""
     local = re.fullmatch(r"local(\[[^,\]]*(?:,\s*(\d+)\s*)?\])?", spark.sparkContext.master)
     if local is not None:
         return int(local[2] or 1)
@@ -222,11 +224,11 @@ def _policy(spark: SparkSession, policy: Source | None, keyword: Mapping[str, ob
             )
     if spark.sparkContext.getConf().contains(_WORKER_LIMIT):
         warnings.warn(
-            f"{_WORKER_LIMIT} is set: Spark makes it a limit on the address space of every Python worker, and the "
-            "state server, which one of them starts, inherits it. Leave it unset (docs/operating.md, Sizes)",
+            f"{_WORKER_LIMIT} is set: Spark turns it into a limit on the address space of every Python worker. The "
+            "state server is started by one of them and inherits the limit. Leave it unset (docs/operating.md, Sizes)",
             stacklevel=4,
         )
-    # The session's, not the context's: getOrCreate on a session that runs already sets its options there.
+    # Read the session, not the context: getOrCreate sets its options on a session that already runs.
     conf = {key: value for key, value in spark.conf.getAll.items() if key.startswith(SPARK_PREFIX)}
     return resolve(policy, keyword=keyword, spark_conf=conf)
 
@@ -237,10 +239,10 @@ def _conf(spark: SparkSession, key: str) -> str:
 
 
 def _state_dir(spark: SparkSession, policy: Policy) -> str:
-    """Where versions are kept: as the policy says, else beside the checkpoints, else in the working folder.
+    """The place of the versions: the policy's folder, or a folder beside the checkpoints, or in the working folder.
 
-    A path or a URI: the state servers connect to it, with the credentials that are found where they run. Raises
-    ConfigError where the executors are not on this host and nobody named a place that all of them see.
+    A path or a URI. The state servers connect to it with the credentials that they find on their hosts. Raises
+    ConfigError if the executors run on other hosts and no place is set that all of them can reach.
     """
     place = policy.state.dir
     if place is None:
@@ -249,14 +251,14 @@ def _state_dir(spark: SparkSession, policy: Policy) -> str:
         if not master.startswith("local") and ":/" not in (checkpoints or ""):
             raise ConfigError(
                 f"state.dir: it is not set, and on the cluster {master} each executor would keep its own state, "
-                "where no other one finds it; set spark.aion.state.dir to a folder that all executors mount, or to a "
-                "URI such as s3://bucket/folder"
+                "which the others could not find; set spark.aion.state.dir to a folder that all executors mount, or "
+                "to a URI such as s3://bucket/folder"
             )
         try:
             place = location(f"{checkpoints.rstrip('/')}/aion-state") if checkpoints else "aion-state"
         except ConfigError as error:
             raise ConfigError(
-                f"state.dir: it is not set, and beside the checkpoints there is no place: {error}; "
+                f"state.dir: it is not set, and the state cannot be stored beside the checkpoints: {error}; "
                 "set spark.aion.state.dir"
             ) from None
     if place.startswith("file:"):

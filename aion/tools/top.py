@@ -1,4 +1,4 @@
-"""What ``aion top`` shows: the metrics of the state servers of this user on this host, live."""
+"""``aion top``: shows live metrics of the state servers of this user on this host."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from aion.core.time import short_duration
 from state_backends.server.client import running_servers
 from state_backends.server.metrics import METRICS, Distribution, Labels, Stats
 
-NOBODY = "no state server of this user runs on this host"
+NO_SERVER = "no state server of this user runs on this host"
 
 
 class Look(NamedTuple):
-    """What a server said at some instant, by the names of the table of metrics."""
+    """The metrics of a server at some instant, by name and labels (see ``state_backends.server.metrics``)."""
 
     at_s: float
     values: dict[tuple[str, Labels], float | Distribution]
@@ -41,11 +41,11 @@ class Look(NamedTuple):
         return value if isinstance(value, Distribution) else Distribution(0, 0)
 
     def labels(self, name: str) -> list[Labels]:
-        return [labels for known, labels in self.values if known == name]
+        return [labels for metric, labels in self.values if metric == name]
 
 
 def top(*, every_s: float, once: bool) -> None:
-    """Shows the servers until interrupted; ``once``, or where nobody looks on: as they are now."""
+    """Shows the servers until interrupted. With ``once``, or if the output is not a terminal, shows them once."""
     console = Console(highlight=False)
     looks = look({})
     if once or not console.is_terminal:
@@ -62,15 +62,15 @@ def top(*, every_s: float, once: bool) -> None:
 
 
 def look(before: dict[int, Look]) -> dict[int, Look]:
-    """By pid; servers keep their places."""
+    """The current metrics of all servers, by pid. Servers keep their order from ``before``; new ones come last."""
     now = {pid: Look.of(stats, time.monotonic()) for pid, stats in running_servers()}
     return {pid: now[pid] for pid in [*(p for p in before if p in now), *sorted(now.keys() - before.keys())]}
 
 
 def frame(looks: dict[int, Look], before: dict[int, Look]) -> RenderableType:
-    """What is on the screen; ``before``: the look at the same servers from which speeds are measured."""
+    """The content of the screen. ``before``: earlier metrics of the same servers, to compute speeds."""
     if not looks:
-        return Text(NOBODY)
+        return Text(NO_SERVER)
     return Group(*(part for pid, now in looks.items() for part in _server(pid, now, before.get(pid))))
 
 
@@ -95,46 +95,47 @@ _READS = (("hit", "prestaged"), ("late", "prestaged too late"), ("miss", "missed
 
 
 def _events(now: Look, before: Look | None) -> Table:
-    table = _table("operator", "query", "shards", "events", "a second", "late", "dropped", "lateness 50%, 99%")
+    table = _table("operator", "query", "shards", "events", "per second", "late", "dropped", "lateness 50%, 99%")
     for query, operator in now.labels("aion_shards"):
-        of = query, operator
-        events, late = (now.value(f"aion_{name}_total", *of) for name in ("events", "late_events"))
+        labels = query, operator
+        events, late = (now.value(f"aion_{name}_total", *labels) for name in ("events", "late_events"))
         table.add_row(
             operator,
             query[:8],
-            f"{now.value('aion_shards', *of):,.0f}",
+            f"{now.value('aion_shards', *labels):,.0f}",
             f"{events:,.0f}",
-            _speed(now, before, "aion_events_total", *of),
+            _speed(now, before, "aion_events_total", *labels),
             f"{late:,.0f}" + (f" ({late / events:.1%})" if events else ""),
-            f"{now.value('aion_dropped_events_total', *of):,.0f}",
-            _quantiles(now.distribution("aion_lateness_seconds", *of)),
+            f"{now.value('aion_dropped_events_total', *labels):,.0f}",
+            _quantiles(now.distribution("aion_lateness_seconds", *labels)),
         )
     return table
 
 
 def _windows(now: Look) -> Table:
     table = _table("operator", "windows", "kept for", "on time", "late", "final", "staleness", "commits", "restores")
-    for of in now.labels("aion_shards"):
-        staleness = now.distribution("aion_staleness_ratio", *of)
+    for labels in now.labels("aion_shards"):
+        staleness = now.distribution("aion_staleness_ratio", *labels)
         table.add_row(
-            of[1],
-            f"{now.value('aion_windows', *of):,.0f}",
-            _bounds(now, of),
-            *(f"{now.value('aion_executions_total', *of, kind):,.0f}" for kind in ("on_time", "late", "final")),
+            labels[1],
+            f"{now.value('aion_windows', *labels):,.0f}",
+            _bounds(now, labels),
+            *(f"{now.value('aion_executions_total', *labels, kind):,.0f}" for kind in ("on_time", "late", "final")),
             f"{staleness.total / staleness.events:.3f}" if staleness.events else "",
-            f"{now.value('aion_commits_total', *of):,.0f}",
-            f"{now.value('aion_restores_total', *of):,.0f}",
+            f"{now.value('aion_commits_total', *labels):,.0f}",
+            f"{now.value('aion_restores_total', *labels):,.0f}",
         )
     return table
 
 
-def _bounds(now: Look, of: Labels) -> str:
-    found = [key for which in ("shortest", "longest") if (key := ("aion_bound_seconds", (*of, which))) in now.values]
-    return " to ".join(dict.fromkeys(_words(now.value(name, *labels)) for name, labels in found))
+def _bounds(now: Look, labels: Labels) -> str:
+    keys = [("aion_bound_seconds", (*labels, which)) for which in ("shortest", "longest")]
+    found = [now.value(name, *of_bound) for name, of_bound in keys if (name, of_bound) in now.values]
+    return " to ".join(dict.fromkeys(map(_duration, found)))
 
 
 def _io(now: Look, before: Look | None) -> Table:
-    table = _table("I/O", "queued", "requests", "bytes", "bytes a second", "waited", "longest")
+    table = _table("I/O", "queued", "requests", "bytes", "bytes per second", "waited", "longest")
     for (priority,) in now.labels("aion_io_requests_total"):
         table.add_row(
             priority,
@@ -157,7 +158,7 @@ def _table(first: str, *others: str) -> Table:
 
 
 def _speed(now: Look, before: Look | None, name: str, *labels: str, of_bytes: bool = False) -> str:
-    """Empty without anything to measure it from."""
+    """The increase of a counter per second. Empty if there is no earlier value."""
     if before is None or now.at_s <= before.at_s:
         return ""
     speed = max(0.0, now.value(name, *labels) - before.value(name, *labels)) / (now.at_s - before.at_s)
@@ -165,16 +166,16 @@ def _speed(now: Look, before: Look | None, name: str, *labels: str, of_bytes: bo
 
 
 def _quantiles(lateness: Distribution) -> str:
-    """Upper ends of the buckets that they lie in: the histogram knows no better."""
+    """The median and the 99 % quantile. The histogram only gives the upper ends of their buckets."""
     return ", ".join(_up_to(lateness, share) for share in (0.5, 0.99)) if lateness.events else ""
 
 
 def _up_to(lateness: Distribution, share: float) -> str:
     edges = [edge for edge, up_to in lateness.buckets if up_to >= share * lateness.events]
     if edges[0] == "+Inf":
-        return f"> {_words(lateness.buckets[-2][0])}"
-    return f"≤ {_words(edges[0])}"
+        return f"> {_duration(lateness.buckets[-2][0])}"
+    return f"≤ {_duration(edges[0])}"
 
 
-def _words(edge: Any) -> str:
+def _duration(edge: Any) -> str:
     return short_duration(int(float(edge) * 1e6))

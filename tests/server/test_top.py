@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from aion.cli import app
-from aion.tools.top import NOBODY, Look, frame
+from aion.tools.top import NO_SERVER, Look, frame
 from state_backends.server.client import running_servers
 from tests.server.conftest import STORE, Connect, block, open_shard, server_of
 from tests.test_operator import advance, arrive, end_batch, make
@@ -67,7 +67,7 @@ def test_one_frame(application: str, connect: Connect, tmp_path: Path, monkeypat
 
 
 def test_without_a_server_it_says_so() -> None:
-    assert shown({}, {}) == [NOBODY]
+    assert shown({}, {}) == [NO_SERVER]
 
 
 def test_a_server_of_another_aion_is_shown_as_far_as_it_can_be() -> None:

@@ -44,7 +44,7 @@ def settings(spark: SparkSession) -> Iterator[RuntimeConfig]:
         ({"time": "v"}, errors.SchemaError, "time: column 'v' is of type double; a timestamp is needed"),
         ({"aggregates": {"s": A.sum("k")}}, errors.SchemaError, "needs numbers, not string"),
         ({"aggregates": {"s": A.sum("w")}}, errors.SchemaError, "names a column that does not exist"),
-        ({"aggregates": {"s": "sum"}}, errors.ConfigError, "no aggregate"),
+        ({"aggregates": {"s": "sum"}}, errors.ConfigError, "not an aggregate"),
         ({"aggregates": {}}, errors.ConfigError, "aggregates: none given"),
         ({"aggregates": {"pane": A.count()}}, errors.SchemaError, "'pane' is a column that every result has"),
         ({"windows": []}, errors.WindowError, "none given"),
@@ -154,7 +154,7 @@ def test_a_mapping_is_a_policy_that_settings_outrank_and_another_policy_replaces
     assert "child -> level 1 -> level 2 -> root" in told and "a staleness of 0.3" in told
     assert "child -> root" in aion.explain(events, policy="standard", **GOOD)
     settings.set("spark.aion.policy", "{not JSON")
-    with pytest.raises(errors.PolicyError, match=r"spark\.aion\.policy: '\{not JSON' is no JSON"):
+    with pytest.raises(errors.PolicyError, match=r"spark\.aion\.policy: '\{not JSON' is not JSON"):
         aion.explain(events, **GOOD)
 
 

@@ -130,10 +130,10 @@ def test_a_copied_checkpoint_and_its_original_both_go_on(
     copy.check(events)
     listed = CliRunner().invoke(app, ["inspect", str(state), "--lineages"])
     assert listed.exit_code == 0, listed.output
-    for checkpoint, is_there in ((original.checkpoint, "gone"), (copy.checkpoint, "is there")):
+    for checkpoint, is_there in ((original.checkpoint, "gone"), (copy.checkpoint, "exists")):
         assert f"for the checkpoint file:{checkpoint} ({is_there})" in listed.output
     refused = CliRunner().invoke(app, ["inspect", str(state), "--forget", _lineage(state)])
-    assert refused.exit_code != 0 and "is there" in refused.output, refused.output
+    assert refused.exit_code != 0 and "exists" in refused.output, refused.output
     forgotten = CliRunner().invoke(app, ["inspect", str(state), "--forget", "first"])
     assert forgotten.exit_code == 0, forgotten.output
     assert not list(state.glob("*/windowed/shard-*"))

@@ -1,1 +1,1 @@
-"""``aion inspect``: what a state folder holds."""
+"""``aion inspect``: shows, verifies and repairs a state folder."""

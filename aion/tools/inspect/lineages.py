@@ -1,4 +1,4 @@
-"""What ``aion inspect --lineages`` and ``--forget`` show and do."""
+"""``aion inspect --lineages`` and ``--forget``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from state_backends.versions.audit import Lineage, StateFolder
 
 
 def show_lineages(state_dir: str) -> None:
-    """Prints the lineages in a state folder, and whether their checkpoints are there."""
+    """Prints the lineages in a state folder, and whether their checkpoints exist."""
     console = Console(highlight=False)
     with closing(StateFolder(state_dir)) as folder:
         found = folder.lineages()
@@ -20,41 +20,44 @@ def show_lineages(state_dir: str) -> None:
         console.print(f"{state_dir}: no state of any query")
         return
     for lineage in found:
-        where = lineage.checkpoint or "a place that nobody wrote down"
+        where = lineage.checkpoint or "at an unknown place"
         line = (
             f"{lineage.query}/{lineage.name}: up to batch {lineage.newest:,}, {about_bytes(lineage.bytes)}, for the "
             f"checkpoint {where} ({_state(lineage)})"
         )
         console.print(line, markup=False, soft_wrap=True)
     console.print(
-        "What a lineage still holds whose checkpoint is gone is freed with --forget LINEAGE. In a folder, files that "
-        "lineages have in common take room once.",
+        "If the checkpoint of a lineage is gone, free its state with --forget LINEAGE. Files that several lineages of "
+        "a folder share take space only once.",
         soft_wrap=True,
     )
 
 
 def _state(lineage: Lineage) -> str:
     try:
-        return "is there" if lineage.has_checkpoint() else "gone"
+        return "exists" if lineage.has_checkpoint() else "gone"
     except StorageError:
         return "unknown"
 
 
 def forget_lineage(state_dir: str, name: str) -> None:
-    """Deletes the versions of a lineage: ``name``, or ``query/name`` where several queries have one of that name.
+    """Deletes the versions of a lineage: ``name``, or ``query/name`` if several queries have a lineage of that name.
 
-    Raises ConfigError if there is no such lineage, or if its checkpoint is there; StorageError where nobody can tell.
+    Raises ConfigError if there is no such lineage or if its checkpoint exists. Raises StorageError if it is not
+    possible to find out.
     """
     with closing(StateFolder(state_dir)) as folder:
-        found = [one for one in folder.lineages() if name in (one.name, f"{one.query}/{one.name}")]
-        if len(found) != 1:
-            several = ", ".join(f"{one.query}/{one.name}" for one in found) or "there is none of that name"
-            raise ConfigError(f"--forget: {name!r} is not one lineage: {several}; see --lineages")
+        found = [lineage for lineage in folder.lineages() if name in (lineage.name, f"{lineage.query}/{lineage.name}")]
+        if not found:
+            raise ConfigError(f"--forget: there is no lineage {name!r}; see --lineages")
+        if len(found) > 1:
+            names = ", ".join(f"{lineage.query}/{lineage.name}" for lineage in found)
+            raise ConfigError(f"--forget: several lineages have the name {name!r}; write one of {names}")
         (lineage,) = found
         if lineage.has_checkpoint():
             raise ConfigError(
-                f"--forget: the checkpoint of {name}, {lineage.checkpoint}, is there, and a query that is started from "
-                "it needs these versions; delete it first"
+                f"--forget: the checkpoint of {name}, {lineage.checkpoint}, exists, and a query that starts from it "
+                "needs these versions; delete the checkpoint first"
             )
         folder.forget(lineage)
-    Console(highlight=False).print(f"forgotten: {lineage.query}/{lineage.name}, {about_bytes(lineage.bytes)}")
+    Console(highlight=False).print(f"deleted: {lineage.query}/{lineage.name}, {about_bytes(lineage.bytes)}")

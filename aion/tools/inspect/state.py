@@ -1,4 +1,4 @@
-"""What ``aion inspect`` shows of a state folder, and how it sets a query back to what is whole."""
+"""Shows the contents of a state folder, and sets a query back to its newest complete batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _LOGS = ("offsets", "commits")
 
 
 def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: bool, windows: int = WINDOWS) -> bool:
-    """Prints what is in the folder; whether all of it is whole, or was made so. ``windows``: at most, per operator."""
+    """Prints the contents of the folder. Returns whether it is undamaged, or was repaired.
+
+    ``windows``: the most windows to show for each operator.
+    """
     console = Console(highlight=False)
     folder = StateFolder(state_dir)
     try:
@@ -41,7 +44,7 @@ def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: 
         console.print(_servers())
         damage = list(dict.fromkeys(line for finding in findings for line in finding.damage))
         if not damage:
-            console.print("every version is whole" if contents else "every version has its files, of the right size")
+            console.print("every version is whole" if contents else "every version has all files, of the right size")
             return True
         for line in damage:
             console.print(f"damaged: {line}", style="red", markup=False)
@@ -113,7 +116,7 @@ def _operators(findings: list[ShardFinding]) -> Table:
 
 
 def _servers() -> Table | str:
-    """The tiers: what is in memory is known to the state servers that run on this host only."""
+    """What is in memory. Only the state servers know this, so it covers only those of this host."""
     servers = running_servers()
     if not servers:
         return "in memory: no state server of this user runs on this host"
@@ -139,14 +142,14 @@ def _repair(
 ) -> None:
     who = f"query {plan.query}"
     if plan.batch is None:
-        console.print(f"{who}: no batch is left after which every shard is whole; start it with a new checkpoint")
+        console.print(f"{who}: there is no batch after which every shard is whole; start it with a new checkpoint")
     elif not plan.replay:
         console.print(f"{who}: the newest batch, {plan.batch}, is whole in every shard; older versions are not needed")
     else:
         again = f"{plan.replay.start} to {plan.last}" if len(plan.replay) > 1 else str(plan.last)
         console.print(f"{who}: the newest batch after which every shard is whole is {plan.batch}; replay: {again}")
         if not wanted:
-            console.print("stop the query and call this with --repair --checkpoint DIR to set it back to that batch")
+            console.print("stop the query and run this with --repair --checkpoint DIR to set it back to that batch")
         elif checkpoint is None:
             logs = " and ".join(f"{log}/" for log in _LOGS)
             console.print(
@@ -161,15 +164,15 @@ def _repair(
 
 
 def set_back(checkpoint: Path, query: str, batch: int) -> list[Path]:
-    """Makes Spark go on after ``batch``: later entries of its logs are moved aside, so those batches run again.
+    """Makes Spark continue after ``batch``: moves later entries of its logs aside, so that those batches run again.
 
-    Raises ConfigError for a folder that is not the checkpoint of that query.
+    Returns the moved entries. Raises ConfigError if the folder is not the checkpoint of that query.
     """
     metadata = checkpoint / "metadata"
     if not metadata.is_file() or query not in metadata.read_text():
         raise ConfigError(f"--checkpoint: {checkpoint} is not the checkpoint of query {query}")
     if not (checkpoint / "commits" / str(batch)).is_file():
-        raise ConfigError(f"--checkpoint: {checkpoint} has no commit of batch {batch} any more")
+        raise ConfigError(f"--checkpoint: {checkpoint} no longer has the commit of batch {batch}")
     moved = []
     for log in _LOGS:
         for entry in list((checkpoint / log).iterdir()):

@@ -1,4 +1,4 @@
-"""What ``aion inspect`` shows of each window: how long it is kept and why, what is to come, and when it runs."""
+"""Shows for each window how long it is kept and why, which events are still to come, and when it runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLANNED = 5
 
 
 def show_windows(console: Console, findings: Sequence[ShardFinding], most: int) -> None:
-    """For each operator the bound of new windows, and the next ``most`` windows that end, of all of its shards."""
+    """Prints for each operator the bound of new windows, and the ``most`` windows that end first, over all shards."""
     for operator in sorted({f.operator for f in findings}):
         of_operator = [f for f in findings if f.operator == operator and f.newest and f.newest.manifest]
         _show_bounds(console, operator, of_operator)
@@ -27,15 +27,15 @@ def show_windows(console: Console, findings: Sequence[ShardFinding], most: int) 
 
 
 def _show_bounds(console: Console, operator: str, findings: Sequence[ShardFinding]) -> None:
-    """Why a new window gets which bound: said once, where all shards say the same."""
-    said: dict[str, list[str]] = {}
+    """Prints the bound of new windows and the reason for it. Shards with the same text are printed together."""
+    shards_by_text: dict[str, list[str]] = {}
     for finding in findings:
         assert finding.newest is not None and finding.newest.manifest is not None
         decision = AdaptiveBound.of_snapshot(finding.newest.manifest.snapshot["lateness"]).decision
-        said.setdefault(f"{short_duration(decision.bound_us)}: {decision.why}", []).append(_number(finding))
-    for words, shards in said.items():
-        who = "" if len(said) == 1 else f", shard {', '.join(shards)}"
-        console.print(f"{operator}{who}: new windows are kept for {words}", markup=False)
+        shards_by_text.setdefault(f"{short_duration(decision.bound_us)}: {decision.why}", []).append(_number(finding))
+    for text, shards in shards_by_text.items():
+        who = "" if len(shards_by_text) == 1 else f", shard {', '.join(shards)}"
+        console.print(f"{operator}{who}: new windows are kept for {text}", markup=False)
 
 
 def _show_operator(console: Console, operator: str, findings: Sequence[ShardFinding], most: int) -> None:
@@ -60,7 +60,7 @@ def _show_operator(console: Console, operator: str, findings: Sequence[ShardFind
         "why",
         "still to come",
         "staleness",
-        "runs, if something came",
+        "runs, if events came",
     ):
         numbers = ("shard", "events", "late", "kept for", "staleness")
         table.add_column(name, justify="right" if name in numbers else "left")
@@ -80,7 +80,7 @@ def _show_operator(console: Console, operator: str, findings: Sequence[ShardFind
 
 
 def _show_keyed(console: Console, operator: str, findings: Sequence[ShardFinding], most: int) -> None:
-    """Of windows that each key has its own of: how many of each definition, and the first ``most`` to end."""
+    """Prints a summary of the keyed windows of each definition, and the ``most`` of them that end first."""
     found: list[tuple[KeyedOutlook, str, str, int]] = []
     for finding in findings:
         assert finding.newest is not None and finding.newest.manifest is not None
@@ -88,26 +88,26 @@ def _show_keyed(console: Console, operator: str, findings: Sequence[ShardFinding
         definitions = manifest.identity.definition.get("windows", [])
         bound_us = AdaptiveBound.of_snapshot(manifest.snapshot["lateness"]).decision.bound_us
         of_shard = keyed_windows(manifest.snapshot, definitions)
-        found += [(told, definitions[told.definition][0], _number(finding), bound_us) for told in of_shard]
+        found += [(outlook, definitions[outlook.definition][0], _number(finding), bound_us) for outlook in of_shard]
     if not found:
         return
     names = ("definition", "windows", "executed", "events", "first end", "last end", "kept for")
     table = _table(f"windows of single keys of {operator}", names, ("windows", "executed", "events", "kept for"))
     for definition in dict.fromkeys(name for _, name, _, _ in found):
-        of = [told for told, name, _, _ in found if name == definition]
+        outlooks = [outlook for outlook, name, _, _ in found if name == definition]
         bounds = sorted({bound_us for _, name, _, bound_us in found if name == definition})
         table.add_row(
             definition,
-            *(f"{sum(getattr(told, what) for told in of):,}" for what in ("windows", "executed", "events")),
-            _instant(min((t.first_end_us for t in of if t.first_end_us is not None), default=None)),
-            _instant(max((t.last_end_us for t in of if t.last_end_us is not None), default=None)),
+            *(f"{sum(getattr(o, what) for o in outlooks):,}" for what in ("windows", "executed", "events")),
+            _instant(min((o.first_end_us for o in outlooks if o.first_end_us is not None), default=None)),
+            _instant(max((o.last_end_us for o in outlooks if o.last_end_us is not None), default=None)),
             " to ".join(dict.fromkeys(short_duration(us) for us in (bounds[0], bounds[-1]))),
         )
     console.print(table)
-    count = sum(told.windows for told, _, _, _ in found)
-    rows = [(window, name, shard) for told, name, shard, _ in found for window in told.listed]
+    count = sum(outlook.windows for outlook, _, _, _ in found)
+    rows = [(window, name, shard) for outlook, name, shard, _ in found for window in outlook.listed]
     rows.sort(key=lambda row: (row[0].end_us is None, row[0].end_us or 0, row[0].start_us, row[1:], row[0].key))
-    # Each shard tells its first ones: which are the first of all is known of as many as that.
+    # Each shard lists only its first LISTED windows, so the overall order is known only up to that number.
     shown = rows[: most if most <= LISTED or len(rows) == count else LISTED]
     if not shown:
         return
@@ -136,14 +136,14 @@ def _table(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
 
 
 def _instant(us: int | None) -> str:
-    return "not known" if us is None else format_instant(us)
+    return "unknown" if us is None else format_instant(us)
 
 
 def _to_come(window: WindowOutlook) -> str:
     if window.to_come is None:
-        return "not known"
-    whom = "of its events, late" if window.status == "active" else "of its events"
-    return f"{window.to_come:.2%} {whom}"
+        return "unknown"
+    events = "of its events, late" if window.status == "active" else "of its events"
+    return f"{window.to_come:.2%} {events}"
 
 
 def _runs(window: WindowOutlook) -> str:
