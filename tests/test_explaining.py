@@ -53,7 +53,7 @@ MEAN = {"cars": A.count(), "speed": A.mean("speed")}
 
 
 def test_which_strategy_each_window_gets_and_why() -> None:
-    assert "tumbling 1 minute: merged as context-free; its bounds are known without events" in told(aggregates=MEAN)
+    assert "tumbling 1 minute: merged as context-free; its bounds do not depend on events" in told(aggregates=MEAN)
     assert "sliding 5 minutes by 1 minute: merged as unique" in told(aggregates=MEAN, keys_disjoint=True)
     named = told(aggregates=MEAN, windows={"mine": aion.Tumbling("1 minute")})
     assert "mine (tumbling 1 minute): merged as context-free" in named
@@ -147,7 +147,7 @@ def test_sessions_and_counts_are_told_as_well() -> None:
     )
     text = " ".join(text.split())
     assert "activity (session 30 seconds): merged as context-aware; events decide its bounds" in text
-    assert "hundreds (count 100): computed centrally, at the root; its bounds follow from how many" in text
+    assert "hundreds (count 100): computed centrally, at the root; its bounds depend on the number" in text
     assert "Of sessions, a key has a row for each stretch of the smallest gap, 5 seconds, of a slice." in text
     assert "events the columns ts, speed of every event, for hundreds; each event once." in text
 
