@@ -161,7 +161,7 @@ def test_a_share_of_runs_holds_unless_it_is_surprising() -> None:
 def test_streams_are_chosen_by_name() -> None:
     assert choose("") == [leg.kind for leg in LEGS] + [FLIGHTS]
     assert choose("flights, bursts") == ["bursts", "flights"]
-    with pytest.raises(typer.BadParameter, match="floods: there are log-normal"):
+    with pytest.raises(typer.BadParameter, match="unknown: floods; use log-normal"):
         choose("floods")
 
 
