@@ -1,4 +1,4 @@
-"""Experiments: what Aion is measured by. Each is one command of ``aion experiment``."""
+"""The experiments that measure Aion. Each is one command of ``aion experiment``."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from experiments.windows import windows
 app = typer.Typer(help="Measure Aion: workloads, baselines, figures.", no_args_is_help=True)
 
 
-# With a callback, a single command stays a command and does not become the app itself.
+# Without a callback, typer would turn a single command into the app itself.
 @app.callback()
 def _experiments() -> None:
     """Measure Aion: workloads, baselines, figures."""
     require_extra("experiments", "an experiment")
 
 
-# One line per experiment. Their modules import nothing heavy at the top.
+# One line per experiment. Their modules import nothing heavy at module level.
 app.command("cleanup")(cleanup)
 app.command("chaos")(chaos)
 app.command("hosts")(hosts)

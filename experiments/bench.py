@@ -1,6 +1,6 @@
-"""What experiments share: turns, medians, ratios against targets, and their table, JSON and bar chart.
+"""Shared by all experiments: turns, medians, ratios against targets, and the table, JSON file and bar chart of results.
 
-Pure functions over plain values, except for the ones that look at the machine or write a file.
+Pure functions of plain values, except those that inspect the machine or write a file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.table import Table
 
 
 class Turn(NamedTuple):
-    """One run of one contender. Round 0 is the first warm-up, if there is any."""
+    """One run of one contender. Rounds count from 0; the first ones are warm-ups, if there are any."""
 
     contender: str
     round: int
@@ -28,7 +28,7 @@ class Turn(NamedTuple):
 
 
 def turns(contenders: Sequence[str], runs: int, warm_ups: int) -> Iterator[Turn]:
-    """A B C D A B C D ...: neighbours in time, so that a noisy machine is noisy to all of them alike."""
+    """A B C D A B C D ...: the contenders take turns, so that noise on the machine affects all of them alike."""
     for round_ in range(warm_ups + runs):
         for contender in contenders:
             yield Turn(contender, round_, round_ < warm_ups)
@@ -36,7 +36,7 @@ def turns(contenders: Sequence[str], runs: int, warm_ups: int) -> Iterator[Turn]
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of the measured runs of one contender, in the unit of the figures given."""
+    """The measured runs of one contender, in the unit of its figures."""
 
     median: float
     lowest: float
@@ -55,7 +55,7 @@ def summarise(figures: Mapping[str, Sequence[float]]) -> dict[str, Summary]:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A ratio of two contenders' medians and what it has to reach; None: measured, nothing promised."""
+    """A ratio of two contenders' medians, and the least it has to be. None: there is no target, only a measurement."""
 
     over: str
     under: str
@@ -79,7 +79,7 @@ class Verdict:
 
 
 def verdicts(targets: Sequence[Target], summaries: Mapping[str, Summary]) -> list[Verdict]:
-    """One per target of which both contenders were measured."""
+    """A verdict on each target whose two contenders were measured."""
     return [
         Verdict(target, summaries[target.over].median / summaries[target.under].median)
         for target in targets
@@ -88,21 +88,20 @@ def verdicts(targets: Sequence[Target], summaries: Mapping[str, Summary]) -> lis
 
 
 def steady_rate(progress: Sequence[Mapping[str, Any]], skip: int) -> float:
-    """Events per second of a streaming query once it has found its pace.
+    """Events per second of a streaming query in its steady state.
 
-    ``progress``: Spark's progress reports as mappings. Input rows over the time of their triggers, without
-    the first ``skip`` batches and without those that had no input (the one after the last). Raises
-    ValueError when too few batches are left.
+    ``progress``: Spark's progress reports as mappings. The rate is input rows over trigger time, without the first
+    ``skip`` batches and without batches that had no input. Raises ValueError if no batch is left.
     """
     with_data = [report for report in progress if report["numInputRows"] > 0][skip:]
     duration_ms = sum(report["durationMs"]["triggerExecution"] for report in with_data)
     if not duration_ms:
-        raise ValueError(f"{len(progress)} batches, the first {skip} skipped, leave none to measure; run more batches")
+        raise ValueError(f"no batch left to measure: {len(progress)} batches, {skip} of them skipped; run more batches")
     return float(sum(report["numInputRows"] for report in with_data) / duration_ms * 1_000)
 
 
 def machine() -> dict[str, Any]:
-    """Processor, logical cores, memory in bytes, load average: what a figure depends on."""
+    """Processor, logical cores, memory in bytes and load average of this machine."""
     import psutil
 
     return {
@@ -115,7 +114,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions(packages: Sequence[str]) -> dict[str, str | None]:
-    """Python's version, the installed versions of ``packages`` (None where absent), and this commit."""
+    """The versions of Python and ``packages`` (None if not installed), and the commit of this checkout."""
     found: dict[str, str | None] = {"python": platform.python_version(), "commit": _commit()}
     for package in packages:
         try:
@@ -126,7 +125,7 @@ def versions(packages: Sequence[str]) -> dict[str, str | None]:
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Whole or not at all: a reader, or a later run that is interrupted, never sees half a file."""
+    """Write the whole file or nothing, so that an interruption never leaves half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     unfinished.write_text(json.dumps(record, indent=2, default=str) + "\n")
@@ -136,7 +135,7 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
 def rates_table(
     title: str, labels: Mapping[str, str], rates: Mapping[str, Summary], more: Mapping[str, Mapping[str, str]]
 ) -> Table:
-    """Events/s per contender with the range over its runs; ``more``: further columns, by contender."""
+    """Events/s of each contender, with the range over its runs. ``more``: further columns, by contender."""
     table = Table(title=title, title_justify="left")
     table.add_column("contender", no_wrap=True)
     for heading in ("events/s", "lowest", "highest", "runs", *more):
@@ -149,7 +148,7 @@ def rates_table(
 
 
 def ratios_table(labels: Mapping[str, str], judged: Sequence[Verdict]) -> Table:
-    """The ratio of every target, what was wanted, and whether it holds."""
+    """The measured ratio of each target, the target, and whether it holds."""
     table = Table(title="ratios of the medians", title_justify="left")
     table.add_column("ratio", no_wrap=True)
     for heading in ("measured", "target", "verdict"):
@@ -167,7 +166,7 @@ def ratios_table(labels: Mapping[str, str], judged: Sequence[Verdict]) -> Table:
 def bar_chart(
     path: Path, title: str, labels: Mapping[str, str], figures: Mapping[str, Sequence[float]], unit: str
 ) -> None:
-    """One bar per contender, as long as the median of its figures, each figure a dot on it. Writes a PNG."""
+    """Write a PNG with a bar for each contender, as long as its median, and a dot for each of its figures."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -180,7 +179,7 @@ def bar_chart(
     axes.barh([labels.get(name, name) for name in names], medians, height=0.6, color="#4c78a8")
     for at, (name, median) in enumerate(zip(names, medians, strict=True)):
         axes.plot(figures[name], [at] * len(figures[name]), "o", color="#1b1b1b", markersize=3)
-        # Behind the longest of bar and dots: a dot on a digit makes another digit of it.
+        # To the right of the bar and all dots: a dot on a digit would change how the digit looks.
         beside = (max(median, *figures[name]), at)
         axes.annotate(f"{median:,.0f}", beside, (8, 0), textcoords="offset points", va="center", fontsize=9)
     axes.invert_yaxis()
@@ -204,7 +203,7 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """The commit these files are at, with a plus sign when they were changed since; None outside of git."""
+    """The commit of these files, with a plus sign if they have changed since; None outside git."""
     command = ["git", "describe", "--always", "--dirty=+"]
     try:
         done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)

@@ -1,10 +1,11 @@
-"""Nothing lost, whatever dies: kills and faults at random moments of real queries, and not one pane may differ.
+"""Kill processes and cause faults at random moments of real queries, and check that not one pane differs.
 
-A round: files with late events, two queries over them in a process of its own (``chaos_query``), and, at moments that
-a seed chooses, faults (``chaos_faults``). After a JVM the queries are started again from their checkpoints. Half-way
-the checkpoints are copied, and from then on the copy runs in an application of its own beside the original, on the
-same state folder; the original's partitions are changed offline. Then the same queries over the same files undisturbed;
-every batch of all, the last panes, and those that follow from the events alone (``chaos_data``) are compared.
+A round writes files with late events and runs two queries over them in a separate process (``chaos_query``). A seed
+chooses the faults and their moments (``chaos_faults``). After a JVM was killed, the queries restart from their
+checkpoints. Half-way, the checkpoints are copied. From then on the copy runs in an application of its own next to the
+original, on the same state folder, and the original continues with another number of partitions. In the end the same
+queries run over the same files without faults. Every batch, the last panes, and the panes computed from the events
+alone (``chaos_data``) are compared.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ PACKAGES = ("aion", "pyspark", "pyarrow", "rocksdict")
 
 @dataclass(frozen=True)
 class Settings:
-    """``kinds``: what is to be done, in this order, instead of what the seed chooses.
+    """``kinds``: the faults to cause, in this order; after them the seed chooses.
 
-    A round has ``files_of_a_kill`` files for each of its kills, and ``more_files``; one that has no more to read before
-    everything was done is followed by another.
+    A round has ``files_of_a_kill`` files for each of its kills, plus ``more_files``. If the files run out before all
+    kills are done, another round follows.
     """
 
     kills: int
@@ -58,7 +59,7 @@ class Settings:
 
 @dataclass
 class Fault:
-    """What was done, in which batches, and what was seen of it until the next batch came out."""
+    """One fault: what was done, in which batches, and its effects until the next batch came out."""
 
     kind: str
     round: int
@@ -94,11 +95,11 @@ class Result:
 
 def chaos(
     kills: Annotated[int, typer.Option(min=1, help="Processes to kill; other faults come on top.")] = 200,
-    seed: Annotated[int, typer.Option(min=0, help="Of events, faults and their moments.")] = 0,
-    events: Annotated[int, typer.Option(min=10, help="Events of a batch.")] = 150,
-    payload: Annotated[int, typer.Option(min=0, help="Random bytes every event carries.")] = 400,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on behind the last round that came to its end.")] = False,
-    out: Annotated[Path, typer.Option(help="For results; everything else lies there meanwhile.")] = Path("out/chaos"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the events, the faults and their moments.")] = 0,
+    events: Annotated[int, typer.Option(min=10, help="Events in a batch.")] = 150,
+    payload: Annotated[int, typer.Option(min=0, help="Random bytes in each event.")] = 400,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue after the last complete round.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for results and temporary files.")] = Path("out/chaos"),
 ) -> None:
     """Kill servers, workers and JVMs, fill disks, and compare every pane with an undisturbed run and the events."""
     from experiments import bench
@@ -114,11 +115,11 @@ def chaos(
     }
     result, before_s = resumed(settings, out) if resume else (Result(), 0.0)
     if result.rounds:
-        console.print(f"going on behind round {result.rounds - 1}: {result.kills} kills so far", highlight=False)
+        console.print(f"continuing after round {result.rounds - 1}: {result.kills} kills so far", highlight=False)
     begin = time.monotonic()
 
     def note() -> None:
-        """After each round: what a run that was cut off goes on from."""
+        """Writes the result so far, from which an interrupted run can continue."""
         seconds = before_s + time.monotonic() - begin
         bench.write_json(out / "chaos.json", {**record, "seconds": seconds, "result": asdict(result)})
 
@@ -130,7 +131,7 @@ def chaos(
 
 
 def resumed(settings: Settings, out: Path) -> tuple[Result, float]:
-    """What a run with the same seed came to that was cut off, and its seconds. Raises ChaosError for another one's."""
+    """The result of an interrupted run, and its seconds. Raises BadParameter if it had other settings."""
     path = out / "chaos.json"
     if not path.exists():
         return Result(), 0.0
@@ -140,8 +141,8 @@ def resumed(settings: Settings, out: Path) -> tuple[Result, float]:
         was = found["settings"].get(name)
         if was != now and name not in ("kills", "kinds"):
             raise typer.BadParameter(
-                f"--resume goes on with the run in {path}, which had {options.get(name, name)} {was} and not {now}: "
-                "give what it had, or another --out"
+                f"--resume continues the run in {path}, which had {options.get(name, name)} {was}, not {now}: "
+                "use that value, or another --out"
             )
     result = found["result"]
     return Result(**{**result, "faults": [Fault(**fault) for fault in result["faults"]]}), float(found["seconds"])
@@ -150,7 +151,7 @@ def resumed(settings: Settings, out: Path) -> tuple[Result, float]:
 def run(
     settings: Settings, out: Path, result: Result, console: Console, note: Callable[[], None] = lambda: None
 ) -> None:
-    """Rounds until there were enough kills; ``note`` is called after each. Raises ChaosError."""
+    """Runs rounds until there are enough kills. Calls ``note`` after each. Raises ChaosError."""
     kinds = iter(settings.kinds)
     out.mkdir(parents=True, exist_ok=True)
     while result.kills < settings.kills:
@@ -160,7 +161,7 @@ def run(
         try:
             Round(settings, result.rounds, work, rng, kinds, of_round, console).run()
         except BaseException:
-            console.print(f"left as it is: {work}", highlight=False)
+            console.print(f"failed; its files are left in {work}", highlight=False)
             raise
         of_round.rounds += 1
         vars(result).update(vars(of_round))
@@ -169,23 +170,23 @@ def run(
 
 
 def summary(result: Result) -> Iterator[str]:
-    """The whole, computed from what was seen."""
+    """The summary of all rounds, as lines."""
     counts = Counter(fault.kind for fault in result.faults)
     yield ""
     yield "done: " + ", ".join(f"{n} x {kind}" for kind, n in counts.most_common())
     slowest = max((fault.next_batch_s for fault in result.faults), default=0.0)
     yield (
         f"seen: {sum(f.tasks_lost for f in result.faults)} tasks failed and run again, "
-        f"{sum(f.turns for f in result.faults)} tasks that went on with another server, "
-        f"{len(result.failures)} queries that failed and were started again; "
+        f"{sum(f.turns for f in result.faults)} tasks that continued with another server, "
+        f"{len(result.failures)} queries that failed and were restarted; "
         f"longest wait for the next batch {slowest:.1f} s"
     )
     yield (
-        f"besides: {result.copies} checkpoints copied, and run beside their originals on one state folder; "
+        f"also: {result.copies} checkpoints copied, and run next to their originals on one state folder; "
         f"{result.repartitions} repartitioned; {result.merged_files} merged files seen"
     )
     yield (
-        f"compared: {result.batches} batches ({result.batches_again} came out a second time), {result.panes} panes, "
+        f"compared: {result.batches} batches ({result.batches_again} came out twice), {result.panes} panes, "
         f"{result.events} events, {result.too_late} of them too late"
     )
     yield from result.differences[:20]
@@ -194,7 +195,7 @@ def summary(result: Result) -> Iterator[str]:
 
 
 class Round:
-    """Some kills on queries of their own; adds what it saw to ``result``."""
+    """One round: some kills, on queries of its own. Adds its findings to ``result``."""
 
     def __init__(
         self,
@@ -253,10 +254,10 @@ class Round:
         for query in COLUMNS:
             got, twin, other = (batches_of(folder / query) for folder in (disturbed, copied, calm))
             found += differences(query, got, other, truth, len(batches[query]))
-            # Where Spark made other batches of the files for the copy, its last panes are still to be the same.
-            as_got = composition(copied, query) == batches[query]
-            told = differences(query, twin, other if as_got else twin, truth, len(batches[query]) if as_got else 0)
-            found += [f"the copy: {difference}" for difference in told]
+            # Spark may form other batches of the files for the copy. Then only the last panes have to be the same.
+            same = composition(copied, query) == batches[query]
+            of_copy = differences(query, twin, other if same else twin, truth, len(batches[query]) if same else 0)
+            found += [f"the copy: {difference}" for difference in of_copy]
             for folder in (disturbed / query, copied / query, calm / query):
                 twice = sorted(path.name for path in folder.glob("*.differs-*"))
                 found += [f"{query}: a batch came out twice, with other rows: {name}" for name in twice]
@@ -274,7 +275,7 @@ class Round:
         )
 
     def _show(self, files: Iterable[int]) -> None:
-        """Files appear where the queries look for them, with their times."""
+        """Links files into the queries' input folder. Links keep the modification times."""
         for file in files:
             name = f"{file:06d}.parquet"
             os.link(self.work / "all" / name, self.work / "input" / name)
@@ -288,7 +289,7 @@ class Round:
         if done.returncode != 0:
             raise ChaosError(f"the checkpoints were not repartitioned: {done.stderr[-3000:]}")
         self.result.repartitions += len(list(folder.glob("checkpoint-*")))
-        self._print(f"the checkpoints were copied, and those of the original have {partitions} partitions now")
+        self._print(f"copied the checkpoints; those of the original now have {partitions} partitions")
 
     def _note_merged(self, state: Path) -> None:
         self._merged |= {path.name for path in state.glob("*/*/**/*-merged.sst")}
@@ -324,9 +325,9 @@ class Round:
             child.end()
 
     def _disturb(self, folder: Path, state: Path, kills: int, files: int) -> None:
-        """Faults until there were enough kills, and then on to the end, in as many lives as it takes.
+        """Causes faults until there are ``kills`` kills, then lets the queries finish.
 
-        ``files``: how many there are by now.
+        Starts the process again as often as needed. ``files``: how many input files there are so far.
         """
         kills_before = self.result.kills
         unexpected = 0
@@ -345,10 +346,10 @@ class Round:
                     unexpected += 1
                     self._print(f"the child ended with {code}: {child.last_words()[-500:]}")
                     if unexpected > 3:
-                        raise ChaosError("the child keeps ending by itself")
+                        raise ChaosError("the child ended by itself more than 3 times")
 
     def _wait_for_moment(self, child: Child, files: int) -> bool:
-        """Some batches, and some part of one; False when there is no more to come."""
+        """Waits for some batches and part of another. False if there are no more batches."""
         wanted = child.batches() + self.rng.randint(0, 2)
         moment_s = self.rng.random()
         while child.batches() < wanted:
@@ -387,7 +388,7 @@ class Round:
         while child.process.poll() is None and not child.is_lost:
             child.note_progress()
             came = [now - then for now, then in zip(child.by_query(), behind, strict=True)]
-            if min(came) > 0 or max(came) > 1:  # one of them may be at its end
+            if min(came) > 0 or max(came) > 1:  # one query may have finished already
                 break
             time.sleep(0.01)
         fault.next_batch_s = time.monotonic() - begin
@@ -403,18 +404,19 @@ class Round:
         place = f"{fault.kill}/{self.settings.kills}" if fault.kill is not None else "-"
         note = f" ({fault.note})" if fault.note else ""
         if fault.kind == "JVM":
-            seen = "the queries are started again"
+            seen = "the queries restart"
         else:
-            seen = f"next batch after {fault.next_batch_s:.1f} s, {fault.tasks_lost} tasks lost, {fault.turns} went on"
-        said = f"; query failed: {_cause(failures[-1])}" if failures else ""
+            after = f"next batch after {fault.next_batch_s:.1f} s"
+            seen = f"{after}, {fault.tasks_lost} tasks lost, {fault.turns} continued"
+        failure = f"; query failed: {_cause(failures[-1])}" if failures else ""
         where = "/".join(map(str, fault.batches))
-        return f"{place:>8}  {fault.kind:<14} pid {fault.pid:<7} in batch {where:<8}{note} {seen}{said}"
+        return f"{place:>8}  {fault.kind:<14} pid {fault.pid:<7} in batch {where:<8}{note} {seen}{failure}"
 
     def _wait_for_end(self, child: Child) -> int:
         while child.process.poll() is None:
             child.note_progress()
             if child.is_lost and time.monotonic() > child.lost_at + 30.0:
-                child.process.kill()  # its JVM is gone, and it has not noticed
+                child.process.kill()  # it has not noticed that its JVM is gone
             time.sleep(0.05)
         return int(child.process.returncode)
 
@@ -423,7 +425,7 @@ class Round:
 
 
 def write_file(folder: Path, number: int, table: Any) -> None:
-    """A file of a stream. The source takes files in the order of their modification times."""
+    """Writes one file of a stream. The source reads files in the order of their modification times."""
     import pyarrow.parquet as pq
 
     path = folder / f"{number:06d}.parquet"
@@ -432,7 +434,7 @@ def write_file(folder: Path, number: int, table: Any) -> None:
 
 
 def write_batches(source: Path, folder: Path, batches: list[list[str]]) -> None:
-    """One file for each of these batches, of the files whose names it has."""
+    """Writes one file for each batch, made of the files that the batch names."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -442,13 +444,16 @@ def write_batches(source: Path, folder: Path, batches: list[list[str]]) -> None:
 
 
 def batches_of(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """What a query wrote, by batch, from 0. Changing the partitions of a checkpoint takes a number of Spark's."""
+    """The rows that a query wrote, by batch, numbered from 0.
+
+    Spark's own batch numbers may have gaps: repartitioning a checkpoint uses one up.
+    """
     paths = sorted(folder.glob("??????.json"))
     return {number: [json.loads(line) for line in path.read_text().splitlines()] for number, path in enumerate(paths)}
 
 
 def _cause(failure: str) -> str:
-    """The error of Aion's in a query's failure, or else the beginning of it."""
+    """Aion's error in the message of a failed query, or else the beginning of the message."""
     text = str(json.loads(failure)["error"])
     for line in text.splitlines():
         if "aion.errors." in line:

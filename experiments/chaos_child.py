@@ -1,4 +1,4 @@
-"""A process with the queries of the chaos experiment, watched from outside."""
+"""Starts and watches the process that runs the queries of the chaos experiment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEAVING_S = 60.0
 
 
 class ChaosError(RuntimeError):
-    """The experiment itself cannot go on: nothing comes out any more, or the child does not start."""
+    """The experiment itself cannot continue: the queries are stuck, or the child does not start."""
 
 
 def environment() -> dict[str, str]:
@@ -28,7 +28,7 @@ def environment() -> dict[str, str]:
 
 
 class Child:
-    """One life of the process with the queries, in ``folder``; ``state``: where they keep their state."""
+    """One life of the process with the queries, which works in ``folder``. ``state``: the folder of its state."""
 
     def __init__(self, folder: Path, state: Path) -> None:
         from experiments.chaos_query import STARTED
@@ -92,7 +92,7 @@ class Child:
         return sum(self.by_query())
 
     def note_progress(self) -> None:
-        """Learns how long a batch takes. Raises ChaosError when nothing comes out any more."""
+        """Measures how long a batch takes. Raises ChaosError if there was no batch for a long time."""
         batches, since = self._progress
         now, count = time.monotonic(), self.batches()
         if count > batches:
@@ -102,7 +102,7 @@ class Child:
             raise ChaosError(f"no batch for {STALLED_S:g} s: {self.last_words()}")
 
     def seen(self) -> dict[str, int]:
-        """How often what was noted so far, by Spark and by the workers."""
+        """Counts so far, from the logs: lost tasks, tasks that changed servers, query failures."""
         log = self.log.read_text(errors="replace")
         return {
             "lost": log.count("Lost task"),
@@ -120,7 +120,7 @@ class Child:
         return self.log.read_text(errors="replace")[-3000:]
 
     def end(self) -> None:
-        """Nothing that it started is left when this returns. Raises ChaosError if something is."""
+        """Ends the process and everything that it started. Raises ChaosError if its state server does not end."""
         from experiments import chaos_faults
         from state_backends.server import processes
         from state_backends.server.client import runtime_dir
@@ -137,6 +137,6 @@ class Child:
         deadline = time.monotonic() + LEAVING_S
         while (server := app.server()) is not None and processes.is_alive(server):
             if time.monotonic() > deadline:
-                raise ChaosError(f"the state server {server.pid} outlives its executor")
+                raise ChaosError(f"the state server {server.pid} still runs after its executor has ended")
             time.sleep(0.05)
         shutil.rmtree(runtime_dir(app.name), ignore_errors=True)

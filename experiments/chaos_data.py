@@ -1,10 +1,10 @@
-"""The events of the chaos experiment, what must become of them, and the comparison of what did.
+"""The events of the chaos experiment, the panes they must yield, and the comparison with what the queries yielded.
 
-Everything follows from a seed: file ``i`` of a round brings 10 seconds of event time, the events of the one before
-and after it never depend on it, and one file is one batch. So the panes of every single batch must be the same in
-every run, not only the last ones; and the last ones follow from the events alone. One exception is Spark's: a JVM that
-dies when the source has noted a file and the query has not yet makes that file part of the next batch. So the
-undisturbed run gets the batches that the other one had: see :func:`composition`.
+Everything follows from a seed. File ``i`` of a round has 10 seconds of event time and does not depend on other files,
+and one file is one batch. So every run must yield the same panes in every batch, and the last panes can be computed
+from the events alone. There is one exception, in Spark: if a JVM dies when the source has recorded a file but the query
+has not, that file becomes part of the next batch. So the undisturbed run is given the batches of the disturbed one:
+see :func:`composition`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIRST_S = 1_700_000_000
 FILE_S = 10
 WINDOW_S = 20
 DELAY_S = 5
-LATEST_S = 90  # late, and in time
+LATEST_S = 90  # late, but within the bound
 BOUND_S = 100
 TOO_LATE_S = 250
 KEYS = 5
@@ -33,7 +33,7 @@ DDL = "k string, ts timestamp, id bigint, payload binary"
 
 
 class Event(NamedTuple):
-    """``id``: of this event alone, so that a sum over ids tells whether one is missing or there twice."""
+    """``id``: unique, so that a sum over ids shows whether an event is missing or counted twice."""
 
     k: str
     ts_us: int
@@ -43,7 +43,7 @@ class Event(NamedTuple):
 
 
 def events_of(seed: int, file: int, files: int, count: int, payload_bytes: int) -> list[Event]:
-    """The events of one file of ``files``; the last two move the watermark past everything."""
+    """The events of one of ``files`` files. The last two files move the watermark past all windows."""
     begin_s = FIRST_S + file * FILE_S
     first_id = file * 10_000_000
     if file >= files - 2:
@@ -64,7 +64,7 @@ def events_of(seed: int, file: int, files: int, count: int, payload_bytes: int) 
     return events
 
 
-# -- what must become of them -----------------------------------------------------------------------------
+# -- the expected result ----------------------------------------------------------------------------------
 
 
 WindowOfKey = tuple[str, int]
@@ -72,13 +72,13 @@ WindowOfKey = tuple[str, int]
 
 
 def digest(ids: Iterable[int]) -> str:
-    """Of which events there are, in whatever order."""
+    """A digest of the set of events; their order does not matter."""
     return hashlib.sha256(",".join(map(str, sorted(ids))).encode()).hexdigest()[:16]
 
 
 @dataclass
 class Truth:
-    """Of plain loops over all events: the ids of every window of every key, and of those that came too late."""
+    """Computed by plain loops over all events: the ids in each window of each key, and the ids that came too late."""
 
     windows: dict[WindowOfKey, list[int]] = field(default_factory=dict)
     too_late: list[int] = field(default_factory=list)
@@ -94,20 +94,20 @@ class Truth:
             self.windows.setdefault((event.k, start_us), []).append(event.id)
 
     def last_panes(self, query: str) -> dict[WindowOfKey, list[Any]]:
-        """What the last pane of each window of each key must hold."""
+        """The expected values of the last pane of each window of each key."""
         if query == "aggregates":
             return {k: [len(ids), sum(ids), min(ids), max(ids)] for k, ids in self.windows.items()}
         return {k: [len(ids), sum(ids), digest(ids)] for k, ids in self.windows.items()}
 
 
 COLUMNS = {"aggregates": ("n", "total", "low", "high"), "apply": ("n", "total", "digest")}
-"""The queries, and what their panes hold."""
+"""The queries, and the value columns of their panes."""
 
 # -- the batches ------------------------------------------------------------------------------------------
 
 
 def composition(work: Path, query: str) -> list[list[str]]:
-    """The names of the files of each batch of a finished query, in the order of the batches."""
+    """The file names of each batch of a finished query, in the order of the batches."""
     of_source: dict[int, list[str]] = {}
     for path in (work / f"checkpoint-{query}" / "sources" / "0").iterdir():
         if re.fullmatch(r"\d+(\.compact)?", path.name):
@@ -115,24 +115,24 @@ def composition(work: Path, query: str) -> list[list[str]]:
                 entry = json.loads(line)
                 names = of_source.setdefault(entry["batchId"], [])
                 name = entry["path"].rpartition("/")[2]
-                if name not in names:  # a compacted log repeats what came before
+                if name not in names:  # a compacted log repeats earlier entries
                     names.append(name)
     batches, noted = [], -1
     for path in sorted((work / query).glob("*.offset")):
         upto = int(path.read_text())
         batches.append([name for number in range(noted + 1, upto + 1) for name in of_source[number]])
         noted = upto
-    return [batch for batch in batches if batch]  # the one after the last has none
+    return [batch for batch in batches if batch]  # the batch after the last file is empty
 
 
-# -- what did ---------------------------------------------------------------------------------------------
+# -- the actual result ------------------------------------------------------------------------------------
 
 Row = dict[str, Any]
 Batches = Mapping[int, Sequence[Row]]
 
 
 def last_panes(batches: Batches, query: str) -> dict[WindowOfKey, list[Any]]:
-    """The last pane of each window of each key, as its ``events`` and what it holds."""
+    """The values of the last pane of each window of each key."""
     last: dict[WindowOfKey, Row] = {}
     for _, rows in sorted(batches.items()):
         for row in rows:
@@ -149,9 +149,9 @@ def dropped_events(batches: Batches) -> int:
 
 
 def differences(query: str, got: Batches, undisturbed: Batches, truth: Truth, batches: int) -> list[str]:
-    """Everything that is not as it must be, in words; empty if nothing is."""
+    """All differences, in words. ``batches``: how many batches to compare one by one."""
     found: list[str] = []
-    # The batch after the last has no data: whether Spark still runs it is Spark's business.
+    # Spark may or may not run one more batch without data after the last one.
     for batch in range(batches):
         if batch not in got:
             found.append(f"{query}: batch {batch} never came out")

@@ -1,7 +1,7 @@
-"""Real faults for the chaos experiment, done to its own processes and to no other.
+"""Real faults for the chaos experiment, only ever to its own processes.
 
-Every process is found from the child that the experiment started: the JVM below it, the Python workers below that,
-and the state server in the folder of that child's Spark application.
+It finds all processes from the child that the experiment started: the child's JVM, the Python workers below the JVM,
+and the state server in the folder of the child's Spark application.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from state_backends.server.processes import Process
 from state_backends.server.server_folder import SOCKET
 
 KILLS = {"server": 40, "worker": 40, "hung server": 5, "daemon": 5, "JVM": 10}
-"""What is killed, out of 100 kills. A hung server is stopped, and then killed by those who wait for it. The daemon
-is the process from which Spark forks its Python workers; they die with it."""
+"""How many of 100 kills hit what. A hung server is stopped (SIGSTOP), and its clients then kill it. The daemon is the
+process from which Spark forks its Python workers; they die with it."""
 
 FAULTS = {"full disk": 50, "no descriptors": 15, "pause": 20, "socket gone": 15}
-"""Faults that kill nothing, in between."""
+"""Faults between the kills that kill nothing, out of 100."""
 
 FAULT_SHARE = 0.2
 HUNG_SECONDS = 60.0
@@ -58,13 +58,13 @@ class Application:
     def server(self) -> Process | None:
         try:
             return server_folder.occupant(runtime_dir(self.name))
-        except Exception:  # it starts at this very moment
+        except Exception:  # it is just starting
             return None
 
 
 @dataclass(frozen=True)
 class Done:
-    """What was done to whom; nothing, where there was nobody to do it to."""
+    """A fault that was caused, and the process that it hit."""
 
     kind: str
     pid: int
@@ -80,11 +80,11 @@ def fault_kind(rng: random.Random) -> str:
 
 
 MOMENTS = {"any": 1, "append": 1, "commit": 1}
-"""When somebody is killed: whenever; just after blocks arrived in the server; just after a file of a version did."""
+"""When to kill, with weights: at any time; just after the server got blocks; just after a version got a new file."""
 
 
 def wait_for_moment(app: Application, state: Path, rng: random.Random, timeout_s: float = 4.0) -> str:
-    """Waits for a moment that chance chooses, and says which it was. ``state``: the folder of the versions."""
+    """Waits for a random kind of moment, and returns its name. ``state``: the folder of the versions."""
     moment = rng.choices(list(MOMENTS), list(MOMENTS.values()))[0]
     extra_s = rng.uniform(0.0, 0.02)
     if moment != "any":
@@ -92,22 +92,22 @@ def wait_for_moment(app: Application, state: Path, rng: random.Random, timeout_s
             before, deadline = 1 << 62, time.monotonic() + timeout_s
             while (now := _blocks_of(client) if moment == "append" else _files_of(state)) <= before:
                 if time.monotonic() > deadline:
-                    return "whenever"
+                    return "at any time"
                 before = now
                 time.sleep(0.002)
         time.sleep(extra_s)
-    return {"any": "whenever", "append": "at an append", "commit": "at a commit"}[moment]
+    return {"any": "at any time", "append": "at an append", "commit": "at a commit"}[moment]
 
 
 def _blocks_of(client: StateClient) -> int:
     try:
         return int(client.stats()["blocks"])
-    except AionError:  # there is none just now
+    except AionError:  # no server is running just now
         return 0
 
 
 def _files_of(state: Path) -> int:
-    """The newest file's number: they are numbered as they come, in each shard."""
+    """The sum over all shards of the newest file's number. Any new file makes it larger."""
     newest = 0
     for kind in ("files", "manifests"):
         for path in state.glob(f"*/*/shard-*/{kind}/*"):
@@ -117,8 +117,8 @@ def _files_of(state: Path) -> int:
 
 
 def do(kind: str, app: Application, rng: random.Random) -> Done | None:
-    """Does it now; None if there is nobody to do it to."""
-    doing: dict[str, Callable[[Application, random.Random], Done | None]] = {
+    """Causes a fault of this kind now. None if there is no process for it."""
+    actions: dict[str, Callable[[Application, random.Random], Done | None]] = {
         "server": _kill_server,
         "worker": _kill_worker,
         "daemon": _kill_daemon,
@@ -129,7 +129,7 @@ def do(kind: str, app: Application, rng: random.Random) -> Done | None:
         "pause": _pause,
         "socket gone": _remove_socket,
     }
-    return doing[kind](app, rng)
+    return actions[kind](app, rng)
 
 
 def _kill_server(app: Application, rng: random.Random) -> Done | None:
@@ -152,7 +152,7 @@ def _kill_one(kind: str, found: list[psutil.Process], rng: random.Random) -> Don
         return None
     chosen = rng.choice(sorted(found, key=lambda process: process.pid))
     try:
-        chosen.kill()  # psutil looks whether the number still is that process's
+        chosen.kill()  # psutil checks that the pid still belongs to that process
     except psutil.NoSuchProcess:
         return None
     return Done(kind, chosen.pid)
@@ -163,7 +163,7 @@ def _kill_jvm(app: Application, rng: random.Random) -> Done | None:
 
 
 def _hang_server(app: Application, rng: random.Random) -> Done | None:
-    """Stopped; it is for those who wait for it to find out, and to kill it."""
+    """Stops the server. Its clients have to notice that, and to kill it."""
     server = app.server()
     if server is None:
         return None
@@ -179,7 +179,7 @@ def _hang_server(app: Application, rng: random.Random) -> Done | None:
 
 
 def _limited(app: Application, kind: str, what: int, soft: int, seconds: float, note: str) -> Done | None:
-    """A limit of the kernel on the living server, for a while."""
+    """Sets a kernel limit on the running server for a while."""
     server = app.server()
     if server is None:
         return None
@@ -190,21 +190,21 @@ def _limited(app: Application, kind: str, what: int, soft: int, seconds: float, 
         time.sleep(seconds)
         process.rlimit(what, before)
     except psutil.Error:
-        return Done(kind, server.pid, note + "; it is no more")
+        return Done(kind, server.pid, note + "; it has ended")
     return Done(kind, server.pid, note)
 
 
 def _fill_disk(app: Application, rng: random.Random) -> Done | None:
-    """No file may grow beyond some size: writes fail with EFBIG, as they do with ENOSPC when a disk is full."""
+    """No file may grow beyond some size: writes fail with EFBIG, much as they fail with ENOSPC on a full disk."""
     size, seconds = rng.choice([0, 200, 5_000, 20_000, 60_000]), rng.uniform(0.2, 1.5)
-    note = f"no byte beyond {size:,} of any file for {seconds:.1f} s"
+    note = f"files limited to {size:,} bytes for {seconds:.1f} s"
     return _limited(app, "full disk", psutil.RLIMIT_FSIZE, size, seconds, note)
 
 
 def _use_up_descriptors(app: Application, rng: random.Random) -> Done | None:
     """Opening anything fails with EMFILE: files, folders, connections."""
     seconds = rng.uniform(0.2, 1.0)
-    return _limited(app, "no descriptors", psutil.RLIMIT_NOFILE, 8, seconds, f"no file opened for {seconds:.1f} s")
+    return _limited(app, "no descriptors", psutil.RLIMIT_NOFILE, 8, seconds, f"no file opens for {seconds:.1f} s")
 
 
 def _pause(app: Application, rng: random.Random) -> Done | None:
@@ -216,7 +216,7 @@ def _pause(app: Application, rng: random.Random) -> Done | None:
         os.kill(server.pid, signal.SIGSTOP)
         time.sleep(seconds)
         os.kill(server.pid, signal.SIGCONT)
-    return Done("pause", server.pid, f"stood still for {seconds:.1f} s")
+    return Done("pause", server.pid, f"paused for {seconds:.1f} s")
 
 
 def _remove_socket(app: Application, rng: random.Random) -> Done | None:
@@ -228,5 +228,5 @@ def _remove_socket(app: Application, rng: random.Random) -> Done | None:
 
 
 def end(process: Process) -> None:
-    """A process of the experiment's own that has to go."""
+    """Kills a process of the experiment."""
     processes.kill(process, 30.0)

@@ -1,10 +1,11 @@
-"""The process in the middle of the chaos: Spark with two queries, each written to a sink that keeps batches once.
+"""The process that the chaos experiment disturbs: Spark with two queries, each with an idempotent sink.
 
-``python -m experiments.chaos_query WORK STATE``: reads ``WORK/input-<query>``, a file a batch, until there are no more,
-and keeps its state in STATE. What a batch yields becomes ``WORK/<query>/<batch>.json``, by renaming; if it is there
-already it must be the same, or else it becomes ``<batch>.differs-<n>.json``; how far it went in its source stands in
-``<batch>.offset``. A query that fails is started again from its checkpoint. With a number behind it, the checkpoints
-get so many partitions, offline, and nothing else is done.
+``python -m experiments.chaos_query WORK STATE`` reads ``WORK/input-<query>``, one file per batch, until there are no
+more files, and keeps its state in STATE. The rows of a batch become ``WORK/<query>/<batch>.json``, by renaming. If that
+file exists and has other rows, they become ``<batch>.differs-<n>.json`` instead. ``<batch>.offset`` is the offset of
+the batch in its source. A query that fails restarts from its checkpoint.
+
+``python -m experiments.chaos_query WORK STATE N`` only repartitions the checkpoints to N partitions, offline.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ if TYPE_CHECKING:
 
 REQUEST_TIMEOUT_S = 5
 POLICY: dict[str, Any] = {
-    # So little memory that every batch destages, prestages and reads from disk.
+    # Little memory, so that every batch destages, prestages and reads from disk.
     "memory": {"budget": "256KiB", "bucket_limit": "64KiB"},
-    # Every batch shows what it made of its events, and the truth is known: what is dropped, too.
+    # Every batch yields its results at once, and a fixed bound makes the truth known, also what is dropped.
     "lateness": {"initial_bound": f"{BOUND_S} seconds", "coverage": None},
     "trigger": {"kind": "every_batch"},
     "io": {"request_timeout": f"{REQUEST_TIMEOUT_S}s"},
 }
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""It lives for minutes and shares the cores: nearly half of its time went into optimising what runs a few times."""
+"""The JVM lives for minutes and shares the cores. With the full JIT, nearly half its time would go into compiling code
+that runs only a few times."""
 STARTED = "started.json"
 FAILURES = "failures.jsonl"
 LOST_JVM = 3
@@ -56,7 +58,7 @@ def session(work: Path, state: Path) -> SparkSession:
         .config("spark.local.dir", str(work / "spark"))
         .config("spark.sql.shuffle.partitions", _partitions(work))
         .config("spark.sql.streaming.minBatchesToRetain", str(RETAINED))
-        # Whether a batch without data follows would hang on when the files appear.
+        # Otherwise it would depend on timing whether a batch without data follows.
         .config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
         .config("spark.sql.warehouse.dir", str(work / "warehouse"))
         .config("spark.ui.enabled", "false")
@@ -72,7 +74,7 @@ def panes_of(spark: SparkSession, work: Path, query: str) -> DataFrame:
     from aion import aggregates as A
 
     reader = spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1)
-    # Resolved: a checkpoint knows the names of its files, and a copy of it finds them under the same ones.
+    # Resolve the symlink: a checkpoint stores the paths of its files, and its copy must find the same paths.
     folder = (work / f"input-{query}").resolve()
     events = reader.parquet(str(folder)).withWatermark("ts", f"{DELAY_S} seconds")
     windows = aion.Tumbling(f"{WINDOW_S} seconds")
@@ -94,7 +96,7 @@ def _partitions(work: Path) -> str:
 
 
 def repartition(work: Path, state: Path, partitions: int) -> None:
-    """Changes the partitions of the checkpoints, which no query uses."""
+    """Changes the number of partitions of the checkpoints. No query may be using them."""
     spark = session(work, state)
     for query in COLUMNS:
         spark._streamingCheckpointManager.repartition(str(work / f"checkpoint-{query}"), partitions)
@@ -103,14 +105,14 @@ def repartition(work: Path, state: Path, partitions: int) -> None:
 
 
 def kept_once(folder: Path, columns: tuple[str, ...], checkpoint: Path) -> Callable[[DataFrame, int], None]:
-    """A sink for ``foreachBatch`` that is idempotent, and tells whether it had to be."""
+    """An idempotent sink for ``foreachBatch``. It records every batch that comes a second time."""
     wanted = ["k", "window_start", *columns, "pane", "kind", "events", "late_events"]
 
     def write(df: DataFrame, batch: int) -> None:
         from pyspark.sql import functions as F
 
         rows = df.withColumn("window_start", F.unix_micros("window_start")).select(*wanted).collect()
-        # Spark forgets it soon.
+        # Copy the offset now: Spark soon deletes it.
         offset = json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2])["logOffset"]
         (folder / f"{batch:06d}.offset").write_text(str(offset))
         text = "".join(sorted(json.dumps(row.asDict()) + "\n" for row in rows))
@@ -169,7 +171,7 @@ def run(work: Path, state: Path) -> int:
 
 
 if __name__ == "__main__":
-    # Not sys.exit: threads that wait for a JVM that is gone would keep the process.
+    # Not sys.exit: threads that wait for a dead JVM would keep the process alive.
     work, state, *more = sys.argv[1:]
     if more:
         repartition(Path(work).absolute(), Path(state).absolute(), int(more[0]))

@@ -1,6 +1,6 @@
-"""Predictive cleanup against streams with known truth and real flights: all in one run.
+"""Predictive cleanup, tested on streams whose true lateness is known and on real flights.
 
-`cleanup_streams` says what is replayed and counted, `cleanup_report` what is made of it.
+`cleanup_streams` replays streams and counts, `cleanup_report` reports the results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HOUR_S, DAY_S = 3600, 86400
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """A stream: how long, how many events a minute, and from which day on it counts."""
+    """A stream: its length, its events per minute, and how many days of it are warm-up."""
 
     kind: str
     days: float
@@ -28,7 +28,7 @@ class Leg:
     warm_up_days: float
 
 
-# A rhythm has to be seen some times before it is known; the regime changes in the middle.
+# The daily rhythm runs longest: it has to repeat several times to be learnt. The regime changes in the middle.
 LEGS = (
     Leg("log-normal", 4, 40, 1.5),
     Leg("pareto", 4, 40, 1.5),
@@ -43,7 +43,7 @@ FLIGHT_DAYS, FLIGHT_WARM_UP_DAYS = 55, 25
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is asked of the bound, and over how many seeds; durations in seconds."""
+    """The requirements on the bound, and the number of seeds."""
 
     coverage: float = 0.99
     confidence: float = 0.95
@@ -58,12 +58,12 @@ DEFAULTS = Settings()
 
 
 def cleanup(
-    coverage: Annotated[float, typer.Option(help="Of the late events, to be in time.")] = DEFAULTS.coverage,
-    confidence: Annotated[float, typer.Option(help="With which they shall be.")] = DEFAULTS.confidence,
-    initial_bound_hours: Annotated[float, typer.Option(help="Of the streams with known truth.")] = (
+    coverage: Annotated[float, typer.Option(help="The share of late events to be in time.")] = DEFAULTS.coverage,
+    confidence: Annotated[float, typer.Option(help="The confidence of that coverage.")] = DEFAULTS.confidence,
+    initial_bound_hours: Annotated[float, typer.Option(help="For the streams with known truth.")] = (
         DEFAULTS.initial_bound_s / HOUR_S
     ),
-    half_life_days: Annotated[float, typer.Option(help="After which an observation counts half.")] = (
+    half_life_days: Annotated[float, typer.Option(help="The time after which an observation counts half.")] = (
         DEFAULTS.half_life_s / DAY_S
     ),
     model: Annotated[str, typer.Option(help="auto, empirical, lognormal, gamma, weibull, pareto or mixture.")] = (
@@ -73,9 +73,9 @@ def cleanup(
     streams: Annotated[str, typer.Option(help="Some of: log-normal, pareto, bursts, daily rhythm, regime change, "
                                               "flights; separated by commas.")] = "",
     processes: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 2,
-    out: Annotated[Path, typer.Option(help="For results.", file_okay=False)] = Path("out/cleanup"),
+    out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path("out/cleanup"),
 ) -> None:  # fmt: skip
-    """Achieved coverage against its target, and bytes kept against an oracle and against fixed bounds."""
+    """Compare the achieved coverage with its target, and the bytes kept with an oracle and with fixed bounds."""
     # Here, not above: `aion --help` imports this module and needs none of it.
     from experiments import bench, cleanup_report
     from experiments.ingest import wide_console
@@ -114,17 +114,17 @@ def cleanup(
 
 
 def choose(names: str) -> list[str]:
-    """The streams named, in order; all when none is named."""
+    """The streams with these names, in order; all streams if there are no names."""
     known = [leg.kind for leg in LEGS] + [FLIGHTS]
     wanted = [name.strip() for name in names.split(",") if name.strip()] or known
     unknown = [name for name in wanted if name not in known]
     if unknown:
-        raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(known)}")
+        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; use {', '.join(known)}")
     return [name for name in known if name in wanted]
 
 
 def runs(name: str, settings: Settings, processes: int) -> Iterator[dict[str, Any]]:
-    """Every run of a stream, the first seed's with its course over time."""
+    """All runs of a stream. The first one includes the course of its bound over time."""
     from experiments import cleanup_runs
 
     if name == FLIGHTS:

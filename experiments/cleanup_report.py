@@ -1,4 +1,4 @@
-"""What `aion experiment cleanup` says of its runs: verdicts against the targets, tables, figures."""
+"""The report of `aion experiment cleanup`: verdicts on the targets, tables, figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BYTES_AT_MOST = 1.15
 CHANCE = 0.05
-"""A share of runs counts as too small when at most this much of such shares would be as small by chance."""
+"""A share of runs counts as too small if the probability of such a small share by chance is at most this."""
 
 Run = Mapping[str, Any]
 Results = Mapping[str, Sequence[Run]]
@@ -25,7 +25,7 @@ Results = Mapping[str, Sequence[Run]]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was measured, what it has to be, and whether it is; ``by_chance``: if not, that chance would explain it."""
+    """A measurement, its target, and whether it holds. ``by_chance``: chance could explain why it does not hold."""
 
     stream: str
     what: str
@@ -40,7 +40,7 @@ class Check:
 
 
 def checks(results: Results, settings: Settings) -> list[Check]:
-    """Every target, of every stream that was run."""
+    """The checks of all targets, for each stream that was run."""
     found: list[Check] = []
     for stream, runs in results.items():
         settled = [run.get("settled", run) for run in runs]
@@ -49,16 +49,16 @@ def checks(results: Results, settings: Settings) -> list[Check]:
             settled = settled[1:]
         met = [run["coverage"] >= settings.coverage for run in settled]
         what = "settled runs" if "settled" in runs[0] else "stretches" if stream == "flights" else "runs"
-        found.append(confidence_check(stream, f"{what} that covered enough", met, settings.confidence))
+        found.append(confidence_check(stream, f"{what} with enough coverage", met, settings.confidence))
         if "last_bound_covers" in runs[0]:
             truly = [run["last_bound_covers"] >= settings.coverage for run in runs]
-            found.append(confidence_check(stream, "last bounds that truly do", truly, settings.confidence))
+            found.append(confidence_check(stream, "last bounds with enough true coverage", truly, settings.confidence))
         found.append(bytes_check(stream, f"median of {what}", settled))
     return found
 
 
 def confidence_check(stream: str, what: str, met: Sequence[bool], confidence: float) -> Check:
-    """A share of runs against the confidence, give or take what chance does to so few."""
+    """The share of runs that met the target, compared with the confidence; allows for chance with few runs."""
     from scipy.special import bdtr
 
     runs, kept = len(met), sum(met)
@@ -73,19 +73,22 @@ def bytes_check(stream: str, what: str, runs: Sequence[Run]) -> Check:
 
 
 def line(runs: Sequence[Run]) -> str:
-    """All runs of a stream in words."""
+    """All runs of a stream in one line."""
     coverage = [run["coverage"] for run in runs]
     learnt = [run["learnt_after_s"] / 3600 for run in runs if run["learnt_after_s"] is not None]
     seconds = statistics.median(run["seconds"] for run in runs)
     first = f"learnt after {statistics.median(learnt):.1f} h" if learnt else "nothing learnt"
     return (
         f"{len(runs)} runs: coverage {statistics.mean(coverage):.4f} ({min(coverage):.4f} to {max(coverage):.4f}), "
-        f"{first}, restarts {sum(run['restarts'] for run in runs)}, {seconds:.2f} s a run"
+        f"{first}, restarts {sum(run['restarts'] for run in runs)}, {seconds:.2f} s per run"
     )
 
 
 def choices(runs: Sequence[Run]) -> Iterator[tuple[str, list[float], list[float], list[float]]]:
-    """Ours and each fixed bound: coverage, bytes over the oracle's, and the bound in seconds where it is one."""
+    """For the learnt bound and each fixed one: name, coverages, bytes over the oracle's, bounds in seconds.
+
+    A learnt bound varies, so its list of bounds is empty.
+    """
     yield "learnt", [r["coverage"] for r in runs], [r["bytes_over_oracle"] for r in runs], []
     for part in ("settled", "unnoticed", "relearning"):
         parts = [run[part] for run in runs if part in run]
@@ -102,11 +105,12 @@ def choices(runs: Sequence[Run]) -> Iterator[tuple[str, list[float], list[float]
 
 
 def tables(results: Results, settings: Settings) -> list[Table]:
-    """Every bound of every stream, then the verdicts."""
-    bounds = Table(title=f"windows after warming up; target {settings.coverage:g} of late events", title_justify="left")
+    """A table of all bounds of all streams, and one of the verdicts."""
+    title = f"windows after the warm-up; target {settings.coverage:g} of late events"
+    bounds = Table(title=title, title_justify="left")
     for heading in ("stream", "bound"):
         bounds.add_column(heading, no_wrap=True)
-    for heading in ("minutes", "coverage", "lowest", "runs that met it", "bytes / oracle's", "highest"):
+    for heading in ("minutes", "coverage", "lowest", "runs on target", "bytes / oracle's", "highest"):
         bounds.add_column(heading, justify="right")
     for stream, runs in results.items():
         shown = stream
@@ -138,25 +142,28 @@ def tables(results: Results, settings: Settings) -> list[Table]:
 
 
 def remarks(settings: Settings) -> str:
-    """What a reader must know to read the tables."""
+    """The explanations below the tables."""
     return "\n".join(
         [
-            "coverage: of the late events of windows made after warming up, the share that found its window. A run "
-            "meets the target if that is at least the target; a last bound truly does if the distribution says so.",
-            f"by chance: the fewest of so many runs that would not be surprising (level {CHANCE:g}) if each met the "
+            "coverage: the share of late events that came within their window's bound, for windows made after the "
+            "warm-up. A run meets the target if its coverage is at least the target. A last bound has enough true "
+            "coverage if the known distribution says so.",
+            f"by chance: the fewest runs on target that would not be surprising (level {CHANCE:g}) if each run met the "
             f"target with probability {settings.confidence:g}.",
-            "bytes: of each event 100 bytes from its arrival, or for half a window before the end of the window, until "
-            "the window goes; against an oracle that knows the distribution, of each regime, from the beginning.",
-            "regime change: the median lateness grows fourfold; unnoticed: until the test says so; relearning: with "
-            "the conservative bound; settled: without both. Nobody can cover what nobody has noticed.",
-            "flights: real; windows of an hour by scheduled arrival; no truth is known, the oracle is the one bound "
-            "that would have been right for the very stretch. The figure shows the year.",
+            "bytes: 100 bytes for each event, from its arrival (on-time events: from half a window before the window's "
+            "end) until the window is purged; relative to an oracle that knows the distribution of each regime from "
+            "the beginning.",
+            "regime change: the median lateness grows fourfold. unnoticed: before the change is found; relearning: "
+            "after that, with the conservative bound; settled: the rest. No bound can cover a change that is not "
+            "noticed yet.",
+            "flights: real data, in windows of an hour by scheduled arrival. The truth is unknown; the oracle is the "
+            "one fixed bound that would have been right for the stretch. The figure shows the year.",
         ]
     )
 
 
 def write(out: Path, record: Mapping[str, Any], results: Results, settings: Settings) -> list[Path]:
-    """The record with all results and verdicts as JSON; bounds over time, and coverage against bytes, as PNG."""
+    """Writes all results and verdicts as JSON, and the figures (bounds over time, coverage against bytes) as PNG."""
     judged = [{**asdict(check), "verdict": check.words} for check in checks(results, settings)]
     paths = [out / "cleanup.json", out / "cleanup-bounds.png", out / "cleanup-coverage.png"]
     bench.write_json(paths[0], {**record, "checks": judged, "results": results})
@@ -194,7 +201,7 @@ def _logarithmic(axis: Any) -> None:
 
 
 def bounds_chart(path: Path, results: Results, settings: Settings) -> None:
-    """The bound of new windows over time, of the first run of each stream, and the oracle's."""
+    """Draws the bound of new windows over time, for the first run of each stream, and the oracle's."""
     pyplot, figure, axes = _panels(results)
     for panel, (stream, runs) in zip(axes, results.items(), strict=False):
         course = runs[0]["course"]
@@ -216,7 +223,7 @@ def bounds_chart(path: Path, results: Results, settings: Settings) -> None:
 
 
 def coverage_chart(path: Path, results: Results, settings: Settings) -> None:
-    """Late events lost against bytes kept: a dot for each run with the learnt bound, a mark for each fixed one."""
+    """Draws lost late events against bytes kept: a dot per run for the learnt bound, other marks for fixed bounds."""
     pyplot, figure, axes = _panels(results)
     least = (1 - settings.coverage) / 30
     marks = ("s", "^", "v", "D")
@@ -239,6 +246,6 @@ def coverage_chart(path: Path, results: Results, settings: Settings) -> None:
         panel.tick_params(labelsize=8)
     axes[0].set_ylabel("late events lost", fontsize=8)
     axes[0].legend(frameon=False, fontsize=7)
-    figure.suptitle("each mark a run; below the dashed line the coverage was met", fontsize=9, x=0.01, ha="left")
+    figure.suptitle("each mark is a run; below the dashed line it met the coverage", fontsize=9, x=0.01, ha="left")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

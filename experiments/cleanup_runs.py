@@ -1,4 +1,4 @@
-"""Single runs of `aion experiment cleanup`: a stream, a bound that learns, and the bounds it is compared with."""
+"""The runs of `aion experiment cleanup`: each compares a learning bound with other bounds on one stream."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ POINTS = 400
 
 
 def known_truth(task: tuple[Leg, Settings, int]) -> dict[str, Any]:
-    """One seed of one stream."""
+    """One run of one stream with known truth. ``task``: the stream, the settings, the seed."""
     leg, settings, seed = task
     stream = synthetic(leg.kind, leg.days, leg.per_minute, seed)
     oracle_us = stream.oracle_us(settings.coverage)[stream.regime]
-    result, seconds = lived(stream, settings, settings.initial_bound_s * SECOND_US)
+    result, seconds = timed_replay(stream, settings, settings.initial_bound_s * SECOND_US)
     after = np.arange(stream.windows) >= int(leg.warm_up_days * DAY_US) // stream.window_us
     found = compared(stream, result, oracle_us, after, settings, settings.initial_bound_s * SECOND_US)
     last = int(result.bounds_us[-1])
@@ -51,7 +51,8 @@ def known_truth(task: tuple[Leg, Settings, int]) -> dict[str, Any]:
     return found | (course(stream, result, oracle_us) if seed == 0 else {})
 
 
-def lived(stream: Stream, settings: Settings, initial_bound_us: int) -> tuple[Replay, float]:
+def timed_replay(stream: Stream, settings: Settings, initial_bound_us: int) -> tuple[Replay, float]:
+    """The replay of a stream with a learning bound, and the seconds it took."""
     bound = AdaptiveBound(
         Cleanup(initial_bound_us, coverage=settings.coverage, confidence=settings.confidence),
         half_life_us=settings.half_life_s * SECOND_US,
@@ -64,7 +65,7 @@ def lived(stream: Stream, settings: Settings, initial_bound_us: int) -> tuple[Re
 def compared(
     stream: Stream, result: Replay, oracle_us: Ints, after: Mask, settings: Settings, initial_bound_us: int
 ) -> dict[str, Any]:
-    """Coverage and bytes of our bounds and of fixed ones, in windows ``after`` warming up."""
+    """Coverage and bytes of the learnt bounds and of fixed ones. ``after``: which windows come after the warm-up."""
     oracle = outcome(stream, oracle_us, after)
 
     def against(bounds_us: Ints) -> dict[str, float]:
@@ -87,7 +88,7 @@ def compared(
 
 
 def fixed_bounds(stream: Stream, coverage: float, initial_bound_us: int) -> dict[str, int]:
-    """What a careful user might have chosen: out of caution, or after a look at a first stretch of the stream."""
+    """Bounds that a careful user might choose: a cautious one, and some from looking at the start of the stream."""
     first_us = DAY_US if stream.window_us == MINUTE_US else 7 * DAY_US
     arrived = stream.ends_us[stream.window] + stream.seen_us <= first_us
     seen = np.sort(stream.seen_us[arrived])
@@ -103,7 +104,7 @@ def fixed_bounds(stream: Stream, coverage: float, initial_bound_us: int) -> dict
 
 
 def through_the_change(stream: Stream, result: Replay, oracle_us: Ints, after: Mask) -> dict[str, Any]:
-    """The same, apart: while the new regime is not known yet, and without that time."""
+    """Coverage and bytes before the change is noticed, while it is relearnt, and for all other windows (settled)."""
     windows = np.arange(stream.windows)
     changed = int(np.argmax(stream.regime > 0))
     noticed = next((w for w, d in result.changes if w >= changed and "has changed" in d.why), None)
@@ -123,7 +124,7 @@ def through_the_change(stream: Stream, result: Replay, oracle_us: Ints, after: M
 
 
 def course(stream: Stream, result: Replay, oracle_us: Ints) -> dict[str, Any]:
-    """Bounds over time, thinned for a figure."""
+    """The bounds over time, at a few hundred points, for a figure."""
     at = np.unique(np.linspace(0, stream.windows - 1, POINTS).astype(int))
     return {
         "course": {
@@ -135,7 +136,7 @@ def course(stream: Stream, result: Replay, oracle_us: Ints) -> dict[str, Any]:
 
 
 def flights(settings: Settings, stretches: int, days: int, warm_up_days: int) -> list[dict[str, Any]]:
-    """The whole year, and then stretches of it, each learnt from nothing; windows of one hour."""
+    """Runs over the whole year and over stretches of it. Each starts without history. Windows of one hour."""
     from experiments.flights import load_flights
 
     data = load_flights()
@@ -149,10 +150,10 @@ def flights(settings: Settings, stretches: int, days: int, warm_up_days: int) ->
     for number, (begin_us, length_us) in enumerate(whole + [(first_us + int(s), days * DAY_US) for s in starts]):
         stream = flight_stream(scheduled_us, arrived_us, begin_us, begin_us + length_us)
         after = np.arange(stream.windows) >= warm_up_days * DAY_US // HOUR_US
-        # Nobody knows the truth; the oracle knows the stretch itself, and keeps to one bound.
+        # The true distribution is unknown. The oracle is the one fixed bound that is right for this stretch.
         seen = np.sort(stream.seen_us[after[stream.window]])
         oracle_us = np.full(stream.windows, int(seen[int(np.ceil(settings.coverage * len(seen))) - 1]) + 1)
-        result, seconds = lived(stream, settings, initial_us)
+        result, seconds = timed_replay(stream, settings, initial_us)
         run = compared(stream, result, oracle_us, after, settings, initial_us)
         run |= {"begins_day": (begin_us - first_us) / DAY_US, "days": length_us / DAY_US, "seconds": seconds}
         found.append(run | (course(stream, result, oracle_us) if number == 0 else {}))
@@ -160,7 +161,7 @@ def flights(settings: Settings, stretches: int, days: int, warm_up_days: int) ->
 
 
 def flight_stream(scheduled_us: Ints, arrived_us: Ints, begin_us: int, end_us: int) -> Stream:
-    """Flights scheduled from ``begin_us`` to ``end_us``, both full hours; a watermark every ten minutes."""
+    """The flights scheduled from ``begin_us`` to ``end_us``, both full hours. The watermark moves every ten minutes."""
     mine = (scheduled_us >= begin_us) & (scheduled_us < end_us)
     window = (scheduled_us[mine] - begin_us) // HOUR_US
     late_us = arrived_us[mine] - begin_us - (window + 1) * HOUR_US

@@ -1,8 +1,8 @@
-"""Streams whose lateness is known, and what a bound would have done to them: for `aion experiment cleanup`. Seeded.
+"""Streams with known lateness, and their replay with a bound, for `aion experiment cleanup`. Seeded.
 
-A stream is replayed as the operator would live it: windows of one minute, a watermark that advances every millisecond
-and is the clock, late events observed at the watermark they find, whatever becomes of them. What is counted is what a
-bound decides: who came in time, and how many bytes were kept for how long.
+The replay does what the operator would do: windows of one minute, a watermark that is the clock and advances every
+millisecond, and late events that are observed at the watermark when they arrive, kept or not. It counts what a bound
+decides: which events came in time, and how many bytes were kept for how long.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ EVENT_BYTES = 100
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Later = Callable[[Floats], Floats]
-"""The true share of late events that is later than so many seconds, in the long run."""
+"""A function from seconds to the true long-run share of late events that are later than that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Events of windows that end at ``(i + 1) * window_us``.
+    """A stream of events. Window i ends at ``(i + 1) * window_us``.
 
-    ``window``: the window of each late event; ``late_us``: its lateness if the watermark were never behind.
-    ``on_time``: events in time, by window. ``later``: the truth, one for each ``regime`` of a window; None if nobody
-    knows it.
+    ``window``: the window of each late event. ``late_us``: its lateness against a continuous watermark. ``step_us``:
+    how far the watermark moves at a time. ``on_time``: events in time, by window. ``regime``: the regime of each
+    window. ``later``: the true distribution of each regime; None if unknown.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Stream:
 
     @property
     def seen_us(self) -> Ints:
-        """Lateness of the late events against the watermark that they find."""
+        """The lateness of the late events against the actual watermark, which moves in steps."""
         return self.late_us // self.step_us * self.step_us
 
     def lost(self, bound_us: int, regime: int) -> float:
@@ -68,7 +68,7 @@ class Stream:
         return float(self.later[regime](np.array(steps * self.step_us / SECOND_US)))
 
     def oracle_us(self, coverage: float) -> Ints:
-        """The smallest bound that truly covers so much of the late events, by regime."""
+        """The smallest bound that truly covers this share of the late events, by regime."""
         assert self.later is not None
         bounds = []
         for regime in range(len(self.later)):
@@ -89,7 +89,7 @@ def lognormal_later(median_s: float, sigma: float) -> Later:
 
 
 def synthetic(kind: str, days: float, per_minute: int, seed: int) -> Stream:
-    """One of :data:`KINDS`: about ``per_minute`` events a minute, a fifth of them late."""
+    """A stream of one of :data:`KINDS`, with about ``per_minute`` events a minute; in most kinds a fifth are late."""
     rng = np.random.default_rng((KINDS.index(kind), seed))
     windows = int(days * DAY_US) // MINUTE_US
     minute = np.arange(windows)
@@ -97,7 +97,7 @@ def synthetic(kind: str, days: float, per_minute: int, seed: int) -> Stream:
     rate, late_share = np.full(windows, float(per_minute)), np.full(windows, 0.2)
     outage = np.zeros(windows, bool)
     if kind == "daily rhythm":
-        # More events by day, and later ones by night.
+        # More events by day, and longer delays by night.
         phase = 2 * math.pi * minute * MINUTE_US / DAY_US
         rate = rate * (1 + 0.5 * np.sin(phase))
     if kind == "bursts":
@@ -139,7 +139,7 @@ KINDS = ("log-normal", "pareto", "bursts", "daily rhythm", "regime change")
 
 
 class Replay(NamedTuple):
-    """``bounds_us``: of each window, as it was when it was made. ``changes``: each new decision, with its window."""
+    """``bounds_us``: the bound of each window. ``changes``: each decision with a new bound, with its first window."""
 
     bounds_us: Ints
     changes: list[tuple[int, BoundDecision]]
@@ -148,7 +148,7 @@ class Replay(NamedTuple):
 
 
 def replay(stream: Stream, bound: AdaptiveBound) -> Replay:
-    """Lets ``bound`` live through the stream."""
+    """Replays the stream with ``bound``."""
     step_us, window_us = stream.step_us, stream.window_us
     arrives = (stream.ends_us[stream.window] + stream.late_us) // step_us
     order = np.lexsort((stream.window, arrives))
@@ -160,7 +160,7 @@ def replay(stream: Stream, bound: AdaptiveBound) -> Replay:
     bounds = np.zeros(stream.windows, np.int64)
     changes: list[tuple[int, BoundDecision]] = []
     at = made = ended = asked = 0
-    # Watermarks at which nothing comes, begins or ends are passed over.
+    # Skip watermarks at which no event comes and no window begins or ends.
     starts = np.arange(stream.windows) * window_us // step_us
     last = stream.windows * window_us // step_us
     stops = np.unique(np.concatenate([starts, keys[0, first]]))
@@ -185,7 +185,7 @@ def replay(stream: Stream, bound: AdaptiveBound) -> Replay:
 
 
 class Outcome(NamedTuple):
-    """Of some windows with given bounds: the share of their late events that came in time, and bytes times seconds."""
+    """The share of late events that came in time, the number of late events, and bytes times seconds kept."""
 
     coverage: float
     late_events: int
@@ -193,11 +193,11 @@ class Outcome(NamedTuple):
 
 
 def outcome(stream: Stream, bounds_us: Ints, of: npt.NDArray[np.bool_]) -> Outcome:
-    """What became of the windows ``of``, (W,), with ``bounds_us``, (W,)."""
+    """The outcome for the windows that the mask ``of``, (W,), selects, with their bounds ``bounds_us``, (W,)."""
     mine = of[stream.window]
     window, seen = stream.window[mine], stream.seen_us[mine]
     in_time = seen < bounds_us[window]
-    # A window goes with the first watermark that passes its bound.
+    # A window is purged at the first watermark that passes its bound.
     kept_us = -(-bounds_us // stream.step_us) * stream.step_us
     on_time = (stream.on_time * (kept_us + stream.window_us / 2))[of].sum()
     late = (kept_us[window] - seen)[in_time].sum()

@@ -1,8 +1,8 @@
-"""What codecs cost and what codec threads save: ``python -m experiments.codecs [threads]``.
+"""The cost of codecs, and the gain from codec threads: ``python -m experiments.codecs [threads]``.
 
-First: milliseconds to encode and to decode a block of 1 MiB, in line and on threads, and how many times faster
-the threads are; each the best of some rounds that take turns. Then: a builder and a keyed window over events of
-24 bytes, million events per second. Nothing else should run beside it: threads show only on idle cores.
+First: milliseconds to encode and to decode a block of 1 MiB in the calling thread, and how many times faster codec
+threads are. Each figure is the best of several rounds, which take turns. Then: million events per second of a builder
+and of a keyed window, with events of 24 bytes. Run nothing else meanwhile: threads only help on idle cores.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def events(rows: int, keys: int = 100) -> pa.RecordBatch:
 
 
 def best_of(rounds: int, works: Mapping[int, Callable[[], object]]) -> dict[int, float]:
-    """Seconds of each; they take turns, so that a noisy neighbour disturbs them alike."""
+    """The best time of each, in seconds. They take turns, so that noise affects all of them alike."""
     best = dict.fromkeys(works, float("inf"))
     for _ in range(rounds):
         for name, work in works.items():
@@ -67,7 +67,7 @@ def coding(pools: Mapping[int, CodecPool], codec: Codec, compression: Compressio
         )
 
     def through(pool: CodecPool, function: Callable[[T], object], item: T) -> Callable[[], object]:
-        return lambda: deque(pool.map_ordered(function, [item] * n), maxlen=8)  # whoever reads them holds a few
+        return lambda: deque(pool.map_ordered(function, [item] * n), maxlen=8)  # a real reader holds a few as well
 
     block = encoded(batch)
     passes: dict[str, Callable[[CodecPool], Callable[[], object]]] = {

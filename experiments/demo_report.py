@@ -1,6 +1,6 @@
-"""What the demo says at its end: are the panes the truth, a short table, and one figure.
+"""The report of the demo: whether the panes are right, a short table, and a figure.
 
-Plain tables and arrays in; no Spark, so that the comparison itself can be tested with panes that are wrong.
+It works on plain tables and arrays, without Spark, so that tests can compare wrong panes too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aion.core.time import format_instant
 
 KINDS = ("on_time", "late", "final")
 WINDOW = ("window_start_us", "window_end_us")
-SHOWN = 5  # differing windows of one sort that are printed
+SHOWN = 5  # how many differing windows of one kind are printed
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,14 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The last pane of every window against the truth; the four frames are empty when all is right."""
+    """The last pane of every window, compared with the truth. If all is right, the four frames are empty."""
 
     query: str
-    windows: int  # of the truth, one per key and window
-    missing: pd.DataFrame  # in the truth, without a pane
-    extra: pd.DataFrame  # panes of windows that the truth does not have
-    different: pd.DataFrame  # other values; the true ones end in _truth
-    duplicated: pd.DataFrame  # the same pane of the same window more than once
+    windows: int  # in the truth, one per key and window
+    missing: pd.DataFrame  # windows of the truth without a pane
+    extra: pd.DataFrame  # panes of windows that are not in the truth
+    different: pd.DataFrame  # panes with wrong values; the columns of the right ones end in _truth
+    duplicated: pd.DataFrame  # panes that came out more than once
 
     @property
     def faults(self) -> dict[str, pd.DataFrame]:
@@ -56,7 +56,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One query after the run: what the operator counted, what came out, and whether it is right."""
+    """One query after the run: the operator's counters, its panes, and whether they are right."""
 
     name: str
     seconds: float
@@ -71,9 +71,9 @@ def compare(
 ) -> Comparison:
     """Compare the last pane of every key and window with ``truth``, exactly.
 
-    Both have the key columns, ``window_start_us``, ``window_end_us`` and the value columns; ``panes`` also
-    has ``pane``. No tolerance: the demo's values are integers, quotients of exactly representable sums, and
-    halves, so the right answer is one double. Nulls equal nulls.
+    Both have the key columns, ``window_start_us``, ``window_end_us`` and the value columns; ``panes`` also has
+    ``pane``. There is no tolerance: the demo's values are integers, quotients of exactly representable sums, and
+    halves, so only one double is right. Nulls equal nulls.
     """
     by = [*keys, *WINDOW]
     numbered = [*by, "pane"]
@@ -98,17 +98,17 @@ def compare(
 
 
 def verdict(comparison: Comparison, dropped: int = 0) -> list[str]:
-    """One line if all is equal; otherwise what differs, with examples. ``dropped`` is the likely reason."""
+    """One line if all panes are right, else the differences, with examples. ``dropped`` events are the likely cause."""
     if comparison.equal:
         return [f"{comparison.query}: the last panes of all {comparison.windows:,} windows equal the truth"]
-    lines = [f"{comparison.query}: NOT the truth ({comparison.windows:,} windows in it)"]
+    lines = [f"{comparison.query}: does NOT equal the truth ({comparison.windows:,} windows)"]
     for sort, frame in comparison.faults.items():
         lines.append(f"  {len(frame):,} {sort}")
         lines += [f"    {_row(row)}" for row in frame.head(SHOWN).to_dict("records")]
         if len(frame) > SHOWN:
             lines.append("    ...")
     if dropped:
-        lines.append(f"  {dropped:,} events came later than their window's bound: see the policy's lateness")
+        lines.append(f"  {dropped:,} events came after their window's bound: see lateness in the policy")
     return lines
 
 
@@ -129,7 +129,7 @@ def format_bytes(size: float) -> str:
 
 
 def summary(outcomes: Sequence[Outcome], samples: Sequence[Sample], peak_m_bucket_bytes: int) -> Table:
-    """The table at the end: one column per query; bytes are those of the one server that both share."""
+    """The final table, with a column for each query. The queries share one server, so the bytes are of both."""
     table = Table(title="late flights, one-hour windows", title_justify="left")
     table.add_column("")
     for outcome in outcomes:
@@ -183,8 +183,8 @@ def draw(
 ) -> None:
     """Write the figure: lateness of the flights, bytes per tier over time, panes per kind and query.
 
-    ``lateness_us`` is arrival less the end of the flight's window, ``seen_us`` the watermark of the flight's
-    batch less that end; both of all flights, negative for those in time.
+    ``lateness_us``: arrival minus the end of the flight's window. ``seen_us``: the watermark of the flight's batch
+    minus that end. Both are of all flights, and negative for those in time.
     """
     from matplotlib.figure import Figure
 
@@ -201,18 +201,18 @@ def draw(
 
 
 def _draw_lateness(axes: Any, lateness_us: np.ndarray, seen_us: np.ndarray) -> None:
-    """The share of flights that are later than x: on two logarithmic axes a heavy tail bends late."""
+    """The share of flights that are later than x, on two logarithmic axes, which show a heavy tail."""
     curves = (
         (lateness_us, BLUE, "at arrival"),
-        (seen_us, ORANGE, "behind the watermark,\nwhich moves once per file"),
+        (seen_us, ORANGE, "by the watermark,\nwhich moves once per file"),
     )
     for late_us, colour, label in curves:
-        # A watermark that just reaches a window's end makes it late by nothing, which no logarithm shows.
+        # If the watermark just reaches a window's end, lateness is 0, which has no logarithm.
         late = np.sort(late_us[late_us >= 0]).clip(MINUTE_US / 2) / MINUTE_US
         share = np.arange(len(late), 0, -1) / max(1, len(late_us))
         axes.step(late, share, where="pre", color=colour, linewidth=2, label=f"{label}: {share.max(initial=0):.1%}")
     late = lateness_us[lateness_us >= 0] / MINUTE_US
-    for percent, words in ((50, "half of the late: under"), (99, "99 %: under"), (100, "the latest:")):
+    for percent, words in ((50, "half of the late ones: under"), (99, "99 %: under"), (100, "the latest:")):
         if not len(late):
             break
         at = float(np.percentile(late, percent))
@@ -220,7 +220,7 @@ def _draw_lateness(axes: Any, lateness_us: np.ndarray, seen_us: np.ndarray) -> N
         axes.plot(at, share, "o", color=BLUE, markersize=5)
         axes.annotate(f"{words} {_minutes(at)}", (at, share), xytext=(6, 4), textcoords="offset points", fontsize=9)
     axes.set(xscale="log", yscale="log", title="How late flights are: arrival after their window's end")
-    axes.set_xlim(1, 14_400)  # up to ten days: room for the words beside the tail
+    axes.set_xlim(1, 14_400)  # up to ten days: room for the labels beside the tail
     axes.set_ylim(0.5 / max(1, len(lateness_us)), 1)
     axes.set_xticks(list(LATENESS_TICKS), list(LATENESS_TICKS.values()))
     axes.set_xticks([], minor=True)
@@ -230,7 +230,7 @@ def _draw_lateness(axes: Any, lateness_us: np.ndarray, seen_us: np.ndarray) -> N
 
 
 def _draw_bytes(axes: Any, samples: Sequence[Sample]) -> None:
-    """Bytes per tier, from zero: the budget keeps one of them flat, and at the end nothing is left."""
+    """Bytes per tier over time. The budget limits the bytes in memory; at the end both are zero."""
     seconds = [sample.seconds for sample in samples]
     tiers = (
         ("m_bucket_bytes", BLUE, "m-buckets, in memory"),
@@ -255,7 +255,7 @@ def _draw_panes(axes: Any, panes: Mapping[str, Mapping[str, int]]) -> None:
         counts = [kinds.get(kind, 0) for kind in KINDS]
         bars = axes.bar(at, counts, width * 0.94, color=colour, label=name.replace("_", " "))
         axes.bar_label(bars, [f"{count:,}" for count in counts], fontsize=9, padding=2)
-    # Late and final panes are a few per cent of the on-time ones; on a linear axis they would be a line.
+    # Late and final panes are a few per cent of the on-time ones. On a linear axis they would hardly show.
     axes.set_yscale("symlog", linthresh=1)
     most = max((count for kinds in panes.values() for count in kinds.values()), default=1)
     axes.set_ylim(0, most * 4)  # room for the numbers on the bars

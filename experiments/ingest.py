@@ -1,7 +1,7 @@
-"""How fast events get in: Aion with partials and with events kept, against what stock Spark offers.
+"""The ingest rate of Aion, with partials and with events kept, compared with stock Spark.
 
-One process tree, the same files for all, one after the other in turns. See ``ingest_contenders`` for what is
-compared and ``bench.steady_rate`` for what is measured.
+All contenders run in one process tree, over the same files, and take turns. ``ingest_contenders`` has the contenders,
+``bench.steady_rate`` defines the rate.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ R = TypeVar("R")
 WINDOW = "20 seconds"
 WINDOW_MS = 20_000
 PACKAGES = ("aion", "pyspark", "pyarrow", "pandas", "numpy", "rocksdict")
-# The ratios to reach. Each belongs to the settings it names; elsewhere a ratio is only reported.
+# The target ratios, by setting. For other settings the ratio is reported without a target.
 KEPT_OVER_LIST_STATE = {0: 12.0, 2304: 2.0}  # by payload bytes
-PARTIALS_OVER_WINDOW = {1.0: 0.7, 20.0: 2.0}  # by overlap: in how many windows an event is
+PARTIALS_OVER_WINDOW = {1.0: 0.7, 20.0: 2.0}  # by overlap: the number of windows that hold an event
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One experiment, as asked for; ``batches`` per contender, the rest the same for all."""
+    """The options of one run of the experiment. ``batches``: by contender; the rest is the same for all."""
 
     events_per_batch: int
     batches: dict[str, int]
@@ -49,13 +49,13 @@ class Settings:
 
     @property
     def stem(self) -> str:
-        """File name of the results; settings that change the question get another one."""
+        """The file name of the results. It differs for settings whose results cannot be compared."""
         payload = f"-payload{self.payload_bytes}" if self.payload_bytes else ""
         return "ingest" + payload + (f"-slide-{self.slide.replace(' ', '-')}" if self.slide else "")
 
     @property
     def headline(self) -> str:
-        """What was measured, in a line."""
+        """The settings in one line."""
         size = f" of {self.payload_bytes:,} B" if self.payload_bytes else ""
         sliding = f" by {self.slide}" if self.slide else " tumbling"
         return (
@@ -72,7 +72,7 @@ def ingest(
     batches: Annotated[int, typer.Option(min=3, help="Batches per run; the first two are not measured.")] = 5,
     runs: Annotated[int, typer.Option(min=1, help="Measured runs per contender.")] = 3,
     warm_ups: Annotated[int, typer.Option(min=0, help="Runs per contender before those.")] = 1,
-    payload: Annotated[int, typer.Option(min=0, help="Random bytes every event carries, e.g. 2304.")] = 0,
+    payload: Annotated[int, typer.Option(min=0, help="Random bytes in each event, e.g. 2304.")] = 0,
     slide: Annotated[str | None, typer.Option(help="A new window every SLIDE, e.g. '1 second'.")] = None,
     contenders: Annotated[str, typer.Option(help="Some of: partials,apply,stock-window,list-state.")] = "",
     list_events: Annotated[
@@ -80,13 +80,15 @@ def ingest(
     ] = 6_000_000,
     policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
     cores: Annotated[int, typer.Option(min=1, help="Cores, and shuffle partitions.")] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Of the generated events.")] = 1,
-    out: Annotated[Path, typer.Option(help="For results; generated files stay in OUT/data.")] = Path("out/ingest"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the generated events.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for results; OUT/data keeps the generated files.")] = Path(
+        "out/ingest"
+    ),
 ) -> None:
-    """Events per second: Aion's two ways against Spark's window().agg and ListState.
+    """Compare the events per second of Aion's two ways with Spark's window().agg and ListState.
 
-    Events of key, time and value (100 keys, 5 % late by 1 to 5 windows) in 20-second windows. Rates are those
-    from the third batch of a run on. ListState, being slow, reads fewer batches of the same size.
+    Events have key, time and value (100 keys, 5 % late by 1 to 5 windows), in 20-second windows. Rates are measured
+    from the third batch of a run on. ListState is slow, so it reads fewer batches of the same size.
     """
     # Here, not above: `aion --help` and Spark's workers import this module and need none of it.
     from experiments import bench
@@ -122,7 +124,7 @@ def take_turns(
     record: dict[str, Any],
     console: Console,
 ) -> list[tuple[Turn, Run]]:
-    """Every run of every contender, in one Spark session. Each is written to the JSON once it is done."""
+    """All runs of all contenders, in one Spark session. Writes each run to the JSON file when it is done."""
     from experiments import bench
     from experiments.ingest_contenders import Shape
     from experiments.ingest_stream import file_stream, run_to_end, session
@@ -141,7 +143,7 @@ def take_turns(
             contender = chosen[turn.contender]
             files = paths[: settings.batches[turn.contender]]
             with console.status(f"round {turn.round}: {contender.label}"):
-                # Plan and state are new in every run; only the JVM and the workers stay warm.
+                # Plan and state are new in each run. Only the JVM and the workers stay warm.
                 stream = contender.build(file_stream(spark, files, schema, WINDOW), shape)
                 run = run_to_end(stream, work_dir / "checkpoint", settings.events_per_batch * len(files))
             done.append((turn, run))
@@ -150,7 +152,7 @@ def take_turns(
                 f"{kind:>7} {turn.round}  {contender.label:<26} {run.wall_s:>6.1f} s   events/s: "
                 f"{run.steady_events_per_s:>10,.0f} steady, {run.whole_events_per_s:>10,.0f} whole run"
             )
-            # After every run, so that an interruption costs one run and not all of them.
+            # After every run, so that an interruption loses only one run.
             bench.write_json(out / f"{settings.stem}.json", {**record, "runs": as_rows(done)})
     finally:
         if spark is not None:
@@ -168,7 +170,7 @@ def report(
     record: dict[str, Any],
     console: Console,
 ) -> None:
-    """Tables on the console, all figures as JSON, the steady rates as a bar chart."""
+    """Prints tables, and writes all figures as JSON and the steady rates as a bar chart."""
     from experiments import bench
 
     labels = {name: contender.label for name, contender in chosen.items()}
@@ -190,20 +192,20 @@ def report(
 
 
 def choose(names: str, *, sliding: bool) -> dict[str, Contender]:
-    """The contenders named, in the order of the comparison; all that can take part when none is named."""
+    """The contenders with these names, in the order of the comparison; without names all that can take part."""
     from experiments.ingest_contenders import CONTENDERS
 
     possible = ["partials", "stock-window"] if sliding else list(CONTENDERS)
     wanted = [name.strip() for name in names.split(",") if name.strip()] or possible
     unknown = [name for name in wanted if name not in possible]
     if unknown:
-        which = "with --slide these take part" if sliding else "there are"
-        raise typer.BadParameter(f"{', '.join(unknown)}: {which} {', '.join(possible)}")
+        which = "with --slide use" if sliding else "use"
+        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; {which} {', '.join(possible)}")
     return {name: CONTENDERS[name] for name in possible if name in wanted}
 
 
 def overlap(slide: str | None) -> float:
-    """In how many windows an event is: 1 when tumbling."""
+    """The number of windows that hold an event; 1 for tumbling windows."""
     if slide is None:
         return 1.0
     from aion.core.time import duration_us
@@ -218,7 +220,7 @@ def overlap(slide: str | None) -> float:
 
 
 def targets_for(payload_bytes: int, windows_per_event: float) -> list[Target]:
-    """The ratios to report, with their targets, where there is one for these settings."""
+    """The ratios to report, with their targets if these settings have one."""
     from experiments.bench import Target
 
     return [
@@ -228,12 +230,12 @@ def targets_for(payload_bytes: int, windows_per_event: float) -> list[Target]:
 
 
 def figures(names: Iterable[str], done: Sequence[tuple[Turn, R]], of: Callable[[R], float]) -> dict[str, list[float]]:
-    """One figure per measured run, by contender; warm-ups are left out."""
+    """One figure per measured run, by contender, without warm-ups."""
     return {name: [of(run) for turn, run in done if turn.contender == name and not turn.warm_up] for name in names}
 
 
 def columns(settings: Settings, done: list[tuple[Turn, Run]], whole: dict[str, Summary]) -> dict[str, dict[str, str]]:
-    """What the table shows besides the steady rates."""
+    """The columns of the table besides the steady rates."""
     return {
         "whole run": {name: f"{rate.median:,.0f}" for name, rate in whole.items()},
         "batches": {name: str(count) for name, count in settings.batches.items()},
@@ -242,27 +244,27 @@ def columns(settings: Settings, done: list[tuple[Turn, Run]], whole: dict[str, S
 
 
 def as_rows(done: Sequence[tuple[Turn, DataclassInstance]]) -> list[dict[str, Any]]:
-    """Every run, warm-ups too, as it goes into the JSON."""
+    """All runs, warm-ups included, as rows for the JSON file."""
     return [{**turn._asdict(), **asdict(run)} for turn, run in done]
 
 
 def remarks(settings: Settings) -> str:
-    """What a reader must know to read the tables."""
+    """The explanations below the tables."""
     lines = [
         "events/s: median over the runs of input rows / trigger time, without the first two batches of each.",
-        "Aion keeps late events and executes their windows again. Spark drops them ('dropped': rows per run, "
-        "for window().agg after its partial aggregation).",
+        "Aion keeps late events and executes their windows again. Spark drops them. dropped: rows per run; for "
+        "window().agg, counted after its partial aggregation.",
     ]
     fewest, most = min(settings.batches.values()), max(settings.batches.values())
     if fewest < most:
         lines.append(
-            f"ListState is slow: it reads the first {fewest} of the {most} files a run "
-            f"({fewest * settings.events_per_batch:,} events). Compared are events/s at equal batch sizes."
+            f"ListState is slow, so a run reads only the first {fewest} of the {most} files "
+            f"({fewest * settings.events_per_batch:,} events). Batches have the same size for all contenders."
         )
     return "\n".join(lines)
 
 
 def wide_console() -> Console:
-    """A terminal's own width; in a log file, one that the tables fit."""
+    """A console of the terminal's width; in a log file, wide enough for the tables."""
     console = Console()
     return console if console.is_terminal else Console(width=120)

@@ -1,8 +1,8 @@
-"""Four ways to average values per key and window over one stream: two of Aion's, two of stock Spark.
+"""Four ways to average values per key and window over one stream: two with Aion, two with stock Spark.
 
-Each is a function of the watermarked events and a Shape, and returns a streaming DataFrame. The late events
-are the difference that no option levels: Aion keeps them and executes their windows again, the two stock
-ways drop them, so Aion does strictly more work for the same input.
+Each is a function of the watermarked events and a Shape, and returns a streaming DataFrame. They differ in late events,
+and no option changes that: Aion keeps them and executes their windows again, stock Spark drops them. So Aion does
+strictly more work for the same input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What every contender computes, in the words of Spark ("20 seconds") and in milliseconds."""
+    """The windows that all contenders compute. Durations as Spark writes them ("20 seconds"), and in milliseconds."""
 
     size: str
     size_ms: int
@@ -34,7 +34,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A name for people, whether it is Aion (and needs its session settings), and how to build it."""
+    """A label, whether it is Aion (and so needs Aion's session settings), and how to build its DataFrame."""
 
     label: str
     is_aion: bool
@@ -42,7 +42,7 @@ class Contender:
 
 
 def partials(events: DataFrame, shape: Shape) -> DataFrame:
-    """Aion, decomposable: only per-slice partial aggregates reach the state."""
+    """Aion with decomposable aggregates: only partial aggregates per slice reach the state."""
     import aion
     from aion import aggregates as A
 
@@ -57,7 +57,7 @@ def partials(events: DataFrame, shape: Shape) -> DataFrame:
 
 
 def kept(events: DataFrame, shape: Shape) -> DataFrame:
-    """Aion, holistic: every event, with its payload, is kept until its window is final."""
+    """Aion with a holistic function: every event, with its payload, is kept until its window is final."""
     import aion
 
     return aion.windowed(
@@ -71,7 +71,7 @@ def kept(events: DataFrame, shape: Shape) -> DataFrame:
 
 
 def mean_of_events(key: tuple[Any, ...], window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, float | None]:
-    """The mean of ``value`` over lazily read record batches, nulls left out as in Spark's ``avg``."""
+    """The mean of ``value`` over lazily read record batches. Ignores nulls, as Spark's ``avg`` does."""
     total, count = 0.0, 0
     for batch in events:
         values = batch.column("value")
@@ -81,7 +81,7 @@ def mean_of_events(key: tuple[Any, ...], window: Any, events: Iterator[pa.Record
 
 
 def stock_window(events: DataFrame, shape: Shape) -> DataFrame:
-    """Spark's own windowed aggregation. In ``append`` mode: a result once per window, as an on-time pane."""
+    """Spark's own windowed aggregation, in ``append`` mode: one result per window, like an on-time pane."""
     window = F.window("ts", shape.size, shape.slide) if shape.slide else F.window("ts", shape.size)
     return events.groupBy("key", window).agg(F.count(F.lit(1)).alias("n"), F.avg("value").alias("mean"))
 
@@ -89,8 +89,8 @@ def stock_window(events: DataFrame, shape: Shape) -> DataFrame:
 def list_state(events: DataFrame, shape: Shape) -> DataFrame:
     """Spark's way of keeping events: a ListState per key and window, read when a timer fires at its end.
 
-    Written as fast as that API allows: the window is computed in the JVM, each window's rows of a batch are
-    appended in one call, and the event time is kept as a number (datetimes cost far more to convert).
+    It is as fast as that API allows: the window is computed in the JVM, a window's rows of a batch are appended in one
+    call, and the event time is kept as a number (datetimes cost far more to convert).
     """
     end_ms = F.expr(f"(unix_millis(ts) div {shape.size_ms}) * {shape.size_ms} + {shape.size_ms}")
     columns = ["key", "end_ms", "ts", "time_us", "value", *(["payload"] if shape.payload else [])]
@@ -104,7 +104,7 @@ def list_state(events: DataFrame, shape: Shape) -> DataFrame:
 
 
 class ListStateMean(StatefulProcessor):
-    """Keeps the events of one key and window; at the window's end yields their number and mean."""
+    """Keeps the events of one key and window. At the window's end it yields their number and mean."""
 
     def __init__(self, payload: bool) -> None:
         self.columns = ["time_us", "value", *(["payload"] if payload else [])]

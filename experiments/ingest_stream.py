@@ -1,4 +1,4 @@
-"""The Spark side of an experiment: one session for all contenders, files as a stream, a run to the end."""
+"""The Spark part of an experiment: a session for all contenders, files as a stream, a run to the end."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# The first batch pays for code generation and for starting workers. The second executes only a part of the
-# windows that a later one does: the watermark's delay holds the others back. From the third on, a batch
-# executes as much event time as it brings.
+# The first batch pays for code generation and for starting workers. The second executes fewer windows than later ones,
+# since the watermark's delay holds some back. From the third on, a batch executes as much event time as it brings.
 SKIPPED_BATCHES = 2
 LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run of one streaming query did; ``progress`` are Spark's own reports, abridged."""
+    """The result of one run of one streaming query. ``progress``: Spark's own progress reports, abridged."""
 
     events: int
     steady_events_per_s: float
@@ -38,10 +37,10 @@ class Run:
 
 
 def session(cores: int, work_dir: Path, *, policy: str | None, memory: str = "4g") -> SparkSession:
-    """One local session for all contenders, Aion's settings included when ``policy`` names them.
+    """A local session for all contenders; with a ``policy``, it includes Aion's settings.
 
-    The settings below are the same for all and favour none: as many shuffle partitions as cores, RocksDB for
-    every stateful operator, and a file split into as many tasks as there are cores.
+    The settings are the same for all contenders and favour none: as many shuffle partitions as cores, RocksDB for every
+    stateful operator, and files split into as many tasks as there are cores.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
@@ -53,8 +52,8 @@ def session(cores: int, work_dir: Path, *, policy: str | None, memory: str = "4g
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(cores),
-        # A byte per core, not the default 4 MB: this is added to a file's size before it is divided between
-        # the cores, and of a small file the first core would get nearly everything.
+        # Spark adds this to a file's size before it splits the file between the cores. With the default of 4 MB, the
+        # first core would get nearly all of a small file.
         "spark.sql.files.openCostInBytes": str(cores),
         "spark.sql.streaming.numRecentProgressUpdates": "10000",
         "spark.sql.streaming.stateStore.providerClass": (
@@ -68,7 +67,7 @@ def session(cores: int, work_dir: Path, *, policy: str | None, memory: str = "4g
     if policy is not None:
         import aion
 
-        # As eager as ListState's user is, who computes whatever changed in each batch.
+        # As eager as the contenders that compute what has changed in each batch.
         builder = aion.configure(builder, policy=policy, trigger_kind="every_batch")
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
@@ -76,7 +75,7 @@ def session(cores: int, work_dir: Path, *, policy: str | None, memory: str = "4g
 
 
 def file_stream(spark: SparkSession, paths: Sequence[Path], schema: str, delay: str) -> DataFrame:
-    """``paths``, all in one folder, as a stream of one file per trigger, with a watermark on ``ts``."""
+    """The files ``paths``, all in one folder, as a stream of one file per trigger, with a watermark on ``ts``."""
     names = ",".join(path.name for path in paths)
     glob = f"{paths[0].parent.absolute()}/{{{names}}}"
     reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
@@ -86,10 +85,10 @@ def file_stream(spark: SparkSession, paths: Sequence[Path], schema: str, delay: 
 def run_to_end(
     stream: DataFrame, checkpoint: Path, expected_events: int, look: Callable[[], None] | None = None
 ) -> Run:
-    """Runs a streaming DataFrame over all its files into nowhere. ``checkpoint`` is removed after it.
+    """Runs a streaming DataFrame over all its files and discards the output. Removes ``checkpoint`` afterwards.
 
-    ``look`` is called a few times a second while it runs.
-    Raises RuntimeError when not exactly ``expected_events`` were read: the rate would be another's.
+    Calls ``look`` a few times a second while it runs. Raises RuntimeError if it did not read exactly
+    ``expected_events``, since the rate would then be wrong.
     """
     shutil.rmtree(checkpoint, ignore_errors=True)
     started = time.perf_counter()
@@ -113,7 +112,7 @@ def run_to_end(
     progress = [_plain(report) for report in query.recentProgress]
     events = sum(report["numInputRows"] for report in progress)
     if events != expected_events:
-        raise RuntimeError(f"the query read {events:,} events, the files hold {expected_events:,}")
+        raise RuntimeError(f"the query read {events:,} events, but the files hold {expected_events:,}")
     return Run(
         events=events,
         steady_events_per_s=steady_rate(progress, SKIPPED_BATCHES),
@@ -142,5 +141,5 @@ def _plain(report: Any) -> dict[str, Any]:
 
 
 def _observed(parsed: Mapping[str, Any]) -> dict[str, Any]:
-    """What :meth:`DataFrame.observe` was told to look at, by the name of the observation."""
+    """The results of :meth:`DataFrame.observe`, by the name of the observation."""
     return {name: row.asDict() if hasattr(row, "asDict") else row for name, row in parsed["observedMetrics"].items()}

@@ -1,8 +1,8 @@
-"""What one late event costs in windows of few and of many keys; and what a window takes that many batches feed.
+"""The cost of one late event in windows of few and of many keys, and the size of a window that many batches feed.
 
-A late event costs in proportion to the keys it touches, not to its window. Partials of an open window take at most
-about twice their compacted size, in memory and on disk, however many batches feed it. Beside it the same without
-compaction: blocks stay as they came, and a late execution reads its window.
+The claims: the cost of a late event grows with the keys it touches, not with its window; and the partials of an open
+window take at most about twice their compacted size, in memory and on disk, however many batches feed it. For
+comparison it runs without compaction, too: then blocks stay as they came, and a late execution reads its whole window.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 TWICE = 2.0
-"""What a window may take, in compacted sizes."""
+"""The most that a window may take, as a multiple of its compacted size."""
 ALLOWED_GROWTH = 3.0
-"""How many times the bytes of one late event in the window before may be read in one of a hundred times as many keys.
+"""The most that the bytes read for one late event may grow from one window to the next larger one.
 
-Told of the two largest windows: of one that is smaller than a compacted block all is read, and that is less.
+It is checked on the two largest windows. Small ones prove nothing: a window smaller than a block is read as a whole.
 """
 PACKAGES = ("aion", "numpy", "pyarrow", "rocksdict")
 BOTH = {True: "compacted", False: "as it came"}
@@ -31,18 +31,18 @@ BOTH = {True: "compacted", False: "as it came"}
 
 def late_keys(
     keys: Annotated[str, typer.Option(help="Keys of the windows of partials.")] = "1000,100000,10000000",
-    event_keys: Annotated[str, typer.Option(help="Keys of the windows of kept events; '' for none.")] = (
+    event_keys: Annotated[str, typer.Option(help="Keys of the windows of kept events; '' to leave them out.")] = (
         "1000,100000,1000000"
     ),
     runs: Annotated[int, typer.Option(min=1, help="Late events, each in a batch of its own.")] = 5,
-    batches: Annotated[int, typer.Option(min=1, help="That feed one window.")] = 1000,
-    batch_events: Annotated[int, typer.Option(min=1, help="Of each of these batches.")] = 1000,
-    batch_keys: Annotated[int, typer.Option(min=1, help="Of which these events are.")] = 20_000,
-    out: Annotated[Path, typer.Option(help="For results; state lies there while it is measured.")] = Path(
+    batches: Annotated[int, typer.Option(min=1, help="Batches that feed one window.")] = 1000,
+    batch_events: Annotated[int, typer.Option(min=1, help="Events in each of these batches.")] = 1000,
+    batch_keys: Annotated[int, typer.Option(min=1, help="Keys of these events.")] = 20_000,
+    out: Annotated[Path, typer.Option(help="Folder for results, and for the state during the runs.")] = Path(
         "out/late-keys"
     ),
 ) -> None:
-    """Bytes and time of one late event by the keys of its window; what a window of many batches takes."""
+    """Bytes and time of one late event, by the keys of its window, and the size of a window of many batches."""
     # Here, not above: `aion --help` imports this module and needs none of it.
     from experiments import bench, late_keys_runs
     from experiments.ingest import wide_console
@@ -100,11 +100,11 @@ def late_table(late: Sequence[dict[str, Any]]) -> Table:
 def fed_table(fed: Sequence[dict[str, Any]]) -> Table:
     from rich.table import Table
 
-    title = f"a window of {fed[0]['batches']:,} batches: the most that it took, in compacted sizes"
+    title = f"a window of {fed[0]['batches']:,} batches: its largest size, as a multiple of its compacted size"
     table = Table(title=title, title_justify="left")
     for heading in ("store", "blocks"):
         table.add_column(heading)
-    for heading in ("number", "compacted KiB", "came KiB", "in memory", "on disk", "its folder", "written again", "s"):
+    for heading in ("number", "compacted KiB", "input KiB", "in memory", "on disk", "its folder", "rewritten", "s"):
         table.add_column(heading, justify="right")
     for row in fed:
         table.add_row(
@@ -117,7 +117,7 @@ def fed_table(fed: Sequence[dict[str, Any]]) -> Table:
 
 
 def verdicts(late: Sequence[dict[str, Any]], fed: Sequence[dict[str, Any]]) -> list[str]:
-    """What was to be reached, and whether it was."""
+    """The targets, and whether they were reached."""
     lines = []
     for kind in dict.fromkeys(row["kind"] for row in late):
         rows = sorted((r for r in late if r["kind"] == kind and r["compactions"]), key=lambda r: int(r["keys"]))
@@ -127,15 +127,15 @@ def verdicts(late: Sequence[dict[str, Any]], fed: Sequence[dict[str, Any]]) -> l
             held = _holds(growth <= ALLOWED_GROWTH)
             lines.append(
                 f"{kind}: {last['keys'] / before['keys']:,.0f} times the keys: {growth:.2f} times the bytes read, "
-                f"{last['seconds'] / before['seconds']:.2f} times the time, {last['bytes'] / last['window_bytes']:.2%} "
-                f"of the window (target: at most {ALLOWED_GROWTH:g} times the bytes; {held})"
+                f"{last['seconds'] / before['seconds']:.2f} times the time; {last['bytes'] / last['window_bytes']:.2%} "
+                f"of the window was read (target: at most {ALLOWED_GROWTH:g} times the bytes; {held})"
             )
     for row in fed:
         if row["compactions"]:
             most = max(row["memory_ratio"], row["disk_ratio"])
             lines.append(
-                f"{row['store']}: {row['batches']:,} batches: at most {most:.2f} compacted sizes in memory and on disk "
-                f"(target: at most {TWICE:g}; {_holds(most <= TWICE)})"
+                f"{row['store']}: {row['batches']:,} batches: in memory and on disk at most {most:.2f} times the "
+                f"compacted size (target: at most {TWICE:g}; {_holds(most <= TWICE)})"
             )
     return lines
 

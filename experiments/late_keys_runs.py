@@ -1,4 +1,4 @@
-"""One shard at work, as Spark's root would have it, with and without compaction: what `late_keys` measures."""
+"""The runs of `late_keys`: one shard at work, as in Spark's root, with and without compaction."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ SCHEMA = pa.schema([("ts", pa.timestamp("us")), ("key", pa.int64()), ("value", p
 
 
 def largest(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, float]:
-    """What the windows of kept events compute."""
+    """The function of the windows of kept events."""
     return {"largest": max(value for batch in events for value in batch.column("value").to_pylist())}
 
 
 def plan_of(kind: str) -> Plan:
-    """``partials`` or ``events``."""
+    """The plan for ``kind``: ``partials`` or ``events``."""
     if kind == "events":
         how: dict[str, Any] = {"aggregates": None, "apply": largest, "outputs": "largest double"}
     else:
@@ -55,7 +55,7 @@ def plan_of(kind: str) -> Plan:
 
 
 def policy() -> Policy:
-    """A late execution in each batch that brings late events; the bound is far away."""
+    """Every batch with late events has a late execution; no window reaches its bound."""
     return load_policy({"lateness": {"initial_bound": "1h", "coverage": None}, "trigger": {"kind": "every_batch"}})
 
 
@@ -65,7 +65,7 @@ def events_of(keys: np.ndarray[Any, Any], second: int) -> pa.RecordBatch:
 
 
 class CountedSession:
-    """An attempt on the shard; counts the bytes that it reads and appends."""
+    """An attempt on the shard that counts the bytes it reads and appends."""
 
     def __init__(self, shard: Shard, attempt: str) -> None:
         self.shard, self.attempt = shard, attempt
@@ -83,7 +83,7 @@ class CountedSession:
             yield stored
 
     def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
-        pass  # so that what an execution reads comes from the disk
+        pass  # so that an execution reads from disk
 
     def replace(self, spans: Any, below: int) -> None:
         self.shard.replace(self.attempt, spans, below)
@@ -96,7 +96,7 @@ class CountedSession:
 
 
 class OneShard:
-    """A shard in a folder of its own, which goes with it; ``compactions``: as Aion does, or not at all."""
+    """A shard in a folder of its own, which :meth:`close` removes. ``compactions``: whether it compacts blocks."""
 
     def __init__(
         self, folder: Path, kind: str, *, compactions: bool, store: str = "tiered", budget: int = 256 << 20
@@ -117,7 +117,7 @@ class OneShard:
         )  # fmt: skip
 
     def restart(self) -> None:
-        """Nothing is in memory afterwards."""
+        """Closes the shard and opens it again, with nothing in memory."""
         self._stop()
         self._start()
 
@@ -140,7 +140,7 @@ class OneShard:
 
     @contextmanager
     def batch(self) -> Iterator[tuple[Executor, CountedSession]]:
-        """A batch's executor; its version is made when the block is left."""
+        """The executor of one batch. Commits the batch when the block ends."""
         self._attempts += 1
         attempt = f"{self._attempts:010d}-0"
         snapshot = self.shard.open(self._token, attempt, self.shard.identity)
@@ -162,7 +162,7 @@ class OneShard:
 
 
 def late_event(folder: Path, kind: str, keys: int, runs: int, *, compactions: bool) -> dict[str, Any]:
-    """Medians of late executions, each of one late event of one key, into a window of so many keys."""
+    """Medians over late executions, each for one late event of one key, in a window of ``keys`` keys."""
     with closing(OneShard(folder, kind, compactions=compactions)) as one:
         begin = time.perf_counter()
         for first in range(0, keys, ROWS_AT_ONCE):
@@ -187,9 +187,9 @@ def late_event(folder: Path, kind: str, keys: int, runs: int, *, compactions: bo
                 before = time.perf_counter()
                 panes = executor.end_batch()
                 rows = next(rows for rows in panes if rows.num_rows)
-                if not compactions:  # the window is read in parts, of which one has the key
+                if not compactions:  # the window is read in parts, and only one has the key
                     assert sum(more.num_rows for more in panes) == 0
-                # That is all: what is compacted thereafter is for the next time.
+                # Stop measuring here: the compactions that follow only matter for later batches.
                 found["seconds"].append(time.perf_counter() - before)
                 found["bytes"].append(session.read_bytes)
                 found["blocks"].append(session.read_blocks)
@@ -210,7 +210,7 @@ def late_event(folder: Path, kind: str, keys: int, runs: int, *, compactions: bo
 def many_batches(
     folder: Path, store: str, batches: int, events: int, keys: int, *, compactions: bool
 ) -> dict[str, Any]:
-    """A window that many batches feed: the largest ratios of what it takes to its compacted size, and what it costs."""
+    """Feeds a window with many batches: the largest ratios of its size to its compacted size, and the costs."""
     draw = np.random.default_rng(11)
     ratios: dict[str, list[float]] = {"memory": [], "disk": [], "folder": []}
     came = appended = 0
@@ -240,7 +240,7 @@ def many_batches(
 
 
 def compacted_bytes(plan: Plan, blocks: Sequence[Block]) -> int:
-    """What the blocks of one slice would take as one run."""
+    """The size of the blocks of one slice, compacted into one run."""
     decoded = list(decode_all(plan, [StoredBlock(n, block) for n, block in enumerate(blocks)], None))
     compactor = BlockCompactor(plan, target_bytes=1 << 20)
     compactions = {0: Compact(0, -1, len(blocks), 1, False)}

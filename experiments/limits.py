@@ -1,4 +1,4 @@
-"""What must not grow or wait: memory of readers, a commit beside a prestage, a version's requests and its size."""
+"""Things that must stay small: memory of readers, a commit during a prestage, requests per version, its size."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ LEGS = ("memory", "commit", "requests", "size")
 
 
 def limits(
-    legs: Annotated[str, typer.Option(help=f"Of {', '.join(LEGS)}.")] = ",".join(LEGS),
+    legs: Annotated[str, typer.Option(help=f"Some of: {', '.join(LEGS)}.")] = ",".join(LEGS),
     budget_mib: Annotated[int, typer.Option(min=16, help="memory: the server's budget.")] = 48,
     readers: Annotated[int, typer.Option(min=1, help="memory: blocking readers at once.")] = 8,
-    prestage_mib: Annotated[int, typer.Option(min=1, help="commit: what another shard prestages meanwhile.")] = 1000,
+    prestage_mib: Annotated[int, typer.Option(min=1, help="commit: MiB that another shard prestages.")] = 1000,
     days: Annotated[int, typer.Option(min=8, help="size: simulated days of five-minute windows.")] = 365,
-    out: Annotated[Path, typer.Option(help="For results; what is measured lies there meanwhile.")] = Path("out/limits"),
+    out: Annotated[Path, typer.Option(help="Folder for results and temporary state.")] = Path("out/limits"),
 ) -> None:
-    """Memory of blocking readers, a commit beside a prestage, requests to an object store, a version after a year."""
+    """Memory of blocking readers, a commit during a prestage, requests to an object store, a version after a year."""
     from experiments import bench, limits_runs
 
     wanted = [leg.strip() for leg in legs.split(",") if leg.strip()]
     if not wanted or set(wanted) - set(LEGS):
-        raise typer.BadParameter(f"--legs {legs}: write some of {', '.join(LEGS)}, with commas between")
+        raise typer.BadParameter(f"--legs {legs}: write some of {', '.join(LEGS)}, separated by commas")
     console = wide_console()
     out.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {
@@ -49,33 +49,33 @@ def limits(
         for leg in wanted:
             with console.status(leg):
                 record[leg] = runs[leg]()
-            console.print(said(leg, record[leg]), highlight=False, soft_wrap=True)
+            console.print(summary(leg, record[leg]), highlight=False, soft_wrap=True)
             bench.write_json(out / "limits.json", record)
     console.print(f"written: {out / 'limits.json'}", highlight=False)
 
 
-def said(leg: str, found: dict[str, Any]) -> str:
-    """A line for people, of what was measured."""
+def summary(leg: str, found: dict[str, Any]) -> str:
+    """The result of a leg in one line."""
     if "missing" in found:
         return f"{leg}: not measured, {found['missing']}"
     match leg:
         case "memory":
             return (
                 f"memory: {found['readers']} blocking readers of {found['window_mib']} MiB each, budget "
-                f"{found['budget_mib']} MiB: the server took {found['above_idle_mib']:.0f} MiB above its idle size, "
+                f"{found['budget_mib']} MiB: the server took {found['above_idle_mib']:.0f} MiB more than when idle, "
                 f"{found['above_idle_mib'] / found['allowed_mib']:.2f} of the {found['allowed_mib']:.0f} allowed"
             )
         case "commit":
             return (
-                f"commit: of one block beside a prestage of {found['prestage_mib']:,} MiB {found['beside_s']:.3f} s, "
-                f"alone {found['alone_s']:.3f} s (medians)"
+                f"commit: one block takes {found['beside_s']:.3f} s during a prestage of {found['prestage_mib']:,} "
+                f"MiB, and {found['alone_s']:.3f} s alone (medians)"
             )
         case "requests":
             each = ", ".join(f"{n:g} {kind}" for kind, n in found["each"].items())
-            return f"requests: {each} for each shard and batch; {found['lists_at_opening']} LIST when a shard is opened"
+            return f"requests: {each} for each shard and batch; {found['lists_at_opening']} LIST to open a shard"
     return (
         f"size: a version after {found['days']} days is {found['last'] / found['first']:.2f} times as large as after "
-        f"one week ({found['first']:,} and {found['last']:,} bytes), and {found['last'] / found['full']:.2f} times as "
-        f"large as after nine, when what is learnt of lateness is all there ({found['full']:,}); one "
-        f"with 7 days of one-minute windows has {found['minutes']:,}"
+        f"one week ({found['last']:,} and {found['first']:,} bytes), and {found['last'] / found['full']:.2f} times as "
+        f"large as after nine weeks, when the history of lateness is complete ({found['full']:,} bytes); a version "
+        f"with 7 days of one-minute windows has {found['minutes']:,} bytes"
     )

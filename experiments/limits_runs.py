@@ -1,4 +1,4 @@
-"""The legs of ``aion experiment limits``. Each calls what a query runs: the state server, its stores, the operator."""
+"""The legs of ``aion experiment limits``. They call the code that a query runs: state server, stores, operator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MIB = 1 << 20
 MINUTE_US = 60_000_000
 WINDOW_MIB = 64
 VERSIONS = 10
-LEARNT_DAYS = 63  # eight of the default half-lives, and one week
+LEARNT_DAYS = 63  # eight default half-lives, plus a week
 
 
 def _block(slice_us: int, size: int = MIB) -> Block:
@@ -42,7 +42,7 @@ def _block(slice_us: int, size: int = MIB) -> Block:
 
 
 def memory(work: Path, budget_mib: int, readers: int) -> dict[str, Any]:
-    """The most that a state server takes for blocking readers of windows that are larger than its budget (Linux)."""
+    """The peak memory of a state server with blocking readers of windows larger than its budget (Linux only)."""
     from state_backends.server import server_folder
     from state_backends.server.client import StateClient, runtime_dir
     from state_backends.store.backends import StoreConfig
@@ -91,7 +91,7 @@ def memory(work: Path, budget_mib: int, readers: int) -> dict[str, Any]:
                 session.append([(0, False, _block(10))])
             commit(sessions, [10], 1)
             sessions = opened(1)
-            for _ in range(3):  # all that a reader needs once is there then
+            for _ in range(3):  # so that one-time allocations of readers are already there
                 read(sessions, 10, 1)
             idle = _resident(server.pid, "VmRSS")
             for session in sessions:
@@ -99,7 +99,7 @@ def memory(work: Path, budget_mib: int, readers: int) -> dict[str, Any]:
                     session.append([(seq, False, _block(0))])
             commit(sessions, [0, 10], WINDOW_MIB + 1)
             sessions = opened(2)
-            Path(f"/proc/{server.pid}/clear_refs").write_text("5")  # the peak begins anew
+            Path(f"/proc/{server.pid}/clear_refs").write_text("5")  # resets the peak
             read(sessions, 0, WINDOW_MIB)
             peak = _resident(server.pid, "VmHWM")
         finally:
@@ -123,7 +123,7 @@ def _resident(pid: int, what: str) -> float:
     return int(found[1]) / 1024
 
 
-# -- a commit beside a prestage ---------------------------------------------------------------------------
+# -- a commit during a prestage ---------------------------------------------------------------------------
 
 
 def commit(work: Path, prestage_mib: int, rounds: int = 5) -> dict[str, Any]:
@@ -182,11 +182,11 @@ class _Seen(logging.Handler):
 
 
 def requests() -> dict[str, Any]:
-    """What versions ask of an object store: a real S3 server, moto's, on loopback."""
+    """The requests of versions to an object store: a real S3 server (moto) on the loopback interface."""
     try:
         from moto.server import ThreadedMotoServer
     except ImportError:
-        return {"missing": "it needs a local S3 server: pip install 'moto[server]'"}
+        return {"missing": "it needs a local S3 server; run pip install 'moto[server]'"}
     import pyarrow.fs as pafs
 
     from state_backends.files.remote import Remote, RemoteStorage
@@ -249,8 +249,10 @@ def requests() -> dict[str, Any]:
 
 
 def size(days: int) -> dict[str, Any]:
-    """Bytes of a version without files: five-minute windows, after a week, when all that is learnt of lateness is
-    there, and at the end; and one-minute windows.
+    """The bytes of a version without its files.
+
+    With five-minute windows: after a week, when the history of lateness is complete, and at the end. Then with
+    one-minute windows.
     """
     first, full, last = _sizes(5, [7, min(days, LEARNT_DAYS), days], kept="1 day")
     (minutes,) = _sizes(1, [8], kept="7 days")

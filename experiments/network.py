@@ -1,6 +1,6 @@
-"""What crosses the network: Disco figures 5 and 6 on Spark, Aion's merging levels against forwarding every event.
+"""Network traffic: Disco's figures 5 and 6 on Spark. Compares Aion's merging levels with forwarding every event.
 
-``network_streams`` says what is run and how bytes are counted, ``network_report`` what is made of it.
+``network_streams`` runs the queries and counts bytes, ``network_report`` reports the results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEGS = ("bytes", "rates")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One experiment, as asked for. ``levels`` are hops between a child and the root."""
+    """The options of one run of the experiment. ``levels``: hops between a child and the root."""
 
     events_per_batch: int
     batches: int
@@ -50,7 +50,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A run of figure 5: with how many cores, and children."""
+    """A run for figure 5, with its number of cores and children."""
 
     cores: int
     children: int
@@ -58,21 +58,21 @@ class Rate:
 
 
 def network(
-    events: Annotated[int, typer.Option(min=1_000, help="Events of a batch, of all sources together.")] = 2_000_000,
-    batches: Annotated[int, typer.Option(min=2, help="Batches of a run that counts bytes.")] = 2,
-    keys: Annotated[int, typer.Option(min=1, help="Keys, all of them in all sources.")] = 100,
-    children: Annotated[int, typer.Option(min=1, help="Sources, of figure 6.")] = 32,
-    fan_in: Annotated[int, typer.Option(min=2, help="Nodes that share one of the next level.")] = 2,
-    levels: Annotated[str, typer.Option(help="Hops between a child and the root, of figure 6.")] = "1,2,3,4,5",
-    partitions: Annotated[str, typer.Option(help="Sources, of figure 5.")] = "1,2,4",
-    cores: Annotated[str, typer.Option(help="Cores, of figure 5.")] = "1,2",
-    runs: Annotated[int, typer.Option(min=1, help="Runs of each contender, of figure 5.")] = 1,
-    decimals: Annotated[int, typer.Option(min=0, help="Of the values; the more, the less can be compressed.")] = 2,
+    events: Annotated[int, typer.Option(min=1_000, help="Events in a batch, of all sources together.")] = 2_000_000,
+    batches: Annotated[int, typer.Option(min=2, help="Batches in a run that counts bytes.")] = 2,
+    keys: Annotated[int, typer.Option(min=1, help="Keys; every source has all of them.")] = 100,
+    children: Annotated[int, typer.Option(min=1, help="Sources, for figure 6.")] = 32,
+    fan_in: Annotated[int, typer.Option(min=2, help="Nodes that share a node of the next level.")] = 2,
+    levels: Annotated[str, typer.Option(help="Hops between a child and the root, for figure 6.")] = "1,2,3,4,5",
+    partitions: Annotated[str, typer.Option(help="Sources, for figure 5.")] = "1,2,4",
+    cores: Annotated[str, typer.Option(help="Cores, for figure 5.")] = "1,2",
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each contender, for figure 5.")] = 1,
+    decimals: Annotated[int, typer.Option(min=0, help="Decimals of the values; more compress worse.")] = 2,
     legs: Annotated[str, typer.Option(help="Some of: bytes,rates.")] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Of the generated events.")] = 1,
-    out: Annotated[Path, typer.Option(help="For results.")] = Path("out/network"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the generated events.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("out/network"),
 ) -> None:
-    """Bytes through every shuffle with 1 to 5 levels, and events/s: Aion against forwarding events; mean, median."""
+    """Compare Aion with forwarding events: bytes shuffled with 1 to 5 levels, and events/s, for mean and median."""
     # Here, not above: `aion --help` imports this module and needs none of it.
     from experiments import bench, network_report
     from experiments.ingest import wide_console
@@ -80,7 +80,7 @@ def network(
     console = wide_console()
     chosen = [name.strip() for name in legs.split(",") if name.strip()] or list(LEGS)
     if unknown := [name for name in chosen if name not in LEGS]:
-        raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(LEGS)}")
+        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; use {', '.join(LEGS)}")
     settings = Settings(
         events_per_batch=events,
         batches=batches,
@@ -113,7 +113,7 @@ def network(
     )
     try:
         for _ in measured:
-            # After every run, so that an interruption costs one run and not all of them.
+            # After every run, so that an interruption loses only one run.
             network_report.save(out, record, counted, rates)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -121,20 +121,20 @@ def network(
 
 
 def check_levels(settings: Settings) -> None:
-    """Raises BadParameter for a tree that narrows to one node before the root: Spark makes the two of them one hop."""
+    """Raises BadParameter for a tree with a single node before the root, since Spark merges those two hops into one."""
     from aion.core.topology import Tree
 
     tree = Tree(levels=0, fan_in=settings.fan_in, children=settings.children, shards=(0,), root_tasks=1)
     most = max(settings.levels)
     if most > 1 and tree.nodes(most - 1) == 1:
         raise typer.BadParameter(
-            f"{most} levels: {settings.children} sources with a fan-in of {settings.fan_in} are one node before the "
-            f"root; give more than {settings.fan_in ** (most - 1)} --children"
+            f"{most} levels: {settings.children} sources with a fan-in of {settings.fan_in} have a single node before "
+            f"the root; give more than {settings.fan_in ** (most - 1)} --children"
         )
 
 
 def count_bytes(settings: Settings, work: Path, done: list[Run], console: Console) -> Iterator[None]:
-    """Figure 6, run by run: every number of levels, both ways; what stock Spark does by itself beside one level."""
+    """Figure 6, run by run: each number of levels, central and distributed; for one level also stock Spark."""
     from experiments.ingest_stream import session
     from experiments.network_streams import AGGREGATES, configured, run
 
@@ -158,7 +158,7 @@ def count_bytes(settings: Settings, work: Path, done: list[Run], console: Consol
 
 
 def measure_rates(settings: Settings, work: Path, done: list[Rate], console: Console) -> Iterator[None]:
-    """Figure 5, run by run: the same events from more sources and with more cores, over one hop."""
+    """Figure 5, run by run: the same events from more sources, and with more cores, over one hop."""
     from experiments.ingest_stream import session
     from experiments.network_streams import AGGREGATES, CONTENDERS, SKIPPED_BATCHES, configured, run
 
@@ -191,14 +191,14 @@ def measure_rates(settings: Settings, work: Path, done: list[Rate], console: Con
 
 
 def _compare(runs: list[Run]) -> None:
-    """Raises RuntimeError where contenders have other results for the same events."""
+    """Raises RuntimeError if the last run has other results than the first one of the same aggregate."""
     mine = runs[-1]
     first = next(run for run in runs if run.aggregate == mine.aggregate)
     same = first.results == mine.results and abs(first.checksum - mine.checksum) <= 1e-9 * abs(first.checksum)
     if not same:
         raise RuntimeError(
-            f"{mine.contender}, {mine.levels} levels: {mine.results} results of sum {mine.checksum}, "
-            f"and {first.contender} has {first.results} of sum {first.checksum}"
+            f"{mine.contender}, {mine.levels} levels: {mine.results} results with sum {mine.checksum}, "
+            f"but {first.contender} has {first.results} with sum {first.checksum}"
         )
 
 
@@ -208,5 +208,5 @@ def _numbers(text: str) -> tuple[int, ...]:
     except ValueError:
         numbers = ()
     if not numbers or min(numbers) < 1:
-        raise typer.BadParameter(f"{text!r} is no list of positive numbers; write e.g. 1,2,4")
+        raise typer.BadParameter(f"{text!r} is not a list of positive numbers; write e.g. 1,2,4")
     return numbers

@@ -1,4 +1,4 @@
-"""What `aion experiment network` says of its measurements: tables, verdicts against the targets, the figure."""
+"""The report of `aion experiment network`: tables, verdicts on the targets, the figure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Paper(TypedDict):
     events_per_s: dict[str, dict[str, str]]
 
 
-# Of 100 million events, five levels, what sensors send to the children included (Disco section 4.2).
+# For 100 million events and five levels, including the hop from the sensors to the children (Disco section 4.2).
 PAPER: Paper = {
     "events": 100_000_000,
     "levels": 5,
@@ -35,7 +35,7 @@ PAPER: Paper = {
         "mean": {"central": 12.0e9, "distributed": 2.0e9},
         "median": {"central": 12.4e9, "distributed": 7.5e9},
     },
-    # Events/s on nodes of 16 cores (section 4.1), as far as it says numbers.
+    # Events/s on nodes of 16 cores (section 4.1), as far as the paper gives numbers.
     "events_per_s": {
         "mean": {"central": "1,000,000", "distributed": "1,000,000 x n"},
         "median": {"central": "25,000", "distributed": "nearly linear in n"},
@@ -46,7 +46,7 @@ COLOURS = {"central": "#d1752f", "distributed": "#1f5fa8", "stock": "#777777"}
 
 
 class Level(NamedTuple):
-    """Bytes per event at one number of levels, both ways, and how many times fewer the distributed ones are."""
+    """Bytes per event for one number of levels: central, distributed, and on the hop from the sensors."""
 
     levels: int
     central: float
@@ -59,12 +59,12 @@ class Level(NamedTuple):
 
     @property
     def ratio_with_sensors(self) -> float:
-        """As the paper counts: what the sensors send to the children crosses the network as well, either way."""
+        """The ratio as the paper counts it: with the hop from the sensors to the children, which both ways have."""
         return (self.central + self.from_sensors) / (self.distributed + self.from_sensors)
 
 
 def by_level(runs: Sequence[Run], aggregate: str) -> list[Level]:
-    """Each number of levels that was run both ways. What sensors send is taken to be one hop of raw events."""
+    """The numbers of levels that were run both ways. The sensors' hop counts as one hop of raw events."""
     mine = {(run.contender, run.levels): run for run in runs if run.aggregate == aggregate}
     found = []
     for levels in sorted({levels for _, levels in mine}):
@@ -82,10 +82,10 @@ def paper_ratio(aggregate: str) -> float:
 
 def bytes_table(runs: Sequence[Run], aggregate: str, events: int) -> Table:
     table = Table(
-        title=f"figure 6, {aggregate}: bytes shuffled per event, all hops together ({events:,} events)",
+        title=f"figure 6, {aggregate}: bytes shuffled per event, sum over all hops ({events:,} events)",
         title_justify="left",
     )
-    for heading in ("levels", "central", "Aion", "times fewer", "with the sensors' hop", "the paper, with it"):
+    for heading in ("levels", "central", "Aion", "ratio", "ratio with sensors' hop", "paper, with sensors' hop"):
         table.add_column(heading, justify="right")
     for level in by_level(runs, aggregate):
         paper = f"{paper_ratio(aggregate):.2f}" if level.levels == PAPER["levels"] else ""
@@ -107,7 +107,7 @@ class Check(NamedTuple):
 
 
 def checks(runs: Sequence[Run]) -> list[Check]:
-    """The targets of which the runs are there: five levels."""
+    """A check for each aggregate that was run with five levels."""
     return [
         Check(aggregate, level)
         for aggregate in AGGREGATES
@@ -117,7 +117,7 @@ def checks(runs: Sequence[Run]) -> list[Check]:
 
 
 def checks_table(judged: Sequence[Check]) -> Table:
-    table = Table(title="times fewer bytes shuffled, five levels", title_justify="left")
+    table = Table(title="bytes shuffled, central / Aion, five levels", title_justify="left")
     for heading in ("aggregate", "measured", "target", "verdict"):
         table.add_column(heading, justify="left" if heading == "aggregate" else "right")
     for check in judged:
@@ -127,7 +127,7 @@ def checks_table(judged: Sequence[Check]) -> Table:
 
 
 def median_rates(rates: Sequence[Rate], aggregate: str) -> dict[tuple[int, int, str], float]:
-    """Events/s by (cores, sources, contender), where all contenders were measured."""
+    """Median events/s by (cores, sources, contender), where all contenders were measured."""
     found: dict[tuple[int, int, str], list[float]] = {}
     for rate in rates:
         if rate.run.aggregate == aggregate:
@@ -168,23 +168,23 @@ def remarks(settings: Settings, counted: Sequence[Run], rates: Sequence[Rate]) -
     lines = []
     if counted:
         lines += [
-            f"levels: hops from {settings.children} children to one root, {settings.fan_in} nodes sharing one of the "
-            "next level. Bytes: what Spark's map tasks wrote (shuffleWriteBytes), compressed as Spark does by default; "
+            f"levels: hops from {settings.children} children to one root; {settings.fan_in} nodes share a node of the "
+            "next level. Bytes: written by Spark's map tasks (shuffleWriteBytes), with Spark's default compression; "
             f"values have {settings.decimals} decimals.",
-            "with the sensors' hop: as the paper counts, both ways get each event once from its sensor, too.",
-            "stock: Spark combines partials in front of its shuffle, which is one level; it has no more of them. Its "
-            "median sends a map of counts by value.",
+            "with sensors' hop: as in the paper, plus the hop that brings each event from its sensor, both ways.",
+            "stock: Spark combines partials before its shuffle, so it has one level. Its median sends a map of counts "
+            "by value.",
         ]
     if rates:
         lines.append(
-            "events/s: without the first batch. In the paper every source is a node of 16 cores; here all of them, and "
-            "the root, share the cores of one machine. Ratios count, not rates."
+            "events/s: without the first batch. In the paper every source is a node of 16 cores. Here all sources and "
+            "the root share the cores of one machine, so compare ratios, not rates."
         )
     return "\n".join(lines)
 
 
 def save(out: Path, record: dict[str, Any], counted: Sequence[Run], rates: Sequence[Rate]) -> None:
-    """All that is known so far, as JSON."""
+    """Writes all results so far as JSON."""
     found = {
         "bytes": [run.to_json() for run in counted],
         "ratios": {
@@ -208,7 +208,7 @@ def report(
     record: dict[str, Any],
     console: Console,
 ) -> None:
-    """Tables on the console, everything as JSON, the figures as one PNG."""
+    """Prints tables, and writes everything as JSON and the figures as one PNG."""
     save(out, record, counted, rates)
     draw(out / "network.png", settings, counted, rates)
     console.print()
@@ -219,7 +219,7 @@ def report(
 
 
 def draw(path: Path, settings: Settings, counted: Sequence[Run], rates: Sequence[Rate]) -> None:
-    """Figure 6 above, figure 5 below; what was not measured is left out."""
+    """Draws figure 6 above and figure 5 below. Leaves out what was not measured."""
     import matplotlib
 
     matplotlib.use("Agg")

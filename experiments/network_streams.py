@@ -1,9 +1,9 @@
-"""The Spark side of `aion experiment network`: streams of many sources, central and distributed, and bytes by hop.
+"""The Spark part of `aion experiment network`: streams from many sources, central and distributed, and bytes by hop.
 
-Every source is a child of the tree and has a file of its own in every batch, so that one task reads it whole and all of
-them see the same stretch of event time. The root is one task. A hop is one shuffle; its bytes are what its map tasks
-wrote, as Spark counts them (``shuffleWriteBytes`` of the stages in the status store, which is what the REST API and
-the UI show): compressed by Spark's default, for all contenders alike.
+Every source is a child of the tree. It has its own file in every batch, so that one task reads it whole, and all
+sources have the same stretch of event time. The root is one task. A hop is one shuffle. Its bytes are those that its
+map tasks wrote, as Spark counts them (``shuffleWriteBytes`` of the stages in the status store, as in the REST API and
+the UI), with Spark's default compression for all contenders.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SKIPPED_BATCHES = 1
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Events of ``children`` sources: each batch is so many from each, over the same ``span_s`` of event time."""
+    """The events of ``children`` sources. In a batch each has ``events_per_child`` events, over ``span_s`` seconds."""
 
     children: int
     events_per_child: int
@@ -53,7 +53,7 @@ class Sources:
         return self.children * self.events_per_child * self.batches
 
     def table(self, batch: int, child: int) -> pa.Table:
-        """Key, time and value: readings of a few decimals, as a sensor gives them, in the order of their times."""
+        """Key, time and value, in the order of time. The values have a few decimals, like a sensor's readings."""
         rng = np.random.default_rng([self.seed, batch, child])
         n, span_us = self.events_per_child, self.span_s * 1_000_000
         times = _START_US + batch * span_us + np.sort(rng.integers(0, span_us, n))
@@ -66,7 +66,7 @@ class Sources:
         )
 
     def write(self, folder: Path) -> Path:
-        """One file for each batch and child; Spark takes them in this order, by the times of their modification."""
+        """Writes a file for each batch and child. Their modification times make Spark read them in this order."""
         folder.mkdir(parents=True)
         for batch in range(self.batches):
             for child in range(self.children):
@@ -79,7 +79,7 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One shuffle of all batches: bytes and rows that were written to it, by how many tasks of a batch."""
+    """One shuffle, summed over all batches: bytes and rows written. ``tasks``: the most map tasks in a batch."""
 
     tasks: int
     bytes: int
@@ -88,7 +88,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of one contender. ``results`` and ``checksum``: how many results it had, and their sum."""
+    """One run of one contender. ``results``: the number of results. ``checksum``: their sum."""
 
     contender: str
     aggregate: str
@@ -108,7 +108,7 @@ class Run:
 
 
 def configured(spark: SparkSession) -> SparkSession:
-    """One root task, and each file a task of its own."""
+    """Sets one root task, and one task per file."""
     spark.conf.set("spark.sql.shuffle.partitions", "1")
     spark.conf.set("spark.sql.files.maxPartitionBytes", str(1 << 30))
     spark.conf.set("spark.sql.files.openCostInBytes", str(1 << 30))
@@ -121,20 +121,20 @@ def read(spark: SparkSession, sources: Sources, folder: Path) -> DataFrame:
 
 
 def central(df: DataFrame, sources: Sources, aggregate: str, levels: int, fan_in: int) -> DataFrame:
-    """Every event crosses every hop; only the root aggregates (the paper's centralised implementation)."""
+    """Every event crosses every hop, and only the root aggregates (the paper's centralised implementation)."""
     from pyspark.sql import functions as F
 
     from aion.core.topology import Tree
 
     tree = Tree(levels=levels, fan_in=fan_in, children=sources.children, shards=(0,), root_tasks=1)
     for level in range(1, levels):
-        # As many nodes as the tree has. The condition always holds; it keeps Spark from making all hops one.
+        # As many nodes as the tree has. The filter is always true; it keeps Spark from merging the hops.
         df = df.repartition(tree.nodes(level), "value").where(F.spark_partition_id() >= 0)
     return stock(df.repartition(1), sources, aggregate, 1, fan_in)
 
 
 def stock(df: DataFrame, sources: Sources, aggregate: str, levels: int, fan_in: int) -> DataFrame:
-    """Spark's own: partial aggregates in front of its shuffle, which it needs none of behind one to a single task."""
+    """Spark's own aggregation: partial aggregates before its shuffle. After a shuffle to one task it needs no other."""
     from pyspark.sql import functions as F
 
     function = {"mean": F.avg, "median": F.median}[aggregate]
@@ -142,7 +142,7 @@ def stock(df: DataFrame, sources: Sources, aggregate: str, levels: int, fan_in: 
 
 
 def distributed(df: DataFrame, sources: Sources, aggregate: str, levels: int, fan_in: int) -> DataFrame:
-    """Aion: slices and partials on every child, merged on every level, computed at the root."""
+    """Aion: slices and partials on every child, merged on every level, results at the root."""
     import aion
     from aion import aggregates as A
 
@@ -175,7 +175,7 @@ def run(
     fan_in: int,
     checkpoint: Path,
 ) -> Run:
-    """One query over all batches, into nowhere. Raises RuntimeError where not all events and hops were seen."""
+    """Runs one query over all batches and discards its output. Raises RuntimeError if events or hops are missing."""
     from pyspark.sql import functions as F
 
     results = BUILD[contender](read(spark, sources, folder), sources, aggregate, levels, fan_in)
@@ -191,9 +191,7 @@ def run(
     events = sum(report["numInputRows"] for report in progress)
     hops = shuffles(spark, str(query.runId))
     if (events, len(hops)) != (sources.events, levels):
-        raise RuntimeError(
-            f"{contender}: {events:,} of {sources.events:,} events and {len(hops)} of {levels} hops were seen"
-        )
+        raise RuntimeError(f"{contender}: saw {events:,} of {sources.events:,} events and {len(hops)} of {levels} hops")
     return Run(
         contender=contender,
         aggregate=aggregate,
@@ -207,7 +205,7 @@ def run(
 
 
 def shuffles(spark: SparkSession, run_id: str) -> list[Hop]:
-    """The shuffles of a query's batches, the first hop first, added up over its batches."""
+    """The shuffles of a query, the first hop first, summed over its batches."""
     context = spark.sparkContext
     scala = context._jsc.sc()
     scala.listenerBus().waitUntilEmpty()
@@ -219,7 +217,7 @@ def shuffles(spark: SparkSession, run_id: str) -> list[Hop]:
         batches.append([Hop(s.numTasks(), s.shuffleWriteBytes(), s.shuffleWriteRecords()) for s in written])
     with_data = [hops for hops in batches if hops]
     if len({len(hops) for hops in with_data}) != 1:
-        raise RuntimeError(f"batches of {run_id} have {[len(hops) for hops in with_data]} shuffles, not equally many")
+        raise RuntimeError(f"the batches of {run_id} differ in shuffles: {[len(hops) for hops in with_data]}")
     return [_together(hop) for hop in zip(*with_data, strict=True)]
 
 

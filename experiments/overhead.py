@@ -1,8 +1,8 @@
-"""What versions and recovery cost: the ingest experiment's queries, and the same whose commits write nothing.
+"""The cost of versions and recovery: the ingest queries with normal commits, and with commits that do nothing.
 
-In turns, over the same files, each in a Spark application of its own in one JVM, with a state server of its own. The
-servers are all that differs: see ``overhead_server``. Measured is what ``bench.steady_rate`` says; and, since that
-depends on what else a machine does, the processor time of all processes that take part, over the whole run.
+The contenders take turns over the same files. Each has a Spark application and a state server of its own, in one JVM.
+Only the servers differ: see ``overhead_server``. It measures the rate of ``bench.steady_rate``. Since that depends on
+what else the machine does, it also measures the processor time of all processes involved, over the whole run.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     Done = list[tuple[Turn, "Measured"]]
 
 QUERIES = ("partials", "apply")
-HOW = {"commits": "all of it", "nothing": "commits do nothing"}
+HOW = {"commits": "normal commits", "nothing": "commits do nothing"}
 ALLOWED_OVERHEAD = 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One experiment, as asked for."""
+    """The options of one run of the experiment."""
 
     queries: tuple[str, ...]
     events_per_batch: int
@@ -50,7 +50,7 @@ class Settings:
 
     @property
     def headline(self) -> str:
-        """What was measured, in a line."""
+        """The settings in one line."""
         size = f" of {self.payload_bytes:,} B" if self.payload_bytes else ""
         return (
             f"batches of {self.events_per_batch:,} events{size}, 100 keys, 5 % late, windows of {WINDOW}, "
@@ -60,7 +60,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A run, and the processor time that it took."""
+    """A run, and its processor time in seconds."""
 
     run: Run
     cpu_s: float
@@ -83,15 +83,15 @@ def overhead(
     batches: Annotated[int, typer.Option(min=3, help="Batches per run; the first two are not measured.")] = 6,
     runs: Annotated[int, typer.Option(min=1, help="Measured runs per contender.")] = 5,
     warm_ups: Annotated[int, typer.Option(min=0, help="Runs per contender before those.")] = 1,
-    payload: Annotated[int, typer.Option(min=0, help="Random bytes every event carries, e.g. 2304.")] = 0,
+    payload: Annotated[int, typer.Option(min=0, help="Random bytes in each event, e.g. 2304.")] = 0,
     policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
     cores: Annotated[int, typer.Option(min=1, help="Cores, and shuffle partitions.")] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Of the generated events.")] = 1,
-    out: Annotated[Path, typer.Option(help="For results; state lies there while it is measured.")] = Path(
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the generated events.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for results, and for the state during the runs.")] = Path(
         "out/overhead"
     ),
 ) -> None:
-    """Events per second with versions and recovery, and with commits that do nothing."""
+    """Compare the events per second with normal commits and with commits that do nothing."""
     # Here, not above: `aion --help` imports this module and needs none of it.
     from experiments import bench
     from experiments.generate import EventPlan, write_batches
@@ -114,15 +114,15 @@ def overhead(
 
 
 def choose(names: str) -> tuple[str, ...]:
-    """The queries named, in the order of the comparison."""
+    """The queries with these names, in the order of the comparison."""
     wanted = {name.strip() for name in names.split(",") if name.strip()}
     if not wanted or wanted - set(QUERIES):
-        raise typer.BadParameter(f"{names!r}: there are {', '.join(QUERIES)}")
+        raise typer.BadParameter(f"{names!r}: use some of {', '.join(QUERIES)}")
     return tuple(query for query in QUERIES if query in wanted)
 
 
 def take_turns(settings: Settings, paths: list[Path], out: Path, record: dict[str, Any], console: Console) -> Done:
-    """Every run of every contender. Each is written to the JSON once it is done."""
+    """All runs of all contenders. Writes each run to the JSON file when it is done."""
     from experiments import bench
 
     done: Done = []
@@ -136,7 +136,7 @@ def take_turns(settings: Settings, paths: list[Path], out: Path, record: dict[st
             kind = "warm-up" if turn.warm_up else "run"
             console.print(
                 f"{kind:>7} {turn.round}  {query + ', ' + HOW[how]:<30} {run.run.wall_s:>6.1f} s "
-                f"({run.cpu_s:.1f} of a processor)   events/s: {run.steady_events_per_s:>10,.0f} steady"
+                f"({run.cpu_s:.1f} processor s)   events/s: {run.steady_events_per_s:>10,.0f} steady"
             )
             bench.write_json(out / "overhead.json", {**record, "runs": as_rows(done)})
     finally:
@@ -145,7 +145,7 @@ def take_turns(settings: Settings, paths: list[Path], out: Path, record: dict[st
 
 
 def run_once(settings: Settings, query: str, how: str, paths: list[Path], work_dir: Path) -> Measured:
-    """One run in a Spark application of its own. Raises RuntimeError when it did not commit as it was to."""
+    """One run in a Spark application of its own. Raises RuntimeError if it did not commit as expected."""
     from experiments.ingest_contenders import CONTENDERS, Shape
     from experiments.ingest_stream import file_stream, run_to_end, session
     from experiments.overhead_server import state_server
@@ -170,9 +170,9 @@ def run_once(settings: Settings, query: str, how: str, paths: list[Path], work_d
 
 
 def cpu_seconds() -> dict[int, float]:
-    """Processor time of this process and of all that it started, by pid.
+    """The processor time of this process and of its descendants, by pid.
 
-    Workers that have ended count with the daemon from which they were forked and that waited for them.
+    Workers that have ended count for the daemon that forked them and waited for them.
     """
     import psutil
 
@@ -188,16 +188,16 @@ def cpu_seconds() -> dict[int, float]:
 
 
 def check(state: Path, how: str, settings: Settings) -> None:
-    """Raises RuntimeError when the versions in a state folder are not those that such commits leave."""
+    """Raises RuntimeError if the number of versions in a state folder does not fit the kind of commits."""
     versions = len(list(state.glob("*/*/shard-*/manifests/*.json")))
     if how == "nothing" and versions:
-        raise RuntimeError(f"{versions} versions were written where commits were to do nothing")
+        raise RuntimeError(f"commits wrote {versions} versions although they should do nothing")
     if how == "commits" and versions < settings.batches * settings.cores:
-        raise RuntimeError(f"{versions} versions for {settings.batches} batches of {settings.cores} shards")
+        raise RuntimeError(f"only {versions} versions for {settings.batches} batches of {settings.cores} shards")
 
 
 def report(settings: Settings, done: Done, out: Path, record: dict[str, Any], console: Console) -> None:
-    """Tables on the console, all figures as JSON, the steady rates as a bar chart."""
+    """Prints tables, and writes all figures as JSON and the steady rates as a bar chart."""
     from experiments import bench
 
     labels = {f"{query} {how}": f"{query}, {words}" for query in settings.queries for how, words in HOW.items()}
@@ -230,7 +230,7 @@ def report(settings: Settings, done: Done, out: Path, record: dict[str, Any], co
 
 
 def targets(settings: Settings) -> list[Target]:
-    """At most 15 % more time for the same events: at least 1 / 1.15 of the rate."""
+    """The targets: at most 15 % more time for the same events, so at least 1 / 1.15 of the rate."""
     from experiments.bench import Target
 
     at_least = round(1 / (1 + ALLOWED_OVERHEAD), 3)

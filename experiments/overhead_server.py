@@ -1,7 +1,6 @@
 """A state server whose commits write nothing: ``python -m experiments.overhead_server --dir DIR --watch PID HOW``.
 
-This is the only way to one: no setting of Aion's leads here. Whoever starts it before the first task of an application
-does decides what serves it.
+No setting of Aion's leads here: it has to be started before the first task of an application starts the usual server.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ ENDING_S = 60.0
 
 
 class Forgetful(Shard):
-    """A shard whose commits write nothing: the next attempt goes on in memory, and a host that dies loses it all.
+    """A shard whose commits write nothing. The next attempt continues in memory; if the host dies, all state is lost.
 
-    Everything else is a shard's: what memory has no room for goes to disk, and what an attempt did can be undone.
+    Everything else is as usual: blocks that do not fit into memory go to disk, and an attempt can be rolled back.
     """
 
     def commit(self, attempt: str, snapshot: dict[str, Any]) -> str:
@@ -50,7 +49,7 @@ class Forgetful(Shard):
         return self._current.token
 
     def _claim(self, attempt: str, identity: Identity, *, begins: bool) -> None:
-        """Nobody will come back to ask whose state this was."""
+        """Does nothing, since no later query reads this state."""
 
 
 HOW: dict[str, type[Shard]] = {"commits": Shard, "nothing": Forgetful}
@@ -58,7 +57,7 @@ HOW: dict[str, type[Shard]] = {"commits": Shard, "nothing": Forgetful}
 
 @contextmanager
 def state_server(application: str, executor_pid: int, how: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The state server of a Spark application on this host. Raises RuntimeError if it does not serve all the time."""
+    """Runs the state server of a Spark application on this host. Raises RuntimeError if it ends too early."""
     folder = runtime_dir(application)
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700)
@@ -69,12 +68,12 @@ def state_server(application: str, executor_pid: int, how: str, log: Path) -> It
         deadline = time.monotonic() + STARTING_S
         while (client := StateClient.find(application)) is None:
             if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"no state server that writes {how}: see {log}")
+                raise RuntimeError(f"the state server ({how}) did not start: see {log}")
             time.sleep(0.02)
         client.close()
         yield process
         if process.poll() is not None:
-            raise RuntimeError(f"the state server that writes {how} did not live to the end: see {log}")
+            raise RuntimeError(f"the state server ({how}) ended too early: see {log}")
     finally:
         process.terminate()
         process.wait(ENDING_S)

@@ -1,8 +1,8 @@
-"""Planned executions and prestaging together: what late executions find in memory, and how long they wait for disk.
+"""Planned executions with prestaging: how much late executions find in memory, and how long they wait for disk.
 
-The whole operator on the tiered store, with far less memory than its late windows take. Each batch moves the watermark,
-brings events, executes, and is followed by a gap in which the I/O thread does what it was told, as on Spark. The modes
-get the same events, and must yield the same panes.
+It runs the whole operator on the tiered store, with far less memory than the late windows take. Each batch moves the
+watermark, brings events and executes. A gap follows, in which the I/O thread works, as on Spark. All modes get the same
+events and must yield the same panes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ GAP_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``windows``: minutes with events in time. ``late``: events late on average, per window. ``events``: in time."""
+    """``windows``: their number, of a minute each. ``events``: events in time per window. ``late``: late events per
+    window, on average. ``median_s``: the median lateness.
+    """
 
     windows: int = 30
     events: int = 2000
@@ -45,16 +47,16 @@ DEFAULTS = Settings()
 
 
 def planned(
-    windows: Annotated[int, typer.Option(min=2, help="Windows of a minute.")] = DEFAULTS.windows,
+    windows: Annotated[int, typer.Option(min=2, help="How many windows of a minute.")] = DEFAULTS.windows,
     events: Annotated[int, typer.Option(min=10, help="Events in time per window, 1 kB each.")] = DEFAULTS.events,
     late: Annotated[int, typer.Option(min=1, help="Late events per window, on average.")] = DEFAULTS.late,
     budget: Annotated[int, typer.Option(min=4, help="MiB of memory.")] = DEFAULTS.budget_bytes >> 20,
     staleness: Annotated[float, typer.Option(min=0.001, max=0.9, help="The trigger's bound.")] = DEFAULTS.staleness,
-    runs: Annotated[int, typer.Option(min=1, help="Of each mode, in turn.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="Of events.")] = DEFAULTS.seed,
-    out: Annotated[Path, typer.Option(help="For results.")] = Path("out/planned"),
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each mode; the modes take turns.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the events.")] = DEFAULTS.seed,
+    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("out/planned"),
 ) -> None:
-    """Late executions planned by staleness, and what prestaging makes of knowing them: hits, misses, waiting."""
+    """Plan late executions by staleness and prestage for them: hits, misses and waiting, by mode."""
     from dataclasses import asdict
 
     from experiments import bench, planned_report
@@ -82,7 +84,7 @@ def planned(
 
 
 def policy(mode: str, settings: Settings) -> dict[str, Any]:
-    """``coverage: null``: every window is kept equally long, so that modes and runs differ in nothing else."""
+    """The policy of a mode. ``coverage: null`` keeps every window equally long, so that only the mode differs."""
     return {
         "memory": {"budget": settings.budget_bytes, "bucket_limit": settings.budget_bytes // 2},
         "blocks": {"target": "64KiB"},
@@ -93,7 +95,7 @@ def policy(mode: str, settings: Settings) -> dict[str, Any]:
 
 
 def run(mode: str, settings: Settings) -> dict[str, Any]:
-    """One stream from beginning to end: what reads found, and what the trigger did."""
+    """Runs the whole stream: what reads found in memory, and what the trigger did."""
     import time
 
     import aion
@@ -127,7 +129,7 @@ def run(mode: str, settings: Settings) -> dict[str, Any]:
         counters = operator.counters
         staging = operator.store.stats().staging
         left = len(executor.operator.windows)
-    assert left == 0, f"{left} windows are still there"
+    assert left == 0, f"{left} windows are left"
     stale = counters["staleness"]
     return {
         "panes": panes % (1 << 63),
@@ -149,7 +151,7 @@ def run(mode: str, settings: Settings) -> dict[str, Any]:
 
 
 def total(_key: tuple[Any, ...], _window: Any, batches: Iterator[pa.RecordBatch]) -> dict[str, int]:
-    """Looks at every event and at every byte of it, and keeps none."""
+    """The window function: reads every byte of every event, and keeps none."""
     import numpy as np
 
     n = size = 0
@@ -160,7 +162,7 @@ def total(_key: tuple[Any, ...], _window: Any, batches: Iterator[pa.RecordBatch]
 
 
 def checksum(panes: pa.Table) -> int:
-    """Of all panes, in any order: window, pane, kind, and what the function found."""
+    """A checksum of panes that does not depend on their order."""
     import zlib
 
     if not panes.num_rows:
@@ -170,7 +172,7 @@ def checksum(panes: pa.Table) -> int:
 
 
 def settle(operator: aion.LocalOperator) -> None:
-    """The gap after a call: until the I/O thread has nothing left to do."""
+    """Waits until the I/O thread has nothing left to do: the gap after a call."""
     import time
 
     deadline = time.monotonic() + GAP_S
@@ -179,7 +181,10 @@ def settle(operator: aion.LocalOperator) -> None:
 
 
 def stream(settings: Settings) -> Iterator[tuple[int, pa.Table]]:
-    """Watermarks, and what comes at them: events of now, and late ones of windows that have ended; no end is sudden."""
+    """Watermarks, each with the events that come at it: current ones, and late ones of windows that have ended.
+
+    It goes on until the last window has reached its bound.
+    """
     import numpy as np
     import pyarrow as pa
 

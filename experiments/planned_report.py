@@ -1,4 +1,4 @@
-"""What `aion experiment planned` says of what it found: tables, verdicts, a figure."""
+"""The report of `aion experiment planned`: tables, verdicts, a figure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS = {"hits": "hit", "late": "prestaged too late", "misses": "miss"}
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What has to be so, what was found, and whether it is."""
+    """A requirement, what was found, and whether it holds."""
 
     what: str
     found: str
@@ -37,12 +37,12 @@ def median(results: Results, mode: str, of: Callable[[Mapping[str, Any]], float]
 
 
 def figure_of(results: Results, mode: str, name: str) -> float:
-    """The median of one of the figures that every run has."""
+    """The median over runs of one figure."""
     return median(results, mode, lambda run: run[name])
 
 
 def hit_share(run: Mapping[str, Any]) -> float:
-    """Of the blocks that reads did not find where they had been all the time: in memory in time."""
+    """The share of the blocks read that had been prestaged in time, without blocks that never left memory."""
     reads = run["hits"] + run["late"] + run["misses"]
     return float(run["hits"] / reads) if reads else 1.0
 
@@ -55,16 +55,16 @@ def checks(results: Results) -> list[Check]:
     return [
         Check("every mode yields the same panes", f"{len(panes)} different", len(panes) == 1),
         Check(
-            "planned executions are hit more often than those that late events announce",
+            "predictive prestaging has more hits than prestaging on the first late event",
             f"{share['predictive']:.1%} and {share['on_late_event']:.1%}",
             share["predictive"] > share["on_late_event"],
         ),
         Check(
-            "late executions take less time when they are planned than when nothing is prestaged",
+            "late executions take less time with predictive prestaging than without prestaging",
             f"{took['predictive']:.2f} s and {took['none']:.2f} s",
             took["predictive"] < took["none"],
         ),
-        Check("nine of ten windows keep the trigger's bound", f"{kept:.0%}", kept >= 0.9),
+        Check("at least nine of ten windows keep the trigger's bound", f"{kept:.0%}", kept >= 0.9),
     ]
 
 
@@ -103,8 +103,8 @@ def tables(results: Results) -> list[Table]:
             for mode in MODES
         ],
     )
-    judged = Table(title="what has to be so", title_justify="left")
-    for heading in ("what", "found", "verdict"):
+    judged = Table(title="requirements", title_justify="left")
+    for heading in ("requirement", "found", "verdict"):
         judged.add_column(heading)
     for check in checks(results):
         colour = "green" if check.holds else "red"
@@ -122,21 +122,22 @@ def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -
 
 
 def remarks(settings: Settings) -> str:
-    """What a reader must know to read the tables."""
+    """The explanation below the tables."""
     size = settings.events * settings.payload_bytes / 2**20
     late = settings.bound_s // 60
     return (
-        f"{settings.windows} windows of a minute and {size:.1f} MiB, kept for {late} minutes: some {late * size:.0f} "
-        f"MiB of late windows in {settings.budget_bytes / 2**20:.0f} MiB of memory. {settings.late} late events each, "
-        f"log-normal, {settings.median_s:g} s late in the median; a batch every {settings.batch_s} s; staleness bound "
-        f"{settings.staleness:g}. Reads are of blocks; files may be in the page cache. predictive stages what the next "
-        "batch is planned to execute; on_late_event a window for which the first late event comes. Memory that "
-        "is needed for something else is taken from what waits to be read."
+        f"{settings.windows} windows of a minute, {size:.1f} MiB each, kept for {late} minutes: about "
+        f"{late * size:.0f} MiB of late windows with {settings.budget_bytes / 2**20:.0f} MiB of memory. Each window "
+        f"has about {settings.late} late events, log-normal, with a median lateness of {settings.median_s:g} s; a "
+        f"batch every {settings.batch_s} s; staleness bound {settings.staleness:g}. Figures count blocks; files may "
+        "be in the page cache. predictive: stages the windows that the next batch is planned to execute. "
+        "on_late_event: stages a window when its first late event comes. When memory is needed, prestaged blocks are "
+        "evicted first."
     )
 
 
 def write(out: Path, record: Mapping[str, Any], results: Results) -> list[Path]:
-    """The record with all results and verdicts as JSON, and a figure."""
+    """Writes all results and verdicts as JSON, and a figure."""
     judged = [{**asdict(check), "verdict": check.words} for check in checks(results)]
     paths = [out / "planned.json", out / "planned.png"]
     bench.write_json(paths[0], {**record, "checks": judged})
@@ -145,7 +146,7 @@ def write(out: Path, record: Mapping[str, Any], results: Results) -> list[Path]:
 
 
 def chart(path: Path, results: Results) -> None:
-    """What reads found, and how long late executions took, by mode."""
+    """Draws what reads found, and how long late executions took, by mode."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -161,7 +162,7 @@ def chart(path: Path, results: Results) -> None:
         left.annotate(f" {median(results, mode, hit_share):.0%} hit", (begin[i], i), va="center", fontsize=8)
     left.set_yticks(range(len(MODES)), MODES)
     left.margins(x=0.15)
-    left.set(xlabel="blocks read that were not in memory all the time")
+    left.set(xlabel="blocks read that had left memory")
     left.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3)
     took = [figure_of(results, mode, "late_seconds") for mode in MODES]
     bars = right.barh(range(len(MODES)), took, height=0.6, color="#666666")

@@ -1,9 +1,9 @@
-"""How long a query takes to its first pane when it is started again: with a large state, and with nearly none.
+"""The time to the first pane after a restart of a query: with a large state, and with nearly none.
 
-Two folders, each with input, checkpoint and state. Into one the state is written by a first life of the query, into the
-other nearly none. Then both are started again, in turns, each time with one new file of events of a small window that
-is executed in the first batch: from their checkpoints, in a new JVM with a new state server, the page cache without a
-byte of their state. The windows that hold the bulk lie in the future, and nothing executes them.
+There are two folders, each with input, checkpoint and state. A first run of the query writes a large state into one and
+nearly none into the other. Then both queries restart several times, in turns: from their checkpoints, in a new JVM with
+a new state server, and with none of their state in the page cache. Each time there is one new file, with events of a
+small window that the first batch executes. The windows with the large state lie in the future and are never executed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 ALLOWED = 1.5
-"""How many times as long as with an empty state it may take."""
+"""The most time with a large state, as a multiple of that with an empty state."""
 FAR_MINUTES = 10_000
 BULK_WINDOWS = 8
 SMALL_EVENTS = 100
@@ -47,7 +47,7 @@ PACKAGES = ("aion", "pyspark", "pyarrow", "rocksdict")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One experiment, as asked for."""
+    """The options of one run of the experiment."""
 
     size_mib: int
     payload_bytes: int
@@ -58,21 +58,23 @@ class Settings:
 
 def restart(
     size_mib: Annotated[int, typer.Option(min=1, help="Size of the large state.")] = 5_120,
-    payload: Annotated[int, typer.Option(min=128, help="Bytes that every event carries; a multiple of 128.")] = 16_384,
-    runs: Annotated[int, typer.Option(min=1, max=8, help="Starts of each query that are measured.")] = 3,
+    payload: Annotated[int, typer.Option(min=128, help="Bytes in each event, rounded down to a multiple of 128.")] = (
+        16_384
+    ),
+    runs: Annotated[int, typer.Option(min=1, max=8, help="Measured restarts of each query.")] = 3,
     policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
     cores: Annotated[int, typer.Option(min=1, help="Cores, and shuffle partitions.")] = 2,
-    out: Annotated[Path, typer.Option(help="For results; state lies there while it is measured.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for results, and for the state during the runs.")] = Path(
         "out/restart"
     ),
 ) -> None:
-    """Seconds from the start of a query to its first pane, by what its checkpoint holds."""
+    """Seconds from the restart of a query to its first pane, with a large and with an empty state."""
     # Here, not above: `aion --help` imports this module and needs none of it.
     from experiments import bench
 
     settings = Settings(size_mib, payload // 128 * 128, runs, policy, cores)
     console = wide_console()
-    check_room(out, 2 * size_mib * MIB)  # merging writes some of it once more
+    check_room(out, 2 * size_mib * MIB)  # merging writes part of it again
     record = {
         "experiment": "restart",
         "settings": asdict(settings),
@@ -88,7 +90,7 @@ def restart(
 
 
 def measure(settings: Settings, work: Path, console: Console) -> dict[str, Any]:
-    """Both states, and every start on them. Raises RuntimeError if a state or a pane is not what was to be measured."""
+    """Writes both states and measures all restarts. Raises RuntimeError if a state or a pane is not as expected."""
     from experiments import bench
     from experiments.store_common import drop_page_cache
 
@@ -109,14 +111,14 @@ def measure(settings: Settings, work: Path, console: Console) -> dict[str, Any]:
         first = answer.batches[0]["durationMs"]
         console.print(
             f"run {turn.round}  {STATES[turn.contender]}: first pane after {answer.first_pane_s:.2f} s "
-            f"(of it {first['addBatch'] / 1e3:.2f} s in the batch); {answer.blocks:,} blocks",
+            f"({first['addBatch'] / 1e3:.2f} s of that in the batch); {answer.blocks:,} blocks",
             highlight=False,
         )
     return results
 
 
 def fill(settings: Settings, folder: Path, size_mib: int) -> dict[str, Any]:
-    """The first life of a query: after it, its state holds so many MiB, and a few events."""
+    """The first run of a query. It leaves a state of ``size_mib`` MiB, plus a few events."""
     from experiments.restart_query import MINUTE_US, ORIGIN_US, events
 
     (folder / "input").mkdir(parents=True)
@@ -128,15 +130,15 @@ def fill(settings: Settings, folder: Path, size_mib: int) -> dict[str, Any]:
     begin = time.perf_counter()
     answer = child(settings, folder)
     if answer.panes:
-        raise RuntimeError(f"{answer.panes} panes while the state was written: nothing was to be executed")
+        raise RuntimeError(f"{answer.panes} panes came out while the state was written; expected none")
     if answer.disk_bytes < size_mib * MIB:
-        raise RuntimeError(f"the state has {answer.disk_bytes / MIB:,.0f} MiB where {size_mib:,} were to be measured")
+        raise RuntimeError(f"the state has {answer.disk_bytes / MIB:,.0f} MiB; expected at least {size_mib:,}")
     files = len(list((folder / "state").glob("[!.]*/*/shard-*/files/*.sst")))
     return {"state_bytes": answer.disk_bytes, "files": files, "fill_s": time.perf_counter() - begin}
 
 
 def start_again(settings: Settings, folder: Path, run: int) -> Answer:
-    """The query once more, with a file of a new, small window that the watermark has passed when it comes."""
+    """Restarts the query with a new file. Its events are of a new, small window, which is executed in that batch."""
     from experiments.restart_query import MINUTE_US, ORIGIN_US, events
 
     due_us = ORIGIN_US + (run - 1) * MINUTE_US
@@ -145,9 +147,9 @@ def start_again(settings: Settings, folder: Path, run: int) -> Answer:
     write_file(folder / "input", number, table, settings.cores)
     answer = child(settings, folder)
     if answer.windows_us != [due_us] or answer.first_pane_s is None:
-        raise RuntimeError(f"panes of the windows {answer.windows_us}, where one of {due_us} was to be measured")
+        raise RuntimeError(f"got panes of the windows {answer.windows_us}; expected only {due_us}")
     if answer.rebuilds != settings.cores:
-        raise RuntimeError(f"{answer.rebuilds} shards were opened where there are {settings.cores}")
+        raise RuntimeError(f"{answer.rebuilds} shards were opened; expected {settings.cores}")
     return answer
 
 
@@ -156,15 +158,15 @@ def write_file(folder: Path, number: int, table: Any, row_groups: int) -> None:
 
     path = folder / f"{number:06d}.parquet"
     pq.write_table(table, path, row_group_size=-(-len(table) // row_groups))  # a part for every core
-    # The source takes files in the order of their modification times.
+    # The source reads files in the order of their modification times.
     os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
 
 
 def child(settings: Settings, folder: Path) -> Answer:
-    """A life of the query, its JVM and its state server. Raises RuntimeError with what it said if it fails.
+    """One run of the query, with its own JVM and state server. Raises RuntimeError with its output if it fails.
 
-    Spark gives a Python process ten seconds to start, which on a busy machine may not do: then it is tried again, and
-    goes on where it was.
+    Spark gives a Python process ten seconds to start, which may be too short on a busy machine. Then it tries again,
+    and the query continues where it was.
     """
     from experiments.restart_query import Answer, Request
     from state_backends.server.server_folder import occupant, runtime_dir
@@ -181,7 +183,7 @@ def child(settings: Settings, folder: Path) -> Answer:
     deadline = time.monotonic() + ENDING_S
     while occupant(runtime_dir(answer.application)) is not None:
         if time.monotonic() > deadline:
-            raise RuntimeError("the state server outlives its JVM")
+            raise RuntimeError("the state server still runs after its JVM has ended")
         time.sleep(0.05)
     return answer
 
@@ -195,8 +197,8 @@ def report(settings: Settings, results: dict[str, Any], record: dict[str, Any], 
     batch = {
         state: [s["batches"][0]["durationMs"]["addBatch"] / 1e3 for s in results[state]["starts"]] for state in first
     }
-    table = Table(title="started again from the checkpoint: seconds to the first pane", title_justify="left")
-    for heading in ("", "MiB", "files", "first pane", "lowest", "highest", "of it in the batch"):
+    table = Table(title="restarted from the checkpoint: seconds to the first pane", title_justify="left")
+    for heading in ("", "MiB", "files", "first pane", "lowest", "highest", "in the batch"):
         table.add_column(heading, justify="right")
     for state, words in STATES.items():
         times = (statistics.median(first[state]), min(first[state]), max(first[state]), statistics.median(batch[state]))

@@ -1,8 +1,8 @@
-"""The query that is started again, in a process of its own: ``python -m experiments.restart_query REQUEST``.
+"""The query that is restarted, in a process of its own: ``python -m experiments.restart_query REQUEST``.
 
-Reads a folder of small files, a file a batch, until there are no more, and makes large events of them: only the state
-is large. A file's events arrive together; when they are *due* is their event time, so that the watermark, which follows
-their arrival, passes no window but those that are to be executed.
+It reads a folder of small files, one file per batch, until there are no more, and turns the rows into large events, so
+that only the state is large. All events of a file arrive at one time. Their event time, *due*, is chosen freely. So the
+watermark, which follows the arrival, only passes the windows that are to be executed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 SCHEMA = "id bigint, key bigint, due timestamp, arrived timestamp"
 KEYS = 100
 DIGEST_BYTES = 128
-"""A payload is the hexadecimal SHA-512 of the event's id, again and again."""
+"""A payload repeats the hexadecimal SHA-512 of the event's id, which has this many bytes."""
 MINUTE_US = 60_000_000
 ORIGIN_US = 1_700_000_040 * 1_000_000  # a whole minute
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``folder``: has ``input``, ``checkpoint`` and ``state``."""
+    """``folder``: contains ``input``, ``checkpoint`` and ``state``."""
 
     folder: str
     payload_bytes: int
@@ -42,7 +42,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``first_pane_s``: from the query's start until its sink has a pane; None if there was none."""
+    """``first_pane_s``: seconds from the query's start until its sink got a pane; None if it got none."""
 
     application: str
     first_pane_s: float | None
@@ -57,7 +57,7 @@ class Answer:
 
 
 def events(first_id: int, count: int, due_us: int, windows: int, arrived_us: int) -> pa.Table:
-    """``count`` events that arrive at one instant, spread over ``windows`` windows of a minute from ``due_us`` on."""
+    """``count`` events that all arrive at ``arrived_us``, over ``windows`` windows of a minute from ``due_us`` on."""
     ids = np.arange(first_id, first_id + count)
     due = due_us + ids % windows * MINUTE_US + ids % MINUTE_US
     time_type = pa.timestamp("us", tz="UTC")
@@ -72,7 +72,7 @@ def events(first_id: int, count: int, due_us: int, windows: int, arrived_us: int
 
 
 def size_of(key: tuple[Any, ...], window: Any, batches: Iterator[pa.RecordBatch]) -> dict[str, int]:
-    """What a pane says: events, and the bytes of their payloads."""
+    """The values of a pane: the number of events, and the bytes of their payloads."""
     import pyarrow.compute as pc
 
     n = total = 0
@@ -139,6 +139,6 @@ def run(request: Request) -> Answer:
 
 
 if __name__ == "__main__":
-    os.environ["TZ"] = "UTC"  # of the timestamps that Spark hands out
+    os.environ["TZ"] = "UTC"  # for the timestamps that Spark returns
     time.tzset()
     print(json.dumps(asdict(run(Request(**json.loads(sys.argv[1]))))))

@@ -1,7 +1,7 @@
-"""How long a shard takes to open on a host that has nothing of it in memory: by its files, or by their bytes?
+"""The time to open a shard on a host that has none of it in memory: does it depend on its files, or on their bytes?
 
-Shards of growing size with the same number of files, then of growing numbers of files with the same size, are committed
-as batches commit them, and opened by their tokens, in turns, with the page cache dropped before each time.
+It makes shards of different sizes with the same number of files, and shards of the same size with different numbers of
+files, by commits as batches make them. Then it opens them by their tokens, in turns, each time without page cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 BLOCK_BYTES = MIB
 ALLOWED_GROWTH = 2.0
-"""How much longer the largest shard may take to open than the smallest with as many files."""
+"""The most time to open the largest shard, as a multiple of that for the smallest with as many files."""
 PACKAGES = ("aion", "pyarrow", "rocksdict")
 
 
@@ -37,14 +37,14 @@ class Case:
 
 
 def restore(
-    sizes_mib: Annotated[str, typer.Option(help="Sizes of the shards that have as many files, in MiB.")] = (
+    sizes_mib: Annotated[str, typer.Option(help="Sizes in MiB of the shards with the same number of files.")] = (
         "64,256,1024"
     ),
-    files: Annotated[int, typer.Option(min=1, help="Files of each of those.")] = 32,
-    file_counts: Annotated[str, typer.Option(help="Files of the shards that are of the same size.")] = "8,32,128,512",
-    size_mib: Annotated[int, typer.Option(min=1, help="Size of each of those, in MiB.")] = 64,
-    runs: Annotated[int, typer.Option(min=1, help="Openings of each shard.")] = 5,
-    out: Annotated[Path, typer.Option(help="For results; state lies there while it is measured.")] = Path(
+    files: Annotated[int, typer.Option(min=1, help="Number of files of these shards.")] = 32,
+    file_counts: Annotated[str, typer.Option(help="Numbers of files of the shards of the same size.")] = "8,32,128,512",
+    size_mib: Annotated[int, typer.Option(min=1, help="Size in MiB of these shards.")] = 64,
+    runs: Annotated[int, typer.Option(min=1, help="How often each shard is opened.")] = 5,
+    out: Annotated[Path, typer.Option(help="Folder for results, and for the state during the runs.")] = Path(
         "out/restore"
     ),
 ) -> None:
@@ -88,12 +88,12 @@ def numbers(text: str) -> list[int]:
     """``"64,256"`` as ascending numbers. Raises BadParameter."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isdecimal() and int(part) for part in parts):
-        raise typer.BadParameter(f"{text!r}: write numbers above 0 with commas between, e.g. '64,256'")
+        raise typer.BadParameter(f"{text!r}: write numbers above 0, separated by commas, e.g. '64,256'")
     return sorted({int(part) for part in parts})
 
 
 def check_room(out: Path, needed_bytes: int) -> None:
-    """Raises BadParameter when the disk has no room for the shards, and some to spare."""
+    """Raises BadParameter if the disk has no room for the shards, with 20 % to spare."""
     out.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(out).free
     if free < needed_bytes * 1.2:
@@ -113,9 +113,9 @@ def cells(case: Case, result: dict[str, Any]) -> list[str]:
 
 
 def measure(cases: Sequence[Case], runs: int, out: Path) -> dict[Case, dict[str, Any]]:
-    """Makes the shards, opens each in turn, as often as there are runs, and removes them.
+    """Makes the shards, opens each ``runs`` times, and removes them.
 
-    Neighbours in time, so that a noisy machine is noisy to all of them alike.
+    The shards take turns, so that noise on the machine affects all of them alike.
     """
     work = Path(tempfile.mkdtemp(prefix="work-", dir=out)).absolute()
     folders = {case: work / str(number) for number, case in enumerate(cases)}
@@ -129,7 +129,7 @@ def measure(cases: Sequence[Case], runs: int, out: Path) -> dict[Case, dict[str,
             found[case] = {"blocks": blocks, "fill_s": fill_s, "open_s": [], "first_block_s": []}
             files = len(list((folder / "versions" / "files").iterdir()))
             if files != case.files:
-                raise RuntimeError(f"{files} files where {case.files} were to be measured")
+                raise RuntimeError(f"the shard has {files} files; expected {case.files}")
         for _ in range(runs):
             for case, folder in folders.items():
                 open_s, first_s = open_once(folder, tokens[case])
@@ -141,7 +141,7 @@ def measure(cases: Sequence[Case], runs: int, out: Path) -> dict[Case, dict[str,
 
 
 def open_once(folder: Path, token: str) -> tuple[float, float]:
-    """Seconds to open the shard, and then to read one block of it; nothing of it is in the page cache."""
+    """Seconds to open the shard, and then to read one block of it. None of it is in the page cache before."""
     from experiments.store_common import drop_page_cache
 
     drop_page_cache(folder)
@@ -154,7 +154,7 @@ def open_once(folder: Path, token: str) -> tuple[float, float]:
 
 
 def fill(case: Case, folder: Path) -> tuple[str, int]:
-    """Commits one file after the other, each with the blocks of one window; returns the token and how many blocks."""
+    """Commits files one by one, each with the blocks of one window. Returns the token and the number of blocks."""
     from experiments.store_common import MINUTE_US, encoded, random_batches
 
     share = case.mib * MIB // case.files
@@ -176,7 +176,7 @@ def fill(case: Case, folder: Path) -> tuple[str, int]:
 
 @contextmanager
 def shard_in(folder: Path) -> Iterator[Shard]:
-    """A shard as a host has it, but that a batch is one file however large."""
+    """A shard as on a host, except that a batch is one file however large it is."""
     from state_backends.files.storage import LocalStorage
     from state_backends.store.io_thread import IoThread
     from state_backends.store.m_bucket import MemoryBudget

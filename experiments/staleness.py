@@ -1,7 +1,8 @@
-"""Figure 9 of the Aion paper again: how few executions keep late windows fresh, and whether fewer could.
+"""Figure 9 of the Aion paper: how few executions keep late windows fresh, and whether fewer could.
 
-Planned on distributions (``staleness_model``), against the paper's two other triggers and against brute force; then on
-streams drawn from them, which never come as planned. ``staleness_report`` says what the paper claims of it.
+First plans on distributions (``staleness_model``), compared with the paper's two other triggers and with brute force.
+Then replays of streams drawn from them, which never follow the plan exactly. ``staleness_report`` checks the paper's
+claims.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ HORIZONS = (5.0, 10.0, 15.0, 16.0, 17.0, 18.0, 20.0, 30.0, 50.0, 100.0)
 EXPECTED = (20, 200, 2000)
 BOUND_US = 3_600_000_000
 STEPS = 50
-"""Batches in the late life of a replayed window, where it has batches."""
+"""The batches between a replayed window's end and its bound, in replays with batches."""
 REPLAYED_BOUND = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One experiment. ``grid``: places in time and in events each that brute force tries."""
+    """The options of one run of the experiment. ``grid``: how many places brute force tries in time, and in events."""
 
     horizon: float = 17.0
     distributions: int = 1000
@@ -46,7 +47,7 @@ def staleness(
         float, typer.Option(min=0.1, help="T of the log-normal distribution, in units of its median.")
     ] = DEFAULTS.horizon,
     distributions: Annotated[
-        int, typer.Option(min=1, help="Random distributions on which brute force tries to be better.")
+        int, typer.Option(min=1, help="Random distributions on which brute force tries to find better plans.")
     ] = DEFAULTS.distributions,
     grid: Annotated[int, typer.Option(min=8, help="Places that brute force tries in time, and in events.")] = (
         DEFAULTS.grid
@@ -54,10 +55,10 @@ def staleness(
     windows: Annotated[
         int, typer.Option(min=1, help="Windows replayed for each distribution and number of events.")
     ] = DEFAULTS.windows,
-    seed: Annotated[int, typer.Option(min=0, help="Of random distributions and streams.")] = DEFAULTS.seed,
-    out: Annotated[Path, typer.Option(help="For results.")] = Path("out/staleness"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of random distributions and streams.")] = DEFAULTS.seed,
+    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("out/staleness"),
 ) -> None:
-    """Executions that staleness bounds cost: figure 9 of the Aion paper, optimality, and streams replayed."""
+    """How many executions a staleness bound costs: figure 9 of the Aion paper, optimality, and replayed streams."""
     # Here, not above: `aion --help` imports this module and needs none of it.
     from dataclasses import asdict
 
@@ -87,10 +88,11 @@ def staleness(
 
 
 def figure_9(settings: Settings) -> dict[str, Any]:
-    """``maximum``: on the log-normal, by trigger and number of executions. ``fewest``: by distribution, trigger, bound.
+    """The data of figure 9.
 
-    ``horizons``: the same for the log-normal alone, by T. ``descent``: iterations, seconds, the excess over the exact
-    maximum, by number of executions.
+    ``maximum``: on the log-normal, by trigger and number of executions. ``fewest``: executions by distribution, trigger
+    and bound. ``horizons``: the same for the log-normal alone, by T. ``descent``: iterations, seconds and excess over
+    the exact maximum, by number of executions.
     """
     from time import perf_counter
 
@@ -125,7 +127,7 @@ def fewest_of(late: LateDistribution) -> dict[str, dict[str, int | None]]:
 
 
 def optimality(settings: Settings) -> dict[str, Any]:
-    """By kind of distribution: how many, of how many plans hold, the grid over ours; and milliseconds per plan."""
+    """By kind of distribution: how many there are, how many hold, and the grid's maximum over ours; and ms per plan."""
     from time import process_time
 
     import numpy as np
@@ -152,9 +154,9 @@ def optimality(settings: Settings) -> dict[str, Any]:
 
 
 def paper_horizons() -> dict[str, int | None]:
-    """The horizons of the log-normal with the paper's 31 % and 27 % at a bound of 0.05, in steps of 0.1 medians.
+    """The horizons T at which the log-normal gives the paper's 31 % and 27 % at a bound of 0.05.
 
-    With the executions that equal intervals need there for 0.01.
+    T goes in steps of 0.1 medians. The values: the executions that equal intervals need there for a bound of 0.01.
     """
     from experiments.staleness_model import fewest_by, paper_distribution
 
@@ -180,7 +182,7 @@ def quantiles(values: list[float]) -> dict[str, float]:
 
 
 def replays(settings: Settings) -> list[dict[str, Any]]:
-    """Windows whose late events are drawn at random, under staleness triggers that know more or less of them."""
+    """Replays of windows with random late events, under staleness triggers that know more or less about them."""
     import numpy as np
 
     from aion.core.trigger.planner import plan
@@ -212,7 +214,7 @@ def replays(settings: Settings) -> list[dict[str, Any]]:
 def replayed(trigger: Any, streams: list[np.ndarray[Any, Any]], step_us: int = 0) -> dict[str, float]:
     """Means over windows: executions, the largest staleness, and the share of windows that kept the bound.
 
-    ``kept_if_possible``: not counting executions that came as soon as their first event did.
+    ``kept_if_possible``: the share without executions that ran as soon as their first event came.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""What `aion experiment staleness` measures with: distributions, the other triggers as placements, brute force."""
+"""The models of `aion experiment staleness`: distributions, the other triggers as placements, brute force."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aion.core.trigger.distribution import Floats, LateDistribution
 from aion.core.trigger.planner import Solver, TriggerPlan, balanced, descent, fewest, plan
 
 HORIZON = 17.0
-"""T of the log-normal distribution, in units of its median. The paper gives none; this gives its figures."""
+"""T of the log-normal distribution, in units of its median. The paper gives no value; this one gives its figures."""
 MOST_EXECUTIONS = 200
 BOUNDS = (0.1, 0.05, 0.01)
 DISTRIBUTIONS = ("lnorm", "unif", "norm", "bursts")
@@ -24,7 +24,7 @@ NORMAL = (0.5, 1 / 6)
 
 
 def paper_distribution(name: str, horizon: float = HORIZON) -> LateDistribution:
-    """One of figure 9's, in shares of the horizon. ``horizon`` matters to ``lnorm`` alone: the others scale with it."""
+    """A distribution of figure 9, in shares of the horizon. Only ``lnorm`` depends on ``horizon``."""
     if name == "lnorm":
         return LateDistribution.sampled(lambda x: ndtr(np.log(np.maximum(x, 1e-300))), horizon=horizon)
     if name == "unif":
@@ -39,7 +39,7 @@ def paper_distribution(name: str, horizon: float = HORIZON) -> LateDistribution:
 
 
 def placed_by(trigger: str, late: LateDistribution, executions: int) -> TriggerPlan:
-    """``executions`` placed by one of TRIGGERS, the last one at the end."""
+    """The plan of ``executions`` executions by one of TRIGGERS. The last one is at the end."""
     if trigger == "exact":
         return balanced(late, executions)
     if trigger == "descent":
@@ -49,11 +49,11 @@ def placed_by(trigger: str, late: LateDistribution, executions: int) -> TriggerP
         return TriggerPlan(steps, late.at_all(steps))
     if trigger == "count":
         return TriggerPlan(np.append([late.quantile(s) for s in steps[:-1].tolist()], 1.0), steps)
-    raise ValueError(f"{trigger}: there are {', '.join(TRIGGERS)}")
+    raise ValueError(f"unknown trigger {trigger}; use {', '.join(TRIGGERS)}")
 
 
 def fewest_by(trigger: str, late: LateDistribution, bound: float) -> int | None:
-    """The smallest number of executions with which a trigger keeps the bound; None: more than MOST_EXECUTIONS."""
+    """The fewest executions with which a trigger keeps the bound. None: more than MOST_EXECUTIONS."""
     solvers: dict[str, Solver] = {"exact": "exact", "descent": "descent"}
     if trigger in solvers:
         return plan(late, bound=bound, solver=solvers[trigger]).executions
@@ -66,7 +66,7 @@ def fewest_by(trigger: str, late: LateDistribution, bound: float) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """A forecast that knows the truth: the distribution over ``bound_us``, and how many late events to expect."""
+    """A forecast that knows the truth: the distribution up to ``bound_us``, and the expected number of late events."""
 
     late: LateDistribution
     bound_us: int
@@ -87,7 +87,7 @@ def stream(late: LateDistribution, expected: float, bound_us: int, rng: np.rando
 
 
 def fewest_in_hindsight(lateness_us: NDArray[np.int64], bound_us: int, bound: float) -> int:
-    """The executions that would have kept the bound, had the stream been known: exact, as events are indivisible."""
+    """The fewest executions that would have kept the bound if the stream had been known. Exact."""
     return fewest(LateDistribution(lateness_us, np.arange(1, len(lateness_us) + 1), horizon=bound_us), bound).executions
 
 
@@ -95,8 +95,10 @@ def fewest_in_hindsight(lateness_us: NDArray[np.int64], bound_us: int, bound: fl
 
 
 def grid(late: LateDistribution, points: int) -> tuple[Floats, Floats]:
-    """Places for executions, some ``2 * points``: in time and in events, evenly and towards both ends ever denser,
-    and before and after every atom. Lateness and share of each, ascending.
+    """About ``2 * points`` places for executions, as the lateness and the share of each, ascending.
+
+    They are spaced in time and in events, evenly and more densely towards both ends, with one before and one after each
+    atom.
     """
     dense = np.geomspace(1e-7, 0.5, points // 4)
     even = np.union1d(np.linspace(0.0, 1.0, points // 2), np.concatenate([dense, 1.0 - dense]))
@@ -112,10 +114,10 @@ def grid(late: LateDistribution, points: int) -> tuple[Floats, Floats]:
 
 
 def brute_force(places: tuple[Floats, Floats], executions: int) -> Floats:
-    """The smallest maximum of staleness on a grid with 1 to ``executions`` executions, (executions,).
+    """The smallest maximum of staleness on a grid, for 1 to ``executions`` executions, (executions,).
 
-    Exact by dynamic programming over all pairs of places: the best way to one place is the best way to one before it
-    and the interval between them.
+    Exact, by dynamic programming over all pairs of places: the best way to a place is the best way to an earlier place,
+    plus the interval between them.
     """
     x, f = places
     between = (x[None, :] - x[:, None]) * (f[None, :] - f[:, None])
@@ -130,10 +132,10 @@ def brute_force(places: tuple[Floats, Floats], executions: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A distribution's plans beside brute force.
+    """A distribution's plans compared with brute force.
 
-    ``better``: placements found on the grid that beat a plan. ``untrue``: plans that do not have the staleness they
-    say, or exceed their bound. ``ratio``: the grid's smallest maximum over ours, for each number of executions.
+    ``better``: how many placements on the grid beat a plan. ``untrue``: how many plans do not have the staleness they
+    claim, or exceed their bound. ``ratio``: the grid's smallest maximum over ours, for each number of executions.
     """
 
     better: int
@@ -146,7 +148,7 @@ class Compared:
 
 
 def compare(late: LateDistribution, points: int, bounds: Sequence[float] = BOUNDS) -> Compared:
-    """Every plan for ``bounds``, and for every number of executions up to the most of these, beside brute force."""
+    """Compares the plans for ``bounds``, and for each smaller number of executions, with brute force."""
     plans = {bound: plan(late, bound=bound) for bound in bounds}
     most = max(p.executions for p in plans.values())
     on_grid = brute_force(grid(late, points), most)
@@ -161,7 +163,7 @@ def compare(late: LateDistribution, points: int, bounds: Sequence[float] = BOUND
 
 
 def is_true(late: LateDistribution, found: TriggerPlan) -> bool:
-    """Whether a plan covers its distribution, and saw at each instant what had come just before it or at it."""
+    """Whether a plan covers its distribution, and its shares are those just before or at each instant."""
     at = late.at_all(found.instants)
     before = np.interp(found.instants, late.lateness, late.share)
     atoms = np.isin(found.instants, late.lateness[:-1][np.diff(late.lateness) == 0])
@@ -174,7 +176,7 @@ def is_true(late: LateDistribution, found: TriggerPlan) -> bool:
 
 
 def random_distributions(number: int, rng: np.random.Generator) -> Iterator[tuple[str, LateDistribution]]:
-    """So many distributions of five kinds in turn, each with its kind."""
+    """``number`` distributions of five kinds in turn, each with the name of its kind."""
     kinds: dict[str, Callable[[np.random.Generator], LateDistribution]] = {
         "smooth": _smooth,
         "spiky": _spiky,
@@ -225,7 +227,7 @@ def _heavy(rng: np.random.Generator) -> LateDistribution:
 
 
 def _atoms(rng: np.random.Generator) -> LateDistribution:
-    """Events that come all at once: anywhere, or at every step of a watermark; with an even floor or without."""
+    """Events that come together: at random places, or at the steps of a watermark; with or without an even floor."""
     atoms = int(rng.integers(1, 30))
     at = np.arange(1, atoms + 1) / (atoms + 1) if rng.random() < 0.5 else np.sort(rng.uniform(0, 1, atoms))
     at[0] *= rng.integers(2)  # also at lateness 0: in the batch of the on-time execution

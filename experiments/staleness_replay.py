@@ -1,4 +1,4 @@
-"""What a trigger does with a late window: its executions, and how stale they let the result become. Pure."""
+"""Replays a late window under a trigger: its executions, and how stale the result becomes. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from aion.core.trigger.triggers import LateView, Trigger
 class Replay:
     """The late executions of one window, in order.
 
-    ``executed_us``: lateness of each in microseconds, (k,). ``first_us``: that of the first event it was the first to
-    see, (k,); ``pending``: how many those were, (k,). ``final``: whether the last one is that before the purge.
-    ``events``: late events in time, ``dropped``: those that came at the bound or later. ``looks``: how often the
-    trigger was asked.
+    ``executed_us``: the lateness of each in microseconds, (k,). ``first_us``: the lateness of its first new event,
+    (k,). ``pending``: how many new events it saw, (k,). ``final``: whether the last one is the final execution.
+    ``events``: late events within the bound. ``dropped``: events at the bound or later. ``looks``: how often the
+    trigger was called.
     """
 
     executed_us: NDArray[np.int64]
@@ -36,13 +36,13 @@ class Replay:
 
     @cached_property
     def staleness(self) -> NDArray[np.float64]:
-        """Of each execution, against the late events that really came, (k,)."""
+        """The staleness before each execution, relative to the late events that really came, (k,)."""
         elapsed = np.diff(self.executed_us, prepend=0) / self.bound_us
         return np.asarray(elapsed * self.pending / max(self.events, 1), dtype=np.float64)
 
     @property
     def at_once(self) -> NDArray[np.bool_]:
-        """Whether an execution came as soon as there was anything to see: no trigger could have made it fresher."""
+        """Whether an execution ran as soon as its first new event came. No trigger could have been faster."""
         return np.asarray(self.executed_us == self.first_us)
 
     @cached_property
@@ -60,22 +60,23 @@ def replay(
     on_time_events: int = 0,
     step_us: int = 0,
 ) -> Replay:
-    """One late window under ``trigger``, from its on-time execution to its purge.
+    """Replays one late window under ``trigger``, from its on-time execution to its purge.
 
-    ``lateness_us``: (n,), any order, 0 or above, at which ``events`` (n,), default one each, come. The watermark moves
-    by ``step_us`` and the trigger looks after each step; 0: it moves evenly, and the trigger looks whenever events
-    come and when it asked to. Events of one look come together. Costs time by looks, not by events.
+    ``lateness_us``: when ``events`` come, (n,), in any order, 0 or above. ``events``: how many, (n,); by default one
+    each. The watermark moves in steps of ``step_us``, and the trigger is called after each step. 0: it moves
+    continuously, and the trigger is called when events come and when it asked for it. All events of one call come
+    together. The cost depends on the number of calls, not of events.
     """
     at, counts = np.asarray(lateness_us, dtype=np.int64), np.ones(np.shape(lateness_us), dtype=np.int64)
     if events is not None:
         counts = np.asarray(events, dtype=np.int64)
     if at.shape != counts.shape or at.ndim != 1 or (at < 0).any() or (counts < 0).any():
-        raise ValueError("lateness and events are two rows, equally long, of numbers from 0")
+        raise ValueError("lateness and events must be two rows of numbers from 0, equally long")
     in_time = (at < bound_us) & (counts > 0)
     dropped = int(counts[at >= bound_us].sum())
     at, counts = at[in_time], counts[in_time]
     if step_us:
-        # A batch sees what came since the one before it; what the last batch before the bound misses, the final sees.
+        # A batch sees the events since the previous one. The final execution sees those after the last batch.
         at = np.minimum(-(-at // step_us) * step_us, bound_us)
     instants, which = np.unique(at, return_inverse=True)
     arrived = np.bincount(which, weights=counts, minlength=len(instants)).astype(np.int64)
@@ -94,12 +95,12 @@ def replay(
 
 
 class _Run:
-    """The window while it is replayed."""
+    """The state of the window during the replay."""
 
     def __init__(self, trigger: Trigger, bound_us: int, on_time_events: int, step_us: int) -> None:
         self.trigger, self.bound_us, self.on_time_events, self.step_us = trigger, bound_us, on_time_events, step_us
         self.now_us = self.late = self.pending = self.looks = 0
-        self.news_from_us = 0
+        self.pending_from_us = 0
         self.executed_us: list[int] = []
         self.first_us: list[int] = []
         self.seen: list[int] = []
@@ -118,7 +119,7 @@ class _Run:
         )
 
     def go_to(self, at_us: int) -> None:
-        """Every look before ``at_us`` that brings no event."""
+        """Calls the trigger as often as it is due before ``at_us``, without new events."""
         while self.pending and self.now_us < at_us:
             if self.step_us:
                 due_us: int | None = (self.now_us // self.step_us + 1) * self.step_us
@@ -126,13 +127,13 @@ class _Run:
                 due_us = self.trigger.next_due_us(self.view())
             if due_us is None or due_us >= at_us:
                 break
-            assert due_us > self.now_us, f"{self.trigger} wants to look again at once: {self.view()}"
+            assert due_us > self.now_us, f"{self.trigger} wants to be called again at once: {self.view()}"
             self.look(due_us)
         self.now_us = at_us
 
     def arrive(self, events: int) -> None:
         if not self.pending:
-            self.news_from_us = self.now_us
+            self.pending_from_us = self.now_us
         self.late += events
         self.pending += events
 
@@ -144,6 +145,6 @@ class _Run:
 
     def execute(self, at_us: int) -> None:
         self.executed_us.append(at_us)
-        self.first_us.append(self.news_from_us)
+        self.first_us.append(self.pending_from_us)
         self.seen.append(self.pending)
         self.pending = 0

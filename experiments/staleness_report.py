@@ -1,4 +1,4 @@
-"""What `aion experiment staleness` says of what it found: the paper's claims, judged; tables; figure 9."""
+"""The report of `aion experiment staleness`: the paper's claims with verdicts, tables, figure 9."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Results = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the paper says of figure 9, and what was found here."""
+    """A claim of the paper on figure 9, and the finding here."""
 
     paper: str
     found: str
@@ -43,7 +43,7 @@ def fewer(ours: int, theirs: int | None) -> bool:
 
 
 def claims(results: Results) -> list[Claim]:
-    """Section 5, Q4, sentence by sentence; and section 3.4 on gradient descent."""
+    """The claims of section 5, Q4, sentence by sentence, and of section 3.4 on gradient descent."""
     maximum, fewest = results["maximum"], results["fewest"]
     lnorm, uniform = fewest["lnorm"], fewest["unif"]
     found: list[Claim] = []
@@ -121,7 +121,7 @@ def claims(results: Results) -> list[Claim]:
 
 
 def share_of(fewest: Mapping[str, Mapping[str, int | None]], trigger: str, bound: str) -> float:
-    """Our executions over a trigger's; 0 when it never keeps the bound."""
+    """Our executions divided by a trigger's; 0 if that one never keeps the bound."""
     theirs, ours = fewest[trigger][bound], fewest[OURS][bound]
     assert ours is not None
     return ours / theirs if theirs else 0.0
@@ -131,7 +131,7 @@ def share_of(fewest: Mapping[str, Mapping[str, int | None]], trigger: str, bound
 
 
 def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
-    """``left``: so many columns are text."""
+    """A table. ``left``: how many columns are text."""
     made = Table(title=title, title_justify="left")
     for i, heading in enumerate(headings):
         made.add_column(heading, justify="left" if i < left else "right")
@@ -164,7 +164,7 @@ def tables(results: Results, settings: Settings) -> list[Table]:
         left=2,
     )
     horizons = table(
-        "log-normal: what the horizon T (in medians of lateness; the paper gives none) changes",
+        "log-normal: the effect of the horizon T (in medians of lateness; the paper gives no value)",
         ["T", "bound", *triggers, "ours / interval", "ours / count"],
         [[T, bound, *cells(fewest, bound)] for T, fewest in results["horizons"].items() for bound in ("0.05", "0.01")],
         left=2,
@@ -206,7 +206,7 @@ def replays_table(results: Results) -> Table:
 
 def optimality_table(results: Results) -> Table:
     return table(
-        "random distributions: every plan against brute force",
+        "random distributions: all plans compared with brute force",
         ["kind", "hold", "grid's maximum / ours: lowest", "median"],
         [
             [
@@ -221,7 +221,7 @@ def optimality_table(results: Results) -> Table:
 
 
 def remarks(results: Results, settings: Settings) -> str:
-    """What a reader must know to read the tables."""
+    """The explanations below the tables."""
     kinds = results["optimality"]["kinds"].values()
     hold, of = sum(k["hold"] for k in kinds), sum(k["distributions"] for k in kinds)
     timing = "; ".join(
@@ -232,35 +232,37 @@ def remarks(results: Results, settings: Settings) -> str:
     bursts = ", ".join(f"{weight:.0%} at {mean:g} ± {sd:g} T" for mean, sd, weight in BURSTS)
     return "\n".join(
         [
-            f"optimality: {hold:,} of {of:,} hold: brute force (dynamic programming over all pairs of some "
-            f"{2 * settings.grid} places, in time and in events, both sides of each atom) finds no lower maximum for "
-            "any number of executions and no fewer executions for a bound; and each plan is as stale as it says.",
-            f"ms of processor time per plan: {timing}. Another window with the same distribution shares it.",
+            f"optimality: {hold:,} of {of:,} distributions hold: brute force (dynamic programming over all pairs of "
+            f"about {2 * settings.grid} places, in time and in events, both sides of each atom) finds no lower maximum "
+            "for any number of executions, and no fewer executions for a bound; and each plan is as stale as it "
+            "claims.",
+            f"ms of processor time per plan: {timing}. Windows with the same distribution share a plan.",
             where_the_paper_was(results["paper_horizons"]),
-            "k executions are k intervals, the last of which ends at T; the on-time execution is not counted.",
+            "k executions end k intervals, the last one at T; the on-time execution is not counted.",
             f"log-normal: mean 0 and standard deviation 1 of the logarithm, up to T = {settings.horizon:g}. "
             f"normal: {NORMAL[0]:g} ± {NORMAL[1]:.3g} T. bursts: normal, {bursts}. All cut off at 0 and T.",
-            "streams: Poisson numbers of late events, mean given. plan: executions planned; best: fewest if the "
-            "stream had been known. runs: executions, the final one included; max: largest actual staleness, against "
-            "the events that really came; kept: share of windows within the bound. learnt: distribution and mean are "
-            f"known; batches: so they are, and the watermark moves in {STEPS} steps; unknown: nothing is known.",
+            "streams: the number of late events is Poisson with the given mean. plan: planned executions; best: the "
+            "fewest, had the stream been known. runs: executions, including the final one; max: largest actual "
+            "staleness, relative to the events that really came; kept: share of windows within the bound. learnt: "
+            f"distribution and mean are known; batches: the same, and the watermark moves in {STEPS} steps; unknown: "
+            "nothing is known.",
         ]
     )
 
 
 def where_the_paper_was(horizons: Mapping[str, int | None]) -> str:
-    """The horizons at which the paper's percentages come out, and what equal intervals need there."""
+    """The horizons that give the paper's percentages, and the executions that equal intervals need there."""
     if not horizons:
-        return "T: the paper's 31 % and 27 % come out nowhere from 10 to 25 medians."
+        return "T: no horizon from 10 to 25 medians gives the paper's 31 % and 27 %."
     needed = sorted({number(n) for n in horizons.values()})
     return (
-        f"T: the paper's 31 % and 27 % come out from {next(iter(horizons))} to {list(horizons)[-1]} medians (looked at "
-        f"from 10 to 25). There deltat needs {' or '.join(needed)} executions for 0.01."
+        f"T: horizons from {next(iter(horizons))} to {list(horizons)[-1]} medians give the paper's 31 % and 27 % "
+        f"(tried: 10 to 25). There deltat needs {' or '.join(needed)} executions for 0.01."
     )
 
 
 def write(out: Path, record: Mapping[str, Any], results: Results, settings: Settings) -> list[Path]:
-    """The record with all results and verdicts as JSON, and figure 9."""
+    """Writes all results and verdicts as JSON, and figure 9."""
     judged = [{**asdict(claim), "verdict": claim.words} for claim in claims(results)]
     paths = [out / "staleness.json", out / "staleness.png"]
     bench.write_json(paths[0], {**record, "claims": judged})
@@ -269,7 +271,7 @@ def write(out: Path, record: Mapping[str, Any], results: Results, settings: Sett
 
 
 def chart(path: Path, results: Results, settings: Settings) -> None:
-    """Figure 9, both sides."""
+    """Draws both sides of figure 9."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -281,7 +283,7 @@ def chart(path: Path, results: Results, settings: Settings) -> None:
     numbers = range(1, EXECUTIONS + 1)
     markers = {"exact": "o", "descent": "o", "interval": "s", "count": "^"}
     for trigger in TRIGGERS:
-        # Descent lies on ours: small and light, in the middle of its larger dots.
+        # Descent coincides with ours: draw it small and light, inside our larger dots.
         on_top = trigger == "descent"
         axes.plot(
             numbers, results["maximum"][trigger], marker=markers[trigger], markersize=3 if on_top else 6,

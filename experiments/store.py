@@ -1,7 +1,7 @@
-"""What the tiered store costs against memory and a plain file: all in one run, without Spark.
+"""The cost of the tiered store compared with memory and with a plain file, without Spark.
 
-Every leg runs in a process of its own (``store_legs``), so that neither memory nor caches of one help another; legs
-of one comparison take turns. ``store_ingest``, ``store_disk`` and ``store_windows`` say what is measured.
+Each leg runs in a process of its own (``store_legs``), so that no leg profits from the memory or caches of another. The
+contenders of a leg take turns. ``store_ingest``, ``store_disk`` and ``store_windows`` do the measurements.
 """
 
 from __future__ import annotations
@@ -30,26 +30,28 @@ PACKAGES = ("aion", "pyarrow", "numpy", "rocksdict", "psutil")
 
 def store(
     state_mib: Annotated[
-        int, typer.Option(min=40, help=f"State to fill; the budget is 1/{OVERCOMMIT} of it.")
+        int, typer.Option(min=40, help=f"Size of the state; the budget is 1/{OVERCOMMIT} of it.")
     ] = DEFAULTS.state_bytes // MIB,
-    disk_mib: Annotated[int, typer.Option(min=8, help="Bytes to write and read back.")] = DEFAULTS.disk_bytes // MIB,
+    disk_mib: Annotated[int, typer.Option(min=8, help="Size to write and read back.")] = DEFAULTS.disk_bytes // MIB,
     window_mib: Annotated[int, typer.Option(min=8, help="Size of the window that is executed late.")] = (
         DEFAULTS.window_bytes // MIB
     ),
-    payload: Annotated[int, typer.Option(min=1, help="Random bytes every event carries.")] = DEFAULTS.payload_bytes,
+    payload: Annotated[int, typer.Option(min=1, help="Random bytes in each event.")] = DEFAULTS.payload_bytes,
     gap: Annotated[
         float, typer.Option(min=0, help="Seconds between a late event and the end of its batch.")
     ] = DEFAULTS.gap_s,
     batches: Annotated[int, typer.Option(min=1, help="On-time batches per number of past windows and run.")] = (
         DEFAULTS.past_batches
     ),
-    events: Annotated[int, typer.Option(min=1000, help="Events of an on-time batch.")] = DEFAULTS.past_events,
+    events: Annotated[int, typer.Option(min=1000, help="Events in an on-time batch.")] = DEFAULTS.past_events,
     runs: Annotated[int, typer.Option(min=1, help="Measured runs of each leg.")] = DEFAULTS.runs,
     legs: Annotated[str, typer.Option(help="Some of: ingest,disk,late,past,blobs.")] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Of the generated events.")] = DEFAULTS.seed,
-    out: Annotated[Path, typer.Option(help="For results; state lies there while it is measured.")] = Path("out/store"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the generated events.")] = DEFAULTS.seed,
+    out: Annotated[Path, typer.Option(help="Folder for results, and for the state during the runs.")] = Path(
+        "out/store"
+    ),
 ) -> None:
-    """Memory, ingestion, disk, late executions and many past windows of the tiered store; blob files."""
+    """Measure the tiered store: memory, ingestion, disk, late executions, many past windows, blob files."""
     # Here, not above: `aion --help` imports this module and needs none of it.
     from experiments import bench
     from experiments.ingest import wide_console
@@ -78,23 +80,23 @@ def store(
 
 
 def choose(names: str) -> dict[str, tuple[str, ...]]:
-    """The contenders of each leg named, in the order of the issue; of all legs when none is named."""
+    """The contenders of the legs with these names, in order; without names, of all legs."""
     wanted = [name.strip() for name in names.split(",") if name.strip()] or list(CONTENDERS)
     unknown = [name for name in wanted if name not in CONTENDERS]
     if unknown:
-        raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(CONTENDERS)}")
+        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; use {', '.join(CONTENDERS)}")
     return {leg: contenders for leg, contenders in CONTENDERS.items() if leg in wanted}
 
 
 def fits(settings: Settings, available_bytes: int) -> bool:
-    """Whether the memory backend can hold the whole state beside everything else."""
+    """Whether the whole state fits into the available memory, with some to spare."""
     return settings.state_bytes * 1.25 + 512 * MIB < available_bytes
 
 
 def take_turns(
     settings: Settings, chosen: dict[str, tuple[str, ...]], out: Path, record: dict[str, Any], console: Console
 ) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """What every run found. All is written to the JSON after each, so that an interruption costs one run."""
+    """The results of all runs. Writes the JSON file after each run, so that an interruption loses only one run."""
     import psutil
 
     from experiments import bench
@@ -107,7 +109,7 @@ def take_turns(
         for leg, contenders in chosen.items():
             if leg == "ingest" and not fits(settings, psutil.virtual_memory().available):
                 contenders = ("tiered",)
-                console.print("the memory backend is left out: its state would not fit in this machine's memory")
+                console.print("skipping the memory backend: its state would not fit into this machine's memory")
             results[leg] = {contender: [] for contender in contenders}
             for turn in bench.turns(contenders, settings.runs, 0):
                 folder = work_dir / f"{leg}-{turn.contender}-{turn.round}"
@@ -123,18 +125,18 @@ def take_turns(
 
 
 def line(leg: str, found: dict[str, Any]) -> str:
-    """One run in words."""
+    """One run in one line."""
     if leg == "ingest":
         peak = found["memory"]["peak_bytes"] / MIB
         return (
-            f"{found['bytes_per_s'] / MIB:,.0f} MiB/s, {found['seconds']:.1f} s ({found['cpu_seconds']:.1f} of a "
-            f"processor), {found['windows']} windows, resident peak {peak:,.0f} MiB"
+            f"{found['bytes_per_s'] / MIB:,.0f} MiB/s, {found['seconds']:.1f} s ({found['cpu_seconds']:.1f} "
+            f"processor s), {found['windows']} windows, resident peak {peak:,.0f} MiB"
         )
     if leg == "disk":
         return f"write {found['write_bytes_per_s'] / MIB:,.0f}, read {found['read_bytes_per_s'] / MIB:,.0f} MiB/s"
     if leg == "late":
         return (
-            f"{found['seconds'] * 1e3:,.0f} ms; blocks prestaged {found['hits']}, too late {found['late']}, "
+            f"{found['seconds'] * 1e3:,.0f} ms; blocks prestaged {found['hits']}, prestaged too late {found['late']}, "
             f"missed {found['misses']}"
         )
     if leg == "blobs":
@@ -155,7 +157,7 @@ def report(
     record: dict[str, Any],
     console: Console,
 ) -> None:
-    """Tables on the console, everything as JSON, figures as PNG."""
+    """Prints tables, and writes everything as JSON and the figures as PNG."""
     from experiments import store_report
 
     console.print()
@@ -168,22 +170,22 @@ def report(
 
 
 def remarks(settings: Settings) -> str:
-    """What a reader must know to read the tables."""
+    """The explanations below the tables."""
     budget, state, window = (b / MIB for b in (settings.budget_bytes, settings.state_bytes, settings.window_bytes))
     return "\n".join(
         [
-            f"memory: resident memory (looked at 50 times a second) minus that before the first append, "
-            f"RocksDB and all; {state:,.0f} MiB of state, budget {budget:,.0f} MiB. Flat: its median in the last "
-            "quarter of the appends minus that in the second.",
-            f"ingestion: blocks of 1 MiB are encoded, appended, 5 % of them late, and committed (synced) every "
-            f"{settings.commit_blocks}; both backends write all of them.",
-            "writing, reading: the same bytes; every file synced, then dropped from the page cache with "
-            "posix_fadvise(DONTNEED), plain file and SST files alike. A hypervisor's cache below cannot be dropped. "
-            "The plain file is synced once, at the end, and read in blocks that are kept, as staging keeps them.",
+            f"memory: resident memory (sampled 50 times a second) minus that before the first append, including "
+            f"RocksDB; {state:,.0f} MiB of state, budget {budget:,.0f} MiB. flat: the median in the last quarter of "
+            "the appends minus that in the second.",
+            f"ingestion: blocks of 1 MiB are encoded and appended, 5 % of them late, and committed (synced) every "
+            f"{settings.commit_blocks} blocks; both backends write all of them.",
+            "writing, reading: the same bytes for both. Every file is synced, then dropped from the page cache with "
+            "posix_fadvise(DONTNEED). A hypervisor's cache below cannot be dropped. The plain file is synced once, at "
+            "the end, and read in blocks that are kept, as staging keeps them.",
             f"late execution: the call that ends the batch of a late event, {settings.gap_s:g} s after it; a window of "
-            f"{window:,.0f} MiB, page cache dropped before the event; the function looks at every byte of the payload.",
-            "blob files: values are put without a log, and flushed with each commit; SST files: written and ingested.",
-            f"on-time batch: {settings.past_events:,} events of one window and its execution, while as many past "
-            "windows are kept; the I/O of the batch before is done when it begins.",
+            f"{window:,.0f} MiB; page cache dropped before the event; the function reads every byte of the payload.",
+            "blob files: values are put without a log and flushed at each commit; SST files: written and ingested.",
+            f"on-time batch: {settings.past_events:,} events of one window, and its execution, while the past windows "
+            "are kept; it begins when the I/O of the previous batch is done.",
         ]
     )

@@ -1,7 +1,7 @@
-"""A leg of `aion experiment store`: SST files that are ingested, or RocksDB's blob files? Values of 1 MiB and 64 KiB.
+"""A leg of `aion experiment store`: ingested SST files compared with RocksDB's blob files, for 1 MiB and 64 KiB values.
 
-SST files are written and read as the p-bucket does it. SstFileWriter cannot write blob files, so for those values are
-put (without a write-ahead log) and each commit is a flush, which syncs them.
+SST files are written and read as the p-bucket does it. SstFileWriter cannot write blob files. So for blob files, values
+are put without a write-ahead log, and each commit is a flush, which syncs them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SMALLEST_BLOB = 4096
 
 
 def blobs(contender: str, settings: Settings, folder: Path) -> dict[str, Any]:
-    """Bytes per second of writing, every commit synced, and of reading, nothing in the page cache; by size."""
+    """Bytes per second, by size of the values: writing with every commit synced, reading without page cache."""
     contend = sst_files if contender == "sst" else blob_files
     found: dict[str, Any] = {"write_bytes_per_s": {}, "read_bytes_per_s": {}, "bytes": 0, "dropped_bytes": 0}
     for name, size in SIZES.items():
@@ -47,7 +47,7 @@ def blobs(contender: str, settings: Settings, folder: Path) -> dict[str, Any]:
 
 
 Commits = Sequence[Sequence[tuple[int, Block]]]
-"""Of each commit (seq, block) pairs."""
+"""The (seq, block) pairs of each commit."""
 
 
 def sst_files(commits: Commits, folder: Path) -> tuple[float, float, int]:
@@ -86,7 +86,7 @@ def blob_files(commits: Commits, folder: Path) -> tuple[float, float, int]:
 
 
 def _read(commits: Commits, values: Callable[[], Iterator[Sized]]) -> float:
-    """Seconds to read everything; it is what was written."""
+    """Seconds to read everything. Checks the number of bytes."""
     wanted = sum(b.size_bytes for commit in commits for _, b in commit)
     begin = time.perf_counter()
     found = sum(len(value) for value in values())
@@ -96,7 +96,7 @@ def _read(commits: Commits, values: Callable[[], Iterator[Sized]]) -> float:
 
 
 def _done(steps: Steps[T]) -> T:
-    """The result of steps that are taken one after the other, here."""
+    """Takes all steps right here, and returns their result."""
     while True:
         try:
             next(steps)

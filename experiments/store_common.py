@@ -1,4 +1,4 @@
-"""What the legs of `aion experiment store` share: blocks of real events, memory samples, a dropped page cache."""
+"""Shared by the legs of `aion experiment store`: blocks of events, memory samples, dropping the page cache."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ MIB = 1 << 20
 MINUTE_US = 60_000_000
 BLOCK_BYTES = MIB
 SAMPLE_S = 0.02
-"""Between two looks at resident memory: 50 a second."""
+"""The time between two samples of resident memory: 50 a second."""
 
 
 def random_batches(count: int, payload_bytes: int, seed: int, block_bytes: int = BLOCK_BYTES) -> list[pa.RecordBatch]:
-    """Batches of (key, ts, value, payload) events, each about ``block_bytes`` when encoded; nothing compresses."""
+    """Batches of (key, ts, value, payload) events, each about ``block_bytes`` when encoded. They do not compress."""
     rng = np.random.default_rng(seed)
     rows = max(1, block_bytes // (payload_bytes + 28))  # key, ts, value, and the offset of the payload
     return [events(rng, rows, payload_bytes) for _ in range(count)]
@@ -50,7 +50,7 @@ def events(rng: np.random.Generator, rows: int, payload_bytes: int, start_us: in
 
 
 def encoded(batch: pa.RecordBatch, slice_us: int) -> Block:
-    """The batch as a block of kept events of one slice."""
+    """The batch, encoded as a block of kept events of one slice."""
     end_us = slice_us + MINUTE_US
     return encode(
         batch, kind=BlockKind.EVENTS, slice_us=slice_us, events=batch.num_rows, min_us=slice_us, max_us=end_us - 1
@@ -59,7 +59,7 @@ def encoded(batch: pa.RecordBatch, slice_us: int) -> Block:
 
 @contextmanager
 def opened_store(config: StoreConfig, folder: Path) -> Iterator[tuple[TieredStore, MemoryBudget]]:
-    """An empty store as an operator makes one, its files below ``folder`` and synced; RocksDB's cache in the budget."""
+    """An empty store as an operator makes one, with synced files in ``folder`` and RocksDB's cache in the budget."""
     budget = MemoryBudget(config.budget(memory_limit_bytes()))
     budget.reserved_bytes = cache_bytes(budget.limit_bytes)
     io: IoThread = config.make_io()
@@ -73,7 +73,7 @@ def opened_store(config: StoreConfig, folder: Path) -> Iterator[tuple[TieredStor
 
 
 def drop_page_cache(*folders: Path) -> int:
-    """Has every file below written to the device and forgotten by the page cache; returns their bytes.
+    """Syncs every file in these folders and drops it from the page cache. Returns their total size in bytes.
 
     Dirty pages cannot be dropped, hence the fsync. A file with several links counts once.
     """
@@ -91,17 +91,17 @@ def drop_page_cache(*folders: Path) -> int:
 
 
 class Sample(NamedTuple):
-    """Resident bytes of the process when so many bytes had been appended."""
+    """The resident bytes of the process when ``appended_bytes`` had been appended."""
 
     appended_bytes: int
     rss_bytes: int
 
 
 class MemorySampler:
-    """Looks at this process's resident memory every 20 ms, beside what is measured. A context manager.
+    """Samples this process's resident memory every 20 ms in a thread. A context manager.
 
-    Whoever is measured says what it appended, and is looked at every ``every_bytes`` of it as well: however fast it
-    is, every quarter of its way is seen.
+    The measured code reports what it appends, and memory is also sampled every ``every_bytes`` of that. So every
+    quarter of the run has samples, however fast it is.
     """
 
     def __init__(self, every_bytes: int = 1 << 62) -> None:
@@ -139,7 +139,7 @@ class MemorySampler:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Resident bytes above the baseline: the peak, and how much higher the last quarter lies than the second."""
+    """Resident bytes: the peak above the baseline, and the growth from the second quarter to the last."""
 
     peak_bytes: int
     growth_bytes: int
@@ -147,15 +147,15 @@ class Memory:
 
 
 def memory_use(samples: Sequence[Sample], baseline_bytes: int, total_bytes: int) -> Memory:
-    """Quarters are of the ``total_bytes`` appended: in the first one memory fills up to the budget.
+    """Peak and growth of memory. Quarters are of the ``total_bytes`` appended; in the first one memory fills up.
 
-    Growth is the difference of the medians of two quarters: 0 when memory is flat. Raises ValueError if a quarter
-    has no sample.
+    The growth is the difference of the medians of the last and the second quarter: 0 if memory is flat. Raises
+    ValueError if one of them has no sample.
     """
     quarters: list[list[int]] = [[], [], [], []]
     for sample in samples:
         quarters[min(3, 4 * sample.appended_bytes // total_bytes)].append(sample.rss_bytes)
     if not quarters[1] or not quarters[3]:
-        raise ValueError(f"{len(samples)} samples are too few to tell how memory grows; take a larger state")
+        raise ValueError(f"{len(samples)} samples are too few to measure how memory grows; use a larger state")
     growth = statistics.median(quarters[3]) - statistics.median(quarters[1])
     return Memory(max(s.rss_bytes for s in samples) - baseline_bytes, int(growth), len(samples))

@@ -1,4 +1,4 @@
-"""A leg of `aion experiment store`: bytes to the p-bucket and back, against a plain file."""
+"""A leg of `aion experiment store`: writing to the p-bucket and reading back, compared with a plain file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ READ_TIMEOUT_S = 300
 
 
 def disk(contender: str, settings: Settings, folder: Path) -> dict[str, Any]:
-    """Writes the same blocks and reads them back; all of it synced, the page cache dropped in between."""
+    """Writes blocks, synced, and reads them back after dropping the page cache."""
     count = max(2, settings.disk_bytes // MIB)
     blocks = [
         encoded(batch, i // WINDOW_BLOCKS * MINUTE_US)
@@ -37,7 +37,7 @@ def disk(contender: str, settings: Settings, folder: Path) -> dict[str, Any]:
 
 
 def plain(blocks: list[Block], folder: Path) -> tuple[float, float, int]:
-    """Seconds to write one file sequentially and sync it, and to read it in blocks that are kept, as staging does."""
+    """Seconds to write one file sequentially and sync it, and to read it into blocks that are kept, as staging does."""
     path = folder / "plain"
     begin = time.perf_counter()
     with path.open("wb", buffering=0) as out:
@@ -52,12 +52,12 @@ def plain(blocks: list[Block], folder: Path) -> tuple[float, float, int]:
     with path.open("rb", buffering=0) as source:
         kept = [source.read(size) for size in sizes]
     read_s = time.perf_counter() - begin
-    assert sum(map(len, kept)) == sum(sizes), "the file is not what was written"
+    assert sum(map(len, kept)) == sum(sizes), "the file has another size than what was written"
     return write_s, read_s, dropped
 
 
 def p_bucket(blocks: list[Block], folder: Path) -> tuple[float, float, int]:
-    """Seconds from the first append to a whole commit, and from asking for a prestage until all of it is there."""
+    """Seconds from the first append to the end of the commit, and from the order to prestage until all is in memory."""
     size = sum(b.size_bytes for b in blocks)
     config = StoreConfig(budget_bytes=2 * size, bucket_limit_bytes=2 * size)
     slices = slices_of(blocks)

@@ -1,4 +1,4 @@
-"""A leg of `aion experiment store`: getting 20 budgets of state in, and what that takes of memory."""
+"""A leg of `aion experiment store`: ingests state of 20 times the budget, and measures the memory it takes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from experiments.store_settings import Settings
 from state_backends.store.backends import StoreConfig
 
 POOL = 16
-"""Batches of random events, made beforehand; every block is encoded anew from one of them."""
+"""How many batches of random events are made beforehand. Every block is encoded from one of them."""
 LATE_EVERY = 20
-"""Every 20th block is late, for any window that has expired: 5 %."""
+"""Every 20th block is late (5 %), for a random expired window."""
 
 
 def ingest(backend: str, settings: Settings, folder: Path) -> dict[str, Any]:
-    """Appends blocks of events window after window, expired ones destaged, all persisted now and then.
+    """Appends blocks of events, window after window. Destages expired windows, and persists regularly.
 
-    The watermark is so far behind that the windows which still get events need twice the budget: memory is always
-    full. Nothing but the store's own policy frees it (no pressure manager). In the time: encoding, appending,
-    writing, fsync; not: making random events. Rates are of encoded bytes.
+    The watermark is so far behind that the active windows need twice the budget, so memory is always full. Only the
+    store's own policy frees memory (there is no pressure manager). The time includes encoding, appending, writing and
+    fsync, but not the generation of random events. Rates are of encoded bytes.
     """
     batches = random_batches(POOL, settings.payload_bytes, settings.seed)
     block_bytes = encoded(batches[0], 0).size_bytes
@@ -34,7 +34,7 @@ def ingest(backend: str, settings: Settings, folder: Path) -> dict[str, Any]:
     choose = random.Random(settings.seed)
     gc.collect()
     config = StoreConfig(backend=backend, budget_bytes=settings.budget_bytes)
-    # Its baseline is of before the store, so that all the store brings counts; and it ends before the store does.
+    # The baseline is taken before the store exists, so that all of its memory counts. Sampling ends before the store.
     sampler = MemorySampler(settings.state_bytes // 16)
     with opened_store(config, folder) as (store, budget), sampler:
         expired = 0

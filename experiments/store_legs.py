@@ -1,4 +1,4 @@
-"""One measured leg of `aion experiment store` per process: ``python -m experiments.store_legs REQUEST``."""
+"""Runs one leg of `aion experiment store` in a process: ``python -m experiments.store_legs REQUEST``."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ TIMEOUT_S = 900
 
 
 def run_leg(leg: str, contender: str, settings: Settings, folder: Path) -> dict[str, Any]:
-    """Runs a leg in a fresh Python; raises RuntimeError with what it printed if it fails.
+    """Runs a leg in a fresh Python process. Raises RuntimeError with its output if it fails.
 
-    Before it starts everything is on the disk that an earlier one wrote: nobody writes for somebody else.
+    It first syncs all disks, so that the leg does not pay for writes of earlier ones.
     """
     request = {"leg": leg, "contender": contender, "settings": asdict(settings), "folder": str(folder)}
     os.sync()
@@ -39,7 +39,7 @@ def run_leg(leg: str, contender: str, settings: Settings, folder: Path) -> dict[
 
 
 def perform(request: str) -> dict[str, Any]:
-    """What a leg measured, in bytes and seconds."""
+    """Runs the requested leg, and returns its figures in bytes and seconds."""
     asked = json.loads(request)
     module, _, name = LEGS[asked["leg"]].partition(":")
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in asked["settings"].items()}

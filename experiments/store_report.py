@@ -1,4 +1,4 @@
-"""What `aion experiment store` says of its measurements: verdicts against the targets, tables, figures."""
+"""The report of `aion experiment store`: verdicts on the targets, tables, figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from experiments.store_settings import MIB, Settings
 
 RESIDENT_AT_MOST = 1.25
 GROWTH_AT_MOST = 0.05
-"""Flat: our reading of the word, as a share of the budget."""
+"""The most growth, as a share of the budget, at which we call memory flat."""
 INGEST_AT_LEAST = 0.8
 DISK_AT_LEAST = 0.6
 PRESTAGED_AT_MOST = 1.15
@@ -28,7 +28,7 @@ Results = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A ratio without unit, and what it has to be; no bound: measured, nothing promised."""
+    """A ratio and its target. Without ``bound`` there is no target, only a measurement."""
 
     what: str
     measured: float
@@ -47,7 +47,7 @@ class Check:
 
 
 def series(results: Results, leg: str, field: str) -> dict[str, list[float]]:
-    """One figure per run, by contender. ``field``: a key, or two with a dot between them."""
+    """One figure per run, by contender. ``field``: a key, or two keys separated by a dot."""
     outer, _, inner = field.partition(".")
     return {
         contender: [float(run[outer][inner] if inner else run[outer]) for run in runs]
@@ -57,7 +57,7 @@ def series(results: Results, leg: str, field: str) -> dict[str, list[float]]:
 
 
 def checks(results: Results, settings: Settings) -> list[Check]:
-    """Every target of which enough was measured; ratios of medians, but for memory: there the worst run counts."""
+    """A check for each target that was measured. Ratios are of medians, but for memory the worst run counts."""
     found: list[Check] = []
     peaks, growths = (series(results, "ingest", f"memory.{f}_bytes") for f in ("peak", "growth"))
     budget = settings.budget_bytes
@@ -87,7 +87,7 @@ def checks(results: Results, settings: Settings) -> list[Check]:
     past, past_cpu = past_series(results), past_series(results, "cpu_seconds")
 
     def grown(values: Mapping[str, Sequence[float]], k: int) -> float:
-        # Of each run its own ratio: its batches were neighbours in time, those of two runs were not.
+        # Take the ratio within each run, whose batches ran close together in time; those of two runs did not.
         return statistics.median(a / b for a, b in zip(values[str(k)], values[str(fewest)], strict=True))
 
     if past:
@@ -104,7 +104,7 @@ def past_series(results: Results, field: str = "seconds") -> dict[str, list[floa
 
 
 def figures(results: Results) -> list[tuple[str, str, str, dict[str, list[float]]]]:
-    """Of each bar chart and table: a stem, a title, a unit, and the figures by contender."""
+    """For each bar chart and table: a file stem, a title, a unit, and the figures by contender."""
 
     def scaled(values: Mapping[str, Sequence[float]], factor: float) -> dict[str, list[float]]:
         return {name: [v * factor for v in of] for name, of in values.items()}
@@ -118,12 +118,12 @@ def figures(results: Results) -> list[tuple[str, str, str, dict[str, list[float]
     )
     found = [
         ("memory", "resident memory above the baseline, peak", "MiB", of("ingest", "memory.peak_bytes", 1 / MIB)),
-        ("ingest", "ingestion, encoding and commits included", "MiB/s", of("ingest", "bytes_per_s", 1 / MIB)),
+        ("ingest", "ingestion, including encoding and commits", "MiB/s", of("ingest", "bytes_per_s", 1 / MIB)),
         ("write", "writing, synced", "MiB/s", of("disk", "write_bytes_per_s", 1 / MIB)),
-        ("read", "reading, nothing in the page cache", "MiB/s", of("disk", "read_bytes_per_s", 1 / MIB)),
+        ("read", "reading, without page cache", "MiB/s", of("disk", "read_bytes_per_s", 1 / MIB)),
         ("late", "a late execution", "ms", of("late", "seconds", 1e3)),
         ("past", "an on-time batch", "µs", scaled(past, 1e6)),
-        ("past-io", "the I/O thread's work for it, beside or after it", "µs", scaled(past_io, 1e6)),
+        ("past-io", "the I/O thread's work for an on-time batch, during or after it", "µs", scaled(past_io, 1e6)),
     ]
     for what, words in (("write", "writing"), ("read", "reading")):
         for size in BLOB_SIZES:
@@ -144,7 +144,7 @@ def figures_table(title: str, unit: str, values: Mapping[str, Sequence[float]]) 
 
 
 def checks_table(found: Sequence[Check]) -> Table:
-    """Each ratio, what was wanted, and whether it holds."""
+    """Each ratio, its target, and whether it holds."""
     table = Table(title="ratios of the medians (on-time batches: median of each run's ratio)", title_justify="left")
     table.add_column("ratio", no_wrap=True)
     for heading in ("measured", "target", "verdict"):
@@ -158,7 +158,7 @@ def checks_table(found: Sequence[Check]) -> Table:
 
 
 def write(out: Path, record: Mapping[str, Any], results: Results, settings: Settings) -> list[Path]:
-    """The record with all results and verdicts as JSON, a bar chart for each figure, and memory over time."""
+    """Writes all results and verdicts as JSON, a bar chart for each figure, and memory over time."""
     judged = [{**asdict(check), "verdict": check.words} for check in checks(results, settings)]
     paths = [out / "store.json"]
     bench.write_json(paths[0], {**record, "checks": judged, "results": results})
@@ -173,7 +173,7 @@ def write(out: Path, record: Mapping[str, Any], results: Results, settings: Sett
 
 
 def memory_chart(path: Path, curves: Sequence[Sequence[Sequence[float]]], budget_bytes: int) -> None:
-    """Resident memory over what has been appended, both in MiB, one line per run, with budget and target."""
+    """Draws resident memory over the bytes appended, both in MiB, one line per run, with budget and target."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""What is asked of `aion experiment store`: plain values, that go to each leg's process as JSON."""
+"""The settings of `aion experiment store`: plain values, passed to each leg's process as JSON."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 MIB = 1 << 20
 OVERCOMMIT = 20
-"""State is so many times the budget."""
+"""The size of the state, as a multiple of the budget."""
 PAST_WINDOWS = (1, 10, 100, 1000)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One experiment. ``gap_s``: how long after a late event its batch ends and the late execution begins."""
+    """The options of one run of the experiment. ``gap_s``: the time from a late event to its late execution."""
 
     state_bytes: int = 1280 * MIB
     disk_bytes: int = 256 * MIB
@@ -32,5 +32,5 @@ class Settings:
 
     @property
     def ingest_window_bytes(self) -> int:
-        """Of one window while state is filled: an eighth of the budget, so that many share it."""
+        """The size of one window in the leg ``ingest``: an eighth of the budget, so that several windows share it."""
         return self.budget_bytes // 8

@@ -28,7 +28,7 @@ KEYS = 100
 
 
 def mean_of_payloads(_key: tuple[Any, ...], _window: Any, batches: Iterator[pa.RecordBatch]) -> dict[str, float]:
-    """The mean of all payload bytes and of the values: looks at every byte once, keeps none."""
+    """The mean of all payload bytes, and of the values. Reads every byte once and keeps none."""
     total = size = rows = 0
     values = 0.0
     for batch in batches:
@@ -43,11 +43,11 @@ def mean_of_payloads(_key: tuple[Any, ...], _window: Any, batches: Iterator[pa.R
 
 
 WAIT_US = 1_000_000
-"""Event time from an execution to the one of the late event: the trigger's interval."""
+"""The event time from one execution to the next late one: the trigger's interval."""
 
 
 def late_policy(contender: str, window_bytes: int) -> dict[str, Any]:
-    """``memory``: all of it in memory; ``prestaged`` and ``unstaged``: the tiered store, with and without."""
+    """``memory``: everything in memory. ``prestaged``, ``unstaged``: the tiered store with and without prestaging."""
     return {
         "state": {"backend": "memory" if contender == "memory" else "tiered"},
         "memory": {"budget": 4 * window_bytes, "bucket_limit": 2 * window_bytes},
@@ -60,8 +60,8 @@ def late_policy(contender: str, window_bytes: int) -> dict[str, Any]:
 def late(contender: str, settings: Settings, folder: Path) -> dict[str, Any]:
     """Seconds of late executions of one window: the call in which its trigger is due, after one late event.
 
-    Between the event and the call lies an idle gap, as between the batches of a stream; prestaging has that long.
-    Before the event all of the window is on disk (but for ``memory``) and the page cache is dropped.
+    Between the event and the call there is an idle gap, as between the batches of a stream, in which prestaging can
+    work. Before the event the whole window is on disk (except with ``memory``), and the page cache is dropped.
     """
     rng = np.random.default_rng(settings.seed)
     rows = 4 * MIB // settings.payload_bytes
@@ -77,7 +77,7 @@ def late(contender: str, settings: Settings, folder: Path) -> dict[str, Any]:
         for _ in range(max(1, settings.window_bytes // (4 * MIB))):
             operator.process(events(rng, rows, settings.payload_bytes))
         watermark = MINUTE_US
-        operator.advance(watermark - WAIT_US)  # so that it is known how far the watermark goes at a time
+        operator.advance(watermark - WAIT_US)  # so that the operator knows the watermark's step
         assert operator.advance(watermark).num_rows == 1, "the on-time pane"
         for _ in range(LATE_ROUNDS):
             if contender != "memory":
@@ -105,7 +105,7 @@ def late(contender: str, settings: Settings, folder: Path) -> dict[str, Any]:
 
 
 def wait_until_on_disk(operator: aion.LocalOperator) -> None:
-    """Until memory holds nothing: what expired has been destaged."""
+    """Waits until all expired windows are destaged and memory is empty."""
     deadline = time.monotonic() + PREPARE_TIMEOUT_S
     while operator.store.stats().m_bucket_bytes:
         if time.monotonic() > deadline:
@@ -117,12 +117,12 @@ def wait_until_on_disk(operator: aion.LocalOperator) -> None:
 
 
 def past(_contender: str, settings: Settings, _folder: Path) -> dict[str, Any]:
-    """Median seconds of an on-time batch (one window's events in, the window executed), by number of past windows.
+    """Median seconds of an on-time batch (one window's events and its execution), by number of past windows.
 
-    A window is kept for as many minutes as there are to be past windows, so that each batch brings one window and
-    lets go of one: always as many are alive. The operators take turns, batch by batch, each when the I/O threads
-    have nothing left to do: no batch bears what another one left behind. That work is in ``io_seconds``, per batch;
-    ``cpu_seconds`` are of the calling thread, and less at the mercy of a busy machine.
+    The bound, in minutes, is the number of past windows. So each batch adds one window and purges one, and their number
+    stays the same. The operators take turns, batch by batch. Each batch starts when its I/O thread is idle, so that it
+    does not pay for an earlier one. The I/O thread's work per batch is in ``io_seconds``. ``cpu_seconds`` are of the
+    calling thread, and depend less on the load of the machine.
     """
     rng = np.random.default_rng(settings.seed)
     seconds: dict[int, list[float]] = {k: [] for k in settings.past_windows}
@@ -134,7 +134,7 @@ def past(_contender: str, settings: Settings, _folder: Path) -> dict[str, Any]:
             for window in range(k):
                 on_time_batch(operator, simple_events(rng, FILL_EVENTS, window), window)
         for round_ in range(PAST_WARM_UPS + settings.past_batches):
-            # Not always in the same order: caches are warm for one after the largest, or are not.
+            # In random order, since the order decides for whom the caches are warm.
             for k in rng.permutation(settings.past_windows).tolist():
                 window = k + round_
                 table = simple_events(rng, settings.past_events, window)
@@ -158,11 +158,11 @@ def past(_contender: str, settings: Settings, _folder: Path) -> dict[str, Any]:
 
 
 def settled(operator: aion.LocalOperator) -> float:
-    """Seconds that the operator's I/O thread has worked so far, once it has nothing left to do."""
+    """Waits until the operator's I/O thread is idle, and returns the seconds it has worked so far."""
     deadline = time.monotonic() + PREPARE_TIMEOUT_S
     while operator._io.stats.queued:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"the I/O thread was not done within {PREPARE_TIMEOUT_S} s")
+            raise RuntimeError(f"the I/O thread did not finish within {PREPARE_TIMEOUT_S} s")
         time.sleep(0.0005)
     return operator._io.stats.busy_s
 
@@ -178,7 +178,7 @@ def past_operator(past_windows: int) -> aion.LocalOperator:
 
 
 def simple_events(rng: np.random.Generator, rows: int, window: int) -> pa.RecordBatch:
-    """Events of one minute, without payload, every key among them."""
+    """Events of one minute, without payload, with all keys."""
     times = pa.array(window * MINUTE_US + rng.integers(0, MINUTE_US, rows)).cast(pa.timestamp("us"))
     return pa.record_batch(
         [pa.array(np.arange(rows) % KEYS), times, pa.array(rng.random(rows))], ["key", "ts", "value"]
@@ -186,7 +186,7 @@ def simple_events(rng: np.random.Generator, rows: int, window: int) -> pa.Record
 
 
 def on_time_batch(operator: aion.LocalOperator, table: pa.RecordBatch, window: int) -> float:
-    """Seconds for the events of a window and its execution."""
+    """Seconds to process the events of a window and to execute it."""
     begin = time.perf_counter()
     operator.process(table)
     panes = operator.advance((window + 1) * MINUTE_US)

@@ -1,10 +1,11 @@
-"""What a replay predicts against what really happens: the check of `aion tune` (docs/tuning.md).
+"""Checks the predictions of `aion tune` against real runs (docs/tuning.md).
 
-A stream is recorded under one policy. Then it is run for real under others, in the same steps of time, with the tiered
-store on this machine's disk; and what the recorded trace, replayed, says of each of those policies is compared.
+A stream is recorded under one policy. Then it really runs under other policies, with the same timing, on the tiered
+store on this machine's disk. The figures of each run are compared with those of a replay of the recorded trace under
+the same policy.
 
-Speeds change from one moment to the next with whatever else the machine does, and hits hang on them; so all of that is
-done several times, and medians are compared: what is to be expected with what is to be expected.
+Speeds change with whatever else the machine does, and hits depend on them. So everything is repeated several times, and
+medians are compared with medians.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
 PACKAGES = ("aion", "numpy", "pyarrow", "rocksdict")
 WITHIN = 0.2
 FEW = 0.02
-"""Of the blocks that were read from the disk or staged: a difference in hits that is less is none."""
+"""Ignore a difference in hits below this share of the blocks that reads did not find in memory all along."""
 WORKLOADS = ("average", "linear-road")
 BUDGETS: Mapping[str, float] = {"ample": 2.0, "tight": 0.5, "scarce": 0.2}
-"""Memory, as a share of what the windows that are kept take."""
+"""Memory, as a share of the size of the kept windows."""
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "as it is": {},
     "none staged": {"prestage.mode": "none"},
@@ -39,7 +40,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One experiment; ``pause_s``: at least so long from batch to batch."""
+    """The options of one run of the experiment. ``pause_s``: the least time from one batch to the next."""
 
     scale: float = 0.06
     batches: int = 20
@@ -53,21 +54,21 @@ DEFAULTS = Settings()
 
 
 def tune_check(
-    scale: Annotated[float, typer.Option(min=0.01, max=1, help="Of the workloads' rates and windows.")] = (
+    scale: Annotated[float, typer.Option(min=0.01, max=1, help="Scale of the workloads' rates and windows.")] = (
         DEFAULTS.scale
     ),
     batches: Annotated[int, typer.Option(min=5, help="Batches of each stream.")] = DEFAULTS.batches,
-    past_windows: Annotated[int, typer.Option(min=1, help="How many windows late events come.")] = (
+    past_windows: Annotated[int, typer.Option(min=1, help="How many windows late an event may be.")] = (
         DEFAULTS.past_windows
     ),
-    pause: Annotated[float, typer.Option(min=0, help="Seconds from batch to batch, at least.")] = DEFAULTS.pause_s,
-    seed: Annotated[int, typer.Option(min=0, help="Of the streams.")] = DEFAULTS.seed,
-    repeats: Annotated[int, typer.Option(min=1, help="Recorded traces, and runs of each case: medians count.")] = (
+    pause: Annotated[float, typer.Option(min=0, help="Least seconds from one batch to the next.")] = DEFAULTS.pause_s,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the streams.")] = DEFAULTS.seed,
+    repeats: Annotated[int, typer.Option(min=1, help="Traces recorded, and runs of each case; medians count.")] = (
         DEFAULTS.repeats
     ),
-    out: Annotated[Path, typer.Option(help="For results.")] = Path("out/tune-check"),
+    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("out/tune-check"),
 ) -> None:
-    """Whether replays predict real runs: bytes, executions and hits within 20 %."""
+    """Check that replays predict real runs: bytes, executions and hits within 20 %."""
     from dataclasses import asdict
 
     from aion.tools.tune.calibrate import calibrate
@@ -122,7 +123,7 @@ def checked(workload: str, settings: Settings, machine: Any, say: Any) -> list[d
     }
     predicted: dict[str, list[dict[str, float]]] = {case: [] for case in policies}
     real: dict[str, list[dict[str, float]]] = {case: [] for case in policies}
-    # What the first batches of a process pay for is not what is asked about.
+    # Warm up: the first batches of a process are slower.
     run(operator.definition, stream[: settings.batches // 3], basis, settings)
     for repeat in range(settings.repeats):
         with tempfile.TemporaryDirectory(prefix="aion-tune-check-") as folder:
@@ -132,12 +133,12 @@ def checked(workload: str, settings: Settings, machine: Any, say: Any) -> list[d
             used = memory_share_used()
             real[case].append(run(operator.definition, stream, policy, settings))
             predicted[case].append(figures(simulate(trace, policy, machine, machine_share=used)))
-        say(f"{workload}: {repeat + 1} of {settings.repeats}; load over 1, 5 and 15 minutes: {loads()}")
+        say(f"{workload}: {repeat + 1} of {settings.repeats}; load averages over 1, 5 and 15 minutes: {loads()}")
     return [{"case": case, **row} for case in policies for row in compared(predicted[case], real[case])]
 
 
 def policy_for(shape: Any, budget_bytes: float, changes: Mapping[str, Any]) -> Policy:
-    """Windows are kept as long as the last of their events comes."""
+    """The policy of a case. Windows are kept until the last of their events can come."""
     from aion.config import load_policy
 
     budget = max(1 << 20, int(budget_bytes))
@@ -158,7 +159,7 @@ def run(
     settings: Settings,
     record: Path | None = None,
 ) -> dict[str, float]:
-    """The real operator over the real store; the same figures as those of a replay."""
+    """Runs the real operator on the real store, and returns the same figures as a replay."""
     import time
 
     from aion.local import LocalOperator
@@ -197,7 +198,7 @@ def loads() -> str:
 
 
 def compared(replays: Sequence[Mapping[str, float]], runs: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
-    """The median of each figure but ``reads``, which says of how many blocks hits are: replays' and real runs'."""
+    """A row for each figure: the medians of replays and of real runs. ``reads`` only sets the tolerance for hits."""
     from statistics import median
 
     rows = []
@@ -215,7 +216,7 @@ def compared(replays: Sequence[Mapping[str, float]], runs: Sequence[Mapping[str,
 def table_of(rows: list[dict[str, Any]]) -> Table:
     from rich.table import Table
 
-    table = Table(title="replays against real runs", title_justify="left")
+    table = Table(title="replays compared with real runs", title_justify="left")
     for heading in ("case", "figure"):
         table.add_column(heading, no_wrap=True)
     for heading in ("predicted", "real", "ratio", "least to most", "within 20 %"):
@@ -235,5 +236,5 @@ def verdict(rows: list[dict[str, Any]]) -> str:
         of = [row for row in rows if row["figure"] == name]
         good = sum(row["holds"] for row in of)
         words = "holds" if good == len(of) else "does not hold"
-        lines.append(f"{name} within 20 % of what was measured: {words} ({good} of {len(of)} runs)")
+        lines.append(f"{name} within 20 % of the measurement: {words} ({good} of {len(of)} cases)")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Traces of the paper's workloads: their events through the real block builder, and what came of them noted."""
+"""Traces of the paper's workloads: their events go through the real block builder, and the blocks are recorded."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class Operator(NamedTuple):
-    """The operator of a workload that holds most of its state: as ``with_aion`` of the workload defines it.
+    """The operator that holds most of a workload's state, as the workload's ``with_aion`` defines it.
 
-    ``definition``: of :class:`aion.LocalOperator`; its function counts, whatever the workload's own does.
+    ``definition``: keywords for :class:`aion.LocalOperator`. Its function only counts events, unlike the workload's.
     """
 
     stream: str
@@ -21,7 +21,7 @@ class Operator(NamedTuple):
 
 
 def operator_of(workload: str, shape: Shape) -> Operator:
-    """Raises ConfigError for a name that is none."""
+    """The main operator of a workload. Raises ConfigError for an unknown name."""
     import aion
     from aion.errors import ConfigError
 
@@ -39,7 +39,7 @@ def operator_of(workload: str, shape: Shape) -> Operator:
 
             windows = {**window, "standing": aion.Sliding(shape.part(2), shape.window)}
             return Operator("reports", {**kept, "windows": windows, "key": SEGMENT})
-    raise ConfigError(f"there is no workload {workload!r}; there are average, bigrams, stock, linear-road")
+    raise ConfigError(f"unknown workload {workload!r}; use average, bigrams, stock or linear-road")
 
 
 def how_many(key: Any, window: Any, events: Any) -> dict[str, int]:
@@ -47,7 +47,7 @@ def how_many(key: Any, window: Any, events: Any) -> dict[str, int]:
 
 
 def trace_of(workload: str, *, scale: float, batches: int, past_windows: int, seed: int) -> Trace:
-    """As of a stream of one shard, whose batches come a window's time apart."""
+    """The trace of a stream with one shard, whose batches are one window's time apart."""
     from pathlib import Path
 
     import pyarrow as pa
@@ -63,7 +63,7 @@ def trace_of(workload: str, *, scale: float, batches: int, past_windows: int, se
     from experiments.workloads.model import Shape
     from state_backends.store.codec_pool import CodecPool
 
-    operator_of(workload, Shape(1, 2_000, 1, 1))  # is it one?
+    operator_of(workload, Shape(1, 2_000, 1, 1))  # raises for an unknown name
     shape = Shape.of(load(workload).spec, past_windows=past_windows, scale=scale, seed=seed)
     operator = operator_of(workload, shape)
     made = load(workload).streams[operator.stream]

@@ -1,9 +1,9 @@
-"""Many windows over one stream, and sessions: Aion against stock Spark's ``window()`` and ``session_window()``.
+"""Many windows over one stream, and sessions: Aion compared with stock Spark's ``window()`` and ``session_window()``.
 
-Sliding windows of a minute of which every event is in 1, 20, 100 and 600, and sessions. Stock Spark makes a row of each
-event for each of its windows; Aion puts the event into one slice. Events are in order, so that both have the same
-results, and every run is checked against the others of its windows. Beside that, up to 1,000 different definitions in
-one query, against one.
+One-minute sliding windows with an overlap of 1, 20, 100 and 600 windows per event, and sessions. Stock Spark makes a
+row for each event and window; Aion puts each event into one slice. Events are in order, so that both have the same
+results, and all runs of the same windows are checked against each other. Another part compares up to 1,000 different
+definitions in one query with one definition.
 """
 
 from __future__ import annotations
@@ -41,21 +41,22 @@ LEGS = {
     "hundred": Leg("100 definitions", 100, different=100),
     "thousand": Leg("1,000 definitions and sessions", 1001, different=1000, gap="1 second"),
 }
-# The ratios to reach, by overlap.
+# The target ratios, by overlap.
 AT_LEAST = {"20": 2.0, "100": 8.0}
-# The ratios to reach, of many different definitions to one.
+# The target ratios of many different definitions to one.
 OF_ONE = {"twenty": None, "hundred": 0.7, "thousand": 0.4}
 FEWER_OF_MANY = 4
-"""Of many definitions batches have 500,000 events by default, all in 100 keys."""
-# Stock Spark makes 600 rows of each event there; fewer events for all contenders, so that it ends.
+"""With many definitions a batch has a quarter of the events, by default 500,000, in 100 keys."""
+# Overlap 600 has a tenth of the events, for all contenders: stock Spark makes 600 rows of each event and would take too
+# long.
 FEWER_AT_600 = 10
-# Of a key 100 events in the 40 seconds of a batch, at random: one in 12 gaps between them is longer than a second.
+# A key has 100 events at random times in the 40 seconds of a batch. Then one in 12 gaps is longer than a second.
 EVENTS_OF_A_SESSION_KEY = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One experiment, as asked for."""
+    """The options of one run of the experiment."""
 
     events_per_batch: int
     batches: int
@@ -67,7 +68,7 @@ class Settings:
     seed: int
 
     def plan(self, leg: str) -> EventPlan:
-        """The events of some windows; the same for all contenders."""
+        """The events of a leg, the same for all contenders."""
         from experiments.generate import EventPlan
 
         fewer = FEWER_AT_600 if leg == "600" else FEWER_OF_MANY if LEGS[leg].different else 1
@@ -84,20 +85,22 @@ class Settings:
 
 
 def windows(
-    events: Annotated[int, typer.Option(min=100, help="Events per batch; for overlap 600 a tenth of it.")] = 2_000_000,
+    events: Annotated[int, typer.Option(min=100, help="Events per batch; overlap 600 has a tenth.")] = 2_000_000,
     batches: Annotated[int, typer.Option(min=3, help="Batches per run; the first two are not measured.")] = 4,
     runs: Annotated[int, typer.Option(min=1, help="Measured runs per contender.")] = 2,
     warm_ups: Annotated[int, typer.Option(min=0, help="Runs per contender before those.")] = 1,
     legs: Annotated[str, typer.Option(help="Some of: 1,20,100,600,sessions,one,twenty,hundred,thousand.")] = "",
     policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
     cores: Annotated[int, typer.Option(min=1, help="Cores, and shuffle partitions.")] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Of the generated events.")] = 1,
-    out: Annotated[Path, typer.Option(help="For results; generated files stay in OUT/data.")] = Path("out/windows"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the generated events.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for results; OUT/data keeps the generated files.")] = Path(
+        "out/windows"
+    ),
 ) -> None:
-    """Sliding windows with overlap 1 to 600, and sessions: events/s and state bytes against window() of Spark.
+    """Compare Aion with Spark's window(): sliding windows with overlap 1 to 600, and sessions; events/s, state bytes.
 
-    Counts and means by key. Aion takes part twice: by its policy, which keeps windows for late events, and with a bound
-    of zero, which forgets them when they end, as stock Spark does.
+    Counts and means by key. Aion takes part twice: with its policy, which keeps windows for late events, and with a
+    bound of zero, which drops windows when they end, as stock Spark does.
     """
     # Here, not above: `aion --help` and Spark's workers import this module and need none of it.
     from experiments import bench
@@ -118,20 +121,20 @@ def windows(
 
 
 def chosen(names: str) -> tuple[str, ...]:
-    """The legs named, in their order; all when none is. Raises BadParameter for one that there is not."""
+    """The legs with these names, in their order; without names all. Raises BadParameter for an unknown one."""
     wanted = [name.strip() for name in names.split(",") if name.strip()] or list(LEGS)
     if unknown := [name for name in wanted if name not in LEGS]:
-        raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(LEGS)}")
+        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; use {', '.join(LEGS)}")
     return tuple(name for name in LEGS if name in wanted)
 
 
 def contenders(leg: str) -> list[str]:
-    """Different definitions are compared with one, not with Spark."""
+    """The contenders of a leg. Legs of different definitions are compared with one definition, not with Spark."""
     return ["aion"] if LEGS[leg].different else list(CONTENDERS)
 
 
 def take_turns(settings: Settings, out: Path, record: dict[str, Any], console: Console) -> list[Measured]:
-    """Every measured run of every contender, in one Spark session; in the JSON as soon as it is done."""
+    """All measured runs of all contenders, in one Spark session. Writes each to the JSON file when it is done."""
     from experiments import bench
     from experiments.generate import write_batches
     from experiments.ingest_stream import file_stream, session
@@ -170,7 +173,7 @@ def take_turns(settings: Settings, out: Path, record: dict[str, Any], console: C
 
 
 def targets(legs: Sequence[str]) -> list[Target]:
-    """Aion over stock Spark for all windows; a promise for those for which there is one."""
+    """The ratios of Aion to stock Spark, and of many definitions to one, with their targets if they have one."""
     from experiments.bench import Target
 
     found = [
@@ -184,7 +187,7 @@ def targets(legs: Sequence[str]) -> list[Target]:
 
 
 def report(settings: Settings, done: Sequence[Measured], out: Path, record: dict[str, Any], console: Console) -> None:
-    """Tables on the console, all figures as JSON, the rates as a bar chart."""
+    """Prints tables, and writes all figures as JSON and the rates as a bar chart."""
     from experiments import bench
 
     by_name: dict[str, list[Measured]] = {}
@@ -198,7 +201,7 @@ def report(settings: Settings, done: Sequence[Measured], out: Path, record: dict
     judged = bench.verdicts(targets(settings.legs), summary)
     latest = {name: runs[-1] for name, runs in by_name.items()}
     more = {
-        "events a run": {name: f"{m.run.events:,}" for name, m in latest.items()},
+        "events per run": {name: f"{m.run.events:,}" for name, m in latest.items()},
         "results": {name: f"{m.results:,}" for name, m in latest.items()},
         "state MB": {name: f"{max(m.state_bytes for m in runs) / 1e6:,.1f}" for name, runs in by_name.items()},
         "state rows": {n: f"{m.state_rows:,}" for n, m in latest.items() if m.state_rows is not None},
@@ -214,15 +217,15 @@ def report(settings: Settings, done: Sequence[Measured], out: Path, record: dict
     console.print(REMARKS, highlight=False)
     if "600" in settings.legs:
         console.print(
-            f"Overlap 600: 1/{FEWER_AT_600} of the events, for all; Spark makes 600 rows of each.", highlight=False
+            f"Overlap 600: 1/{FEWER_AT_600} of the events for all, since Spark makes 600 rows of each.", highlight=False
         )
     console.print(f"written: {out / 'windows'}.json and .png", highlight=False)
 
 
 REMARKS = """\
 events/s: median over the runs of input rows / trigger time, without the first two batches of each.
-state MB: the most that was seen. Of Aion: live blocks in memory or on disk, as its state server counts them (four looks
-a second). Of Spark: memoryUsedBytes of its RocksDB stores, after each batch; state rows: its numRowsTotal.
-'Aion' keeps windows for late events as its policy says; 'bound 0' forgets them when they end, as Spark does.
+state MB: the peak. For Aion: live blocks in memory or on disk, as its state server counts them (four times a second).
+For Spark: memoryUsedBytes of its RocksDB stores, after each batch. state rows: Spark's numRowsTotal.
+'Aion' keeps windows for late events as its policy says; 'bound 0' drops them when they end, as Spark does.
 All contenders of the same windows had the same results in every run: number, bounds, counts and means.
-Of different definitions (tumbling, 1 to 20 seconds to the millisecond) batches have a quarter of the events."""
+With different definitions (tumbling, 1 to 20 seconds in milliseconds) batches have a quarter of the events."""

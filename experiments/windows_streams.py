@@ -1,7 +1,7 @@
-"""The Spark side of ``aion experiment windows``: the same windows by Aion and by Spark, and what each run left behind.
+"""The Spark part of ``aion experiment windows``: the same windows with Aion and with Spark, and the size of the state.
 
-What comes out is observed inside the query, so no run pays for a sink and all of them can be compared: the number of
-results and the exclusive or of their hashes, which does not depend on their order.
+The output is observed inside the query, so that no run pays for a sink. It yields the number of results and the
+exclusive or of their hashes, which does not depend on their order. So all runs can be compared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aion.core.windows import Definition
 
 SHORTEST_MS, LONGEST_MS = 1_000, 20_000
-# Stock Spark keeps nothing for late events; this is the policy under which Aion keeps nothing either.
+# Stock Spark keeps nothing for late events. With this policy Aion keeps nothing for them either.
 NO_BOUND = {"lateness": {"initial_bound": "0 seconds", "coverage": None}}
 
 
@@ -27,8 +27,8 @@ NO_BOUND = {"lateness": {"initial_bound": "0 seconds", "coverage": None}}
 class Leg:
     """Windows to compute: of ``size``, a new one every ``slide`` (None: tumbling), or sessions of ``gap``.
 
-    ``different``: so many tumbling windows, of lengths from 1 to 20 seconds to the millisecond (Scotty, section VII),
-    and sessions of ``gap`` beside them. Stock Spark has no such query.
+    ``different``: this many tumbling windows with sizes from 1 to 20 seconds, in whole milliseconds (Scotty, section
+    VII), plus sessions of ``gap``. Stock Spark cannot run such a query.
     """
 
     label: str
@@ -40,7 +40,7 @@ class Leg:
 
     @property
     def windows(self) -> list[Definition]:
-        """The definitions of Aion."""
+        """The window definitions for Aion."""
         import aion
 
         found: list[Definition] = [aion.Tumbling(size_us) for size_us in sizes_us(self.different)]
@@ -50,18 +50,18 @@ class Leg:
 
 
 def sizes_us(windows: int) -> list[int]:
-    """Lengths equally distributed from 1 to 20 seconds, in whole milliseconds; a single one is of a second."""
+    """Window sizes, evenly spaced from 1 to 20 seconds, in whole milliseconds. A single one is a second."""
     step_ms = (LONGEST_MS - SHORTEST_MS) / max(windows - 1, 1)
     return [round(SHORTEST_MS + step_ms * i) * 1_000 for i in range(windows)]
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A run and what was seen in it.
+    """A run and its measurements.
 
-    ``results``, ``digest``: number of panes or rows, and of all of them together. ``state_rows``: the most rows that
-    Spark's stores had after a batch. ``state_bytes``: the most that the state took: for Aion, bytes of live blocks in
-    memory or on disk, as the state server says; for Spark, its state stores' ``memoryUsedBytes``.
+    ``results``: the number of panes or rows. ``digest``: a hash of all of them. ``state_rows``: the most rows in
+    Spark's state stores after a batch. ``state_bytes``: the peak size of the state. For Aion, bytes of live blocks in
+    memory or on disk, from the state server; for Spark, its state stores' ``memoryUsedBytes``.
     """
 
     leg: str
@@ -77,7 +77,7 @@ class Measured:
 
 
 def aion_windows(events: DataFrame, leg: Leg, policy: Mapping[str, Any] | None = None) -> DataFrame:
-    """By the operator; without ``policy`` by that of the session."""
+    """The windows with Aion. Without ``policy`` it uses the session's."""
     import aion
     from aion import aggregates as A
 
@@ -86,12 +86,12 @@ def aion_windows(events: DataFrame, leg: Leg, policy: Mapping[str, Any] | None =
 
 
 def without_bound(events: DataFrame, leg: Leg) -> DataFrame:
-    """What stock Spark is asked: windows are forgotten as soon as they end."""
+    """The windows with Aion and a bound of zero: they are dropped when they end, as in stock Spark."""
     return aion_windows(events, leg, NO_BOUND)
 
 
 def stock(events: DataFrame, leg: Leg) -> DataFrame:
-    """``window()`` and ``session_window()``, in append mode: a row per window when the watermark has passed it."""
+    """``window()`` and ``session_window()``, in append mode: a row per window once the watermark has passed it."""
     from pyspark.sql import functions as F
 
     window = F.session_window("ts", leg.gap) if leg.gap is not None else F.window("ts", leg.size, leg.slide)
@@ -117,7 +117,7 @@ CONTENDERS = {
 def measure(
     spark: SparkSession, leg_name: str, leg: Leg, contender: str, stream: DataFrame, checkpoint: Path, events: int
 ) -> Measured:
-    """One run over all events. Raises RuntimeError where not all were read, or where a window came out twice."""
+    """One run over all events. Raises RuntimeError if not all were read, or if a pane is not on time."""
     from pyspark.sql import functions as F
 
     chosen = CONTENDERS[contender]
@@ -133,7 +133,7 @@ def measure(
     run = run_to_end(rows.observe("check", *observed), checkpoint, events, live)
     seen = [report["observed"]["check"] for report in run.progress if "check" in report["observed"]]
     if others := sum(row["others"] for row in seen):
-        raise RuntimeError(f"{leg_name}, {contender}: {others:,} panes are not on time, though nothing came late")
+        raise RuntimeError(f"{leg_name}, {contender}: {others:,} panes are not on time, although no event was late")
     return Measured(
         leg=leg_name,
         contender=contender,
@@ -146,16 +146,16 @@ def measure(
 
 
 def check_equal(first: Measured, other: Measured) -> None:
-    """Raises RuntimeError where two contenders have other results for the same events."""
+    """Raises RuntimeError if two contenders have different results for the same events."""
     if (first.results, first.digest) != (other.results, other.digest):
         raise RuntimeError(
-            f"{other.leg}: {other.contender} has {other.results:,} results of digest {other.digest:x}, "
-            f"{first.contender} has {first.results:,} of {first.digest:x}"
+            f"{other.leg}: {other.contender} has {other.results:,} results with digest {other.digest:x}, "
+            f"but {first.contender} has {first.results:,} with {first.digest:x}"
         )
 
 
 class _Live:
-    """The most bytes of live blocks that the state server was seen to have, beyond those it had before."""
+    """Tracks the peak of the state server's live bytes, minus those it had before the run."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark

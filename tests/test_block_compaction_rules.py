@@ -15,10 +15,18 @@ from hypothesis import strategies as st
 
 from aion.core.compaction.blocks import BlockCompaction, Compact, CompactionDone
 from aion.core.ingest.key_ranges import MOST_KEYS, TOP, Keys, equal_ranges
+from aion.core.packing import untable
 from state_backends.store.ledger import Ledger, Place
 from state_backends.store.protocol import Only
 
 # -- which runs are compacted, and when ------------------------------------------------------------------------
+
+
+def runs_of(compaction: BlockCompaction) -> list[tuple[int, int]]:
+    """The last number and the size of each run of slice 0."""
+    runs = untable(compaction.to_json())
+    columns = zip(runs["slice"], runs["last_seq"], runs["size_bytes"], strict=True)
+    return [(last_seq, size_bytes) for slice_us, last_seq, size_bytes in columns if slice_us == 0]
 
 
 class Model:
@@ -51,7 +59,7 @@ class Model:
             self.rewritten += len(together)
             self.compaction.compacted(CompactionDone(compaction, len(together)))
             waiting += self.compaction.due(0, self.cuts, ended=ended)
-        assert [(r.last_seq, r.size_bytes) for r in self.compaction.of(0)] == [(s, len(k)) for s, k in self.blocks]
+        assert runs_of(self.compaction) == [(seq, len(keys)) for seq, keys in self.blocks]
 
     def stretches(self) -> list[list[frozenset[int]]]:
         found: dict[int, list[frozenset[int]]] = {}
@@ -111,7 +119,7 @@ def test_kept_events_are_compacted_when_no_window_of_the_slice_is_active_any_mor
     )
     assert compaction.due(0, [20, 22], ended=True) == [], "and what is news is not compacted with what is not"
     compaction.forget([0])
-    assert compaction.of(0) == () and compaction.due(0, [], ended=True) == []
+    assert not runs_of(compaction) and compaction.due(0, [], ended=True) == []
 
 
 @pytest.mark.parametrize("open_too", [True, False])
@@ -156,7 +164,7 @@ def test_a_slice_is_swept_when_no_fewer_of_its_rows_are_gone_than_needed() -> No
     (order,) = compaction.due(0, [], ended=False, sweeps=True)
     assert order == Compact(0, -1, 1, 150, False, sweeps=True)
     compaction.compacted(CompactionDone(order, 0))
-    assert compaction.of(0) == () and compaction.wasteful == [] and not compaction.may_compact(0), "nothing was needed"
+    assert not runs_of(compaction) and compaction.wasteful == [] and not compaction.may_compact(0), "nothing was needed"
     compaction.arrived(0, 2, 10)
     compaction.wasted(0, 1)
     assert compaction.sweep(0, 1), "and what comes later is there again"

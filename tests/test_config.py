@@ -244,7 +244,7 @@ def test_a_policy_does_not_change() -> None:
         ("destage: {idle_after: 0}", "destage.idle_after: 0 is not an idle time; write a duration above 0"),
         ("destage: {idle_after: 0x}", "destage.idle_after: '0x' is out of range; write a multiple above 0, e.g. '3x'"),
         ("destage: {idle_after: -2s}", "destage.idle_after: '-2s' is negative"),
-        ("destage: {idle_after: soon}", "destage.idle_after: 'soon' is no duration; write e.g. '20 seconds' or '5m'; "
+        ("destage: {idle_after: soon}", "destage.idle_after: 'soon' is not a duration; write e.g. '20 seconds' or '5m'; "
          "or a multiple"),
         ("destage: {class: mine}", "destage.class: 'mine' is not a class; write package.module:Class, or null"),
         ("destage: {class: 'my-module:Mine'}", "destage.class: 'my-module:Mine' is not a class"),
@@ -273,9 +273,9 @@ def test_a_policy_does_not_change() -> None:
         ("lateness: {initial_bound: -1}", "lateness.initial_bound: -1 is negative; write 0 or more"),
         ("lateness: {initial_bound: 10}", "lateness.initial_bound: 10 has no unit; write e.g. '10s' or"),
         ("lateness: {initial_bound: 5 moons}", "lateness.initial_bound: '5 moons' has the unknown unit"),
-        ("lateness: {initial_bound: 1.5}", "lateness.initial_bound: 1.5 is no duration; write e.g."),
+        ("lateness: {initial_bound: 1.5}", "lateness.initial_bound: 1.5 is not a duration; write e.g."),
         ("lateness: {initial_bound: 9999999 days}", "is too long; write at most '3652500 days'"),
-        ("lateness: {initial_bound: " + "9" * 400 + ".5 days}", "is longer than 64 bits of microseconds can tell"),
+        ("lateness: {initial_bound: " + "9" * 400 + ".5 days}", "does not fit into 64 bits of microseconds"),
         ("state: {backend: rockdb}", "state.backend: 'rockdb' is not possible; "
          "write 'tiered', 'memory' or 'rocksdb'"),
         ("state: {compression: off}", "state.compression: false is not possible; write 'none', 'lz4' or"),

@@ -249,7 +249,7 @@ def test_the_verdict_names_what_differs() -> None:
     panes.loc[0, "flights"] = 4
     lines = verdict(compare("q", truth(), panes.query("dest != 'BOS'"), KEY, VALUES), dropped=7)
     text = "\n".join(lines)
-    assert lines[0] == "q: NOT the truth (3 windows in it)"
+    assert lines[0] == "q: does NOT equal the truth (3 windows)"
     assert "1 missing" in text and "dest=BOS" in text
     assert "1 different" in text and "flights=4" in text and "flights_truth=2" in text
     assert "1970-01-01T00:00:00Z" in text and "7 events" in text

@@ -15,7 +15,7 @@ from aion.core.lateness.bound import AdaptiveBound
 from experiments import cleanup_report
 from experiments.cleanup import FLIGHTS, LEGS, Leg, Settings, choose
 from experiments.cleanup_report import checks, confidence_check
-from experiments.cleanup_runs import fixed_bounds, flight_stream, known_truth, lived
+from experiments.cleanup_runs import fixed_bounds, flight_stream, known_truth, timed_replay
 from experiments.cleanup_streams import (
     EVENT_BYTES,
     HOUR_US,
@@ -146,7 +146,7 @@ def test_flights_are_events_of_the_hour_they_were_scheduled_for() -> None:
     assert stream.window.tolist() == [1, 3]
     assert (stream.late_us // MINUTE_US).tolist() == [5, 260]
     assert (stream.seen_us // MINUTE_US).tolist() == [0, 260]
-    result, seconds = lived(stream, TINY, HOUR_US)
+    result, seconds = timed_replay(stream, TINY, HOUR_US)
     assert result.bounds_us.tolist() == [HOUR_US] * 4 and seconds > 0
 
 
@@ -161,7 +161,7 @@ def test_a_share_of_runs_holds_unless_it_is_surprising() -> None:
 def test_streams_are_chosen_by_name() -> None:
     assert choose("") == [leg.kind for leg in LEGS] + [FLIGHTS]
     assert choose("flights, bursts") == ["bursts", "flights"]
-    with pytest.raises(typer.BadParameter, match="floods: there are log-normal"):
+    with pytest.raises(typer.BadParameter, match="unknown: floods; use log-normal"):
         choose("floods")
 
 
@@ -176,14 +176,14 @@ def test_the_report_says_what_was_measured(tmp_path: Path) -> None:
     runs["flights"][0]["bytes_over_oracle"] = 1.151
     found = {(check.stream, check.what.split(":")[0]): check for check in checks(runs, TINY)}
     assert found["flights", "bytes kept / oracle's, the year"].holds is False
-    assert found["log-normal", "last bounds that truly do"].measured == np.mean(
+    assert found["log-normal", "last bounds with enough true coverage"].measured == np.mean(
         [run["last_bound_covers"] >= 0.9 for run in runs["log-normal"]]
     )
-    assert ("regime change", "settled runs that covered enough") in found
+    assert ("regime change", "settled runs with enough coverage") in found
     bounds, verdicts = cleanup_report.tables(runs, TINY)
     assert verdicts.row_count == len(found) and bounds.row_count >= 3 * 5
     assert "runs: coverage" in cleanup_report.line(runs["log-normal"])
-    assert "Nobody can cover" in cleanup_report.remarks(TINY)
+    assert "No bound can cover" in cleanup_report.remarks(TINY)
     paths = cleanup_report.write(tmp_path, {"experiment": "cleanup"}, runs, TINY)
     assert [path.name for path in paths] == ["cleanup.json", "cleanup-bounds.png", "cleanup-coverage.png"]
     assert all(path.stat().st_size > 10_000 for path in paths)

@@ -58,5 +58,5 @@ def test_verdicts_follow_the_figures() -> None:
     assert "does not hold" in verdicts([late(1, 1), late(10, 4)], [])[0]
     assert verdicts([late(1, 9), late(10, 1), late(100, 3)], [])[0].startswith("events: 10 times the keys: 3.00 times")
     assert "holds" in verdicts([late(10, 1), late(100, 3)], [])[0]
-    assert "at most 2.50 compacted sizes" in verdicts([], [fed, {**fed, "compactions": False}])[0]
+    assert "at most 2.50 times the compacted size" in verdicts([], [fed, {**fed, "compactions": False}])[0]
     assert len(verdicts([late(1, 1)], [{**fed, "compactions": False}])) == 0

@@ -177,7 +177,7 @@ def test_state_is_so_many_budgets() -> None:
 def test_legs_can_be_chosen() -> None:
     assert set(choose("")) == set(CONTENDERS) == set(LEGS)
     assert list(choose("late, ingest")) == ["ingest", "late"]
-    with pytest.raises(typer.BadParameter, match="there are ingest, disk, late, past, blobs"):
+    with pytest.raises(typer.BadParameter, match="use ingest, disk, late, past, blobs"):
         choose("inges")
 
 

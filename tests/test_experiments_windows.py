@@ -54,7 +54,7 @@ def test_different_definitions_are_compared_with_one() -> None:
 def test_windows_are_chosen_by_name_and_in_order() -> None:
     assert chosen("") == tuple(LEGS)
     assert chosen("sessions, 20") == ("20", "sessions")
-    with pytest.raises(typer.BadParameter, match="nonsense: there are 1, 20, 100, 600, sessions, one"):
+    with pytest.raises(typer.BadParameter, match="unknown: nonsense; use 1, 20, 100, 600, sessions, one"):
         chosen("nonsense,1")
 
 

@@ -53,7 +53,7 @@ MEAN = {"cars": A.count(), "speed": A.mean("speed")}
 
 
 def test_which_strategy_each_window_gets_and_why() -> None:
-    assert "tumbling 1 minute: merged as context-free; its bounds are known without events" in told(aggregates=MEAN)
+    assert "tumbling 1 minute: merged as context-free; its bounds do not depend on events" in told(aggregates=MEAN)
     assert "sliding 5 minutes by 1 minute: merged as unique" in told(aggregates=MEAN, keys_disjoint=True)
     named = told(aggregates=MEAN, windows={"mine": aion.Tumbling("1 minute")})
     assert "mine (tumbling 1 minute): merged as context-free" in named

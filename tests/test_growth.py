@@ -155,7 +155,7 @@ def test_bounds_that_get_longer_and_shorter_leave_nothing() -> None:
     two_months = most(year.steps(BEGIN + 60 * DAY))
     list(year.steps(BEGIN + 150 * DAY, every=365 * DAY))
     last = most(year.steps(BEGIN + 180 * DAY))
-    assert year.operator.lateness.late_events and year.operator.counters.dropped
+    assert year.operator.lateness.counts and year.operator.counters.dropped
     assert last.manifest <= FEW_PERCENT * two_months.manifest
     assert last.retained <= FEW_PERCENT * two_months.retained
 

@@ -157,7 +157,7 @@ def test_triggers_come_back_and_plan_the_same(trigger: Trigger, planned: list[in
 
 
 def test_a_trigger_that_there_is_not() -> None:
-    with pytest.raises(ValueError, match="there is no trigger 'moon'"):
+    with pytest.raises(ValueError, match="unknown trigger 'moon'"):
         trigger_from_json({"kind": "moon"})
 
 

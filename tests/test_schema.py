@@ -110,7 +110,7 @@ def test_what_cannot_be_read_is_shown(text: str, hint: str) -> None:
 
 @pytest.mark.parametrize("value", ["", "  ", None, 5, ["a int"]])
 def test_what_is_no_schema_is_refused(value: Any) -> None:
-    with pytest.raises(SchemaError, match="no schema"):
+    with pytest.raises(SchemaError, match="not a schema"):
         parse_schema(value)
 
 

@@ -44,7 +44,7 @@ def test_durations_that_are_read(text: str | int | timedelta, us: int) -> None:
 
 @pytest.mark.parametrize("value", ["", " ", "5", "m", "5 5", "five minutes", "5m!", "1:30", None, 1.5, True, b"5m", []])
 def test_what_is_no_duration_is_refused_and_shown(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"gap.*no duration") as caught:
+    with pytest.raises(ConfigError, match=r"gap.*not a duration") as caught:
         duration_us(value, what="gap")
     assert repr(value) in str(caught.value)
 

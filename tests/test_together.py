@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aion.core.lateness.bound import AdaptiveBound
+from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.lateness.observe import Lateness
 from policies.cleanup import BoundDecision, Cleanup, Reason
 from tests.late import DAY, HOUR, MINUTE, SECOND, Draw, drawn, exponential, lognormal
@@ -39,8 +39,8 @@ def learnt_of(snapshots: Sequence[Any]) -> tuple[int, list[Any], list[Any]]:
 
 
 def asking(bound: AdaptiveBound, at_us: int, others: Sequence[Any], to_us: int | None = None) -> AdaptiveBound:
-    """Hears of the others, learns if it asks, and goes on."""
-    bound.hear(*told_of(others))
+    """Receives the results of others, learns if it is due, and goes on."""
+    bound.receive(*told_of(others))
     if bound.asks(at_us):
         bound.learn(*learnt_of(others))
     bound.advance(at_us, at_us + MINUTE if to_us is None else to_us)
@@ -77,7 +77,7 @@ def test_one_that_has_seen_much_teaches_one_that_has_seen_little() -> None:
 
 @settings(max_examples=25)
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=4), st.randoms(use_true_random=False))
-def test_it_does_not_matter_who_asks_and_in_which_order_others_are_heard(seeds: list[int], random: Any) -> None:
+def test_it_does_not_matter_who_asks_and_in_which_order_others_are_received(seeds: list[int], random: Any) -> None:
     everyone = []
     for number, seed in enumerate(seeds):
         lateness, at = drawn(lognormal(60), windows=90, seed=seed, per_window=5 + 40 * number, watched_us=HOUR)
@@ -94,14 +94,14 @@ def test_it_does_not_matter_who_asks_and_in_which_order_others_are_heard(seeds: 
 
 
 def test_what_is_found_together_counts_from_the_next_snapshot_on() -> None:
-    """An attempt that hears nothing does in its batch what one does that hears everything."""
+    """An attempt that receives nothing does in its batch what one does that receives everything."""
     lateness, at = drawn(exponential(60), windows=120)
     snapshot = kept(with_history(lateness))
     much, _ = drawn(exponential(200), windows=120, seed=1, per_window=500)
     said = []
     for others in ([], [kept(with_history(much))]):
         attempt = asking(shard(snapshot), at, others)
-        said.append((attempt.decision, attempt.forecast(HOUR).version, attempt.bound_for_new_window()))
+        said.append((attempt.decision, Expected(attempt).version, attempt.bound_for_new_window()))
         assert attempt.decision == shard(snapshot).decision
         assert after(attempt) != attempt.decision
     assert said[0] == said[1]
@@ -111,14 +111,14 @@ def test_what_another_one_found_is_taken_over() -> None:
     lateness, at = drawn(exponential(60), windows=120, per_window=200)
     first = kept(asking(with_history(lateness), at, [kept(shard())]))
     second = shard()
-    second.hear(*told_of([first]))
+    second.receive(*told_of([first]))
     assert not second.asks(at), "it has been asked"
     assert after(second) == after(shard(first)) and after(second).reason is Reason.LEARNT
     assert shard(kept(second)).outlook is not None
     # Once others have grown older than what one has found, nothing is taken over.
     third = kept(asking(shard(first), at + HOUR, [kept(second)]))
     again = shard(third)
-    again.hear(*told_of([first, kept(second)]))
+    again.receive(*told_of([first, kept(second)]))
     assert kept(again) == third
 
 
@@ -129,11 +129,11 @@ def test_a_change_that_one_finds_is_a_change_for_all() -> None:
     quiet, _ = drawn(lognormal(60), windows=600, seed=2, per_window=2)
     finder, other = asking(with_history(lateness), at, []), with_history(quiet)
     assert finder.restarts == 1 and after(finder).reason is Reason.CHANGED
-    other.hear(*told_of([kept(finder)]))
-    assert (other.restarts, other.last_change) == (1, finder.last_change)
+    other.receive(*told_of([kept(finder)]))
+    assert other.restarts == 1
     assert after(other) == after(finder)
     assert not other.lateness.epochs, "what was learnt before holds no more"
-    # One that has not heard of it yet is heard, but for what it learnt before the change.
+    # The result of one that does not know of the change yet is used, but not what it learnt before the change.
     young, _ = drawn(lognormal(900), windows=60, first=721, seed=3, watched_us=HOUR)
     late = with_history(quiet)
     late.lateness.merge(young)
@@ -147,11 +147,11 @@ def test_a_shard_is_not_believed_before_the_others_are_back() -> None:
     lateness, at = drawn(exponential(60), windows=120, per_window=200)
     much = kept(with_history(lateness))
     before = kept(asking(shard(), at, [much, much, much]))
-    later = shard(before)._coming.next_us
+    later = before["learnt_bound"]["next_us"]
     assert later is not None
     for others, asks in ((3, True), (4, True), (1, False), (0, False)):
         back = shard(before)
-        back.hear(others, [])
+        back.receive(others, [])
         assert back.asks(later) is asks
         assert back.asks(2 * later - at), "but not for ever: they may have gone elsewhere"
 
@@ -163,7 +163,7 @@ def test_room_is_each_shards_own_matter() -> None:
     for window in range(240):
         large.observe_state(window * MINUTE, window * MINUTE, 4000)
     asking(large, at, [kept(small)])
-    small.hear(*told_of([kept(large)]))
+    small.receive(*told_of([kept(large)]))
     assert after(large).reason is Reason.MAX_STATE and after(large).bound_us < 6 * MINUTE
     assert "because max_state is 20,000 bytes" in after(large).why and "are expected in time" in after(large).why
     assert after(small).reason is Reason.LEARNT and after(small).bound_us > 8 * MINUTE
@@ -194,15 +194,15 @@ class Query:
             others = [s for i, s in enumerate(self.snapshots) if i != number and s is not None]
             if done[number] == 1:
                 attempts[number] = shard(self.snapshots[number])
-                attempts[number].hear(*told_of(others))
+                attempts[number].receive(*told_of(others))
             elif done[number] == 2:
                 self.work(attempts[number], number, to_us, others, new[number])
                 if number in twice:
-                    # It failed, and the next attempt hears something else.
+                    # It failed, and the next attempt receives something else.
                     first, attempts[number] = attempts[number], shard(self.snapshots[number])
                     self.work(attempts[number], number, to_us, others[:1], new[number])
                     assert attempts[number].decision == first.decision
-                    assert attempts[number].forecast(HOUR).version == first.forecast(HOUR).version
+                    assert Expected(attempts[number]).version == Expected(first).version
                     assert attempts[number].lateness.to_json() == first.lateness.to_json()
             else:
                 self.snapshots[number] = kept(attempts[number])
@@ -247,16 +247,16 @@ def test_after_every_batch_all_shards_stand_on_the_same(
         again = twice if number % 5 == 0 else ()
         query.batch((number + 1) * 5 * MINUTE, orders[number % 3], sorted(again))
         if again:
-            # One that heard less stands alone for a batch.
+            # One that received less stands alone for a batch.
             continue
         standings = [snapshot["learnt_bound"] for snapshot in query.snapshots]
         assert standings[0] == standings[1] == standings[2]
     assert shard(query.snapshots[0]).decision.reason is Reason.LEARNT
-    events = sum(Lateness.from_json(s["lateness"]).late_events for s in query.snapshots)
+    events = sum(sum(Lateness.from_json(s["lateness"]).counts.values()) for s in query.snapshots)
     together = Lateness(DAY)
     for snapshot in query.snapshots:
         together.merge(Lateness.from_json(snapshot["lateness"], DAY))
-    assert together.late_events == events, "each event was observed by one shard"
+    assert sum(together.counts.values()) == events, "each event was observed by one shard"
 
 
 # -- what cannot be read -------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def test_what_cannot_be_read_is_passed_over(where: Sequence[str], by: Any) -> No
     lateness, at = drawn(exponential(60), windows=120)
     bound = asking(with_history(lateness), at, [broken(TEACHER, where, by)])
     assert isinstance(after(bound).bound_us, int)
-    bound.hear(1, [by])
+    bound.receive(1, [by])
     bound.learn(1, [by], [by])
     bound.advance(at + HOUR, at + 2 * HOUR)
     assert isinstance(after(bound).bound_us, int)

@@ -22,7 +22,7 @@ def test_windows_of_known_bounds_are_merged_by_their_bounds() -> None:
 def test_sessions_are_merged_by_overlap() -> None:
     decision = merging_strategy(Session("5s"))
     assert decision.strategy is Strategy.CONTEXT_AWARE
-    assert "overlap with the gap" in decision.why
+    assert "at most the gap apart" in decision.why
 
 
 @pytest.mark.parametrize("window", ORDERED, ids=str)

@@ -1,12 +1,12 @@
-"""What decides: given facts with their times and sizes, what happens next. Pure by folder.
+"""The core decides: it gets facts with their times and sizes, and returns what to do next. The whole folder is pure.
 
-No module in here reads a clock, starts a thread, opens a file or draws a random number; a test sees to it.
-``windows``, ``schema`` and ``plan`` say what a user asked for; the folders say what follows from it:
+No module here reads a clock, starts a thread, opens a file or draws a random number; a test enforces this.
+``windows``, ``schema`` and ``plan`` describe what a user asked for. The folders decide:
 
-- ``operator``: the life of windows; ``operator/keyed``: of windows that belong to single keys
+- ``operator``: the life of windows; ``operator/keyed``: the same for windows that belong to single keys
 - ``slicing``: edges, slices, and trees of slices
 - ``lateness``: how late events are, and how long a window is kept for them
 - ``trigger``: when a late window is computed again
 - ``compaction``: which blocks and files are merged, and when
-- ``ingest``: events to blocks
+- ``ingest``: how events become blocks
 """

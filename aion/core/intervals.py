@@ -1,4 +1,4 @@
-"""A set of window starts as runs of neighbours: small however many windows have come and gone. Pure."""
+"""A set of window starts, stored as runs of neighbours: it stays small however many windows it holds. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class Runs:
-    """Integers that are apart by ``step`` from their neighbours, kept as ``[first, last]`` runs."""
+    """A set of multiples of ``step`` (plus a constant), stored as ``[first, last]`` runs."""
 
     __slots__ = ("_firsts", "_lasts", "_step")
 
@@ -44,7 +44,7 @@ class Runs:
             self._lasts.insert(i, value)
 
     def forget_to(self, value: int) -> None:
-        """Lets go of what is up to there."""
+        """Remove everything up to and including ``value``."""
         gone = bisect_right(self._lasts, value)
         del self._firsts[:gone], self._lasts[:gone]
         if self._firsts and self._firsts[0] <= value:

@@ -1,12 +1,12 @@
-"""How large a number may become: counts stop, and times have a range. Pure.
+"""The range of numbers: counts saturate, and times are limited. Pure.
 
-State is written in 64 bits, and a commit that meets a number beyond them would fail for good. So:
+State is stored in 64 bits. A commit with a larger number would fail, and so would every retry. So:
 
-- A *count* (events, bytes) stops at ``MOST``. It gets there in the same way whatever is added first.
-- A *time* lies in ``[EARLIEST_US, LATEST_US]``, 73,000 years around 1970. An event beyond is dropped as one without a
-  time is; a watermark stops there. No bound and no window is longer than ``LONGEST_US``. So the end of a window, a
+- A *count* (events, bytes) saturates at ``MOST``, in whatever order counts are added.
+- A *time* lies in ``[EARLIEST_US, LATEST_US]``, 73,000 years around 1970. An event outside is dropped, as if it had no
+  time. A watermark stops at the limit. No bound and no window is longer than ``LONGEST_US``. So the end of a window, a
   lateness, and the difference of two times always fit.
-- What is *measured* in time times events is a double, which has room for all of it.
+- A *measurement* in time times events is a double, which is large enough.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ LONGEST_US = 2**61
 
 
 def plus(count: int, more: int) -> int:
-    """The sum of two counts."""
+    """The sum of two counts, at most ``MOST``."""
     return min(count + more, MOST)
 
 
 def sum_of(counts: Ints) -> int:
-    """The sum of counts."""
+    """The sum of counts, at most ``MOST``."""
     return int(sums_by(np.zeros(len(counts), np.int64), counts, 1)[0])
 
 
 def sums_by(of: Ints, counts: Ints, groups: int) -> Ints:
-    """The sums of counts by group, ``of[i]`` being the group of the i-th."""
+    """The sum of the counts of each group, at most ``MOST``. ``of[i]``: the group of ``counts[i]``."""
     found = np.zeros(groups, np.int64)
     if int(counts.max(initial=0)) <= MOST // max(len(counts), 1):
         np.add.at(found, of, counts)
         return found
-    # The halves of so few counts fit where the whole may not.
+    # The sums may overflow. Add the low and the high 32 bits separately: those sums fit.
     low, high = np.zeros(groups, np.int64), np.zeros(groups, np.int64)
     np.add.at(low, of, counts & 0xFFFFFFFF)
     np.add.at(high, of, counts >> 32)
@@ -49,11 +49,11 @@ def sums_by(of: Ints, counts: Ints, groups: int) -> Ints:
 
 
 def coarse(value: float) -> float:
-    """A measurement to 24 bits, never more than it is: what a window keeps of it takes half the room."""
+    """A measurement, rounded down to 24 bits. So it takes half the space in a window's state."""
     mantissa, exponent = math.frexp(value)
     return math.ldexp(math.floor(mantissa * 2**24), exponent - 24)
 
 
 def within(us: int) -> int:
-    """A time, or the end of the range that is nearest to it."""
+    """The time, limited to ``[EARLIEST_US, LATEST_US]``."""
     return min(max(us, EARLIEST_US), LATEST_US)

@@ -1,7 +1,7 @@
-"""Columns of numbers as text for a JSON value: what a snapshot has a row of for each window. Pure.
+"""Columns of numbers packed into text, for the parts of a snapshot that have a row for each window. Pure.
 
-As plain JSON, a row for each window of a week is more than all else in a version together, and it is written again with
-each. Packed, what neighbours have in common costs next to nothing (docs/state-format.md).
+As plain JSON, the rows of a week's windows are larger than everything else in a version, and every version writes them
+again. Packed, neighbouring rows that look alike cost next to nothing (docs/state-format.md).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VERSION = 1
 
 
 def pack(columns: Iterable[npt.NDArray[np.integer]]) -> str:
-    """Columns of integers as text: differences, bytes of one significance together, deflated."""
+    """Columns of integers as text: differences, then all lowest bytes, all second bytes, and so on, then deflated."""
     parts = [np.array([_VERSION], "<i8").tobytes()]
     for column in columns:
         values: Ints = np.diff(np.concatenate([np.zeros(1, np.int64), column.astype(np.int64)]))
@@ -33,7 +33,7 @@ def pack(columns: Iterable[npt.NDArray[np.integer]]) -> str:
 
 
 def unpack(text: str) -> list[Ints]:
-    """The columns of :func:`pack`. Raises FormatError for what a newer Aion wrote, and for what is damaged."""
+    """The columns of :func:`pack`. Raises FormatError if the text is damaged or a newer Aion wrote it."""
     try:
         raw = zlib.decompress(base64.b64decode(text))
     except (ValueError, zlib.error) as error:
@@ -53,9 +53,10 @@ def unpack(text: str) -> list[Ints]:
 
 
 def table(columns: Mapping[str, Sequence[float]], doubles: Container[str] = ()) -> dict[str, Any]:
-    """Columns of equal length as a JSON value. Those named in ``doubles`` stand as the integers of the same bits.
+    """Columns of equal length as a JSON value: ``columns`` (coding and step of each) and ``packed``.
 
-    ``columns``: of each how it is coded, and what all of its integers are multiples of.
+    Columns named in ``doubles`` are stored as the integers with the same bits. The integers of a column are stored
+    divided by their common divisor, its step.
     """
     coded: dict[str, list[Any]] = {}
     packed: list[Ints] = []
@@ -80,5 +81,5 @@ def untable(value: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def _width(integers: Ints) -> float:
-    """About how many bits they take."""
+    """About how many bits the integers take."""
     return float(np.log2(np.abs(integers.astype(np.float64)) + 1.0).sum())

@@ -1,6 +1,6 @@
-"""64 bits that stand for a value, or for the values of a row, over whole columns. Pure.
+"""A 64-bit hash of values or rows, computed over whole columns. Pure.
 
-For splitting keys and for sketches: not Spark's hash (that is :mod:`aion.core.ingest.hashing`), but one of every type.
+It splits keys and feeds sketches. It is not Spark's hash (that is :mod:`aion.core.ingest.hashing`), and takes any type.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Hashes = npt.NDArray[np.uint64]
 
 
 def hash_rows(columns: Sequence[pa.Array], seed: int) -> Hashes:
-    """64 bits for each row, equal for equal keys; independent of those of another seed."""
+    """A 64-bit hash of each row. Equal rows have equal hashes; hashes of different seeds are independent."""
     hashes = _mixed(np.full(len(columns[0]), seed + 1, np.uint64))
     for column in columns:
         hashes = _mixed(hashes ^ _digests(column))
@@ -23,7 +23,7 @@ def hash_rows(columns: Sequence[pa.Array], seed: int) -> Hashes:
 
 
 def _digests(column: pa.Array) -> Hashes:
-    """64 bits for each value: itself, where it is not longer."""
+    """64 bits for each value: the value itself where it has at most 64 bits."""
     type_ = column.type
     if pa.types.is_null(type_):
         return np.full(len(column), _NULL)
@@ -39,12 +39,12 @@ def _digests(column: pa.Array) -> Hashes:
     digests: Hashes = words[:, 0]
     for word in words.T[1:]:
         digests = _mixed(digests) ^ word
-    digests[column.is_null().to_numpy(zero_copy_only=False)] = _NULL  # whatever lies under it
+    digests[column.is_null().to_numpy(zero_copy_only=False)] = _NULL  # the bits under a null are arbitrary
     return digests
 
 
 def _digests_of_bytes(values: pa.LargeBinaryArray) -> Hashes:
-    """For each value the sum over its bytes of 64 bits that a byte at a place stands for."""
+    """A hash of each value: the sum of a 64-bit hash of each byte together with its position."""
     _, offsets, data = values.buffers()
     ends = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
     lengths = np.diff(ends)
@@ -55,13 +55,13 @@ def _digests_of_bytes(values: pa.LargeBinaryArray) -> Hashes:
 
 
 def _mixed(words: Hashes) -> Hashes:
-    """Each word scattered over 64 bits, one to one (the finaliser of splitmix64)."""
+    """Scatters each word over 64 bits, one to one (the finaliser of splitmix64)."""
     words = words + np.uint64(0x9E3779B97F4A7C15)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
 
 
-# A number like any other, but not one of those that keys are likely to be.
+# An arbitrary number that is unlikely to be a key.
 _NULL = np.uint64(0xD1B54A32D192ED03)
 _UINTS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}

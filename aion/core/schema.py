@@ -25,11 +25,11 @@ _TOKEN = re.compile(r"\s*(`[^`]+`|\w+|[<>(),:])")
 
 
 def parse_schema(value: str | pa.Schema) -> pa.Schema:
-    """An Arrow schema of a DDL string or of itself. Raises SchemaError showing what could not be read."""
+    """The Arrow schema of a DDL string; an Arrow schema is returned as it is. Raises SchemaError for anything else."""
     if isinstance(value, pa.Schema):
         return value
     if not isinstance(value, str) or not value.strip():
-        raise SchemaError(f"schema: {value!r} is no schema; write e.g. schema='median double, n bigint'")
+        raise SchemaError(f"schema: {value!r} is not a schema; write e.g. schema='median double, n bigint'")
     reader = _Reader(value)
     fields = list(reader.fields(end=None))
     names = [f.name for f in fields]
@@ -61,7 +61,7 @@ class _Reader:
             if (self._peek() or "").lower() == "not":
                 self.tokens.pop()
                 if self._next("NULL").lower() != "null":
-                    raise self._error("NOT is followed by something else than NULL")
+                    raise self._error("NOT must be followed by NULL")
                 nullable = False
             yield pa.field(name, type_, nullable)
             if self._peek() == end:
@@ -82,7 +82,7 @@ class _Reader:
                     scale = self._number("a scale")
                 self._expect(")")
             if not 1 <= precision <= 38 or scale > precision:
-                raise self._error(f"decimal({precision}, {scale}) cannot be; up to 38 digits, the scale among them")
+                raise self._error(f"decimal({precision}, {scale}) is not valid; use 1 to 38 digits, scale included")
             return pa.decimal128(precision, scale)
         if name == "array":
             self._expect("<")
@@ -100,14 +100,14 @@ class _Reader:
             self._expect("<")
             return pa.struct(list(self.fields(end=">")))
         if name not in _SIMPLE:
-            raise self._error(f"unknown type {name!r}; known are {', '.join(sorted(_SIMPLE))}, decimal(p,s), "
+            raise self._error(f"unknown type {name!r}; use {', '.join(sorted(_SIMPLE))}, decimal(p,s), "
                               "array<>, map<>, struct<>")  # fmt: skip
         return _SIMPLE[name]
 
     def _number(self, what: str) -> int:
         token = self._next(what)
         if not token.isdecimal() or len(token) > 9:
-            raise self._error(f"{token!r} stands where {what} should")
+            raise self._error(f"expected {what}, found {token!r}")
         return int(token)
 
     def _peek(self) -> str | None:
@@ -115,13 +115,13 @@ class _Reader:
 
     def _next(self, what: str) -> str:
         if not self.tokens:
-            raise self._error(f"ends where {what} should stand")
+            raise self._error(f"expected {what}, but the text ends")
         return self.tokens.pop()
 
     def _expect(self, token: str) -> None:
         found = self._next(repr(token))
         if found != token:
-            raise self._error(f"{found!r} stands where {token!r} should")
+            raise self._error(f"expected {token!r}, found {found!r}")
 
     def _error(self, problem: str) -> SchemaError:
         return SchemaError(f"schema: {self.text!r}: {problem}")

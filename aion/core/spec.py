@@ -45,21 +45,20 @@ class Spec:
 
     Each of them takes a ``Spec``, its fields as keywords, or a ``Spec`` and keywords that outrank it.
 
-    ``windows``: a definition, several, or a mapping of names to definitions. ``time``: the column of event times.
-    ``key``: a column, or several; none: one group. Give either ``aggregates`` (result column ->
-    :mod:`aion.aggregates`) or ``apply``, a function of (key, window, events), with the ``schema`` of what it returns.
-    ``blocking=False``: the function works event by event, so that a window may be larger than memory, and need not be
-    staged as a whole before the function starts. ``policy``: a preset, a path or a mapping; on Spark it overrides the
-    session's. ``record``: a folder for a trace of arrivals, without payload, for ``aion tune`` (docs/tuning.md); on
-    Spark a folder of each executor's host.
+    ``windows``: one definition, several, or a mapping of names to definitions. ``time``: the column of event times.
+    ``key``: one column or several; without it all events are one group. Give either ``aggregates`` (result column ->
+    :mod:`aion.aggregates`) or ``apply``, a function of (key, window, events), with the ``schema`` of its result.
+    ``blocking=False``: the function reads event by event. Then a window may be larger than memory, and the function
+    starts before the whole window is staged. ``policy``: a preset, a path or a mapping; on Spark it overrides the
+    session's. ``record``: a folder for a trace of arrivals, without payload, for ``aion tune`` (docs/tuning.md). On
+    Spark it is a folder on each executor's host.
 
-    Only Spark has a use for the others. ``merge_levels`` and ``fan_in`` outrank ``distribution`` of the policy: levels
-    between the source partitions and the shards on which blocks are merged. ``keys_disjoint=True`` declares that all
-    events of a key come from one source partition, so that there is nothing to merge before the shards; if that is not
-    true, the panes are right all the same. ``name`` tells the operators of one query apart, and must stay the same over
-    restarts.
+    The other fields only matter on Spark. ``merge_levels`` and ``fan_in`` override ``distribution`` of the policy: the
+    levels between source partitions and shards that merge blocks. ``keys_disjoint=True`` declares that all events of a
+    key come from one source partition, so nothing has to be merged before the shards. If that is wrong, the panes are
+    still right. ``name`` identifies this operator within a query. Keep it the same over restarts.
 
-    Raises WindowError, SchemaError or ConfigError for what no input could make right.
+    Raises WindowError, SchemaError or ConfigError for an error that does not depend on the input.
     """
 
     windows: Definitions
@@ -81,7 +80,7 @@ class Spec:
         self.unbound_outputs()
 
     def plan(self, input_schema: pa.Schema) -> Plan:
-        """For an input of these columns, whose timestamps are in microseconds. Raises SchemaError."""
+        """The plan for an input with these columns; its timestamps are in microseconds. Raises SchemaError."""
         return make_plan(
             input_schema,
             key=self.key,
@@ -94,18 +93,21 @@ class Spec:
         )
 
     def unbound_outputs(self) -> list[pa.Field]:
-        """The columns of what is computed, of type null where the input decides. Raises ConfigError."""
+        """The result columns of the aggregates or the function; type null if it depends on the input.
+
+        Raises ConfigError.
+        """
         arrow = self.schema is None or isinstance(self.schema, str | pa.Schema)
         return output_fields(self.aggregates, self.apply, self.schema if arrow else pa.schema([]))
 
     def unbound_result(self) -> pa.Schema:
-        """The columns of a result before the input is known, of type null where it decides."""
+        """All columns of the result before the input is known; type null if it depends on the input."""
         keys = (self.key,) if isinstance(self.key, str) else tuple(self.key or ())
         return result_schema([pa.field(name, pa.null()) for name in keys], pa.null(), self.unbound_outputs())
 
 
 def spec_of(caller: str, spec: Spec | None, keywords: Keywords) -> Spec:
-    """What a call with a specification, keywords or both asks for. Raises TypeError as for any wrong keyword."""
+    """The specification of a call that was given one, keywords, or both. Raises TypeError for a wrong keyword."""
     known = [field.name for field in fields(Spec)]
     for name in keywords:
         if name not in known:

@@ -31,18 +31,18 @@ def duration_us(value: str | int | timedelta, *, what: str = "duration") -> int:
     fixed length.
     """
     if isinstance(value, bool):
-        raise ConfigError(f"{what}: {value!r} is no duration; write e.g. '20 seconds' or '5m'")
+        raise ConfigError(f"{what}: {value!r} is not a duration; write e.g. '20 seconds' or '5m'")
     if isinstance(value, int):
         return value
     if isinstance(value, timedelta):
         return value // timedelta(microseconds=1)
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{what}: {value!r} is no duration; write e.g. '20 seconds' or '5m'")
+        raise ConfigError(f"{what}: {value!r} is not a duration; write e.g. '20 seconds' or '5m'")
     total, position = Decimal(0), 0
     while position < len(value):
         part = _PART.match(value, position)
         if part is None:
-            raise ConfigError(f"{what}: {value!r} is no duration; write e.g. '20 seconds' or '5m'")
+            raise ConfigError(f"{what}: {value!r} is not a duration; write e.g. '20 seconds' or '5m'")
         number, unit = part.groups()
         scale = _UNITS_US.get(unit.lower())
         if scale is None:
@@ -53,7 +53,7 @@ def duration_us(value: str | int | timedelta, *, what: str = "duration") -> int:
         total += Decimal(number) * scale
         position = part.end()
     if abs(total) > _LONGEST_US:
-        raise ConfigError(f"{what}: {value[:60]!r} is longer than 64 bits of microseconds can tell")
+        raise ConfigError(f"{what}: {value[:60]!r} does not fit into 64 bits of microseconds")
     return int(total.to_integral_value())
 
 
@@ -86,7 +86,7 @@ def short_duration(us: int) -> str:
 def instant_us(value: int | datetime) -> int:
     """Microseconds since the epoch of an int (already µs) or a datetime (naive ones are UTC)."""
     if isinstance(value, bool) or not isinstance(value, int | datetime):
-        raise ConfigError(f"{value!r} is no instant; give microseconds since the epoch or a datetime")
+        raise ConfigError(f"{value!r} is not an instant; give microseconds since the epoch or a datetime")
     if isinstance(value, int):
         return value
     aware = value if value.tzinfo else value.replace(tzinfo=UTC)
@@ -94,7 +94,7 @@ def instant_us(value: int | datetime) -> int:
 
 
 def format_instant(us: int) -> str:
-    """ISO 8601 in UTC; instants outside of Python's calendar as plain microseconds."""
+    """ISO 8601 in UTC; plain microseconds for an instant that Python's calendar cannot show."""
     try:
         return (EPOCH + timedelta(microseconds=us)).isoformat().replace("+00:00", "Z")
     except OverflowError:

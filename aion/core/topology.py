@@ -1,6 +1,6 @@
-"""How windows and their aggregates are distributed: Disco's merging strategies and its tree (Disco section 3). Pure.
+"""How windows are distributed: Disco's merging strategies and its tree of merging nodes (Disco section 3). Pure.
 
-Which strategy a window gets follows from its definition; what crosses the network follows from the aggregates.
+A window's definition decides its strategy. The aggregates decide what crosses the network.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aion.errors import ConfigError
 
 
 class Strategy(StrEnum):
-    """How the parts of a window that different source partitions made become one window (Disco section 3.2)."""
+    """How the parts of a window from different source partitions become one window (Disco section 3.2)."""
 
     UNIQUE = "unique"
     CONTEXT_FREE = "context-free"
@@ -24,7 +24,7 @@ class Strategy(StrEnum):
 
 
 class MergingDecision(NamedTuple):
-    """A window's strategy, and why it is that one."""
+    """A window's strategy, and the reason for it."""
 
     strategy: Strategy
     why: str
@@ -33,36 +33,36 @@ class MergingDecision(NamedTuple):
 def merging_strategy(window: Definition, *, keys_disjoint: bool = False, splittable: bool = True) -> MergingDecision:
     """The strategy for one window.
 
-    ``keys_disjoint``: the events of a key are all in one source partition. ``splittable``: what is computed has
-    partials; a user's function of all events of a window has none.
+    ``keys_disjoint``: all events of a key are in one source partition. ``splittable``: the result can be combined of
+    partials. A user's function of all events of a window cannot.
     """
     if not splittable:
         return MergingDecision(Strategy.CENTRAL, "a function of all events of a window cannot be split into parts")
     match window:
         case Count():
             return MergingDecision(
-                Strategy.CENTRAL, "its bounds follow from how many events came before, over all partitions"
+                Strategy.CENTRAL, "its bounds depend on the number of earlier events in all partitions"
             )
         case PerRecord():
-            return MergingDecision(Strategy.CENTRAL, "every event makes a window, out of the events of all partitions")
+            return MergingDecision(Strategy.CENTRAL, "every event has a window, which holds events of all partitions")
         case Punctuated():
             return MergingDecision(
                 Strategy.CENTRAL, "a punctuation in one partition splits the windows of the events of all others"
             )
     if keys_disjoint:
         return MergingDecision(
-            Strategy.UNIQUE, "the events of a key are all in one partition, so there is nothing to merge"
+            Strategy.UNIQUE, "all events of a key are in one partition, so there is nothing to merge"
         )
     match window:
         case Periodic():
             return MergingDecision(
-                Strategy.CONTEXT_FREE, "its bounds are known without events, and equal in all partitions"
+                Strategy.CONTEXT_FREE, "its bounds do not depend on events, so all partitions have the same"
             )
         case Session():
             return MergingDecision(
-                Strategy.CONTEXT_AWARE, "events decide its bounds: parts are one session if they overlap with the gap"
+                Strategy.CONTEXT_AWARE, "events decide its bounds: parts at most the gap apart are one session"
             )
-    raise AssertionError(f"{window!r} is no window")
+    raise AssertionError(f"{window!r} is not a window definition")
 
 
 def merging_strategies(
@@ -79,10 +79,10 @@ def merging_strategies(
 class Tree:
     """Merging levels between child and root: level 1 is next to the children, level ``levels`` next to the root.
 
-    ``children`` source partitions make the leaves; ``fan_in`` nodes of one level share a parent on the next, so that
-    level l has ``children / fan_in ** l`` nodes, rounded up. The work of a node is split by shard over so many tasks
-    that no level has fewer than the root, which works on ``shards`` in ``root_tasks`` tasks. Source partitions beyond
-    ``children`` share the nodes of the others. Raises ConfigError for numbers that make no tree.
+    The ``children`` source partitions are the leaves. ``fan_in`` nodes of a level share a parent on the next level, so
+    level l has ``children / fan_in ** l`` nodes, rounded up. The root works on ``shards`` in ``root_tasks`` tasks. The
+    work of a node is split by shard into enough tasks that no level has fewer tasks than the root. Source partitions
+    beyond ``children`` share the nodes of the others. Raises ConfigError for numbers that do not make a tree.
     """
 
     levels: int
@@ -97,26 +97,26 @@ class Tree:
         if self.fan_in < 2:
             raise ConfigError(f"fan_in: {self.fan_in} merges nothing; give 2 or more")
         if self.children < 1 or self.root_tasks < 1 or not self.shards:
-            raise ConfigError(f"{self}: a tree has at least one child, one task at the root, and one shard")
+            raise ConfigError(f"{self}: a tree needs at least one child, one task at the root, and one shard")
 
     def nodes(self, level: int) -> int:
-        """How many nodes a level has; level 0 are the children."""
+        """How many nodes a level has. Level 0 is the children."""
         nodes = self.children
         for _ in range(level):
             nodes = -(-nodes // self.fan_in)
         return nodes
 
     def tasks_per_node(self, level: int) -> int:
-        """Over how many tasks the shards of one node of a level are spread."""
+        """How many tasks the shards of one node of a level are spread over."""
         wanted = min(self.root_tasks, len(self.shards))
         return -(-wanted // self.nodes(level))
 
     def tasks(self, level: int) -> int:
-        """How many tasks, and so partitions of Spark's, a level has."""
+        """How many tasks, and so Spark partitions, a level has."""
         return self.nodes(level) * self.tasks_per_node(level)
 
     def node(self, level: int, task: int) -> int:
-        """The node that a task of a level works for; a child works for itself."""
+        """The node that a task of a level belongs to. A child is its own node."""
         return task % self.children if level == 0 else task // self.tasks_per_node(level)
 
     def parents(self, level: int, task: int) -> dict[int, int]:
@@ -128,5 +128,5 @@ class Tree:
 
 
 def levels_for(asked: int, decisions: Sequence[MergingDecision]) -> int:
-    """The levels that are worth having: none where every window is unique, since nothing is merged there."""
+    """The number of levels to use: ``asked``, but none if every window is unique, since then nothing is merged."""
     return 0 if all(d.strategy is Strategy.UNIQUE for d in decisions) else asked

@@ -1,7 +1,7 @@
-"""Where: window definitions over event time. Pure; knows nothing of when a window runs.
+"""Window definitions over event time: where windows begin and end, not when they run. Pure.
 
-Ends are exclusive, except where said. Windows are aligned to the Unix epoch plus ``offset``, as in Spark and Flink.
-Tumbling and sliding windows are context-free: their edges are known without events. The others are context-aware:
+Ends are exclusive unless stated otherwise. Windows are aligned to the Unix epoch plus ``offset``, as in Spark and
+Flink. Tumbling and sliding windows are context-free: their edges do not depend on events. The others are context-aware:
 events decide where their windows begin and end (Disco section 2).
 """
 
@@ -53,14 +53,14 @@ class Periodic:
         return start_us + self.size_us
 
     def families(self) -> set[Family]:
-        """The edges that these windows need: where they start and where they end."""
+        """The edges of these windows: their starts and their ends."""
         return {
             Family(self.slide_us, self.offset_us % self.slide_us),
             Family(self.slide_us, (self.offset_us + self.size_us) % self.slide_us),
         }
 
     def spec(self) -> dict[str, int | str]:
-        """What makes this definition the same one after a restart."""
+        """What identifies this definition after a restart."""
         return {
             "type": "periodic",
             "size_us": self.size_us,
@@ -72,7 +72,7 @@ class Periodic:
 class Tumbling(Periodic):
     """Windows of ``size`` that neither overlap nor leave gaps.
 
-    ``Tumbling("1 minute")``; ``offset`` moves all of them, e.g. ``Tumbling("1 day", offset="-5 hours")``.
+    ``Tumbling("1 minute")``. ``offset`` shifts all windows, e.g. ``Tumbling("1 day", offset="-5 hours")``.
     Raises WindowError for a size of zero or less.
     """
 
@@ -89,10 +89,10 @@ class Tumbling(Periodic):
 
 
 class Sliding(Periodic):
-    """Windows of ``size``, a new one every ``slide``; ``slide`` need not divide ``size``.
+    """Windows of ``size``, a new one every ``slide``. ``slide`` need not divide ``size``.
 
-    ``Sliding("5 minutes", "1 minute")``. Raises WindowError where a duration is not positive, or where
-    ``slide`` is longer than ``size`` (events between windows would belong to none).
+    ``Sliding("5 minutes", "1 minute")``. Raises WindowError if a duration is not positive, or if ``slide`` is longer
+    than ``size`` (events between windows would belong to none).
     """
 
     __slots__ = ()
@@ -118,9 +118,9 @@ class Sliding(Periodic):
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Session:
-    """Windows of activity: events of a key with no more than ``gap`` between one and the next.
+    """Windows of activity: events of a key with at most ``gap`` between one and the next.
 
-    ``Session("30 minutes")``. A session starts at its first event and ends ``gap`` after its last; an event exactly
+    ``Session("30 minutes")``. A session starts at its first event and ends ``gap`` after its last. An event exactly
     ``gap`` after the last one still belongs to it, as in Spark and Flink. Raises WindowError for a gap that is not
     positive.
     """
@@ -132,11 +132,11 @@ class Session:
 
     @property
     def reach_us(self) -> int:
-        """How long before its end a window may begin that holds a single event."""
+        """The length of a window that holds a single event."""
         return self.gap_us
 
     def end(self, last_us: int) -> int:
-        """The end of a session of which the last event is at ``last_us``."""
+        """The end of a session whose last event is at ``last_us``."""
         return last_us + self.gap_us
 
     def spec(self) -> dict[str, int | str]:
@@ -150,12 +150,12 @@ class Session:
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Count:
-    """Windows of ``n`` events of a key in event-time order, equal times in the order of arrival.
+    """Windows of ``n`` events of a key in event-time order; events of equal time in the order of arrival.
 
-    ``Count(100)``, or ``Count(100, 10)`` for a new one every 10 events. Window k holds the events number
-    ``k * slide`` to ``k * slide + n - 1``; it starts at the first one's time and ends one microsecond after the last
-    one's. A late event therefore moves all later windows. Raises WindowError for numbers that are no positive
-    integers, or a slide beyond ``n`` (the events between windows would belong to none).
+    ``Count(100)``, or ``Count(100, 10)`` for a new window every 10 events. Window k holds the events number
+    ``k * slide`` to ``k * slide + n - 1``. It starts at the time of its first event and ends one microsecond after its
+    last. So a late event moves all later windows. Raises WindowError for numbers that are not positive integers, and
+    for a slide above ``n`` (events between windows would belong to none).
     """
 
     n: int
@@ -184,8 +184,8 @@ class Count:
 class PerRecord:
     """One window for each event of a key: all events from ``size`` before it up to its own time, both inclusive.
 
-    ``PerRecord("5 minutes")``; Kafka Streams calls such windows sliding (KIP-450). Events of the same time share
-    their window. Raises WindowError for a size that is not positive.
+    ``PerRecord("5 minutes")``. Kafka Streams calls these sliding windows (KIP-450). Events of the same time share a
+    window. Raises WindowError if the size is not positive.
     """
 
     size_us: int
@@ -208,11 +208,11 @@ class PerRecord:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Punctuated:
-    """Windows between punctuation events of a key: each starts at one, which is its first, and ends at the next.
+    """Windows between punctuation events of a key. Each starts with one, its first event, and ends at the next.
 
     ``predicate`` says which events are punctuation: the name of a boolean column, or a function of an Arrow record
-    batch that returns one boolean per row. What comes before the first punctuation is in a window of its own, which
-    starts at its first event. Raises WindowError for a predicate that is neither.
+    batch that returns one boolean per row. Events before the first punctuation have a window of their own, which starts
+    at its first event. Raises WindowError for any other predicate.
     """
 
     predicate: str | Callable[[Any], Any]
@@ -221,12 +221,12 @@ class Punctuated:
     def __post_init__(self) -> None:
         if not (callable(self.predicate) or (isinstance(self.predicate, str) and self.predicate)):
             raise WindowError(
-                f"Punctuated: {self.predicate!r} is no predicate; give the name of a boolean column, or a function of "
-                "a record batch"
+                f"Punctuated: {self.predicate!r} is not a predicate; give the name of a boolean column, or a function "
+                "of a record batch"
             )
 
     def spec(self) -> dict[str, int | str]:
-        # A function cannot be compared with that of an earlier run; its name is the best there is.
+        # A function cannot be compared with that of an earlier run. Its name is the best substitute.
         return {"type": "punctuated", "predicate": self._name}
 
     @property
@@ -246,9 +246,9 @@ Definitions: TypeAlias = Definition | Sequence[Definition] | Mapping[str, Defini
 
 
 def named(windows: Definitions) -> dict[str, Definition]:
-    """Definitions by name, in order; unnamed ones are called by their own words (``tumbling 1 minute``).
+    """Definitions by name, in order. An unnamed one is named after itself (``tumbling 1 minute``).
 
-    Raises WindowError for none at all, for something that is no window, and for two of the same name.
+    Raises WindowError if there is none, if one is not a window definition, and if two have the same name.
     """
     if isinstance(windows, Mapping):
         result = dict(windows)
@@ -263,7 +263,7 @@ def named(windows: Definitions) -> dict[str, Definition]:
         raise WindowError("windows: none given; e.g. windows=[aion.Tumbling('1 minute')]")
     for name, window in result.items():
         if not isinstance(window, Definition):
-            raise WindowError(f"windows: {name!r} is no window; e.g. aion.Tumbling('1 minute')")
+            raise WindowError(f"windows: {name!r} is not a window definition; give e.g. aion.Tumbling('1 minute')")
     return result
 
 
@@ -278,12 +278,12 @@ def _positive(value: Duration, what: str) -> int:
 
 def _positive_number(value: int, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise WindowError(f"{what} of {value!r} is no positive number of events; give e.g. 100")
+        raise WindowError(f"{what} of {value!r} is not a positive number of events; give e.g. 100")
     return value
 
 
 def _offset(value: Duration, period_us: int) -> int:
-    # Modulo the period: an offset of a whole period is no offset, and equal definitions compare equal.
+    # Modulo the period, so that equal definitions compare equal: an offset of a whole period changes nothing.
     return _duration(value, "offset") % period_us
 
 

@@ -46,7 +46,7 @@ class ShardWork:
         policy = policy_from_json(config.policy)
         self.bound = make_bound(config.plan, policy, session.snapshot, shards=len(config.ids))
         if self.bound.together:
-            self.bound.hear(*session.others)
+            self.bound.receive(*session.others)
         self.operator: Operator = make_operator(config.plan, policy, session.snapshot, self.bound)
         self.executor = make_executor(config.plan, self.operator, session, codec, policy)
         self.executor.load()

@@ -1,8 +1,8 @@
-"""Stream slicing: Scotty figures 5a and 5b of LocalOperator, against buckets and FlatFAT, without Spark around it.
+"""Stream slicing: Scotty's figures 5a and 5b for LocalOperator, compared with buckets and FlatFAT, without Spark.
 
-``runs`` says what is run, ``baselines`` what it is compared with, ``records`` what Kafka's windows per record cost
-(KIP-450), and ``operator`` what the lazy and the eager way cost where windows overlap. Contenders take turns over the
-same events. The panes of each contender's warm-up are compared with those of LocalOperator by a checksum.
+``runs`` has the streams and the runs, ``baselines`` the contenders, ``records`` the cost of Kafka's windows per record
+(KIP-450), ``operator`` the cost of the lazy and the eager way with overlapping windows. Contenders take turns over the
+same events. A checksum compares the panes of each contender's warm-up with those of LocalOperator.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ CONTENDERS_OF = {
     "windows": (*_OPERATORS, *_BASELINES),
     "batches": _OPERATORS,
     "disorder": (*_OPERATORS, *_BASELINES),
-    # Lazily, each of many windows is combined of hundreds of slices: the leg of windows shows what that costs.
+    # Without lazy and eager: the leg "windows" already shows what many windows cost with them.
     "rates": ("aion", "standard", *_BASELINES),
 }
 
 
 def slicing(
-    events: Annotated[int, typer.Option(min=50_000, help="Events that a run of LocalOperator takes.")] = 4_000_000,
-    batch: Annotated[int, typer.Option(min=1_000, help="Events of a batch.")] = 4_000_000,
+    events: Annotated[int, typer.Option(min=50_000, help="Events in a run of LocalOperator.")] = 4_000_000,
+    batch: Annotated[int, typer.Option(min=1_000, help="Events in a batch.")] = 4_000_000,
     small_batch: Annotated[
-        int, typer.Option(min=1_000, help="Events of a batch of the leg batches; the most a baseline gets at once.")
+        int, typer.Option(min=1_000, help="Events in a batch of the leg batches; the largest batch of a baseline.")
     ] = 100_000,
     rate: Annotated[
-        int, typer.Option(min=200, help="Events per second of event time, as long as it is fixed.")
+        int, typer.Option(min=200, help="Events per second of event time, except in the leg rates.")
     ] = 15_000,
     runs: Annotated[int, typer.Option(min=1, help="Measured runs of each contender.")] = 5,
-    seconds: Annotated[float, typer.Option(min=0.01, help="That a baseline is measured for, in each run.")] = 0.3,
+    seconds: Annotated[float, typer.Option(min=0.01, help="How long a baseline is measured in each run.")] = 0.3,
     legs: Annotated[str, typer.Option(help="Some of: windows,batches,disorder,rates,records,operator.")] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Of the generated events.")] = 1,
-    out: Annotated[Path, typer.Option(help="For results.")] = Path("out/slicing"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the generated events.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("out/slicing"),
 ) -> None:
-    """Events/s of LocalOperator with 1 to 1,000 windows, sessions and disorder, beside buckets and FlatFAT."""
+    """Compare LocalOperator with buckets and FlatFAT: events/s with 1 to 1,000 windows, sessions and disorder."""
     # Here, not above: `aion --help` imports this module and needs none of it.
     from experiments import bench
     from experiments.ingest import wide_console
@@ -58,7 +58,7 @@ def slicing(
     console = wide_console()
     chosen = [name.strip() for name in legs.split(",") if name.strip()] or list(LEGS)
     if unknown := [name for name in chosen if name not in LEGS]:
-        raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(LEGS)}")
+        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; use {', '.join(LEGS)}")
     settings = Settings(
         events=events, batch=batch, small_batch=small_batch, rate=rate, runs=runs, seconds=seconds, seed=seed
     )
@@ -68,7 +68,7 @@ def slicing(
         "versions": bench.versions(PACKAGES),
         "machine": bench.machine(),
     }
-    with _what_is_there_is_not_collected():
+    with _existing_objects_not_collected():
         results = take_turns(settings, chosen, console)
     if "records" in chosen:
         from experiments.slicing.records import measure_records
@@ -92,7 +92,7 @@ def slicing(
 
 
 def cells(settings: Settings, legs: list[str]) -> Iterator[tuple[str, Cell]]:
-    """What is measured, by leg: 5a, the same in small batches, 5b, and most windows at other rates."""
+    """The cells of each leg: figure 5a, the same in small batches, figure 5b, and the most windows at other rates."""
     from experiments.slicing.runs import Cell
 
     for leg, batch in (("windows", settings.batch), ("batches", settings.small_batch)):
@@ -110,7 +110,7 @@ def cells(settings: Settings, legs: list[str]) -> Iterator[tuple[str, Cell]]:
 
 
 def take_turns(settings: Settings, legs: list[str], console: Console) -> dict[str, list[tuple[Cell, list[Result]]]]:
-    """Every run of every contender, by leg and cell; a first round warms up. Raises RuntimeError where panes differ."""
+    """All runs of all contenders, by leg and cell, after a warm-up round. Raises RuntimeError if panes differ."""
     from experiments import bench
     from experiments.slicing.runs import generate, measure, reference
 
@@ -120,7 +120,7 @@ def take_turns(settings: Settings, legs: list[str], console: Console) -> dict[st
     for leg, cell in cells(settings, legs):
         if cell not in known:
             if (cell.rate, cell.out_of_order) not in streams:
-                # One at a time: they are large.
+                # Keep only one stream at a time: they are large.
                 streams = {
                     (cell.rate, cell.out_of_order): generate(
                         settings.events, cell.rate, cell.out_of_order, settings.seed
@@ -134,15 +134,15 @@ def take_turns(settings: Settings, legs: list[str], console: Console) -> dict[st
                     if not turn.warm_up:
                         known[cell].append(found)
                     elif reference(found, cell, stream, settings) != (found.panes, found.checksum):
-                        raise RuntimeError(f"{turn.contender} yields other panes than LocalOperator for {cell}")
+                        raise RuntimeError(f"{turn.contender} and LocalOperator yield different panes for {cell}")
             console.print(line(leg, cell, known[cell]), highlight=False)
         results.setdefault(leg, []).append((cell, known[cell]))
     return results
 
 
 @contextmanager
-def _what_is_there_is_not_collected() -> Iterator[None]:
-    """What was made before is not for any contender to be looked through."""
+def _existing_objects_not_collected() -> Iterator[None]:
+    """Keeps the garbage collector from scanning objects made before, at the expense of whichever contender runs."""
     gc.collect()
     gc.freeze()
     try:
@@ -152,7 +152,7 @@ def _what_is_there_is_not_collected() -> Iterator[None]:
 
 
 def line(leg: str, cell: Cell, found: list[Result]) -> str:
-    """One cell in words: medians in million events/s."""
+    """One cell in one line: medians in million events/s."""
     from experiments.slicing.report import medians
 
     rates = ", ".join(f"{name} {figure / 1e6:,.3g}" for name, figure in medians(found).items())

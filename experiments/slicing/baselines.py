@@ -1,7 +1,7 @@
-"""What slices are measured against (Scotty section VII): buckets as in Flink, and FlatFAT. Sums of one column, one key.
+"""The baselines for slicing (Scotty section VII): buckets as in Flink, and FlatFAT. Sums of one column, one key.
 
-Both are vectorised as far as their design goes. Buckets add every event to every window it is in. FlatFAT keeps a tree
-over single events, and has to insert an event that is out of order. Neither knows late events: all events of a stream
+Both are vectorised as far as their design allows. Buckets add every event to each of its windows. FlatFAT keeps a tree
+over single events and has to insert an event that is out of order. Neither handles late events: all events of a stream
 come before the watermark passes them.
 """
 
@@ -24,7 +24,7 @@ LONG_AGO = -(2**62)
 
 
 class Panes(NamedTuple):
-    """A row for each window that ended. ``definition``: its number in the order given."""
+    """A row for each window that has ended. ``definition``: the index of its definition."""
 
     definition: Ints
     start_us: Ints
@@ -34,14 +34,14 @@ class Panes(NamedTuple):
 
 
 class _Windows(Protocol):
-    """The buckets of one definition. ``ended``: starts, ends, events and sums; these buckets are let go."""
+    """The buckets of one definition. ``ended``: removes ended buckets; returns their starts, ends, events and sums."""
 
     def add(self, times_us: Ints, values: Ints) -> None: ...
     def ended(self, now_us: int) -> tuple[Ints, Ints, Ints, Ints]: ...
 
 
 class Buckets:
-    """One bucket for each window; an event is added to all of its buckets."""
+    """One bucket per window. An event is added to each of its buckets."""
 
     def __init__(self, windows: Sequence[Definition]) -> None:
         self._of: list[_Windows] = [_TumblingBuckets(w) if isinstance(w, Tumbling) else _sessions(w) for w in windows]
@@ -56,7 +56,7 @@ class Buckets:
 
 
 class _TumblingBuckets:
-    """Neighbouring windows from the first one on that has not ended."""
+    """A run of neighbouring windows, from the first one that has not ended."""
 
     def __init__(self, window: Tumbling) -> None:
         self._size_us, self._offset_us = window.size_us, window.offset_us
@@ -87,7 +87,7 @@ class _TumblingBuckets:
 
 
 class _SessionBuckets:
-    """Sessions that have not ended. Those of a batch are made first, and then merged with the ones that are there."""
+    """Sessions that have not ended. The sessions of a batch are formed first, then merged with the existing ones."""
 
     def __init__(self, gap_us: int) -> None:
         self._gap_us = gap_us
@@ -115,10 +115,10 @@ class _SessionBuckets:
 
 
 class FlatFat:
-    """A tree over the events in event-time order, each its own leaf; windows are ranges of leaves.
+    """A tree with a leaf for each event, in event-time order. Windows are ranges of leaves.
 
-    ``whole_batches``: an event that is out of order is not inserted by itself, as FlatFAT does. Instead a sorted batch
-    is merged with what is there, and the tree above is built again: kinder than the papers, which do not have it.
+    ``whole_batches``: sort a batch, merge it with the leaves, and rebuild the tree above. FlatFAT itself inserts each
+    event that is out of order alone, so this is kinder than the papers.
     """
 
     def __init__(self, windows: Sequence[Definition], *, whole_batches: bool = False) -> None:
@@ -134,7 +134,7 @@ class FlatFat:
             order = np.argsort(times_us, kind="stable")
             self._leaves.merge(times_us[order], values[order])
             return
-        # Events that come in order are appended together; one that does not is inserted by itself.
+        # Append runs of events that are in order. Insert an event that is out of order by itself.
         latest = np.maximum.accumulate(np.concatenate((self._leaves.times[-1:], times_us)))[-len(times_us) :]
         done = 0
         for at in np.flatnonzero(times_us < latest).tolist():
@@ -162,7 +162,7 @@ class FlatFat:
         times, size_us, offset_us = self._leaves.times, window.size_us, window.offset_us
         if not len(times):
             return _NOTHING, 0
-        # Only windows that hold an event, and end after the watermark before and up to this one.
+        # Only windows that hold an event, and end after the previous watermark and up to this one.
         first = (max(int(times[0]), before_us) - offset_us) // size_us
         until = (min(int(times[-1]) + size_us, self._now_us) - offset_us) // size_us
         starts = np.arange(first, until) * size_us + offset_us
@@ -188,7 +188,7 @@ class FlatFat:
 
 
 class _Leaves:
-    """Events in order of time, and the tree above them. ``_front``: where the first of them lies in the buffers."""
+    """Events in order of time, and the tree above them. ``_front``: the position of the first one in the buffers."""
 
     def __init__(self) -> None:
         self._times = self._values = np.empty(0, np.int64)
@@ -200,7 +200,7 @@ class _Leaves:
         return self._times[self._front : self._end]
 
     def merge(self, times_us: Ints, values: Ints) -> None:
-        """Adds events that are in order of time, behind those of equal times."""
+        """Adds events, which are in order of time. They come after existing ones of equal time."""
         at = self._front + int(np.searchsorted(self.times, times_us[0], side="right"))
         times = np.concatenate((self._times[at : self._end], times_us))
         order = np.argsort(times, kind="stable")
@@ -226,7 +226,7 @@ class _Leaves:
 
 
 class SumTree:
-    """Sums of ranges of a growing column in O(log n); to write m neighbours takes O(m + log n) (Scotty reference 9)."""
+    """Sums over ranges of a growing column in O(log n). Writing m neighbours is O(m + log n) (Scotty reference 9)."""
 
     def __init__(self) -> None:
         self._levels = [np.zeros(2, np.int64)]
@@ -244,7 +244,8 @@ class SumTree:
         left, right = begins.copy(), ends.copy()
         result = np.zeros(len(begins), np.int64)
         for level in self._levels:
-            # A node that is a right child, or the last one a left child: its parent would reach beyond the range.
+            # Take a first node that is a right child, and a last one that is a left child: their parents would reach
+            # beyond the range.
             is_open = left < right
             if not is_open.any():
                 break
@@ -260,7 +261,7 @@ class SumTree:
         return result
 
     def _grow(self, size: int) -> None:
-        """To a power of two of leaves; each level has one more entry, which stays 0."""
+        """Grows to a power of two of leaves. Each level has one extra entry, which stays 0."""
         leaves, capacity = self._levels[0][:-1], 1 << (size - 1).bit_length()
         self._levels = []
         while capacity:
@@ -285,7 +286,7 @@ def _stacked(parts: Sequence[tuple[Ints, Ints, Ints, Ints]]) -> Panes:
 
 def _session(window: Definition) -> Session:
     if not isinstance(window, Session):
-        raise WindowError(f"{window}: the baselines know tumbling windows and sessions only")
+        raise WindowError(f"{window}: the baselines only support tumbling windows and sessions")
     return window
 
 

@@ -1,7 +1,7 @@
-"""What the operator's two aggregate stores cost where windows overlap: ``lazy``, ``eager`` and what ``auto`` chooses.
+"""The cost of combining overlapping windows in the operator: ``lazy``, ``eager``, and the choice of ``auto``.
 
-Each case is taken twice: a pass over windows of which the partials are loaded (:class:`aion.execute.combining.Loaded`),
-and the call of a :class:`aion.LocalOperator` that executes such windows, with all that it does beside.
+Each case is measured twice: one pass over windows whose partials are loaded (:class:`aion.execute.combining.Loaded`),
+and one whole call of a :class:`aion.LocalOperator` that executes such windows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from experiments.slicing.runs import Settings
 WAYS: tuple[Aggregation, ...] = ("lazy", "eager", "auto")
 SLIDE_US = 100_000
 WINDOWS = 100
-"""That end at once in a case on time. Of a late event, all that it is in are executed again."""
+"""The windows that end at once in an on-time case. A late event executes all of its windows again."""
 LIMIT_BYTES = 256 << 20
 AGGREGATES = {"n": A.count(), "mean": A.mean("value"), "most": A.max("value")}
 SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us")), ("value", pa.float64())])
@@ -34,7 +34,7 @@ SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us")), ("value", p
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Sliding windows in which each slice has an event of each key; ``late``: run again for a single late event."""
+    """Sliding windows in which each slice has an event of each key. ``late``: executed again for one late event."""
 
     overlap: int
     keys: int
@@ -54,17 +54,17 @@ class Case:
 
 
 def cases(settings: Settings) -> list[Case]:
-    """On time, and late where most windows are run again."""
+    """All on-time cases, and late cases with the largest overlap, which execute the most windows again."""
     on_time = [Case(overlap, keys) for overlap in settings.overlaps for keys in settings.keys]
     return [*on_time, *(Case(max(settings.overlaps), keys, late=True) for keys in settings.keys)]
 
 
 def measure_operator(
-    wanted: Sequence[Case], runs: int, seed: int, say: Callable[[str], None] = lambda words: None
+    wanted: Sequence[Case], runs: int, seed: int, say: Callable[[str], None] = lambda text: None
 ) -> list[dict[str, Any]]:
-    """Of each case medians of the processor's seconds by way, and eager and auto over lazy (below 1: less time).
+    """For each case: median processor seconds of each way, and the ratios of eager and auto to lazy.
 
-    Raises RuntimeError where two ways yield other rows.
+    Raises RuntimeError if two ways yield different rows.
     """
     found = []
     for case in wanted:
@@ -76,7 +76,7 @@ def measure_operator(
                     took, rows = run(case, way, seed)
                     rows = rows.sort_by([("window_start", "ascending"), ("key", "ascending")])
                     if not rows.equals(first.setdefault(what, rows)):
-                        raise RuntimeError(f"{case.label}: {way} yields other rows than {WAYS[0]}")
+                        raise RuntimeError(f"{case.label}: {way} and {WAYS[0]} yield different rows")
                     seconds[what].setdefault(way, []).append(took)
         result = {**asdict(case), "windows": case.windows, "label": case.label}
         for what, by_way in seconds.items():
@@ -89,7 +89,7 @@ def measure_operator(
 
 
 def line(result: Mapping[str, Any]) -> str:
-    """One case in words."""
+    """One case in one line."""
     parts = [
         f"{what}: " + ", ".join(f"{way} / lazy {ratio:.2f}" for way, ratio in result[f"{what}_ratios"].items())
         for what in ("pass", "call")
@@ -98,7 +98,7 @@ def line(result: Mapping[str, Any]) -> str:
 
 
 def events_of(case: Case, seed: int) -> pa.Table:
-    """By time; an event of each key in each slice."""
+    """The events in order of time: one for each key in each slice."""
     rng = np.random.default_rng(seed)
     times = np.repeat(np.arange(case.slices) * SLIDE_US, case.keys)
     keys = np.tile(np.arange(case.keys), case.slices)
@@ -106,7 +106,7 @@ def events_of(case: Case, seed: int) -> pa.Table:
 
 
 def late_event(case: Case) -> pa.Table:
-    """Into the slice that all windows have that are run again."""
+    """An event in a slice that all windows share."""
     at = pa.array([(case.overlap - 1) * SLIDE_US]).cast(pa.timestamp("us"))
     return pa.table([pa.array([case.keys // 2]), at, pa.array([0.5])], schema=SCHEMA)
 

@@ -1,14 +1,15 @@
 """Kafka's sliding windows as KIP-450 proposes them: the plain design, and the one in O(sqrt N).
 
-There is one window: from ``size`` before the stream time, which is the latest event time so far, up to it, both
-inclusive. Each record that is not older is added to it and yields its aggregate. Both designs can only apply a value to
-an aggregate, never take one away, so they keep aggregates *from* some time *to now*: the plain one from every record
-on, the other from the end of every bucket on. The operator works out the windows of all its events at once instead;
-these two show what a record costs in a store.
+There is one window: from ``size`` before the stream time up to it, both inclusive. The stream time is the latest event
+time so far. Each record that is not older than the window is added to it and yields its aggregate. Both designs can
+only add a value to an aggregate, never remove one. So they keep aggregates *from* some time *to now*: the plain design
+from each record on, the other one from the end of each bucket on. The operator computes the windows of all its events
+at once instead. These two designs show what a single record costs in a store.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import ceil, floor, sqrt
 from typing import Any, Protocol
@@ -22,38 +23,39 @@ Micros = npt.NDArray[np.int64]
 Values = npt.NDArray[np.int64]
 
 _I64 = np.iinfo(np.int64)
-# What changes nothing when it is combined with any value.
+# The value that changes nothing when it is combined with another one.
 _IDENTITY: dict[np.ufunc, int] = {np.add: 0, np.minimum: _I64.max, np.maximum: _I64.min}
 
 
 class Storage(Protocol):
-    """Where a design keeps what it knows: values by time, of which several may be equal, and aggregates by key."""
+    """The store of a design: values by time (several may have the same time), and aggregates by key."""
 
     def add_value(self, time_us: int, value: Any) -> None: ...
     def values(self, low_us: int, high_us: int) -> Values:
-        """Of the records in ``[low_us, high_us]``."""
+        """The values of the records in ``[low_us, high_us]``."""
 
     def put_aggregates(self, keys: Micros, aggregates: Values) -> None: ...
     def aggregates(self, low: int, high: int) -> tuple[Micros, Values]:
-        """Keys in ``[low, high]`` in order, and their aggregates."""
+        """The keys in ``[low, high]``, in order, and their aggregates."""
 
     def drop(self, times_before_us: int, keys_before: int) -> None:
-        """Forgets values and aggregates before these."""
+        """Removes values and aggregates before these."""
 
 
 @dataclass(slots=True)
 class Costs:
-    """What a design did: values applied to an aggregate, and aggregates written."""
+    """The work of a design: values added to aggregates, and aggregates written."""
 
     combines: int = 0
     writes: int = 0
 
 
-class PlainDesign:
-    """Of every record in the window the aggregate from its time on: N combines and N writes for a record, no values."""
+class Design(ABC):
+    """The loop over records that both designs share. ``width_us``: aggregates have the key ``time // width_us``."""
 
-    def __init__(self, size_us: int, combine: np.ufunc, storage: Storage) -> None:
+    def __init__(self, size_us: int, combine: np.ufunc, storage: Storage, width_us: int) -> None:
         self._size_us = size_us
+        self._width_us = width_us
         self._combine = combine
         self._storage = storage
         self._now_us: int | None = None
@@ -69,13 +71,27 @@ class PlainDesign:
             if time_us < oldest_us:
                 in_time[n] = False
                 continue
-            self._storage.drop(oldest_us, oldest_us)
+            self._storage.drop(oldest_us, oldest_us // self._width_us)
             results[n] = self._add(time_us, value, oldest_us)
         return results, in_time
 
+    @abstractmethod
     def _add(self, time_us: int, value: Any, oldest_us: int) -> Any:
+        """Adds a record to the window that begins at ``oldest_us``, and returns the window's aggregate."""
+
+    def _aggregates(self, oldest_us: int) -> tuple[Micros, Values]:
         assert self._now_us is not None
-        keys, aggregates = self._storage.aggregates(oldest_us, self._now_us)
+        return self._storage.aggregates(oldest_us // self._width_us, self._now_us // self._width_us)
+
+
+class PlainDesign(Design):
+    """For each record in the window, the aggregate from its time on: N combines and N writes per record, no values."""
+
+    def __init__(self, size_us: int, combine: np.ufunc, storage: Storage) -> None:
+        super().__init__(size_us, combine, storage, width_us=1)
+
+    def _add(self, time_us: int, value: Any, oldest_us: int) -> Any:
+        keys, aggregates = self._aggregates(oldest_us)
         until = int(np.searchsorted(keys, time_us, side="right"))
         changed = self._combine(aggregates[:until], value)
         self.costs.combines += until + 1
@@ -87,60 +103,37 @@ class PlainDesign:
         return changed[0]
 
 
-class BucketDesign:
-    """Values in buckets of a fixed width, of each bucket the aggregate from its end on: N/M + M for a record.
+class BucketDesign(Design):
+    """Values in buckets of a fixed width, and for each bucket the aggregate from its end on: cost N/M + M per record.
 
-    ``buckets``: M, how many of them a window spans; :func:`best_buckets` tells which number costs least.
+    ``buckets``: M, how many of them a window spans. :func:`best_buckets` finds the cheapest number.
     """
 
     def __init__(self, size_us: int, combine: np.ufunc, storage: Storage, buckets: int) -> None:
         if buckets < 1:
-            raise WindowError(f"buckets: {buckets} of them cannot hold a window; give at least 1")
-        self._size_us = size_us
-        self._width_us = max(ceil(size_us / buckets), 1)
-        self._combine = combine
-        self._storage = storage
-        self._now_us: int | None = None
-        self.costs = Costs()
+            raise WindowError(f"{buckets} buckets cannot hold a window; give at least 1")
+        super().__init__(size_us, combine, storage, width_us=max(ceil(size_us / buckets), 1))
 
-    def process(self, times_us: Micros, values: npt.ArrayLike) -> tuple[Values, npt.NDArray[np.bool_]]:
-        """As :meth:`PlainDesign.process`, with the same results."""
-        column = np.asarray(values, np.int64)
-        results, in_time = column.copy(), np.ones(len(column), np.bool_)
-        for n, (time_us, value) in enumerate(zip(times_us.tolist(), column, strict=True)):
-            self._now_us = time_us if self._now_us is None else max(self._now_us, time_us)
-            oldest_us = self._now_us - self._size_us
-            if time_us < oldest_us:
-                in_time[n] = False
-                continue
-            self._storage.drop(oldest_us, oldest_us // self._width_us)
-            self._add(time_us, value, oldest_us)
-            results[n] = self._window(oldest_us)
-        return results, in_time
-
-    def _add(self, time_us: int, value: Any, oldest_us: int) -> None:
-        assert self._now_us is not None
+    def _add(self, time_us: int, value: Any, oldest_us: int) -> Any:
         bucket = time_us // self._width_us
-        keys, aggregates = self._storage.aggregates(oldest_us // self._width_us, self._now_us // self._width_us)
+        keys, aggregates = self._aggregates(oldest_us)
         until = int(np.searchsorted(keys, bucket))
         changed = self._combine(aggregates[:until], value)
         self.costs.combines += until
         if until == len(keys) or keys[until] != bucket:
             following = _IDENTITY[self._combine]
             if until < len(keys):
-                following = self._combine(aggregates[until], self._compact(int(keys[until]), oldest_us))
+                following = self._combine(aggregates[until], self._bucket_total(int(keys[until]), oldest_us))
             keys, changed = np.append(keys[:until], bucket), np.append(changed, following)
         if len(changed):
             self._storage.put_aggregates(keys[: len(changed)], changed)
             self.costs.writes += len(changed)
         self._storage.add_value(time_us, value)
+        keys, aggregates = self._aggregates(oldest_us)
+        return self._combine(aggregates[0], self._bucket_total(int(keys[0]), oldest_us))
 
-    def _window(self, oldest_us: int) -> Any:
-        assert self._now_us is not None
-        keys, aggregates = self._storage.aggregates(oldest_us // self._width_us, self._now_us // self._width_us)
-        return self._combine(aggregates[0], self._compact(int(keys[0]), oldest_us))
-
-    def _compact(self, bucket: int, oldest_us: int) -> Any:
+    def _bucket_total(self, bucket: int, oldest_us: int) -> Any:
+        """The aggregate of a bucket's values that lie in the window."""
         begin_us = bucket * self._width_us
         values = self._storage.values(max(begin_us, oldest_us), begin_us + self._width_us - 1)
         self.costs.combines += len(values)
@@ -148,7 +141,7 @@ class BucketDesign:
 
 
 class MemoryStorage:
-    """Sorted arrays."""
+    """A :class:`Storage` of sorted arrays."""
 
     def __init__(self) -> None:
         self._values = _Sorted()
@@ -177,7 +170,7 @@ class MemoryStorage:
 
 
 class _Sorted:
-    """Pairs in order of their keys: appended to cheaply, dropped from the front for nothing."""
+    """Pairs in the order of their keys. Appending is cheap, and dropping from the front costs nothing."""
 
     def __init__(self) -> None:
         self._keys, self._values = np.empty(64, np.int64), np.empty(64, np.int64)
@@ -215,10 +208,10 @@ class _Sorted:
 
 
 def best_buckets(records: int, read_cost: float, write_cost: float) -> int:
-    """How many buckets make a record cheapest: N/M values are read for it, M aggregates written.
+    """The number of buckets M with the lowest cost per record, which reads N/M values and writes M aggregates.
 
-    ``read_cost``: of applying one value of a bucket. ``write_cost``: of changing one aggregate. In any unit, and
-    measured where the store is: on disk a write costs more, so fewer buckets are better. sqrt(N) if both are equal.
+    ``read_cost``: to add one value of a bucket. ``write_cost``: to change one aggregate. Both in the same unit,
+    measured on the store: on disk a write costs more, so fewer buckets are better. With equal costs it is sqrt(N).
     """
     ideal = sqrt(records * read_cost / write_cost)
     choices = {min(max(m, 1), max(records, 1)) for m in (floor(ideal), ceil(ideal))}

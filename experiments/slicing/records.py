@@ -1,4 +1,4 @@
-"""What a record costs in Kafka's sliding windows, by the two designs of KIP-450, in memory and in RocksDB."""
+"""The cost of a record in Kafka's sliding windows, with the two designs of KIP-450, in memory and in RocksDB."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _VALUE = struct.Struct("<q")
 
 
 class RocksStorage:
-    """Values and aggregates as single entries, in order of their keys; nothing is kept in memory beside."""
+    """A :class:`Storage` with one RocksDB entry for each value and aggregate. It keeps nothing in memory itself."""
 
     def __init__(self, folder: Path) -> None:
         from rocksdict import Options, Rdict
@@ -84,10 +84,10 @@ def storage(kind: str, folder: Path) -> Iterator[Storage]:
 
 
 def measure_records(records: int, seed: int, folder: Path, measured: int = 40) -> dict[str, Any]:
-    """Costs of reading a value and of writing an aggregate, the number of buckets they suggest, and what it brings.
+    """The costs to read a value and to write an aggregate, the number of buckets they suggest, and its effect.
 
-    Times of the designs are of the processor. ``records``: in one window. ``measured``: how many records are timed,
-    after a window full of them. Raises AssertionError where a design yields other sums than LocalOperator.
+    The designs are measured in processor time. ``records``: in one window. ``measured``: how many records are timed,
+    once the window is full. Raises AssertionError if a design yields other sums than LocalOperator.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
@@ -111,7 +111,7 @@ def measure_records(records: int, seed: int, folder: Path, measured: int = 40) -
                 results, in_time = design.process(times[records:], values[records:])
                 seconds = time.thread_time() - begun
             assert in_time.all() and (results == expected[records:]).all(), f"{kind}, {buckets} buckets: other results"
-            designs[_words(buckets)] = {
+            designs[_label(buckets)] = {
                 "buckets": buckets,
                 "us": seconds / measured * 1e6,
                 "combines": design.costs.combines / measured,
@@ -122,7 +122,7 @@ def measure_records(records: int, seed: int, folder: Path, measured: int = 40) -
 
 
 def in_the_operator(times: np.ndarray, values: np.ndarray, size_us: int) -> tuple[float, np.ndarray]:
-    """Microseconds by the clock that LocalOperator takes for a record, all in one batch, and the sum of each window."""
+    """Microseconds of wall time per record in LocalOperator, all in one batch, and the sum of each window."""
     table = pa.table({"ts": pa.array(times, pa.timestamp("us")), "value": values})
     with aion.LocalOperator(
         windows=aion.PerRecord(size_us), time="ts", aggregates={"sum": A.sum("value")}, policy="memory_only"
@@ -134,14 +134,14 @@ def in_the_operator(times: np.ndarray, values: np.ndarray, size_us: int) -> tupl
     return seconds / len(times) * 1e6, panes.sort_by("window_end").column("sum").to_numpy()
 
 
-def _words(buckets: int) -> str:
+def _label(buckets: int) -> str:
     return "plain" if not buckets else "1 bucket" if buckets == 1 else f"{buckets} buckets"
 
 
 def unit_costs(kind: str, records: int, folder: Path) -> tuple[float, float]:
-    """Microseconds for reading one more value of a bucket, and for reading and writing one more aggregate.
+    """Microseconds to read one more value of a bucket, and to read and write one more aggregate.
 
-    Of a few and of many at once, so that what a call costs by itself drops out.
+    The difference between a few and many at once removes the fixed cost of a call.
     """
     few, many = max(records // 16, 1), max(records, 2)
     with storage(kind, folder) as store:
@@ -164,7 +164,7 @@ def unit_costs(kind: str, records: int, folder: Path) -> tuple[float, float]:
 
 
 def _one_by_one(store: Storage, keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """Puts all but the last, one at a time: a store takes one new key at a time; returns what is still to be put."""
+    """Puts all keys but the last, one at a time, since a store takes one new key per call. Returns the last one."""
     for key in range(keys - 1):
         store.put_aggregates(np.array([key]), np.array([key]))
     return np.array([keys - 1]), np.array([keys - 1])
@@ -177,7 +177,7 @@ def _timed(step: Callable[[int], object], size: int) -> float:
 
 
 def _fill(store: Storage, times: np.ndarray, values: np.ndarray, size_us: int, buckets: int) -> None:
-    """The state after these records, put together at once: one by one the plain design would take its square."""
+    """Writes the state after these records directly. With the plain design, one by one would take quadratic time."""
     totals = values[::-1].cumsum()[::-1]
     if not buckets:
         for time_us, total in zip(times, totals, strict=True):

@@ -1,4 +1,4 @@
-"""What `aion experiment slicing` says of its measurements: verdicts against the targets, tables, the figure."""
+"""The report of `aion experiment slicing`: verdicts on the targets, tables, the figure."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from experiments.slicing.runs import CONTENDERS, DELAY_US, FEW, FILL_S, Cell, Re
 
 Results = Mapping[str, Sequence[tuple[Cell, Sequence[Result]]]]
 
-# Million tuples/s of the Java original (Scotty, lazy) and of naive buckets in such a benchmark, one thread, no engine:
-# by windows, without and with a session of 1 s. The paper's own figures are from inside Flink.
+# Million tuples/s of the Java original (Scotty, lazy) and of naive buckets in a similar benchmark, with one thread and
+# no engine, by windows, without and with a session of 1 s. The paper's own figures were measured inside Flink.
 ORIGINAL = {
     "Scotty, Java": {(1, False): 51, (20, False): 49, (100, False): 41, (1_000, False): 9.5,
                      (1, True): 26, (20, True): 28, (100, True): 25, (1_000, True): 8.7},
     "buckets, Java": {(1, False): 92, (20, False): 8.9, (100, False): 1.4, (1_000, False): 0.12},
 }  # fmt: skip
 ORIGINAL_AT_1000_PER_SECOND = 0.34
-IN_FLINK = "the paper, inside Flink: Scotty lazy 1.9 M/s, eager 8 % less, buckets orders below, FlatFAT < 0.002 M/s"
+IN_FLINK = (
+    "The paper, inside Flink: Scotty lazy 1.9 M/s, eager 8 % less, buckets orders of magnitude less, "
+    "FlatFAT < 0.002 M/s"
+)
 
 COLOURS = {
     "aion": "#123f74", "standard": "#2f8f83", "lazy": "#1f7fc8", "eager": "#7cc0e8",
@@ -33,9 +36,9 @@ COLOURS = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Events/s of LocalOperator by the clock, what they have to be, and what the original does.
+    """Events/s of LocalOperator in wall time, the target, and the rate of the original.
 
-    ``by_processor``: over the seconds of all of its threads.
+    ``by_processor``: events per second of processor time of all threads.
     """
 
     what: str
@@ -63,7 +66,7 @@ def medians(found: Sequence[Result], seconds: str = "seconds") -> dict[str, floa
 
 
 def checks(results: Results) -> list[Check]:
-    """Every target of which the cell was measured."""
+    """A check for each target whose cell was measured."""
     at_least = {1: (50e6, 25e6), 20: (50e6, 25e6), 100: (40e6, 20e6), 1_000: (15e6, 8e6)}
     found = []
     for cell, runs in results.get("windows", []):
@@ -117,7 +120,7 @@ def tables(
 def _rates_table(
     title: str, columns: Mapping[str, Mapping[str, float]], beside: Mapping[str, Mapping[str, float]]
 ) -> Table:
-    table = Table(title=f"{title}; million events/s by the clock, medians", title_justify="left")
+    table = Table(title=f"{title}; million events/s (wall time), medians", title_justify="left")
     table.add_column("contender", no_wrap=True)
     for heading in columns:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -138,8 +141,8 @@ def _million(rate: float | None) -> str:
 def _record_tables(records: Mapping[str, Any]) -> Iterator[Table]:
     for kind, of in records["storages"].items():
         table = Table(
-            title=f"a window per record, {records['records']:,} records in it, kept in {kind}: a value read "
-            f"{of['read_us']:.2g} µs, an aggregate written {of['write_us']:.2g} µs, so {of['best']} buckets",
+            title=f"windows per record, {records['records']:,} records in a window, kept in {kind}: to read a value "
+            f"takes {of['read_us']:.2g} µs, to write an aggregate {of['write_us']:.2g} µs, so {of['best']} buckets",
             title_justify="left",
         )
         table.add_column("design", no_wrap=True)
@@ -151,12 +154,12 @@ def _record_tables(records: Mapping[str, Any]) -> Iterator[Table]:
                 f"{name}{chosen}", f"{costs['us']:,.1f}", f"{costs['combines']:,.0f}", f"{costs['writes']:,.0f}"
             )
         if kind == "memory":
-            table.add_row("LocalOperator, all at once, by the clock", f"{records['operator_us']:,.2f}", "", "")
+            table.add_row("LocalOperator, all at once, wall time", f"{records['operator_us']:,.2f}", "", "")
         yield table
 
 
 def _operator_table(cases: Sequence[Mapping[str, Any]]) -> Table:
-    title = "in the operator: time of the eager way and of auto, over that of the lazy way (below 1: less)"
+    title = "in the operator: time of eager and auto, divided by that of lazy (below 1 is faster)"
     table = Table(title=title, title_justify="left")
     table.add_column("case", no_wrap=True)
     for what in ("a pass", "a call"):
@@ -172,10 +175,10 @@ def _operator_table(cases: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _checks_table(judged: Sequence[Check]) -> Table:
-    title = "LocalOperator, memory_only: million events/s by the clock"
+    title = "LocalOperator, memory_only: million events/s (wall time)"
     table = Table(title=title, title_justify="left")
     table.add_column("what", no_wrap=True)
-    for heading in ("measured", "by processor", "target", "Java original", "verdict"):
+    for heading in ("measured", "processor time", "target", "Java original", "verdict"):
         table.add_column(heading, justify="right", no_wrap=True)
     for check in judged:
         colour = "green" if check.holds else "red"
@@ -191,20 +194,20 @@ def _checks_table(judged: Sequence[Check]) -> Table:
 
 
 def remarks(settings: Settings) -> str:
-    """What a reader must know to read the tables."""
+    """The explanations below the tables."""
     return "\n".join(
         [
-            "events/s: events over seconds by the clock in process and advance, median of the runs. LocalOperator "
-            "has threads of its own; others who use the machine slow it down. By processor: over the "
-            "seconds of all threads.",
-            f"after each batch a watermark {DELAY_US / 1e6:g} s behind the latest event; a sum of integers, no key; "
-            "generating events and comparing panes is not timed.",
-            f"baselines are measured for {settings.seconds:g} s a run, in one thread, in batches of at most "
-            f"{settings.small_batch:,}. FlatFAT inserts events one by one, is filled with {FILL_S} s of events before, "
-            f"and gets batches of {FEW:,}; 'whole batches' merges a sorted batch instead.",
-            "each contender runs once to warm up; the panes of that run have the checksum of LocalOperator's for the "
-            "same batches.",
-            "beside: the Java original in such a benchmark, 20 % out of order; its events per event-second differ. "
+            "events/s: events per second of wall time in process and advance, median of the runs. LocalOperator has "
+            "several threads, so other load on the machine slows it down. processor time: events per second of "
+            "processor time of all threads.",
+            f"after each batch the watermark is {DELAY_US / 1e6:g} s behind the latest event; a sum of integers, no "
+            "key; generating events and comparing panes is not timed.",
+            f"baselines are measured for {settings.seconds:g} s per run, in one thread, with batches of at most "
+            f"{settings.small_batch:,}. FlatFAT inserts events one by one. It is first filled with {FILL_S} s of "
+            f"events, and gets batches of {FEW:,}; 'whole batches' merges a sorted batch instead.",
+            "each contender runs once to warm up; a checksum compares the panes of that run with those of "
+            "LocalOperator for the same batches.",
+            "grey rows: the Java original in a similar benchmark, 20 % out of order; its rate of event time differs. "
             + IN_FLINK
             + ".",
         ]
@@ -212,7 +215,7 @@ def remarks(settings: Settings) -> str:
 
 
 def write(out: Path, record: Mapping[str, Any], results: Results, settings: Settings) -> list[Path]:
-    """The record with all runs and verdicts as JSON, and both figures in one PNG."""
+    """Writes all runs and verdicts as JSON, and both figures in one PNG."""
     flat = {
         leg: [{"cell": asdict(c), "runs": [asdict(r) for r in runs]} for c, runs in of] for leg, of in results.items()
     }
@@ -226,7 +229,7 @@ def write(out: Path, record: Mapping[str, Any], results: Results, settings: Sett
 
 
 class _Panel(NamedTuple):
-    """``points``: events/s by contender, at each place of the x axis; ``beside``: what others measured there."""
+    """``points``: events/s by contender, for each x. ``beside``: published rates of others, for each x."""
 
     title: str
     xlabel: str
@@ -235,7 +238,7 @@ class _Panel(NamedTuple):
 
 
 def chart(path: Path, results: Results, settings: Settings) -> None:
-    """Events/s over the number of windows, without and with a session, and over the share out of order."""
+    """Draws events/s over the number of windows, without and with a session, and over the share out of order."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -281,7 +284,7 @@ def chart(path: Path, results: Results, settings: Settings) -> None:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:,.0f}"))
         axes.grid(axis="y", color="#dddddd", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
-    all_axes[0][0].set_ylabel("events/s by the clock, median")
+    all_axes[0][0].set_ylabel("events/s (wall time), median")
     handles, labels = all_axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
     figure.suptitle(

@@ -1,4 +1,4 @@
-"""What ``aion experiment slicing`` runs: sensor data as at a football match, and one contender over it at a time."""
+"""The runs of ``aion experiment slicing``: sensor data like that of a football match, and one contender at a time."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ DELAY_US = 2_000_000
 SESSION_US = 1_000_000
 SHORTEST_MS, LONGEST_MS = 1_000, 20_000
 EPOCH_US = 1_372_000_000_000_000
-"""June 2013, when the data of Scotty reference 16 were recorded."""
+"""June 2013, when the data of Scotty's reference 16 were recorded."""
 
-# FlatFAT inserts single events; with batches of this size its clock is looked at often enough.
+# FlatFAT inserts single events. Batches of this size are small enough to stop it in time.
 FEW = 1_000
 FILL_S = LONGEST_MS // 1_000 + 4
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``rate``: events per second of event time. ``seconds``: that a baseline is measured for, in each run."""
+    """``rate``: events per second of event time. ``seconds``: how long a baseline is measured in each run."""
 
     events: int = 4_000_000
     batch: int = 4_000_000
     small_batch: int = 100_000
-    """Of the leg of small batches, and the most that a baseline is given at once."""
+    """The batch size of the leg ``batches``, and the largest batch of a baseline."""
     rate: int = 15_000
     rates: tuple[int, ...] = (1_000, 15_000, 100_000)
     windows: tuple[int, ...] = (1, 20, 100, 1_000)
     out_of_order: float = 0.2
     fractions: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     concurrent: int = 20
-    """Windows while the fraction changes."""
+    """The number of windows in the leg ``disorder``."""
     runs: int = 5
     seconds: float = 0.3
     records: int = 4_096
-    """In a window per record."""
+    """The records in one window, in the leg ``records``."""
     overlaps: tuple[int, ...] = (20, 100, 600)
-    """Of the sliding windows that the two aggregate stores are compared on."""
+    """The overlaps of the sliding windows in the leg ``operator``."""
     keys: tuple[int, ...] = (10, 1_000)
     seed: int = 1
 
@@ -65,18 +65,18 @@ class Stream(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """``table``: the same columns once more, as a user has them; nothing is copied."""
+    """``table``: the same columns as a user would pass them, without a copy."""
 
     times_us: np.ndarray
     values: np.ndarray
     table: pa.Table
     watermark_us: int
-    """After it: no event that is still to come is older."""
+    """The watermark after the batch: no later event is older."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One point of a figure: what all contenders are given."""
+    """One point of a figure: the stream and windows that all contenders get."""
 
     rate: int
     windows: int
@@ -92,9 +92,9 @@ class Cell:
 
 @dataclass(slots=True)
 class Result:
-    """Of one run: what was timed, and all panes that came out, as one number.
+    """The result of one run. ``checksum``: of all its panes.
 
-    ``seconds``: by the clock. ``processor_seconds``: of all threads.
+    ``seconds``: wall time. ``processor_seconds``: processor time of all threads.
     """
 
     contender: str
@@ -106,7 +106,7 @@ class Result:
     batches: int = field(repr=False)
 
 
-# Policies of LocalOperator: the presets as they are, and memory_only with one way to combine overlapping windows.
+# Policies of LocalOperator: two presets, and memory_only with a fixed way to combine overlapping windows.
 POLICIES = {
     "aion": load_policy("memory_only"),
     "standard": load_policy("standard"),
@@ -125,7 +125,7 @@ CONTENDERS = {
 
 
 def sizes_us(windows: int) -> list[int]:
-    """Lengths equally distributed from 1 to 20 seconds, in whole milliseconds."""
+    """Window sizes, evenly spaced from 1 to 20 seconds, in whole milliseconds."""
     if windows == 1:
         return [SHORTEST_MS * 1_000]
     return [int(ms) * 1_000 for ms in np.linspace(SHORTEST_MS, LONGEST_MS, windows).round()]
@@ -134,7 +134,7 @@ def sizes_us(windows: int) -> list[int]:
 def generate(events: int, rate: int, out_of_order: float, seed: int) -> Stream:
     """Readings of ``rate / 200`` sensors, each every 5 ms, with 5 gaps a minute that end sessions.
 
-    A share of the events arrives late by up to 2 seconds, equally distributed; what they overtake makes the disorder.
+    A share of the events is delayed by up to 2 seconds, uniformly distributed. That makes the disorder.
     """
     rng = np.random.default_rng(seed)
     sensors = max(rate // SENSOR_HZ, 1)
@@ -152,7 +152,7 @@ def generate(events: int, rate: int, out_of_order: float, seed: int) -> Stream:
 
 
 def batches_of(stream: Stream, size: int, begin: int = 0) -> list[Batch]:
-    """Batches from event ``begin`` on, each with the watermark behind it: two seconds before the latest event."""
+    """Batches from event ``begin`` on. The watermark after each is two seconds before the latest event."""
     bounds = [*range(begin, len(stream.times_us), size), len(stream.times_us)]
     found = []
     latest_us = int(stream.times_us[:begin].max()) if begin else EPOCH_US
@@ -165,7 +165,7 @@ def batches_of(stream: Stream, size: int, begin: int = 0) -> list[Batch]:
 
 
 class Local:
-    """LocalOperator, as a user calls it: a sum, no key."""
+    """LocalOperator as a user calls it, with a sum and no key."""
 
     def __init__(self, windows: Sequence[Definition], policy: Policy) -> None:
         self._operator = aion.LocalOperator(
@@ -174,39 +174,39 @@ class Local:
             aggregates={"sum": A.sum("value")},
             policy=policy,
         )
-        self._came_out: list[pa.Table] = []
+        self._outputs: list[pa.Table] = []
 
     def step(self, batch: Batch) -> None:
-        self._came_out.append(self._operator.process(batch.table))
-        self._came_out.append(self._operator.advance(batch.watermark_us))
+        self._outputs.append(self._operator.process(batch.table))
+        self._outputs.append(self._operator.advance(batch.watermark_us))
 
     def panes(self) -> list[Panes]:
-        """Of all steps; closes the operator."""
-        self._came_out.append(self._operator.close())
-        return [_panes(table) for table in self._came_out if table.num_rows]
+        """The panes of all steps. Closes the operator."""
+        self._outputs.append(self._operator.close())
+        return [_panes(table) for table in self._outputs if table.num_rows]
 
 
 def _panes(table: pa.Table) -> Panes:
     if set(table.column("kind").to_pylist()) != {"on_time"}:
-        raise RuntimeError("an event was late, or dropped, in a stream that has no such event")
+        raise RuntimeError("an event was late or dropped, although the stream has no late events")
     columns = [pc.cast(table.column("window"), pa.int64())]
     columns += [table.column(name).cast(pa.int64()) for name in ("window_start", "window_end", "events", "sum")]
     return Panes(*(column.to_numpy() for column in columns))
 
 
 class Baseline:
-    """One of the baselines, behind the same calls."""
+    """A baseline with the same interface as :class:`Local`."""
 
     def __init__(self, operator: Buckets | FlatFat) -> None:
         self.operator = operator
-        self._came_out: list[Panes] = []
+        self._outputs: list[Panes] = []
 
     def step(self, batch: Batch) -> None:
         self.operator.process(batch.times_us, batch.values)
-        self._came_out.append(self.operator.advance(batch.watermark_us))
+        self._outputs.append(self.operator.advance(batch.watermark_us))
 
     def panes(self) -> list[Panes]:
-        return self._came_out
+        return self._outputs
 
 
 def make(contender: str, windows: Sequence[Definition]) -> Local | Baseline:
@@ -218,10 +218,10 @@ def make(contender: str, windows: Sequence[Definition]) -> Local | Baseline:
 
 
 def measure(contender: str, cell: Cell, stream: Stream, settings: Settings) -> Result:
-    """One run from the beginning of the stream to its end; a baseline stops when its time is up.
+    """One run over the whole stream. A baseline stops when its time is up.
 
-    Only taking batches and yielding panes is timed. FlatFAT is first filled with what the longest window holds, in
-    one batch and untimed: an empty tree would flatter it.
+    Only the steps are timed, not the generation of events. FlatFAT is first filled with the events of the longest
+    window, in one batch and untimed, since an empty tree would be too fast.
     """
     operator = make(contender, cell.definitions)
     filled = filled_before(contender, cell, stream)
@@ -246,7 +246,7 @@ def measure(contender: str, cell: Cell, stream: Stream, settings: Settings) -> R
 
 
 def reference(result: Result, cell: Cell, stream: Stream, settings: Settings) -> tuple[int, int]:
-    """Number and checksum of the panes that LocalOperator yields for the batches of a run; not timed."""
+    """The number and checksum of the panes that LocalOperator yields for the batches of a run. Not timed."""
     operator = make("aion", cell.definitions)
     filled = filled_before(result.contender, cell, stream)
     if filled:
@@ -258,7 +258,7 @@ def reference(result: Result, cell: Cell, stream: Stream, settings: Settings) ->
 
 
 def filled_before(contender: str, cell: Cell, stream: Stream) -> int:
-    """How many events a contender is given before it is measured."""
+    """How many events a contender gets before it is measured."""
     return min(FILL_S * cell.rate, len(stream.times_us) // 2) if contender == "flatfat" else 0
 
 
@@ -274,7 +274,7 @@ def _batch_size(contender: str, cell: Cell, settings: Settings) -> int:
 
 
 def checksum(panes: Sequence[Panes]) -> int:
-    """The same for the same panes in any order, and hardly for any others."""
+    """A checksum of panes that does not depend on their order."""
     total = 0
     for part in panes:
         mixed = np.zeros(len(part.events), np.uint64)

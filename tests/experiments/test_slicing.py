@@ -133,7 +133,7 @@ def test_the_checksum_tells_panes_apart_but_not_their_order() -> None:
 
 def test_other_panes_end_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "reference", lambda *_: (0, 0))
-    with pytest.raises(RuntimeError, match="aion yields other panes than LocalOperator"):
+    with pytest.raises(RuntimeError, match="aion and LocalOperator yield different panes"):
         take_turns(TINY, ["windows"], Console(quiet=True))
 
 
@@ -182,7 +182,7 @@ def test_baselines_yield_each_window_once_when_it_ends(
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_baselines_know_no_other_windows(name: str) -> None:
-    with pytest.raises(WindowError, match="the baselines know"):
+    with pytest.raises(WindowError, match="the baselines only support"):
         BASELINES[name]([Sliding(10, 5)])
 
 
@@ -308,7 +308,7 @@ def test_tables_json_and_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_an_unknown_leg_is_refused() -> None:
     done = CliRunner().invoke(app, ["slicing", "--legs", "window"])
     assert done.exit_code == 2
-    assert "there are windows, batches, disorder, rates, records" in " ".join(done.output.split())
+    assert "use windows, batches, disorder, rates, records" in " ".join(done.output.split())
 
 
 # --- lazy and eager in the operator ---------------------------------------------------------------------------
@@ -338,5 +338,5 @@ def test_rows_that_differ_by_way_are_an_error(monkeypatch: pytest.MonkeyPatch) -
         return took, rows if way == "lazy" else rows.slice(1)
 
     monkeypatch.setattr(operator, "one_pass", wrong)
-    with pytest.raises(RuntimeError, match="overlap 3, 1 keys, on time: eager yields other rows than lazy"):
+    with pytest.raises(RuntimeError, match="overlap 3, 1 keys, on time: eager and lazy yield different rows"):
         measure_operator([Case(3, 1)], 1, 1)

@@ -220,7 +220,7 @@ def test_many_keys_with_many_values_are_kept_apart() -> None:
         ({"aggregates": {"pane": A.count()}}, SchemaError, "'pane'"),
         ({"aggregates": {"k": A.count()}, "key": "k"}, SchemaError, "'k'"),
         ({"windows": []}, WindowError, "none"),
-        ({"windows": "1 minute"}, WindowError, "no window"),
+        ({"windows": "1 minute"}, WindowError, "not a window"),
         ({"windows": [aion.Tumbling(5), aion.Tumbling(5)]}, WindowError, "twice"),
     ],
 )

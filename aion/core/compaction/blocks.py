@@ -1,14 +1,14 @@
-"""When blocks of a slice are compacted into one run that is sorted by key, and which (docs/compaction.md). Pure.
+"""Which blocks of a slice are compacted into one run that is sorted by key, and when (docs/compaction.md). Pure.
 
-A *run* is a block as it came, or what was compacted: blocks that are sorted by key and of which each names its range of
-keys. The runs of a slice, in the order of arrival, are compacted as in the logarithmic method (Bentley and Saxe 1980,
-"Decomposable searching problems"; O'Neil and others 1996, "The log-structured merge-tree"): once the runs behind one
-hold more bytes than it does, it is compacted with all of them. So what lies behind the first run of a stretch is never
-more than that run, which is no more than all of it compacted. Every second time at least that a byte is written again,
-it goes into a run at least 1.5 times as large: a byte is written O(log n) times.
+A *run* is either one block as it arrived, or the result of a compaction: blocks sorted by key, each with its range of
+keys in its header. The runs of a slice, in the order of arrival, are compacted by the logarithmic method (Bentley and
+Saxe 1980, "Decomposable searching problems"; O'Neil and others 1996, "The log-structured merge-tree"): once the runs
+after a run hold more bytes than it does, it is compacted with all of them. So the runs after the first one of a stretch
+are together never larger than the first one, which is no larger than the whole stretch compacted. At least every second
+time that a byte is rewritten, it goes into a run at least 1.5 times as large. So a byte is written O(log n) times.
 
-A *stretch* is what all windows of a slice see alike: what was executed and what is news, what came on time and what was
-late, are never compacted together, for as long as there is a window that tells them apart.
+A *stretch* is a sequence of runs that every window of the slice treats alike. Executed and pending blocks, or blocks
+that were in time and late ones, are not compacted together while some window still has to tell them apart.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from aion.core.packing import table, untable
 
 UNLIMITED = 2**63 - 1
 WORTH_SORTING = 1 << 18
-"""Of a slice that no active window has: so many bytes are sorted, that a late event need not have all of them read."""
+"""More unsorted bytes than this are sorted once their slice has no active window: a late event then reads fewer."""
 _RUN = ("slice", "last_seq", "size_bytes", "is_sorted")
 
 
 @dataclass(frozen=True, slots=True)
 class Compact:
-    """Make one run, sorted by key, of the slice's blocks that came after the one number and up to the other.
+    """Compact the blocks of a slice with numbers above ``after`` and up to ``until`` into one run, sorted by key.
 
-    ``size_bytes``: of those blocks. ``late``: what is made of them goes straight to the p-bucket. ``sweeps``: rows that
-    no window of their key needs any more are left out.
+    ``size_bytes``: the size of those blocks. ``late``: the result goes straight to the p-bucket. ``sweeps``: leave out
+    rows that no window of their key needs any more.
     """
 
     slice_us: int
@@ -45,14 +45,14 @@ class Compact:
 
 @dataclass(frozen=True, slots=True)
 class CompactionDone:
-    """A compaction was done: what stands for its blocks has ``size_bytes``."""
+    """A compaction is done. ``size_bytes``: the size of its result."""
 
     compaction: Compact
     size_bytes: int
 
 
 class Run(NamedTuple):
-    """``last_seq``: the number under which the last of it came. ``is_sorted``: it was compacted, so by key."""
+    """``last_seq``: the number of its last block. ``is_sorted``: it was compacted, so it is sorted by key."""
 
     last_seq: int
     size_bytes: int
@@ -60,11 +60,11 @@ class Run(NamedTuple):
 
 
 class BlockCompaction:
-    """The runs of a shard's slices.
+    """The runs of a shard's slices, and what to compact.
 
-    ``open_too``: compact the blocks of open windows, too. Partials of the same keys become smaller. Kept events do not:
-    they are sorted, once, when the last window of their slice has ended. ``limit_bytes``: the most encoded bytes
-    that are compacted at once, unless they are sorted already.
+    ``open_too``: also compact blocks of active windows. That pays for partials, since those of equal keys are combined.
+    Kept events do not get smaller; they are sorted once, after the last window of their slice has ended.
+    ``limit_bytes``: the most encoded bytes that are compacted at once, unless they are sorted already.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class BlockCompaction:
         self._limit_bytes = limit_bytes
         self._runs: dict[int, list[Run]] = {}
         self._touched: set[int] = set()
-        # Of each slice the rows that were let go of, and are still there, as far as that is known.
+        # For each slice, how many stored rows are known to be no longer needed.
         self._waste: dict[int, int] = {}
         self._sweeping: set[int] = set()
         if snapshot is not None:
@@ -86,25 +86,25 @@ class BlockCompaction:
                 self._runs.setdefault(slice_us, []).append(Run(last_seq, size_bytes, bool(is_sorted)))
 
     def arrived(self, slice_us: int, seq: int, size_bytes: int, wasted_rows: int = 0) -> None:
-        """A block was appended; ``wasted_rows`` of it came too late for any session."""
+        """A block was appended. ``wasted_rows`` of its rows came too late for any session."""
         self._runs.setdefault(slice_us, []).append(Run(seq, size_bytes, False))
         self._touched.add(slice_us)
         if wasted_rows:
             self.wasted(slice_us, wasted_rows)
 
     def wasted(self, slice_us: int, rows: int) -> None:
-        """So many more rows of a slice are not needed any more."""
+        """``rows`` more rows of a slice are no longer needed."""
         self._waste[slice_us] = self._waste.get(slice_us, 0) + rows
 
     @property
     def wasteful(self) -> list[int]:
-        """Slices with such rows."""
+        """Slices with rows that are no longer needed."""
         return list(self._waste)
 
     def sweep(self, slice_us: int, needed: int) -> bool:
-        """Whether all of a slice is to be compacted, since it has no fewer rows that are not needed than others.
+        """Whether to compact the whole slice, because at most half of its rows are still ``needed``.
 
-        Of each row that goes so, at most one other is written again.
+        So at most one row is rewritten for each row that is removed.
         """
         runs = self._runs.get(slice_us)
         if runs and self._waste[slice_us] >= needed and all(run.size_bytes < UNLIMITED for run in runs):
@@ -112,16 +112,16 @@ class BlockCompaction:
         return slice_us in self._sweeping
 
     def leave(self, slices: Iterable[int], next_seq: int) -> None:
-        """What these slices have by now, of which nothing is known, is compacted with nothing that comes."""
+        """Never compact the present blocks of these slices, whose sizes are unknown, with later ones."""
         self._runs |= {slice_us: [Run(next_seq - 1, UNLIMITED, True)] for slice_us in slices}
 
     def touched(self) -> list[int]:
-        """Slices that got blocks since this was asked last."""
+        """Slices that got blocks since the last call."""
         found, self._touched = sorted(self._touched), set()
         return found
 
     def may_compact(self, slice_us: int) -> bool:
-        """Whether there is anything to compact, whatever tells the slice's blocks apart: of a single small one not."""
+        """Whether the slice could have something to compact, wherever its cuts are. A single small block has not."""
         if slice_us in self._sweeping:
             return True
         runs = self._runs.get(slice_us, ())
@@ -130,8 +130,8 @@ class BlockCompaction:
     def due(self, slice_us: int, cuts: Iterable[int], *, ended: bool, sweeps: bool = False) -> list[Compact]:
         """What to compact in a slice now.
 
-        ``cuts``: numbers of blocks that some window sees differently than the one before. ``ended``: no window of the
-        slice is active any more. ``sweeps``: rows that are not needed are told from others, and left out.
+        ``cuts``: the number of the first block of each stretch but the first. ``ended``: no window of the slice is
+        active any more. ``sweeps``: rows that are no longer needed can be recognised, so leave them out.
         """
         runs = self._runs.get(slice_us, [])
         if slice_us in self._sweeping:
@@ -150,7 +150,7 @@ class BlockCompaction:
         return found
 
     def compacted(self, fact: CompactionDone) -> None:
-        """The runs of a compaction are one now."""
+        """A compaction is done: its runs are one run now."""
         compaction = fact.compaction
         runs = self._runs[compaction.slice_us]
         within = [i for i, run in enumerate(runs) if compaction.after < run.last_seq <= compaction.until]
@@ -168,17 +168,17 @@ class BlockCompaction:
 
     def to_json(self) -> dict[str, Any]:
         rows = [(slice_us, *run) for slice_us in sorted(self._runs) for run in self._runs[slice_us]]
-        told = table({name: [row[i] for row in rows] for i, name in enumerate(_RUN)})
+        value = table({name: [row[i] for row in rows] for i, name in enumerate(_RUN)})
         if self._waste:
-            told["waste"] = table({"slice": list(self._waste), "rows": list(self._waste.values())})
-        return told
-
-    def of(self, slice_us: int) -> tuple[Run, ...]:
-        """The runs of a slice, in the order of arrival."""
-        return tuple(self._runs.get(slice_us, ()))
+            value["waste"] = table({"slice": list(self._waste), "rows": list(self._waste.values())})
+        return value
 
     def _parts(self, runs: list[Run], first: int, end: int) -> list[tuple[int, int]]:
-        """What is to be compacted as one; or, of more than the limit, first what is not sorted, within the limit."""
+        """The ranges of runs to compact, each in one go.
+
+        Up to the limit, that is one range. Above it, first compact the unsorted runs, in ranges within the limit. If
+        there are no such ranges, compact all runs at once.
+        """
         whole = [(first, end)]
         if sum(run.size_bytes for run in runs[first:end]) <= self._limit_bytes:
             return whole
@@ -203,7 +203,7 @@ class BlockCompaction:
 
 
 def _first_to_compact(runs: list[Run], begin: int, end: int) -> int | None:
-    """The first run of a stretch that is smaller than those behind it together."""
+    """The first run of a stretch that is smaller than all runs after it together."""
     behind = 0
     found = None
     for i in range(end - 1, begin - 1, -1):

@@ -1,21 +1,21 @@
-"""Which files of a shard are worth merging into one: size-tiered, and by what is dead in them. Pure.
+"""Which files of a shard are worth merging: small ones of similar size, and ones with many dead bytes. Pure.
 
-Every commit writes a file, so small ones are merged; and a file in which much is dead is rewritten, since a file is
-deleted only as a whole. What a merge replaces stays on disk until no retained version names it, so merging itself
-takes room, and is kept within it:
+Every commit writes a file, so small files are merged. A file is deleted only as a whole, so a file with many dead bytes
+is rewritten. The inputs of a merge stay on disk until no retained version names them. So merging itself takes disk
+space, and is limited:
 
-- Disk: a merge is begun only if the disk then holds at most :attr:`Limits.disk` times the live bytes, or if what
-  merges hold twice is at most :attr:`Limits.room` of them, or if no other merge holds anything twice.
-- Files: of each size class, which spans a factor of :attr:`Limits.fan_in`, fewer than that many are left, but for
-  those that would exceed :attr:`Limits.file_share` of the live bytes together, or the room.
-- Writing: a merge of a class gives a file of a higher one, at least 1 + (fan_in - 1) / fan_in times as large as each
-  of its inputs; a rewriting copies at most three bytes for each dead one that it reclaims. Let a live byte owe
-  ln(limit / size of its file). A merge of a class pays at least ln 1.875 = 0.63 of it (fan_in 8); the death of x
-  bytes adds at most x to what the rest of their file owes (s ln(1 + x / s) <= x). So a byte that came in a file of
-  size s is written at most 1 + (ln(limit / s) + 1) / 0.63 + 3 times on average: O(log).
+- Disk: a merge begins only if the disk then holds at most :attr:`Limits.disk` times the live bytes, or if the bytes
+  that merges hold twice are at most :attr:`Limits.room` of the live bytes, or if no other merge holds anything twice.
+- Files: a size class spans a factor of :attr:`Limits.fan_in`. In each class fewer than ``fan_in`` files remain, except
+  files that together would exceed :attr:`Limits.file_share` of the live bytes, or the room.
+- Writing: merging a class gives a file of a higher class, at least 1 + (fan_in - 1) / fan_in times as large as each
+  input. Rewriting a file copies at most three bytes for each dead byte that it reclaims. Let a live byte owe
+  ln(limit / size of its file). Merging a class pays at least ln 1.875 = 0.63 of it (fan_in 8). When x bytes of a file
+  die, the rest of it owes at most x more (s ln(1 + x / s) <= x). So a byte that arrived in a file of size s is written
+  at most 1 + (ln(limit / s) + 1) / 0.63 + 3 times on average: O(log).
 
-Slices die in their order, for most windows. So files are merged with those that die next to them, and the bytes of
-no file are more than a share of all: then little is dead in files of which something is alive.
+For most windows, slices die in their order. So a file is merged with those that die next to it, and no file holds more
+than a share of all bytes. Then files that are still partly alive have few dead bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 class FileView(NamedTuple):
-    """A file as the choice sees it: bytes of its blocks, and of the live ones among them; its newest live slice."""
+    """A file: the bytes of its blocks, the bytes of its live blocks, and its newest live slice."""
 
     file_no: int
     size_bytes: int
@@ -38,7 +38,7 @@ class FileView(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Shares are of the live bytes. ``limit_bytes``: of a merged file; a single one that is rewritten may be larger."""
+    """Shares are of the live bytes. ``limit_bytes``: the largest merged file; a single rewritten file may be larger."""
 
     fan_in: int = 8
     limit_bytes: int = 64 * MIB
@@ -46,9 +46,9 @@ class Limits:
     disk: float = 1.9
     room: float = 1 / 4
     dead: float = 1 / 3
-    """From so many dead bytes on, files of which a quarter is dead are rewritten, too; before, those with a half."""
+    """Above this share of dead bytes, rewrite files that are a quarter dead; below it, files that are half dead."""
     worth_bytes: int = 64 << 10
-    """Fewer dead bytes than that are not worth a file."""
+    """The fewest dead bytes that are worth writing a file."""
 
 
 DEFAULTS = Limits()
@@ -64,8 +64,8 @@ class Choice(NamedTuple):
 def choose(files: Iterable[FileView], *, held_bytes: int, disk_bytes: int, limits: Limits = DEFAULTS) -> Choice | None:
     """The next merge, or None.
 
-    ``held_bytes``: outputs of merges whose inputs are still on disk, for versions that name them; ``disk_bytes``: all
-    files of the shard, those included.
+    ``held_bytes``: the outputs of merges whose inputs are still on disk, because versions name them. ``disk_bytes``:
+    all files of the shard, including those.
     """
     alive = sorted((f for f in files if f.live_bytes), key=lambda f: (f.newest_us, f.file_no))
     live = sum(f.live_bytes for f in alive)
@@ -77,19 +77,19 @@ def choose(files: Iterable[FileView], *, held_bytes: int, disk_bytes: int, limit
         total = sum(f.live_bytes for f in chosen)
         reclaimed = sum(f.size_bytes for f in chosen) - total
         if reclaimed >= limits.worth_bytes and (total <= room or not held_bytes):
-            return Choice(tuple(f.file_no for f in chosen), "much of them is dead")
+            return Choice(tuple(f.file_no for f in chosen), "many of their bytes are dead")
     classes: dict[int, list[FileView]] = {}
     for file in alive:
         classes.setdefault(_size_class(file.live_bytes, limits.fan_in), []).append(file)
-    for size_class in sorted(classes):  # small files first: most files for the bytes
+    for size_class in sorted(classes):  # small files first: that removes the most files for the bytes
         run = _run(classes[size_class], min(cap, int(room)), limits.fan_in)
         if run:
-            return Choice(tuple(f.file_no for f in run), f"there are {len(run)} of about their size")
+            return Choice(tuple(f.file_no for f in run), f"there are {len(run)} files of about this size")
     return None
 
 
 def _poor(alive: Sequence[FileView], live: int, limits: Limits) -> list[FileView]:
-    """Files to rewrite for what is dead in them, the worst first."""
+    """Files with enough dead bytes to rewrite, the worst first."""
     dead = sum(f.size_bytes for f in alive) - live
     least = 0.75 if dead > limits.dead * live else 0.5
     poor = [f for f in alive if f.live_bytes < least * f.size_bytes]
@@ -97,7 +97,7 @@ def _poor(alive: Sequence[FileView], live: int, limits: Limits) -> list[FileView
 
 
 def _first_that_fit(files: Sequence[FileView], cap: int, most: int) -> list[FileView]:
-    """The first files, up to ``cap`` live bytes; at least one."""
+    """The first files, together at most ``cap`` live bytes; at least one file, at most ``most``."""
     chosen, total = [files[0]], files[0].live_bytes
     for file in files[1:most]:
         total += file.live_bytes
@@ -108,7 +108,7 @@ def _first_that_fit(files: Sequence[FileView], cap: int, most: int) -> list[File
 
 
 def _run(files: Sequence[FileView], cap: int, fan_in: int) -> list[FileView]:
-    """The first ``fan_in`` neighbours or more that fit ``cap`` together; none if there are no such."""
+    """The first ``fan_in`` or more neighbours that together fit into ``cap``; empty if there are none."""
     for begin in range(len(files) - fan_in + 1):
         end, total = begin, 0
         while end < min(len(files), begin + 4 * fan_in) and total + files[end].live_bytes <= cap:
@@ -120,7 +120,7 @@ def _run(files: Sequence[FileView], cap: int, fan_in: int) -> list[FileView]:
 
 
 def _size_class(size: int, base: int) -> int:
-    """The whole part of log(size) to the base."""
+    """The integer part of the logarithm of ``size`` to ``base``."""
     number = 0
     while size >= base:
         size //= base

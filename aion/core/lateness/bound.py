@@ -1,18 +1,18 @@
-"""The bound that follows the data, and what the staleness trigger is to expect (paper section 3.4). Pure.
+"""The bound that follows the data, and the forecast of late events for the staleness trigger (paper section 3.4). Pure.
 
-It is told what comes and when the watermark moves; once per epoch or two, or per batch while history is young, it asks
-again what history supports. Between, new windows get the same bound. All that it will decide follows from its snapshot
-and what it is told: no clock, no chance.
+It observes arrivals and watermark advances. Every epoch or two (every batch while history is short) it recomputes what
+history supports. In between, new windows all get the same bound. Its decisions depend only on its snapshot and its
+inputs: there is no clock and no randomness.
 
-Shards that learn together hear of each other whatever happens to be known where they are: other attempts hear other
-things. So what is found together never counts in the batch in which it is found, but from the shard's next snapshot on:
-what a batch does follows from the version that it starts from and from its events, however often it is run.
+Shards that learn together read what other shards have published on the same host. Two attempts of one batch may read
+different things. So a shared result takes effect only from the shard's next snapshot on, never in the batch that found
+it. That keeps a batch deterministic: what it does depends only on the version it starts from and on its events.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from aion.core.lateness.estimate import Arrivals, arrivals
 from aion.core.lateness.histogram import LatenessHistogram
 from aion.core.lateness.models import FAMILIES, NAMES, choose, fit, modelled
 from aion.core.lateness.observe import HALF_LIFE_US, Floats, Lateness, room_us
-from aion.core.lateness.shared import LearntBound, Outlook, heard, observations
+from aion.core.lateness.shared import LearntBound, Outlook, observations, usable
 from aion.core.lateness.sketch import Ints
 from aion.core.trigger.triggers import NothingKnown
 from aion.errors import FormatError
@@ -30,52 +30,20 @@ from policies.cleanup import BoundDecision, Cleanup, Reason, cut_to_room, decide
 
 SNAPSHOT_VERSION = 1
 MOVED = 0.05
-"""By so much of the late events, anywhere, or by so much of their number, a distribution is another one."""
+"""The outlook is replaced when a share of late events, or their number, differs by more than this from the old one."""
 FEW_EVENTS = 30
-"""Fewer late events make no outlook."""
+"""The fewest late events that make an outlook."""
 ASKED_PER_SPAN = 32
-"""By so much of itself history has to grow before it is asked again."""
+"""History is evaluated again after it has grown by one part in this many."""
 _POINTS = 48
 _HALVINGS = 12
 
 
-@dataclass(frozen=True, slots=True)
-class LearntForecast:
-    """What is expected of a window with a given bound, for planning its executions.
-
-    Two forecasts of the same ``version`` and ``bound_us`` are the same. Version 0: nothing is known; late events are
-    taken to come evenly until the bound, and none is expected.
-    """
-
-    bound_us: int
-    outlook: Outlook | None
-
-    @property
-    def version(self) -> int:
-        return 0 if self.outlook is None else self.outlook.version
-
-    def late_share(self, lateness_us: Any) -> Floats:
-        """The share of the late events that come in time for the bound that has come by then, of any shape; 0 to 1."""
-        at = np.asarray(lateness_us, np.float64)
-        # The last lateness that is in time is one microsecond below the bound.
-        last = max(0, self.bound_us - 1)
-        if self.outlook is None:
-            return np.clip((at + 1.0) / (last + 1.0), 0.0, 1.0)
-        within = 1.0 - float(self.outlook.later_than(last))
-        if within <= 0.0:
-            return np.where(at >= last, 1.0, 0.0)
-        return np.where(at >= last, 1.0, np.clip((1.0 - self.outlook.later_than(at)) / within, 0.0, 1.0))
-
-    def expected_late(self, on_time_events: float | None = None) -> float:
-        """How many events will come late but in time for the bound to a window that had so many; None: as usual."""
-        if self.outlook is None or self.bound_us == 0:
-            return 0.0
-        usual = self.outlook.per_window if on_time_events is None else on_time_events
-        return usual * self.outlook.late_per_on_time * (1.0 - float(self.outlook.later_than(self.bound_us - 1)))
-
-
 class Expected:
-    """What the staleness trigger is told of a window's late events: an :class:`aion.core.trigger.triggers.Forecast`."""
+    """The outlook of a bound as the staleness trigger's :class:`aion.core.trigger.triggers.Forecast`.
+
+    Version 0: nothing is known yet. Late events are then assumed to come evenly, and none is expected.
+    """
 
     def __init__(self, bound: AdaptiveBound) -> None:
         self._bound = bound
@@ -97,12 +65,12 @@ class Expected:
 class AdaptiveBound:
     """Learns lateness and decides the bound of new windows.
 
-    ``model``: one of :data:`aion.core.lateness.models.NAMES`. ``of_all``: whether ``asked.coverage`` is of all events
-    instead of the late ones. ``ahead_us``: how much event time is kept besides the bound, which ``max_state`` has to
-    hold as well: the longest window and the watermark's delay. ``together``: whether it decides with others of its
-    query, see :meth:`hear`; what it decides counts from the next ``snapshot`` on. ``snapshot``: of :meth:`to_json`,
-    with the same or other settings. Raises ValueError for an unknown model, FormatError for a snapshot that a newer
-    Aion wrote.
+    ``model``: one of :data:`aion.core.lateness.models.NAMES`. ``of_all``: ``asked.coverage`` is a share of all events,
+    not of the late ones. ``ahead_us``: the event time that is kept besides the bound: the longest window plus the
+    watermark's delay. ``max_state`` has to hold that too. ``together``: decide with the other shards of the query (see
+    :meth:`receive`); a decision then takes effect from the next snapshot on. ``snapshot``: from :meth:`to_json`,
+    written with the same or other settings. Raises ValueError for an unknown model, FormatError for a snapshot that a
+    newer Aion wrote.
     """
 
     def __init__(
@@ -128,20 +96,21 @@ class AdaptiveBound:
         self._others: list[Lateness] = []
         self._shards = 1
         self._room_us: int | None = None
-        # What holds, and what will from the next snapshot on: the same unless shards decide together.
-        self._holding = self._coming = LearntBound(decide(asked, None))
-        self.decision: BoundDecision = self._holding.decision
+        # The current result, and the one that takes effect from the next snapshot on. They differ only where shards
+        # decide together.
+        self._current = self._next = LearntBound(decide(asked, None))
+        self.decision: BoundDecision = self._current.decision
         if snapshot is not None:
             self._restore(snapshot)
 
     @classmethod
     def of_snapshot(cls, snapshot: Mapping[str, Any]) -> AdaptiveBound:
-        """As it was when it said so, with the settings that it had then."""
-        told = dict(snapshot["learnt_bound"]["settings"])
-        asked = Cleanup(**{field.name: told.pop(field.name) for field in fields(Cleanup)})
-        return cls(asked, **told, snapshot=snapshot)
+        """The bound as it was when it wrote the snapshot, with the settings it had then."""
+        settings = dict(snapshot["learnt_bound"]["settings"])
+        asked = Cleanup(**{field.name: settings.pop(field.name) for field in fields(Cleanup)})
+        return cls(asked, **settings, snapshot=snapshot)
 
-    # -- what it is told ----------------------------------------------------------------------------------
+    # -- observations -------------------------------------------------------------------------------------
 
     def observe(self, end_us: int, at_us: int, events: int) -> None:
         """See :meth:`aion.core.lateness.observe.Lateness.observe`."""
@@ -161,87 +130,78 @@ class AdaptiveBound:
         self.lateness.observe_state(slice_us, at_us, size_bytes)
 
     def advance(self, from_us: int | None, to_us: int) -> None:
-        """The watermark moves; before anything is done about it. ``from_us`` is None the first time.
+        """The watermark is about to move to ``to_us``. ``from_us`` is None the first time.
 
-        All that came while it was at ``from_us`` has been observed, so history is complete up to there, and not to
-        ``to_us``.
+        Everything that arrived while the watermark was at ``from_us`` has been observed. So history is complete up to
+        ``from_us``, but not yet up to ``to_us``.
         """
         if from_us is None:
-            # Windows that end before the first watermark had all their events in time, whenever they came.
+            # Windows that end before the first watermark had all their events in time, whenever those came.
             self.lateness.forget_before(to_us)
         elif self.asks(from_us):
-            self._coming = self._ask(from_us)
+            self._next = self._evaluate(from_us)
             if not self.together:
-                self._hold(self._coming)
+                self._apply(self._next)
         self._others = []
 
-    # -- what others tell ---------------------------------------------------------------------------------
+    # -- what other shards publish ------------------------------------------------------------------------
 
-    def hear(self, shards: int, told: Iterable[Any]) -> None:
-        """``told``: the ``learnt_bound`` of the snapshots of the query's other shards; ``shards``: how many those are.
+    def receive(self, shards: int, published: Iterable[Any]) -> None:
+        """Read what the ``shards`` other shards of the query have published: the ``learnt_bound`` of their snapshots.
 
-        What is newer than what this one stands on is taken over, from the next snapshot on. Whatever cannot be read, or
-        was found with other settings, is passed over.
+        A newer result than its own is adopted, from the next snapshot on. Results that cannot be read, or that were
+        found with other settings, are ignored.
         """
         self._shards = 1 + shards
-        best = max([self._coming, *heard(told, self._settings())], key=lambda learnt: learnt.age)
-        if best.restarted_us is not None and best.restarted_us != self._coming.restarted_us:
+        best = max([self._next, *usable(published, self._settings())], key=lambda learnt: learnt.age)
+        if best.restarted_us is not None and best.restarted_us != self._next.restarted_us:
             self.lateness.forget_before(best.restarted_us)
             if not self.lateness.epochs:
                 self.lateness.restart(best.restarted_us)
-        self._coming = best
+        self._next = best
 
     def asks(self, at_us: int | None) -> bool:
-        """Whether history is asked again when the watermark moves on from ``at_us``: then :meth:`learn` before that."""
-        coming = self._coming
+        """Whether history is evaluated when the watermark moves on from ``at_us``. If so, call :meth:`learn` first."""
         if at_us is None:
             return False
-        if coming.next_us is None or coming.asked_us is None:
+        if self._next.next_us is None or self._next.asked_us is None:
             return True
-        # Where fewer shards are heard than before they are only coming back, as after a restart of their server.
-        patience_us = coming.next_us - coming.asked_us if self._shards < coming.shards else 0
-        return at_us >= coming.next_us + patience_us
+        # Fewer shards than before means that some are still coming back, as after a restart of their server: wait once.
+        patience_us = self._next.next_us - self._next.asked_us if self._shards < self._next.shards else 0
+        return at_us >= self._next.next_us + patience_us
 
-    def learn(self, shards: int, told: Iterable[Any], learnt: Iterable[Any]) -> None:
-        """As :meth:`hear`, and ``learnt``: the ``lateness`` of the same snapshots. It counts at the next advance only.
+    def learn(self, shards: int, published: Iterable[Any], learnt: Iterable[Any]) -> None:
+        """:meth:`receive`, plus ``learnt``: the ``lateness`` of the same snapshots, used at the next advance only.
 
-        If one of them has asked meanwhile, that is taken over: whoever asks at all asks of the same observations.
+        If another shard has evaluated history in the meantime, its result is adopted: both used the same observations.
         """
-        self.hear(shards, told)
-        self._others = observations(learnt, self.lateness.half_life_us, self._coming.restarted_us)
+        self.receive(shards, published)
+        self._others = observations(learnt, self.lateness.half_life_us, self._next.restarted_us)
 
-    # -- what it says -------------------------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------------------
 
     @property
     def outlook(self) -> Outlook | None:
-        """What is expected of late events; None as long as too little is known."""
-        return self._holding.outlook
+        """How late late events are expected to be. None until enough is known."""
+        return self._current.outlook
 
     @property
     def restarts(self) -> int:
         """Changes of regime so far."""
-        return self._coming.restarts
-
-    @property
-    def last_change(self) -> str | None:
-        """The last of them, in words."""
-        return self._coming.last_change
+        return self._next.restarts
 
     def bound_for_new_window(self) -> int:
         return self.decision.bound_us
 
     def reason_for_new_window(self) -> int:
-        """The code of what decided that bound."""
+        """The code of the reason for that bound."""
         return self.decision.reason.code
 
-    def forecast(self, bound_us: int) -> LearntForecast:
-        """For a window with that bound."""
-        return LearntForecast(bound_us, self.outlook)
-
     def still_to_come(self, bound_us: int, lateness_us: int = -1) -> float | None:
-        """The share of all events of a window that is expected after ``lateness_us``, and in time for its bound.
+        """The expected share of a window's events that come later than ``lateness_us`` and still within its bound.
 
-        -1: after the end of the window. None as long as nothing is known.
+        The share is of all events of the window. -1: everything after the end of the window. None until enough is
+        known.
         """
         if self.outlook is None:
             return None
@@ -250,13 +210,12 @@ class AdaptiveBound:
 
     # -- deciding -----------------------------------------------------------------------------------------
 
-    def _hold(self, learnt: LearntBound) -> None:
-        """From now on."""
-        self._holding = learnt
+    def _apply(self, learnt: LearntBound) -> None:
+        self._current = learnt
         self.decision = cut_to_room(self.asked, learnt.decision, self._room_us, learnt.later_than)
 
-    def _ask(self, at_us: int) -> LearntBound:
-        before, lateness = self._coming, self.lateness
+    def _evaluate(self, at_us: int) -> LearntBound:
+        before, lateness = self._next, self.lateness
         if self._others:
             lateness = lateness.copy()
             for other in self._others:
@@ -271,9 +230,9 @@ class AdaptiveBound:
         outlook = before.outlook
         if known is not None:
             known = self._modelled(known)
-            outlook = _looked_out(outlook, known)
+            outlook = _updated_outlook(outlook, known)
         if self.asked.max_state_bytes is not None:
-            # What a shard has room for is its own matter.
+            # Each shard limits its own state, so only its own observations count here.
             own = cohorts if lateness is self.lateness else self.lateness.cohorts(at_us)
             room = room_us(own, self.asked.max_state_bytes, self.ahead_us)
             self._room_us = self._room_us if room is None else room
@@ -288,10 +247,10 @@ class AdaptiveBound:
             at_least_us=0 if learnt else before.at_least_us,
             relearning=before.relearning and not learnt,
         )
-        return replace(after, decision=_said(after, decision))
+        return replace(after, decision=_explained(after, decision))
 
     def _start_again(self, at_us: int, span_us: int, changed: str) -> LearntBound:
-        before = self._coming
+        before = self._next
         at_least_us = max(before.at_least_us, before.decision.bound_us)
         self.lateness.restart(at_us)
         after = replace(
@@ -306,7 +265,7 @@ class AdaptiveBound:
             patience_us=min(2 * span_us, self.lateness.half_life_us),
             at_least_us=at_least_us,
         )
-        return replace(after, decision=_said(after, decide(self.asked, None, at_least_us=at_least_us)))
+        return replace(after, decision=_explained(after, decide(self.asked, None, at_least_us=at_least_us)))
 
     def _modelled(self, known: Arrivals) -> Arrivals:
         if self.model == "empirical" or known.watched_us < self.asked.initial_bound_us:
@@ -320,12 +279,12 @@ class AdaptiveBound:
     # -- snapshot -----------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """Everything that later decisions follow from, as JSON values. ``learnt_bound`` is what others are told."""
+        """Everything that later decisions depend on, as JSON values. ``learnt_bound`` is what other shards read."""
         return {
             "version": SNAPSHOT_VERSION,
             "lateness": self.lateness.to_json(),
             "histogram": self.histogram.to_json(),
-            "learnt_bound": {"settings": self._settings(), **self._coming.to_json()},
+            "learnt_bound": {"settings": self._settings(), **self._next.to_json()},
             "room_us": self._room_us,
         }
 
@@ -342,14 +301,14 @@ class AdaptiveBound:
         if snapshot["learnt_bound"]["settings"] == self._settings():
             self._room_us = snapshot["room_us"]
         else:
-            # With other settings it is asked again at the next advance; until then what is asked now is conservative.
-            learnt = replace(learnt, decision=self._holding.decision, asked_us=None, next_us=None, shards=1)
-        self._coming = learnt
-        self._hold(learnt)
+            # With other settings, use the conservative decision until history is evaluated at the next advance.
+            learnt = replace(learnt, decision=self._current.decision, asked_us=None, next_us=None, shards=1)
+        self._next = learnt
+        self._apply(learnt)
 
 
-def _said(learnt: LearntBound, decision: BoundDecision) -> BoundDecision:
-    """With the change of regime that made it, until there is history again."""
+def _explained(learnt: LearntBound, decision: BoundDecision) -> BoundDecision:
+    """The decision; while lateness is learnt anew after a change of regime, its reason names that change."""
     if not learnt.relearning:
         return decision
     conservative = decision.reason in (Reason.NO_HISTORY, Reason.UNSUPPORTED)
@@ -360,8 +319,8 @@ def _said(learnt: LearntBound, decision: BoundDecision) -> BoundDecision:
     )
 
 
-def _looked_out(before: Outlook | None, known: Arrivals) -> Outlook | None:
-    """A new outlook if the old one is not good any more."""
+def _updated_outlook(before: Outlook | None, known: Arrivals) -> Outlook | None:
+    """The old outlook, or a new one if ``known`` has moved too far from it."""
     late = float(known.later[0])
     if late * known.events < FEW_EVENTS:
         return before

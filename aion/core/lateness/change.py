@@ -1,16 +1,18 @@
-"""Whether lateness is still what it was: a test between the latest epochs and those before. Pure.
+"""Whether lateness has changed: a statistical test of the latest epochs against the earlier ones. Pure.
 
-Epochs are the replicates. Late events are cut at the latenesses that half, a quarter, an eighth, ... of them exceed;
-of each epoch old enough to tell, the share of what came up to the end of a cell that lies in it (and of what came up to
-the first cut, the share that was late at all) is compared, as an angle, ``asin(sqrt(share))``, which makes its variance
-the same for any share. The three latest such epochs must *all* lie outside the prediction interval of the older three
-quarters (Student's t, with fewer degrees of freedom the more neighbours have in common; level 1 % for each, divided by
-the number of cells), on the same side, and all by a factor of 1.5 in the odds. So what single epochs do, as in a burst,
-is no new regime; what they did before is part of what is expected; and where one follows from the other, as nights
-follow days, a history has to be long before anything counts as new.
+The epochs are the replicates. Lateness is cut into cells at the values that half, a quarter, an eighth, ... of the late
+events exceed. For each cell and each epoch that is old enough, take the share of the events up to the end of the cell
+that lie in the cell (for the first cell: the share of events that are late at all). The shares are compared as angles,
+``asin(sqrt(share))``, so that their variance does not depend on the share.
 
-Why not Kolmogorov-Smirnov: it takes events for independent, which makes every burst a change; and it looks at the
-middle of a distribution, where a bound does not lie.
+Lateness has changed if the three latest epochs *all* lie outside the prediction interval of the older three quarters,
+on the same side, and all by a factor of at least 1.5 in the odds. The interval uses Student's t at a level of 1 %,
+divided by the number of cells; the more neighbouring epochs correlate, the fewer degrees of freedom it has. This means:
+a burst in a single epoch is not a change; bursts in the past widen the interval; and where epochs depend on each other,
+as nights follow days, it takes a long history to find a change.
+
+Why not Kolmogorov-Smirnov: it assumes independent events, so every burst would be a change; and it is most sensitive in
+the middle of a distribution, while a bound lies in the tail.
 """
 
 from __future__ import annotations
@@ -32,14 +34,14 @@ CUTS = 8
 
 
 def change(cohorts: Cohorts, known: Arrivals) -> str | None:
-    """In words what has changed; None if nothing has. ``known``: what the same epochs say, of all events."""
+    """What has changed, in words; None if nothing has. ``known``: the estimate from the same epochs, of all events."""
     cells = _cells(known)
     found = [_tested(cohorts, low, high, LEVEL / len(cells)) for low, high in cells]
     return next((words for words in found if words is not None), None)
 
 
 def _cells(known: Arrivals) -> list[tuple[int, int]]:
-    """``(low_us, high_us]``, from "late at all" to the tail."""
+    """Pairs ``(low_us, high_us]``, from "late at all" to the tail."""
     wanted = known.later[0] * 0.5 ** np.arange(1, CUTS + 1)
     wanted = wanted[wanted > known.unseen]
     at = np.unique(np.searchsorted(-known.later, -wanted))
@@ -59,7 +61,7 @@ def _tested(cohorts: Cohorts, low_us: int, high_us: int, level: float) -> str | 
     before = min(len(upto) - LATEST, len(upto) * 3 // 4)
     if before < FEWEST_EPOCHS:
         return None
-    # A change that was missed at first can be found until it is as old as the last quarter.
+    # A change that was missed at first can still be found until it is older than the last quarter.
     parts = [slice(0, before), slice(len(upto) - LATEST, None)]
     (was, was_upto), (now, now_upto) = ((inside[part], upto[part]) for part in parts)
     usual = was.sum() / was_upto.sum()
@@ -84,7 +86,7 @@ def _tested(cohorts: Cohorts, low_us: int, high_us: int, level: float) -> str | 
 
 
 def _independent(values: Floats) -> float:
-    """As how many independent ones the values count, by what each has in common with the next."""
+    """How many independent values these are worth, from the correlation of each with the next."""
     off = values - values.mean()
     whole = float(off @ off)
     common = float(off[1:] @ off[:-1]) / whole if whole > 0 else 0.0

@@ -1,34 +1,34 @@
-"""What share of events comes later than a given lateness, and how surely that is known (paper section 3.4). Pure.
+"""The share of events that comes later than a given lateness, with a confidence bound (paper section 3.4). Pure.
 
-**The estimate.** A window that ended an hour ago cannot have shown an event that is two hours late. Of each epoch of
-windows (:mod:`aion.core.lateness.observe`) only latenesses up to its age are used, and they say how the events that are
-at most so late divide. The pieces are put together by the product-limit estimator for right-truncated data (Lagakos,
+**The estimate.** A window that ended an hour ago cannot have shown an event that is two hours late yet. So each epoch
+of windows (:mod:`aion.core.lateness.observe`) contributes only latenesses up to its age. It shows how the events up to
+that lateness are distributed. The product-limit estimator for right-truncated data combines the epochs (Lagakos,
 Barraj, De Gruttola: "Nonparametric analysis of truncated survival data", Biometrika 1988; insurers call it chain
-ladder): with ``g(u)`` = events of lateness u / events of lateness up to u, both over the epochs that are at least u
+ladder). With ``g(u)`` = events of lateness u / events of lateness up to u, both over the epochs that are at least u
 old,
 
     share that is at most b late  =  product over u > b of (1 - g(u))
 
-**What nobody can have seen yet.** Latenesses are looked at up to the age A that a quarter of the epochs has reached.
-How much is later than that is not known. It is taken to be what there is if the tail goes on as it came down over the
-last five octaves, (A/32, A/16] to (A/2, A]: as a power law. Tails that are lighter are overestimated, which is the safe
-side. This is *added* to every share, and a history in which it is large supports no bound (policies.cleanup).
+**The unseen tail.** Latenesses are used up to the age A that a quarter of the epochs has reached. How many events are
+later than A is unknown. The estimate assumes that the tail goes on falling as it did over the last five octaves,
+(A/32, A/16] to (A/2, A], that is, as a power law. This overestimates lighter tails, which is the safe side. The unseen
+share is *added* to every share. If it is large, the history supports no bound (policies.cleanup).
 
-**Its confidence.** If events were drawn one by one, the number of them later than b would be binomial, and the usual
-bound on a quantile by order statistics (distribution-free and exact: Clopper-Pearson read backwards) would do. They are
-not: an outage delays thousands together, nights differ from days, and old events count less. So the binomial is asked
-with the number of *independent* events that would make the estimate vary as much as it does:
+**The confidence.** If events were independent, the number of events later than b would be binomial, and the usual bound
+on a quantile from order statistics (distribution-free and exact: Clopper-Pearson read backwards) would do. They are not
+independent: an outage delays thousands together, nights differ from days, and old events weigh less. So the binomial
+bound is taken with an effective number of *independent* events, which would make the estimate vary as much as it does:
 
-- The variance of the estimate is that of its linearisation by epoch (each epoch's part in the error), with the
-  covariances of epochs up to two apart (Newey-West, Bartlett weights); never less than without these covariances, and
-  never less than that of single events.
-- independent = S (1 - S) / variance. What is paid for having estimated the variance from few epochs is a factor of
-  (z / t) squared on it, with t's degrees of freedom those of a Bartlett window (Korn, Graubard: "Confidence intervals
-  for proportions with small expected number of positive counts estimated from survey data", Survey Methodology 1998).
-- Where fewer than 20 events are later, the ratio to the variance of single events cannot be measured; it is that of the
-  largest lateness where it can, which is higher for anything that moves many events together.
+- The variance of the estimate is that of its linearisation by epoch (each epoch's contribution to the error), with the
+  covariances of epochs up to two apart (Newey-West, Bartlett weights). It is never less than without the covariances,
+  and never less than that of independent events.
+- independent = S (1 - S) / variance. Estimating the variance from few epochs costs a factor of (z / t) squared on it,
+  where t has the degrees of freedom of a Bartlett window (Korn, Graubard: "Confidence intervals for proportions with
+  small expected number of positive counts estimated from survey data", Survey Methodology 1998).
+- Where fewer than 20 events are later, the ratio to the variance of independent events cannot be measured. There, use
+  the ratio at the largest lateness where it can. It is on the high side for anything that delays many events together.
 
-For independent, unfaded events of old epochs all of this is the plain order statistic.
+For independent, unfaded events of old epochs all of this reduces to the plain order statistic.
 """
 
 from __future__ import annotations
@@ -46,22 +46,23 @@ LAGS = 2
 FEW_EVENTS = 20
 OCTAVES = 5
 SLOWEST_FALL = 7 / 8
-"""From octave to octave: a tail like 1 / x ** 0.19. A few outliers may look heavier than any that is of use."""
+"""The slowest fall of the tail from octave to octave, like 1 / x ** 0.19. A few outliers may look heavier than that."""
 
 _TINY = 1e-300
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """When events come, as learnt from the past: of ``K`` latenesses that were seen, after -1 for "in time".
+    """The distribution of lateness, estimated from the past, at ``K`` latenesses: -1 ("in time"), then those seen.
 
-    ``edges_us``: (K,), ascending. ``later``: the share that is later than that, (K,), descending; of late events, or of
-    all. ``independent``: how many independent events would know it as well, (K,); where ``clustered``, (K,), this is
-    from a variance with so many ``degrees`` of freedom. ``late_share``: the share of *all* events that is late.
-    ``watched_us``: up to which lateness one could see. ``unseen``: the part of ``later`` that is taken to be beyond.
-    ``longest_us``: the largest lateness seen, -1 if none. ``events``: those that ``later`` rests on, unfaded, of
-    ``epochs`` epochs; ``weighed``: what fading leaves them worth (Kish). ``per_window``: events in time per window.
-    ``of_all``: whether shares are of all events.
+    ``edges_us``: the latenesses, (K,), ascending. ``later``: the share of events later than each, (K,), descending; of
+    all events if ``of_all``, else of the late ones. ``independent``: the effective number of independent events behind
+    each share, (K,). ``clustered``: where that number was estimated from the variance between epochs, (K,), with
+    ``degrees`` degrees of freedom. ``late_share``: the share of *all* events that are late. ``watched_us``: the largest
+    lateness that could have been seen. ``unseen``: the part of ``later`` that is assumed to lie beyond it.
+    ``longest_us``: the largest lateness seen, -1 if none. ``events``: how many events ``later`` is based on, unfaded,
+    from ``epochs`` epochs. ``weighed``: how many events they are worth after fading (Kish). ``per_window``: events in
+    time per window.
     """
 
     edges_us: Ints
@@ -81,7 +82,7 @@ class Arrivals:
 
     @property
     def source(self) -> str:
-        """Where the shares come from; here: from what was seen, and nothing else."""
+        """Where the shares come from. Here: from observations alone."""
         return "empirical"
 
     def at_most(self, confidence: float) -> Floats:
@@ -95,15 +96,15 @@ class Arrivals:
         return np.asarray(np.maximum.accumulate(upper[::-1])[::-1])
 
     def later_than(self, lateness_us: Any) -> Floats:
-        """The share that is later than so many microseconds, of any shape; straight lines between what was seen."""
+        """The share that is later than ``lateness_us`` (any shape), interpolated linearly."""
         return np.asarray(np.interp(lateness_us, self.edges_us, self.later))
 
 
 def arrivals(cohorts: Cohorts, *, of_all: bool = False) -> Arrivals | None:
-    """What the epochs say of late events, or ``of_all``; None as long as they show none."""
+    """The estimate from these epochs, for late events or ``of_all`` events. None if they have no such events."""
     if not len(cohorts.ages_us):
         return None
-    # The oldest come first. A quarter of the epochs, and at least one, are so old.
+    # The oldest come first. At least one epoch, and at least a quarter of them, is this old.
     watched_us = int(cohorts.ages_us[len(cohorts.ages_us) // 4])
     longest_us = int(cohorts.edges_us[-1]) if len(cohorts.edges_us) else -1
     edges = np.concatenate([np.array([-1], np.int64), cohorts.edges_us])
@@ -121,7 +122,7 @@ def arrivals(cohorts: Cohorts, *, of_all: bool = False) -> Arrivals | None:
     upto = np.cumsum(n, axis=1)
     at_risk = np.maximum((seen * weight * upto).sum(axis=0), _TINY)
     share = (weight * n).sum(axis=0) / at_risk  # g(u)
-    # Nothing is known below the first that was seen: all that is left is that.
+    # Below the smallest lateness that was seen there are no events.
     first = int(np.argmax(n.sum(axis=0) > 0))
     share[: first + 1] = 0.0
     stays = np.maximum(1.0 - share, 1e-12)
@@ -132,12 +133,12 @@ def arrivals(cohorts: Cohorts, *, of_all: bool = False) -> Arrivals | None:
     scale = np.where(at_risk > _TINY, 1.0 / (at_risk * stays), 0.0)
     parts = below * _beyond(seen * weight * (n - share * upto) * scale)  # (C, K): each epoch's part in the error
     squares = (seen * weight**2 * upto).sum(axis=0)
-    alone = below**2 * _beyond(squares * share * stays * scale**2)  # the variance if events came one by one
+    alone = below**2 * _beyond(squares * share * stays * scale**2)  # the variance of independent events
     together = _variance(parts)
     ratio = np.maximum(1.0, together / np.maximum(alone, _TINY))
     enough = np.flatnonzero(_beyond(n.sum(axis=0)) >= FEW_EVENTS)
     ratio[len(enough) :] = ratio[enough[-1]] if len(enough) else 1.0
-    # Nothing later: as many as their weights are worth (Kish).
+    # Where nothing is later, it is what the weights make of the number of events (Kish).
     independent = np.where(
         alone > _TINY, later * below / np.maximum(alone, _TINY), at_risk**2 / np.maximum(squares, _TINY)
     )
@@ -166,13 +167,13 @@ def arrivals(cohorts: Cohorts, *, of_all: bool = False) -> Arrivals | None:
 
 
 def _beyond(values: Floats) -> Floats:
-    """Along the last axis, the sum of all that comes after each place."""
+    """Along the last axis, the sum of everything after each position."""
     sums = np.cumsum(values[..., ::-1], axis=-1)[..., ::-1]
     return np.asarray(sums - values)
 
 
 def _variance(parts: Floats) -> Floats:
-    """Of the sum of the rows, with what neighbouring rows have in common (Newey-West)."""
+    """The variance of the sum of the rows, with the covariances of neighbouring rows (Newey-West)."""
     alone = (parts**2).sum(axis=0)
     long_run = alone.copy()
     for lag in range(1, min(LAGS, len(parts) - 1) + 1):
@@ -181,14 +182,14 @@ def _variance(parts: Floats) -> Floats:
 
 
 def _late_share(late: Floats, seen: npt.NDArray[np.bool_], weight: Floats, on_time: Floats) -> float:
-    """The share of all events that is late, by the same product; 0 if there is none."""
+    """The share of all events that are late, by the same product; 0 if none is."""
     at_risk = (seen * weight * (np.cumsum(late, axis=1) + on_time)).sum(axis=0)
     stays = 1.0 - (weight * late).sum(axis=0) / np.maximum(at_risk, _TINY)
     return float(1.0 - np.prod(stays))
 
 
 def _unseen(edges: Ints, later: Floats, watched_us: int) -> float:
-    """The share that is later than anything could have been seen, if the tail goes on as it came down; at most 1."""
+    """The share that is later than ``watched_us``, if the tail goes on falling as it did. At most 1."""
     octaves = [watched_us >> k for k in range(OCTAVES, 0, -1)]
     beyond = later[np.searchsorted(edges, octaves, side="right") - 1]
     within = beyond - np.append(beyond[1:], 0.0)

@@ -1,6 +1,6 @@
-"""How many events came how late, since a query began: what metrics show. Pure.
+"""The histogram of lateness since the query began, for the metrics. Pure.
 
-What is learnt of lateness fades (:mod:`aion.core.lateness.observe`); a histogram that is scraped must only grow.
+Observations fade (:mod:`aion.core.lateness.observe`), but the counts of a Prometheus histogram must never decrease.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 from aion.core.numbers import plus
 
 EDGES_S = (0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 21_600.0, 86_400.0, 604_800.0)
-"""The largest lateness of each bucket, in seconds; the last one, which is not here, has what is later than all."""
+"""The largest lateness of each bucket, in seconds. One more bucket, ``+Inf``, holds everything later."""
 
 _EDGES_US = tuple(int(edge * 1e6) for edge in EDGES_S)
 LABELS = (*(f"{edge:g}" for edge in EDGES_S), "+Inf")
 
 
 class LatenessHistogram:
-    """``events``: by bucket, not cumulated. ``seconds``: the sum of all latenesses."""
+    """``events``: counts by bucket, not cumulated. ``seconds``: the sum of all latenesses."""
 
     def __init__(self, snapshot: Mapping[str, Any] | None = None) -> None:
         known = snapshot or {"events": {}, "seconds": 0.0}
@@ -27,7 +27,7 @@ class LatenessHistogram:
         self.seconds: float = known["seconds"]
 
     def observe(self, lateness_us: int, events: int) -> None:
-        """So many events of one lateness; a negative one counts as zero."""
+        """Count ``events`` events of one lateness. A negative lateness counts as zero."""
         lateness_us = max(0, lateness_us)
         label = LABELS[bisect_left(_EDGES_US, lateness_us)]
         self.events[label] = plus(self.events[label], events)

@@ -1,22 +1,22 @@
-"""Distributions of lateness with a few parameters, fitted to what was learnt (paper section 3.4). Pure.
+"""Parametric distributions of lateness, fitted to the estimate (paper section 3.4). Pure.
 
-A model knows a quantile better than order statistics do from the same events, if it is right. So it is fitted, tested
-and only then believed:
+A model that is right knows a quantile better than order statistics of the same events do. So a model is fitted, then
+tested, and used only if it passes:
 
-- Fit: maximum likelihood (Fisher scoring) on some forty cells of lateness that have about equal shares, finer in the
-  tail, given that an event is no later than anything could be seen (:mod:`aion.core.lateness.estimate`).
-- Choice (``auto``): the smallest BIC of those that pass a goodness-of-fit test on these cells (likelihood ratio against
-  any other shares, level 1 %); of a mixture only if nothing simpler passes. The test takes every event for independent:
-  where many are delayed together, which makes it reject too often, no smooth model shall pass for the truth. When none
-  passes, or there is too little to test, what was seen itself: ``empirical``.
-- Confidence: *if the model is right*, a share later than b is at most ``later * exp(t * se)``, with the standard error
-  of its logarithm from the parameters' (Fisher information, delta method). That is what the confidence of a bound
-  from a model means; the empirical one's holds for any distribution.
+- Fit: maximum likelihood (Fisher scoring) on about forty cells of lateness with about equal shares, finer in the tail,
+  conditional on the largest lateness that could have been seen (:mod:`aion.core.lateness.estimate`).
+- Choice (``auto``): the smallest BIC among the families that pass a goodness-of-fit test on these cells (likelihood
+  ratio against a saturated model, level 1 %). The mixture is tried only if nothing simpler passes. The test treats all
+  events as independent, so it rejects too often where many are delayed together; that is intended, since no smooth
+  model is right there. If none passes, or there are too few events to test, the estimate itself is used: ``empirical``.
+- Confidence: *if the model is right*, the share later than b is at most ``later * exp(t * se)``, where ``se`` is the
+  standard error of its logarithm (Fisher information, delta method). This is what the confidence of a modelled bound
+  means. The confidence of the empirical bound holds for any distribution.
 
-A watermark that moves in steps rounds lateness down. Where a step is not small against it, no model fits what is seen,
-and it is what is seen that a bound has to cover.
+A watermark that moves in steps rounds lateness down. Where a step is not small against the lateness, no model fits the
+observed latenesses, and a bound has to cover the observed ones.
 
-scipy is imported when something is fitted, not before.
+scipy is imported only when a model is fitted.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from aion.core.lateness.sketch import Ints
 
 CELLS = 32
 FEWEST_EVENTS = 100
-"""Independent late events below which nothing is fitted."""
+"""The fewest independent late events to which a model is fitted."""
 MOST_EVENTS = 20_000
-"""Independent late events above which ``auto`` fits nothing: they know each percent to a tenth of it."""
+"""With more independent late events ``auto`` fits nothing: the events alone give each percent to within a tenth."""
 FIT_LEVEL = 0.01
 MOST_STEPS = 25
 _STEP = 1e-6
 
 Cdf = Callable[[Floats, Floats], Floats]
-"""(x, parameters) -> share up to x; x above 0 and of the size of 1, parameters any real numbers."""
+"""(x, parameters) -> share up to x. x is above 0 and of the order of 1; parameters are any real numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A distribution on x > 0 and where its fit starts from; parameters are unbounded transforms of the usual ones."""
+    """A distribution on x > 0, and the start of its fit. Its parameters are unbounded transforms of the usual ones."""
 
     name: str
     cdf: Cdf
@@ -60,7 +60,7 @@ def _moments(x: Floats, weights: Floats) -> tuple[float, float]:
 
 
 def _lognormal(x: Floats, p: Floats) -> Floats:
-    """Mean and log of the standard deviation of the logarithm."""
+    """Parameters: mean, and log of the standard deviation, of the logarithm."""
     from scipy.special import ndtr
 
     return np.asarray(ndtr((np.log(x) - p[0]) / np.exp(p[1])))
@@ -72,7 +72,7 @@ def _lognormal_start(x: Floats, weights: Floats) -> Floats:
 
 
 def _gamma(x: Floats, p: Floats) -> Floats:
-    """Logs of shape and scale."""
+    """Parameters: logs of shape and scale."""
     from scipy.special import gammainc
 
     return np.asarray(gammainc(np.exp(p[0]), x / np.exp(p[1])))
@@ -85,7 +85,7 @@ def _gamma_start(x: Floats, weights: Floats) -> Floats:
 
 
 def _weibull(x: Floats, p: Floats) -> Floats:
-    """Logs of shape and scale."""
+    """Parameters: logs of shape and scale."""
     return np.asarray(-np.expm1(-((x / np.exp(p[1])) ** np.exp(p[0]))))
 
 
@@ -97,7 +97,7 @@ def _weibull_start(x: Floats, weights: Floats) -> Floats:
 
 
 def _pareto(x: Floats, p: Floats) -> Floats:
-    """Logs of shape and scale of a Pareto distribution that begins at 0 (Lomax)."""
+    """A Pareto distribution that begins at 0 (Lomax). Parameters: logs of shape and scale."""
     return np.asarray(-np.expm1(-np.exp(p[0]) * np.log1p(x / np.exp(p[1]))))
 
 
@@ -106,7 +106,7 @@ def _pareto_start(x: Floats, weights: Floats) -> Floats:
 
 
 def _mixture(x: Floats, p: Floats) -> Floats:
-    """Two normals, given that x > 0: logit of the first's weight, their means, logs of their standard deviations."""
+    """Two normals, given x > 0. Parameters: logit of the first weight, both means, logs of both standard deviations."""
     from scipy.special import expit, ndtr
 
     share = expit(p[0])
@@ -154,10 +154,10 @@ NAMES = ("auto", "empirical", *FAMILIES)
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A family with the parameters that suit best. ``scale_us``: what x = 1 is.
+    """A family with its best parameters. ``scale_us``: the lateness that x = 1 stands for.
 
-    ``covariance``: of the parameters, None if they cannot be told from one another. ``bic``: smaller is better, between
-    fits to the same. ``p``: how often events of this very distribution would look no more like it than these do.
+    ``covariance``: of the parameters; None if they cannot be identified. ``bic``: compares fits to the same events;
+    smaller is better. ``p``: the p-value of the goodness-of-fit test.
     """
 
     family: Family
@@ -172,9 +172,9 @@ class Fit:
         return self.covariance is not None and self.p >= FIT_LEVEL
 
     def up_to(self, lateness_us: Any) -> Floats:
-        """The share of late events that is at most so late, of any shape."""
+        """The share of late events that are at most ``lateness_us`` late (any shape)."""
         at = np.asarray(lateness_us, np.float64)
-        # What is seen as 7 us late is less than 8 us late.
+        # Lateness is in whole microseconds, rounded down: 7 us means less than 8 us.
         x = (np.maximum(at, 0.0) + 1.0) / self.scale_us
         with np.errstate(all="ignore"):
             return np.where(at < 0, 0.0, self.family.cdf(x, self.parameters))
@@ -182,7 +182,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Modelled(Arrivals):
-    """What was learnt, with a model's shares in the place of those that were seen; made by :func:`modelled`."""
+    """An estimate whose shares are those of a fitted model. Made by :func:`modelled`."""
 
     fit: Fit
 
@@ -194,10 +194,10 @@ class Modelled(Arrivals):
         return np.asarray(self.later[0] * (1.0 - self.fit.up_to(lateness_us)))
 
     def at_most(self, confidence: float) -> Floats:
-        """An upper confidence bound on :attr:`later`, (K,), descending, if the model is right."""
+        """A one-sided upper confidence bound on :attr:`later`, (K,), descending, if the model is right."""
         from scipy.special import stdtrit
 
-        assert self.fit.covariance is not None, "only a fit that passes says how sure it is"
+        assert self.fit.covariance is not None, "only a fit that passes has a confidence"
         p = self.fit.parameters
 
         def logarithm(parameters: Floats) -> Floats:
@@ -216,7 +216,7 @@ class Modelled(Arrivals):
 
 
 def modelled(known: Arrivals, fit: Fit) -> Modelled:
-    """The same history as ``fit``, which has to pass, would have it."""
+    """The same estimate with the shares of ``fit``, which must have passed its test."""
     values = {field.name: getattr(known, field.name) for field in fields(Arrivals)}
     late = float(known.later[0])
     values["later"] = late * (1.0 - fit.up_to(known.edges_us))
@@ -225,11 +225,11 @@ def modelled(known: Arrivals, fit: Fit) -> Modelled:
 
 
 def fit(known: Arrivals, names: Sequence[str] = tuple(FAMILIES)) -> dict[str, Fit]:
-    """Each family that can be fitted to the late events, by name; empty when there are too few of them."""
+    """A fit of each family that can be fitted to the late events, by name. Empty if there are too few events."""
     late = known.later[0]
     if late <= 0 or len(known.edges_us) < 4:
         return {}
-    # Given that it is late, and no later than could be seen.
+    # The share up to each lateness, among late events that could have been seen.
     upto = np.clip((late - known.later) / max(1e-12, late - known.unseen), 0.0, 1.0)
     events = _independent(known) * float(late)
     if events < FEWEST_EVENTS:
@@ -237,7 +237,7 @@ def fit(known: Arrivals, names: Sequence[str] = tuple(FAMILIES)) -> dict[str, Fi
     ends, shares = _cells(known.edges_us, upto, known.watched_us)
     if len(shares) < 4:
         return {}
-    # The median, but not one of zero, which a watermark that moves in steps gives to many.
+    # The median, but never zero: a watermark that moves in steps makes many latenesses zero.
     scale_us = float(known.edges_us[max(2, int(np.searchsorted(upto, 0.5)))]) + 1.0
     middles = (np.concatenate([[0.0], ends[:-1]]) + ends) / 2 / scale_us
     tested = known.weighed * float(late)
@@ -251,10 +251,11 @@ def fit(known: Arrivals, names: Sequence[str] = tuple(FAMILIES)) -> dict[str, Fi
 
 
 def choose(known: Arrivals) -> Fit | None:
-    """The one with the smallest BIC of those that pass, a mixture only if nothing simpler does; None if none does."""
+    """The fit with the smallest BIC that passes its test; a mixture only if nothing simpler passes; or None."""
     independent = _independent(known)
     if independent < known.weighed / 2 or independent * float(known.later[0]) > MOST_EVENTS:
-        # Events come together, and no smooth distribution would pass; or order statistics are as good as any model.
+        # Either events are delayed together, and no smooth distribution would pass; or there are so many events that
+        # order statistics are as good as any model.
         return None
     for names in (SIMPLE, ("mixture",)):
         fits = fit(known, names).values()
@@ -265,13 +266,13 @@ def choose(known: Arrivals) -> Fit | None:
 
 
 def _independent(known: Arrivals) -> float:
-    """As how many independent events, of all, the events count: where some of the late ones are later, and some not."""
+    """How many independent events the estimate is worth: the median over latenesses inside the observed range."""
     resolved = (known.later > known.unseen) & (known.later < known.later[0])
     return float(np.median(known.independent[resolved])) if resolved.any() else 0.0
 
 
 def _cells(edges_us: Ints, upto: Floats, watched_us: int) -> tuple[Floats, Floats]:
-    """Right ends (in us) and shares of cells: equal shares, and halves of halves in the tail."""
+    """Right ends (in us) and shares of the cells: equal shares, and in the tail each half of the one before."""
     wanted = np.concatenate([np.arange(1, CELLS) / CELLS, 1 - 0.5 ** np.arange(1, 8) / CELLS])
     at = np.unique(np.searchsorted(upto, wanted))
     at = at[(at > 0) & (at < len(upto) - 1)]
@@ -283,11 +284,11 @@ def _cells(edges_us: Ints, upto: Floats, watched_us: int) -> tuple[Floats, Float
 def _fit(
     family: Family, ends: Floats, shares: Floats, x: Floats, events: float, tested: float
 ) -> tuple[Floats, Floats | None, float, float] | None:
-    """Parameters, their covariance, BIC and the test's p; None if it does not fit at all."""
+    """Parameters, their covariance, BIC and p-value; None if the family cannot be fitted."""
     from scipy.special import chdtrc
 
     def cells(p: Floats) -> Floats:
-        """Shares of the cells under the model, given that an event is no later than the last cell's end."""
+        """Shares of the cells under the model, given that no event is later than the end of the last cell."""
         whole = family.cdf(ends, p)
         found = whole.copy()
         found[1:] -= whole[:-1]
@@ -304,7 +305,7 @@ def _fit(
 
 
 def _scoring(cells: Callable[[Floats], Floats], shares: Floats, p: Floats) -> tuple[Floats, float, Floats]:
-    """Maximum likelihood by Fisher scoring: parameters, minus the log-likelihood of one event, its information."""
+    """Maximum likelihood by Fisher scoring: parameters, negative log-likelihood of one event, information matrix."""
 
     def loss(p: Floats) -> float:
         found = float(-shares @ np.log(cells(p)))
@@ -339,7 +340,10 @@ def _scoring(cells: Callable[[Floats], Floats], shares: Floats, p: Floats) -> tu
 
 
 def _likelihood_ratio(shares: Floats, expected: Floats, events: float) -> tuple[float, int]:
-    """The statistic and its degrees of freedom before parameters; cells with less than 5 events expected are joined."""
+    """The statistic, and its degrees of freedom not yet reduced by the parameters.
+
+    Neighbouring cells are joined until each expects at least 5 events.
+    """
     a, b, pairs = 0.0, 0.0, []
     for share, model in zip(shares.tolist(), expected.tolist(), strict=True):
         a, b = a + share, b + model
@@ -352,7 +356,7 @@ def _likelihood_ratio(shares: Floats, expected: Floats, events: float) -> tuple[
 
 
 def _inverse(information: Floats, events: float) -> Floats | None:
-    """The covariance; None unless the information is positive definite, and by a margin."""
+    """The covariance of the parameters; None unless the information matrix is positive definite by a margin."""
     if not np.isfinite(information).all():
         return None
     values, vectors = np.linalg.eigh(information)

@@ -1,19 +1,18 @@
-"""What is known of lateness: which windows got how many events, and how late (paper section 3.4). Pure.
+"""The observed lateness: how many events each window got, and how late they were (paper section 3.4). Pure.
 
-Lateness is the watermark at arrival minus the end of the event's window, never negative. An event that comes later than
-its window's bound is observed like any other: what is learnt does not depend on what was kept.
+Lateness is the watermark at arrival minus the end of the event's window. It is never negative. An event that comes
+after its window's bound is observed like any other, so what is learnt does not depend on what was kept.
 
-Observations are kept by *when the window ended*, in at most 64 epochs of equal length, and not by when the event came.
-A window that ended an hour ago cannot have shown an event that is two hours late; to tell "none is so late" from "none
-can have come yet", one has to know for how long each window has been watched (:mod:`aion.core.lateness.estimate`).
-Epochs also show how much the lateness varies from one stretch of time to the next, which single events that are delayed
-together do not.
+Observations are grouped by *when the window ended*, not by when the event came, into at most 64 epochs of equal length.
+A window that ended an hour ago cannot have shown an event that is two hours late yet. So the estimate has to know for
+how long each window has been watched (:mod:`aion.core.lateness.estimate`). Epochs also show how much lateness varies
+over time; counts of single events cannot show that where many events are delayed together.
 
-Epochs are as long as a power of two of microseconds and begin at its multiples: two shards' epochs fit into each other.
-When there would be more than 64, neighbours are joined, up to an eighth of the half-life; from then on the oldest is
-forgotten. So memory reaches 4 to 8 half-lives back, and a young history is as finely divided as an old one. Fading is a
-weight of ``2 ** (-age / half-life)`` on each epoch when it is asked for: counts stay integers, and the shards of a
-query merge to the same in any order.
+The length of an epoch is a power of two of microseconds, and epochs begin at multiples of it, so the epochs of two
+shards fit into each other. When there would be more than 64, neighbours are joined and the length doubles, up to an
+eighth of the half-life. After that, the oldest epoch is forgotten. So memory reaches 4 to 8 half-lives back, and a
+short history has as many epochs as a long one. Each epoch fades by a weight of ``2 ** (-age / half-life)``, which is
+applied when it is read. Counts stay integers, so the order in which shards are merged does not matter.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Epoch:
-    """The windows that ended in one stretch of event time: their events in time, and the late ones by lateness."""
+    """The windows that ended in one stretch of event time: their events in time, and their late events by lateness."""
 
     __slots__ = ("late", "on_time", "size_bytes", "windows")
 
@@ -55,12 +54,12 @@ class Epoch:
 
 
 class Cohorts(NamedTuple):
-    """What is known at one instant, a row per epoch that is over, the oldest first.
+    """The observations at one instant: one row for each of C complete epochs, the oldest first.
 
-    ``ages_us``: how long *all* of its windows have been watched, shape (C,). ``weights``: what is left after fading,
-    1 for the youngest. ``on_time``, ``windows``, ``sizes_bytes``: (C,). ``edges_us``: upper edges of the bins that have
-    events, (K,), ascending. ``late``: events by epoch and bin, (C, K); those later than their epoch's age are there but
-    not yet all of them.
+    ``ages_us``: how long *all* windows of the epoch have been watched, (C,). ``weights``: after fading, 1 for the
+    youngest, (C,). ``on_time``, ``windows``, ``sizes_bytes``: (C,). ``edges_us``: upper edges of the bins that have
+    events, (K,), ascending. ``late``: events by epoch and bin, (C, K). Beyond its epoch's age a bin is incomplete: more
+    events may still come.
     """
 
     width_us: int
@@ -74,10 +73,10 @@ class Cohorts(NamedTuple):
 
 
 def room_us(cohorts: Cohorts, max_state_bytes: int, ahead_us: int) -> int | None:
-    """The bound with which the windows that are kept have at most so many bytes of state; None if none is known.
+    """The longest bound for which the state takes at most ``max_state_bytes``; None if no sizes are known.
 
-    What is kept at any time are the windows of one stretch of event time: their bound, and ``ahead_us`` of those that
-    have not ended. It is the longest stretch such that even the fullest one of the past, whole epochs, fits.
+    State covers one stretch of event time: the bound, plus ``ahead_us`` for windows that have not ended. The bound is
+    so long that the fullest such stretch of the past, in whole epochs, would have fitted.
     """
     if not len(cohorts.ages_us) or not cohorts.sizes_bytes.any():
         return None
@@ -95,9 +94,9 @@ def room_us(cohorts: Cohorts, max_state_bytes: int, ahead_us: int) -> int | None
 
 
 class Lateness:
-    """The epochs of one shard, or of several that were merged.
+    """The epochs of one shard, or of several merged shards.
 
-    ``half_life_us``: after how much event time an observation counts half.
+    ``half_life_us``: the event time after which an observation counts half. Raises ValueError if it is below 1.
     """
 
     __slots__ = ("epochs", "forgotten", "half_life_us", "since_us", "width_us")
@@ -108,15 +107,18 @@ class Lateness:
         self.half_life_us = half_life_us
         self.width_us = 1
         self.epochs: dict[int, Epoch] = {}
-        # Windows that ended before are not counted; None: all are.
+        # Windows that ended before this are not counted. None: all are.
         self.since_us: int | None = None
-        # Late events of windows that were not counted any more when they came.
+        # Late events of windows that were no longer counted when the events came.
         self.forgotten = 0
 
-    # -- what is observed ---------------------------------------------------------------------------------
+    # -- observing ----------------------------------------------------------------------------------------
 
     def observe(self, end_us: int, at_us: int, events: int) -> None:
-        """``events`` of a window that ended at ``end_us`` came when the watermark was at ``at_us``: kept or dropped."""
+        """``events`` late events of a window that ended at ``end_us`` came with the watermark at ``at_us``.
+
+        Call it for kept and for dropped events.
+        """
         epoch = self._epoch(end_us)
         if epoch is None:
             self.forgotten = plus(self.forgotten, events)
@@ -124,17 +126,17 @@ class Lateness:
             epoch.late.observe(at_us - end_us, events)
 
     def observe_on_time(self, end_us: int, events: int) -> None:
-        """The watermark reached the end of a window that had ``events`` by then. Once for each window."""
+        """The watermark reached the end of a window, which had ``events`` events by then. Call it once per window."""
         epoch = self._epoch(end_us)
         if epoch is not None:
             epoch.on_time = plus(epoch.on_time, events)
             epoch.windows += 1
 
     def observe_all_on_time(self, ends_us: Ints, events: Ints) -> None:
-        """The same for many windows at once; their ends ascend."""
+        """:meth:`observe_on_time` for many windows at once. Their ends ascend."""
         begin = 0
         while begin < len(ends_us):
-            if self.since_us is not None:  # windows of epochs that began before it are not counted
+            if self.since_us is not None:  # epochs that began before it are not counted
                 counted_us = -(-self.since_us // self.width_us) * self.width_us
                 begin += int(np.searchsorted(ends_us[begin:], counted_us))
                 if begin == len(ends_us):
@@ -148,31 +150,32 @@ class Lateness:
             begin = end
 
     def observe_state(self, slice_us: int, at_us: int, size_bytes: int) -> None:
-        """A block of a slice that begins at ``slice_us`` came, with the watermark at ``at_us``, and is kept.
+        """A block of the slice that begins at ``slice_us`` came with the watermark at ``at_us``, and is kept.
 
-        Each block once, however many windows share it. What is ahead of the watermark counts for where that is.
+        Call it once for each block, however many windows share it. A slice ahead of the watermark counts at the
+        watermark.
         """
         epoch = self._epoch(min(slice_us, at_us))
         if epoch is not None:
             epoch.size_bytes = plus(epoch.size_bytes, size_bytes)
 
     def forget_before(self, us: int) -> None:
-        """Windows that ended before ``us`` do not count, now and from now on: epochs that began before it go."""
+        """From now on, do not count windows that ended before ``us``. Epochs that began before it are forgotten."""
         self.since_us = us if self.since_us is None else max(self.since_us, us)
         self._fit()
 
     def restart(self, us: int) -> None:
-        """Nothing that was learnt holds any more: count from windows that end at ``us`` on, in fine epochs again."""
+        """Forget everything. Count only windows that end at ``us`` or later, in short epochs again."""
         self.epochs = {}
         self.width_us = 1
         self.forget_before(us)
 
     def merge(self, other: Lateness) -> None:
-        """Take in what another shard observed; the half-life stays this one's.
+        """Add the observations of another shard. The half-life stays the same.
 
-        A shard counts each window wholly or not at all, so one that began later, and lacks windows, is no harm. The
-        same in any order for shards that begin at the same watermark, as those of a query do; where they do not, within
-        one epoch at the earliest beginning.
+        A shard counts a window wholly or not at all, so a shard that began later, and lacks windows, does no harm. For
+        shards that began at the same watermark, as those of a query do, the order of merging does not matter. For
+        others it matters for at most one epoch, the one at the earliest beginning.
         """
         self.forgotten = plus(self.forgotten, other.forgotten)
         begins = [shard.since_us for shard in (self, other) if shard.epochs or shard.since_us is not None]
@@ -189,28 +192,23 @@ class Lateness:
         other.merge(self)
         return other
 
-    # -- what is known ------------------------------------------------------------------------------------
-
-    @property
-    def late_events(self) -> int:
-        """Late events remembered, unfaded."""
-        return sum(epoch.late.total for epoch in self.epochs.values())
+    # -- reading ------------------------------------------------------------------------------------------
 
     @property
     def counts(self) -> dict[int, int]:
-        """Late events remembered by bin of :data:`aion.core.lateness.sketch.EDGES_US`, unfaded."""
+        """The late events by bin of :data:`aion.core.lateness.sketch.EDGES_US`, unfaded."""
         whole = LatenessSketch()
         for epoch in self.epochs.values():
             whole.merge(epoch.late)
         return whole.counts
 
     def span_us(self, at_us: int) -> int:
-        """How far back the oldest epoch begins; 0 without any."""
+        """How long before ``at_us`` the oldest epoch begins; 0 without epochs."""
         return max(0, at_us - min(self.epochs) * self.width_us) if self.epochs else 0
 
     def cohorts(self, at_us: int) -> Cohorts:
-        """The epochs that were over at ``at_us``: a watermark up to which everything that came has been observed."""
-        # An epoch's windows end before its own end: the youngest one has been watched for one microsecond longer.
+        """The epochs that were complete at ``at_us``, a watermark up to which all arrivals have been observed."""
+        # The last window of an epoch ends at least 1 µs before the epoch does, so it has been watched 1 µs longer.
         over = sorted(i for i in self.epochs if (i + 1) * self.width_us - 1 <= at_us)
         epochs = [self.epochs[i] for i in over]
         ages = np.array([at_us - (i + 1) * self.width_us + 1 for i in over], np.int64)
@@ -234,7 +232,7 @@ class Lateness:
     # -- epochs -------------------------------------------------------------------------------------------
 
     def _epoch(self, end_us: int) -> Epoch | None:
-        """The epoch of a window; None if it is not counted."""
+        """The epoch of a window, made if it is new; None if the window is not counted."""
         epoch = self.epochs.get(end_us // self.width_us)
         if epoch is not None:
             return epoch
@@ -243,12 +241,12 @@ class Lateness:
         return self.epochs.get(end_us // self.width_us)
 
     def _fit(self) -> None:
-        """Forget what is before the beginning; then join neighbours, or forget the oldest, until there are few."""
+        """Forget epochs that began before ``since_us``. Then join neighbours, or forget the oldest, down to 64."""
         self._keep_from(None if self.since_us is None else -(-self.since_us // self.width_us))
         while self.epochs and max(self.epochs) - min(self.epochs) >= MOST_EPOCHS:
             if 16 * self.width_us <= self.half_life_us:
                 self._double()
-                # An epoch that began before the beginning would not have seen all of its windows.
+                # A joined epoch may begin before since_us, and then lacks windows.
                 self._keep_from(None if self.since_us is None else -(-self.since_us // self.width_us))
             else:
                 self._keep_from(max(self.epochs) - MOST_EPOCHS + 1)
@@ -271,7 +269,7 @@ class Lateness:
     # -- snapshot -----------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; the half-life is a setting and not among them."""
+        """JSON values. The half-life is a setting, so it is not among them."""
         order = sorted(self.epochs)
         epochs = [self.epochs[i] for i in order]
         bins_and_counts = [epoch.late.columns() for epoch in epochs]
@@ -295,18 +293,18 @@ class Lateness:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], half_life_us: int = HALF_LIFE_US) -> Lateness:
-        """What :meth:`to_json` gave. Raises FormatError for what a newer Aion wrote."""
+        """Read what :meth:`to_json` wrote. Raises FormatError for a value that a newer Aion wrote."""
         lateness = cls(half_life_us)
         if "version" not in value:
-            # Counts without their windows' ends, from before there were epochs: nothing can be learnt from them.
+            # Counts by lateness alone, from before there were epochs. Without the windows' ends they are of no use.
             return lateness
         if value["version"] != SNAPSHOT_VERSION:
             raise FormatError(f"lateness of format {value['version']}: this Aion reads {SNAPSHOT_VERSION}")
         width_us, since_us, forgotten = value["width_us"], value["since_us"], value["forgotten"]
         if not isinstance(width_us, int) or width_us < 1 or width_us & (width_us - 1):
-            raise FormatError(f"epochs of {width_us!r} us: their length is a power of two")
+            raise FormatError(f"epochs of {width_us!r} us: the length of an epoch must be a power of two")
         if not isinstance(0 if since_us is None else since_us, int) or not isinstance(forgotten, int):
-            raise FormatError("lateness counts from no instant, and forgot no number of events")
+            raise FormatError("lateness: since_us must be an integer or null, and forgotten must be an integer")
         lateness.width_us, lateness.since_us, lateness.forgotten = width_us, since_us, forgotten
         order, on_time, windows, size_bytes, lengths, bins, counts = unpack(value["epochs"])
         at = 0
@@ -321,7 +319,7 @@ class Lateness:
 
 
 class NewBounds(Protocol):
-    """Who says how late events of a new window may be; it is told what comes, and when the watermark moves."""
+    """Decides the bound of new windows. It observes arrivals and watermark advances."""
 
     lateness: Lateness
 
@@ -329,7 +327,7 @@ class NewBounds(Protocol):
         """Microseconds."""
 
     def reason_for_new_window(self) -> int:
-        """What decided it: the code of a :class:`policies.cleanup.Reason`."""
+        """Why it is that bound: the code of a :class:`policies.cleanup.Reason`."""
 
     def observe(self, end_us: int, at_us: int, events: int) -> None:
         """See :meth:`Lateness.observe`."""
@@ -344,7 +342,7 @@ class NewBounds(Protocol):
         """See :meth:`Lateness.observe_state`."""
 
     def advance(self, from_us: int | None, to_us: int) -> None:
-        """The watermark moves; all that came while it was at ``from_us`` has been told."""
+        """The watermark is about to move. Everything that arrived while it was at ``from_us`` has been observed."""
 
     def to_json(self) -> dict[str, Any]:
         """For the snapshot."""

@@ -1,8 +1,8 @@
-"""What a query stands on: the decision that holds, what is expected of late events, and when to ask again. Pure.
+"""What was learnt of lateness: the decision, the outlook on late events, and when to evaluate history again. Pure.
 
-With ``lateness.per: query`` this is what its shards tell each other. Each keeps what itself has observed, and nobody
-else's; the one that asks next asks of all observations together (:class:`aion.core.lateness.bound.AdaptiveBound`), and
-the others take over what it found.
+With ``lateness.per: query`` the shards of a query share this. Each shard keeps only its own observations. The shard
+that evaluates history next uses the observations of all shards (:class:`aion.core.lateness.bound.AdaptiveBound`), and
+the others adopt its result.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _NEVER = -(2**63)
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """How late the late events of a window are, thinned to a few dozen points; stays until it has moved enough.
+    """How late the late events of a window are expected to be, as a curve of a few dozen points.
 
-    ``lateness_us``: (P,), ascending from -1. ``later``: the share of late events that is later, (P,), from 1.
-    ``late_share``: the share of all events that is late. ``per_window``: events in time per window.
+    It is replaced only when lateness has moved far enough; ``version`` then goes up. ``lateness_us``: (P,), ascending
+    from -1. ``later``: the share of late events that are later, (P,), from 1 downwards. ``late_share``: the share of
+    all events that are late. ``per_window``: events in time per window.
     """
 
     version: int
@@ -54,26 +55,27 @@ class Outlook:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Outlook:
-        """Raises ValueError, TypeError, KeyError, OverflowError for what is none."""
+        """Raises ValueError, TypeError, KeyError or OverflowError for a value that is not an outlook."""
         at, later = np.array(value["lateness_us"]), np.array(value["later"], np.float64)
         late_share, per_window = float(value["late_share"]), float(value["per_window"])
         if at.dtype != np.int64 or at.ndim != 1 or at.shape != later.shape or not at.size or (np.diff(at) <= 0).any():
-            raise ValueError("an outlook has latenesses in ascending order, and a share for each")
+            raise ValueError("an outlook needs latenesses in ascending order, and a share for each")
         if not (np.isfinite(later).all() and 0 <= late_share <= 1 and 0 <= per_window < np.inf):
-            raise ValueError("an outlook has shares from 0 to 1")
+            raise ValueError("an outlook needs shares from 0 to 1")
         return cls(_whole(value["version"]), at, later, late_share, per_window)
 
 
 @dataclass(frozen=True, slots=True)
 class LearntBound:
-    """What was found when history was last asked.
+    """The result of the last evaluation of history.
 
-    ``decision``: of new windows, before ``max_state`` cuts it, which each shard does for itself. ``asked_us``: the
-    watermark then; None: not yet. ``next_us``: that from which on it is asked again; None: at the next advance.
-    ``shards``: from how many it had observations. ``restarts``: changes of regime so far, the last at watermark
-    ``restarted_us``, in words ``last_change``; as long as it is ``relearning``, no bound is below ``at_least_us``.
-    ``patience_us``: no change is looked for in a history that is shorter: each one that was found doubles it, so that
-    what repeats, as day and night do, is in the end seen to.
+    ``decision``: for new windows, before ``max_state`` cuts it (each shard does that for itself). ``asked_us``: the
+    watermark at the evaluation; None: there was none yet. ``next_us``: the watermark from which history is evaluated
+    again; None: at the next advance. ``shards``: how many shards' observations went in. ``restarts``: changes of regime
+    so far. The last one was at watermark ``restarted_us``; ``last_change`` describes it. While ``relearning`` after it,
+    no bound is below ``at_least_us``. ``patience_us``: the shortest history in which a change is looked for. A change
+    sets it to twice the history it was found in (at most the half-life), so that a pattern that repeats, as day and
+    night do, in the end counts as normal.
     """
 
     decision: BoundDecision
@@ -90,13 +92,13 @@ class LearntBound:
 
     @property
     def age(self) -> tuple[int, int, int, int]:
-        """Of two, the greater one is to be trusted: the newer change, the newer question, more shards, more caution."""
+        """A sort key, the largest wins: the newer change, then the newer evaluation, more shards, the longer bound."""
         changed = _NEVER if self.restarted_us is None else self.restarted_us
         asked = _NEVER if self.asked_us is None else self.asked_us
         return changed, asked, self.shards, self.decision.bound_us
 
     def later_than(self, lateness_us: int) -> float | None:
-        """The share that is later, of the events that the decision is to cover; None as long as nothing is known."""
+        """The share that is later, of the events that the decision has to cover. None until something is known."""
         if self.outlook is None:
             return None
         share = self.outlook.late_share if self.decision.of_all else 1.0
@@ -112,9 +114,7 @@ class LearntBound:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LearntBound:
-        """What is besides its fields is passed over. Raises KeyError, TypeError, ValueError, OverflowError for what is
-        none.
-        """
+        """Ignores unknown fields. Raises KeyError, TypeError, ValueError or OverflowError for any other value."""
         decision, outlook, words = value["decision"], value["outlook"], value["last_change"]
         return cls(
             BoundDecision(
@@ -152,20 +152,20 @@ def _share(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def heard(told: Iterable[Any], settings: Mapping[str, Any]) -> list[LearntBound]:
-    """What other shards told that is of use: with the same settings, and nothing that cannot be read."""
+def usable(published: Iterable[Any], settings: Mapping[str, Any]) -> list[LearntBound]:
+    """Those results of other shards that can be read and were found with the same settings."""
     found = []
-    for value in told:
+    for value in published:
         try:
             if value["settings"] == settings:
                 found.append(LearntBound.from_json(value))
         except (KeyError, TypeError, ValueError, OverflowError):
-            continue  # of another version of Aion: it will say it again once it is the same
+            continue  # another version of Aion wrote it: that shard will publish again once the versions agree
     return found
 
 
 def observations(learnt: Iterable[Any], half_life_us: int, from_us: int | None) -> list[Lateness]:
-    """What other shards observed of windows that ended at ``from_us`` or later; what cannot be read is passed over."""
+    """What other shards observed of windows that ended at ``from_us`` or later. Skips what cannot be read."""
     found = []
     for value in learnt:
         try:

@@ -1,22 +1,22 @@
-"""How late events were: a quantile sketch of latenesses with a guaranteed relative error. Pure.
+"""A quantile sketch of lateness with a guaranteed relative error of 1 %. Pure.
 
-A histogram whose bins grow by 2 % in width, in the manner of DDSketch (Masson, Rim, Lee: "DDSketch: A fast and fully
-mergeable quantile sketch with relative-error guarantees", VLDB 2019). It is our own, because of what the ones that are
-published do not do together (looked at: `datasketches` 5.2.0, Apache; `ddsketch` 3.0.1, Datadog; both Apache-2.0):
+It is a histogram whose bins grow by 2 % in width, as in DDSketch (Masson, Rim, Lee: "DDSketch: A fast and fully
+mergeable quantile sketch with relative-error guarantees", VLDB 2019). We wrote our own because no published one does
+all of the following (compared: `datasketches` 5.2.0, Apache; `ddsketch` 3.0.1, Datadog; both Apache-2.0):
 
-- The core must decide the same after a replay or a restart. KLL and REQ of `datasketches` throw coins that cannot be
-  seeded (four KLL sketches of the same 100,000 numbers gave four 99.9 % quantiles, from 14.9 to 21.8 where 22.2 is
-  true), and its maintainers decline to change that (datasketches-cpp, issue 361).
-- A block brings n events of one lateness: one call, not n. `datasketches` takes no weights for KLL, REQ or t-digest.
-- Old observations fade and censored ones are left out, so counts must stay counts that can be weighed, bin by bin,
-  when they are asked for. Here that is a vector times a weight; in a rank sketch it is none of its operations.
-- Tails are what is asked of it. An error relative to the value holds there as anywhere; one relative to the rank does
-  not. Bins have integer edges, so that the share of events up to an *edge* is exact, and nothing of what is said of a
-  bound at an edge is approximate.
+- The core must make the same decision after a replay or a restart. KLL and REQ of `datasketches` use random numbers
+  that cannot be seeded (four KLL sketches of the same 100,000 numbers gave four 99.9 % quantiles, from 14.9 to 21.8;
+  the true one is 22.2), and its maintainers decline to change that (datasketches-cpp, issue 361).
+- A block brings n events of one lateness. That must be one call, not n. `datasketches` takes no weights for KLL, REQ or
+  t-digest.
+- Old observations fade and censored ones are left out. So each bin must keep a plain count, to be weighted when it is
+  read. Here that is a vector times a weight; a rank sketch has no such operation.
+- We ask for tails. An error relative to the value is as small there as anywhere; one relative to the rank is not. Bins
+  have integer edges, so the share of events up to an *edge* is exact, and everything said of a bound at an edge is too.
 
-`ddsketch` has the same guarantee and is deterministic, but keeps its counts in Python lists between the smallest and
-the largest bin, needs `six` and protobuf to be written down, and had its last release in April 2024; what would be left
-of it to use is the twenty lines below.
+`ddsketch` has the same guarantee and is deterministic. But it keeps its counts in Python lists from the smallest to the
+largest bin, needs `six` and protobuf for serialisation, and had its last release in April 2024. All we could use of it
+is the twenty lines below.
 """
 
 from __future__ import annotations
@@ -29,19 +29,16 @@ import numpy.typing as npt
 
 from aion.core.numbers import plus
 
-ACCURACY = 0.01
-"""A quantile is off by at most this share of itself."""
-
 Ints = npt.NDArray[np.int64]
 
 _LONGEST_US = 2**63 - 1
 
 
 def _edges() -> list[int]:
-    """The largest lateness of every bin: 0, 1, 2, ... and, where that is coarser, 101 / 99 of the one before.
+    """The largest lateness of each bin: 0, 1, 2, ..., and from where that is larger 101 / 99 of the one before.
 
-    In integers, so that every machine has the same. A bin ``(low, high]`` with ``high <= 101 / 99 low`` has a value
-    that is within 1 % of all that is in it: their harmonic mean.
+    Integers, so that every machine has the same edges. For a bin ``(low, high]`` with ``high <= 101 / 99 low`` the
+    harmonic mean of the two is within 1 % of every value in it.
     """
     edges = [0]
     while edges[-1] < _LONGEST_US:
@@ -51,20 +48,20 @@ def _edges() -> list[int]:
 
 _EDGES = _edges()
 EDGES_US: Ints = np.array(_EDGES)
-"""Bin b holds latenesses above ``EDGES_US[b - 1]`` and up to ``EDGES_US[b]``, in µs; bin 0 those of exactly zero."""
+"""Bin b holds latenesses above ``EDGES_US[b - 1]`` and up to ``EDGES_US[b]``, in µs. Bin 0 holds exactly zero."""
 EDGES_US.flags.writeable = False
 
 
 def bin_of(lateness_us: int) -> int:
-    """The bin of a lateness of 0 or more; negative ones count as zero."""
+    """The bin of a lateness. A negative lateness counts as zero."""
     return bisect_left(_EDGES, lateness_us)
 
 
 class LatenessSketch:
-    """Counts of late events by bin. Counts are integers: sketches merge to the same in any order.
+    """Counts of late events by bin. Counts are integers, so the order of merging does not matter.
 
-    ``counts``: only the bins that have some, so its size follows the data: at most 2,067 bins for any data, and about
-    115 for each factor of ten between the smallest and the largest lateness.
+    ``counts``: only bins that are not empty: about 115 for each factor of ten between the smallest and the largest
+    lateness, and never more than 2,067.
     """
 
     __slots__ = ("_columns", "_columns_total", "counts", "total")
@@ -87,8 +84,8 @@ class LatenessSketch:
         self.total += other.total
 
     def columns(self) -> tuple[Ints, Ints]:
-        """Bins that have events, ascending, and their counts; kept until there are more, so leave them as they are."""
-        # Counts only grow, and the total with them.
+        """The bins that have events, ascending, and their counts. The arrays are cached: do not modify them."""
+        # Counts only grow, so a cache with the same total is still right.
         if self._columns_total != self.total:
             bins = np.fromiter(self.counts.keys(), np.int64, len(self.counts))
             counts = np.fromiter(self.counts.values(), np.int64, len(self.counts))
@@ -97,7 +94,7 @@ class LatenessSketch:
         return self._columns
 
     def quantile_us(self, share: float) -> float:
-        """The lateness that ``share`` of the events did not exceed, within 1 % of itself; 0 without any."""
+        """The lateness that ``share`` of the events did not exceed, within 1 % of the true value; 0 without events."""
         if not self.total:
             return 0.0
         bins, counts = self.columns()

@@ -1,7 +1,7 @@
 """Count windows over events in event-time order, for many keys at once. Pure.
 
-Window k of a key holds its events number ``k * slide`` to ``k * slide + n - 1``, equal times in the order of arrival.
-Such windows need a global view of a key (Disco section 3.2): they cannot be made by partition and merged.
+Window k of a key holds its events number ``k * slide`` to ``k * slide + n - 1``. Events of equal time are in the order
+of arrival. Such windows need all events of a key in one place (Disco section 3.2): parts cannot be merged.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Flags = npt.NDArray[np.bool_]
 
 
 class CountWindows(NamedTuple):
-    """Complete windows in order of (key, number): their rows are ``[begin, end)``.
+    """Complete windows in order of (key, number). The rows of a window are ``[begin, end)``.
 
-    ``changed``: those that no longer hold the same events. They hold a new event, or lie behind one that moved them.
+    ``changed``: whether its events have changed: it holds a new event, or an earlier new event has moved it.
     """
 
     keys: Micros
@@ -32,7 +32,7 @@ class CountWindows(NamedTuple):
 
 
 def event_time_order(keys: Micros, times_us: Micros) -> Index:
-    """Rows by (key, time); rows of equal times stay in their order, which is that of arrival."""
+    """The order of the rows by (key, time). Rows of equal time stay in the order of arrival."""
     return np.lexsort((times_us, keys))
 
 
@@ -41,9 +41,9 @@ def count_windows(
 ) -> CountWindows:
     """The complete windows of each key.
 
-    ``keys``: of all events there are, in event-time order within each key, as :func:`event_time_order` makes it.
-    ``is_new``: which of them are new. ``dropped``: how many earlier events of each distinct key are no longer there.
-    ``first``: the number of the first window to name, of each; by default the first that lost no event.
+    ``keys``: of all stored events, in the order of :func:`event_time_order`. ``is_new``: whether each event is new.
+    ``dropped``: how many earlier events of each distinct key are no longer stored. ``first``: the number of the first
+    window to return, for each distinct key; by default the first window that has lost no event.
     """
     if not len(keys):
         nothing = np.empty(0, np.intp)

@@ -1,7 +1,7 @@
-"""The edges of all periodic windows together, and which slice an event is in (Scotty section III). Pure.
+"""The edges of all periodic windows, and the slice of each event (Scotty section III). Pure.
 
-The edges of a stretch of time are laid out once and looked up in a table. So the cost of an event does not depend on
-how many windows there are.
+The edges of a stretch of time are computed once and looked up in a table. So the cost of an event does not depend on
+the number of windows.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Index = npt.NDArray[np.intp]
 # A lookup grid with more cells than this per event or edge costs more than it saves.
 CELLS_PER_EVENT = 4
 MIN_CELLS = 1 << 14
-# So many passes correct what a grid cell with several edges says; with more, searching is as good.
+# A cell with several edges takes one correcting pass for each. With more passes than this, a search is as fast.
 _CORRECTIONS = 4
 # Temporary arrays of this many events stay in the cache.
 _AT_ONCE = 1 << 15
 
 
 class EdgeSet:
-    """The edges that at least one of some families has; none at all without families.
+    """The union of the edges of some families.
 
-    ``families``: those that add edges of their own. ``unit_us``: every edge is ``origin_us`` plus a multiple of it (0
-    without families). ``density``: at most so many edges per microsecond.
+    ``families``: without those that add no edge. ``unit_us``: every edge is ``origin_us`` plus a multiple of it (0
+    without families). ``density``: an upper bound on the edges per microsecond.
     """
 
     def __init__(self, families: Iterable[Family]) -> None:
@@ -45,9 +45,9 @@ class EdgeSet:
             self.origin_us = first % self.unit_us
 
     def between(self, low_us: int, high_us: int) -> Micros:
-        """The last edge at or before ``low_us``, and all up to ``high_us``, in order and each once.
+        """The last edge at or before ``low_us``, then all edges up to ``high_us``, in order and each once.
 
-        Takes time and memory in proportion to the edges; ``density`` tells how many to expect.
+        Time and memory are proportional to the number of edges; ``density`` says how many to expect.
         """
         below = (low_us - self._phases) // self._periods
         floors = below * self._periods + self._phases
@@ -64,16 +64,16 @@ class EdgeSet:
         return np.concatenate(([floor], _distinct(edges, low_us, high_us, self.unit_us, self.origin_us)))
 
     def starts(self, times_us: Micros) -> Micros:
-        """The slice start of each event time; times in any order, any number of windows."""
+        """The slice start of each event time. Times may be in any order."""
         if len(self.families) == 1 or not len(times_us):
             return self.floors(times_us)
         edges = self.covering(times_us)
         return self.floors(times_us) if edges is None else edges[assign(times_us, edges)]
 
     def slots(self, times_us: Micros, extent: tuple[int, int]) -> tuple[Index, Micros]:
-        """The slice of each event time as a number, and the start of the slice of each number, ascending.
+        """The number of each event time's slice, and the start of the slice of each number, ascending.
 
-        There may be numbers that no event has. ``extent``: the earliest and the latest time.
+        Some numbers may have no event. ``extent``: the earliest and the latest time.
         """
         edges = self.covering(times_us, extent)
         if edges is None:
@@ -82,10 +82,10 @@ class EdgeSet:
         return assign(times_us, edges, extent), edges
 
     def covering(self, times_us: Micros, extent: tuple[int, int] | None = None) -> Micros | None:
-        """Edges enough to tell the slice of each of these times; None where there are too many to lay out.
+        """Enough edges to find the slice of each of these times. None if there would be too many edges.
 
-        Stretches without an event are left out, so edges may be missing there: a few instants that lie far apart do
-        not cost all edges between them.
+        Edges may be missing in stretches without an event. So a few instants far apart do not cost all edges between
+        them.
         """
         low, high = extent or (int(times_us.min()), int(times_us.max()))
         affordable = CELLS_PER_EVENT * len(times_us) + MIN_CELLS
@@ -99,26 +99,26 @@ class EdgeSet:
         firsts = in_order[np.concatenate(([0], holes + 1))].tolist()
         lasts = in_order[np.concatenate((holes, [len(in_order) - 1]))].tolist()
         runs = [self.between(first, last) for first, last in zip(firsts, lasts, strict=True)]
-        # Two runs inside of one slice both begin with its start.
+        # Two runs inside one slice both begin with its start.
         return np.unique(np.concatenate(runs))
 
     def floors(self, times_us: Micros) -> Micros:
-        """As ``starts``, with a pass or two over the times for each family: where edges are too many to lay out."""
+        """:meth:`starts`, by a pass or two over the times for each family. For when there are too many edges."""
         result: Micros | None = None
         for period, phase in self.families:
             floor = (times_us - phase) // period * period + phase
             result = floor if result is None else np.maximum(result, floor, out=result)
-        assert result is not None, "no family has no edges"
+        assert result is not None, "without families there are no edges"
         return result
 
 
 def assign(times_us: Micros, edges: Micros, extent: tuple[int, int] | None = None) -> Index:
-    """For each time the number of the last of the sorted ``edges`` at or before it; -1 before the first.
+    """For each time, the number of the last of the sorted ``edges`` at or before it; -1 before the first edge.
 
-    ``extent``: the earliest and the latest time, where they are known.
+    ``extent``: the earliest and the latest time, if known.
 
-    In the order of preference: integer division where edges are evenly spaced, counting where times are sorted, a
-    lookup grid where edges are not, and a search where even a fine grid has many edges in one cell.
+    It uses the first method that fits: integer division if edges are evenly spaced, counting if times are sorted, a
+    lookup grid, or a search if even a fine grid has many edges in one cell.
     """
     if not len(edges) or not len(times_us):
         return np.full(len(times_us), -1, np.intp)
@@ -140,25 +140,25 @@ def assign(times_us: Micros, edges: Micros, extent: tuple[int, int] | None = Non
 
 
 def is_sorted(times_us: Micros) -> bool:
-    """Whether no time is before its predecessor; disorder is mostly found in the first few."""
+    """Whether the times ascend. Looks at the first few first, since disorder usually shows there."""
     head = times_us[:256]
     return bool((head[1:] >= head[:-1]).all() and (times_us[1:] >= times_us[:-1]).all())
 
 
 def _through_grid(times_us: Micros, edges: Micros, spacings: Micros) -> Index | None:
-    """Looked up in a table of equally wide cells from the first edge on; None where none is fine enough."""
+    """:func:`assign` by a table of equally wide cells, from the first edge on. None if that would be too coarse."""
     low, span = int(edges[0]), int(edges[-1] - edges[0])
     affordable = CELLS_PER_EVENT * len(times_us) + MIN_CELLS
     unit = int(np.gcd.reduce(spacings))
     aligned = span // unit < affordable
-    # Where every edge begins a cell, a cell is in one slice. Otherwise cells are so narrow that few hold two edges.
+    # If every edge begins a cell, each cell lies in one slice. Otherwise cells are so narrow that few hold two edges.
     affordable = min(affordable, 64 * len(edges))
     shift = max(span.bit_length() - affordable.bit_length() + 1, 0)
     counts = np.bincount((edges - low) // unit if aligned else (edges - low) >> shift)
     corrections = 0 if aligned else int(counts.max())
     if corrections > _CORRECTIONS:
         return None
-    # The last entry is that of cell -1: of all times before the first edge.
+    # The last entry is for cell -1: all times before the first edge.
     table = np.append(np.cumsum(counts) - (1 if aligned else counts + 1), -1)
     following = np.append(edges[1:], (np.iinfo(np.int64).max, edges[0]))
     found = np.empty(len(times_us), np.intp)
@@ -174,7 +174,7 @@ def _through_grid(times_us: Micros, edges: Micros, spacings: Micros) -> Index | 
 
 
 def _distinct(edges: Micros, low_us: int, high_us: int, unit_us: int, origin_us: int) -> Micros:
-    """The edges in ``(low_us, high_us]``, sorted, each once: marked on a grid where that is cheaper than sorting."""
+    """The edges in ``(low_us, high_us]``, sorted, each once. Marks them on a grid if that is cheaper than sorting."""
     if not len(edges):
         return edges
     base = (low_us - origin_us) // unit_us * unit_us + origin_us
@@ -187,13 +187,13 @@ def _distinct(edges: Micros, low_us: int, high_us: int, unit_us: int, origin_us:
 
 
 def _without_redundant(families: set[Family]) -> tuple[Family, ...]:
-    """Without those of which every edge is an edge of another one."""
+    """Without the families whose edges are all edges of another family."""
     kept = sorted(families)
     periods = np.array([f.period_us for f in kept], np.int64)
     phases = np.array([f.phase_us for f in kept], np.int64)
     return tuple(
         f
         for number, f in enumerate(kept)
-        # A finer family has a shorter period, so it comes before; two of one period and phase are one.
+        # A finer family has a shorter period, so it comes earlier. The set has no two with the same period and phase.
         if not ((f.period_us % periods[:number] == 0) & ((f.phase_us - phases[:number]) % periods[:number] == 0)).any()
     )

@@ -1,11 +1,11 @@
 """Slices, and the segments that they are stored in (Scotty section IV). Pure, vectorised.
 
-A *slice* is the stretch between two neighbouring edges of the windows, named by its start. All events of a slice belong
-to the same windows, so whatever is stored, it is stored once for each slice.
+A *slice* is the stretch between two neighbouring edges of the windows. Its start identifies it. All events of a slice
+belong to the same windows, so everything is stored once for each slice.
 
-A *segment* is the stretch of whole slices that one block holds: what is stored, moved and dropped as one. Where windows
-have one family of edges, each slice is a segment. Where they have several, slices are many and short, and a segment is
-as long as the shortest window: then a window lies in few segments, and shares little with its neighbours.
+A *segment* is a stretch of whole slices that is stored, moved and dropped as one: a block holds events of one segment.
+If the windows have one family of edges, each slice is a segment. If they have several, slices are many and short, and a
+segment is as long as the shortest window. Then a window lies in few segments and shares little with its neighbours.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from aion.core.windows import Definition, Family, Periodic
 Micros = npt.NDArray[np.int64]
 
 LEAST_KEYED_US = 60_000_000
-"""Slices for windows of single keys are at least a minute long."""
+"""The shortest slice for windows of single keys: a minute."""
 
-# The slices of events without a time, and of those whose time is out of range: no window covers them.
+# The slices of events without a time, and of events with a time out of range. No window covers them.
 NO_SLICE = -(2**63)
 BEYOND_SLICE = 2**63 - 1
 
@@ -41,7 +41,7 @@ stands for both.
 
 
 def is_timed(slice_us: int) -> bool:
-    """Whether the events of a slice have a time that windows are made for."""
+    """Whether the events of a slice have a time, and one in range."""
     return NO_SLICE < slice_us < BEYOND_SLICE
 
 
@@ -51,11 +51,11 @@ def has_event_rows(slice_us: int) -> bool:
 
 
 class SliceGrid:
-    """Slices for a fixed sequence of window definitions (their index is the definition's number).
+    """Slices for a fixed sequence of window definitions. A definition's number is its index.
 
-    Windows that each key has its own of have no edges; where there are some, slices are no longer than is good for
-    reading what they need. ``segmented``: whether several slices may share a block. A mapping gives only some of the
-    definitions, by their numbers.
+    Windows of single keys (sessions, counts, ...) have no edges. For them slices are kept short, so that reading a
+    window does not read much more than it needs. ``segmented``: whether several slices may share a block. A mapping
+    gives only some of the definitions, by their numbers.
     """
 
     def __init__(self, windows: Sequence[Definition] | Mapping[int, Definition], *, segmented: bool = True) -> None:
@@ -70,7 +70,7 @@ class SliceGrid:
         if segmented and len(self.edges.families) > 1:
             shortest = min(self.periodic.values(), key=lambda window: (window.size_us, window.offset_us))
             self._segment = Family(shortest.size_us, shortest.offset_us % shortest.size_us)
-            # No slice lies in two segments.
+            # Every segment boundary is an edge, so that no slice lies in two segments.
             self.edges = EdgeSet([*self.edges.families, self._segment])
 
     @property
@@ -80,12 +80,12 @@ class SliceGrid:
 
     @property
     def has_segments(self) -> bool:
-        """Whether a block may hold several slices, so that its rows say which one they are of."""
+        """Whether a block may hold several slices. Then each of its rows names its slice."""
         return self._segment is not None
 
     @cached_property
     def longest_us(self) -> int:
-        """No segment is longer."""
+        """An upper bound on the length of a segment."""
         return self._segment.period_us if self._segment else min(family.period_us for family in self.families)
 
     def starts(self, times_us: Micros) -> Micros:
@@ -93,7 +93,7 @@ class SliceGrid:
         return self.edges.starts(times_us)
 
     def starts_of(self, instants_us: Micros) -> Micros:
-        """The same of instants among which there may be NO_SLICE and BEYOND_SLICE, which stay what they are."""
+        """:meth:`starts`, but NO_SLICE and BEYOND_SLICE are allowed and stay as they are."""
         timed = (instants_us > NO_SLICE) & (instants_us < BEYOND_SLICE)
         if timed.all():
             return self.starts(instants_us)
@@ -102,7 +102,7 @@ class SliceGrid:
         return found
 
     def segments(self, slices_us: Micros) -> Micros:
-        """The segment of each slice; what has no time stays what it is."""
+        """The segment of each slice. NO_SLICE and BEYOND_SLICE stay as they are."""
         if self._segment is None:
             return slices_us
         period, phase = self._segment
@@ -128,7 +128,7 @@ class SliceGrid:
 
 
 class LiveSegments:
-    """The segments of which blocks are kept, in order of time."""
+    """The segments that have stored blocks, in order of time."""
 
     def __init__(self, grid: SliceGrid, starts_us: Iterable[int] = ()) -> None:
         self._grid = grid
@@ -154,7 +154,7 @@ class LiveSegments:
         self._order = None
 
     def between(self, start_us: int, end_us: int) -> tuple[int, ...]:
-        """Those that have a part in ``[start_us, end_us)``."""
+        """The segments that overlap ``[start_us, end_us)``."""
         order = self._in_order()
         first = bisect_left(order, start_us - self._grid.longest_us + 1)
         last = bisect_left(order, end_us)
@@ -163,7 +163,7 @@ class LiveSegments:
         return tuple(order[first:last])
 
     def within_any(self, starts_us: Micros, ends_us: Micros) -> tuple[int, ...]:
-        """Those that have a part in any of the stretches ``[start, end)``."""
+        """The segments that overlap any of the stretches ``[start, end)``."""
         if not len(starts_us) or not self._known:
             return ()
         if len(starts_us) == 1:

@@ -10,12 +10,12 @@ import numpy.typing as npt
 Micros = npt.NDArray[np.int64]
 Index = npt.NDArray[np.intp]
 
-# Times of several keys are lifted apart, so that one search does for all of them, as far as 64 bits go.
+# The times of each key are shifted to a range of their own, so that one search serves as many keys as 64 bits allow.
 _ROOM = 2**62
 
 
 class RecordWindows(NamedTuple):
-    """Windows in order of (key, start), both bounds inclusive, and the rows ``[begin, end)`` that they hold."""
+    """Windows in order of (key, start), both bounds inclusive. The rows of a window are ``[begin, end)``."""
 
     keys: Micros
     starts_us: Micros

@@ -1,4 +1,4 @@
-"""Which tumbling and sliding windows some slices are part of, for all definitions at once (Scotty section IV). Pure."""
+"""The tumbling and sliding windows that cover given slices, for all definitions at once (Scotty section IV). Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from aion.core.windows import Periodic
 Ints = npt.NDArray[np.int64]
 
 _EMPTY_PER_FULL = 8
-"""Windows that hold no slice are cheap to name, up to a point: beyond it they are looked for where slices are."""
+"""List all windows from the first slice to the last, unless there are more than this many for each non-empty one."""
 _AT_ONCE = 1 << 20
 
 
 class Covering(NamedTuple):
-    """Windows, the first to end first; window i holds ``slices[begins[i]:ends[i]]``."""
+    """Windows in the order of their ends. Window i holds ``slices[begins[i]:ends[i]]``."""
 
     definition: Ints
     start_us: Ints
@@ -28,7 +28,7 @@ class Covering(NamedTuple):
 
 
 class PeriodicWindows:
-    """Definitions by their number among all of an operator's."""
+    """Window definitions by their number in the operator."""
 
     def __init__(self, windows: Mapping[int, Periodic]) -> None:
         self._numbers = np.array(list(windows), np.int64)
@@ -38,7 +38,7 @@ class PeriodicWindows:
         self._overlap = int((-(-self._sizes // self._slides)).sum())
 
     def covering(self, slices_us: Ints) -> Covering:
-        """All windows that any of the slices is part of; their starts ascend, and each is there once."""
+        """All windows that hold any of the slices. The starts of the slices ascend, each once."""
         if not len(self._numbers) or not len(slices_us):
             nothing = np.empty(0, np.int64)
             return Covering(nothing, nothing, nothing, nothing, nothing)
@@ -49,7 +49,7 @@ class PeriodicWindows:
             which = np.repeat(np.arange(len(counts)), counts)
             numbers = np.arange(len(which)) + np.repeat(oldest - (np.cumsum(counts) - counts), counts)
         else:
-            which, numbers = self._holding(slices_us)
+            which, numbers = self._windows_of_each(slices_us)
         starts = self._offsets[which] + numbers * self._slides[which]
         ends = starts + self._sizes[which]
         order = np.lexsort((which, ends))
@@ -61,12 +61,12 @@ class PeriodicWindows:
         return Covering(self._numbers[which], starts, ends, low, high)
 
     def _oldest(self, slices_us: Ints | int) -> Ints:
-        """The number of the first window of each definition that a slice is part of."""
+        """For each definition, the number of the first window that holds the slice."""
         found: Ints = (slices_us - self._offsets - self._sizes) // self._slides + 1
         return found
 
-    def _holding(self, slices_us: Ints) -> tuple[Ints, Ints]:
-        """Definition and number of each window that any of the slices is part of, slice by slice."""
+    def _windows_of_each(self, slices_us: Ints) -> tuple[Ints, Ints]:
+        """Definition and number of each window that holds any of the slices, found slice by slice."""
         parts = []
         step = max(_AT_ONCE // self._overlap, 1)
         for begin in range(0, len(slices_us), step):

@@ -1,9 +1,9 @@
 """Sessions of many keys at once, from intervals instead of events (Scotty section IV, Disco section 3.2). Pure.
 
-An interval is a stretch of events of one key that no gap divides: a cell of a batch, a slice, or a session made before.
-Two intervals of a key belong to one session if at most the gap lies between the last event of one and the first of the
-other. Merging is associative and commutative, so it works for events, blocks, partitions and any tree of them, and the
-sessions of a larger gap can be made from those of a smaller one.
+An interval is a stretch of events of one key without a gap in it: a cell of a batch, a slice, or an existing session.
+Two intervals of a key belong to one session if at most the gap lies between the last event of the first and the first
+event of the second. Merging is associative and commutative. So it works for events, blocks, partitions and any tree of
+them, and sessions of a larger gap can be made from those of a smaller one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Micros = npt.NDArray[np.int64]
 Index = npt.NDArray[np.intp]
 Flags = npt.NDArray[np.bool_]
 
-# While a grid of keys by cells has at most so many places per event, cells are found in it instead of by sorting.
+# Find cells in a grid of keys by cells, without sorting, if the grid has at most this many places per event.
 _PLACES_PER_EVENT = 4
 _MIN_PLACES = 1 << 14
 
 
 class Intervals(NamedTuple):
-    """Times of the first and last event of each interval, both inclusive, and the numbers of their keys."""
+    """Intervals: the number of the key, and the times of the first and the last event, both inclusive."""
 
     keys: Micros
     firsts: Micros
@@ -31,18 +31,18 @@ class Intervals(NamedTuple):
 
 
 class Grouped(NamedTuple):
-    """``made``: the intervals made, in order of (key, first). ``of``: for each input, the number of its own."""
+    """``made``: the merged intervals, in order of (key, first). ``of``: for each input, the number of its interval."""
 
     made: Intervals
     of: Index
 
 
 class SessionMerge(NamedTuple):
-    """Old sessions and new intervals put together.
+    """Old sessions merged with new intervals.
 
-    ``sessions``: in order of (key, first). ``of_old``, ``of_new``: which of them each old session and each new interval
-    went into. ``changed``: sessions with a new interval. ``replaced``: old sessions whose bounds are no longer those of
-    theirs; a pane that was yielded for one has to be retracted.
+    ``sessions``: in order of (key, first). ``of_old``, ``of_new``: the number of the session that each old session and
+    each new interval is now part of. ``changed``: sessions that got a new interval. ``replaced``: old sessions whose
+    bounds have changed; a pane that was yielded for one has to be retracted.
     """
 
     sessions: Intervals
@@ -53,7 +53,7 @@ class SessionMerge(NamedTuple):
 
 
 def merge_intervals(intervals: Intervals, gap_us: int) -> Grouped:
-    """The sessions of a gap that the intervals make up. Intervals may come in any order, and may overlap."""
+    """Merge intervals into sessions. Intervals may be in any order, and may overlap."""
     keys, firsts, lasts = intervals
     if not len(keys):
         return Grouped(intervals, np.empty(0, np.intp))
@@ -70,9 +70,9 @@ def merge_intervals(intervals: Intervals, gap_us: int) -> Grouped:
 
 
 def merge_sessions(old: Intervals, new: Intervals, gap_us: int) -> SessionMerge:
-    """Which sessions there are now, which of them changed, and which old ones they replaced.
+    """The sessions there are now, which of them changed, and which old ones they replaced.
 
-    ``old``: sessions of the same gap. Leave out those that are gone: they must not come back.
+    ``old``: sessions of the same gap. Leave out purged ones: they must not come back.
     """
     both = Intervals(*(np.concatenate(pair) for pair in zip(old, new, strict=True)))
     made, of = merge_intervals(both, gap_us)
@@ -84,18 +84,18 @@ def merge_sessions(old: Intervals, new: Intervals, gap_us: int) -> SessionMerge:
 
 
 def session_cells(keys: Micros, times_us: Micros, gap_us: int) -> Grouped:
-    """Events to intervals without sorting: those of a key in one cell, of the gap's width from the epoch on.
+    """Group events into intervals without sorting: one interval for each key and cell of time as wide as the gap.
 
-    In a cell as wide as the gap nothing can divide a session, so its first and last event say all. ``keys``: numbers
-    from 0 on. ``of`` tells for each event the interval that it is in, for its values to be added up by. With several
-    gaps take the smallest.
+    No gap fits inside a cell, so the first and the last event describe it completely. ``keys``: numbers from 0 on. In
+    the result, ``of`` is the interval of each event, by which its values can be added up. With several gaps pass the
+    smallest.
     """
     if not len(times_us):
         return Grouped(Intervals(keys, times_us, times_us), np.empty(0, np.intp))
     cells = times_us // gap_us
     lowest = int(cells.min())
     width, n_keys = int(cells.max()) - lowest + 1, int(keys.max()) + 1
-    if n_keys * width >= 2**63:  # the place would wrap around: numbered anew, and cells with it
+    if n_keys * width >= 2**63:  # a place would overflow: renumber keys and cells densely
         present, keys_anew = np.unique(keys, return_inverse=True)
         inhabited, cells_anew = np.unique(cells, return_inverse=True)
         places = keys_anew * len(inhabited) + cells_anew
@@ -119,18 +119,18 @@ def session_cells(keys: Micros, times_us: Micros, gap_us: int) -> Grouped:
 
 
 def _reached(values: Micros) -> Micros:
-    """The maximum up to each place. What is sorted already, as most is, need not be gone through one by one."""
+    """The running maximum. Most inputs are sorted already, and then it is the input."""
     return values if (values[1:] >= values[:-1]).all() else np.maximum.accumulate(values)
 
 
 def _running_max(values: Micros, restarts: Flags) -> Micros:
-    """The maximum so far, beginning anew after each place where ``restarts`` (one shorter) is set."""
+    """The running maximum. It starts again after each place where ``restarts`` (one shorter) is set."""
     group = np.concatenate(([0], np.cumsum(restarts)))
     if not group[-1]:
         return _reached(values)
     low, high = int(values.min()), int(values.max())
     if int(group[-1] + 1) * (high - low + 1) < 2**62:
-        # Lifted above all of the groups before, so that one pass is enough.
+        # Shift each group above all groups before it, so that one pass is enough.
         lift = group * (high - low + 1) - low
         return np.asarray(_reached(values + lift) - lift)
     distinct, ranks = np.unique(values, return_inverse=True)

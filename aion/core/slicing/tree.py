@@ -1,9 +1,9 @@
 """A tree of partials over the slices of overlapping windows: the eager aggregate store (Scotty section V). Pure.
 
-Lazily, a window is combined of the rows of all its slices, so that overlap multiplies rows. Eagerly, runs of 2, 4, 8
-and more neighbouring slices are combined first, a level at a time and all runs and keys of it at once; then a window
-takes at most two runs of each level, and what is left at the top. The tree is made for one pass over some windows, of
-just so many levels as :func:`choose_height` finds worth their cost, and forgotten: nothing of it is stored.
+Lazy: combine each window from the rows of all its slices. Then a slice is read once for each window that overlaps it.
+Eager: first combine runs of 2, 4, 8 and more neighbouring slices, one level at a time, all runs and keys of a level at
+once. Then a window takes at most two runs of each level, and the rest from the top. A tree is made for one pass over
+some windows, with as many levels as :func:`choose_height` finds worth their cost. It is never stored.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from aion.aggregates.values import Ints, Mask
 from aion.errors import IntegerOverflow
 
 Aggregation: TypeAlias = Literal["auto", "lazy", "eager"]
-"""Which way overlapping windows are combined; auto: by what each costs."""
+"""How overlapping windows are combined. auto: the cheaper way."""
 
 ROWS_PER_LEVEL = 15_000
-"""What a level costs beside its rows, as so many rows of a window: 0.3 ms, where a row takes 20 ns. To combine a row
-into a level costs as much as to combine it into a window.
+"""The fixed cost of a level, in rows of a window: 0.3 ms, where a row takes 20 ns. Combining a row into a level costs
+as much as combining it into a window.
 
-By that, of windows of which 100 end at once, a pass took this share of the lazy way's time (``aion experiment slicing
+With this constant, and 100 windows that end at once, a pass took this share of the lazy time (``aion experiment slicing
 --legs operator``, medians of 5 runs; in brackets the whole call of LocalOperator)::
 
     overlap           20             100            600          600, one late event
@@ -37,20 +37,20 @@ By that, of windows of which 100 end at once, a pass took this share of the lazy
 
 
 class Spans(NamedTuple):
-    """Rows ``[begins, begins + lengths)`` of each window, by slice; two axes: windows, and spans of each."""
+    """The rows of each window, as spans ``[begins, begins + lengths)``. Shape: windows, spans of each window."""
 
     begins: Ints
     lengths: Ints
 
     def rows(self, windows: slice) -> Rows:
-        """The rows of some of the windows, which are counted from the first of them on."""
+        """The rows of some of the windows. The first of them has number 0."""
         begins, lengths = self.begins[windows], self.lengths[windows]
         window_of = np.repeat(np.arange(len(begins)), lengths.sum(axis=1))
         return Rows(window_of, ranges(begins.ravel(), lengths.ravel()))
 
 
 class Rows(NamedTuple):
-    """Rows of a tree, and the number of the window that each is taken for."""
+    """Rows of a tree, and for each the number of the window that uses it."""
 
     window_of: Ints
     rows: Ints
@@ -60,11 +60,11 @@ class Rows(NamedTuple):
 
 
 def spans(starts: Sequence[Ints], begins: Ints, ends: Ints) -> Spans:
-    """What each window is combined of, in the order of its slices, which ``begins`` and ``ends`` count.
+    """The rows that each window is combined from, in the order of its slices ``[begin, end)``.
 
-    ``starts``: of each level where its runs begin among the rows, and where the last one ends. From below upwards a
-    window takes the run at its edge of which the other half of the parent is outside (on the left a right child, on the
-    right a left child), and at the top all that is left between.
+    ``starts``: for each level, the row where each run begins, and where the last one ends. From the bottom up, a window
+    takes a run at its edge if the other half of the run's parent lies outside the window: on the left a right child, on
+    the right a left child. At the top it takes everything in between.
     """
     lefts: list[tuple[Ints, Ints]] = []
     rights: list[tuple[Ints, Ints]] = []
@@ -80,17 +80,17 @@ def spans(starts: Sequence[Ints], begins: Ints, ends: Ints) -> Spans:
 
 
 def _edges(left: Ints, right: Ints) -> tuple[Ints, Ints]:
-    """1 for each window that takes a run at its left edge, and at its right edge, before it goes up; 0 for others."""
+    """For each window, 1 or 0: whether it takes a run of this level at its left edge, and at its right edge."""
     by_left = (left & 1) & (left < right)
     return by_left, (right & 1) & (left + by_left < right)
 
 
 def choose_height(rows: Ints, keys: int, begins: Ints, ends: Ints, aggregation: Aggregation) -> int:
-    """How many levels above the slices pay; 0: windows are combined of the rows of their slices.
+    """How many levels above the slices are worth their cost; 0: combine windows from the rows of their slices.
 
-    ``rows`` of each slice, of ``keys`` keys in all. A run has at most a row for each key; that it has as many is taken
-    for granted, so keys that are seldom seen again, which a tree would not help, are not mistaken for a gain. With
-    ``eager`` the tree is as high as any window can use.
+    ``rows``: of each slice. ``keys``: how many keys there are in all. A run has at most one row for each key, and this
+    assumes that it has as many as possible. So keys that are seldom seen again, where a tree does not help, do not look
+    like a gain. With ``eager`` the tree is as high as any window can use.
     """
     starts = _starts(rows)
     left, right = begins, np.maximum(begins, ends)
@@ -111,11 +111,10 @@ def choose_height(rows: Ints, keys: int, begins: Ints, ends: Ints, aggregation: 
 
 
 class SliceTree:
-    """Levels of partials: the rows of single slices, and above them, once it is grown, of runs of 2, 4, 8, ... slices.
+    """Levels of partials: single slices, and after :meth:`grow` also runs of 2, 4, 8, ... slices.
 
-    ``partials``: those that the tree is of. ``columns``: their states by slice, in the order of arrival; ``keys``: of
-    each row the number of its key, below ``key_count``. ``starts``: where each slice begins among the rows, and where
-    the last one ends.
+    ``partials``: the partials of the tree. ``columns``: their states, ordered by slice, then by arrival. ``keys``: the
+    number of each row's key, below ``key_count``. ``starts``: the row where each slice begins, and where the last ends.
     """
 
     def __init__(
@@ -136,9 +135,9 @@ class SliceTree:
         self.starts = [starts]
 
     def grow(self, height: int, limit_bytes: int) -> None:
-        """Builds so many levels, or fewer, where they take more than ``limit_bytes``.
+        """Builds up to ``height`` levels. Stops early when they take more than ``limit_bytes``.
 
-        Raises IntegerOverflow where a run overflows, though perhaps no window does.
+        Raises IntegerOverflow if a run overflows, even if no window does.
         """
         bottom = self.starts[0]
         run_of, keys = np.repeat(np.arange(len(bottom) - 1), np.diff(bottom)), self.keys
@@ -153,21 +152,21 @@ class SliceTree:
                 for name, column in zip(self.layout.partials[partial], states[partial], strict=True)
             }
             self._levels.append(level)
-            # Groups come by run, also where they were hashed: then in the order in which they are met.
+            # Groups are in the order of their runs, also if they were hashed: hashing keeps the order of first sight.
             self.starts.append(at + np.searchsorted(run_of, np.arange(count + 1)))
             all_keys.append(keys)
             limit_bytes -= sum(column.nbytes for column in level.values())
         self.keys = np.concatenate(all_keys)
 
     def column(self, name: str) -> pa.Array:
-        """A column of the partials, the levels one after the other."""
+        """A column of the partials, all levels one after the other."""
         if name not in self._whole:
             pieces = [level[name] for level in self._levels]
             self._whole[name] = pa.concat_arrays(pieces) if len(pieces) > 1 else pieces[0]
         return self._whole[name]
 
     def taken(self, rows: Ints) -> Callable[[str], pa.Array]:
-        """A column of some rows, by its name."""
+        """A function from a column's name to that column for the given rows."""
         are_all = len(rows) == len(self.keys) and bool((rows[1:] > rows[:-1]).all())
         take = None if are_all else pa.array(rows)
         return lambda name: self.column(name) if take is None else self.column(name).take(take)
@@ -180,11 +179,11 @@ def trees_for(
     limit_bytes: int,
     aggregation: Aggregation,
 ) -> list[SliceTree]:
-    """Trees from which windows are combined: of as many levels as pay, of what may be combined in any grouping (eager).
+    """The trees that windows are combined from.
 
-    The others, and all where runs overflow though perhaps no window does, are combined of single slices: of a tree
-    without levels (lazy). ``tree``: makes one of some partials. ``begins``, ``ends``: the slices of each window,
-    counted from the first one on.
+    Partials that may be combined in any grouping get a tree with as many levels as are worth it (eager). The other
+    partials get a tree without levels (lazy). So do all partials if a run overflows, since perhaps no window does.
+    ``tree``: makes a tree of some partials. ``begins``, ``ends``: the slices of each window.
     """
     lazy = tree(())
     layout, starts = lazy.layout, lazy.starts[0]
@@ -206,7 +205,7 @@ def trees_for(
 
 
 def ranges(begins: Ints, lengths: Ints) -> Ints:
-    """``begins[i], begins[i] + 1, ...`` of each length, one after the other."""
+    """The numbers ``begins[i], begins[i] + 1, ...``, ``lengths[i]`` of them, for each i in turn."""
     before = np.cumsum(lengths) - lengths
     found: Ints = np.arange(int(lengths.sum())) + np.repeat(begins - before, lengths)
     return found

@@ -1,4 +1,4 @@
-"""When the late events of a window come: their distribution over lateness, exact where it jumps or rests. Pure."""
+"""The distribution of a window's late events over lateness. Exact where it jumps, and where nothing comes. Pure."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 
 RESOLUTION = 4e-6
-"""Staleness that a straight piece of a sampled distribution may hide: its width times its height."""
+"""The most staleness (width times height) inside one linear piece of a sampled distribution."""
 
 
 class LateDistribution:
-    """The share of a window's late events that have come by a lateness in [0, horizon]; both as shares.
+    """The share of a window's late events that have come by a given lateness, which is a share of the horizon.
 
-    Straight between knots. Two knots at one lateness are an atom, two of one share a gap. What lies beyond the horizon
-    is left out, since the window is gone by then; the rest is scaled to 1. ``lateness`` and ``share``: the knots, from
-    (0, 0) to where the share becomes 1; ``atoms``: whether there are any.
+    The curve is linear between knots. Two knots at the same lateness are an atom: events that all come at that instant.
+    Two knots of the same share are a gap, in which nothing comes. Events beyond the horizon are left out, since the
+    window is gone by then, and the rest is scaled to 1. ``lateness`` and ``share``: the knots, from (0, 0) to where the
+    share becomes 1. ``atoms``: whether there are any.
     """
 
     def __init__(self, lateness: ArrayLike, events: ArrayLike, *, horizon: float = 1.0) -> None:
-        """``lateness`` in the unit of ``horizon`` and ``events`` (cumulated, in any unit): never descending, (n,).
+        """``lateness`` (in the unit of ``horizon``) and cumulated ``events`` (in any unit): (n,), never descending.
 
-        Nothing came before the first knot, nothing comes after the last. Raises ValueError for anything else, and
-        when no event comes up to the horizon.
+        No event comes before the first knot, and none after the last. Raises ValueError for any other input, and if no
+        event comes up to the horizon.
         """
         x, f = np.asarray(lateness, dtype=np.float64), np.asarray(events, dtype=np.float64)
         if x.ndim != 1 or x.shape != f.shape or not x.size or not (np.isfinite(x).all() and np.isfinite(f).all()):
-            raise ValueError(f"knots are two rows of finite numbers, equally long; got {x.shape} and {f.shape}")
+            raise ValueError(f"knots must be two rows of finite numbers, equally long; got {x.shape} and {f.shape}")
         if x[0] < 0 or f[0] < 0 or (np.diff(x) < 0).any() or (np.diff(f) < 0).any():
-            raise ValueError("lateness and cumulated events begin at 0 or above and never descend")
+            raise ValueError("lateness and cumulated events must begin at 0 or above and never descend")
         if not (math.isfinite(horizon) and horizon > 0):
             raise ValueError(f"a horizon of {horizon} is not above 0")
         x = x / horizon
         if x[-1] > 1:
             inside = int(np.searchsorted(x, 1.0, side="right"))
-            # Straight on to the horizon; events that come exactly at it are within it.
+            # Interpolate up to the horizon. Events exactly at the horizon count.
             at_horizon = np.interp(1.0, x[inside - 1 : inside + 1], f[inside - 1 : inside + 1]) if inside else 0.0
             x, f = np.append(x[:inside], 1.0), np.append(f[:inside], at_horizon)
         if not f[-1] > 0:
@@ -49,7 +50,7 @@ class LateDistribution:
         x, f = x[:end], f[:end]
         new = np.append(True, (np.diff(x) > 0) | (np.diff(f) > 0))
         x, f = x[new], f[new]
-        # An atom is all of its height at once: what is said of shares inside it says nothing.
+        # An atom jumps over its whole height at once, so knots inside it carry no information.
         inside_atom = np.zeros(len(x), dtype=bool)
         inside_atom[1:-1] = (x[1:-1] == x[:-2]) & (x[1:-1] == x[2:])
         self._keep(x[~inside_atom], f[~inside_atom])
@@ -57,45 +58,30 @@ class LateDistribution:
     def _keep(self, x: Floats, f: Floats) -> None:
         self.lateness, self.share = x, f
         self.atoms = bool((np.diff(x) == 0).any())
-        # Steps of a plan are few and scalar: lists are several times as fast for them as arrays.
+        # A plan takes few, scalar steps. For those, lists are several times as fast as arrays.
         self._x: list[float] = self.lateness.tolist()
         self._f: list[float] = self.share.tolist()
 
     def to_horizon(self) -> LateDistribution:
-        """The same, but with the horizon for its end: the last execution is the one before the purge."""
+        """The same distribution, but it ends at the horizon, where the final execution before the purge is."""
         late = LateDistribution.__new__(LateDistribution)
         late._keep(np.append(self.lateness, 1.0), np.append(self.share, 1.0))
         return late
 
     @classmethod
     def uniform(cls) -> LateDistribution:
-        """Late events come evenly up to the horizon: what to assume before anything is known."""
+        """Late events come evenly up to the horizon: the assumption before anything is known."""
         return cls([0.0, 1.0], [0.0, 1.0])
-
-    @classmethod
-    def from_quantiles(cls, shares: ArrayLike, lateness: ArrayLike, *, horizon: float) -> LateDistribution:
-        """From the ``lateness`` that each of ``shares`` (ascending, in [0, 1]) does not exceed; equal ones are atoms.
-
-        Straight from lateness 0 to the first quantile, and from the last one to the horizon. Raises ValueError.
-        """
-        p, q = np.asarray(shares, dtype=np.float64), np.asarray(lateness, dtype=np.float64)
-        if p.size and not (p[0] >= 0 and p[-1] <= 1):
-            raise ValueError("shares lie in [0, 1]")
-        if p.size and p[0] > 0:
-            p, q = np.append(0.0, p), np.append(0.0, q)
-        if p.size and p[-1] < 1 and q[-1] < horizon:
-            p, q = np.append(p, 1.0), np.append(q, horizon)
-        return cls(q, p, horizon=horizon)
 
     @classmethod
     def sampled(
         cls, share: Callable[[Floats], ArrayLike], *, horizon: float, resolution: float = RESOLUTION
     ) -> LateDistribution:
-        """From a function of lateness in [0, horizon] (an array) to the share that has come by then (in any unit).
+        """Sample ``share``, a function from an array of latenesses in [0, horizon] to the share that has come by then.
 
-        Sampled more densely where more comes, until no piece between two knots hides more staleness than
-        ``resolution``: about ``1 / sqrt(resolution)`` knots, wherever the function is steep. A jump ends up as a
-        piece narrower than ``resolution`` over its height.
+        The share may be in any unit. Steep parts get more samples, until no piece between two knots holds more
+        staleness than ``resolution``. That takes about ``1 / sqrt(resolution)`` knots, wherever the function is steep.
+        A jump becomes a piece narrower than ``resolution`` divided by its height.
         """
         x = np.unique(np.concatenate([np.linspace(0, 1, 129), np.geomspace(1e-7, 1, 128)]))
         f = np.asarray(share(x * horizon), dtype=np.float64)
@@ -107,16 +93,16 @@ class LateDistribution:
             between = (x[coarse] + x[coarse + 1]) / 2
             x = np.insert(x, coarse + 1, between)
             f = np.insert(f, coarse + 1, np.asarray(share(between * horizon), dtype=np.float64))
-        # A distribution that is computed may descend by a rounding error.
+        # A computed distribution may descend by a rounding error.
         return cls(x, np.maximum.accumulate(np.maximum(f, 0.0)))
 
     @property
     def end(self) -> float:
-        """The lateness after which nothing comes any more, or the horizon."""
+        """The lateness of the last late event, or the horizon."""
         return self._x[-1]
 
     def at(self, lateness: float) -> float:
-        """The share that has come by ``lateness``, what comes at that instant included."""
+        """The share that has come by ``lateness``, including events at that instant."""
         above = bisect_right(self._x, lateness)
         if above == len(self._x):
             return 1.0
@@ -127,7 +113,7 @@ class LateDistribution:
         return f[above - 1] + along * (f[above] - f[above - 1])
 
     def at_all(self, lateness: ArrayLike) -> Floats:
-        """``at`` for an array of any shape."""
+        """:meth:`at` for an array of any shape."""
         wanted = np.asarray(lateness, dtype=np.float64)
         x, f = np.append(self.lateness, np.inf), np.append(self.share, 1.0)
         above = np.clip(np.searchsorted(x, wanted, side="right"), 1, len(x) - 1)
@@ -135,7 +121,7 @@ class LateDistribution:
         return np.where(wanted < 0, 0.0, f[above - 1] + along * (f[above] - f[above - 1]))
 
     def density(self, lateness: float) -> float:
-        """The slope at ``lateness``, to its right; 0 outside of [0, end)."""
+        """The slope to the right of ``lateness``; 0 outside [0, end)."""
         above = bisect_right(self._x, lateness)
         if not 0 < above < len(self._x):
             return 0.0
@@ -171,16 +157,16 @@ class LateDistribution:
     # -- placement ----------------------------------------------------------------------------------------
 
     def seen(self, after: float | None) -> tuple[float, float]:
-        """The lateness of an execution and the share that it saw.
+        """The lateness of an execution, and the share of late events that it saw.
 
-        ``after``: its lateness; it saw what came at that instant. None: the on-time one, which saw nothing late.
+        ``after``: its lateness; it saw the events at that instant. None: the on-time execution, which saw none.
         """
         return (0.0, 0.0) if after is None else (after, self.at(after))
 
     def place(self, after: float | None, bound: float, at_most: int) -> tuple[list[float], list[float]]:
-        """Executions after one as of ``seen``, each as late as staleness ``bound`` allows: lateness and share of each.
+        """Place executions after ``after`` (see :meth:`seen`), each as late as the staleness ``bound`` allows.
 
-        It stops where nothing comes any more, or after ``at_most``.
+        Returns the lateness and the share of each. Stops after the last late event, or after ``at_most`` executions.
         """
         x, f = self._x, self._f
         last = len(x) - 1
@@ -189,7 +175,7 @@ class LateDistribution:
         times: list[float] = []
         shares: list[float] = []
         while len(times) < at_most and low < last and by < 1.0:
-            # Of the knots from here on, staleness at the first ones is within the bound, at the others above it.
+            # Find the last knot at which staleness is within the bound; it only grows from here on.
             here, above = low, last + 1
             while above - low > 1:
                 middle = (low + above) >> 1
@@ -204,7 +190,7 @@ class LateDistribution:
             left, bottom = (x[low], f[low]) if low > here else (at, by)
             width, height = x[above] - left, f[above] - bottom
             if width > 0:
-                # On a straight piece staleness is quadratic: a u² + b u = rest, u from 0 to 1 along the piece.
+                # On a linear piece staleness is quadratic: a u² + b u = rest, with u from 0 to 1 along the piece.
                 a = width * height
                 b = width * (bottom - by) + height * (left - at)
                 rest = bound - (left - at) * (bottom - by)

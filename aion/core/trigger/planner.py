@@ -1,15 +1,15 @@
-"""When to execute a late window so that its result is never too stale: plans (paper 3.4). Pure.
+"""Plans of when to execute a late window so that its result is never too stale (paper 3.4). Pure.
 
-Staleness between two executions is ``(t * n) / (T * N)``: ``t`` the time between them, ``n`` the late events that came
-between them, ``T`` the horizon (how late an event may be), ``N`` all late events expected. A plan is made in shares:
-of ``T`` for time, of ``N`` for events. So it is the same for every window with the same distribution and bound,
-whatever its units.
+Staleness between two executions is ``(t * n) / (T * N)``, where ``t`` is the time between them, ``n`` the late events
+that came in between, ``T`` the horizon (how late an event may be), and ``N`` all late events expected. A plan is in
+shares: of ``T`` for time, of ``N`` for events. So it is the same for all windows with the same distribution and bound,
+whatever their units.
 
-How executions are counted: the on-time execution, at lateness 0, is where staleness begins and is not counted. ``k``
-executions are ``k`` intervals that end where nothing is expected any more: at the horizon, or at the last late event
-of a distribution that ends before it. The last one is the final execution. An execution at an atom (events that come
-all at the same instant) is either just before it or just after it; one before an atom counts even where nothing has
-come since the one before, because staleness starts anew there.
+How executions are counted: the on-time execution, at lateness 0, starts the first interval and is not counted. ``k``
+executions end ``k`` intervals. The last one is the final execution, at the horizon, or at the last late event if the
+distribution ends earlier. An execution at an atom (events that all come at the same instant) is either just before it
+or just after it. One just before an atom counts even if nothing has come since the previous execution, because it
+starts a new interval.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from aion.core.trigger.distribution import Floats, LateDistribution
 
 Solver = Literal["exact", "descent"]
 BALANCE = 1e-8
-"""Staleness of a plan's intervals differs by no more than about twice this, relatively, where there are no atoms.
+"""The intervals of a plan are equally stale, up to about twice this relative difference.
 
-Nor a gap with so little before it that the instant in it hangs on the last bit of the bound. The maximum is always as
-exact as the bits allow.
+Exceptions: a distribution with atoms, and one with a gap so early that the instant inside it depends on the last bit of
+the bound. The maximum is always as exact as the bits allow.
 """
 FINEST = 2.3e-16
 FINEST_AT_ATOMS = 1e-10
-"""Where there is no balance the bound is bisected so far, relatively: a spike is one to its last bit, an atom never."""
+"""The relative precision of the search for the bound where no balance exists. A steep piece needs full precision. With
+atoms full precision would gain nothing."""
 
 
 @dataclass(frozen=True)
 class TriggerPlan:
     """Executions of a late window, in shares of its horizon and of its late events.
 
-    ``instants``: the lateness of each, ascending, (k,). ``shares``: what has come by then; at an atom it says whether
-    the execution is before or after it. ``after`` and ``already``: lateness of the execution before, and the share
-    that it saw.
+    ``instants``: the lateness of each execution, ascending, (k,). ``shares``: the share that has come by then, (k,); at
+    an atom it shows whether the execution is before or after it. ``after`` and ``already``: the lateness of the
+    previous execution, and the share that it saw.
     """
 
     instants: Floats
@@ -57,23 +58,23 @@ class TriggerPlan:
 
     @cached_property
     def staleness(self) -> Floats:
-        """Of each interval, (k,)."""
+        """The staleness of each interval, (k,)."""
         times, events = np.append(self.after, self.instants), np.append(self.already, self.shares)
         return np.diff(times) * np.diff(events)
 
     @cached_property
     def maximum(self) -> float:
-        """The largest staleness of an interval; 0 without any."""
+        """The largest staleness of an interval; 0 without executions."""
         return float(self.staleness.max(initial=0.0))
 
     def instants_us(self, horizon_us: int) -> NDArray[np.int64]:
-        """The executions of a window with that horizon, in microseconds after its end."""
+        """The instants of a window with this horizon, in microseconds after its end."""
         return np.ceil(self.instants * horizon_us).astype(np.int64)
 
 
 def check(bound: float | None, executions: int | None, solver: str) -> None:
-    """Raises ValueError unless exactly one of ``bound`` (above 0) and ``executions`` (1 or more) is given, and for a
-    solver that there is not.
+    """Raises ValueError unless exactly one of ``bound`` (above 0) and ``executions`` (1 or more) is given, and for an
+    unknown solver.
     """
     if (bound is None) == (executions is None):
         raise ValueError("give either a bound or a number of executions")
@@ -82,7 +83,7 @@ def check(bound: float | None, executions: int | None, solver: str) -> None:
     if executions is not None and executions < 1:
         raise ValueError(f"{executions} executions are less than 1")
     if solver not in ("exact", "descent"):
-        raise ValueError(f"solver {solver!r}: there are 'exact' and 'descent'")
+        raise ValueError(f"solver {solver!r} is unknown; use 'exact' or 'descent'")
 
 
 def plan(
@@ -93,12 +94,12 @@ def plan(
     after: float | None = None,
     solver: Solver = "exact",
 ) -> TriggerPlan:
-    """The fewest executions for a ``bound``, or the given number of them, at the smallest maximum of staleness.
+    """The plan with the fewest executions that keep ``bound``, or with ``executions`` executions.
 
-    ``after``: lateness of a late execution that already was; None: the on-time one. With ``executions`` at most so
-    many; fewer where more are of no use. ``descent``: the paper's own way to the smallest maximum. It need not arrive
-    there; where it ends above the bound, the executions are left where the bound put them. Raises ValueError as
-    ``check`` does.
+    Either way they are placed so that the maximum of staleness is smallest. There may be fewer than ``executions`` if
+    more are of no use. ``after``: the lateness of the last late execution; None: there was only the on-time one.
+    ``descent``: the paper's own method. It may miss the smallest maximum. If it ends above the bound, the plan of
+    :func:`fewest` is used. Raises ValueError as :func:`check` does.
     """
     check(bound, executions, solver)
     placed = fewest(late, bound, after=after) if bound is not None else None
@@ -115,20 +116,20 @@ def plan(
 def fewest(late: LateDistribution, bound: float, *, after: float | None = None) -> TriggerPlan:
     """Each execution as late as ``bound`` allows, one after the other.
 
-    No placement that keeps the bound has fewer: whatever another one does, its i-th execution is never later than the
-    i-th here, because an interval that begins later reaches later.
+    No plan that keeps the bound has fewer executions. In any other one, the i-th execution is never later than the i-th
+    here, because an interval that begins later may also end later.
     """
-    # Without atoms 1 / sqrt(bound) are enough (Cauchy-Schwarz), and each atom stops at most one more.
+    # Without atoms 1 / sqrt(bound) executions are enough (Cauchy-Schwarz). Each atom adds at most one.
     return _plan(late, after, *late.place(after, bound, 2 + math.ceil(bound**-0.5) + len(late.lateness)))
 
 
 def balanced(
     late: LateDistribution, executions: int, *, after: float | None = None, bound: float | None = None
 ) -> TriggerPlan:
-    """The smallest maximum of staleness for so many executions, by bisecting the bound.
+    """The plan of ``executions`` executions with the smallest maximum of staleness, found by bisecting the bound.
 
-    ``bound``: one that so many are known to keep. A bound is kept iff, with all executions but the last placed as late
-    as it allows, the last interval keeps it too.
+    ``bound``: one that this number is known to keep. To test a bound, place all executions but the last as late as it
+    allows. The bound can be kept if and only if the last interval then keeps it too.
     """
     last, already = late.seen(after)
     most = math.sqrt(max(late.end - last, 0.0) * (1.0 - already))
@@ -138,11 +139,12 @@ def balanced(
     placed: tuple[list[float], list[float]] = ([], [])
     best, best_root = placed, math.inf
 
-    # All in square roots: there the last interval is nearly linear in the bound, and interpolation is fast.
+    # Work with square roots: the root for the last interval is nearly linear in that of the bound, so interpolation is
+    # fast.
     def excess(root: float) -> float:
-        """By how much the root of the last interval's staleness exceeds ``root``, that of all others.
+        """How far the root of the last interval's staleness exceeds ``root``, the root of the others' staleness.
 
-        Less half the tolerance: the search then ends at a bound that is kept, not a rounding error below it.
+        Half the tolerance is added, so that the search ends at a bound that is kept, not a rounding error below it.
         """
         nonlocal placed, best, best_root
         placed = late.place(after, root * root, executions - 1)
@@ -154,9 +156,9 @@ def balanced(
     low, low_excess = 0.0, most
     high = math.sqrt(bound) if bound is not None else most / executions
     while (high_excess := excess(high)) > 0 and high < most:
-        # Only atoms can ask for more than an even share; one interval over everything is always enough.
+        # Only atoms need more than an even share. One interval over everything always suffices.
         low, low_excess, high = high, high_excess, min(2 * high, most)
-    # Intervals whose roots keep their sum while they are made even.
+    # The guess spreads the excess evenly over all intervals.
     guess = high + high_excess / executions
     finest = FINEST_AT_ATOMS if late.atoms else FINEST
     _root(excess, (low, low_excess), (high, high_excess), guess, finest)
@@ -169,13 +171,14 @@ def balanced(
 def _root(
     excess: Callable[[float], float], low: tuple[float, float], high: tuple[float, float], guess: float, finest: float
 ) -> None:
-    """Calls ``excess`` ever closer to where it falls through 0, between ``low`` and ``high``: points and excess there.
+    """Search for the root of ``excess`` between ``low`` and ``high``, each a pair (point, excess there).
 
-    Chandrupatla's method (1997): inverse quadratic interpolation where that is safe, else bisection, so that neither
-    the bends of a smooth distribution nor the jumps at atoms make it slow. It begins with ``guess``, and ends within
-    BALANCE of 0 or ``finest`` of the jump across it.
+    It returns nothing, since ``excess`` remembers its best call. Chandrupatla's method (1997): inverse quadratic
+    interpolation where that is safe, else bisection. So neither the bends of a smooth distribution nor the jumps at
+    atoms make it slow. It begins with ``guess``. It ends when the excess is within BALANCE of 0, or the point within
+    ``finest`` of a jump across 0.
     """
-    # a: the latest point, b: the one across the root, c: the one before.
+    # a: the latest point, b: a point on the other side of the root, c: the previous point.
     (a, fa), (b, fb) = high, low
     smallest = finest * a / 100
     share = (guess - a) / (b - a)
@@ -199,12 +202,12 @@ def _plan(late: LateDistribution, after: float | None, times: Sequence[float], s
     return TriggerPlan(np.array(times, dtype=np.float64), np.array(shares, dtype=np.float64), *late.seen(after))
 
 
-# -- the paper's way --------------------------------------------------------------------------------------
+# -- the paper's method -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Descent:
-    """Where gradient descent ended. ``converged``: all intervals equally stale, to the tolerance that was asked."""
+    """Where gradient descent ended. ``converged``: whether all intervals are equally stale, within the tolerance."""
 
     plan: TriggerPlan
     iterations: int
@@ -220,12 +223,12 @@ def descent(
     iterations: int = 1000,
     tolerance: float = 1e-6,
 ) -> Descent:
-    """So many executions, balanced as the paper describes it (section 3.4): for comparison.
+    """``executions`` executions, balanced as the paper describes it (section 3.4), for comparison.
 
-    They begin where the distribution is dense: at its quantiles. In order of time each one then moves against the
-    gradient of the difference in staleness of the two intervals beside it (``rate`` 1: as far as would make them equal
-    if that gradient did not change), until the standard deviation of all staleness is below ``tolerance`` times
-    their mean, or for so many ``iterations``. The paper gives neither rate, tolerance nor number.
+    They start at the quantiles of the distribution. Then each one, in order of time, moves against the gradient of the
+    difference in staleness between the two intervals next to it. With ``rate`` 1 it moves as far as would make them
+    equal if the gradient did not change. It stops when the standard deviation of the staleness is below ``tolerance``
+    times the mean, or after ``iterations`` rounds. The paper gives no values for rate, tolerance and iterations.
     """
     last, already = late.seen(after)
     if already == 1.0:

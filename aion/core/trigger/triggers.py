@@ -1,7 +1,7 @@
-"""When: whether a late window runs again now (paper 3.4). Pure; knows nothing of how windows are laid out.
+"""Triggers decide whether a late window runs again now (paper 3.4). Pure; independent of how windows are laid out.
 
-A trigger is asked about one late window at a time, by a view of it. The on-time execution before it is not a trigger's,
-nor is the final one: a window that is purged runs once more if and only if something came since its last execution.
+A trigger decides about one late window at a time, from a view of it. It does not decide the on-time execution, nor the
+final one: a window that is purged runs once more if and only if events came since its last execution.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from aion.core.trigger.distribution import LateDistribution
 from aion.core.trigger.planner import Solver, TriggerPlan, check, plan
 
 REMEMBERED_PLANS = 50_000
-"""That a staleness trigger keeps at most, for windows last executed at so many latenesses: some 300 bytes each."""
+"""The most plans that a staleness trigger caches: one for each lateness of a last execution, about 300 bytes each."""
 REMEMBERED_DISTRIBUTIONS = 64
-"""The same, for windows with so many different bounds: some 40 kB each."""
+"""The most distributions that it caches: one for each different bound, about 40 kB each."""
 MOST_PLANNED = 20
-"""Executions that :meth:`Trigger.planned` tells of."""
+"""The most executions that :meth:`Trigger.planned` returns."""
 NEARLY = 1 - 1e-9
-"""A level counts as reached this close to it: instants are rounded to microseconds, and so is arithmetic."""
+"""A level counts as reached this close to it, since instants are rounded to microseconds."""
 CAUTION = 2.0
-"""Standard deviations (of a Poisson number) by which a window may get fewer late events than are expected of it.
+"""How many standard deviations (Poisson) below the expected number of late events the trigger plans for.
 
-Tried on streams of 20 to 200 events and a bound of 0.05 (those of `aion experiment staleness`): with none, 62 to 100 %
-of the windows keep the bound, with two 91 to 100 %, for at most 0.7 executions more.
+Measured with `aion experiment staleness`, on streams of 20 to 200 events and a bound of 0.05: with 0, 62 to 100 % of
+the windows keep the bound; with 2, 91 to 100 % do, for at most 0.7 more executions.
 """
 
 
 class LateView(NamedTuple):
     """A late window as its trigger sees it. Lateness is the watermark minus the window's end, in microseconds.
 
-    ``lateness_us``: now. ``executed_us``: that of the last execution, 0 for the on-time one. ``pending``: events since
-    then. ``late_events``: all so far, also the pending ones. ``bound_us``: the lateness at which the window is
-    purged, the horizon T. ``on_time_events``: those the on-time execution saw. ``executions``: late executions so
-    far. ``step_us``: how far the watermark typically moves from one look to the next; 0: not known, or so often that
-    it does not matter.
+    ``lateness_us``: the lateness now. ``executed_us``: the lateness of the last execution, 0 for the on-time one.
+    ``pending``: events since then. ``late_events``: all late events so far, including the pending ones. ``bound_us``:
+    the lateness at which the window is purged, the horizon T. ``on_time_events``: events that the on-time execution
+    saw. ``executions``: late executions so far. ``step_us``: how far the watermark typically moves from one check to
+    the next; 0 if unknown, or if it moves so often that it does not matter.
     """
 
     lateness_us: int
@@ -54,22 +54,22 @@ class LateView(NamedTuple):
 
 class Trigger(Protocol):
     def due(self, view: LateView) -> bool:
-        """Whether the window runs now. Asked at the end of a batch, and at what ``next_due_us`` said."""
+        """Whether the window runs now. Called at the end of a batch, and at the lateness from ``next_due_us``."""
 
     def next_due_us(self, view: LateView) -> int | None:
-        """The lateness at which to look again even if no event comes; None: only events can make it due.
+        """The lateness at which to check again even if no event comes. None: only events can make the window due.
 
         For a window that is not due now. Always later than now and before the bound.
         """
 
     def planned(self, view: LateView) -> tuple[int, ...]:
-        """The latenesses at which it will run if events come as expected, the next at most ``MOST_PLANNED`` of them.
+        """The next latenesses at which it will run if events come as expected, at most ``MOST_PLANNED``.
 
-        Empty where only events decide. Always later than now and before the bound.
+        Empty if only events decide. Always later than now and before the bound.
         """
 
     def to_json(self) -> dict[str, Any]:
-        """What :func:`trigger_from_json` makes the same trigger of."""
+        """JSON values from which :func:`trigger_from_json` makes the same trigger."""
 
 
 class EveryBatchTrigger:
@@ -89,9 +89,9 @@ class EveryBatchTrigger:
 
 
 class IntervalTrigger:
-    """Once in each interval of ``every_us`` after the window's end in which events are pending (the paper's deltat).
+    """A late window runs once in each interval of ``every_us`` after its end (the paper's deltat).
 
-    At its start, unless events come only later in it: then as soon as one comes.
+    It runs at the start of the interval if events are pending, otherwise as soon as one comes.
     """
 
     def __init__(self, every_us: int) -> None:
@@ -116,7 +116,7 @@ class IntervalTrigger:
 
 
 class CountTrigger:
-    """As soon as ``every`` events have come since the last execution (the paper's deltaev)."""
+    """A late window runs as soon as ``every`` events have come since its last execution (the paper's deltaev)."""
 
     def __init__(self, every: int) -> None:
         if every < 1:
@@ -137,24 +137,24 @@ class CountTrigger:
 
 
 class Forecast(Protocol):
-    """What is known of the late events that a window will get."""
+    """The expected late events of a window."""
 
     @property
     def version(self) -> int:
-        """Another number whenever what follows has moved enough to plan again."""
+        """Changes whenever the forecast has moved enough to plan again."""
 
     def late_share(self, lateness_us: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The share of late events that have come by each lateness: never descending, in [0, 1]; nothing before 0.
+        """The share of late events that have come by each lateness: never descending, in [0, 1], 0 before lateness 0.
 
-        Beyond a window's bound it is not asked; what comes up to the bound is then taken for the whole.
+        It is only called up to a window's bound. The share up to the bound then counts as the whole.
         """
 
     def expected_late(self, on_time_events: int) -> float:
-        """The number of late events to expect, up to where ``late_share`` is 1, of a window with so many on time."""
+        """The expected number of late events, however late, of a window with ``on_time_events`` events in time."""
 
 
 class NothingKnown:
-    """The forecast before anything is learnt: late events come evenly up to the bound, and no number is expected."""
+    """The forecast before anything is learnt: late events come evenly up to the bound, and their number is 0."""
 
     version = 0
 
@@ -166,40 +166,40 @@ class NothingKnown:
 
 
 class _Rest(NamedTuple):
-    """The plan for what follows an execution: the next one, in shares of the horizon, and its largest staleness."""
+    """The plan after an execution: the next instant, as a share of the horizon, and the plan's largest staleness."""
 
     instant: float
     level: float
 
 
 class _Known(NamedTuple):
-    """Of windows with one bound: when their late events come, and which share of all late events those are."""
+    """For windows with one bound: when late events come within it, and which share of all late events that is."""
 
     late: LateDistribution
     within: float
 
 
 class StalenessTrigger:
-    """As few executions as keep staleness below a bound, or the best so many of them (paper 3.4).
+    """The fewest executions that keep staleness below a bound, or a given number at the best instants (paper 3.4).
 
-    The plan is made for the forecast, from the last execution on. What really comes differs from it: a window runs
+    The plan follows the forecast, from the last execution on. Since the real events differ from it, a window runs
 
-    - at the planned instant, if it is as stale then as planned. Where less came, it waits for that; so nothing is run
-      where nothing came;
-    - earlier, once one more event would take its actual staleness above the bound, or the events expected until the
-      next look would.
+    - at the planned instant, if it is then as stale as planned. If fewer events came, it waits until it is. So a window
+      without new events does not run;
+    - earlier, as soon as one more event, or the events expected until the next check, would take its actual staleness
+      above the bound.
 
-    Actual staleness is measured against ``expected_total``, which is cautious: a window that gets fewer events than
-    that was staler than it seemed. Before anything is learnt it is the events that came, which is never too many: the
-    bound then holds whatever comes, at the price of more executions.
+    Actual staleness is relative to ``expected_total``, which is cautious: a window that gets fewer events than that was
+    staler than it seemed. Before anything is learnt, it is the number of events that came, which is never too large. So
+    the bound then holds whatever comes, at the price of more executions.
 
-    With ``executions``, the final one among them, there is no bound: a window runs once it is as stale as the plan for
-    the rest of its executions must allow, and that is planned again after each.
+    With ``executions``, which includes the final one, there is no bound. A window runs once it is as stale as the plan
+    for its remaining executions has to allow. After each execution a new plan is made.
 
-    What no trigger can help: events that come together count for the time since the last execution, however early
-    that was, and when they are executed at once.
+    No trigger can avoid this: events that come together count for the whole time since the last execution, even if they
+    are executed at once.
 
-    Plans are kept as long as the forecast's version stays, for all windows that were last executed at one lateness.
+    Plans are cached until the forecast's version changes, and shared by all windows last executed at one lateness.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class StalenessTrigger:
         solver: Solver = "exact",
         forecast: Forecast | None = None,
     ) -> None:
-        """Without a ``forecast`` nothing is known. Raises ValueError as ``aion.core.trigger.planner.check`` does."""
+        """Without a ``forecast`` it uses :class:`NothingKnown`. Raises ValueError as ``planner.check`` does."""
         check(bound, executions, solver)
         self.bound = bound
         self.executions = executions
@@ -235,7 +235,7 @@ class StalenessTrigger:
             return False
         next_look = self._at_next_look(view)
         if self.bound is None and next_look > most:
-            # Too early or too late: whichever leaves the smaller maximum.
+            # Now is too early and the next check is too late: choose the one with the smaller maximum.
             most = max(most, self._rest(view.bound_us, view.lateness_us, left - 1).level)
         return next_look > most
 
@@ -276,9 +276,9 @@ class StalenessTrigger:
         return (view.lateness_us - view.executed_us) / view.bound_us * view.pending / total if total else 0.0
 
     def expected_total(self, view: LateView) -> float:
-        """N: the late events that came, and those that will: nearly always at least so many, where there is a bound.
+        """N: the late events that came, plus those that will still come. With a bound, a cautious number.
 
-        A number that is merely expected is too large in every other window, and the bound is not kept there.
+        The plain expectation is too high for every other window, and those would not keep the bound.
         """
         late, sure = self._distribution(view.bound_us).late, self._sure(view)
         return view.late_events + sure * (1.0 - late.at(view.lateness_us / view.bound_us))
@@ -286,13 +286,13 @@ class StalenessTrigger:
     # -- what follows from the forecast -------------------------------------------------------------------
 
     def _after_one_more(self, view: LateView) -> float:
-        """StalenessTrigger if another event came now: after it, it would be too late to have executed before it."""
+        """The staleness if one more event came now. Checked beforehand, since after the event it is too late."""
         return self.staleness(view._replace(pending=view.pending + 1, late_events=view.late_events + 1))
 
     def _at_next_look(self, view: LateView) -> float:
-        """StalenessTrigger one step of the watermark ahead, or at the purge, with the events expected until then.
+        """The staleness one step of the watermark ahead, or at the purge, with the events expected until then.
 
-        With a bound one standard deviation more of them: what comes at the next look cannot be kept from it any more.
+        With a bound, plus one standard deviation: at the next check it is too late to react to these events.
         """
         late = self._distribution(view.bound_us).late
         at_us = min(view.lateness_us + view.step_us, view.bound_us)
@@ -304,9 +304,10 @@ class StalenessTrigger:
         return (at_us - view.executed_us) / view.bound_us * (view.pending + more) / total
 
     def _reaches(self, view: LateView, more: int, level: float) -> float:
-        """The lateness, as a share of the bound, at which staleness is ``level`` if no event comes but ``more`` then.
+        """The lateness at which staleness reaches ``level`` if no event comes before, and ``more`` come then.
 
-        (u - last) * pending = level * (came + sure * (1 - F(u))): every moment without an event, fewer are expected.
+        The lateness is a share of the bound. It solves (u - last) * pending = level * (came + sure * (1 - F(u))): the
+        longer no event comes, the fewer are still expected.
         """
         late, sure = self._distribution(view.bound_us).late, self._sure(view)
         pending, came = view.pending + more, view.late_events + more
@@ -314,18 +315,18 @@ class StalenessTrigger:
         return late.first(pending, level * sure, level * (came + sure) + last * pending)
 
     def _last(self, view: LateView) -> int | None:
-        """The lateness of the last late execution; None: there was none yet."""
+        """The lateness of the last late execution; None if there was none yet."""
         return view.executed_us if view.executions or view.executed_us else None
 
     def _left(self, view: LateView) -> int:
-        """Executions that may still be made, the final one among them; 0: as many as the bound asks for."""
+        """The remaining executions, including the final one; 0: no limit, the bound decides."""
         return 0 if self.executions is None else max(self.executions - view.executions, 1)
 
     def _expected(self, view: LateView) -> float:
         return self.forecast.expected_late(view.on_time_events) * self._distribution(view.bound_us).within
 
     def _sure(self, view: LateView) -> float:
-        """The late events of the whole window to count on."""
+        """How many late events the whole window will get; with a bound, a cautious number."""
         expected = self._expected(view)
         if self.bound is None:
             return expected
@@ -343,13 +344,13 @@ class StalenessTrigger:
             late = LateDistribution.uniform()
             if within > 0:
                 late = LateDistribution.sampled(self.forecast.late_share, horizon=bound_us)
-            # Of so many executions one is left for the end: what is not expected after it may come all the same.
+            # With a fixed number the last execution is at the purge, since events may come later than expected.
             late = late.to_horizon() if self.bound is None else late
             known = self._known[bound_us] = _Known(late, within)
         return known
 
     def _rest(self, bound_us: int, last_us: int | None, left: int) -> _Rest:
-        """The plan for what follows an execution; ``last_us`` as of ``_last``, ``left`` as of ``_left``."""
+        """The plan after an execution. ``last_us``: from :meth:`_last`. ``left``: from :meth:`_left`."""
         late = self._distribution(bound_us).late
         key = (bound_us, last_us, left)
         rest = self._rests.get(key)
@@ -366,7 +367,7 @@ class StalenessTrigger:
 
 
 def trigger_from_json(value: Mapping[str, Any], forecast: Forecast | None = None) -> Trigger:
-    """The trigger that said so. Raises ValueError for a kind that there is not."""
+    """The trigger that wrote ``value``. Raises ValueError for an unknown kind."""
     match value["kind"]:
         case "every_batch":
             return EveryBatchTrigger()
@@ -378,10 +379,10 @@ def trigger_from_json(value: Mapping[str, Any], forecast: Forecast | None = None
             return StalenessTrigger(
                 value["bound"], executions=value["executions"], solver=value["solver"], forecast=forecast
             )
-    raise ValueError(f"there is no trigger {value['kind']!r}")
+    raise ValueError(f"unknown trigger {value['kind']!r}")
 
 
 def _make_room(kept: dict[Any, Any], at_most: int) -> None:
-    """The oldest goes."""
+    """Remove the oldest entry if there are ``at_most``."""
     if len(kept) >= at_most:
         del kept[next(iter(kept))]
