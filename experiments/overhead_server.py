@@ -33,9 +33,8 @@ class Forgetful(Shard):
     """
 
     def commit(self, attempt: str, snapshot: dict[str, Any]) -> str:
-        store = self._working(attempt)
+        self._working(attempt).end()
         before = self._held
-        store.purge(list(set(self._purging)))
         self._held = Manifest(
             token=self._makes,
             parent=before.token if before else None,

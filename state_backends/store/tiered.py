@@ -224,7 +224,7 @@ class TieredStore:
                 # Memory pressure may begin to write meanwhile, but not while the lock is held.
                 writes = [write for write in self._writer.urge() if not write.over()]
                 if not writes:
-                    self.blocks.restore_replaced()
+                    self.blocks.restore_replaced(from_seq)
                     self._forget([e for e in self.blocks.ledger if e.seq >= from_seq])
                     unwanted = self.blocks.files.take_new_dead()
                     break

@@ -1,8 +1,8 @@
 """Versions of a shard: open by token, work, commit (docs/state-format.md).
 
 A version is a manifest and the files that it names, all immutable. Spark keeps the token of the current version, so
-Spark decides which attempt won. Everything that an attempt does before its commit can be undone: block numbers only
-grow, and purges wait for the commit.
+Spark decides which attempt won. Everything that an attempt does before its commit can be undone: see
+:class:`state_backends.store.session.StoreSession`, on which each attempt works.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from state_backends.files.storage import Storage
 from state_backends.store.counting import only_counts
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import BlockStore, Only, StoredBlock, StoreStats
+from state_backends.store.session import StoreSession
 from state_backends.versions.lineage import Home
 from state_backends.versions.manifest import (
     FileEntry,
@@ -80,15 +81,12 @@ class Shard:
         self._home = home
         self._elsewhere: Callable[[str], Storage | None] = lambda token: None
         self._cache = cache
-        self._store: BlockStore | None = None
+        self._session: StoreSession | None = None
         self._p: PBucket | None = None
         self._held: Manifest | None = None
         self._files: dict[int, FileEntry] = {}
         self._attempt: str | None = None
         self._makes = ""
-        self._first_seq = 0
-        self._last_seq = -1  # of the newest block
-        self._purging: list[int] = []
         self._written: list[SstFile] = []  # by the attempt at work or by merging, and named by no manifest yet
         self._published: list[str] = []  # by the attempt at work
         self._retention = Retention(self._keep)
@@ -107,34 +105,24 @@ class Shard:
         default its own name. Raises CorruptState, FormatError, ForeignState.
         """
         held = self._held.token if self._held else None
-        if self._store is None or held != token:
-            self._rebuild(token, attempt, identity)
+        session = self._session
+        if session is None or held != token:
+            session = self._rebuild(token, attempt, identity)
         elif self._attempt is not None:
             self._undo()
         if self._held is not None:
             check_owner(self._held, identity)
         self.identity = identity
         self._attempt, self._makes = attempt, makes or attempt
-        self._purging = []
         snapshot = self._held.snapshot if self._held else None
-        self._first_seq = snapshot["next_seq"] if snapshot else 0
-        self._last_seq = self._first_seq - 1
+        session.begin(snapshot["next_seq"] if snapshot else 0)
         assert self._p is not None
         self._p.tag = attempt
         return snapshot
 
     def append(self, attempt: str, blocks: Sequence[tuple[int, bool, Block]]) -> None:
         """Keeps (seq, late, block). Raises RequestError, and keeps none, unless the numbers grow."""
-        store = self._working(attempt)
-        last = self._last_seq
-        for seq, _, _ in blocks:
-            if seq <= last:
-                raise RequestError(f"append: block {seq} comes after block {last}; numbers only grow")
-            last = seq
-        # What fails half-way is undone with the attempt. Its numbers are not given out twice.
-        self._last_seq = last
-        for seq, late, block in blocks:
-            store.append(seq, block, late=late)
+        self._working(attempt).append(blocks)
 
     def read(
         self, attempt: str, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None
@@ -153,12 +141,8 @@ class Shard:
         self._working(attempt).prestage(slices, only)
 
     def release(self, attempt: str, destage: Sequence[int] = (), purge: Sequence[int] = ()) -> None:
-        """Memory may let go of the slices ``destage``. Nobody needs the slices ``purge`` any longer.
-
-        The purge takes effect with the commit, so that an attempt that fails has purged nothing.
-        """
-        self._working(attempt).destage(destage)
-        self._purging += purge
+        """Memory may let go of the slices ``destage``. The slices ``purge`` go with the commit."""
+        self._working(attempt).release(destage, purge)
 
     def replace(self, attempt: str, spans: Mapping[int, tuple[int, int]], below: int) -> None:
         """Blocks numbered from ``below`` on replace those of these slices that came in these spans.
@@ -172,10 +156,10 @@ class Shard:
 
         Raises RequestError if the snapshot numbers the next block as one that is there.
         """
-        store = self._working(attempt)
-        if snapshot["next_seq"] <= self._last_seq:
-            raise RequestError(f"commit: snapshot.next_seq is not above block {self._last_seq}, which is there")
-        dead = frozenset(self._purging)
+        session = self._working(attempt)
+        if snapshot["next_seq"] <= session.last_seq:
+            raise RequestError(f"commit: snapshot.next_seq is not above block {session.last_seq}, which is there")
+        store, dead = session.store, frozenset(session.purging)
         assert self._p is not None
         self._written += store.persist(skip=dead)
         holds = {no: {s: 0 if s in dead else n for s, n in slices.items()} for no, slices in store.files().items()}
@@ -204,8 +188,7 @@ class Shard:
         # First all files, then the manifest that names them: a version is there whole or not at all.
         self.storage.publish(self._published, [f.name for f in files])
         self.storage.save(manifest.token, dump(manifest))
-        store.purge(list(dead))
-        store.drop_replaced()
+        session.end()
         self.storage.release([f.name for no, f in self._files.items() if no not in live])
         for file in self._written:
             if file.file_no not in live:
@@ -218,13 +201,13 @@ class Shard:
         return manifest.token
 
     def abort(self, attempt: str) -> None:
-        if self._attempt == attempt and self._store is not None:
+        if self._attempt == attempt and self._session is not None:
             self._undo()
             self._attempt = None
 
     def close(self) -> None:
         with self._counting:
-            store, self._store = self._store, None  # even if closing it fails, it is not used again
+            store, self._session = self.store, None  # even if closing it fails, it is not used again
             if store is not None:
                 self._past.add(only_counts(store.stats()))
         try:
@@ -238,8 +221,8 @@ class Shard:
         with self._counting:
             stats = StoreStats()
             stats.add(self._past)
-            if self._store is not None:
-                stats.add(self._store.stats())
+            if self.store is not None:
+                stats.add(self.store.stats())
             return stats
 
     @property
@@ -249,7 +232,7 @@ class Shard:
 
     @property
     def store(self) -> BlockStore | None:
-        return self._store
+        return self._session.store if self._session is not None else None
 
     @property
     def snapshot(self) -> dict[str, Any] | None:
@@ -258,10 +241,10 @@ class Shard:
 
     def _undo(self) -> None:
         """Forgets everything that the attempt at work did."""
-        assert self._store is not None and self._p is not None
-        self._store.rollback(self._first_seq)
+        assert self._session is not None and self._p is not None
+        self._session.undo()
         # A merged file holds blocks of the version, so the store keeps it.
-        live = self._store.files()
+        live = self._session.store.files()
         for file in self._written:
             if file.file_no not in live:
                 self._p.delete(file)
@@ -275,15 +258,15 @@ class Shard:
 
     # -- versions -----------------------------------------------------------------------------------------
 
-    def _working(self, attempt: str) -> BlockStore:
-        if self._attempt != attempt or self._store is None:
+    def _working(self, attempt: str) -> StoreSession:
+        if self._attempt != attempt or self._session is None:
             raise SessionSuperseded(
                 f"shard {self.identity.shard}: attempt {attempt} is not at work on it (any more); "
                 f"{self._attempt or 'none'} is"
             )
-        return self._store
+        return self._session
 
-    def _rebuild(self, token: str | None, attempt: str, identity: Identity) -> None:
+    def _rebuild(self, token: str | None, attempt: str, identity: Identity) -> StoreSession:
         self.close()
         self._held, self._files, self._attempt, self._written, self._published = None, {}, None, [], []
         self._retention = Retention(self._keep)
@@ -312,7 +295,8 @@ class Shard:
         except BaseException:
             store.close()
             raise
-        self._p, self._store = p_bucket, store
+        self._p, self._session = p_bucket, StoreSession(store)
+        return self._session
 
     def _find(self, token: str, identity: Identity) -> Manifest:
         """The version. If it belongs to another lineage, it is brought here. Raises CorruptState, ForeignState."""
@@ -421,11 +405,11 @@ class Shard:
 
     def _expire(self, manifest: Manifest, past: list[Past], batch: int) -> None:
         """Deletes what nobody can ask for, and starts merging. The version exists already, so nothing is raised."""
-        assert self._store is not None
+        assert self.store is not None
         try:
             self._retention.spared(self.storage.delete(self._retention.committed(manifest, past, batch)))
             held, disk = self._retention.held_bytes, self._retention.disk_bytes
-            self._store.compact(self._files, held_bytes=held, disk_bytes=disk)
+            self.store.compact(self._files, held_bytes=held, disk_bytes=disk)
         except (OSError, StateError) as error:
             log.warning("what shard %d does not need is left for later: %s", self.identity.shard, error)
 
