@@ -1,4 +1,4 @@
-"""The same operator in one process, without Spark: for tests, simulation and small data."""
+"""The operator in one process, without Spark: for tests, for simulation and for small data."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ from state_backends.store.pressure import PressureManager
 from state_backends.store.protocol import BlockStore
 from state_backends.store.session import StoreSession
 
-_EXECUTIONS_REMEMBERED = 256  # of which the median is what idle_after means by a multiple
+_EXECUTIONS_REMEMBERED = 256  # destage.idle_after may be a multiple of their median
 
 
 class LocalOperator:
     """Windowed aggregation over pyarrow tables, with the same panes as on Spark.
 
-    ``process(table)`` and ``advance(watermark)`` return tables of the columns that :func:`aion.windowed` yields.
-    Each call is a batch: what its events or its watermark trigger comes out of it, late executions included. A late
-    execution whose trigger waits comes out of the call that ends the wait. ``process(table, watermark)`` is a
-    micro-batch as Spark makes them: the watermark moves first, then the events come, and late windows run once, at
-    the end.
+    ``process(table)`` and ``advance(watermark)`` return tables with the columns of :func:`aion.windowed`. Each call is
+    a batch and returns what its events and its watermark trigger, late executions included. If the trigger of a late
+    execution waits, the call that ends the wait returns the pane. ``process(table, watermark)`` is like a micro-batch
+    of Spark: first the watermark moves, then the events come, and at the end each late window runs once.
 
-    ``input_schema``: the columns of the tables to come, a pyarrow schema or Spark's DDL. With it, every answer has the
+    ``input_schema``: the columns of the tables, as a pyarrow schema or as Spark's DDL. With it, each answer has the
     types of the result, and a definition that does not fit the columns is refused at once. Without it, both wait for
-    the first table. Until then an answer has all columns of the result, of type ``null`` where the input decides.
+    the first table: until then, a column whose type depends on the input has type ``null``.
 
-    What is computed is told by keywords, the fields of :class:`aion.Spec`, as for :func:`aion.windowed`; or by such a
-    ``spec``, which keywords outrank. Close it, or use it as a context manager: its state lies in a temporary folder.
+    The keywords say what to compute. They are the fields of :class:`aion.Spec`, as for :func:`aion.windowed`. You can
+    also give a ``spec``; keywords win over it. Close the operator, or use it as a context manager: its state lies in a
+    temporary folder. Nothing of it survives: unlike on Spark, a batch ends without a version on disk.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class LocalOperator:
         **definition: Unpack[Keywords],
     ) -> None:
         spec = spec_of("LocalOperator", spec, definition)
-        if type(spec.schema).__name__ == "StructType":  # then there is Spark
+        if type(spec.schema).__name__ == "StructType":  # so pyspark is installed
             from aion.spark.types import arrow_schema
 
             spec = replace(spec, schema=arrow_schema(spec.schema))
@@ -85,6 +85,7 @@ class LocalOperator:
         cache = Cache(size)
         p_bucket = PBucket(folder / "files", folder / "live", durable=False, cache=cache)
         self._store = config.make_store(p_bucket, self._io, self._budget)
+        self._session = StoreSession(self._store)
         self._codec = CodecPool(self.policy.io.codec_threads)
         self._pressure = PressureManager(self._budget, config.make_destage(), memory_share_used)
         self._executor: Executor | None = None
@@ -99,10 +100,10 @@ class LocalOperator:
                 raise
 
     def process(self, table: pa.Table | pa.RecordBatch, watermark: int | datetime | None = None) -> pa.Table:
-        """Takes events, after the watermark has moved there if one is given; returns what they trigger.
+        """Moves the watermark if one is given, then takes the events. Returns what both trigger.
 
-        Those are dropped rows, late panes, and on-time and final ones that the watermark makes due. Raises SchemaError
-        for a table whose columns do not fit the first one's, or the definition.
+        The answer has dropped rows, late panes, and the on-time and final panes that the watermark makes due. Raises
+        SchemaError if the table's columns do not fit the first table or the definition.
         """
         if isinstance(table, pa.RecordBatch):
             table = pa.Table.from_batches([table])
@@ -111,9 +112,9 @@ class LocalOperator:
         return self._batch(executor, _conform(table, executor.plan), at_us)
 
     def advance(self, watermark: int | datetime) -> pa.Table:
-        """Moves the watermark (µs since the epoch, or a datetime), and returns what that makes due.
+        """Moves the watermark (µs since the epoch, or a datetime) and returns what becomes due.
 
-        An older one changes nothing.
+        The watermark never goes back: an older one changes nothing.
         """
         at_us = instant_us(watermark)
         if self._executor is None:
@@ -122,7 +123,7 @@ class LocalOperator:
         return self._batch(self._executor, None, at_us)
 
     def close(self) -> pa.Table:
-        """Executes late windows that got events since they were executed last; lets go of everything."""
+        """Executes each late window with events since its last execution, then frees memory, threads and files."""
         if self._closed:
             return self._nothing()
         self._closed = True
@@ -135,17 +136,17 @@ class LocalOperator:
 
     @property
     def counters(self) -> dict[str, Any]:
-        """Events, late events, dropped, windows, and executions by kind, so far."""
+        """What the operator has counted so far: events, late events, dropped ones, windows, executions by kind."""
         return self._executor.operator.counters.to_json() if self._executor else {}
 
     @property
     def store(self) -> BlockStore:
-        """Where the blocks are, for those who want to look."""
+        """The store that holds the blocks, to look at."""
         return self._store
 
     @property
     def io(self) -> IoStats:
-        """What the disk was asked so far, by priority."""
+        """The I/O so far, by priority."""
         return self._io.stats
 
     def __enter__(self) -> LocalOperator:
@@ -159,7 +160,7 @@ class LocalOperator:
     def _start(self, schema: pa.Schema) -> Executor:
         plan = self._spec.plan(normal_schema(schema, self._spec.time))
         operator = make_operator(plan, self.policy, None)
-        executor = make_executor(plan, operator, StoreSession(self._store), self._codec, self.policy)
+        executor = make_executor(plan, operator, self._session, self._codec, self.policy)
         if self._spec.record is not None:
             self._recorder = Recorder(Path(self._spec.record), Definition.of(plan, commits=False))
             self._recorder.begin(0, None)
@@ -172,7 +173,7 @@ class LocalOperator:
         return executor
 
     def _nothing(self) -> pa.Table:
-        """No rows, of the result's columns; what only the input's columns tell is of type null."""
+        """A table of the result's columns without rows. A type that depends on unknown input is null."""
         if self._executor is not None:
             return self._executor.plan.result_schema.empty_table()
         return self._spec.unbound_result().empty_table()
@@ -180,7 +181,23 @@ class LocalOperator:
     def _batch(
         self, executor: Executor, table: pa.Table | None, watermark_us: int | None, *, last: bool = False
     ) -> pa.Table:
-        """The watermark first, then the events, and late executions at the end: as in a micro-batch of Spark's."""
+        """The watermark first, then the events, and late executions at the end: like a micro-batch of Spark."""
+        self._session.begin(executor.operator.next_seq)
+        try:
+            rows = self._carry_out(executor, table, watermark_us, last=last)
+        finally:
+            # The operator keeps what it decided, even if a user's function fails. So the store keeps its part too.
+            self._session.end()
+        if self._recorder is not None:
+            self._recorder.write()
+            self._batches += 1
+            # The store's I/O between two calls belongs to the next batch.
+            self._recorder.begin(self._batches, executor.operator.watermark.at_us)
+        return self._answer(rows)
+
+    def _carry_out(
+        self, executor: Executor, table: pa.Table | None, watermark_us: int | None, *, last: bool
+    ) -> list[pa.RecordBatch]:
         rows: list[pa.RecordBatch] = []
         if self._recorder is not None:
             self._recorder.called()
@@ -194,12 +211,7 @@ class LocalOperator:
                 rows += executor.arrive([b.block for b in builder.add(batch)])
             rows += executor.arrive([b.block for b in builder.finish()])
         rows += executor.end_batch(last=last)
-        if self._recorder is not None:
-            self._recorder.write()
-            self._batches += 1
-            # From now on, because stores go on with what the batch began.
-            self._recorder.begin(self._batches, executor.operator.watermark.at_us)
-        return self._answer(rows)
+        return rows
 
     def _answer(self, rows: Iterable[pa.RecordBatch]) -> pa.Table:
         assert self._executor is not None
@@ -224,7 +236,7 @@ class LocalOperator:
 
 
 def normal_schema(schema: pa.Schema, time: str) -> pa.Schema:
-    """Timestamps in microseconds, UTC or without zone; dictionaries as the values they stand for."""
+    """The same columns with timestamps in microseconds, UTC or without zone, and without dictionaries."""
     if time in schema.names and not pa.types.is_timestamp(schema.field(time).type):
         raise SchemaError(f"time: column {time!r} is of type {schema.field(time).type}; a timestamp is needed")
     return pa.schema([pa.field(f.name, _normal_type(f.type)) for f in schema])

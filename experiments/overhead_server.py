@@ -32,9 +32,8 @@ class Forgetful(Shard):
     """
 
     def commit(self, attempt: str, snapshot: dict[str, Any]) -> str:
-        store = self._working(attempt)
+        self._working(attempt).end()
         before = self._current
-        store.purge(list(set(self._purging)))
         self._current = Manifest(
             token=self._new_token,
             parent=before.token if before else None,

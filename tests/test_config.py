@@ -244,8 +244,8 @@ def test_a_policy_does_not_change() -> None:
         ("destage: {idle_after: 0}", "destage.idle_after: 0 is not an idle time; write a duration above 0"),
         ("destage: {idle_after: 0x}", "destage.idle_after: '0x' is out of range; write a multiple above 0, e.g. '3x'"),
         ("destage: {idle_after: -2s}", "destage.idle_after: '-2s' is negative"),
-        ("destage: {idle_after: soon}", "destage.idle_after: 'soon' is not a duration; write e.g. '20 seconds' or '5m'; "
-         "or a multiple"),
+        ("destage: {idle_after: soon}", "destage.idle_after: 'soon' is not a duration; write e.g. '20 seconds' or "
+         "'5m'; or a multiple"),
         ("destage: {class: mine}", "destage.class: 'mine' is not a class; write package.module:Class, or null"),
         ("destage: {class: 'my-module:Mine'}", "destage.class: 'my-module:Mine' is not a class"),
         ("destage: {class: mine:Mine, arguments: 5}", "destage.arguments: 5 is not a mapping; write names and values"),

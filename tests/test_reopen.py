@@ -14,7 +14,7 @@ import pytest
 
 import aion
 from aion import aggregates as A
-from aion.config import load_policy, policy_to_json
+from aion.config import load_policy, policy_to_text
 from aion.core.ingest.block import Block
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.plan import make_plan
@@ -213,7 +213,7 @@ def test_a_shard_that_was_rebuilt_asks_for_its_active_windows(rebuilt: bool) -> 
     snapshot = at_work(plan, [1, 12, 23, 34], 20).operator.snapshot()
     config = RootConfig(
         plan=plan,
-        policy=policy_to_json(POLICY),
+        policy=policy_to_text(POLICY),
         name="o",
         uid="u",
         application="a",
@@ -225,6 +225,6 @@ def test_a_shard_that_was_rebuilt_asks_for_its_active_windows(rebuilt: bool) -> 
         watermark_delay_us=None,
     )
     session, pool = Session(snapshot, rebuilt=rebuilt), CodecPool(0)
-    ShardWork(config, session, pool, 0, 0)  # type: ignore[arg-type]
+    ShardWork(config, POLICY, session, pool, 0, 0)  # type: ignore[arg-type]
     pool.close()
     assert session.prestaged == ([(20 * SECOND, 30 * SECOND)] if rebuilt else [])

@@ -7,7 +7,16 @@ wins. ``reference``: keys, schema and documentation. ``explain``: what a policy 
 from __future__ import annotations
 
 from aion.config.explain import life_of_a_window
-from aion.config.layers import SPARK_PREFIX, Source, load_policy, policy_from_json, presets, resolve
+from aion.config.layers import (
+    SPARK_PREFIX,
+    Source,
+    load_policy,
+    policy_from_json,
+    policy_from_text,
+    policy_to_text,
+    presets,
+    resolve,
+)
 from aion.config.model import (
     BlocksPolicy,
     DestagingPolicy,
@@ -59,7 +68,9 @@ __all__ = [
     "load_policy",
     "policy_docs",
     "policy_from_json",
+    "policy_from_text",
     "policy_to_json",
+    "policy_to_text",
     "presets",
     "resolve",
     "setting_text",

@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,6 +83,17 @@ def presets() -> list[str]:
 def policy_from_json(data: Mapping[str, Any]) -> Policy:
     """Reads a policy that ``policy_to_json`` wrote. Raises PolicyError."""
     return load_policy(data)
+
+
+def policy_to_text(policy: Policy) -> str:
+    """The policy as JSON text, for tasks that run in other processes."""
+    return json.dumps(policy_to_json(policy))
+
+
+@lru_cache(maxsize=16)
+def policy_from_text(text: str) -> Policy:
+    """The policy that ``policy_to_text`` wrote. A process parses each text once: a policy never changes."""
+    return policy_from_json(json.loads(text))
 
 
 class _Origin(NamedTuple):

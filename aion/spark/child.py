@@ -1,13 +1,12 @@
-"""The child: on every source partition, events in and blocks out, in front of the shuffle (Disco's child)."""
+"""The child: turns the events of a source partition into blocks, before the shuffle (Disco's child)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
 
-from aion.config import policy_from_json
+from aion.config import policy_from_text
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.plan import Plan
 from aion.core.topology import Tree
@@ -15,17 +14,18 @@ from aion.execute.assembly import make_builder
 from aion.spark.blocks import BlockRows
 from state_backends.store.codec_pool import CodecPool
 
-# A pass over a batch has costs of its own; and a batch from Spark is small, so that wide rows do not make it huge.
+# Each pass over a batch has a fixed cost, and Spark's batches are small because their rows may be wide.
 _ROWS_AT_ONCE = 1 << 16
 _BYTES_AT_ONCE = 32 << 20
 
 
 class Child:
-    """The function for ``mapInArrow``; its input are the plan's columns and, if not ``shard_of``, the shard id."""
+    """The function for ``mapInArrow``. Its input is the plan's columns; without ``shard_of``, also the shard id.
 
-    def __init__(
-        self, plan: Plan, policy: dict[str, Any], shard_of: ShardOfKeys | None, tree: Tree, limit_bytes: int
-    ) -> None:
+    ``policy``: as JSON text, which a worker parses once.
+    """
+
+    def __init__(self, plan: Plan, policy: str, shard_of: ShardOfKeys | None, tree: Tree, limit_bytes: int) -> None:
         self._plan = plan
         self._policy = policy
         self._shard_of = shard_of
@@ -33,7 +33,7 @@ class Child:
         self._limit_bytes = limit_bytes
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        policy = policy_from_json(self._policy)
+        policy = policy_from_text(self._policy)
         rows = BlockRows(self._tree, level=0, limit_bytes=self._limit_bytes)
         with CodecPool(policy.io.codec_threads) as pool:
             builder = make_builder(self._plan, policy, pool, self._shard_of)
@@ -51,13 +51,13 @@ class Child:
 
 
 def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Several batches as one, of at least ``_ROWS_AT_ONCE`` or ``_BYTES_AT_ONCE``; the last may have less."""
+    """Joins batches until they have ``_ROWS_AT_ONCE`` rows or ``_BYTES_AT_ONCE`` bytes. The last may have less."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
         waiting.append(batch)
         rows += batch.num_rows
-        size += batch.get_total_buffer_size()  # of nbytes each look takes as long as a copy
+        size += batch.get_total_buffer_size()  # nbytes takes as long as a copy
         if rows >= _ROWS_AT_ONCE or size >= _BYTES_AT_ONCE:
             yield pa.concat_batches(waiting)
             waiting, rows, size = [], 0, 0

@@ -1,14 +1,13 @@
-"""The levels between child and root: plain Spark stages without state, each of which merges blocks (Disco's tree)."""
+"""The levels between child and root: Spark stages without state that merge blocks (Disco's tree)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from aion.config import policy_from_json
+from aion.config import policy_from_text
 from aion.core.ingest.levels import BlockMerger
 from aion.core.plan import Plan
 from aion.core.topology import Tree
@@ -18,9 +17,9 @@ from state_backends.store.codec_pool import CodecPool
 
 
 class Merging:
-    """The function for ``mapInArrow`` of one level; input and output are rows of :mod:`aion.spark.blocks`."""
+    """The function for ``mapInArrow`` of one level. Takes and returns rows of :mod:`aion.spark.blocks`."""
 
-    def __init__(self, plan: Plan, policy: dict[str, Any], tree: Tree, level: int, limit_bytes: int) -> None:
+    def __init__(self, plan: Plan, policy: str, tree: Tree, level: int, limit_bytes: int) -> None:
         self._plan = plan
         self._policy = policy
         self._tree = tree
@@ -28,7 +27,7 @@ class Merging:
         self._limit_bytes = limit_bytes
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        policy = policy_from_json(self._policy)
+        policy = policy_from_text(self._policy)
         rows = BlockRows(self._tree, self._level, self._limit_bytes)
         with CodecPool(policy.io.codec_threads) as pool:
             merger = BlockMerger(make_builder(self._plan, policy, pool, None))
@@ -37,8 +36,8 @@ class Merging:
             yield from rows.of(merger.finish())
 
 
-def merged(blocks: DataFrame, plan: Plan, policy: dict[str, Any], tree: Tree, limit_bytes: int) -> DataFrame:
-    """The children's rows, merged on every level of the tree."""
+def merged(blocks: DataFrame, plan: Plan, policy: str, tree: Tree, limit_bytes: int) -> DataFrame:
+    """The children's rows after every level of the tree has merged them."""
     for level in range(1, tree.levels + 1):
         by_task = blocks.repartitionById(tree.tasks(level), "task")
         blocks = by_task.mapInArrow(Merging(plan, policy, tree, level, limit_bytes), row_type(tree, level))

@@ -1,17 +1,16 @@
-"""The root: one Spark key is one shard. Opens it, appends blocks, executes windows, commits (docs/operating.md).
+"""The root: one Spark key is one shard. It opens the shard, appends blocks, executes windows and commits.
 
-At each start of a query Spark makes a Root in a process of its own, only to hear of its state: so what works on shards
-is imported when there is one (:mod:`aion.spark.work`), which spares that process, and the start, half of its time.
+See docs/operating.md. Each time a query starts, Spark makes a Root in a separate process and only asks for the schema
+of its state. This module therefore imports :mod:`aion.spark.work` when the first shard comes: without the import that
+process, and with it the start of the query, takes half the time.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pyspark import TaskContext
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from aion.errors import ServerUnreachable
@@ -20,22 +19,21 @@ from aion.spark.root_config import RootConfig
 if TYPE_CHECKING:
     import pandas as pd
 
-    from aion.spark.work import ShardWork
-    from state_backends.store.codec_pool import CodecPool
+    from aion.spark.work import RootTask, ShardWork
 
 TOKEN_SCHEMA = "token string"
 
 
 class Root(StatefulProcessor):
-    """Spark's side of the operator. One instance lives for one task; hot state is in the host's server."""
+    """Spark's side of the operator. An instance lives for one task. Hot state lies in the host's state server."""
 
     def __init__(self, config: RootConfig) -> None:
         self._config = config
         self._work: dict[int, ShardWork] = {}
-        self._codec_pool: CodecPool | None = None
+        self._task: RootTask | None = None  # made in the task, because its threads cannot be sent there
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        # Called once on the driver as well, only to learn the state's schema: nothing is opened here.
+        # Spark also calls this where it only wants the schema of the state. So nothing is opened here.
         self._handle = handle
         self._token = handle.getValueState("token", TOKEN_SCHEMA)
 
@@ -55,42 +53,30 @@ class Root(StatefulProcessor):
                 work = self._open(shard)
                 yield from work.advance(timerValues.getCurrentWatermarkInMs())
                 yield from work.end_batch()
-                # Spark deletes the expired timer itself, after this.
+                # Spark itself deletes the expired timer afterwards.
                 self._set_timer(work, but=expiredTimerInfo.getExpiryTimeInMs())
 
     def close(self) -> None:
-        """Commits, inside the task: if it fails, the task fails, and Spark keeps the old token."""
+        """Commits inside the task. If the commit fails, the task fails, and Spark keeps the old token."""
         with self._failing_cleanly():
             for work in self._work.values():
                 work.commit()
         self._end()
 
-    @property
-    def _codec(self) -> CodecPool:
-        # Made in the task: a pool of threads does not travel.
-        if self._codec_pool is None:
-            from aion.spark.work import codec_pool
-
-            self._codec_pool = codec_pool(self._config)
-        return self._codec_pool
-
     def _open(self, shard: int) -> ShardWork:
-        from aion.spark.work import ShardWork, connect
+        if self._task is None:
+            from aion.spark.work import RootTask
 
+            self._task = RootTask(self._config)
         known = self._token.get()
-        token = known[0] if known else None
-        context = TaskContext.get()
-        assert context is not None
-        batch = context.getLocalProperty("streaming.sql.batchId") or "0"
-        attempt = f"{int(batch):010d}-{uuid.uuid4().hex[:16]}"
-        session = connect(self._config, context, shard, token, attempt)
-        # Spark's store keeps the new token exactly if this attempt of this batch wins.
-        self._token.update((attempt,))
-        self._work[shard] = work = ShardWork(self._config, session, self._codec, shard, int(batch))
+        session = self._task.connect(shard, known[0] if known else None)
+        # Spark's state store keeps the new token only if this attempt of the batch wins.
+        self._token.update((session.attempt,))
+        self._work[shard] = work = self._task.work(shard, session)
         return work
 
     def _set_timer(self, work: ShardWork, but: int | None = None) -> None:
-        """One timer per shard, at the next watermark that makes something due."""
+        """Keeps one timer for each shard: at the next watermark that makes something due."""
         due = work.due_ms
         timers = set(self._handle.listTimers())
         for timer in timers - {due, but}:
@@ -100,7 +86,7 @@ class Root(StatefulProcessor):
 
     @contextmanager
     def _failing_cleanly(self) -> Iterator[None]:
-        """A task that fails undoes what it did; Spark runs it again, with the versions that it started from."""
+        """A task that fails undoes its work. Spark runs it again, from the versions that it started with."""
         try:
             yield
         except BaseException as error:
@@ -114,13 +100,13 @@ class Root(StatefulProcessor):
     def _what_now(self) -> str:
         failures = self._config.task_failures
         if failures > 1:
-            return f"The task fails, having changed nothing, and Spark runs it again: up to {failures} times in all"
+            return f"The task fails and has changed nothing. Spark runs it again, up to {failures} times in all"
         return (
-            "The task fails, having changed nothing; Spark would run it again, but in local mode a task may not fail "
-            "even once: use the master local[n, 4], or start the query again from its checkpoint"
+            "The task fails and has changed nothing. In local mode Spark does not run a failed task again: "
+            "use the master local[n, 4], or start the query again from its checkpoint"
         )
 
     def _end(self) -> None:
-        if self._codec_pool is not None:
-            self._codec_pool.close()
-            self._codec_pool = None
+        if self._task is not None:
+            self._task.close()
+            self._task = None

@@ -1,31 +1,34 @@
-"""What the driver tells the tasks of the root."""
+"""What the driver hands to the tasks of the root."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from aion.core.plan import Plan
 
 
 @dataclass(frozen=True)
 class RootConfig:
-    """For every task; plain values."""
+    """The same for every task.
+
+    Plain values: Spark also sends it to a process that must start fast, so it has to load without pydantic.
+    """
 
     plan: Plan
-    policy: dict[str, Any]
+    policy: str
+    """As JSON text, which a worker parses once."""
     name: str
     uid: str
     application: str
     state_dir: str
     ids: tuple[int, ...]
-    """Those of all shards."""
+    """The ids of all shards."""
     key_types: tuple[str, ...]
-    """What keys are hashed as."""
+    """The types as which keys are hashed."""
     retain_versions: int
     watermark_delay_us: int | None
-    """What withWatermark was told, where the watermark is on the event time itself."""
+    """The delay given to withWatermark. None if the watermark is on another column than the event time."""
     task_failures: int
-    """How often a task may fail before Spark gives the query up."""
+    """How many times a task may fail before Spark stops the query."""
     record: str | None = None
-    """A folder for a trace of what comes; None: there is none."""
+    """The folder for a trace of the input. None: no trace."""

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DoubleType, FloatType, StructType
 
-from aion.config import SPARK_PREFIX, Policy, policy_to_json, resolve
+from aion.config import SPARK_PREFIX, Policy, policy_to_text, resolve
 from aion.config.layers import Source
 from aion.config.values import location
 from aion.core.ingest.fragments import fragment_bytes
@@ -64,11 +64,11 @@ def windowed(df: DataFrame, spec: Spec | None = None, /, **definition: Unpack[Ke
     state_dir = _state_dir(spark, resolved)
     starts.watch(spark)
     children = _child(df, plan, resolved, tree, limit_bytes)
-    blocks = merged(children, plan, policy_to_json(resolved), tree, limit_bytes)
+    blocks = merged(children, plan, policy_to_text(resolved), tree, limit_bytes)
     root = Root(
         RootConfig(
             plan=plan,
-            policy=policy_to_json(resolved),
+            policy=policy_to_text(resolved),
             name=asked.name,
             uid=uuid.uuid4().hex,
             application=spark.sparkContext.applicationId,
@@ -164,7 +164,7 @@ def _child(df: DataFrame, plan: Plan, policy: Policy, tree: Tree, limit_bytes: i
     else:
         keys = [(columns[name], df.schema[name].dataType) for name in plan.key]
         needed.append(shard_column(keys, tree.shards).alias("__aion_shard"))
-    child = Child(plan, policy_to_json(policy), shard_of, tree, limit_bytes)
+    child = Child(plan, policy_to_text(policy), shard_of, tree, limit_bytes)
     return df.select(*needed).mapInArrow(child, row_type(tree, level=0))
 
 

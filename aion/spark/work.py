@@ -1,8 +1,9 @@
-"""What a task does for one shard: one attempt of one batch, on the session that it opens with the state server."""
+"""The work of a root's task: for each of its shards one attempt of one batch, through the host's state server."""
 
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 from pyspark import TaskContext
 
-from aion.config import policy_from_json
+from aion.config import Policy, policy_from_text
 from aion.core.ingest.fragments import Defragmenter
 from aion.core.operator.operator import Operator
 from aion.core.slicing.grid import NO_SLICE
@@ -26,9 +27,60 @@ from state_backends.versions.manifest import Identity
 log = logging.getLogger(__name__)
 
 
-def codec_pool(config: RootConfig) -> CodecPool:
-    """The threads of a task that encode and decode blocks; close it."""
-    return CodecPool(policy_from_json(config.policy).io.codec_threads)
+class RootTask:
+    """One task of the root, and what its shards share: policy, codec threads, connection to the server. Close it."""
+
+    def __init__(self, config: RootConfig) -> None:
+        self._config = config
+        self._policy = policy_from_text(config.policy)
+        self._store = store_config(
+            self._policy,
+            windows=config.plan.windows.values(),
+            blocking=config.plan.blocking,
+            retain_versions=config.retain_versions,
+        )
+        context = TaskContext.get()
+        assert context is not None
+        self._query = context.getLocalProperty("sql.streaming.queryId") or "no-query"
+        # Spark runs a streaming query in a job group named by the run.
+        self._run = context.getLocalProperty("spark.jobGroup.id") or ""
+        self._batch = int(context.getLocalProperty("streaming.sql.batchId") or "0")
+        self._checkpoint = checkpoint_of(context)
+        self._client = _client(config.application, self._policy.io.request_timeout_us / 1e6)
+        self._codec = CodecPool(self._policy.io.codec_threads)
+
+    def connect(self, shard: int, token: str | None) -> RemoteSession:
+        """Starts an attempt on a shard, at the version ``token``. None: the shard has no version yet.
+
+        The session's ``attempt`` is the token of the version that its commit makes.
+        """
+        config = self._config
+        return self._client.open(
+            Identity(
+                query=self._query,
+                operator=config.name,
+                shard=shard,
+                shards=len(config.ids),
+                definition=config.plan.definition,
+                ids=config.ids,
+                key_types=config.key_types,
+                checkpoint=self._checkpoint,
+            ),
+            token=token,
+            attempt=f"{self._batch:010d}-{uuid.uuid4().hex[:16]}",
+            run=self._run,
+            operator_uid=config.uid,
+            state_dir=config.state_dir,
+            store=self._store,
+            others=self._policy.lateness.per == "query" and len(config.ids) > 1,
+            moved=config.record is not None,
+        )
+
+    def work(self, shard: int, session: RemoteSession) -> ShardWork:
+        return ShardWork(self._config, self._policy, session, self._codec, shard, self._batch)
+
+    def close(self) -> None:
+        self._codec.close()
 
 
 class ShardWork:
@@ -37,13 +89,13 @@ class ShardWork:
     def __init__(
         self,
         config: RootConfig,
+        policy: Policy,
         session: RemoteSession,
         codec: CodecPool,
         shard: int,
         batch: int,
     ) -> None:
         self.session = session
-        policy = policy_from_json(config.policy)
         self.bound = make_bound(config.plan, policy, session.snapshot, shards=len(config.ids))
         if self.bound.together:
             self.bound.receive(*session.others)
@@ -62,14 +114,14 @@ class ShardWork:
                 self._recorder.written(size_bytes, seconds)
         self._predicts = predicts(policy)
         if session.rebuilt and (active := self.operator.active_slices()):
-            # What was in memory before comes back behind what this batch does.
+            # Bring back to memory, behind the I/O of this batch, what was there before.
             session.prestage(active)
         self._delay_us = config.watermark_delay_us
         self._latest_us: int | None = None
         self._parts = Defragmenter()
 
     def advance(self, watermark_ms: int) -> Iterator[pd.DataFrame]:
-        # Spark says 0 as long as there is no watermark.
+        # Spark says 0 while there is no watermark.
         if watermark_ms > 0:
             at_us, to_us = self.operator.watermark.at_us, watermark_ms * 1000
             if self.bound.together and at_us != to_us and self.bound.asks(at_us):
@@ -94,12 +146,15 @@ class ShardWork:
             try:
                 self._recorder.write()
             except OSError as error:
-                # A trace is to look at; a query does not fail for want of it.
+                # A query does not fail because its trace cannot be written.
                 log.warning("a batch was not recorded: %s", error)
         self.session.commit(self.operator.snapshot(), self._next_slices(), self.executor.executions)
 
     def _next_slices(self) -> tuple[int, ...]:
-        """What the next batch will read: its watermark follows from this batch's events (docs/operating.md)."""
+        """The slices that the next batch will read. Its watermark follows from the events of this batch.
+
+        See docs/operating.md.
+        """
         if not self._predicts:
             return ()
         expected = [self.operator.watermark.expected_next()]
@@ -109,7 +164,7 @@ class ShardWork:
 
     @property
     def due_ms(self) -> int | None:
-        """The first watermark in milliseconds at which something is due."""
+        """The next watermark that makes something due, in milliseconds."""
         due = self.operator.next_due_us
         return None if due is None else -(-due // 1000)
 
@@ -120,40 +175,13 @@ def _frames(batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
             yield to_frame(batch)
 
 
-# One for each application and patience; a worker serves many tasks, but one at a time.
+# A client for each application and timeout. A worker serves many tasks, one at a time.
 _clients: dict[tuple[str, float], StateClient] = {}
 
 
-def connect(config: RootConfig, context: TaskContext, shard: int, token: str | None, attempt: str) -> RemoteSession:
-    policy = policy_from_json(config.policy)
-    timeout_s = policy.io.request_timeout_us / 1e6
-    client = _clients.get((config.application, timeout_s))
+def _client(application: str, timeout_s: float) -> StateClient:
+    client = _clients.get((application, timeout_s))
     if client is None:
-        client = StateClient.connect(config.application, watch_pid=executor_pid(), timeout_s=timeout_s)
-        _clients[config.application, timeout_s] = client
-    return client.open(
-        Identity(
-            query=context.getLocalProperty("sql.streaming.queryId") or "no-query",
-            operator=config.name,
-            shard=shard,
-            shards=len(config.ids),
-            definition=config.plan.definition,
-            ids=config.ids,
-            key_types=config.key_types,
-            checkpoint=checkpoint_of(context),
-        ),
-        token=token,
-        attempt=attempt,
-        # Spark runs a streaming query in a job group named by the run.
-        run=context.getLocalProperty("spark.jobGroup.id") or "",
-        operator_uid=config.uid,
-        state_dir=config.state_dir,
-        store=store_config(
-            policy,
-            windows=config.plan.windows.values(),
-            blocking=config.plan.blocking,
-            retain_versions=config.retain_versions,
-        ),
-        others=policy.lateness.per == "query" and len(config.ids) > 1,
-        moved=config.record is not None,
-    )
+        client = StateClient.connect(application, watch_pid=executor_pid(), timeout_s=timeout_s)
+        _clients[application, timeout_s] = client
+    return client

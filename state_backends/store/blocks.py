@@ -35,9 +35,9 @@ class Blocks:
         self.staging = StagingCounts()
         self.closed = False
         self._budget = budget
-        self._budgeted_bytes = 0  # the part of the budget that counts for the ledger
-        # Replaced by other blocks: readers do not see them, but they live until the commit.
-        self._replaced: set[int] = set()
+        self._budgeted_bytes = 0  # of the ledger, in the budget
+        # Replaced by others: out of sight, and alive until the version that says so is made.
+        self._replaced: dict[int, int] = {}  # seq -> the first number of the blocks that replace it
 
     def visible(self, slices: Iterable[int], only: Only | None = None) -> list[Entry]:
         """The blocks that a reader sees, sorted by slice, then by arrival."""
@@ -103,7 +103,7 @@ class Blocks:
     def forget(self, entries: Sequence[Entry]) -> None:
         """Records that these blocks are dead. Drops files in which no block is alive any more."""
         for entry in entries:
-            self._replaced.discard(entry.seq)
+            self._replaced.pop(entry.seq, None)
             self.memory.remove(entry.seq)
             self.staging.left_memory(entry)
             self.ledger.move(entry.seq, Move.PURGE)
@@ -145,12 +145,13 @@ class Blocks:
     # -- blocks that were replaced ------------------------------------------------------------------------
 
     def replace(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
-        """Hides blocks. See :meth:`state_backends.store.protocol.BlockStore.replace`."""
-        self._replaced.update(e.seq for e in self.ledger.of_slices(spans, Only(spans, below=below)))
+        found = (e.seq for e in self.ledger.of_slices(spans, Only(spans, below=below)))
+        # A block that is hidden already stays hidden if only these newer blocks are rolled back.
+        self._replaced = dict.fromkeys(found, below) | self._replaced
 
-    def restore_replaced(self) -> None:
-        """Makes the replaced blocks visible again."""
-        self._replaced.clear()
+    def restore_replaced(self, from_seq: int) -> None:
+        """What blocks from this number on replaced is visible again."""
+        self._replaced = {seq: below for seq, below in self._replaced.items() if below < from_seq}
 
     def bury_replaced(self) -> list[Entry]:
         """Returns the replaced blocks, which are about to be forgotten. Their files remember them until a merge."""

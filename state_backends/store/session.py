@@ -1,59 +1,108 @@
-"""The store as an executor sees it: the blocks of one shard, during one batch."""
+"""The way of a batch into a store: an executor works with the blocks of one shard through a session."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from aion.core.ingest.block import Block
+from aion.errors import RequestError
 from state_backends.store.protocol import BlockStore, Only, StoredBlock
 
 
 class ShardSession(Protocol):
-    """The blocks of one shard. LocalOperator has them in the same process; on Spark the state server has them."""
+    """The blocks of one shard, as an executor sees them.
+
+    :class:`StoreSession` if the store is in this process, as in LocalOperator and inside the state server;
+    :class:`state_backends.server.session.RemoteSession` in Spark's workers.
+    """
 
     def append(self, blocks: Iterable[tuple[int, bool, Block]]) -> None:
         """Stores blocks, given as (seq, late, block). Their numbers must increase."""
 
     def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
-        """Yields the blocks of slices, or ``only`` some of them, sorted by slice, then by arrival."""
+        """The blocks of slices, or ``only`` some of them, lazily, by slice and in the order of arrival."""
 
     def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
         """Starts fetching these slices, or ``only`` some of their blocks, because they will be read soon."""
 
     def replace(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
-        """Blocks numbered from ``below`` on replace others: see :meth:`BlockStore.replace`."""
+        """Hides the blocks of these slices that came in these spans. Blocks from ``below`` on replace them."""
 
     def abandon(self, from_seq: int) -> None:
-        """Deletes blocks numbered from there on after a failure. What they replaced is visible again."""
+        """After a failure: forgets the blocks numbered from there on. What they replaced is visible again."""
 
     def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
-        """Moves the slices ``destage`` out of memory, and deletes the slices ``purge``, which nobody needs any more."""
+        """Memory may let go of the slices ``destage``. Nobody needs the slices ``purge`` any longer.
+
+        The purge takes effect when the attempt ends, so an attempt that fails has purged nothing.
+        """
 
 
 class StoreSession:
-    """A :class:`ShardSession` on a store without versions. Purged and replaced blocks are deleted at once."""
+    """A :class:`ShardSession` on a store of this process. It serves one attempt after another.
+
+    Until an attempt ends, all that it did can be undone: block numbers only grow, replaced blocks are only hidden, and
+    purges wait for the end. Whoever makes a version of the attempt does so before :meth:`end`.
+    """
 
     def __init__(self, store: BlockStore) -> None:
-        self._store = store
+        self.store = store
+        self._first_seq = 0
+        self._last_seq = -1
+        self._purging: list[int] = []
+
+    def begin(self, next_seq: int) -> None:
+        """Starts an attempt. ``next_seq``: the number of its first block."""
+        self._first_seq, self._last_seq = next_seq, next_seq - 1
+        self._purging = []
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the newest block."""
+        return self._last_seq
+
+    @property
+    def purging(self) -> Collection[int]:
+        """The slices that go when the attempt ends."""
+        return self._purging
 
     def append(self, blocks: Iterable[tuple[int, bool, Block]]) -> None:
+        """Keeps (seq, late, block). Raises RequestError, and keeps none, unless the numbers grow."""
+        blocks = list(blocks)
+        last = self._last_seq
+        for seq, _, _ in blocks:
+            if seq <= last:
+                raise RequestError(f"append: block {seq} comes after block {last}; numbers only grow")
+            last = seq
+        # If the store fails half-way, these numbers are still used up: no later block gets one of them.
+        self._last_seq = last
         for seq, late, block in blocks:
-            self._store.append(seq, block, late=late)
+            self.store.append(seq, block, late=late)
 
     def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
-        return self._store.read(slices, blocking=blocking, only=only)
+        return self.store.read(slices, blocking=blocking, only=only)
 
     def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
-        self._store.prestage(slices, only)
+        self.store.prestage(slices, only)
 
     def replace(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
-        self._store.replace(spans, below)
-        self._store.drop_replaced()
+        self.store.replace(spans, below)
 
     def abandon(self, from_seq: int) -> None:
-        self._store.rollback(from_seq)
+        self.store.rollback(from_seq)
 
     def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
-        self._store.destage(destage)
-        self._store.purge(purge)
+        self.store.destage(destage)
+        self._purging += purge
+
+    def end(self) -> None:
+        """Ends the attempt: what it purged or replaced goes for good."""
+        purging, self._purging = self._purging, []
+        self.store.purge(purging)
+        self.store.drop_replaced()
+
+    def undo(self) -> None:
+        """Forgets everything that the attempt did."""
+        self.store.rollback(self._first_seq)
+        self._purging = []

@@ -225,7 +225,7 @@ class TieredStore:
                 # Memory pressure may start new writes, but not while the lock is held.
                 writes = [write for write in self._writer.raise_all() if not write.over()]
                 if not writes:
-                    self.blocks.restore_replaced()
+                    self.blocks.restore_replaced(from_seq)
                     self._forget([e for e in self.blocks.ledger if e.seq >= from_seq])
                     unwanted = self.blocks.files.take_new_dead()
                     break

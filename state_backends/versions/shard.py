@@ -1,8 +1,8 @@
 """Versions of a shard: open by token, work, commit (docs/state-format.md).
 
 A version is a manifest and the files that it names, all immutable. Spark keeps the token of the current version, so
-Spark decides which attempt wins. Everything that an attempt does before its commit can be undone: its blocks have
-higher numbers than those of the version, and purges wait for the commit.
+Spark decides which attempt won. Everything that an attempt does before its commit can be undone: see
+:class:`state_backends.store.session.StoreSession`, on which each attempt works.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from state_backends.files.storage import Storage
 from state_backends.store.counting import only_counts
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import BlockStore, Only, StoredBlock, StoreStats
+from state_backends.store.session import StoreSession
 from state_backends.versions.lineage import Home
 from state_backends.versions.manifest import (
     FileEntry,
@@ -80,17 +81,14 @@ class Shard:
         self._home = home
         self._elsewhere: Callable[[str], Storage | None] = lambda token: None
         self._cache = cache
-        self._store: BlockStore | None = None
+        self._session: StoreSession | None = None
         self._p_bucket: PBucket | None = None
         self._current: Manifest | None = None
         self._files: dict[int, FileEntry] = {}
         self._attempt: str | None = None
         self._new_token = ""
-        self._first_seq = 0
-        self._last_seq = -1  # of the newest block
-        self._purging: list[int] = []
-        self._written: list[SstFile] = []  # by the current attempt or by merging, and not named by a manifest yet
-        self._published: list[str] = []  # by the current attempt
+        self._written: list[SstFile] = []  # by the attempt at work or by merging, and named by no manifest yet
+        self._published: list[str] = []  # by the attempt at work
         self._retention = Retention(self._keep)
         self.rebuilds = 0
         self._stats_lock = threading.Lock()
@@ -106,34 +104,25 @@ class Shard:
         Undoes what another attempt did without committing it. ``makes``: the token of the version that this attempt
         will commit; by default the name of the attempt. Raises CorruptState, FormatError, ForeignState.
         """
-        if self._store is None or self.token != token:
-            self._rebuild(token, attempt, identity)
+        held = self._current.token if self._current else None
+        session = self._session
+        if session is None or held != token:
+            session = self._rebuild(token, attempt, identity)
         elif self._attempt is not None:
             self._undo()
         if self._current is not None:
             check_owner(self._current, identity)
         self.identity = identity
         self._attempt, self._new_token = attempt, makes or attempt
-        self._purging = []
         snapshot = self._current.snapshot if self._current else None
-        self._first_seq = snapshot["next_seq"] if snapshot else 0
-        self._last_seq = self._first_seq - 1
+        session.begin(snapshot["next_seq"] if snapshot else 0)
         assert self._p_bucket is not None
         self._p_bucket.tag = attempt
         return snapshot
 
     def append(self, attempt: str, blocks: Sequence[tuple[int, bool, Block]]) -> None:
-        """Stores blocks, as (seq, late, block). Raises RequestError, and stores none, unless the numbers increase."""
-        store = self._working(attempt)
-        last = self._last_seq
-        for seq, _, _ in blocks:
-            if seq <= last:
-                raise RequestError(f"append: block {seq} comes after block {last}; block numbers must increase")
-            last = seq
-        # If this fails half-way, the attempt is undone. It cannot use these numbers again.
-        self._last_seq = last
-        for seq, late, block in blocks:
-            store.append(seq, block, late=late)
+        """Keeps (seq, late, block). Raises RequestError, and keeps none, unless the numbers grow."""
+        self._working(attempt).append(blocks)
 
     def read(
         self, attempt: str, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None
@@ -152,12 +141,8 @@ class Shard:
         self._working(attempt).prestage(slices, only)
 
     def release(self, attempt: str, destage: Sequence[int] = (), purge: Sequence[int] = ()) -> None:
-        """Moves the slices ``destage`` out of memory, and deletes the slices ``purge``, which nobody needs any more.
-
-        The deletion takes effect with the commit, so an attempt that fails deletes nothing.
-        """
-        self._working(attempt).destage(destage)
-        self._purging += purge
+        """Memory may let go of the slices ``destage``. The slices ``purge`` go with the commit."""
+        self._working(attempt).release(destage, purge)
 
     def replace(self, attempt: str, spans: Mapping[int, tuple[int, int]], below: int) -> None:
         """See :meth:`BlockStore.replace`. This attempt sees the change at once, others after the commit."""
@@ -168,10 +153,10 @@ class Shard:
 
         Raises RequestError if ``snapshot["next_seq"]`` is the number of a block that exists already.
         """
-        store = self._working(attempt)
-        if snapshot["next_seq"] <= self._last_seq:
-            raise RequestError(f"commit: snapshot.next_seq must be above block {self._last_seq}, which exists already")
-        dead = frozenset(self._purging)
+        session = self._working(attempt)
+        if snapshot["next_seq"] <= session.last_seq:
+            raise RequestError(f"commit: snapshot.next_seq is not above block {session.last_seq}, which is there")
+        store, dead = session.store, frozenset(session.purging)
         assert self._p_bucket is not None
         self._written += store.persist(skip=dead)
         # Live blocks by file number, then slice.
@@ -201,8 +186,7 @@ class Shard:
         # First all files, then the manifest that names them: so a version exists whole or not at all.
         self.storage.publish(self._published, [f.name for f in files])
         self.storage.save(manifest.token, dump(manifest))
-        store.purge(list(dead))
-        store.drop_replaced()
+        session.end()
         self.storage.release([f.name for no, f in self._files.items() if no not in live])
         for file in self._written:
             if file.file_no not in live:
@@ -215,13 +199,13 @@ class Shard:
         return manifest.token
 
     def abort(self, attempt: str) -> None:
-        if self._attempt == attempt and self._store is not None:
+        if self._attempt == attempt and self._session is not None:
             self._undo()
             self._attempt = None
 
     def close(self) -> None:
         with self._stats_lock:
-            store, self._store = self._store, None  # not used again, even if closing it fails
+            store, self._session = self.store, None  # even if closing it fails, it is not used again
             if store is not None:
                 self._closed_stats.add(only_counts(store.stats()))
         try:
@@ -235,8 +219,8 @@ class Shard:
         with self._stats_lock:
             stats = StoreStats()
             stats.add(self._closed_stats)
-            if self._store is not None:
-                stats.add(self._store.stats())
+            if self.store is not None:
+                stats.add(self.store.stats())
             return stats
 
     @property
@@ -246,7 +230,7 @@ class Shard:
 
     @property
     def store(self) -> BlockStore | None:
-        return self._store
+        return self._session.store if self._session is not None else None
 
     @property
     def snapshot(self) -> dict[str, Any] | None:
@@ -254,11 +238,11 @@ class Shard:
         return self._current.snapshot if self._current else None
 
     def _undo(self) -> None:
-        """Undoes everything that the attempt did."""
-        assert self._store is not None and self._p_bucket is not None
-        self._store.rollback(self._first_seq)
-        # A merged file has blocks of the version, so the store keeps it.
-        live = self._store.files()
+        """Forgets everything that the attempt at work did."""
+        assert self._session is not None and self._p_bucket is not None
+        self._session.undo()
+        # A merged file holds blocks of the version, so the store keeps it.
+        live = self._session.store.files()
         for file in self._written:
             if file.file_no not in live:
                 self._p_bucket.delete(file)
@@ -272,15 +256,15 @@ class Shard:
 
     # -- versions -----------------------------------------------------------------------------------------
 
-    def _working(self, attempt: str) -> BlockStore:
-        if self._attempt != attempt or self._store is None:
+    def _working(self, attempt: str) -> StoreSession:
+        if self._attempt != attempt or self._session is None:
             raise SessionSuperseded(
                 f"shard {self.identity.shard}: attempt {attempt} does not work on it (any more); "
                 f"{self._attempt or 'none'} does"
             )
-        return self._store
+        return self._session
 
-    def _rebuild(self, token: str | None, attempt: str, identity: Identity) -> None:
+    def _rebuild(self, token: str | None, attempt: str, identity: Identity) -> StoreSession:
         self.close()
         self._current, self._files, self._attempt, self._written, self._published = None, {}, None, [], []
         self._retention = Retention(self._keep)
@@ -309,7 +293,8 @@ class Shard:
         except BaseException:
             store.close()
             raise
-        self._p_bucket, self._store = p_bucket, store
+        self._p_bucket, self._session = p_bucket, StoreSession(store)
+        return self._session
 
     def _find(self, token: str, identity: Identity) -> Manifest:
         """The version. Copies it from another lineage if it is there. Raises CorruptState, ForeignState."""
@@ -409,13 +394,12 @@ class Shard:
     # -- what is kept, and what is merged -----------------------------------------------------------------
 
     def _expire(self, manifest: Manifest, past: list[Past], batch: int) -> None:
-        """Deletes what no retained version needs, and starts merging. Never raises: the new version exists already."""
-        assert self._store is not None
+        """Deletes what nobody can ask for, and starts merging. The version exists already, so nothing is raised."""
+        assert self.store is not None
         try:
-            doomed = self._retention.committed(manifest, past, batch)
-            self._retention.retry(self.storage.delete(doomed))
-            held_bytes, disk_bytes = self._retention.held_bytes, self._retention.disk_bytes
-            self._store.compact(self._files, held_bytes=held_bytes, disk_bytes=disk_bytes)
+            self._retention.retry(self.storage.delete(self._retention.committed(manifest, past, batch)))
+            held, disk = self._retention.held_bytes, self._retention.disk_bytes
+            self.store.compact(self._files, held_bytes=held, disk_bytes=disk)
         except (OSError, StateError) as error:
             log.warning(
                 "old files of shard %d could not be deleted now; the next commit tries again: %s",

@@ -77,6 +77,24 @@ def test_what_is_superseded_is_not_read_and_is_there_again_after_a_rollback(rig:
 
 
 @pytest.mark.parametrize("where", WHEREVER)
+def test_a_rollback_brings_back_only_what_its_blocks_replaced(rig: Rig, where: str) -> None:
+    rig.append((0, 0), (1, 0), (2, 10), (3, 10))
+    WHEREVER[where](rig)
+    rig.append((4, 0), compacted=Compacted(1, 0, 9))
+    rig.store.replace({0: (-1, 1)}, 4)
+    rig.append((5, 10), compacted=Compacted(3, 0, 9))
+    rig.store.replace({10: (-1, 3)}, 5)
+    rig.append((6, 0), compacted=Compacted(1, 0, 9))
+    rig.store.replace({0: (-1, 1)}, 6)
+    rig.store.rollback(5)
+    rig.validate()
+    assert rig.read(0, 10) == [4, 2, 3]
+    rig.store.drop_replaced()
+    rig.validate()
+    assert rig.read(0, 10) == [4, 2, 3]
+
+
+@pytest.mark.parametrize("where", WHEREVER)
 def test_a_version_does_not_need_what_is_superseded(rig: Rig, where: str) -> None:
     rig.append((0, 0), (1, 10), (2, 0), (3, 0))
     files = rig.store.persist()
