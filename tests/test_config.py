@@ -439,11 +439,11 @@ def test_settings_of_others_are_ignored() -> None:
         ({"spark.aion.memory": "1"}, "memory: '1' is not a section"),
         ({"spark.aion.memory.budget.x": "1"}, "memory.budget: {'x': '1'} is not a size"),
         ({"spark.aion.state.shards": "many"}, "state.shards: 'many' is not a number of shards"),
-        ({"spark.aion.lateness.initial_bound": "600"}, "lateness.initial_bound: '600' is no duration"),
+        ({"spark.aion.lateness.initial_bound": "600"}, "lateness.initial_bound: '600' is not a duration"),
         ({"spark.aion.policy": "fast"}, "'fast' is not a preset"),
         ({"spark.aion.memory.budget": "null"}, "memory.budget: null is not a size"),
         ({"spark.aion.memory.scarce": "90"}, "memory.scarce: '90' is not a share; write a number from 0 to 1"),
-        ({"spark.aion.destage.idle_after": "60"}, "destage.idle_after: '60' is no duration"),
+        ({"spark.aion.destage.idle_after": "60"}, "destage.idle_after: '60' is not a duration"),
         ({"spark.aion.destage.arguments": "{a: 1"}, "destage.arguments: '{a: 1' is not a mapping"),
         ({"spark.aion.destage.arguments.a": "1"}, "destage.arguments.a: unknown key; destage.arguments is a single "
          "value: write it as a mapping"),

@@ -149,7 +149,7 @@ def test_sessions_and_counts_are_told_as_well() -> None:
     )
     text = " ".join(text.split())
     assert "activity (session 30 seconds): merged as context-aware; events decide its bounds" in text
-    assert "hundreds (count 100): computed centrally, at the root; its bounds follow from how many" in text
+    assert "hundreds (count 100): computed centrally, at the root; its bounds depend on the number" in text
     assert "For sessions, a slice has one row per key for each 5 seconds, which is the smallest gap." in text
     assert "events the columns ts, speed of every event, once each, for hundreds." in text
 

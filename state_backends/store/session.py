@@ -73,7 +73,7 @@ class StoreSession:
         last = self._last_seq
         for seq, _, _ in blocks:
             if seq <= last:
-                raise RequestError(f"append: block {seq} comes after block {last}; numbers only grow")
+                raise RequestError(f"append: block {seq} comes after block {last}; block numbers must increase")
             last = seq
         # If the store fails half-way, these numbers are still used up: no later block gets one of them.
         self._last_seq = last
