@@ -24,6 +24,7 @@ from aion.core.plan import Plan, make_plan
 from aion.execute.applying import decode_all
 from aion.execute.assembly import make_bound, make_builder, make_executor, make_operator, make_trigger
 from aion.execute.block_compactor import BlockCompactor
+from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
 from state_backends.files.storage import LocalStorage
 from state_backends.store.backends import STORES
@@ -151,7 +152,7 @@ class OneShard:
         else:
             bound = make_bound(self.plan, self.policy, snapshot)
             operator = Operator(self.plan.grid, bound=bound, trigger=make_trigger(self.policy), snapshot=snapshot)
-            executor = Executor(self.plan, operator, session, self._pool)
+            executor = Executor(self.plan, operator, session, RowContents(self.plan, self._pool))
         yield executor, session
         self.shard.commit(attempt, operator.snapshot())
         self._token = attempt

@@ -21,6 +21,7 @@ from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.operator.actions import Execute, Execution, PaneKind, WindowRef
 from aion.core.plan import Plan, make_plan
+from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
 from aion.execute.spilling import parts_by_key
 from state_backends.store.protocol import StoredBlock
@@ -184,7 +185,7 @@ def carried_out(
     plan: Plan, session: ListSession, executions: Sequence[Execution], **options: Any
 ) -> list[dict[str, Any]]:
     slices = sorted({block.header.slice_us for _, block in session.blocks})
-    executor = Executor(plan, Orders(executions, slices), session, **options)  # type: ignore[arg-type]
+    executor = Executor(plan, Orders(executions, slices), session, RowContents(plan, **options))  # type: ignore[arg-type]
     return [row for batch in executor.end_batch() for row in batch.to_pylist()]
 
 

@@ -26,6 +26,7 @@ from aion.core.operator.operator import Operator
 from aion.core.plan import Plan, make_plan
 from aion.execute.assembly import make_bound, make_builder, make_executor, make_operator, make_trigger
 from aion.execute.block_compactor import BlockCompactor
+from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
 from state_backends.files.storage import LocalStorage
 from state_backends.store.backends import STORES
@@ -232,7 +233,7 @@ def check_compacted(
 def uncompacted(plan: Plan, policy: Policy) -> Executor:
     keyed = make_operator(plan, policy, None).keyed
     operator = Operator(plan.grid, bound=make_bound(plan, policy, None), trigger=make_trigger(policy), keyed=keyed)
-    return Executor(plan, operator, AsTheyCame(), CodecPool(0))
+    return Executor(plan, operator, AsTheyCame(), RowContents(plan, CodecPool(0)))
 
 
 an_event = st.tuples(st.integers(0, 30), st.sampled_from([*"abcd", None]), st.integers(0, 9))

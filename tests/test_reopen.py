@@ -19,6 +19,7 @@ from aion.core.ingest.block import Block
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.plan import make_plan
 from aion.execute.assembly import make_builder, make_operator
+from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
 from state_backends.server import requests
 from state_backends.server.host import Host
@@ -182,7 +183,7 @@ def plan_of(windows: Any) -> Any:
 def at_work(plan: Any, seconds: Sequence[int], watermark_s: int) -> Executor:
     """A shard with an event at each of these seconds, and then the watermark."""
     pool = CodecPool(0)
-    executor = Executor(plan, make_operator(plan, POLICY, None), Session(), pool)
+    executor = Executor(plan, make_operator(plan, POLICY, None), Session(), RowContents(plan, pool))
     table = pa.table([[s * SECOND for s in seconds], list(seconds)], schema=SCHEMA)
     builder = make_builder(plan, POLICY, pool, ShardOfKeys([0]))
     blocks: list[Block] = [b.block for batch in table.to_batches() for b in builder.add(batch)]

@@ -25,6 +25,7 @@ from aion.errors import ApplyError
 from aion.execute import spilling
 from aion.execute.applying import apply_window
 from aion.execute.assembly import make_operator
+from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
 from aion.execute.grouping import Group, Piece, key_codes
 from aion.execute.spilling import group_by_key, hash_rows
@@ -250,7 +251,9 @@ def test_an_executor_hands_the_limit_on(tmp_path: Path) -> None:
 
     def panes(**options: Any) -> list[dict[str, Any]]:
         plan = plan_of(apply)
-        executor = Executor(plan, make_operator(plan, load_policy("standard"), None), Session(), **options)
+        executor = Executor(
+            plan, make_operator(plan, load_policy("standard"), None), Session(), RowContents(plan, **options)
+        )
         keys = list(range(40)) * 10
         out = list(executor.arrive([block_of(sorted(keys), range(400)) for _ in range(3)]))
         out += executor.advance(SECOND)

@@ -65,8 +65,8 @@ def test_every_point_is_a_policy_within_the_goal(point: list[float], memory: int
 
 
 def test_a_search_keeps_its_goal_and_finds_the_same_again(trace: Trace) -> None:
-    told: list[int] = []
-    one = search(trace, GOAL, SLOW, evaluations=16, seed=3, told=told.append)
+    done: list[int] = []
+    one = search(trace, GOAL, SLOW, evaluations=16, seed=3, on_done=done.append)
     two = search(trace, GOAL, SLOW, evaluations=16, seed=3)
     assert [t.keys for t in one.tried] == [t.keys for t in two.tried]
     assert [t.outcome for t in one.tried] == [t.outcome for t in two.tried]
@@ -74,7 +74,7 @@ def test_a_search_keeps_its_goal_and_finds_the_same_again(trace: Trace) -> None:
     assert one.kept and excess(one.chosen.outcome, one.goal) == 0
     assert one.goal.memory_bytes == GOAL.memory_bytes >= one.chosen.outcome.memory_bytes
     assert one.chosen in one.front
-    assert told == list(range(1, len(told) + 1))
+    assert done == list(range(1, len(done) + 1))
     assert [t.costs for t in pareto(one.front)] == [t.costs for t in one.front]
 
 

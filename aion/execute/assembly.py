@@ -1,4 +1,4 @@
-"""What a policy means in objects: the operator and the store that it describes."""
+"""Makes the objects that a policy describes: operator, executor, and the settings of the store."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from aion.core.trigger.triggers import (
 from aion.core.windows import Definition, Periodic
 from aion.errors import FormatError
 from aion.execute.block_compactor import BlockCompactor, compaction_bytes
+from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
 from policies.cleanup import Cleanup
 from state_backends.store.backends import StoreConfig
@@ -40,9 +41,9 @@ from state_backends.store.session import ShardSession
 def make_operator(
     plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None, bound: AdaptiveBound | None = None
 ) -> Operator:
-    """The operator of one shard, new or as it was at ``snapshot``. Raises FormatError for a newer Aion's.
+    """The operator of one shard, new or as it was at ``snapshot``. Raises FormatError for another Aion's snapshot.
 
-    ``bound``: of :func:`make_bound`, for those who have more to tell it than the operator does.
+    ``bound``: made by :func:`make_bound`, if the caller also hands it what other shards observed.
     """
     if snapshot is not None and snapshot["version"] != SNAPSHOT_VERSION:
         raise FormatError(
@@ -72,8 +73,8 @@ def make_operator(
         plan.grid,
         bound=bound,
         trigger=trigger,
-        # Late events announce an execution. Where executions are predicted, only one in the same batch is news: blocks
-        # for a later one would be in the way of what is due before.
+        # Late events announce an execution. If due executions are predicted, only an execution in the same batch is
+        # announced: blocks for a later one would take the room of what is due before.
         prestages_late=prestages(policy),
         prestages_due=predicts(policy),
         staleness_bound=staleness_bound,
@@ -85,10 +86,10 @@ def make_operator(
 
 
 def make_compaction(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None) -> BlockCompaction | None:
-    """What decides when blocks are compacted.
+    """Decides when blocks are compacted. None if they never are.
 
-    None for kept events without a key, of which everything is read anyway; and where windows tell single events apart
-    by the blocks that they are in.
+    Kept events without a key are not compacted, because everything is read anyway. Neither are blocks of windows that
+    tell single events apart by their blocks.
     """
     if (plan.layout is None and not plan.key) or plan.by_event:
         return None
@@ -104,44 +105,44 @@ def make_compaction(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | No
 
 
 def make_bound(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None, *, shards: int = 1) -> AdaptiveBound:
-    """What learns how late events come, and says how long new windows are kept; ``shards``: of the query."""
-    told = policy.lateness
+    """Learns how late events come, and says how long new windows are kept. ``shards``: how many the query has."""
+    lateness = policy.lateness
     asked = Cleanup(
-        told.initial_bound_us,
-        coverage=told.coverage,
-        confidence=told.confidence,
-        max_bound_us=max(told.max_bound_us, told.initial_bound_us),
-        max_state_bytes=told.max_state_bytes,
+        lateness.initial_bound_us,
+        coverage=lateness.coverage,
+        confidence=lateness.confidence,
+        max_bound_us=max(lateness.max_bound_us, lateness.initial_bound_us),
+        max_state_bytes=lateness.max_state_bytes,
     )
     longest_us = max(w.size_us if isinstance(w, Periodic) else w.reach_us for w in plan.windows.values())
     known = snapshot["lateness"] if snapshot is not None else None
     return AdaptiveBound(
         asked,
-        half_life_us=told.half_life_us,
-        model=told.model,
+        half_life_us=lateness.half_life_us,
+        model=lateness.model,
         ahead_us=longest_us,
-        together=told.per == "query" and shards > 1,
+        together=lateness.per == "query" and shards > 1,
         snapshot=known,
     )
 
 
 def make_trigger(policy: Policy, forecast: Forecast | None = None) -> Trigger:
-    """What decides when a late window runs again; ``forecast``: what is known of the late events of this shard."""
-    told = policy.trigger
-    match told.kind:
+    """Decides when a late window runs again. ``forecast``: the late events that this shard has to expect."""
+    trigger = policy.trigger
+    match trigger.kind:
         case "every_batch":
             return EveryBatchTrigger()
         case "interval":
-            return IntervalTrigger(told.interval_us)
+            return IntervalTrigger(trigger.interval_us)
         case "count":
-            return CountTrigger(told.count)
+            return CountTrigger(trigger.count)
         case "staleness":
-            bound = told.bound if told.executions is None else None
-            return StalenessTrigger(bound, executions=told.executions, solver=told.solver, forecast=forecast)
+            bound = trigger.bound if trigger.executions is None else None
+            return StalenessTrigger(bound, executions=trigger.executions, solver=trigger.solver, forecast=forecast)
 
 
 def make_builder(plan: Plan, policy: Policy, pool: CodecPool, shard_of: ShardOfKeys | None) -> BlockBuilder:
-    """What makes blocks of one task's events, or of one table's."""
+    """Makes blocks from the events of one task, or of one table."""
     return BlockBuilder(
         plan,
         target_bytes=policy.blocks.target_bytes,
@@ -153,44 +154,44 @@ def make_builder(plan: Plan, policy: Policy, pool: CodecPool, shard_of: ShardOfK
 
 
 def make_executor(plan: Plan, operator: Operator, session: ShardSession, codec: CodecPool, policy: Policy) -> Executor:
-    """What carries out an operator's orders within what the policy allows."""
+    """Carries out the operator's orders, within the limits of the policy."""
     compactor = BlockCompactor(
         plan,
         target_bytes=policy.blocks.target_bytes,
         compression=Compression[policy.state.compression.upper()],
         codec=Codec[policy.state.codec.upper()],
     )
-    return Executor(
+    rows = RowContents(
         plan,
-        operator,
-        session,
         codec,
         compactor,
         memory_limit_bytes=policy.apply.memory_bytes,
         spill_folder=policy.apply.spill_dir or _local_dir(),
         aggregation=policy.execution.aggregation,
     )
+    return Executor(plan, operator, session, rows)
 
 
 def _local_dir() -> str | None:
-    """Spark tells its workers where its own temporary files belong; None: there is no Spark, or it said nothing."""
-    told = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-    return told if told and Path(told).is_dir() else None
+    """The folder for Spark's own temporary files, which Spark's workers find in their environment. None elsewhere."""
+    folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    return folder if folder and Path(folder).is_dir() else None
 
 
 def prestages(policy: Policy) -> bool:
+    """Whether blocks are brought into memory before they are read."""
     return policy.state.backend == "tiered" and policy.prestage.mode != "none"
 
 
 def predicts(policy: Policy) -> bool:
-    """Whether what the next batch will execute is staged in the gap before it."""
+    """Whether the blocks for the next batch's executions are staged in the gap before it."""
     return prestages(policy) and policy.prestage.mode == "predictive"
 
 
 def store_config(
     policy: Policy, *, windows: Iterable[Definition] = (), blocking: bool = True, retain_versions: int = 100
 ) -> StoreConfig:
-    """The part of a policy, and of an operator's definition, that the stores need, in plain values."""
+    """The part of a policy, and of an operator's definition, that stores need. Plain values."""
     memory, destage = policy.memory, policy.destage
     share = memory.budget.percent / 100 if isinstance(memory.budget, Share) else 0.0
     arguments: dict[str, Any] = dict(destage.arguments)

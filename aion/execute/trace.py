@@ -1,8 +1,7 @@
-"""Traces of arrivals: how many events of which slice came when, in how many bytes; no payload (docs/tuning.md).
+"""Traces: when how many events arrived, for which slice and in how many bytes, without payload (docs/tuning.md).
 
-A trace is a Parquet file of the columns of ``SCHEMA``, or a folder of such files: one for each batch of each shard,
-named by both, so that a batch that is processed again replaces what it wrote before. What the windows are is in the
-schema's metadata.
+A trace is a Parquet file with the columns of ``SCHEMA``, or a folder of such files. Each batch of each shard writes one
+file, named after both, so a batch that runs again replaces its file. The schema's metadata has the windows.
 """
 
 from __future__ import annotations
@@ -56,23 +55,28 @@ SCHEMA = pa.schema(
         ("events_of", pa.list_(pa.int64())),
     ]
 )
-"""``kind``: ``batch``, once for each batch of a shard; ``arrival``, a block, handed over at ``at_us`` with those that
-came then, ``took_us`` after what was before it was dealt with; ``compaction``, ``bytes`` that became
-``made_bytes`` within ``took_us``;
-``execution``, ``bytes`` that a function was given within ``took_us``, of which ``waited_us`` for blocks; ``staging``,
-``bytes`` that were prestaged within ``took_us``, ``writing``, those of a file that was written; ``last``, nothing will
-come any more. ``slices`` and ``events_of``: the slices of a block and the events of each, where it may hold several."""
+"""The columns of a trace. The meaning of a row depends on its ``kind``:
+
+- ``batch``: one row for each batch of a shard.
+- ``arrival``: a block. Blocks with the same ``at_us`` were handed over together, ``took_us`` after the work on the
+  blocks before them. ``slices`` and ``events_of``: the slices of the block with their events, if it may hold several.
+- ``compaction``: ``bytes`` became ``made_bytes`` within ``took_us``.
+- ``execution``: a function read ``bytes`` within ``took_us``. It waited ``waited_us`` of that for blocks.
+- ``staging``: ``bytes`` were prestaged within ``took_us``.
+- ``writing``: a file of ``bytes`` was written within ``took_us``.
+- ``last``: the input ends here.
+"""
 
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 MOST_FITTED = 500
-"""Measurements through which a line is laid: it takes each pair of them."""
+"""The most measurements to fit a line to. The fit looks at every pair."""
 
 
 class Cost(NamedTuple):
-    """What something takes: seconds, whatever its bytes are, and as many bytes in each further second.
+    """How long something takes: ``fixed_s``, and a second more for each ``bytes_per_s`` bytes.
 
-    ``times``: how many times as long each took of those that this was learnt from, in their order.
+    ``times``: for each measurement behind it, in their order, how many times as long as that it took.
     """
 
     fixed_s: float
@@ -81,9 +85,9 @@ class Cost(NamedTuple):
 
 
 class Definition(NamedTuple):
-    """What a replay has to know of an operator.
+    """What a replay needs to know about an operator.
 
-    ``kept``: windows keep events, for a function; else partials. ``commits``: each batch ends with a version on disk.
+    ``kept``: blocks hold events for a function; otherwise partials. ``commits``: a batch ends with a version on disk.
     """
 
     windows: Mapping[str, Periodic]
@@ -94,7 +98,7 @@ class Definition(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, *, commits: bool) -> Definition:
-        """Raises ConfigError for windows that each key has its own of: they hang on more than sizes and times."""
+        """Raises ConfigError for windows of single keys: sizes and times do not say what they do."""
         windows = {name: w for name, w in plan.windows.items() if isinstance(w, Periodic)}
         if len(windows) < len(plan.windows):
             other = next(str(w) for name, w in plan.windows.items() if name not in windows)
@@ -102,7 +106,7 @@ class Definition(NamedTuple):
         return cls(windows, bool(plan.key), plan.layout is None, plan.blocking, commits)
 
     def plan(self) -> Plan:
-        """One with the same windows and the same kind of blocks; its columns stand for any."""
+        """A plan with the same windows and the same kind of blocks. Its columns stand for any others."""
         schema = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us"))])
         return make_plan(
             schema,
@@ -131,11 +135,11 @@ def _nothing(key: Any, window: Any, events: Any) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one shard did in one batch: the watermark first, if it moved, then the arrivals.
+    """What one shard did in one batch: first the watermark moved, then blocks arrived.
 
-    ``rows``: of each block. ``slices``: the slices of each block and their events; empty where it is of a single one.
-    ``watermark_us``: None as long as there is none. ``handed``: how many blocks were handed over together, and the
-    seconds that went by before since what came earlier was dealt with.
+    ``watermark_us``: None while there is no watermark. ``rows``: of each block. ``slices``: the slices of each block
+    with their events, or nothing for a block of one slice. ``handed``: how many blocks were handed over together, and
+    the seconds between the end of the work before and that moment.
     """
 
     shard: int
@@ -149,7 +153,7 @@ class Batch:
     handed: Sequence[tuple[int, float]] = ()
 
     def facts(self, start: int, count: int) -> SliceFacts | None:
-        """What some of the blocks hold of each slice."""
+        """The events of each slice of ``count`` blocks from number ``start`` on."""
         if not any(self.slices):
             return None
         found = [(i, *of) for i, own in enumerate(self.slices[start : start + count]) for of in own]
@@ -158,7 +162,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Trace:
-    """``table``: of ``SCHEMA``."""
+    """What was recorded. ``table``: with the columns of ``SCHEMA``."""
 
     definition: Definition
     table: pa.Table
@@ -169,7 +173,7 @@ class Trace:
 
     @cached_property
     def batches(self) -> list[Batch]:
-        """By number and shard."""
+        """The batches, ordered by number and shard."""
         keys = [("batch", "ascending"), ("shard", "ascending")]
         table = self.table.append_column("n", pa.array(np.arange(self.table.num_rows))).sort_by(
             [*keys, ("n", "ascending")]
@@ -181,28 +185,28 @@ class Trace:
 
     @cached_property
     def compactions(self) -> list[tuple[int, int]]:
-        """Bytes that were compacted, and what they became."""
+        """The bytes of each compaction, before and after."""
         found = self._of_kind("compaction")
         return list(zip(found["bytes"].to_pylist(), found["made_bytes"].to_pylist(), strict=True))
 
     @cached_property
     def compaction(self) -> Cost | None:
-        """Of a compaction, with reading what is compacted; None: not known."""
+        """The cost of a compaction, with reading its blocks. None: not recorded."""
         return self._cost("compaction")
 
     @cached_property
     def processing(self) -> Cost | None:
-        """Of an execution, without what it waited for blocks; None: not known."""
+        """The cost of an execution, without waiting for blocks. None: not recorded."""
         return self._cost("execution")
 
     @cached_property
     def staging(self) -> Cost | None:
-        """Of a prestage, without the I/O that it waited for; None: not known."""
+        """The cost of a prestage, without waiting for other I/O. None: not recorded."""
         return self._cost("staging")
 
     @cached_property
     def writing(self) -> Cost | None:
-        """Of a file, without the more urgent I/O that came between its steps; None: not known."""
+        """The cost of writing a file, without urgent I/O between its steps. None: not recorded."""
         return self._cost("writing")
 
     def _cost(self, kind: str) -> Cost | None:
@@ -221,7 +225,7 @@ class Trace:
         return int(sum(self._of_kind("arrival")["bytes"].to_pylist()))
 
     def lateness_us(self) -> tuple[Int64s, Int64s]:
-        """Of late blocks: how far the watermark was behind the end of their first window; and their events."""
+        """For late blocks: how far the watermark was past the end of their first window, and their events."""
         late, events = [0], [0]
         windows = list(self.definition.windows.values())
         for batch in self.batches:
@@ -243,8 +247,8 @@ class Trace:
 
 
 def fitted(size: Floats, seconds: Floats) -> Cost:
-    """A line through what was measured that a few which were slow, as the first one is, do not move (Theil and Sen)."""
-    if len(size) > MOST_FITTED:  # evenly, of all times
+    """A line through the measurements. A few slow ones, such as the first, do not move it (Theil and Sen)."""
+    if len(size) > MOST_FITTED:  # some of them, evenly spread
         chosen = np.linspace(0, len(size) - 1, MOST_FITTED).astype(int)
         size, seconds = size[chosen], seconds[chosen]
     one, other = np.triu_indices(len(size), 1)
@@ -253,14 +257,14 @@ def fitted(size: Floats, seconds: Floats) -> Cost:
     pace = float(np.median(seconds / size))
     slopes = (seconds[one] - seconds[other]) / (size[one] - size[other])
     slope = float(np.median(slopes)) if len(slopes) else pace
-    if not 0 < slope <= pace:  # no more is known than how fast it mostly was
+    if not 0 < slope <= pace:  # the measurements only say how fast it was most of the time
         slope = pace
     fixed_s = max(0.0, float(np.median(seconds - slope * size)))
     return Cost(fixed_s, 1 / slope, tuple((seconds / (fixed_s + slope * size)).tolist()))
 
 
 def _handed(table: pa.Table) -> list[tuple[int, float]]:
-    """``table``: arrivals of one batch. What was handed over at the same instant came together."""
+    """See :class:`Batch`. ``table``: the arrivals of one batch. Those with the same instant came together."""
     at_us = table["at_us"].fill_null(-1).to_numpy()
     gaps_us = table["took_us"].fill_null(0).to_numpy()
     begins = [0, *(np.flatnonzero(np.diff(at_us)) + 1).tolist(), len(at_us)] if len(at_us) else [0]
@@ -290,7 +294,7 @@ def _batch(table: pa.Table) -> Batch:
 
 
 def read_trace(path: Path) -> Trace:
-    """A file, or all files of a folder as one. Raises FormatError, naming the file."""
+    """Reads a trace from a file, or from all files of a folder. Raises FormatError with the name of the file."""
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if not files:
         raise FormatError(f"{path}: there is no trace in this folder; a query records one with record='{path}'")
@@ -300,25 +304,25 @@ def read_trace(path: Path) -> Trace:
         try:
             table = pq.ParquetFile(file).read()
         except (OSError, pa.ArrowException) as error:
-            raise FormatError(f"{file}: no trace: {error}") from error
-        told = (table.schema.metadata or {}).get(METADATA)
-        if told is None or not {*table.schema.names} <= {*SCHEMA.names}:
-            raise FormatError(f"{file}: no trace; it has columns {', '.join(table.schema.names)}")
-        for name in {*SCHEMA.names} - {*table.schema.names}:  # what an earlier Aion did not record
+            raise FormatError(f"{file}: this is not a trace: {error}") from error
+        metadata = (table.schema.metadata or {}).get(METADATA)
+        if metadata is None or not {*table.schema.names} <= {*SCHEMA.names}:
+            raise FormatError(f"{file}: this is not a trace; its columns are {', '.join(table.schema.names)}")
+        for name in {*SCHEMA.names} - {*table.schema.names}:  # columns that an earlier Aion did not record
             table = table.append_column(name, pa.nulls(table.num_rows, SCHEMA.field(name).type))
         table = table.select(SCHEMA.names)
-        definition = json.loads(told)
+        definition = json.loads(metadata)
         if definition["format"] != FORMAT:
             raise FormatError(f"{file}: a trace of format {definition['format']}; this Aion reads format {FORMAT}")
         tables.append(table.replace_schema_metadata(None).cast(SCHEMA))
         definitions.append(definition)
         if definition != definitions[0]:
-            raise FormatError(f"{file}: of other windows than {files[0].name}; keep a folder for each operator")
+            raise FormatError(f"{file}: has other windows than {files[0].name}; keep a folder for each operator")
     return Trace(Definition.from_json(definitions[0]), pa.concat_tables(tables))
 
 
 def _write(path: Path, definition: Definition, table: pa.Table) -> None:
-    """Whole or not at all; what is there is replaced."""
+    """Writes a file whole or not at all. Replaces the one that is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     metadata = {METADATA: json.dumps(definition.to_json()).encode()}
@@ -331,7 +335,7 @@ def _write(path: Path, definition: Definition, table: pa.Table) -> None:
 
 
 class Recorder:
-    """Notes what one shard is told. Each batch is begun, and written at its end, or forgotten with the next one."""
+    """Records the input of one shard. Begin each batch. Write it at its end, or the next one replaces it."""
 
     def __init__(self, folder: Path, definition: Definition, shard: int = 0) -> None:
         self._folder, self._definition, self._shard = folder, definition, shard
@@ -341,7 +345,7 @@ class Recorder:
         self._dealt_s = 0.0
 
     def begin(self, number: int, watermark_us: int | None, at_us: int | None = None, *, timed: bool = True) -> None:
-        """``at_us``: now, if it is not told. Not ``timed``: when blocks are handed over says nothing."""
+        """Starts a batch. ``at_us``: by default now. ``timed=False``: do not record when blocks are handed over."""
         self._number, self._timed = number, timed
         self._dealt_s = time.perf_counter()
         self._rows = [
@@ -353,7 +357,7 @@ class Recorder:
         ]
 
     def called(self) -> None:
-        """The batch begins now. It was opened when the one before ended, for what stores do between the two."""
+        """The batch starts now. It was begun earlier, to record the store's I/O since the batch before."""
         self._rows[0]["at_us"] = time.time_ns() // 1000
         self.dealt()
 
@@ -362,7 +366,7 @@ class Recorder:
         self._rows[0]["watermark_us"] = watermark_us if before is None else max(before, watermark_us)
 
     def dealt(self) -> None:
-        """What was told so far has been carried out."""
+        """Everything recorded so far has been carried out."""
         self._dealt_s = time.perf_counter()
 
     def arrived(self, blocks: Sequence[Block], facts: SliceFacts | None = None) -> None:
@@ -390,21 +394,21 @@ class Recorder:
             )
 
     def executed(self, size_bytes: int, seconds: float, waited_s: float = 0.0) -> None:
-        """``waited_s``: of the seconds, what went by until blocks were there."""
+        """An execution. ``waited_s``: how much of the seconds it waited for blocks."""
         took = {"took_us": round(seconds * 1e6), "waited_us": round(waited_s * 1e6)}
         self._rows.append({"kind": "execution", "bytes": size_bytes, **took})
 
     def staged(self, size_bytes: int, seconds: float, waited_s: float) -> None:
-        """``waited_s``: of the seconds, what went by with other I/O until its turn came. From any thread."""
+        """A prestage. ``waited_s``: how much of the seconds it waited for other I/O. From any thread."""
         took = {"took_us": round(seconds * 1e6), "waited_us": round(waited_s * 1e6)}
         self._rows.append({"kind": "staging", "bytes": size_bytes, **took})
 
     def written(self, size_bytes: int, seconds: float) -> None:
-        """From any thread."""
+        """A file. From any thread."""
         self._rows.append({"kind": "writing", "bytes": size_bytes, "took_us": round(seconds * 1e6)})
 
     def ended(self) -> None:
-        """Nothing will come any more."""
+        """The input ends here."""
         self._rows.append({"kind": "last"})
 
     def compacted(self, fact: CompactionDone, seconds_per_byte: float) -> None:
@@ -419,23 +423,24 @@ class Recorder:
 
     @contextmanager
     def compactions(self, operator: Operator) -> Iterator[RecordedCompactions]:
+        """Records the compactions that are carried out meanwhile. Yields what stands for the operator."""
         compactions = RecordedCompactions(operator, self)
         yield compactions
         compactions.noted()
 
     def table(self) -> pa.Table:
-        """The batch so far."""
+        """The batch so far, as a table."""
         rows = [{"shard": self._shard, "batch": self._number, **row} for row in self._rows]
         return pa.Table.from_pylist(rows, SCHEMA)
 
     def write(self) -> None:
-        """Replaces what the same batch of the same shard wrote before."""
+        """Writes the batch. Replaces the file of the same batch of the same shard."""
         path = self._folder / f"{self._shard:06d}-{self._number:010d}.parquet"
         _write(path, self._definition, self.table())
 
 
 class RecordedCompactions:
-    """Stands for the operator during compaction, and records each. Those of a group share its time by bytes."""
+    """Stands for the operator and records compactions. Those of one group share its time by their bytes."""
 
     def __init__(self, operator: Operator, recorder: Recorder) -> None:
         self._operator, self._recorder = operator, recorder
@@ -457,7 +462,7 @@ class RecordedCompactions:
         return self._operator.handle(event)
 
     def noted(self) -> None:
-        """The last group is over."""
+        """Records the last group, which is over."""
         size = sum(fact.compaction.size_bytes for fact in self._group)
         for fact in self._group:
             self._recorder.compacted(fact, max(0.0, self._made_s - self._begin_s) / max(size, 1))

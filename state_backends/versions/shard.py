@@ -155,7 +155,9 @@ class Shard:
         """
         session = self._working(attempt)
         if snapshot["next_seq"] <= session.last_seq:
-            raise RequestError(f"commit: snapshot.next_seq is not above block {session.last_seq}, which is there")
+            raise RequestError(
+                f"commit: snapshot.next_seq must be above block {session.last_seq}, which exists already"
+            )
         store, dead = session.store, frozenset(session.purging)
         assert self._p_bucket is not None
         self._written += store.persist(skip=dead)

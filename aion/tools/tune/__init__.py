@@ -1,6 +1,10 @@
-"""A policy chosen by replaying a trace of arrivals: what it would cost, on a disk like this machine's (docs/tuning.md).
+"""Chooses a policy: replays a recorded trace and finds out what each policy would cost (docs/tuning.md).
 
-``trace`` what is recorded; ``disk`` a disk with a simulated clock; ``tiers`` the store as a model of sizes;
-``simulator`` the real operator over both; ``search`` the policies tried; ``calibrate`` this machine's figures;
-``command`` the rest.
+disk.py        a disk with a simulated clock
+files.py       files without bytes, for the real store to stand on
+sizes.py       blocks without rows, for the real executor to work on
+simulator.py   one replay, under one policy
+search.py      the policies that are tried
+calibrate.py   how fast this machine is
+command.py     what ``aion tune`` prints and writes
 """

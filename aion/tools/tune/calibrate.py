@@ -1,4 +1,4 @@
-"""How fast this machine is: blocks through a real store to the disk and back, and through the codec."""
+"""Measures this machine: sends blocks through a real store to the disk and back, and through the codec."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from state_backends.store.tiered import TieredStore
 
 MIB = 1 << 20
 SMALL, LARGE = 4 << 10, 512 << 10
-"""Bytes of the blocks of which a cost per block and one per byte are told apart."""
+"""Sizes of the blocks to measure with. Two sizes give the cost of a block and the cost of a byte."""
 FIRST = 1
-"""The slice of a block that is written before all others."""
+"""The slice of the block that is written first."""
 READ_TIMEOUT_S = 120.0
 
 
 def calibrate(
     folder: Path | None = None, *, durable: bool = True, size_bytes: int = 24 * MIB, rounds: int = 3
 ) -> Machine:
-    """Writes and reads about ``size_bytes`` each round, in ``folder`` or the platform's; medians over rounds.
+    """Writes and reads about ``size_bytes`` in each round, and takes the median of the rounds.
 
-    ``durable``: files are synced, as those of versions are. What was just written is read from the page cache, as it
-    mostly is when a window is executed again.
+    ``folder``: None for the platform's temporary folder. ``durable``: sync the files, as versions do. Reads come from
+    the page cache, because the files were just written. Mostly that is also so when a window is executed again.
     """
     schema = pa.schema([("value", pa.int64()), ("pad", pa.binary())])
     first = _block(schema, SMALL, 0, FIRST)
     small = [_block(schema, SMALL, i) for i in range(512)]
     large = [_block(schema, LARGE, i) for i in range(max(2, size_bytes // LARGE))]
-    _through_a_store(folder, first, small[:32], durable)  # what is slow but once
+    _through_a_store(folder, first, small[:32], durable)  # the first time is slow
     found = [
         (_through_a_store(folder, first, small, durable), _through_a_store(folder, first, large, durable))
         for _ in range(rounds)
@@ -48,7 +48,7 @@ def calibrate(
         [statistics.median(times[which][i] for times in found) for i in (0, 1, 2)] for which in (0, 1)
     )
     small_bytes, large_bytes = (sum(b.size_bytes for b in blocks) for blocks in (small, large))
-    # Two equations for a cost per byte and one per block, or file. Noise must not make one of them negative.
+    # Two equations for two costs: of a byte, and of a block or file. Noise must not make a cost negative.
     per_byte = max(large_read / large_bytes * 0.5, _slope(large_read, large_bytes, small_read, small_bytes))
     write_byte = max(large_write / large_bytes * 0.5, (large_write - small_write) / (large_bytes - small_bytes))
     read_block_s = max(1e-6, (small_read - per_byte * small_bytes) / len(small))
@@ -66,7 +66,7 @@ def calibrate(
 
 
 def _slope(large_s: float, large_bytes: int, small_s: float, small_bytes: int) -> float:
-    """Seconds per byte, if each block of either size costs the same besides."""
+    """Seconds per byte, if a block of either size has the same fixed cost."""
     n_large, n_small = large_bytes / LARGE, small_bytes / SMALL
     return (large_s / n_large - small_s / n_small) / (large_bytes / n_large - small_bytes / n_small)
 
@@ -82,16 +82,16 @@ def _block(schema: pa.Schema, size_bytes: int, number: int, slice_us: int = 0) -
 def _through_a_store(
     folder: Path | None, first: Block, blocks: list[Block], durable: bool
 ) -> tuple[float, float, float]:
-    """Seconds to write blocks as one file that is there for good, and to stage them; and to stage a single one."""
+    """Seconds to write blocks as one durable file, to stage them, and to stage a single block."""
     size = sum(b.size_bytes for b in blocks)
     with tempfile.TemporaryDirectory(prefix="aion-tune-", dir=folder) as place:
         io = IoThread("aion-tune")
         budget = MemoryBudget(4 * size + 64 * MIB)
         p_bucket = PBucket(Path(place) / "files", Path(place) / "live", durable=durable)
-        # An outbox that takes all of it: one file.
+        # The outbox is large enough to make one file of all blocks.
         store = TieredStore(p_bucket, io, budget, bucket_limit_bytes=budget.limit_bytes, outbox_bytes=2 * size)
         try:
-            # With the first file RocksDB is opened, which takes longer than many a file.
+            # The first file opens RocksDB, which takes longer than a file does.
             store.append(0, first, late=True)
             store.persist()
             begin = time.perf_counter()
@@ -117,12 +117,12 @@ def _staging_s(store: TieredStore, slice_us: int) -> float:
     store.listen(on_staged)
     store.prestage([slice_us])
     if not staged.wait(READ_TIMEOUT_S):
-        raise TimeoutError(f"blocks that were written just now were not read within {READ_TIMEOUT_S:g} s")
+        raise TimeoutError(f"blocks that were just written could not be read within {READ_TIMEOUT_S:g} s")
     return took[0]
 
 
 def _processing(schema: pa.Schema, blocks: list[Block]) -> float:
-    """Seconds per byte of a function as simple as can be: each block is decoded and a column added up."""
+    """Seconds per byte of a very simple function: it decodes each block and adds up a column."""
     begin = time.perf_counter()
     for block in blocks:
         pc.sum(decode(block, schema)["value"]).as_py()

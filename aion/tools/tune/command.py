@@ -1,4 +1,4 @@
-"""``aion tune``: a trace is replayed under many policies, and the one that is chosen becomes a file."""
+"""``aion tune``: replays a trace under many policies, and writes the chosen one as a file."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ WIDTH = 110
 
 
 def machine_of(path: Path | None, console: Console, *, durable: bool) -> Machine:
-    """As ``path`` says if there is such a file; else as measured, and written there. Raises ConfigError."""
+    """The machine in the file ``path``. If there is no such file, measures it and writes it. Raises ConfigError."""
     if path is not None and path.exists():
         try:
             return Machine(**json.loads(path.read_text()))
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"{path}: not what `aion tune --machine` wrote: {error}") from error
+            raise ConfigError(f"{path}: not a file that `aion tune --machine` wrote: {error}") from error
     with console.status("measuring the disk"):
         machine = calibrate(durable=durable)
     if path is not None:
@@ -55,7 +55,7 @@ def tune(
 ) -> Result:
     """Searches, prints the front, and writes the chosen policy."""
     if not trace.events:
-        raise ConfigError(f"{source}: no event came; there is nothing to tune for")
+        raise ConfigError(f"{source}: there are no events, so there is nothing to tune for")
     console.print(what_came(trace, source), highlight=False)
     console.print(words_of(as_recorded(machine, trace)), highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}"), TimeRemainingColumn())
@@ -68,19 +68,19 @@ def tune(
             policy=load_policy(policy),
             evaluations=evaluations,
             seed=seed,
-            told=lambda done: progress.update(task, completed=done),
+            on_done=lambda done: progress.update(task, completed=done),
         )
     console.print(front_table(result, goal))
     if result.goal != goal:
         console.print(
-            f"batches are too far apart for a staleness of {goal.staleness:g}: a bound of a fifth of it comes to "
-            f"{result.goal.staleness / 1.05:.3g}, and that, or a twentieth more, was looked for",
+            f"batches are too far apart for a staleness of {goal.staleness:g}: even a bound of a fifth of it gives "
+            f"{result.goal.staleness / 1.05:.3g}; the search asked for at most {result.goal.staleness:.3g}",
             highlight=False,
         )
     if not result.kept:
-        console.print("[red]no policy that was tried keeps all of memory, staleness and coverage[/red]")
+        console.print("[red]no policy that was tried keeps memory, staleness and coverage at once[/red]")
     write_text(out, policy_yaml(result, goal, source, policy))
-    load_policy(out)  # what is written is what `aion policy check` takes
+    load_policy(out)  # it must pass `aion policy check`
     console.print(f"written: {out}", highlight=False, soft_wrap=True)
     return result
 
@@ -102,7 +102,7 @@ def words_of(machine: Machine) -> str:
 
 
 def front_table(result: Result, goal: Goal) -> Table:
-    title = f"{len(result.front)} of {len(result.tried)} policies that none of them is better than in everything"
+    title = f"{len(result.front)} of {len(result.tried)} policies: no other one is better in everything"
     table = Table(title=title, title_justify="left")
     headings = ("memory", "blocked", "staleness", "executions", "written", "hits", "kept late")
     table.add_column("", no_wrap=True)
@@ -128,7 +128,7 @@ def front_table(result: Result, goal: Goal) -> Table:
 
 
 def shown(result: Result) -> list[Tried]:
-    """The front, or evenly spread ones of it and the chosen one."""
+    """The front. If it is long, some of it, evenly spread, and the chosen one."""
     front = list(result.front)
     if len(front) <= MOST_ROWS:
         return front
@@ -138,20 +138,20 @@ def shown(result: Result) -> list[Tried]:
 
 
 def policy_yaml(result: Result, goal: Goal, source: str, policy: str) -> str:
-    """The chosen policy as a file: the keys that were searched, each with what it means; the rest by default."""
+    """The chosen policy as a file. Has the keys that the search set, each with its meaning. The rest is the default."""
     o = result.chosen.outcome
     head = [
-        f"Chosen by aion tune for {source}, among {len(result.tried)} policies that were replayed; "
-        f"beginning with the policy {policy}; what is not said here is the default.",
+        f"Chosen by aion tune for {source}, among {len(result.tried)} policies that it replayed, beginning with the "
+        f"policy {policy}. Keys that are not in this file have their default.",
         f"Asked: memory {format_bytes(goal.memory_bytes)}, staleness {goal.staleness:g}, coverage {goal.coverage:g}"
-        + ("." if result.kept else "; not all of it is kept."),
-        f"Predicted: {o.memory_bytes / 2**20:,.1f} MiB of blocks at the most, {o.blocked_s:.3g} s blocked, "
+        + ("." if result.kept else ". Not all of it is kept."),
+        f"Predicted: {o.memory_bytes / 2**20:,.1f} MiB of blocks at most, {o.blocked_s:.3g} s blocked, "
         f"{o.all_executions:,} executions, mean staleness {o.staleness:.3g}, {o.written_bytes / 2**20:,.1f} MiB "
         f"written, {o.coverage:.2%} of late events kept.",
     ]
     docs = {doc.key: doc.doc for doc in describe()}
     base = load_policy(policy)
-    # What the policy that the search began with says goes with it: a file stands for itself.
+    # The file also has the settings of the policy that the search began with: it must not depend on that one.
     defaults, begun = policy_to_json(Policy()), policy_to_json(base)
     settings: dict[str, dict[str, Any]] = {
         section: {key: value for key, value in keys.items() if value != defaults[section][key]}
@@ -176,7 +176,7 @@ def comment(text: str, indent: int) -> Iterable[str]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Writes a file that is whole or not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(text)

@@ -1,6 +1,6 @@
-"""A simulated disk: one step of one request at a time, the most urgent first, as the I/O thread does it.
+"""A simulated disk: like the I/O thread, it does one step of one request at a time, the most urgent first.
 
-Pure: the clock is a number that goes on when somebody waits, works, or time is said to pass.
+Pure: the clock is a number. It goes on when somebody waits or works, or when the caller lets time pass.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """How fast a machine is, as measured: bytes per second, and seconds that each block or file costs besides.
+    """How fast a machine is: bytes per second, and the fixed cost of each block or file in seconds.
 
-    ``processing_bytes_per_s``: of blocks that a function is given, and ``execution_s`` for each time besides.
-    ``staging_s``: until a prestage begins to bring blocks.
+    ``processing_bytes_per_s``: how fast a function gets through blocks; each execution takes ``execution_s`` more.
+    ``staging_s``: how long a prestage takes before its first block.
     """
 
     read_bytes_per_s: float
@@ -34,9 +34,9 @@ class Machine:
 
 
 class Moved(int):
-    """Bytes that a step moved, as steps yield them, and the seconds that it takes from its beginning on.
+    """The bytes that a step moved, and the seconds that the step takes. Steps yield it.
 
-    ``goes_on``: the next step belongs to it, so that nothing comes between, however urgent.
+    ``goes_on``: the next step belongs to this one. Not even an urgent request comes in between.
     """
 
     seconds: float
@@ -49,13 +49,13 @@ class Moved(int):
 
 
 class GivenUp(Exception):
-    """What became of a request that was cancelled."""
+    """The error of a request that was cancelled."""
 
 
 class Request(Generic[T]):
-    """As :class:`state_backends.store.io.Pending` says."""
+    """A :class:`state_backends.store.io.Pending`."""
 
-    __slots__ = ("_disk", "_error", "_over", "_told", "_value", "number", "priority", "steps", "submitted_s")
+    __slots__ = ("_callbacks", "_disk", "_error", "_over", "_value", "number", "priority", "steps", "submitted_s")
 
     def __init__(
         self, disk: SimulatedDisk, priority: Priority, number: int, steps: Steps[T], submitted_s: float
@@ -65,7 +65,7 @@ class Request(Generic[T]):
         self._over = False
         self._error: BaseException | None = None
         self._value: T | None = None
-        self._told: list[Callable[[BaseException | None], None]] = []
+        self._callbacks: list[Callable[[BaseException | None], None]] = []
 
     def raise_to(self, priority: Priority) -> None:
         self._disk.raise_to(self, priority)
@@ -86,32 +86,31 @@ class Request(Generic[T]):
             raise self._error
         return cast(T, self._value)
 
-    def when_over(self, told: Callable[[BaseException | None], None]) -> None:
+    def when_over(self, callback: Callable[[BaseException | None], None]) -> None:
         if self._over:
-            told(self._error)
+            callback(self._error)
         else:
-            self._told.append(told)
+            self._callbacks.append(callback)
 
     def end(self, value: T | None, error: BaseException | None = None) -> None:
-        """By the disk: it is over."""
+        """The disk calls this when the request is over."""
         self._over, self._value, self._error = True, value, error
-        told, self._told = self._told, []
-        for tell in told:
-            tell(error)
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(error)
 
 
 class SimulatedDisk:
-    """As :class:`state_backends.store.io.Io` says, in the place of an I/O thread. Steps run when time goes by.
+    """A :class:`state_backends.store.io.Io` in the place of an I/O thread. Steps run when time goes by.
 
-    Only :meth:`pass_to` and those who wait let it go by. What a step takes, it says by what it
-    yields, :class:`Moved`, or by :meth:`spend`.
-    ``rate_limit``: bytes per second of writes and maintenance; what is waited for is never slowed down.
+    Time goes by in :meth:`pass_to` and while somebody waits. A step says how long it takes: it yields :class:`Moved` or
+    calls :meth:`spend`. ``rate_limit``: bytes per second of writes and maintenance. Urgent requests are never slowed.
     """
 
     def __init__(self, rate_limit: int | None = None, *, capacity: int = 4096) -> None:
         self.now_s = 0.0
         self.waited_s = 0.0
-        """That whoever called waited for requests, or for room in the queue."""
+        """How long callers have waited for requests, or for room in the queue."""
         self.bytes = dict.fromkeys(Priority, 0)
         self._rate, self._capacity = rate_limit, capacity
         self._background_from_s = 0.0
@@ -129,27 +128,27 @@ class SimulatedDisk:
         self._numbers += 1
         self._queued += 1
         heapq.heappush(self._heap, (priority, request.number, request))
-        # Who has nothing to do begins at once, and does not know what comes next. What the step does, it does when
-        # time goes by: whoever submits is in the middle of something.
+        # An idle disk takes the request at once, without knowing what comes next. But the step runs only when time goes
+        # by, because the caller may be in the middle of something.
         if self._chosen is None:
             self._choose(self.now_s)
         return request
 
     def raise_to(self, request: Request[Any], priority: Priority) -> None:
         if priority < request.priority and not request.over():
-            # The old entry stays in the heap, and is passed over because it has the old priority.
+            # The old entry stays in the heap. It has the old priority, so it is skipped.
             request.priority = priority
             if self._chosen is not request:
                 heapq.heappush(self._heap, (priority, request.number, request))
 
     def pass_to(self, to_s: float) -> None:
-        """Time goes by, and what is queued is worked on."""
+        """Lets time go by. The disk works on its queue meanwhile."""
         while self._step(to_s):
             pass
         self.now_s = max(self.now_s, to_s)
 
     def finish(self) -> None:
-        """Time goes by until all that is queued is done."""
+        """Lets time go by until the queue is empty."""
         while self._step(math.inf):
             pass
 
@@ -168,7 +167,7 @@ class SimulatedDisk:
             self.waited_s += self.now_s - begin_s
 
     def spend(self, seconds: float) -> None:
-        """By the step that runs: it takes so much longer than what it yields says."""
+        """A running step calls this: it takes this much longer than its :class:`Moved` says."""
         self._spent_s += seconds
 
     def busy(self) -> bool:
@@ -179,10 +178,10 @@ class SimulatedDisk:
 
     def _must_step(self) -> None:
         if not self._step(math.inf):
-            raise AssertionError("a request that is not queued was waited for")
+            raise AssertionError("somebody waits for a request that is not queued")
 
     def _step(self, until_s: float) -> bool:
-        """What happens next, if that is by then: a step is chosen, runs, or ends."""
+        """Does the next thing that happens by then: chooses, runs or ends a step. False if nothing does."""
         request = self._chosen
         if request is None:
             return self._choose(until_s)
@@ -244,7 +243,7 @@ class SimulatedDisk:
             heapq.heappush(self._heap, (request.priority, request.number, request))
 
     def _leave(self, request: Request[Any]) -> None:
-        """It has no further step; what was given up tidies up."""
+        """The request has no further step. A cancelled one cleans up."""
         if self._chosen is request:
             self._chosen = None
         self._queued -= 1

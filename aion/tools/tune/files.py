@@ -1,7 +1,7 @@
 """What a store stands on in a replay: files without bytes, and a shard's share of the simulated disk.
 
-The store itself is the real one (:mod:`state_backends.store.tiered`): it decides which block is where, what moves when
-and who waits; here is only what that costs on a machine.
+The store is the real one (:mod:`state_backends.store.tiered`). It decides where each block is, what moves and who
+waits. The classes here only say what that costs on a machine.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from state_backends.store.sst_file import SYNC_BYTES, Indexed
 T = TypeVar("T")
 
 
-def sized(slice_us: int, size_bytes: int, compacted: Compacted | None = None) -> Block:
-    """A block of which nothing is known but what a store asks of it."""
-    header = Header(BlockKind.EVENTS, Codec.ARROW, Compression.NONE, slice_us, 0, 0, 0, 0, 0, 0, 0, compacted)
+def sized(
+    slice_us: int, size_bytes: int, compacted: Compacted | None = None, *, events: int = 0, rows: int = 0
+) -> Block:
+    """A block without bytes. Its header says what a store and an operator ask."""
+    header = Header(BlockKind.EVENTS, Codec.ARROW, Compression.NONE, slice_us, rows, events, 0, 0, 0, 0, 0, compacted)
     return Block(header._replace(body_bytes=size_bytes - header.own_bytes), b"")
 
 
 class SimulatedFiles:
-    """As :class:`state_backends.store.p_bucket.PBucket`; what is read and written costs what the machine says."""
+    """Stands for :class:`state_backends.store.p_bucket.PBucket`. Reading and writing cost what the machine says."""
 
     def __init__(self, machine: Machine, disk: SimulatedDisk) -> None:
         self._machine, self._disk = machine, disk
@@ -36,7 +38,7 @@ class SimulatedFiles:
         self.next_file_no = 0
 
     def write(self, blocks: Sequence[tuple[int, Block]]) -> Steps[SstFile]:
-        # Blocks are put together in memory within no time; what takes long comes at once: to sync, and to ingest.
+        # Joining blocks in memory takes no time. Syncing and ingesting the file do, and come at the end.
         size_bytes = sum(block.size_bytes for _, block in blocks)
         with self._new_file(dict(blocks), "") as out:
             yield Moved(size_bytes, size_bytes / self._machine.write_bytes_per_s)
@@ -44,7 +46,10 @@ class SimulatedFiles:
         return out.file
 
     def writing(self, index: Sequence[Indexed], mark: str = "") -> AbstractContextManager[_NewFile]:
-        return self._new_file({i.seq: sized(i.slice_us, i.size_bytes, i.compacted) for i in index}, mark)
+        # A merged file holds the same blocks as the files before it, with their numbers of rows.
+        known = {seq: block for blocks in self._files.values() for seq, block in blocks.items()} if mark else {}
+        blocks = {i.seq: known.get(i.seq) or sized(i.slice_us, i.size_bytes, i.compacted) for i in index}
+        return self._new_file(blocks, mark)
 
     def fetch(self, file_no: int, slice_us: int, seq: int) -> Steps[Block]:
         block = self._files.get(file_no, {}).get(seq)
@@ -85,7 +90,7 @@ def _line(seq: int, block: Block) -> Indexed:
 
 
 class _NewFile:
-    """As :class:`state_backends.store.sst_file.NewFile`."""
+    """Stands for :class:`state_backends.store.sst_file.NewFile`."""
 
     file: SstFile
 
@@ -110,10 +115,10 @@ class _NewFile:
 
 
 class ShardDisk:
-    """The host's disk as one shard's store asks it. Prestages take ``staging_s`` of the machine to begin.
+    """The host's disk as the store of one shard sees it. A prestage takes the machine's ``staging_s`` to begin.
 
-    Nothing always takes as long as mostly, and what a store learns of its speed hangs on that: so one prestage after
-    another takes as many times as long as ``staging_times`` say, again and again.
+    Real prestages are sometimes slow and sometimes fast, and a store learns from each. So each prestage takes longer or
+    shorter than usual by the next factor in ``staging_times``. After the last factor the first comes again.
     """
 
     def __init__(self, disk: SimulatedDisk, machine: Machine, staging_times: Sequence[float]) -> None:
@@ -123,7 +128,7 @@ class ShardDisk:
         self._begins = True
 
     def prestage_begins(self) -> None:
-        """The next request to prestage is the first of some that are asked for together."""
+        """Call it before a prestage, which may make several requests. Only the first of them takes time to begin."""
         self._begins = True
 
     def submit(self, priority: Priority, steps: Steps[T]) -> Request[T]:
@@ -137,7 +142,7 @@ class ShardDisk:
 
 
 def _slower(steps: Steps[T], times: float, extra_s: float) -> Generator[int, None, T]:
-    """The same steps, which take so many times as long; the first ``extra_s`` more, before that."""
+    """The same steps, each ``times`` as long. Before that, the first takes ``extra_s`` more."""
     try:
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The policies that a search tries, and which of them are worth having."""
+"""Tries policies on a trace, and chooses the one that costs least and keeps what was asked."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MODES = ("predictive", "on_late_event", "none")
 VICTIMS = ("largest", "slowest")
 LEAST_BUDGET = 1 << 20
 TIGHTEST = 0.2
-"""Of the staleness that is asked for: what a trigger is told may be less, as events do not come as planned."""
+"""The tightest bound for a trigger, as a part of the staleness asked for: events do not come as planned."""
 DIMENSIONS = 7
 Vector = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a policy has to keep: bytes that blocks may take, staleness per window, the share of late events kept."""
+    """What a policy has to keep: the memory for blocks, the staleness of windows, the share of late events kept."""
 
     memory_bytes: int
     staleness: float
@@ -36,7 +36,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A policy, as the keys in which it is not the one that the search began with, and what it would cost."""
+    """A policy and what it would cost. ``keys``: where it differs from the policy that the search began with."""
 
     keys: Mapping[str, Any]
     policy: Policy
@@ -44,17 +44,18 @@ class Tried:
 
     @property
     def costs(self) -> tuple[float, ...]:
-        """All to be small: memory, blocked time, staleness, executions, bytes written."""
+        """Memory, blocked time, staleness, executions, bytes written. Less is better in each."""
         o = self.outcome
         return (o.memory_bytes, o.blocked_s, o.staleness, o.all_executions, o.written_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """``front``: of what keeps the goal, or of all if nothing does; ``chosen``: one of them. ``kept``: the goal is.
+    """What a search found.
 
-    ``goal``: as asked, but for a staleness that no policy can keep, because batches are too far apart: see
-    :func:`within_reach`.
+    ``front``: the policies that no other one beats in everything, among those that keep the goal; among all if none
+    does. ``chosen``: one of them. ``kept``: whether it keeps the goal. ``goal``: as asked, with a staleness that can be
+    reached (:func:`within_reach`).
     """
 
     tried: Sequence[Tried]
@@ -69,7 +70,7 @@ def keeps(outcome: Outcome, goal: Goal) -> bool:
 
 
 def excess(outcome: Outcome, goal: Goal) -> float:
-    """By how much a goal is missed, as a sum of shares of it; 0 if it is kept."""
+    """How far a goal is missed: the sum of the parts by which each of its figures is. 0 if it is kept."""
     lost, may_lose = 1.0 - outcome.coverage, max(1e-9, 1.0 - goal.coverage)
     over = (
         outcome.memory_bytes / goal.memory_bytes - 1,
@@ -80,12 +81,12 @@ def excess(outcome: Outcome, goal: Goal) -> float:
 
 
 def dominates(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Whether one is nowhere worse and somewhere better."""
+    """Whether ``a`` is nowhere worse than ``b`` and somewhere better."""
     return all(x <= y for x, y in zip(a, b, strict=True)) and any(x < y for x, y in zip(a, b, strict=True))
 
 
 def pareto(tried: Sequence[Tried]) -> list[Tried]:
-    """Those that nothing dominates, each cost once, the least memory first."""
+    """The policies that no other one dominates, by memory. One for each set of costs."""
     found: dict[tuple[float, ...], Tried] = {}
     for one in tried:
         found.setdefault(one.costs, one)
@@ -96,9 +97,9 @@ def pareto(tried: Sequence[Tried]) -> list[Tried]:
 
 
 def starting_bound_us(trace: Trace, policy: Policy) -> int:
-    """The bound of windows as long as too little is known: half as much again as what came latest.
+    """The bound for windows before anything is learnt: 1.5 times the greatest lateness in the trace.
 
-    What the policy says if nothing came late.
+    If nothing came late, the bound of the policy.
     """
     late_us, _ = trace.lateness_us()
     latest = int(late_us.max() * 1.5)
@@ -116,12 +117,12 @@ def search(
     policy: Policy | None = None,
     evaluations: int = 150,
     seed: int = 1,
-    told: Callable[[int], None] = lambda done: None,
+    on_done: Callable[[int], None] = lambda done: None,
 ) -> Result:
     """Replays about ``evaluations`` policies, chosen by differential evolution (Storn and Price 1997).
 
-    The same for the same arguments. ``policy``: where the search begins, and what it leaves alone. ``told``:
-    after each.
+    The same arguments give the same result. ``policy``: where the search begins; it changes only some keys.
+    ``on_done``: called after each replay with the number of replays so far.
     """
     base = load_policy("standard") if policy is None else policy
     bound_us = starting_bound_us(trace, base)
@@ -137,7 +138,7 @@ def search(
             tried = load_policy(base, keys)
             known[name] = Tried(keys, tried, simulate(trace, tried, machine))
         done += 1
-        told(done)
+        on_done(done)
         return known[name]
 
     span = max((b.at_us for b in trace.batches), default=0) - min((b.at_us for b in trace.batches), default=0)
@@ -145,7 +146,7 @@ def search(
     def cost(vector: Vector) -> float:
         one = attempt(vector)
         memory, blocked, staleness, executions, written = one.costs
-        # Shares of what is given or of what there is, so that none of them drowns the others.
+        # Each cost as a share of something, so that no cost drowns the others.
         return (
             100.0 * excess(one.outcome, goal)
             + blocked / max(span / 1e6, 1.0)
@@ -155,12 +156,12 @@ def search(
             + 0.1 * staleness / goal.staleness
         )
 
-    # Whole generations, of which the first is the start.
+    # Whole generations. The first is the start.
     people = max(5, min(15, evaluations // 4))
     generations = max(0, evaluations // people - 1)
     rng = np.random.default_rng(seed)
     first = rng.random((people, DIMENSIONS))
-    # As the standard policy has it, within the memory that is allowed; and the tightest staleness.
+    # The standard policy with the memory that is allowed, and the same with the tightest staleness.
     first[0] = [1.0, 0.66, 0.0, 0.6, 0.0, 0.0, 1.0]
     first[1] = [1.0, 0.66, 0.0, 0.6, 0.0, 0.0, 0.0]
     differential_evolution(
@@ -180,7 +181,7 @@ def search(
 
 
 def within_reach(trace: Trace, goal: Goal, machine: Machine, policy: Policy, bound_us: int) -> Goal:
-    """The goal, with a staleness that can be kept: where batches are far apart, a tighter bound is of no use."""
+    """The goal, with a staleness that can be kept: if batches are far apart, no bound keeps a small one."""
     keys: dict[str, Any] = {"lateness.coverage": goal.coverage, "lateness.initial_bound": format_duration(bound_us)}
     freshest = load_policy(policy, {**keys, "trigger.bound": goal.staleness * TIGHTEST})
     reached = simulate(trace, freshest, machine).staleness
@@ -188,10 +189,10 @@ def within_reach(trace: Trace, goal: Goal, machine: Machine, policy: Policy, bou
 
 
 def choose(front: Sequence[Tried], goal: Goal, seconds: float) -> Tried:
-    """Of what misses the goal least: the least blocked, the fewest executions, the least memory, the least written.
+    """Among those that miss the goal least: the least blocked, then the fewest executions, memory, bytes written.
 
-    Each as nearly as makes a difference: a thousandth of the ``seconds`` that the trace took, and two per cent of
-    executions.
+    Blocked times within a thousandth of the ``seconds`` of the trace count as equal, and so do numbers of executions
+    within two per cent.
     """
     least = min(excess(t.outcome, goal) for t in front)
     left = [t for t in front if excess(t.outcome, goal) == least]
@@ -203,7 +204,7 @@ def choose(front: Sequence[Tried], goal: Goal, seconds: float) -> Tried:
 
 
 def keys_of(vector: Vector, goal: Goal, bound_us: int) -> dict[str, Any]:
-    """Settings for a point of the unit cube, in figures that a person would write."""
+    """The settings for a point of the unit cube, rounded as a person would write them."""
     budget, bucket, keep, moderate, victim, mode, staleness = (float(x) for x in np.clip(vector, 0.0, 1.0))
     most = goal.memory_bytes
     least = min(most, max(LEAST_BUDGET, most // 64))
@@ -227,13 +228,13 @@ def keys_of(vector: Vector, goal: Goal, bound_us: int) -> dict[str, Any]:
 
 
 def _rounded(size: float, most: int) -> int:
-    """About two significant places, in whole KiB or 64 of them; at most ``most``."""
+    """Rounded to about two digits, and to 1 KiB or 64 KiB. At most ``most``."""
     step = 64 << 10 if size >= 1 << 20 else 1 << 10
     return min(most, max(step, int(float(f"{size:.2g}")) // step * step))
 
 
 def changed(one: Tried) -> dict[str, dict[str, Any]]:
-    """The settings as a file would have them, by section."""
+    """The settings by section, as a policy file has them."""
     whole = policy_to_json(one.policy)
     found: dict[str, dict[str, Any]] = {}
     for path in one.keys:

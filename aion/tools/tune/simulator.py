@@ -1,63 +1,46 @@
-"""A trace replayed: the real operator and the real store under a policy, over a simulated disk."""
+"""Replays a trace under a policy: the real operator, executor and store over a simulated disk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle
 from statistics import median
 
-import numpy as np
+import pyarrow as pa
 
 from aion.config import Policy
-from aion.core.compaction.blocks import Compact, CompactionDone
-from aion.core.ingest.block import Compacted
-from aion.core.ingest.key_ranges import MOST_KEYS, TOP, Keys, equal_ranges
-from aion.core.operator.actions import (
-    Action,
-    Append,
-    Arrived,
-    BatchEnded,
-    BlockFact,
-    Destage,
-    Execute,
-    Prestage,
-    Purge,
-    WatermarkAdvanced,
-)
-from aion.core.operator.keyed.orders import Order
-from aion.core.plan import Plan
+from aion.core.ingest.block import Compression
 from aion.errors import ConfigError
 from aion.execute.assembly import make_operator, predicts, store_config
-from aion.execute.block_compactor import MOST_BYTES
-from aion.execute.trace import Batch, Cost, Int64s, Trace
+from aion.execute.block_compactor import compaction_bytes
+from aion.execute.executor import Executor
+from aion.execute.trace import Batch, Cost, Trace
 from aion.tools.tune.disk import Machine, SimulatedDisk
 from aion.tools.tune.files import ShardDisk, SimulatedFiles, sized
-from policies.sizing import Execution, processing_bytes_per_s
+from aion.tools.tune.sizes import SizesOnly, compaction_ratio
+from policies.sizing import processing_bytes_per_s
 from state_backends.files.names import SstFile
 from state_backends.store.backends import StoreConfig
 from state_backends.store.io import Priority
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.p_bucket import cache_bytes
 from state_backends.store.pressure import PressureManager
-from state_backends.store.protocol import Only, StagingStats, StoredBlock
+from state_backends.store.protocol import Only, StagingStats
+from state_backends.store.session import StoreSession
 from state_backends.store.tiered import TieredStore
 from state_backends.versions.manifest import FileEntry, Identity, Manifest
 from state_backends.versions.retention import Retention
 
-_NO_END = 1 << 62
 _NOBODY = Identity("", "", 0, 1, {})
-
-Ranges = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a policy would have cost. ``memory_bytes``: the most that blocks took at once.
+    """What a policy would have cost.
 
-    ``blocked_s``: that executions and appends waited for the disk. ``staleness``: of windows that got late events, the
-    mean of each one's largest, among those that are gone; ``stalest`` the largest. ``coverage``: of late events, the
-    share that was not dropped.
+    ``memory_bytes``: the most memory that blocks took at once. ``blocked_s``: how long executions and appends waited
+    for the disk. ``staleness``: each purged window that got late events has a largest staleness; this is the mean of
+    those, and ``stalest`` is their maximum. ``coverage``: the share of late events that was not dropped.
     """
 
     memory_bytes: int
@@ -81,13 +64,13 @@ class Outcome:
 def simulate(
     trace: Trace, policy: Policy, machine: Machine, *, machine_share: float = 0.0, paced: bool = True
 ) -> Outcome:
-    """Replays all of it; the same for the same arguments, and no Spark, thread or file.
+    """Replays the whole trace, without Spark, threads or files. The same arguments give the same outcome.
 
-    ``machine_share``: of the machine's memory in use, by whomever. ``paced``: batches begin when they did, or when the
-    one before is over; otherwise at once. Raises ConfigError for a store that is no tiered one.
+    ``machine_share``: how much of the machine's memory is in use, 0 to 1. ``paced``: a batch begins when it did, or
+    when the one before is over; otherwise at once. Raises ConfigError unless the store is tiered.
     """
     if policy.state.backend != "tiered":
-        raise ConfigError(f"state.backend: {policy.state.backend} has nothing to tune; a replay is of tiered")
+        raise ConfigError(f"state.backend: {policy.state.backend} has nothing to tune; set it to tiered")
     machine = as_recorded(machine, trace)
     host = _Host(trace, policy, machine, machine_share)
     begin_us = min((batch.at_us for batch in trace.batches), default=0)
@@ -104,7 +87,7 @@ def simulate(
 
 
 def as_recorded(machine: Machine, trace: Trace) -> Machine:
-    """With the speeds of the machine on which the trace was recorded, as far as it has them."""
+    """The machine with the speeds that the trace recorded, where it has them."""
     if trace.processing is not None:
         fixed_s, bytes_per_s, _ = trace.processing
         machine = replace(machine, processing_bytes_per_s=bytes_per_s, execution_s=fixed_s)
@@ -118,27 +101,24 @@ def as_recorded(machine: Machine, trace: Trace) -> Machine:
 
 
 class _Host:
-    """What shards share."""
+    """The parts that shards share."""
 
     def __init__(self, trace: Trace, policy: Policy, machine: Machine, machine_share: float) -> None:
         config = store_config(policy, windows=trace.definition.windows.values(), blocking=trace.definition.blocking)
         self.disk = SimulatedDisk(config.rate_limit_bytes_per_s)
         self.machine = machine
         if config.budget_bytes is None:
-            raise ConfigError("memory.budget: a share is of a host that is not known here; give bytes")
+            raise ConfigError("memory.budget: a share needs a host, and a replay has none; give bytes")
         self.budget = MemoryBudget(config.budget_bytes)
         self.budget.reserve(cache_bytes(self.budget.limit_bytes))
         self._pressure = PressureManager(
             self.budget, config.make_destage(), lambda: machine_share, clock=lambda: self.disk.now_s
         )
-        plan = trace.definition.plan()
-        self.compaction_ratio = _compaction_ratio(trace.compactions)
-        self.compaction = trace.compaction or Cost(0.0, machine.processing_bytes_per_s)
+        self.plan = trace.definition.plan()
+        self.compaction_ratio = compaction_ratio(trace.compactions)
         self.staging_times = trace.staging.times if trace.staging is not None else (1.0,)
         self.processing_times = trace.processing.times if trace.processing is not None else (1.0,)
-        self.shards = {
-            shard: _Shard(self, plan, policy, config, commits=trace.definition.commits) for shard in trace.shards
-        }
+        self.shards = {shard: _Shard(self, trace, policy, config) for shard in trace.shards}
         self.seconds: list[float] = []
 
     def tick(self) -> None:
@@ -174,7 +154,7 @@ class _Host:
 
 
 class _Versions:
-    """The versions of one shard, each of which keeps its files: how much merging may write hangs on that."""
+    """The versions of one shard. Each keeps its files, and how much merging may write depends on that."""
 
     def __init__(self, retain: int) -> None:
         self._retention = Retention(retain + 1)
@@ -182,11 +162,11 @@ class _Versions:
         self._known: dict[int, SstFile] = {}
         self._number = 0
 
-    def commit(self, store: TieredStore, purge: Sequence[int]) -> None:
-        """As :meth:`state_backends.versions.shard.Shard.commit`; waits until all is on disk."""
-        self._known |= {file.file_no: file for file in store.persist(skip=purge)}
-        store.purge(purge)
-        store.drop_replaced()
+    def commit(self, session: StoreSession) -> None:
+        """Does the same to the store as :meth:`state_backends.versions.shard.Shard.commit`."""
+        store = session.store
+        self._known |= {file.file_no: file for file in store.persist(skip=session.purging)}
+        session.end()
         self._known = {no: self._known[no] for no in store.files()}
         files = tuple(FileEntry(no, f.path, f.size_bytes, 0, 0, f.blocks) for no, f in self._known.items())
         self._number += 1
@@ -197,188 +177,79 @@ class _Versions:
         store.compact(self._known, held_bytes=held_bytes, disk_bytes=disk_bytes)
 
 
-class _Shard:
-    """An operator and its store, as the executor has them work (aion.execute.executor), sizes in the place of rows."""
+class _Session(StoreSession):
+    """A session whose prestages begin on the simulated disk."""
 
-    def __init__(self, host: _Host, plan: Plan, policy: Policy, config: StoreConfig, *, commits: bool) -> None:
+    def __init__(self, store: TieredStore, disk: ShardDisk, host: SimulatedDisk) -> None:
+        super().__init__(store)
+        self._disk, self._host = disk, host
+
+    def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
+        # An idle I/O thread begins with what is queued before anybody has found out what to stage.
+        self._host.pass_to(self._host.now())
+        self._disk.prestage_begins()
+        super().prestage(slices, only)
+
+
+class _Shard:
+    """The real executor with the real operator, over blocks without rows and a store on a simulated disk."""
+
+    def __init__(self, host: _Host, trace: Trace, policy: Policy, config: StoreConfig) -> None:
+        disk, plan = ShardDisk(host.disk, host.machine, host.staging_times), host.plan
+        self.store = config.make_store(SimulatedFiles(host.machine, host.disk), disk, host.budget)
+        self._session = _Session(self.store, disk, host.disk)
+        self._contents = SizesOnly(
+            plan,
+            host.disk,
+            Cost(host.machine.execution_s, host.machine.processing_bytes_per_s, host.processing_times),
+            trace.compaction or Cost(0.0, host.machine.processing_bytes_per_s),
+            host.compaction_ratio,
+            target_bytes=policy.blocks.target_bytes,
+            compaction_bytes=compaction_bytes(policy.apply.memory_bytes, Compression[policy.state.compression.upper()]),
+        )
         self.operator = make_operator(plan, policy, None)
-        self._disk = ShardDisk(host.disk, host.machine, host.staging_times)
-        self.store = config.make_store(SimulatedFiles(host.machine, host.disk), self._disk, host.budget)
-        self._host, self._plan = host, plan
-        self._versions = _Versions(config.retain_versions) if commits else None
-        self._times = cycle(host.processing_times)
-        self._compactions = (plan.layout is not None or bool(plan.key)) and not plan.by_event
-        self._piece_bytes = min(policy.blocks.target_bytes, MOST_BYTES)
+        self._executor = Executor(plan, self.operator, self._session, self._contents)
+        self._host = host
+        self._versions = _Versions(config.retain_versions) if trace.definition.commits else None
         self._predicts = predicts(policy)
-        self._rows: dict[int, int] = {}  # of each block that came, by its number
-        self._executed: list[Execution] = []
-        self._purge: list[int] = []
 
     def run(self, batch: Batch, *, paced: bool) -> None:
-        at_us = batch.watermark_us
-        if at_us is not None and at_us != self.operator.watermark.at_us:
-            self._carry_out(self.operator.handle(WatermarkAdvanced(at_us)))
+        self._session.begin(self.operator.next_seq)
+        for rows in self._rows(batch, paced):
+            raise AssertionError(f"a replay computes no rows, and got {rows.num_rows}")
+        self._end_batch()
+
+    def _rows(self, batch: Batch, paced: bool) -> Iterator[pa.RecordBatch]:
+        if batch.watermark_us is not None:
+            yield from self._executor.advance(batch.watermark_us)
         start = 0
         for count, before_s in batch.handed:
             if paced:
-                self._pass(before_s)
-            blocks = batch.blocks[start : start + count]
-            arrived = Arrived(blocks, (), batch.facts(start, count))
-            self._carry_out(self.operator.handle(arrived), blocks, batch.rows[start : start + count])
-            start += count
-        self._carry_out(self.operator.handle(BatchEnded(batch.last)))
-        self._end_batch()
-
-    def _pass(self, seconds: float) -> None:
-        self._host.disk.pass_to(self._host.disk.now_s + seconds)
+                self._host.disk.pass_to(self._host.disk.now_s + before_s)
+            self._contents.facts = batch.facts(start, count)
+            end = start + count
+            yield from self._executor.arrive(
+                [
+                    sized(fact.slice_us, fact.size_bytes, events=fact.events, rows=rows)
+                    for fact, rows in zip(batch.blocks[start:end], batch.rows[start:end].tolist(), strict=True)
+                ]
+            )
+            start = end
+        yield from self._executor.end_batch(last=batch.last)
 
     def _end_batch(self) -> None:
-        """What follows a batch on Spark, and a call without it."""
-        if self._executed:
-            self.store.processing_bytes_per_s = processing_bytes_per_s(self._executed)
-            self._host.seconds += [execution.seconds for execution in self._executed]
-            self._executed.clear()
+        """What follows a batch on Spark, and a call of LocalOperator."""
+        executed = self._executor.executions
+        if executed:
+            self.store.processing_bytes_per_s = processing_bytes_per_s(executed)
+            self._host.seconds += [execution.seconds for execution in executed]
+            executed.clear()
         if self._versions is not None:
-            self._versions.commit(self.store, self._purge)
-            self._purge = []
+            self._versions.commit(self._session)
         else:
+            self._session.end()
             self.store.flush()
             self.store.compact()
-        expected = self.operator.watermark.expected_next()
-        plan = self.operator.plan(expected) if self._predicts and expected is not None else None
-        if plan is not None:
-            self._prestage(plan.slices)
+        if self._predicts and (due := self._executor.due_next(self.operator.watermark.expected_next())):
+            self._session.prestage(due)
         self._host.tick()
-
-    def _carry_out(
-        self, actions: Sequence[Action | Order], blocks: Sequence[BlockFact] = (), rows: Sequence[int] | Int64s = ()
-    ) -> None:
-        appends = [a for a in actions if isinstance(a, Append)]
-        for append in appends:
-            size = blocks[append.index].size_bytes
-            if self._compactions:
-                self._rows[append.seq] = int(rows[append.index])
-            self.store.append(append.seq, sized(append.slice_us, size), late=append.late)
-        for action in actions:
-            if isinstance(action, Prestage):
-                self._prestage(action.slices, self._announced(action, appends))
-        for order in actions:
-            if isinstance(order, Execute):
-                for some in self._at_once(order):
-                    self._execute(some)
-        self._compact([a for a in actions if isinstance(a, Compact)])
-        self.store.destage([s for a in actions if isinstance(a, Destage) for s in a.slices])
-        purge = [s for a in actions if isinstance(a, Purge) for s in a.slices]
-        if self._versions is not None:
-            self._purge += purge  # when the version is made
-        else:
-            self.store.purge(purge)
-
-    def _prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
-        # To see what is to be staged takes longer than it takes an idle I/O thread to begin with what is queued.
-        self._pass(0.0)
-        self._disk.prestage_begins()
-        self.store.prestage(slices, only)
-
-    def _read(
-        self, slices: Sequence[int], bytes_per_s: float, *, blocking: bool = False, only: Only | None = None
-    ) -> tuple[list[StoredBlock], int, float]:
-        """What an execution reads, which works on each block for a while; its bytes, and seconds of waiting."""
-        found, size, waited_s = [], 0, 0.0
-        asked_s = self._host.disk.now_s
-        for stored in self.store.read(slices, blocking=blocking, only=only):
-            waited_s += self._host.disk.now_s - asked_s
-            found.append(stored)
-            size_bytes = stored.block.size_bytes
-            size += size_bytes
-            self._pass(size_bytes / bytes_per_s)
-            asked_s = self._host.disk.now_s
-        return found, size, waited_s
-
-    def _at_once(self, order: Execute) -> Iterator[Execute]:
-        """Windows that are computed together, as the executor has it."""
-        if self._plan.layout is not None:
-            before = order.changed_since >= 0
-            yield from (order.some(among) for among in (~before, before) if among.any())
-            return
-        for i, (start, end) in enumerate(zip(order.start_us.tolist(), order.end_us.tolist(), strict=True)):
-            yield order.some(slice(i, i + 1), tuple(s for s in order.slices if start <= s < end))
-
-    def _execute(self, order: Execute) -> None:
-        machine = self._host.machine
-        begin = self._host.disk.now_s
-        ends = self._plan.grid.ends(np.array(order.slices, np.int64)).tolist()
-        slices = [
-            s for s, end in zip(order.slices, ends, strict=True) if ((order.start_us < end) & (order.end_us > s)).any()
-        ]
-        keys: Ranges | None = None
-        size, waited_s = 0, 0.0
-        if self._compactions and self._plan.key and bool((order.changed_since >= 0).all()):
-            since: dict[int, tuple[int, int]] = {}
-            for s, end in zip(order.slices, ends, strict=True):
-                of = order.changed_since[(order.start_us < end) & (order.end_us > s)]
-                since |= {s: (int(of.min()), _NO_END)} if len(of) else {}
-            only = Only(since)
-            news, size, waited_s = self._read(slices, machine.processing_bytes_per_s, only=only)
-            keys = self._keys(sorted({stored.arrival for stored in news}))
-        blocking = self._plan.blocking
-        _, rest, waiting_s = self._read(slices, machine.processing_bytes_per_s, blocking=blocking, only=Only(keys=keys))
-        size += rest
-        # What an execution of so many bytes takes beyond working on each block.
-        least = size / machine.processing_bytes_per_s
-        self._pass(max(0.0, next(self._times) * (least + machine.execution_s) - least))
-        self._executed.append(Execution(size, self._host.disk.now_s - begin, waited_s + waiting_s))
-
-    def _announced(self, action: Prestage, appends: Sequence[Append]) -> Only | None:
-        if not self._compactions or not self._plan.key:
-            return None
-        wanted = frozenset(action.slices)
-        return Only(keys=self._keys([a.seq for a in appends if a.slice_us in wanted]))
-
-    def _keys(self, seqs: Sequence[int]) -> Ranges | None:
-        """Where the keys of these blocks lie among all: anywhere, but for a block always the same places."""
-        rows = [(seq, self._rows.get(seq, MOST_KEYS + 1)) for seq in seqs]
-        if sum(n for _, n in rows) > MOST_KEYS:
-            return None
-        hashes = [np.random.default_rng(seq).integers(0, TOP, n, endpoint=True) for seq, n in rows]
-        return Keys(np.concatenate(hashes) if hashes else np.zeros(0, np.int64)).ranges
-
-    def _compact(self, compactions: Sequence[Compact]) -> None:
-        waiting = list(compactions)
-        while waiting:
-            compaction = waiting.pop(0)
-            spans = {compaction.slice_us: (compaction.after, compaction.until)}
-            below = self.operator.next_seq
-            old, _, _ = self._read(
-                [compaction.slice_us], self._host.compaction.bytes_per_s, only=Only(spans, below=below)
-            )
-            self._pass(self._host.compaction.fixed_s)
-            made = max(1, round(compaction.size_bytes * self._host.compaction_ratio(compaction.size_bytes)))
-            pieces = max(1, round(made / self._piece_bytes))
-            first = self.operator.number(pieces)
-            for i, (low, high) in enumerate(equal_ranges(pieces)):
-                size = made * (i + 1) // pieces - made * i // pieces
-                block = sized(compaction.slice_us, size, Compacted(compaction.until, low, high))
-                self.store.append(first + i, block, late=compaction.late)
-            self.store.replace(spans, below)
-            if self._versions is None:
-                self.store.drop_replaced()
-            rows = [self._rows.pop(stored.seq, 0) for stored in old]
-            self._rows[compaction.until] = sum(rows)
-            actions = self.operator.handle(CompactionDone(compaction, made))
-            waiting += [a for a in actions if isinstance(a, Compact)]
-
-
-def _compaction_ratio(compactions: Sequence[tuple[int, int]]) -> Callable[[int], float]:
-    """What is left of bytes that are compacted, as recorded for those of about that size: within a factor of two."""
-    by_class: dict[int, list[float]] = {}
-    for size, made in compactions:
-        by_class.setdefault(size.bit_length(), []).append(made / size)
-    ratios = {size_class: median(found) for size_class, found in by_class.items()}
-
-    def ratio(size: int) -> float:
-        if not ratios:
-            return 1.0
-        return ratios[min(ratios, key=lambda c: (abs(c - size.bit_length()), c))]
-
-    return ratio

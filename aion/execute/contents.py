@@ -1,0 +1,216 @@
+"""What an executor does with the contents of blocks: it finds keys, computes panes, drops rows and compacts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from aion.core.compaction.blocks import Compact
+from aion.core.ingest.block import Block, decode
+from aion.core.ingest.key_ranges import Keys, key_names, row_hashes
+from aion.core.numbers import sums_by
+from aion.core.operator.actions import EmitDropped, EmitUntimed, Execute, SliceFacts
+from aion.core.plan import Plan
+from aion.core.slicing.tree import Aggregation
+from aion.execute.applying import Decoded, apply_window, decode_all
+from aion.execute.block_compactor import BlockCompactor, Owners, compaction_bytes
+from aion.execute.combining import Loaded, tagged
+from aion.execute.dropping import dropped, untimed
+from aion.execute.keyed import KeyedExecutor
+from aion.execute.spilling import MEMORY_LIMIT_BYTES, drained, parts_by_key
+from state_backends.store.codec_pool import CodecPool
+from state_backends.store.protocol import StoredBlock
+from state_backends.store.session import ShardSession
+
+Seen = Callable[[Iterator[StoredBlock]], Iterator[StoredBlock]]
+
+
+class Contents(Protocol):
+    """Whatever an executor cannot learn from the sizes and numbers of blocks.
+
+    :class:`RowContents` looks at the rows. A replay of ``aion tune`` has no rows and only lets time go by
+    (:class:`aion.tools.tune.sizes.SizesOnly`).
+    """
+
+    @property
+    def compacts(self) -> bool:
+        """Whether blocks are compacted. Then the blocks of a few keys can be found."""
+
+    @property
+    def compaction_bytes(self) -> int:
+        """How many encoded bytes are compacted at once."""
+
+    def clock(self) -> float:
+        """Seconds, by which executions are timed."""
+
+    def slices(self, blocks: Sequence[Block]) -> SliceFacts | None:
+        """The events of each slice of each block. Asked only if a block may hold several slices."""
+
+    def keys(self, blocks: Iterator[StoredBlock]) -> Keys:
+        """The keys in blocks of the store."""
+
+    def keys_of_arrived(self, blocks: Sequence[StoredBlock]) -> Keys:
+        """The keys in blocks that just arrived."""
+
+    def panes(self, order: Execute, blocks: Iterator[StoredBlock], keys: Keys | None) -> Iterator[pa.RecordBatch]:
+        """The rows of windows that are computed together. ``keys``: see :func:`aion.execute.applying.decode_all`."""
+
+    def dropped(self, order: EmitDropped, blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
+        """The rows for events that came too late."""
+
+    def untimed(self, orders: Sequence[EmitUntimed], blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
+        """The rows for events without a time."""
+
+    def compacted(
+        self,
+        group: Mapping[int, Compact],
+        blocks: Iterator[StoredBlock],
+        part: tuple[int, int] | None,
+        owners: Owners | None,
+    ) -> list[tuple[Compact, Block]]:
+        """New blocks for those of a group. ``part``: only the keys with hashes in this range."""
+
+    def keyed(
+        self, part: Plan, session: ShardSession, timed: Callable[[], AbstractContextManager[Seen]]
+    ) -> KeyedExecutor:
+        """What carries out the orders for the windows of single keys of a part of the plan."""
+
+
+class RowContents:
+    """The contents of blocks are their rows.
+
+    Blocks are decoded in the threads of ``codec``; without one, in the caller's. With a ``compactor``, blocks are
+    compacted, and a window that was executed before reads only what may have changed (docs/compaction.md). For
+    ``memory_limit_bytes`` and ``spill_folder`` see :func:`aion.execute.applying.apply_window`. ``aggregation``: how
+    windows that overlap are combined from their slices (:mod:`aion.core.slicing.tree`).
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        codec: CodecPool | None = None,
+        compactor: BlockCompactor | None = None,
+        *,
+        memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+        spill_folder: str | None = None,
+        aggregation: Aggregation = "auto",
+    ) -> None:
+        self._plan = plan
+        self._codec = codec
+        self._compactor = compactor
+        self._memory_limit_bytes = memory_limit_bytes
+        self._spill_folder = spill_folder
+        self._aggregation = aggregation
+
+    clock = staticmethod(time.perf_counter)
+
+    @property
+    def compacts(self) -> bool:
+        return self._compactor is not None
+
+    @property
+    def compaction_bytes(self) -> int:
+        assert self._compactor is not None
+        return compaction_bytes(self._memory_limit_bytes, self._compactor.compression)
+
+    def keyed(
+        self, part: Plan, session: ShardSession, timed: Callable[[], AbstractContextManager[Seen]]
+    ) -> KeyedExecutor:
+        return KeyedExecutor(
+            part,
+            session,
+            self._codec,
+            memory_limit_bytes=self._memory_limit_bytes,
+            spill_folder=self._spill_folder,
+            seeks=self.compacts,
+            timed=timed,
+        )
+
+    def slices(self, blocks: Sequence[Block]) -> SliceFacts | None:
+        own = [index for index, block in enumerate(blocks) if self._plan.holds(block.header.slice_us)]
+        if not own:
+            return None
+        batches = [decode(blocks[index], self._plan.block_schema) for index in own]
+        table = pa.Table.from_batches(batches)
+        block_of = np.repeat(own, [batch.num_rows for batch in batches])
+        slices, events = self._plan.slices_of(table), table.column("p0").to_numpy()
+        begins = np.concatenate(([0], np.flatnonzero((np.diff(block_of) != 0) | (np.diff(slices) != 0)) + 1))
+        of = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(slices))))
+        return SliceFacts(block_of[begins], slices[begins], sums_by(of, events, len(begins)))
+
+    # -- keys ---------------------------------------------------------------------------------------------
+
+    def keys(self, blocks: Iterator[StoredBlock]) -> Keys:
+        with closing(decode_all(self._plan, blocks, self._codec)) as decoded:
+            return self._keys_of([d.batch for d in decoded])
+
+    def keys_of_arrived(self, blocks: Sequence[StoredBlock]) -> Keys:
+        return self._keys_of([decode(stored.block, self._plan.block_schema) for stored in blocks])
+
+    def _keys_of(self, batches: Sequence[pa.RecordBatch]) -> Keys:
+        table = pa.Table.from_batches(batches, self._plan.block_schema)
+        return Keys(row_hashes(self._plan, table.select(key_names(self._plan))))
+
+    # -- panes --------------------------------------------------------------------------------------------
+
+    def panes(self, order: Execute, blocks: Iterator[StoredBlock], keys: Keys | None) -> Iterator[pa.RecordBatch]:
+        if self._plan.layout is None:
+            (execution,) = order
+            yield from apply_window(
+                self._plan,
+                execution,
+                blocks,
+                self._codec,
+                keys,
+                memory_limit_bytes=self._memory_limit_bytes,
+                spill_folder=self._spill_folder,
+            )
+            return
+        with closing(decode_all(self._plan, blocks, self._codec, keys)) as decoded:
+            for loaded in self._load(decoded):
+                yield from loaded.windows(order, self._memory_limit_bytes, self._aggregation)
+
+    def _load(self, decoded: Iterable[Decoded]) -> Iterator[Loaded]:
+        """All partials at once. If they do not fit in memory, those of some keys at a time, through files."""
+        decoded = iter(decoded)
+        names, limit = [field.name for field in self._plan.key_fields], self._memory_limit_bytes
+        held: list[Decoded] = []
+        size = 0
+        for block in decoded:
+            held.append(block)
+            size += block.batch.nbytes
+            if size > limit and names:
+                batches = (tagged(self._plan, d.batch, d.slice_us, d.seq) for d in chain(drained(held), decoded))
+                with closing(parts_by_key(names, batches, limit, self._spill_folder)) as parts:
+                    yield from (Loaded.of_tagged(self._plan, part) for part in parts if part)
+                return
+        yield Loaded.of_blocks(self._plan, held)
+
+    # -- compaction ---------------------------------------------------------------------------------------
+
+    def compacted(
+        self,
+        group: Mapping[int, Compact],
+        blocks: Iterator[StoredBlock],
+        part: tuple[int, int] | None,
+        owners: Owners | None,
+    ) -> list[tuple[Compact, Block]]:
+        compactor = self._compactor
+        assert compactor is not None
+        with closing(decode_all(self._plan, blocks, self._codec)) as decoded:
+            rows = [d if part is None else compactor.within(d, *part) for d in decoded]
+        return list(compactor.compact(group, rows, owners))
+
+    # -- too late -----------------------------------------------------------------------------------------
+
+    def dropped(self, order: EmitDropped, blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
+        return dropped(self._plan, order, blocks)
+
+    def untimed(self, orders: Sequence[EmitUntimed], blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
+        return untimed(self._plan, orders, blocks)
