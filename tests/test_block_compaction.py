@@ -82,7 +82,7 @@ def table_of(events: Sequence[tuple[int, str | None, int]]) -> pa.RecordBatch:
 
 
 class AsTheyCame:
-    """A session that keeps blocks as they came: what compaction must not be told from."""
+    """A session that keeps blocks as they came. With compaction, the output must be the same."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, Block] = {}
@@ -208,7 +208,7 @@ def comparable(rows: list[Any]) -> list[Any]:
 def check_compacted(
     rig: Rig, oracle: Executor, policy: Policy, batches: Sequence[tuple[pa.RecordBatch, int, Sequence[str]]]
 ) -> None:
-    """That the rig, which compactions, yields what the oracle does, which does not, through mishaps and to the end.
+    """Checks that the rig, which compacts, yields the same as the oracle, which does not, through all mishaps.
 
     ``batches``: events, the watermark before them, and what goes wrong before the batch is carried out.
     """
@@ -355,9 +355,9 @@ def compacted_bytes(plan: Plan, blocks: Sequence[Block]) -> int:
     from aion.execute.applying import decode_all
 
     decoded = list(decode_all(plan, [StoredBlock(n, b) for n, b in enumerate(blocks)], None))
-    folder = BlockCompactor(plan, target_bytes=1 << 20)
+    compactor = BlockCompactor(plan, target_bytes=1 << 20)
     compactions = {s: Compact(s, -1, len(blocks), 1, False) for s in {b.header.slice_us for b in blocks}}
-    return sum(block.size_bytes for _, block in folder.compact(compactions, decoded))
+    return sum(block.size_bytes for _, block in compactor.compact(compactions, decoded))
 
 
 @pytest.mark.parametrize("beside", [{}, {"hours": aion.Tumbling("1 hour")}], ids=["alone", "beside others"])

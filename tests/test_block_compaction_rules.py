@@ -30,7 +30,7 @@ def runs_of(compaction: BlockCompaction) -> list[tuple[int, int]]:
 
 
 class Model:
-    """A slice of which each block holds a set of keys; its size is their number, and compaction unites them."""
+    """A slice whose blocks each hold a set of keys. Its size is their number, and compaction merges the sets."""
 
     def __init__(self, compaction: BlockCompaction) -> None:
         self.compaction = compaction
@@ -173,7 +173,7 @@ def test_a_slice_is_swept_when_no_fewer_of_its_rows_are_gone_than_needed() -> No
 
 
 @pytest.mark.parametrize("limit", [100, 10**9])
-def test_what_is_there_when_folding_begins_is_left_as_it_is(limit: int) -> None:
+def test_blocks_from_before_compaction_are_left_as_they_are(limit: int) -> None:
     """State of an Aion that did not compact yet, whose runs nobody knows; nor what its windows tell apart."""
     compaction = BlockCompaction(open_too=True, limit_bytes=limit)
     compaction.leave([0, 7], 12)

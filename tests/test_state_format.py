@@ -357,7 +357,7 @@ def test_files_of_any_shape_are_as_the_page_says(make: Callable[..., Rig]) -> No
 
 
 @pytest.mark.parametrize("how", [EVENTS, PARTIALS], ids=["events", "partials"])
-def test_folded_blocks_are_as_the_page_says(make: Callable[..., Rig], how: dict[str, Any]) -> None:
+def test_compacted_blocks_are_as_the_page_says(make: Callable[..., Rig], how: dict[str, Any]) -> None:
     """Batches into one window until it is compacted; late ones, compacted among themselves; and as Aion reads them."""
     plan = make_definition(**how)
     rig = make(plan.definition)
@@ -391,8 +391,8 @@ def test_folded_blocks_are_as_the_page_says(make: Callable[..., Rig], how: dict[
                 assert (np.diff(hashes) >= 0).all() and (hashes[0], hashes[-1]) == (low, high)
                 assert 0 <= last_seq < operator.next_seq
                 ranges += 1
-    superseded = read_manifest(rig.folder / "state" / "manifests" / f"{token}.json")["superseded"]
-    assert ranges and superseded, "something was compacted, and what it stands for lies in files yet"
+    replaced = read_manifest(rig.folder / "state" / "manifests" / f"{token}.json")["superseded"]
+    assert ranges and replaced, "something was compacted, and the files still hold the blocks that it replaced"
     pool.close()
 
 

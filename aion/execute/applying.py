@@ -1,4 +1,4 @@
-"""Windows computed by the user's function over their events."""
+"""Runs the user's ``apply`` function over the events of windows."""
 
 from __future__ import annotations
 
@@ -28,14 +28,17 @@ from state_backends.store.protocol import StoredBlock
 
 ROWS_AT_ONCE = 4096
 WORTH_FILTERING = 1024
-"""To look for keys in a block of fewer rows costs more than to carry them along."""
+"""In a block with fewer rows, filtering by key costs more than it saves."""
 _IN_LINE = CodecPool(0)
 _UNFIT = (pa.ArrowException, TypeError, ValueError)
-"""What Arrow says of values that are not of the declared types."""
+"""The errors that Arrow raises for values that do not have the declared types."""
 
 
 class Decoded(NamedTuple):
-    """A block as rows, without the bytes it was decoded from if these are others. ``seq``: of the last that came."""
+    """The rows of a block. ``seq``: the number of the last block that arrived in it.
+
+    It does not keep the block's bytes alive, unless the rows share them.
+    """
 
     seq: int
     slice_us: int
@@ -45,9 +48,9 @@ class Decoded(NamedTuple):
 def decode_all(
     plan: Plan, blocks: Iterable[StoredBlock], pool: CodecPool | None, keys: Keys | None = None
 ) -> Generator[Decoded, None, None]:
-    """The blocks as rows, lazily and in order; with a pool, in its threads and ahead of the reader.
+    """Decodes blocks lazily and in order. With a pool, its threads decode some before the caller asks for them.
 
-    ``keys``: of those, maybe of some others; None: of all.
+    ``keys``: the rows of these keys are wanted. Rows of other keys may come, too. None: all rows.
     """
 
     def one(stored: StoredBlock) -> Decoded:
@@ -76,10 +79,11 @@ def apply_window(
     memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
     spill_folder: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of one execution. The function runs for the keys that changed since the one before: ``keys``, if known.
+    """The result rows of one execution. The function runs for the keys that changed since the execution before.
 
-    Without key, the events are handed on as they are read. With one, they have to be grouped: in memory up to
-    ``memory_limit_bytes`` of decoded events, beyond that by way of temporary files in ``spill_folder``.
+    ``keys``: those keys, if they are known. Without key columns, the events are passed on as they are read. With key
+    columns, the events are grouped first: in memory up to ``memory_limit_bytes`` of decoded events, and beyond that
+    through temporary files in ``spill_folder``.
     """
     window = Window(execute.window.start_us, execute.window.end_us, plan.names[execute.window.definition])
     collected = _Collected(plan, execute.kind)
@@ -93,7 +97,7 @@ def apply_window(
                 for group in groups:
                     rows = _call(plan, group.key, window, group.parts)
                     collected.add(group.key, execute.window, execute.pane, group.events, group.late_events, rows)
-                    del group, rows  # they would keep this key's events while those of the next are read
+                    del group, rows  # otherwise they keep this key's events while the next key's are read
                     if collected.rows >= ROWS_AT_ONCE:
                         yield collected.take()
     if collected.rows:
@@ -101,7 +105,7 @@ def apply_window(
 
 
 def apply_gathered(plan: Plan, order: ExecuteKeyed, events: pa.Table, gathered: Gathered) -> Iterator[pa.RecordBatch]:
-    """The same for windows of single keys, of which the events are at hand."""
+    """Runs the function for windows of single keys whose events are in memory."""
     collected = _Collected(plan, order.kind)
     windows, rows, offsets = gathered
     name = plan.names[order.definition]
@@ -120,10 +124,10 @@ def apply_gathered(plan: Plan, order: ExecuteKeyed, events: pa.Table, gathered: 
 def dropped_events(
     plan: Plan, batch: pa.RecordBatch, rows: Any, windows: WindowColumns, which: Any, lateness_us: Any, reason: str
 ) -> pa.RecordBatch:
-    """A row for each event that came too late or has no time, with the event itself as JSON.
+    """A result row for each event that came too late or has no time in range, with the event itself as JSON.
 
-    Row ``rows[i]`` of the batch came too late for window ``which[i]`` by ``lateness_us[i]``, which is None where events
-    have no time, and so no window.
+    Row ``rows[i]`` of the batch came too late for window ``which[i]`` by ``lateness_us[i]``. ``lateness_us``: None for
+    events without a time in range. They have no window.
     """
     texts = pa.array([orjson.dumps(row, default=_plain).decode() for row in _plain_rows(batch)], pa.string())
     n, at = len(rows), pa.array(rows)
@@ -144,7 +148,7 @@ def dropped_events(
 
 
 class _Collected:
-    """Result rows of several keys, made into Arrow together."""
+    """Collects the result rows of several keys, and turns them into one Arrow batch."""
 
     def __init__(self, plan: Plan, kind: PaneKind) -> None:
         self._plan, self._kind = plan, kind
@@ -152,7 +156,7 @@ class _Collected:
         self._dicts: list[Mapping[str, Any]] = []
         self._groups: list[tuple[Key, WindowRef, int, int, int]] = []
         self._counts: list[int] = []
-        self._in_tables = 0  # the groups, from the first on, of which no row is among the dicts
+        self._in_tables = 0  # how many groups, from the first on, have all their rows in the tables
         self.rows = 0
 
     def add(
@@ -170,7 +174,7 @@ class _Collected:
         if isinstance(rows, pa.Table):
             self._settle()
             self._in_tables = len(self._groups) + 1
-            # A few rows cut out of a batch of events must not keep all of it.
+            # A few rows that are a slice of a batch of events must not keep the whole batch in memory.
             self._tables.append(rows if rows.get_total_buffer_size() <= 2 * rows.nbytes else rows.take(np.arange(n)))
         else:
             self._dicts += rows
@@ -205,7 +209,7 @@ class _Collected:
         return batch
 
     def _settle(self) -> None:
-        """Dicts as a table, all at once. Raises ApplyError with the key and window of those that do not fit."""
+        """Turns the collected dicts into a table. Raises ApplyError with the key and window of rows that do not fit."""
         if not self._dicts:
             return
         try:
@@ -255,7 +259,7 @@ def _where(key: Key, window: Window) -> str:
 
 
 def _to_table(plan: Plan, rows: list[Mapping[str, Any]]) -> pa.Table:
-    """Raises one of ``_UNFIT``."""
+    """The rows as a table of the declared schema. Raises one of ``_UNFIT`` if they do not fit."""
     return pa.Table.from_pylist(rows, plan.outputs)
 
 
@@ -270,7 +274,10 @@ def _plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def _readable(column: pa.Array) -> pa.Array:
-    """Instants that Python's calendar does not have, as Arrow spells them; bytes that are no UTF-8, escaped."""
+    """The column with only values that Python can read.
+
+    Timestamps become strings, because Python's calendar is shorter than Arrow's. Bytes that are not UTF-8 are escaped.
+    """
     if pa.types.is_timestamp(column.type):
         return column.cast(pa.string())
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):

@@ -1,4 +1,4 @@
-"""Blocks of a slice made into one run: combined by key, sorted by the hash of the key, cut to size. Pure."""
+"""Compacts the blocks of a slice into one run: combined by key, sorted by the key's hash, cut to size. Pure."""
 
 from __future__ import annotations
 
@@ -24,13 +24,17 @@ if TYPE_CHECKING:
     from aion.execute.applying import Decoded
 
 MOST_BYTES = 1 << 17
-"""What is read for one key at most, of each run: to read all of a window costs little more than by larger blocks."""
-_COMPACT, _PART, _APART = "\0fold", "\0part", "\0apart"
+"""The largest block that compaction makes. It is what a read of one key takes from a run.
+
+Reading a whole window costs little more with blocks of this size than with larger ones.
+"""
+_COMPACT, _PART, _APART = "\0compact", "\0part", "\0apart"
 Owners = Callable[[Table], list[Ints]]
+"""Given rows as a table of keys and ``first``: for each definition, the session that each row belongs to, or -1."""
 
 
 def compaction_bytes(memory_bytes: int, compression: Compression) -> int:
-    """Of encoded blocks that are compacted at once: rows, their copies, and the order they are put in take room."""
+    """How many bytes of encoded blocks to compact at once. Rows, copies of them, and the sort order need memory."""
     return max(memory_bytes // (4 if compression is Compression.NONE else 16), 1)
 
 
@@ -59,10 +63,11 @@ class BlockCompactor:
     def compact(
         self, compactions: Mapping[int, Compact], blocks: Sequence[Decoded], owners: Owners | None = None
     ) -> Iterator[tuple[Compact, Block]]:
-        """Yield the blocks that replace the blocks of some slices, by slice and in the order of arrival.
+        """Yields new blocks that replace the blocks of some slices, each with its compaction.
 
-        ``owners``: given rows by their keys and ``first``, what tells rows of a key apart, -1 for what is not needed;
-        as many answers as there are definitions for which it does.
+        ``compactions``: by slice. ``blocks``: of these slices, in the order of arrival. ``owners``: the sessions that
+        rows belong to. Rows of different sessions are not combined. If the compaction sweeps, rows without a session
+        are left out.
         """
         batches = [d.batch for d in blocks if d.batch.num_rows]
         if not batches:
@@ -89,20 +94,21 @@ class BlockCompactor:
                 yield compaction, self._encode(compaction.slice_us, table.slice(first, last - first), compacted)
 
     def _owned(self, compactions: Mapping[int, Compact], rows: pa.Table, owners: Owners) -> pa.Table:
-        """The rows without those not needed; partials with what tells rows of a key and slice apart, as a number.
+        """Leaves out rows that no session needs. Adds to partials a number for rows that may be combined.
 
-        That is the owners. Where the order of arrival makes a difference, rows between which others came are kept apart
-        as well, and so are cells: whatever sessions are joined later on, their rows can be put in one order.
+        Rows of a key and slice with different numbers are not combined. Rows of different sessions get different
+        numbers. If the order of combining matters, rows of different cells do, too, and so do rows of a session with
+        other rows of the cell between them. Then rows can still be put in order when sessions are merged later.
         """
         plan = self._plan
         firsts = plan.instants(rows)[0]
         keys = [combined(rows.column(name)) for name in plan.block_keys]
-        found = owners(Table(keys, {"first": firsts}))
+        sessions = owners(Table(keys, {"first": firsts}))
         slices = rows.column(_COMPACT).to_numpy()
         swept = [slice_us for slice_us, compaction in compactions.items() if compaction.sweeps]
-        needed = ~np.isin(slices, swept) | (np.max(found, axis=0) >= 0)
+        needed = ~np.isin(slices, swept) | (np.max(sessions, axis=0) >= 0)
         if plan.layout is not None:
-            apart = number([pa.array(column) for column in found], len(firsts)).ids
+            apart = number([pa.array(column) for column in sessions], len(firsts)).ids
             if not plan.layout.commutative:
                 assert plan.cell_us is not None
                 cells = number([*keys, pa.array(slices), pa.array(firsts // plan.cell_us)], len(firsts)).ids
@@ -114,15 +120,18 @@ class BlockCompactor:
         return rows if needed.all() else rows.filter(pa.array(needed))
 
     def _combined(self, partials: pa.Table) -> pa.Table:
-        """One row for each key of each compaction; where values are kept, as many as make rows of the target size."""
+        """Combines partials to one row for each key and slice.
+
+        Partials that hold values get as many rows as needed to keep each row near the target size.
+        """
         layout = self._plan.layout
         assert layout is not None
         keys = [name for name in (_COMPACT, SLICE, *self._names, _APART) if name in partials.schema.names]
         if not layout.holistic:
             return layout.combine(keys, partials)
         parts = pa.array(parts_of(partials, keys, self._target_bytes))
-        found = layout.combine([*keys, _PART], partials.append_column(_PART, parts))
-        return found.take(pc.sort_indices(found.column(_PART))).drop_columns([_PART])
+        combined_parts = layout.combine([*keys, _PART], partials.append_column(_PART, parts))
+        return combined_parts.take(pc.sort_indices(combined_parts.column(_PART))).drop_columns([_PART])
 
     def _pieces(self, table: pa.Table, begin: int, end: int) -> Iterator[tuple[int, int]]:
         size = table.slice(begin, end - begin).nbytes

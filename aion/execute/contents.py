@@ -141,8 +141,8 @@ class RowContents:
         block_of = np.repeat(own, [batch.num_rows for batch in batches])
         slices, events = self._plan.slices_of(table), table.column("p0").to_numpy()
         begins = np.concatenate(([0], np.flatnonzero((np.diff(block_of) != 0) | (np.diff(slices) != 0)) + 1))
-        of = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(slices))))
-        return SliceFacts(block_of[begins], slices[begins], sums_by(of, events, len(begins)))
+        stretch_of = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(slices))))
+        return SliceFacts(block_of[begins], slices[begins], sums_by(stretch_of, events, len(begins)))
 
     # -- keys ---------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""From the blocks of an arrival to the rows of what was dropped."""
+"""Makes the dropped rows for events in the blocks of an arrival."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ NO_WINDOW = WindowColumns(*(np.array([number]) for number in (-1, 0, 0)))
 
 
 def dropped(plan: Plan, order: EmitDropped, blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
-    """Rows of what came too late for each of the order's windows.
+    """The rows for events that came too late for the windows of the order.
 
-    Kept events one by one. Of partials a row for each key and window: which events share a block follows from how Spark
-    made tasks of them, and must not show in what comes out.
+    For kept events, there is a row for each event and window. For partials, there is a row for each key and window,
+    over all blocks: Spark's tasks decide which events share a block, and that must not show in the output.
     """
-    found = [decode(blocks[index], plan.block_schema) for index in order.blocks]
+    batches = [decode(blocks[index], plan.block_schema) for index in order.blocks]
     windows = WindowColumns(order.definition, order.start_us, order.end_us)
     if plan.layout is None:
-        for index, batch in zip(order.blocks, found, strict=True):
-            slice_us = blocks[index].header.slice_us  # kept events have no segments: a block is of one slice
+        for index, batch in zip(order.blocks, batches, strict=True):
+            slice_us = blocks[index].header.slice_us  # a block of kept events holds a single slice
             own = np.flatnonzero((order.start_us <= slice_us) & (slice_us < order.end_us))
             which = np.repeat(own, batch.num_rows)
             rows = np.tile(np.arange(batch.num_rows), len(own))
             yield dropped_events(plan, batch, rows, windows, which, order.lateness_us[which], TOO_LATE)
         return
-    table = pa.Table.from_batches(found)
+    table = pa.Table.from_batches(batches)
     slices = plan.slices_of(table)
     if slices is None:
-        counts = [batch.num_rows for batch in found]
+        counts = [batch.num_rows for batch in batches]
         slices = np.repeat([blocks[index].header.slice_us for index in order.blocks], counts)
     by_slice = np.argsort(slices, kind="stable")
     begins, ends = (np.searchsorted(slices[by_slice], us) for us in (order.start_us, order.end_us))
@@ -55,15 +55,15 @@ def dropped(plan: Plan, order: EmitDropped, blocks: Sequence[Block]) -> Iterator
 
 
 def untimed(plan: Plan, orders: Sequence[EmitUntimed], blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
-    """Rows of events without a time that windows are made for: kept events one by one, partials by key and reason."""
+    """The rows for events without a time in range: one for each kept event, or one for each key and reason."""
     for reason in sorted({order.reason for order in orders}):
-        found = [decode(blocks[order.index], plan.block_schema) for order in orders if order.reason == reason]
+        batches = [decode(blocks[order.index], plan.block_schema) for order in orders if order.reason == reason]
         if plan.layout is None:
-            for batch in found:
+            for batch in batches:
                 rows, none = np.arange(batch.num_rows), np.zeros(batch.num_rows, np.int64)
                 yield dropped_events(plan, batch, rows, NO_WINDOW, none, None, reason)
         else:
-            table = pa.Table.from_batches(found)
+            table = pa.Table.from_batches(batches)
             yield _partials(plan, table, NO_WINDOW, np.zeros(table.num_rows, np.int64), None, reason)
 
 
@@ -75,7 +75,7 @@ def _partials(
     order: EmitDropped | None,
     reason: str = TOO_LATE,
 ) -> pa.RecordBatch:
-    """A row for each key and window of these partials; row i is of window ``which[i]``."""
+    """A result row for each key and window of these partials. Row i of ``rows`` belongs to window ``which[i]``."""
     assert plan.layout is not None
     keys = [field.name for field in plan.key_fields]
     states = plan.layout.combine([_WINDOW, *keys], rows.append_column(_WINDOW, pa.array(which)))

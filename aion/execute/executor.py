@@ -183,14 +183,14 @@ class Executor:
             return seen(self.session.read(slices, blocking=blocking)), None
         since: dict[int, tuple[int, int]] = {}
         for s, end_us in zip(slices, self.plan.grid.ends(np.array(slices, np.int64)).tolist(), strict=True):
-            of = order.changed_since[(order.start_us < end_us) & (order.end_us > s)]
-            since[s] = (int(of.min(initial=_NO_END)), _NO_END)
+            seen_up_to = order.changed_since[(order.start_us < end_us) & (order.end_us > s)]
+            since[s] = (int(seen_up_to.min(initial=_NO_END)), _NO_END)
         keys = self._contents.keys(seen(self.session.read(slices, only=Only(since))))
         return seen(self.session.read(slices, blocking=blocking, only=Only(keys=keys.ranges))), keys
 
     @contextmanager
     def _timed(self) -> Iterator[Seen]:
-        """Notes the bytes that an execution reads, the seconds that it takes, and those among them that it waits."""
+        """Notes the bytes that an execution reads, how many seconds it takes, and how many of them it waits."""
         clock = self._contents.clock
         size, waited_s = 0, 0.0
 

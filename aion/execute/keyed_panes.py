@@ -78,9 +78,9 @@ def locate(plan: Plan, order: ExecuteKeyed, table: pa.Table) -> Located:
 
 
 def gather(plan: Plan, order: ExecuteKeyed, table: pa.Table, rows_at_once: int) -> Iterator[Gathered]:
-    """The windows of the keys in the table, with their rows. Some at a time: about ``rows_at_once`` rows, or one window.
+    """The windows of the keys in the table, with their rows. ``table``: see :func:`locate`.
 
-    ``table``: see :func:`locate`.
+    Yields some at a time: windows with at most ``rows_at_once`` rows together, or a single window.
     """
     windows, rows, begins, lengths = locate(plan, order, table)
     for some in _stretches(lengths, rows_at_once):

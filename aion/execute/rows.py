@@ -1,4 +1,4 @@
-"""Rows of the result: keys, window, the user's columns, pane, and what only dropped rows have. Pure."""
+"""Makes result rows: keys, window, the user's columns, pane, and the columns that only dropped rows have. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from aion.core.operator.actions import WindowRef
 from aion.core.plan import Plan
 
 TOO_LATE = "later than the window's bound"
-"""The reason in the rows of late events that no window takes any more."""
+"""The reason in dropped rows of events that came too late for their window."""
 
 
 class WindowColumns(NamedTuple):
-    """Windows as columns; one of definition -1 is no window."""
+    """Windows as columns. The definition -1 stands for no window."""
 
     definition: Any
     start_us: Any
@@ -44,9 +44,9 @@ def pane_rows(
     reason: str | None = None,
     event: Any = None,
 ) -> pa.RecordBatch:
-    """A batch of ``plan.result_schema``; ``which[i]`` is the number in ``windows`` of row i's window.
+    """A batch of ``plan.result_schema``. Row i is about window ``which[i]`` of ``windows``.
 
-    Columns that are not given are null. Arrays all have one row each for every result row.
+    Columns that are not given are null. Every other array has one value for each result row.
     """
     n = len(which)
     definition = windows.definition[which]

@@ -1,9 +1,9 @@
-"""The events of each key of a window that may not fit in memory: by way of files, if it does not.
+"""Groups the events of a window by key. If they do not fit in memory, it uses temporary files.
 
-A window larger than the limit is split by a hash of its keys into temporary files, in one pass over its blocks
-(the first half of a Grace hash join). A file that fits in memory is grouped there; one of a single key is
-streamed to the function; any other is split again by another hash. So memory stays near the limit whatever the
-window, and an event is written and read once, or a few times where keys are very uneven.
+A window larger than the limit is split into files by a hash of its keys, in one pass over its blocks (the first half of
+a Grace hash join). A file that fits in memory is grouped there. A file with a single key is streamed to the function.
+Any other file is split again by another hash. So memory stays near the limit for any window. An event is written and
+read once, or a few times if the keys are very uneven.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from aion.execute.grouping import Group, Piece, group_in_memory, key_codes
 
 MEMORY_LIMIT_BYTES = 256 << 20
 FILES = 32
-"""Into how many files a window is split at once, and one more for a key that looks large."""
+"""How many files a split makes. There is one more, for a key that looks large."""
 MAX_SPLITS = 12
-"""Two keys share a file after as many splits with a probability of 2**-60; memory has to do for them then."""
+"""After this many splits, two keys share a file with a probability of 2**-60. Then they are grouped in memory."""
 _LEAST_BUFFER_BYTES = 1 << 14
 _T = TypeVar("_T")
 
@@ -36,11 +36,11 @@ def group_by_key(
     limit_bytes: int = MEMORY_LIMIT_BYTES,
     folder: str | None = None,
 ) -> Generator[Group, None, None]:
-    """The groups of the keys of which any piece is changed, in no order that means anything.
+    """The groups of the keys with a changed piece. Their order has no meaning.
 
-    ``limit_bytes`` of events are held at most, and about half as much again while they are sorted into files.
-    Those lie in ``folder`` (None: where the platform keeps such) and have no name, so that not even a killed
-    process leaves any behind. Raises OSError if they cannot be written or read.
+    It holds at most ``limit_bytes`` of events, and about half as much more while it splits them into files. The files
+    are in ``folder`` (None: the platform's temporary folder). They have no name, so that even a killed process leaves
+    none behind. Raises OSError if they cannot be written or read.
     """
     held: list[Piece] = []
     size = 0
@@ -60,10 +60,10 @@ def parts_by_key(
     limit_bytes: int = MEMORY_LIMIT_BYTES,
     folder: str | None = None,
 ) -> Generator[list[pa.RecordBatch], None, None]:
-    """The batches in parts, all rows of a key in the same one and in the same order; one part if they fit in memory.
+    """Splits batches into parts. All rows of a key are in the same part, in their order. One part if all fit in memory.
 
-    Memory and files are as in :func:`group_by_key`. A single key that is larger than the limit is a part all the same,
-    and so is everything where there is no key.
+    Memory and files are as in :func:`group_by_key`. A single key is one part even if it is larger than the limit.
+    Without key columns, everything is one part.
     """
     held: list[Piece] = []
     size = 0
@@ -96,7 +96,7 @@ def _split_parts(
 
 
 def drained(held: MutableSequence[_T]) -> Iterator[_T]:
-    """The first ones first, each let go of as it is handed over."""
+    """Yields the items in order. Removes each from ``held``, so that its memory can be freed."""
     held.reverse()
     while held:
         yield held.pop()
@@ -105,7 +105,7 @@ def drained(held: MutableSequence[_T]) -> Iterator[_T]:
 def _split(
     names: Sequence[str], pieces: Iterator[Piece], limit_bytes: int, folder: str | None, splits: int = 0
 ) -> Generator[Group, None, None]:
-    """The groups of more pieces than fit in memory; ``splits`` is how often they have been split before."""
+    """The groups of pieces that do not fit in memory. ``splits``: how often they have been split before."""
     with ExitStack() as stack:
 
         def new_file() -> _File:
@@ -125,14 +125,14 @@ def _split(
 
 
 def _fill(names: Sequence[str], pieces: Iterator[Piece], seed: int, new_file: Callable[[], _File]) -> Collection[_File]:
-    """Writes the pieces into new files, all events of a key into the same one and in the same order."""
+    """Writes the pieces to new files. All events of a key go to the same file, in their order."""
     files: dict[int, _File] = {}
     largest: np.uint64 | None = None
     for piece in pieces:
         if not piece.batch.num_rows:
             continue
         hashes = hash_rows([piece.batch.column(name) for name in names], seed)
-        if largest is None:  # as far as the first piece tells; in a file of its own it is not split again
+        if largest is None:  # guess the largest key from the first piece: in its own file, it is not split again
             values, counts = np.unique(hashes, return_counts=True)
             largest = values[counts.argmax()]
         for number, rows in _parts(piece.batch, hashes, largest):
@@ -145,7 +145,7 @@ def _fill(names: Sequence[str], pieces: Iterator[Piece], seed: int, new_file: Ca
 
 
 def _parts(batch: pa.RecordBatch, hashes: Hashes, largest: np.uint64) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The number of each file that gets rows of the batch, and those rows, in their order."""
+    """For each file that gets rows of the batch: its number, and those rows in their order."""
     numbers = (hashes % np.uint64(FILES)).astype(np.uint8)
     numbers[hashes == largest] = FILES
     order = np.argsort(numbers, kind="stable")
@@ -153,15 +153,16 @@ def _parts(batch: pa.RecordBatch, hashes: Hashes, largest: np.uint64) -> Iterato
     end = 0
     for number in np.flatnonzero(counts).tolist():
         start, end = end, end + int(counts[number])
-        # Copied, because a slice that waits for more would keep all of its batch in memory.
+        # Copy the rows: they wait in memory for more, and a slice would keep its whole batch.
         yield number, batch if end - start == batch.num_rows else batch.take(pa.array(order[start:end]))
 
 
 class _File:
-    """Pieces on their way through a temporary file, and what is to be known of them before they are read.
+    """A temporary file of pieces, and what must be known about them before they are read.
 
-    Neighbours that agree in ``changed`` and ``late`` are joined until they make a batch worth writing, of
-    ``buffer_bytes``. ``key`` is the key of all of them, if it is one.
+    Consecutive pieces with the same ``changed`` and ``late`` are merged into batches of about ``buffer_bytes``.
+    ``key``: the key of all pieces, if they have only one. ``changed``: whether any piece is changed. ``size_bytes``,
+    ``events``, ``late_events``: of all pieces.
     """
 
     def __init__(self, names: Sequence[str], folder: str | None, buffer_bytes: int) -> None:
@@ -205,7 +206,7 @@ class _File:
             self._written.append(self._waiting_are)
 
     def drain(self) -> Iterator[Piece]:
-        """The pieces, lazily, in the order in which they came; the file is gone when they have been read."""
+        """Yields the pieces in the order in which they were added. Deletes the file after the last one."""
         if self._writer is not None:
             self._writer.close()
             self._file.seek(0)

@@ -1,4 +1,4 @@
-"""Traces: when how many events arrived, for which slice and in how many bytes, without payload (docs/tuning.md).
+"""Traces: which blocks arrived when, with their slices, events and bytes, but without payload (docs/tuning.md).
 
 A trace is a Parquet file with the columns of ``SCHEMA``, or a folder of such files. Each batch of each shard writes one
 file, named after both, so a batch that runs again replaces its file. The schema's metadata has the windows.
@@ -58,8 +58,8 @@ SCHEMA = pa.schema(
 """The columns of a trace. The meaning of a row depends on its ``kind``:
 
 - ``batch``: one row for each batch of a shard.
-- ``arrival``: a block. Blocks with the same ``at_us`` were handed over together, ``took_us`` after the work on the
-  blocks before them. ``slices`` and ``events_of``: the slices of the block with their events, if it may hold several.
+- ``arrival``: a block. Blocks with the same ``at_us`` were handed over together, ``took_us`` after the work on earlier
+  blocks ended. ``slices`` and ``events_of``: the slices of the block with their events, if it may hold several.
 - ``compaction``: ``bytes`` became ``made_bytes`` within ``took_us``.
 - ``execution``: a function read ``bytes`` within ``took_us``. It waited ``waited_us`` of that for blocks.
 - ``staging``: ``bytes`` were prestaged within ``took_us``.
@@ -74,9 +74,9 @@ MOST_FITTED = 500
 
 
 class Cost(NamedTuple):
-    """How long something takes: ``fixed_s``, and a second more for each ``bytes_per_s`` bytes.
+    """How long something takes: ``fixed_s`` seconds, and one more for each ``bytes_per_s`` bytes.
 
-    ``times``: for each measurement behind it, in their order, how many times as long as that it took.
+    ``times``: for each measurement that it was fitted to, in their order, the measured seconds divided by that.
     """
 
     fixed_s: float
@@ -102,7 +102,9 @@ class Definition(NamedTuple):
         windows = {name: w for name, w in plan.windows.items() if isinstance(w, Periodic)}
         if len(windows) < len(plan.windows):
             other = next(str(w) for name, w in plan.windows.items() if name not in windows)
-            raise ConfigError(f"record: {other} depends on the events of each key; a trace is of tumbling and sliding")
+            raise ConfigError(
+                f"record: {other} depends on the events of each key; only tumbling and sliding windows can be recorded"
+            )
         return cls(windows, bool(plan.key), plan.layout is None, plan.blocking, commits)
 
     def plan(self) -> Plan:
@@ -138,8 +140,8 @@ class Batch:
     """What one shard did in one batch: first the watermark moved, then blocks arrived.
 
     ``watermark_us``: None while there is no watermark. ``rows``: of each block. ``slices``: the slices of each block
-    with their events, or nothing for a block of one slice. ``handed``: how many blocks were handed over together, and
-    the seconds between the end of the work before and that moment.
+    with their events, or nothing for a block of one slice. ``handed``: for each handover, how many blocks came
+    together, and the seconds since the work on earlier blocks ended.
     """
 
     shard: int
@@ -156,8 +158,8 @@ class Batch:
         """The events of each slice of ``count`` blocks from number ``start`` on."""
         if not any(self.slices):
             return None
-        found = [(i, *of) for i, own in enumerate(self.slices[start : start + count]) for of in own]
-        return SliceFacts(*np.array(found, np.int64).reshape(-1, 3).T)
+        rows = [(i, *pair) for i, own in enumerate(self.slices[start : start + count]) for pair in own]
+        return SliceFacts(*np.array(rows, np.int64).reshape(-1, 3).T)
 
 
 @dataclass(frozen=True)
@@ -186,8 +188,8 @@ class Trace:
     @cached_property
     def compactions(self) -> list[tuple[int, int]]:
         """The bytes of each compaction, before and after."""
-        found = self._of_kind("compaction")
-        return list(zip(found["bytes"].to_pylist(), found["made_bytes"].to_pylist(), strict=True))
+        rows = self._of_kind("compaction")
+        return list(zip(rows["bytes"].to_pylist(), rows["made_bytes"].to_pylist(), strict=True))
 
     @cached_property
     def compaction(self) -> Cost | None:
@@ -210,11 +212,11 @@ class Trace:
         return self._cost("writing")
 
     def _cost(self, kind: str) -> Cost | None:
-        found = self._of_kind(kind)
+        rows = self._of_kind(kind)
         names = ("bytes", "took_us", "waited_us")
-        size, took_us, waited_us = (found[name].fill_null(0).to_numpy().astype(float) for name in names)
-        some = (size > 0) & found["took_us"].is_valid().to_numpy()
-        return fitted(size[some], np.maximum(took_us - waited_us, 1.0)[some] / 1e6) if some.any() else None
+        size, took_us, waited_us = (rows[name].fill_null(0).to_numpy().astype(float) for name in names)
+        timed = (size > 0) & rows["took_us"].is_valid().to_numpy()
+        return fitted(size[timed], np.maximum(took_us - waited_us, 1.0)[timed] / 1e6) if timed.any() else None
 
     @cached_property
     def events(self) -> int:
@@ -294,7 +296,7 @@ def _batch(table: pa.Table) -> Batch:
 
 
 def read_trace(path: Path) -> Trace:
-    """Reads a trace from a file, or from all files of a folder. Raises FormatError with the name of the file."""
+    """Reads a trace from a file, or from all files of a folder. Raises FormatError that names the bad file."""
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if not files:
         raise FormatError(f"{path}: there is no trace in this folder; a query records one with record='{path}'")
@@ -322,7 +324,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def _write(path: Path, definition: Definition, table: pa.Table) -> None:
-    """Writes a file whole or not at all. Replaces the one that is there."""
+    """Writes a file completely or not at all. Replaces an existing file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     metadata = {METADATA: json.dumps(definition.to_json()).encode()}
@@ -335,7 +337,11 @@ def _write(path: Path, definition: Definition, table: pa.Table) -> None:
 
 
 class Recorder:
-    """Records the input of one shard. Begin each batch. Write it at its end, or the next one replaces it."""
+    """Records the input of one shard.
+
+    Call ``begin`` at the start of each batch and ``write`` at its end. What is not written is lost at the next
+    ``begin``.
+    """
 
     def __init__(self, folder: Path, definition: Definition, shard: int = 0) -> None:
         self._folder, self._definition, self._shard = folder, definition, shard
@@ -357,7 +363,7 @@ class Recorder:
         ]
 
     def called(self) -> None:
-        """The batch starts now. It was begun earlier, to record the store's I/O since the batch before."""
+        """Sets the start of the batch to now. ``begin`` came earlier, to record the store's I/O between batches."""
         self._rows[0]["at_us"] = time.time_ns() // 1000
         self.dealt()
 
@@ -366,7 +372,7 @@ class Recorder:
         self._rows[0]["watermark_us"] = watermark_us if before is None else max(before, watermark_us)
 
     def dealt(self) -> None:
-        """Everything recorded so far has been carried out."""
+        """Notes that all work on the blocks so far is done."""
         self._dealt_s = time.perf_counter()
 
     def arrived(self, blocks: Sequence[Block], facts: SliceFacts | None = None) -> None:
@@ -377,8 +383,8 @@ class Recorder:
         for index, header in enumerate(block.header for block in blocks):
             own = {}
             if facts is not None:
-                of = facts.block == index
-                own = {"slices": facts.slice_us[of].tolist(), "events_of": facts.events[of].tolist()}
+                in_block = facts.block == index
+                own = {"slices": facts.slice_us[in_block].tolist(), "events_of": facts.events[in_block].tolist()}
             times = {"min_us": header.min_us, "max_us": header.max_us} if is_timed(header.slice_us) else {}
             self._rows.append(
                 {
@@ -394,21 +400,21 @@ class Recorder:
             )
 
     def executed(self, size_bytes: int, seconds: float, waited_s: float = 0.0) -> None:
-        """An execution. ``waited_s``: how much of the seconds it waited for blocks."""
+        """Records an execution. ``waited_s``: how many of the seconds it waited for blocks."""
         took = {"took_us": round(seconds * 1e6), "waited_us": round(waited_s * 1e6)}
         self._rows.append({"kind": "execution", "bytes": size_bytes, **took})
 
     def staged(self, size_bytes: int, seconds: float, waited_s: float) -> None:
-        """A prestage. ``waited_s``: how much of the seconds it waited for other I/O. From any thread."""
+        """Records a prestage. ``waited_s``: how many of the seconds it waited for other I/O. Any thread may call it."""
         took = {"took_us": round(seconds * 1e6), "waited_us": round(waited_s * 1e6)}
         self._rows.append({"kind": "staging", "bytes": size_bytes, **took})
 
     def written(self, size_bytes: int, seconds: float) -> None:
-        """A file. From any thread."""
+        """Records that a file was written. Any thread may call it."""
         self._rows.append({"kind": "writing", "bytes": size_bytes, "took_us": round(seconds * 1e6)})
 
     def ended(self) -> None:
-        """The input ends here."""
+        """Records that the input ends here."""
         self._rows.append({"kind": "last"})
 
     def compacted(self, fact: CompactionDone, seconds_per_byte: float) -> None:
@@ -423,7 +429,7 @@ class Recorder:
 
     @contextmanager
     def compactions(self, operator: Operator) -> Iterator[RecordedCompactions]:
-        """Records the compactions that are carried out meanwhile. Yields what stands for the operator."""
+        """Records the compactions in its context. Yields a stand-in for the operator: use it to carry them out."""
         compactions = RecordedCompactions(operator, self)
         yield compactions
         compactions.noted()
@@ -440,7 +446,10 @@ class Recorder:
 
 
 class RecordedCompactions:
-    """Stands for the operator and records compactions. Those of one group share its time by their bytes."""
+    """A stand-in for the operator that records compactions.
+
+    The time of a group is divided among its compactions in proportion to their bytes.
+    """
 
     def __init__(self, operator: Operator, recorder: Recorder) -> None:
         self._operator, self._recorder = operator, recorder
@@ -462,7 +471,7 @@ class RecordedCompactions:
         return self._operator.handle(event)
 
     def noted(self) -> None:
-        """Records the last group, which is over."""
+        """Records the last group, which is done."""
         size = sum(fact.compaction.size_bytes for fact in self._group)
         for fact in self._group:
             self._recorder.compacted(fact, max(0.0, self._made_s - self._begin_s) / max(size, 1))

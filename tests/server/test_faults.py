@@ -101,8 +101,8 @@ def test_a_read_goes_on_behind_what_it_yielded(application: str, connect: Connec
     assert session_.servers == 2
 
 
-def test_what_was_superseded_is_so_on_any_server(application: str, connect: Connect, tmp_path: Path) -> None:
-    """Blocks that stand for others are replayed with what they stand for; and only some blocks can be asked for."""
+def test_replaced_blocks_stay_replaced_on_any_server(application: str, connect: Connect, tmp_path: Path) -> None:
+    """A compacted block is replayed together with what it replaces. And a reader can ask for only some blocks."""
     first = open_shard(connect(), tmp_path, None, "t1")
     first.append([(seq, False, block(seq)) for seq in range(4)])
     first.commit(snapshot(4))

@@ -28,10 +28,10 @@ class StoreMachine(RuleBasedStateMachine):
         folder = Path(self.temporary.name)
         self.rig = Rig(kind, folder, budget=12 * KIB, bucket_limit=4 * KIB, keep=keep, limits=EAGER)
         self.live: dict[int, int] = {}  # seq -> slice
-        self.hidden: dict[int, int] = {}  # superseded, until the next commit
+        self.hidden: dict[int, int] = {}  # replaced, until the next commit
         self.next_seq = 0
         self.known: dict[int, SstFile] = {}
-        # The last version: its files, its purged slices, what is superseded, its blocks, its next seq, their contents.
+        # The last version: its files, purged slices, replaced blocks, live blocks, next seq, and the blocks' contents.
         self.version: Any = ([], frozenset(), [], {}, 0, {})
         self.generation = 0
         self.broken = self.was_broken = False
@@ -56,7 +56,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live and not self.broken)
     @rule(data=st.data(), late=st.booleans(), count=st.integers(1, 2))
     def compaction(self, data: st.DataObject, late: bool, count: int) -> None:
-        """Some neighbours of a slice are superseded by a run of one block or two."""
+        """Replaces some neighbouring blocks of a slice by a run of one block or two."""
         slice_us = data.draw(st.sampled_from(self.live_slices()))
         arrivals = sorted({self.arrival(seq) for seq in self.in_order([slice_us])})
         until = data.draw(st.sampled_from(arrivals))
@@ -155,12 +155,12 @@ class StoreMachine(RuleBasedStateMachine):
         holds = {no: slices for no, slices in self.rig.store.files().items() if any(slices.values())}
         alive = {s for slices in holds.values() for s, n in slices.items() if n}
         purged = frozenset(s for slices in holds.values() for s in slices) - alive
-        superseded = self.rig.store.replaced(purged)
+        replaced = self.rig.store.replaced(purged)
         self.rig.store.drop_replaced()
         self.hidden = {}
         contents = dict(self.rig.blocks)
         files = [self.known[no] for no in sorted(holds)]
-        self.version = (files, purged, superseded, dict(self.live), self.next_seq, contents)
+        self.version = (files, purged, replaced, dict(self.live), self.next_seq, contents)
 
     @rule()
     def compact(self) -> None:
@@ -178,8 +178,8 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.broken)
     @rule()
     def crash(self) -> None:
-        files, purged, superseded, live, self.next_seq, contents = self.version
-        self.rig.reopen(files, purged, superseded)
+        files, purged, replaced, live, self.next_seq, contents = self.version
+        self.rig.reopen(files, purged, replaced)
         self.live, self.hidden, self.rig.blocks = dict(live), {}, dict(contents)
         self.generation += 1
 

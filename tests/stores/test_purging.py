@@ -1,4 +1,4 @@
-"""What nobody needs any more: purged, or superseded by what it was compacted to."""
+"""Blocks that nobody needs any more: they were purged, or replaced by compaction."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_p_bucket_may_be_closed_while_a_file_is_dropped(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("where", WHEREVER)
-def test_what_is_superseded_is_not_read_and_is_there_again_after_a_rollback(rig: Rig, where: str) -> None:
+def test_replaced_blocks_are_not_read_and_are_back_after_a_rollback(rig: Rig, where: str) -> None:
     rig.append((0, 0), (1, 10), (2, 0), (3, 0))
     WHEREVER[where](rig)
     rig.append((4, 0), compacted=Compacted(2, 0, 9))
@@ -95,7 +95,7 @@ def test_a_rollback_brings_back_only_what_its_blocks_replaced(rig: Rig, where: s
 
 
 @pytest.mark.parametrize("where", WHEREVER)
-def test_a_version_does_not_need_what_is_superseded(rig: Rig, where: str) -> None:
+def test_a_version_does_not_need_replaced_blocks(rig: Rig, where: str) -> None:
     rig.append((0, 0), (1, 10), (2, 0), (3, 0))
     files = rig.store.persist()
     rig.reopen(files) if where == "restored" else WHEREVER[where](rig)
@@ -105,15 +105,15 @@ def test_a_version_does_not_need_what_is_superseded(rig: Rig, where: str) -> Non
     files += rig.store.persist()
     holds = rig.store.files()
     assert sum(n for slices in holds.values() for n in slices.values()) == 3
-    superseded = rig.store.replaced()
+    replaced = rig.store.replaced()
     rig.store.drop_replaced()
     rig.validate()
     assert rig.read(0, 10) == [0, 6, 1] and rig.store.stats().blocks == 3
-    assert {seq for seq in range(7) for first, last in superseded if first <= seq <= last} <= {2, 3, 4, 5}
-    rig.reopen([f for f in files if f.file_no in holds], replaced=superseded)
+    assert {seq for seq in range(7) for first, last in replaced if first <= seq <= last} <= {2, 3, 4, 5}
+    rig.reopen([f for f in files if f.file_no in holds], replaced=replaced)
     rig.validate()
     assert rig.read(0, 10) == [0, 6, 1]
-    assert rig.store.replaced() == superseded, "the files hold them still"
+    assert rig.store.replaced() == replaced, "the files hold them still"
     assert rig.store.replaced(skip=[0]) == []
 
 

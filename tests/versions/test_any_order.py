@@ -69,7 +69,7 @@ class ShardMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.attempt and self.mine)
     @rule(data=st.data(), late=st.booleans())
     def compaction(self, data: st.DataObject, late: bool) -> None:
-        """The last blocks of a slice are superseded by a new one."""
+        """Replaces the last blocks of a slice by a new one."""
         assert self.attempt
         slice_us = data.draw(st.sampled_from(sorted({s for _, s in self.mine.values()})))
         if slice_us in self.purging:

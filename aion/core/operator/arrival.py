@@ -85,7 +85,7 @@ class Arrival:
         return tuple(np.unique(self.block[lost[self._of]]).tolist())
 
     def kept_blocks(self, also: Iterable[int]) -> list[int]:
-        """The blocks of which a window takes anything, in order. ``also``: blocks that are kept for other reasons."""
+        """The blocks that any window takes events from, in order. ``also``: blocks that are kept for other reasons."""
         taken = self.block[(self._active | self._late)[self._of]]
         return sorted({*taken.tolist(), *also})
 

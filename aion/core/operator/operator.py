@@ -237,23 +237,23 @@ class Operator:
 
         A window that is gone never comes back, even if bounds have become longer.
         """
-        found = self._periodic.covering(arrival.slices_us)
-        events = arrival.events_of(found.begins, found.ends)
+        covering = self._periodic.covering(arrival.slices_us)
+        events = arrival.events_of(covering.begins, covering.ends)
         now = self.watermark.at_us
-        new = self.windows.find(found.definition, found.end_us) < 0
+        new = self.windows.find(covering.definition, covering.end_us) < 0
         drops: list[EmitDropped] = []
         if new.any():
             bound_us = self._bound.bound_for_new_window()
             gone = np.zeros(len(new), np.bool_)
             if now is not None:
-                gone = new & (found.end_us + bound_us <= now)
-                gone |= new & self._gone.contains(found.definition, found.start_us, found.end_us)
+                gone = new & (covering.end_us + bound_us <= now)
+                gone |= new & self._gone.contains(covering.definition, covering.start_us, covering.end_us)
             made = new & ~gone
-            past = found.end_us[made] <= now if now is not None else np.zeros(int(made.sum()), np.bool_)
+            past = covering.end_us[made] <= now if now is not None else np.zeros(int(made.sum()), np.bool_)
             self.windows.add(
-                definition=found.definition[made],
-                start_us=found.start_us[made],
-                end_us=found.end_us[made],
+                definition=covering.definition[made],
+                start_us=covering.start_us[made],
+                end_us=covering.end_us[made],
                 bound_us=np.full(len(past), bound_us),
                 reason=np.full(len(past), self._bound.reason_for_new_window()),
                 late_from_seq=np.where(past, 0, NEVER),
@@ -261,15 +261,15 @@ class Operator:
             self.counters.windows += len(past)
             if gone.any():
                 assert now is not None, "nothing is gone without a watermark"
-                ends = found.end_us[gone]
+                ends = covering.end_us[gone]
                 self._observe_late(ends, events[gone])
-                blocks = arrival.mark_too_late(found.begins[gone], found.ends[gone])
-                drops.append(EmitDropped(blocks, found.definition[gone], found.start_us[gone], ends, now - ends))
+                blocks = arrival.mark_too_late(covering.begins[gone], covering.ends[gone])
+                drops.append(EmitDropped(blocks, covering.definition[gone], covering.start_us[gone], ends, now - ends))
                 kept = ~gone
-                found = type(found)(*(column[kept] for column in found))
+                covering = type(covering)(*(column[kept] for column in covering))
                 events = events[kept]
-        arrival.mark_taken(found.begins, found.ends, found.end_us > now if now is not None else None)
-        return (self.windows.find(found.definition, found.end_us), events), drops
+        arrival.mark_taken(covering.begins, covering.ends, covering.end_us > now if now is not None else None)
+        return (self.windows.find(covering.definition, covering.end_us), events), drops
 
     def _observe_late(self, ends_us: Ints, events: Ints) -> None:
         """Notes that events arrived now, after the ends of their windows."""
