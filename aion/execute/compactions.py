@@ -44,7 +44,9 @@ def carry_out(
     contents: Compacting,
     owners: Owners | None = None,
 ) -> None:
-    """Compacts, also what the operator orders after that. Holds about ``contents.compaction_bytes`` at once.
+    """Carries out compactions, and those that the operator orders after them.
+
+    It holds about ``contents.compaction_bytes`` at once.
 
     New blocks are in place before the old ones go. If it fails half-way, all old blocks are still there, and the new
     ones are abandoned. ``owners``: see :meth:`aion.execute.block_compactor.BlockCompactor.compact`.

@@ -1,4 +1,4 @@
-"""Carries out the operator's orders: reads blocks, has windows computed, and says what to keep, stage and let go.
+"""Carries out the operator's orders: reads blocks, computes windows, and tells the session what to do with blocks.
 
 LocalOperator, Spark's root and the replay of ``aion tune`` use the same executor. The session knows where blocks are
 (:mod:`state_backends.store.session`), the contents what is in them (:mod:`aion.execute.contents`).

@@ -131,7 +131,7 @@ class Operator:
     def plan(self, watermark_us: int) -> Prestage | None:
         """The slices to stage in the gap before the watermark gets there. None: there are none.
 
-        If blocks are compacted, windows that were executed before are left out: only their changed keys are read.
+        If blocks are compacted, windows that read only a few keys are left out (:meth:`_are_read_whole`).
         """
         windows, late = self.windows, self._late()
         until = max(windows.ended_by(watermark_us), late)
@@ -146,10 +146,9 @@ class Operator:
         return Prestage(tuple(slices)) if slices else None
 
     def _are_read_whole(self, rows: Ints) -> Flags:
-        """A mask of the windows whose next execution reads nearly all blocks.
+        """A mask of the windows whose next execution reads nearly all blocks: the first, or one with many events.
 
-        That is so for a first execution, and for one with many pending events. For the others, the blocks of the
-        changed keys are staged when the events arrive. Staging more would be in vain.
+        For the others, the blocks of the changed keys are staged when the events arrive. More would be in vain.
         """
         if self._compaction is None:
             return np.ones(len(rows), np.bool_)
@@ -302,10 +301,9 @@ class Operator:
             self._observe_late(self.windows["end_us"][rows[late]], events[late])
 
     def _announced(self, first: Ints, rows: Ints) -> tuple[int, ...]:
-        """The segments to stage for late windows.
+        """The segments to stage for late windows: their first event since an execution announces the next one.
 
-        The first event since an execution announces the next one. ``first``: the rows of windows that got such an event
-        now. ``rows``: all windows that got events now.
+        ``first``: the rows of windows that got such an event now. ``rows``: of all windows that got events now.
         """
         if not self._prestages_late or self.watermark.at_us is None:
             return ()
@@ -428,12 +426,10 @@ class Operator:
         live = self._shared.live
         for s in dict.fromkeys(s for s in segments if s in live and self._compaction.may_compact(s)):
             rows = self.windows.overlapping(s, self.grid.end(s))
-            # A block must not mix arrivals that a window distinguishes: executed or not, late or not. These are all
-            # distinctions so far. Later ones cannot cut between existing blocks: the next execution sees all of them,
-            # and a window that becomes late counts only later blocks as late.
+            # A block must not mix arrivals that a window distinguishes: executed or not, late or not. Later cuts are
+            # never between existing blocks: an execution sees them all, and lateness begins with the next block.
             cuts = {*(self.windows["executed_seq"][rows] + 1).tolist(), *self.windows["late_from_seq"][rows].tolist()}
-            # Windows of single keys distinguish no blocks: each holds all rows of its key from its first event to its
-            # last.
+            # Windows of single keys distinguish no blocks: each has all rows of its key from first to last event.
             ended = bool((rows < late).all()) and self._shared.is_settled(s)
             sweeps = bool(self._shared.keyed) and not len(rows)
             actions += self._compaction.due(s, (c for c in cuts if 0 < c < NEVER), ended=ended, sweeps=sweeps)

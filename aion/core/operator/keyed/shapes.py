@@ -137,8 +137,8 @@ class Sessions:
     def owners(self, index: Table, rows: Table) -> Ints:
         """The id of the session that each row begins in, found by its key and ``first``. -1: no existing session.
 
-        Sessions grow and are merged, but never split, so rows of the same session stay together. A row without a
-        session never gets one: it lies before the closed instant, and events that are still accepted lie after it.
+        Sessions grow and are merged, but never split, so rows of the same session stay together. A stored row without
+        a session never gets one: it lies before the closed instant, and no session is extended to there.
         """
         if not len(index):
             return np.full(len(rows), -1, np.int64)
