@@ -280,8 +280,8 @@ class StalenessTrigger:
 
         The plain expectation is too high for every other window, and those would not keep the bound.
         """
-        late, sure = self._distribution(view.bound_us).late, self._sure(view)
-        return view.late_events + sure * (1.0 - late.at(view.lateness_us / view.bound_us))
+        late, cautious = self._distribution(view.bound_us).late, self._cautious(view)
+        return view.late_events + cautious * (1.0 - late.at(view.lateness_us / view.bound_us))
 
     # -- what follows from the forecast -------------------------------------------------------------------
 
@@ -306,13 +306,13 @@ class StalenessTrigger:
     def _reaches(self, view: LateView, more: int, level: float) -> float:
         """The lateness at which staleness reaches ``level`` if no event comes before, and ``more`` come then.
 
-        The lateness is a share of the bound. It solves (u - last) * pending = level * (came + sure * (1 - F(u))): the
-        longer no event comes, the fewer are still expected.
+        The lateness is a share of the bound. It solves (u - last) * pending = level * (came + cautious * (1 - F(u))):
+        the longer no event comes, the fewer are still expected.
         """
-        late, sure = self._distribution(view.bound_us).late, self._sure(view)
+        late, cautious = self._distribution(view.bound_us).late, self._cautious(view)
         pending, came = view.pending + more, view.late_events + more
         last = view.executed_us / view.bound_us
-        return late.first(pending, level * sure, level * (came + sure) + last * pending)
+        return late.first(pending, level * cautious, level * (came + cautious) + last * pending)
 
     def _last(self, view: LateView) -> int | None:
         """The lateness of the last late execution; None if there was none yet."""
@@ -325,7 +325,7 @@ class StalenessTrigger:
     def _expected(self, view: LateView) -> float:
         return self.forecast.expected_late(view.on_time_events) * self._distribution(view.bound_us).within
 
-    def _sure(self, view: LateView) -> float:
+    def _cautious(self, view: LateView) -> float:
         """How many late events the whole window will get; with a bound, a cautious number."""
         expected = self._expected(view)
         if self.bound is None:
