@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aion.core.trigger.distribution import LateDistribution
-from aion.core.trigger.planner import Solver, TriggerPlan, check, plan
+from aion.core.trigger.planner import TriggerPlan, check, plan
 
 REMEMBERED_PLANS = 50_000
 """The most plans that a staleness trigger caches: one for each lateness of a last execution, about 300 bytes each."""
@@ -207,14 +207,12 @@ class StalenessTrigger:
         bound: float | None = None,
         *,
         executions: int | None = None,
-        solver: Solver = "exact",
         forecast: Forecast | None = None,
     ) -> None:
         """Without a ``forecast`` it uses :class:`NothingKnown`. Raises ValueError as ``planner.check`` does."""
-        check(bound, executions, solver)
+        check(bound, executions)
         self.bound = bound
         self.executions = executions
-        self.solver: Solver = solver
         self.forecast: Forecast = forecast if forecast is not None else NothingKnown()
         self._version = self.forecast.version
         self._known: dict[int, _Known] = {}
@@ -268,7 +266,7 @@ class StalenessTrigger:
         return later if next_us is None else (next_us, *later)[:MOST_PLANNED]
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": "staleness", "bound": self.bound, "executions": self.executions, "solver": self.solver}
+        return {"kind": "staleness", "bound": self.bound, "executions": self.executions}
 
     def staleness(self, view: LateView) -> float:
         """The staleness of the window now, against ``expected_total``."""
@@ -363,7 +361,7 @@ class StalenessTrigger:
 
     def _plan(self, late: LateDistribution, bound_us: int, last_us: int | None, left: int) -> TriggerPlan:
         after = None if last_us is None else last_us / bound_us
-        return plan(late, bound=self.bound, executions=left or None, after=after, solver=self.solver)
+        return plan(late, bound=self.bound, executions=left or None, after=after)
 
 
 def trigger_from_json(value: Mapping[str, Any], forecast: Forecast | None = None) -> Trigger:
@@ -376,9 +374,7 @@ def trigger_from_json(value: Mapping[str, Any], forecast: Forecast | None = None
         case "count":
             return CountTrigger(value["every"])
         case "staleness":
-            return StalenessTrigger(
-                value["bound"], executions=value["executions"], solver=value["solver"], forecast=forecast
-            )
+            return StalenessTrigger(value["bound"], executions=value["executions"], forecast=forecast)
     raise ValueError(f"unknown trigger {value['kind']!r}")
 
 
