@@ -111,6 +111,6 @@ def test_actions_are_carried_out_in_their_order() -> None:
     ]  # fmt: skip
 
 
-def test_slices_are_released_last_and_together() -> None:
-    found = asked(Destage((0,)), execute(0), Purge((10, 20)), Compact(0, -1, 3, 9, False), Destage((30,)))
-    assert found == ["panes of [0]", "compact [0]", "replace {0: (-1, 3)}", "release [0, 30] [10, 20]"]
+def test_neighbours_release_slices_together() -> None:
+    found = asked(execute(0), Destage((0,)), Purge((10, 20)), Destage((30,)), execute(10), Purge((40,)))
+    assert found == ["panes of [0]", "release [0, 30] [10, 20]", "panes of [10]", "release [] [40]"]
