@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 import aion
 from aion.core.lateness.observe import Lateness
-from aion.core.operator.keyed.saving import Keeper, is_index
+from aion.core.operator.keyed.saving import Keeper
 from aion.core.operator.keyed.shapes import shape_of
 from aion.core.operator.keyed.table import Table
 from aion.core.operator.keyed.windows import KeyedWindows
-from aion.core.slicing.grid import NO_SLICE
 from aion.core.trigger.triggers import EveryBatchTrigger
 
 DEFINITIONS = [aion.Session(5), aion.Count(3, 2), aion.PerRecord(4), aion.Punctuated("mark")]
@@ -139,11 +138,7 @@ def test_a_version_costs_what_changed() -> None:
         kept = sum(batch.num_rows for batches in shard.blocks.values() for batch in batches)
         assert kept <= 3 * 2000, "at most twice the index, and what a version adds"
     assert shard.written < 2000 + 200 * 50 + 200 * 50 + 2000, "all is written anew only when as much was written since"
-    assert len(shard.blocks) == 1 and all(is_index(s) for s in shard.blocks)
-
-
-def test_no_slice_of_events_is_taken_for_one_of_the_index() -> None:
-    assert not any(is_index(s) for s in (NO_SLICE, -(2**61), 0, 2**62))
+    assert len(shard.blocks) == 1
 
 
 # -- where the original slicer goes wrong -----------------------------------------------------------

@@ -1,6 +1,6 @@
-"""What one ``windowed`` call means, resolved against a schema: shared by child, root and LocalOperator. Pure.
+"""The plan of one ``windowed`` call, checked against a schema. Child, root and LocalOperator share it. Pure.
 
-All times inside are int64 microseconds; all timestamp columns are ``timestamp[us]`` with zone UTC or none.
+All times here are int64 microseconds. All timestamp columns are ``timestamp[us]`` with zone UTC or none.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Key = tuple[Any, ...]
 ApplyResult: TypeAlias = Any
 ApplyFunction = Callable[[Key, Window, Iterator[pa.RecordBatch]], ApplyResult]
 
-# Columns that every result has, around the user's own.
+# Columns that every result has besides the user's own.
 WINDOW_COLUMNS = ("window", "window_start", "window_end")
 PANE_COLUMNS = ("pane", "kind", "events", "late_events")
 DROPPED_COLUMNS = ("event_time", "lateness_us", "reason", "event")
@@ -46,10 +46,13 @@ DROPPED_COLUMNS = ("event_time", "lateness_us", "reason", "event")
 class Plan:
     """A resolved operator definition.
 
-    ``event_rows``: some windows (:data:`EVENT_WISE`) tell single events apart, so they need a row for each event. Where
-    other windows do with partials, this plan is theirs, and ``event_rows`` is the plan of the windows that do not: the
-    same with definitions and blocks of its own. ``own``: the definitions that this plan's blocks are for, by number;
-    None: all.
+    ``layout``: the partials of the aggregates. None for an ``apply`` function, whose events are kept.
+
+    Some windows (:data:`EVENT_WISE`) distinguish single events, so they need a row for each event. For other windows,
+    partials are enough. If an operator has both, this plan is for the other windows, and ``event_rows`` is the plan for
+    those that need event rows. It has its own definitions and its own blocks. ``own``: the definitions that this plan's
+    blocks are for, by number. None: all. ``shelf_us``: how much later than they begin this plan's segments are named
+    (:data:`aion.core.slicing.grid.EVENT_ROWS_US`).
     """
 
     key: tuple[str, ...]
@@ -66,11 +69,11 @@ class Plan:
 
     @cached_property
     def parts(self) -> tuple[Plan, ...]:
-        """This plan, and that of the event rows beside it."""
+        """This plan, and the plan for event rows if there is one."""
         return (self,) if self.event_rows is None else (self, self.event_rows)
 
     def holds(self, slice_us: int) -> bool:
-        """Whether a block of this segment is this plan's, and not of the other part."""
+        """Whether blocks of this segment belong to this plan, and not to the other part."""
         return has_event_rows(slice_us) == (self.shelf_us > 0)
 
     @cached_property
@@ -79,32 +82,35 @@ class Plan:
 
     @cached_property
     def grid(self) -> SliceGrid:
-        """Where slices begin. Kept events have a segment for each slice, and no column that says which they are of."""
+        """The slices and segments. For kept events, each slice is a segment, so they need no column for their slice."""
         return SliceGrid(self._own, segmented=self.layout is not None)
 
     def slices_of(self, rows: Any) -> Any:
-        """The slice of each row of a block or table, int64; None where each block is of a single slice."""
+        """The slice of each row of a block or table, int64. None if each block holds a single slice."""
         return combined(rows.column(SLICE)).to_numpy() if self.grid.has_segments else None
 
     @cached_property
     def keyed(self) -> dict[int, Definition]:
-        """The windows that each key has its own of, by their numbers."""
+        """The definitions of windows of single keys, by their numbers."""
         return {n: w for n, w in self._own.items() if not isinstance(w, Periodic)}
 
     @cached_property
     def by_event(self) -> bool:
-        """Some windows tell single events apart, so that each is a row of its own."""
+        """Whether some windows distinguish single events. Then each event is a row of its own."""
         return any(isinstance(w, EVENT_WISE) for w in self.keyed.values())
 
     @cached_property
     def cell_us(self) -> int | None:
-        """Events of a key within a cell of this width share a row: no session can be divided there. None: no cells."""
+        """The width of a cell. Events of a key in the same cell share a row, because they are always in one session.
+
+        None: there are no cells.
+        """
         gaps = [w.gap_us for w in self.keyed.values() if isinstance(w, Session)]
         return min(gaps, default=None) if not self.by_event else None
 
     @cached_property
     def cell_edges(self) -> EdgeSet:
-        """The edges of slices, and those of cells."""
+        """The edges of slices and of cells."""
         edges = self.grid.edges
         return edges if self.cell_us is None else EdgeSet([*edges.families, Family(self.cell_us, 0)])
 
@@ -122,7 +128,7 @@ class Plan:
         return _micros(rows.column(first)), _micros(rows.column(last))
 
     def marks(self, rows: Any) -> Any:
-        """Of each row of a block a bit for each definition of which it is a punctuation, int64."""
+        """For each row of a block, int64: bit n is set if the row is a punctuation of definition n."""
         if self.layout is not None:
             if MARK not in self.layout.partials:
                 return np.zeros(rows.num_rows, np.int64)
@@ -130,12 +136,12 @@ class Plan:
         return self.marks_of(rows)
 
     def marks_of(self, events: pa.RecordBatch) -> Any:
-        """The same of events as the user has them. Raises ApplyError for a predicate that does not work."""
-        found = np.zeros(events.num_rows, np.int64)
+        """The same for events with the user's columns. Raises ApplyError if a predicate fails."""
+        marks = np.zeros(events.num_rows, np.int64)
         for number, window in self.keyed.items():
             if isinstance(window, Punctuated):
-                found |= _says(window, events).astype(np.int64) << number
-        return found
+                marks |= _says(window, events).astype(np.int64) << number
+        return marks
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -143,12 +149,12 @@ class Plan:
 
     @cached_property
     def key_fields(self) -> list[pa.Field]:
-        """The key columns as they stand in partials: by position, so that no user's name can clash."""
+        """The key columns in blocks of partials. They are named by position, so that no user's name can clash."""
         return [pa.field(f"k{i}", self.schema.field(name).type) for i, name in enumerate(self.key)]
 
     @cached_property
     def block_schema(self) -> pa.Schema:
-        """What the rows of a block are: events as the user has them, or keys and partials."""
+        """The columns of a block: those of the user's events, or keys and partials."""
         if self.layout is None:
             return self.schema
         slices = [pa.field(SLICE, pa.int64())] if self.grid.has_segments else []
@@ -164,7 +170,7 @@ class Plan:
 
     @cached_property
     def definition(self) -> dict[str, Any]:
-        """What stored state depends on; a restart with another definition is refused."""
+        """Everything that stored state depends on, as JSON values. A restart with another definition is refused."""
         return {
             "key": [[name, str(self.schema.field(name).type)] for name in self.key],
             "time": self.time,
@@ -176,7 +182,7 @@ class Plan:
 
 
 def result_schema(key: Iterable[pa.Field], timestamp: pa.DataType, outputs: Iterable[pa.Field]) -> pa.Schema:
-    """Keys, window, aggregates or the function's columns, pane, and what only dropped rows have."""
+    """The columns of a result: keys, window, aggregates or the function's columns, pane, and those for dropped rows."""
     return pa.schema(
         [
             *(pa.field(f.name, f.type) for f in key),
@@ -209,9 +215,9 @@ def make_plan(
 ) -> Plan:
     """Checks a definition against the input's schema.
 
-    ``blocking``: whether ``apply`` needs all events before it can begin (paper 3.3); partials, those that hold values
-    included, are decoded while the rest is read.
-    ``schema`` must hold the time as ``timestamp[us]``. Raises SchemaError, WindowError or ConfigError.
+    ``blocking``: whether ``apply`` needs all events before it can begin (paper 3.3). Aggregates never block: partials
+    are decoded while others are still read. ``schema`` must have the time as ``timestamp[us]``. Raises SchemaError,
+    WindowError or ConfigError.
     """
     keys = (key,) if isinstance(key, str) else tuple(key or ())
     _check_columns(schema, keys, time)
@@ -243,7 +249,10 @@ def make_plan(
 def output_fields(
     aggregates: Mapping[str, agg.Aggregate] | None, apply: ApplyFunction | None, outputs: str | pa.Schema | None
 ) -> list[pa.Field]:
-    """The columns of what is computed; of type null where only the input's columns tell. Raises ConfigError."""
+    """The columns that the user's aggregates or function compute. Raises ConfigError.
+
+    The columns of aggregates have type null, because their types depend on the input's columns.
+    """
     if (aggregates is None) == (apply is None):
         raise ConfigError("give either aggregates={...} or apply=function with schema='...', and not both")
     if aggregates is None:
@@ -263,38 +272,39 @@ EVENT_WISE = (Count, PerRecord, Punctuated)
 """Definitions whose windows begin or end with single events."""
 
 SLICE = "slice"
-"""The column of a block's rows that says which slice they are of, where a block may hold several."""
+"""The column with the slice of each row. Blocks have it if they may hold several slices."""
 
 MARK = Extreme("\0mark", pa.int64(), largest=True)
-"""Which definitions an event is a punctuation of, among its partials."""
+"""The partial that says which definitions an event is a punctuation of, one bit for each."""
 
 
 def instants(time: str, type_: pa.DataType) -> tuple[Partial, Partial]:
-    """The partials that say when the first and the last event of a row were."""
+    """The partials with the times of the first and the last event of a row."""
     return Extreme(time, type_, largest=False), Extreme(time, type_, largest=True)
 
 
 def _besides(windows: Collection[Definition], time: str, type_: pa.DataType) -> list[Partial]:
-    """What rows say besides the aggregates, where keys have windows of their own."""
+    """The partials that windows of single keys need besides the aggregates."""
     if all(isinstance(w, Periodic) for w in windows):
         return []
     return [*instants(time, type_), *([MARK] if any(isinstance(w, Punctuated) for w in windows) else [])]
 
 
 def _predicates(definitions: Mapping[str, Definition], schema: pa.Schema) -> list[str]:
-    """The columns that punctuation is told by: all of them for a function."""
-    found: list[str] = []
+    """The columns that predicates of punctuated windows need. A function may need all of them. Raises SchemaError."""
+    columns: list[str] = []
     for name, window in definitions.items():
         if isinstance(window, Punctuated):
             if not isinstance(window.predicate, str):
                 return list(schema.names)
             if window.predicate not in schema.names or not pa.types.is_boolean(schema.field(window.predicate).type):
                 raise SchemaError(f"windows: {name!r}: there is no boolean column {window.predicate!r}")
-            found.append(window.predicate)
-    return found
+            columns.append(window.predicate)
+    return columns
 
 
 def _says(window: Punctuated, events: pa.RecordBatch) -> Any:
+    """A mask of the events that the window's predicate calls punctuations. Raises ApplyError."""
     if isinstance(window.predicate, str):
         answer = events.column(window.predicate)
     else:

@@ -1,8 +1,8 @@
-"""Windows computed from partials: those of their slices, combined by window and key. Pure.
+"""Computes windows from partials: combines those of their slices by window and key. Pure.
 
-Where windows overlap, a pass over some of them may make a tree of partials first (:mod:`aion.core.slicing.tree`): the
-eager way. Which keys have changed and which events are late is told by the few blocks that came since, and not by the
-tree.
+If windows overlap, a pass over some of them may first build a tree of partials (:mod:`aion.core.slicing.tree`): that is
+the eager way. The tree does not say which keys have changed or which events are late. The few blocks that came since
+the last execution say that.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from aion.core.plan import Plan
 from aion.core.slicing.tree import Aggregation, Rows, SliceTree, ranges, spans, trees_for
 from aion.execute.rows import WindowColumns, pane_rows
 
-# Windows whose partials are combined in one pass: enough to share slices, few enough to stay small.
+# How many windows are always combined in one pass: enough to share slices, few enough to stay small.
 WINDOWS_AT_ONCE = 64
-# More of them, as long as they have no more than so many times the segments of the longest, or so many in all.
+# A pass takes more windows while all of them together have at most this many times the segments of the longest one, or
+# at most this many segments.
 TIMES_THE_LONGEST, SEGMENTS_AT_ONCE = 2, 64
-# Of windows that hold values of the events, so many events: one load of their slices has to fit in memory.
+# The most events in a pass over windows whose partials hold values: one load of their slices has to fit in memory.
 EVENTS_AT_ONCE = 1 << 20
 
 _SLICE, _SEQ = "\0slice", "\0seq"
 
 
 def windows_at_once(plan: Plan, order: Execute) -> Iterator[Execute]:
-    """The windows of an order in stretches of which each segment is read and decoded once."""
+    """Splits the windows of an order into passes. A pass reads and decodes each of its segments once."""
     assert plan.layout is not None
     segments = np.array(order.slices, np.int64)
     firsts = np.searchsorted(plan.grid.ends(segments), order.start_us, side="right")
@@ -48,7 +49,7 @@ def windows_at_once(plan: Plan, order: Execute) -> Iterator[Execute]:
 
 
 def _stretch(firsts: Ints, lasts: Ints, events: Ints | None) -> int:
-    """How many windows, from the first one on, are computed together; window i reads ``[firsts[i], lasts[i])``."""
+    """How many windows, from the first one on, are in one pass. Window i reads segments ``[firsts[i], lasts[i])``."""
     looked = 4 * WINDOWS_AT_ONCE
     while True:
         first, last = firsts[:looked], lasts[:looked]
@@ -65,10 +66,10 @@ def _stretch(firsts: Ints, lasts: Ints, events: Ints | None) -> int:
 
 
 class Loaded:
-    """Partials of some stretch of slices, of all keys or of some: by slice, and in the order of arrival.
+    """Decoded partials of a stretch of slices, for all keys or some. They are sorted by slice and arrival.
 
-    ``slices`` and ``seqs`` say for each row of the table which slice it is of, and which block it came with. Keys are
-    numbered once for all windows.
+    ``slices``, ``seqs``: the slice of each row of the table, and the number of its block. ``numbered``: the numbers of
+    the keys, if they are known. Keys are numbered once for all windows.
     """
 
     def __init__(self, plan: Plan, table: pa.Table, slices: Ints, seqs: Ints, numbered: Numbered | None = None) -> None:
@@ -76,7 +77,7 @@ class Loaded:
         self._plan = plan
         self._layout = plan.layout
         if plan.cell_us is not None and not plan.layout.commutative:
-            # Where there are sessions too, compaction sorts rows by cell. Sort the others, too.
+            # If there are also sessions, compaction sorts rows by cell. Sort all rows the same way.
             order = np.lexsort((seqs, plan.instants(table)[0] // plan.cell_us, slices))
             table, slices, seqs = table.take(pa.array(order)), slices[order], seqs[order]
         elif bool((slices[1:] < slices[:-1]).any()):
@@ -91,7 +92,7 @@ class Loaded:
 
     @classmethod
     def of_blocks(cls, plan: Plan, blocks: Sequence[tuple[int, int, pa.RecordBatch]]) -> Loaded:
-        """Of blocks, each with its seq and its segment."""
+        """Makes it from blocks: each with its seq, its segment and its rows."""
         rows = [batch.num_rows for _, _, batch in blocks]
         table = pa.Table.from_batches([batch for _, _, batch in blocks], plan.block_schema)
         slices = plan.slices_of(table)
@@ -101,7 +102,7 @@ class Loaded:
 
     @classmethod
     def of_tagged(cls, plan: Plan, batches: Sequence[pa.RecordBatch]) -> Loaded:
-        """Of what :func:`tagged` made."""
+        """Makes it from batches of :func:`tagged`."""
         table = pa.Table.from_batches(batches)
         slices, seqs = (table.column(name).to_numpy() for name in (_SLICE, _SEQ))
         return cls(plan, table.drop_columns([_SLICE, _SEQ]), slices, seqs)
@@ -109,9 +110,9 @@ class Loaded:
     def windows(
         self, executes: Execute, limit_bytes: int, aggregation: Aggregation = "lazy"
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of the executions, of keys that changed since the ones before.
+        """The result rows of the executions, for keys that changed since the executions before.
 
-        What is made at once stays near ``limit_bytes``, unless one window is larger by itself.
+        It uses about ``limit_bytes`` at once, or more if a single window needs more.
         """
         if not self._table.num_rows:
             return
@@ -135,7 +136,7 @@ class Loaded:
 
         trees = trees_for(tree, begins, ends, limit_bytes, aggregation)
         taken = [spans(tree.starts, begins, ends) for tree in trees]
-        # A window takes its rows out of the trees, and out of the table, so that overlapping windows multiply them.
+        # Each window takes a copy of its rows from the trees and the table, so rows in several windows count for each.
         lengths = sum(part.lengths.sum(axis=1) for part in taken) + late.counts + changed.counts
         start, most = 0, max(limit_bytes // row_bytes, 1)
         while start < len(executes):
@@ -161,8 +162,8 @@ class Loaded:
             none = np.full(len(other.rows), -1)
             at = self._groups_of(windows, keys, other.window_of, other.rows) if len(windows) else none
             own = other if (at >= 0).all() else other.some(at >= 0)
-            of = Groups(at[at >= 0], len(windows))
-            states = self._layout.merge(of, tree.taken(own.rows), tree.partials, states)
+            own_groups = Groups(at[at >= 0], len(windows))
+            states = self._layout.merge(own_groups, tree.taken(own.rows), tree.partials, states)
         events: Ints = states[EVENTS][0].to_numpy()
         return pane_rows(
             self._plan,
@@ -177,16 +178,16 @@ class Loaded:
         )
 
     def _late_events(self, windows: Ints, keys: Ints, window_of: Ints, rows: Ints) -> Ints:
-        """Events of these rows, of each window and key that comes out."""
+        """The number of events in these rows, for each result row (window and key)."""
         if not len(rows) or not len(windows):
             return np.zeros(len(windows), np.int64)
         at = self._groups_of(windows, keys, window_of, rows)
-        found = at >= 0
-        events: Ints = self._table.column("p0").to_numpy()[rows[found]]
-        return sums_by(at[found], events, len(windows))
+        counted = at >= 0
+        events: Ints = self._table.column("p0").to_numpy()[rows[counted]]
+        return sums_by(at[counted], events, len(windows))
 
     def _groups_of(self, windows: Ints, keys: Ints, window_of: Ints, rows: Ints) -> Ints:
-        """The number of the group that each row of a window counts to; -1 for none."""
+        """The number of the result row (window and key) that each row belongs to. -1: none."""
         codes = windows * self._key_count + keys
         order = np.argsort(codes, kind="stable")
         wanted = window_of * self._key_count + self._key_ids[rows]
@@ -204,7 +205,7 @@ class Loaded:
         return _Since.of(self._seqs, numbers, *self._rows_of(executes))
 
     def _of_keys(self, rows: Ints) -> Loaded:
-        """Only the keys that these rows have: blocks have others beside them."""
+        """The partials of only those keys that these rows have. Blocks also hold other keys."""
         wanted = np.zeros(self._key_count, bool)
         wanted[self._key_ids[rows]] = True
         kept = wanted[self._key_ids]
@@ -218,10 +219,10 @@ class Loaded:
 
 
 class _Since:
-    """Of each window the rows that came from a block number of its own on.
+    """For each window, the rows from blocks with at least a given number. Each window has its own number.
 
-    ``all_of``: windows of which these are all rows; they are not listed. ``counts``: of the other windows.
-    ``candidates``: rows among which they are, the same one perhaps several times.
+    ``all_of``: a mask of the windows for which these are all rows. Their rows are not listed. ``counts``: the number of
+    rows of each other window. ``candidates``: row numbers that include all listed rows. One may occur several times.
     """
 
     def __init__(self, all_of: Mask, candidates: Ints, first: Ints, counts: Ints) -> None:
@@ -234,7 +235,7 @@ class _Since:
     def of(cls, seqs: Ints, numbers: Ints, begins: Ints, ends: Ints) -> _Since:
         first, counts = np.zeros(len(numbers), np.int64), np.zeros(len(numbers), np.int64)
         all_of = numbers <= seqs.min()
-        found, size = [np.zeros(0, np.int64)], 0
+        candidates, size = [np.zeros(0, np.int64)], 0
         # Windows that were executed together have the same number.
         for number_ in np.unique(numbers[~all_of & (numbers <= seqs.max())]):
             which = np.flatnonzero(numbers == number_)
@@ -242,20 +243,20 @@ class _Since:
             rows = low + np.flatnonzero(seqs[low : int(ends[which].max())] >= number_)
             begin, end = np.searchsorted(rows, begins[which]), np.searchsorted(rows, ends[which])
             first[which], counts[which] = size + begin, end - begin
-            found.append(rows)
+            candidates.append(rows)
             size += len(rows)
-        return cls(all_of, np.concatenate(found), first, counts)
+        return cls(all_of, np.concatenate(candidates), first, counts)
 
     def some(self, windows: slice) -> _Since:
         return _Since(self.all_of[windows], self.candidates, self._first[windows], self.counts[windows])
 
     def rows(self) -> tuple[Ints, Ints]:
-        """The window and the row of each."""
+        """The window and the row number of each listed row."""
         return np.repeat(np.arange(len(self.counts)), self.counts), self.candidates[ranges(self._first, self.counts)]
 
 
 def tagged(plan: Plan, batch: pa.RecordBatch, segment_us: int, seq: int) -> pa.RecordBatch:
-    """Partials of a block with their slice and its seq in every row, for when rows of several blocks get mixed."""
+    """The partials of a block. Each row gets its slice and the block's seq, so rows of several blocks can be mixed."""
     n = batch.num_rows
     slices = plan.slices_of(batch)
     columns = [

@@ -1,4 +1,4 @@
-"""The events of each key of a window, grouped in memory. Pure."""
+"""Groups the events of a window by key, in memory. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from aion.aggregates.values import combined
 from aion.core.plan import Key
 from aion.core.row_hash import hash_rows
 
-# What is made for each row would outweigh small events, if it were made for those of a whole window at once.
+# Runs are searched in this many rows at a time. The arrays for a whole window would take more room than small events.
 _ROWS_AT_ONCE = 1 << 17
 _KEYS_AT_ONCE = 1024
 _I64_MAX = 2**63 - 1
 
 
 class Piece(NamedTuple):
-    """Events of one block: are they news since the last execution, and did they come late?"""
+    """Events of one block. ``changed``: whether they are pending. ``late``: whether they came late."""
 
     batch: pa.RecordBatch
     changed: bool
@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The events of one key, in the order of arrival: to be read once, before the next group is asked for."""
+    """The events of one key, in the order of arrival. Read ``parts`` once, before you take the next group."""
 
     key: Key
     parts: Iterator[pa.RecordBatch]
@@ -37,7 +37,7 @@ class Group(NamedTuple):
 
 
 class _Runs(NamedTuple):
-    """Stretches of rows of one key in one batch: the batch's number, first row, length, and the key as a code."""
+    """Stretches of rows of one key in one batch: the number of the batch, first row, length, and the key as a code."""
 
     of_batch: npt.NDArray[np.int64]
     starts: npt.NDArray[np.int64]
@@ -47,9 +47,9 @@ class _Runs(NamedTuple):
 
 
 def group_in_memory(names: Sequence[str], pieces: Iterable[Piece]) -> Iterator[Group]:
-    """The groups of the keys of which any piece is changed, in an order that means nothing, and is always the same.
+    """The groups of the keys with a changed piece. Their order has no meaning, but is always the same.
 
-    No event is copied: blocks are sorted by key where they are made, so a key is few runs, and those are sliced.
+    No event is copied. Blocks are sorted by key when they are made, so a key has few runs, and runs are slices.
     """
     held = [piece for piece in pieces if piece.batch.num_rows]
     if not held:
@@ -65,9 +65,9 @@ def group_in_memory(names: Sequence[str], pieces: Iterable[Piece]) -> Iterator[G
     changed = np.flatnonzero(np.logical_or.reduceat(np.array([p.changed for p in held])[of_batch], begins))
     if not len(changed):
         return
-    # In an order that is the keys' own, so that it does not tell how blocks were compacted.
-    found = runs.keys.take(pa.array(order[begins[changed]]))
-    changed = changed[np.argsort(hash_rows([combined(c) for c in found.columns], 0), kind="stable")]
+    # Sort by a hash of the keys, so that the order does not depend on how blocks were compacted.
+    keys_changed = runs.keys.take(pa.array(order[begins[changed]]))
+    changed = changed[np.argsort(hash_rows([combined(c) for c in keys_changed.columns], 0), kind="stable")]
     for start in range(0, len(changed), _KEYS_AT_ONCE):
         some = changed[start : start + _KEYS_AT_ONCE]
         rows = pa.array(order[begins[some]])
@@ -81,7 +81,7 @@ def group_in_memory(names: Sequence[str], pieces: Iterable[Piece]) -> Iterator[G
 
 
 def _find_runs(names: Sequence[str], batches: list[pa.RecordBatch]) -> _Runs:
-    """The runs of all batches, found in some of them at a time."""
+    """The runs of all batches. Looks at some batches at a time."""
     found: list[_Runs] = []
     first = rows = 0
     for number, batch in enumerate(batches, 1):
@@ -91,7 +91,7 @@ def _find_runs(names: Sequence[str], batches: list[pa.RecordBatch]) -> _Runs:
             first, rows = number, 0
     if len(found) == 1:
         return found[0]
-    # In one piece: of many, each of the takes to come would make one first.
+    # Combine the chunks once. Otherwise every take() below would do it again.
     keys = pa.concat_tables([r.keys for r in found]).combine_chunks()
     of_batch, starts, sizes = (np.concatenate([r[i] for r in found]) for i in range(3))
     return _Runs(of_batch, starts, sizes, key_codes(keys), keys)
@@ -111,12 +111,12 @@ def _runs_of(names: Sequence[str], batches: list[pa.RecordBatch], number: int) -
 
 
 def key_codes(keys: pa.Table) -> npt.NDArray[np.int64]:
-    """The same integer, 0 or more, for rows of the same key, and for no others."""
+    """An integer of at least 0 for each row. Rows have the same integer if and only if they have the same key."""
     codes, total = np.zeros(keys.num_rows, np.int64), 1
     for column in keys.columns:
-        chunks = column.dictionary_encode(null_encoding="encode").chunks  # which share one dictionary
+        chunks = column.dictionary_encode(null_encoding="encode").chunks  # they share one dictionary
         distinct = max(len(chunks[0].dictionary), 1) if chunks else 1
-        if total * distinct > _I64_MAX:  # numbered anew, or they would wrap around and meet
+        if total * distinct > _I64_MAX:  # the product would overflow: number them again
             codes = np.unique(codes, return_inverse=True)[1]
             total = keys.num_rows
         total *= distinct

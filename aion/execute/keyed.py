@@ -1,4 +1,4 @@
-"""Carries out the orders for windows that each key has its own of: reads rows, computes panes, keeps their index."""
+"""Carries out the orders for windows of single keys: reads rows, computes panes, and stores the index."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 
 
 class KeyedExecutor:
-    """Of one shard. ``memory_limit_bytes`` of rows are held at once, and of all their keys, those of some.
+    """Carries out the orders for windows of single keys of one part of a plan, in one shard.
 
-    ``seeks``: blocks may be compacted, so the blocks of a few keys can be found. ``timed``: note what executions take.
+    It holds about ``memory_limit_bytes`` of rows at once. If there are more, it goes through files in ``spill_folder``
+    and computes some of the keys at a time. ``seeks``: blocks may be compacted, so the blocks of a few keys can be
+    found. ``timed``: notes how long executions take.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class KeyedExecutor:
     # -- arrivals -----------------------------------------------------------------------------------------
 
     def arrivals(self, blocks: Sequence[Block]) -> Arrivals | None:
-        """What the windows of single keys depend on; None: there are none, or there is nothing."""
+        """The rows that windows of single keys depend on. None if there are no such windows or no such rows."""
         plan = self._plan
         own = [(i, b) for i, b in enumerate(blocks) if plan.holds(b.header.slice_us)] if plan.keyed else []
         timed = [(i, b) for i, b in own if is_timed(b.header.slice_us)]
@@ -84,7 +86,7 @@ class KeyedExecutor:
         return Arrivals(Table(keys, columns), np.repeat([i for i, _ in timed], sizes))
 
     def dropped(self, order: EmitDroppedRows, block: Block) -> pa.RecordBatch:
-        """A row for each that came too late, with the window that it would have made alone."""
+        """A result row for each row that came too late, with the window that the row would be alone in."""
         batch = decode(block, self._plan.block_schema).take(pa.array(order.rows))
         which = np.arange(len(order.rows))
         windows = WindowColumns(np.full(len(which), order.definition), order.starts_us, order.ends_us)
@@ -139,13 +141,13 @@ class KeyedExecutor:
     # -- the index ----------------------------------------------------------------------------------------
 
     def load(self, kept: Sequence[Keeper]) -> None:
-        """The index as of the version that was opened."""
+        """Loads the index of the version that was opened."""
         for keeper in kept:
             stored = self._session.read(keeper.slices, blocking=True)
             keeper.load(decode(block, keeper.schema) for _, block in stored)
 
     def save(self, keeper_saves: Sequence[Save], next_seq: int) -> int:
-        """Keeps what changed of it; returns how many blocks that took, numbered from ``next_seq`` on."""
+        """Writes the changes of the index as blocks, numbered from ``next_seq`` on. Returns how many blocks."""
         for i, (slice_us, rows, replaces) in enumerate(keeper_saves):
             block = encode(
                 rows,

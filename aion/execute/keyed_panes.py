@@ -1,4 +1,4 @@
-"""From rows of blocks to the panes of keyed windows. Pure."""
+"""Turns rows of blocks into the panes of windows of single keys. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROWS_PER_BLOCK = 1 << 32
 
 
 class Gathered(NamedTuple):
-    """Windows of which all rows are at hand: those of window i are ``rows[offsets[i] : offsets[i + 1]]``."""
+    """Windows and all their rows. The rows of window i are ``rows[offsets[i] : offsets[i + 1]]``."""
 
     windows: Table
     rows: Ints
@@ -31,16 +31,16 @@ class Gathered(NamedTuple):
 
 
 def placed(batch: pa.RecordBatch, seq: int) -> pa.RecordBatch:
-    """Rows of a block, each with the block's seq and its own place in it."""
+    """The rows of a block. Each gets two more columns: the block's seq, and its own position in the block."""
     n = batch.num_rows
     columns = [*batch.columns, pa.array(np.full(n, seq)), pa.array(np.arange(n))]
     return pa.RecordBatch.from_arrays(columns, [*batch.schema.names, SEQ, ROW])
 
 
 class Located(NamedTuple):
-    """Where the rows of windows are: those of ``windows[i]`` are ``rows[begins[i] : begins[i] + lengths[i]]``.
+    """Where the rows of windows are. The rows of window i are ``rows[begins[i] : begins[i] + lengths[i]]``.
 
-    All lengths are above 0. Windows that overlap share their rows.
+    All lengths are above 0. Windows that overlap share rows.
     """
 
     windows: Table
@@ -50,9 +50,9 @@ class Located(NamedTuple):
 
 
 def locate(plan: Plan, order: ExecuteKeyed, table: pa.Table) -> Located:
-    """The windows whose keys the table has.
+    """Finds the rows of the windows whose keys are in the table.
 
-    ``table``: rows as :func:`placed` makes them, in the order of arrival, all those of a key or none.
+    ``table``: rows from :func:`placed`, in the order of arrival. It has all rows of a key or none.
     """
     columns = [combined(table.column(name)) for name in plan.block_keys]
     codes, window_codes = coded((columns, table.num_rows), (order.windows.keys, len(order.windows)))
@@ -62,22 +62,26 @@ def locate(plan: Plan, order: ExecuteKeyed, table: pa.Table) -> Located:
         begins = places.before(window_codes, order.windows["start"])
         lengths = places.after(window_codes, order.windows["last"]) - begins
     else:
-        seqs, of = np.unique(table.column(SEQ).to_numpy(), return_inverse=True)
-        found = of * _ROWS_PER_BLOCK + table.column(ROW).to_numpy()
-        by_name = np.argsort(found)
+        seqs, block_of = np.unique(table.column(SEQ).to_numpy(), return_inverse=True)
+        # A block and a position in it, as one integer, identify a row.
+        names = block_of * _ROWS_PER_BLOCK + table.column(ROW).to_numpy()
+        by_name = np.argsort(names)
         member_of = np.searchsorted(seqs, order.members.seqs)
         is_there = np.append(seqs, -1)[member_of] == order.members.seqs
         members = np.where(is_there, member_of * _ROWS_PER_BLOCK + order.members.rows, -1)
-        at = np.minimum(np.searchsorted(found[by_name], members), len(found) - 1)
+        at = np.minimum(np.searchsorted(names[by_name], members), len(names) - 1)
         rows, begins = by_name[at], order.members.begins
-        here = found[rows] == members
+        here = names[rows] == members
         lengths = np.where(here[begins], order.members.lengths, 0)
     there = np.flatnonzero(lengths)
     return Located(order.windows.take(there), rows, begins[there], lengths[there])
 
 
 def gather(plan: Plan, order: ExecuteKeyed, table: pa.Table, rows_at_once: int) -> Iterator[Gathered]:
-    """Some of the windows at a time, with about so many rows or one window; only those of keys that the table has."""
+    """The windows of the keys in the table, with their rows. Some at a time: about ``rows_at_once`` rows, or one window.
+
+    ``table``: see :func:`locate`.
+    """
     windows, rows, begins, lengths = locate(plan, order, table)
     for some in _stretches(lengths, rows_at_once):
         offsets = np.concatenate(([0], np.cumsum(lengths[some])))
@@ -85,11 +89,11 @@ def gather(plan: Plan, order: ExecuteKeyed, table: pa.Table, rows_at_once: int) 
 
 
 def panes(plan: Plan, order: ExecuteKeyed, table: pa.Table, rows_at_once: int) -> Iterator[pa.RecordBatch]:
-    """The panes of windows computed from partials.
+    """The panes of windows that are computed from partials.
 
-    Windows that overlap (per record, by count) take runs of rows that are combined once, as overlapping windows of
-    slices do: with n rows in a window that costs O(log n) for each. What must not be combined in any grouping is
-    combined of single rows.
+    Windows that overlap (per record, by count) share runs of rows that are combined once, as overlapping periodic
+    windows share slices. So a window of n rows costs O(log n). Partials that cannot be combined in any grouping are
+    combined from single rows.
     """
     layout = plan.layout
     assert layout is not None
@@ -111,7 +115,10 @@ def panes(plan: Plan, order: ExecuteKeyed, table: pa.Table, rows_at_once: int) -
 
 
 def _trees(plan: Plan, table: pa.Table, rows: Ints, begins: Ints, lengths: Ints, rows_at_once: int) -> list[SliceTree]:
-    """Over the rows in their order, as if each were a slice: of partials that may be combined, and of the others."""
+    """Trees over the rows in their order, as if each row were a slice.
+
+    One tree is for the partials that may be combined beforehand, another for those that may not.
+    """
     layout = plan.layout
     assert layout is not None
     take = None if np.array_equal(rows, np.arange(table.num_rows)) else pa.array(rows)
@@ -130,7 +137,7 @@ def _trees(plan: Plan, table: pa.Table, rows: Ints, begins: Ints, lengths: Ints,
 
 
 def _stretches(lengths: Ints, rows_at_once: int) -> Iterator[slice]:
-    """Windows of about so many rows together, or one."""
+    """Splits windows into stretches. Each has at most ``rows_at_once`` rows, or is a single window."""
     upto = np.cumsum(lengths)
     start = 0
     while start < len(lengths):
@@ -145,7 +152,10 @@ def _numbers(some: slice) -> Ints:
 
 
 def _in_order(plan: Plan, table: pa.Table, rows: Ints, taken: Ints, groups: Groups) -> Ints:
-    """Numbers of ``rows`` slice by slice and cell by cell, and there as they came: which no compaction changes."""
+    """Sorts the rows of each window for partials whose order matters: by slice, cell and arrival.
+
+    Compaction does not change this order. ``taken``: indexes into ``rows``.
+    """
     assert plan.layout is not None
     if plan.layout.commutative or plan.cell_us is None:
         return taken
@@ -156,7 +166,7 @@ def _in_order(plan: Plan, table: pa.Table, rows: Ints, taken: Ints, groups: Grou
 
 
 def retractions(plan: Plan, order: Retract) -> pa.RecordBatch:
-    """A row for each window that is no more, without values: a sink that replaces by key and window deletes it."""
+    """A row without values for each window that no longer exists. A sink that upserts by key and window deletes it."""
     zeros = np.zeros(len(order.windows), np.int64)
     windows = order.windows.replaced(events=zeros, late_events=zeros)
     return _rows(plan, order.definition, PaneKind.RETRACTED, windows, None)

@@ -1,1 +1,1 @@
-"""Events to blocks: ``builder`` makes them, ``block`` is their format, ``levels`` merges them on their way."""
+"""Turns events into blocks: ``builder`` makes blocks, ``block`` is their format, ``levels`` merges small ones."""

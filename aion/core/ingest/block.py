@@ -1,17 +1,18 @@
 """A block: the events, or the partial aggregates, of one slice from one input batch. Pure.
 
-Columnar and immutable: encoded once where it is made, moved and stored as those bytes, decoded where it is
-read. Layout, little endian: a header of 64 bytes, then the body, compressed as a whole or not at all: an Arrow
-record batch message without its schema (the operator's plan knows it), or lines of JSON (``json_codec``).
+A block is columnar and immutable. It is encoded once when it is made, moved and stored as those bytes, and decoded when
+it is read. Layout, little endian: a header of 64 bytes, then the body. The body is an Arrow record batch message
+without its schema, which the operator's plan has, or lines of JSON (``json_codec``). It is compressed as a whole or not
+at all.
 
     magic "AION" | version u8 | kind u8 | codec u8 | compression u8 | slice i64 | rows u32 | events u32 |
     min time i64 | max time i64 | raw length u64 | body length u64 | body crc32 u32 | header crc32 u32
 
-A block that was made of others (docs/compaction.md) is of version 2: between the two checksums it says last seq i64 |
-lowest hash of a key i64 | highest i64, so that its header has 88 bytes.
+A block that compaction made from others (docs/compaction.md) has version 2. Between the two checksums it has: last seq
+i64 | lowest hash of a key i64 | highest hash of a key i64. So its header has 88 bytes.
 
-Versions 3 and 4 are versions 1 and 2 with events u64, and 4 bytes longer: for as many events as 32 bits cannot hold,
-and for no fewer, so that an older Aion reads whatever it can. (Arrow writes no batch of 2**31 rows.)
+Versions 3 and 4 are versions 1 and 2 with events u64, so they are 4 bytes longer. They are used only if the number of
+events does not fit in 32 bits, so that an older Aion can read all other blocks. (Arrow writes no batch of 2**31 rows.)
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ class Compression(IntEnum):
 
 
 class Compacted(NamedTuple):
-    """What a block was made of: arrivals up to ``last_seq``, and keys whose hashes lie in ``[low, high]``.
+    """What a compacted block holds: arrivals up to ``last_seq``, of keys with hashes in ``[low, high]``.
 
-    Hashes are from 0 to 2**63 - 1: see docs/compaction.md.
+    Hashes are from 0 to 2**63 - 1 (docs/compaction.md).
     """
 
     last_seq: int
@@ -66,9 +67,9 @@ class Compacted(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What is known of a block without decoding it. Times in µs; ``events`` is what its rows stand for.
+    """What is known about a block without decoding it. Times are in µs.
 
-    ``compacted``: None for one batch's block, as it came.
+    ``events``: the number of events that its rows stand for. ``compacted``: None for a block as it arrived.
     """
 
     kind: BlockKind
@@ -86,7 +87,7 @@ class Header(NamedTuple):
 
     @property
     def version(self) -> int:
-        """The layout that the header has as bytes."""
+        """The version of the header's layout as bytes."""
         return 1 + (self.compacted is not None) + 2 * (self.events > _MOST_NARROW)
 
     @property
@@ -134,7 +135,7 @@ def encode(
 
 
 def parse(data: Buffer, name: str = "block") -> Block:
-    """Reads and checks the header only; raises CorruptBlock or FormatError naming the block."""
+    """Reads and checks the header only. Raises CorruptBlock or FormatError with the block's name."""
     view = memoryview(data).cast("B")
     if len(view) < HEADER_BYTES:
         raise CorruptBlock(f"{name}: {len(view)} bytes are fewer than a header's {HEADER_BYTES}")
@@ -159,15 +160,16 @@ def parse(data: Buffer, name: str = "block") -> Block:
 
 
 def check(block: Block, name: str = "block") -> None:
-    """Raises CorruptBlock if the body is not the one that was written."""
+    """Raises CorruptBlock if the body's checksum is wrong."""
     if crc32(memoryview(block.data)[block.header.own_bytes :]) != block.header.crc:
         raise CorruptBlock(f"{name}: the body's checksum differs from the one it was written with")
 
 
 def decode(block: Block, schema: pa.Schema, name: str = "block") -> pa.RecordBatch:
-    """The rows, sharing the block's memory if it is uncompressed Arrow; checks the body first.
+    """The rows of a block. They share the block's memory if it is uncompressed Arrow. Checks the body first.
 
-    Raises CorruptBlock naming the block, also for a body that was written damaged or with another schema.
+    Raises CorruptBlock with the block's name, also if the body was already damaged when it was written, or was written
+    with another schema.
     """
     check(block, name)
     header = block.header
@@ -180,7 +182,7 @@ def decode(block: Block, schema: pa.Schema, name: str = "block") -> pa.RecordBat
             batch = json_codec.read(body.to_pybytes(), schema)
         else:
             batch = pa.ipc.read_record_batch(body, schema)
-    except MemoryError:  # an ArrowException, too, and no fault of the block
+    except MemoryError:  # it may be an ArrowException, too, but the block is not at fault
         raise
     except (pa.ArrowException, ValueError, OSError, EOFError) as error:
         raise CorruptBlock(f"{name}: its body does not read as {header.codec.name.lower()}: {error}") from error
@@ -190,10 +192,10 @@ def decode(block: Block, schema: pa.Schema, name: str = "block") -> pa.RecordBat
 
 
 def is_quick(codec: Codec, compression: Compression, raw_bytes: int) -> bool:
-    """Whether encoding or decoding is done sooner here than in another thread.
+    """Whether encoding or decoding is faster in the caller's thread than in another.
 
-    To hand a block over costs about 30 µs of two threads; 1 MiB of Arrow takes 0.15 ms, compressed three times
-    that and more. orjson holds the GIL: another thread would only get in the way.
+    Handing a block over takes two threads about 30 µs. 1 MiB of Arrow takes 0.15 ms, and more than three times that if
+    it is compressed. orjson holds the GIL, so another thread would only get in the way.
     """
     least = 1 << 17 if compression is Compression.NONE else 1 << 15
     return codec is Codec.JSON or raw_bytes < least
@@ -204,7 +206,7 @@ def _fields(version: int) -> struct.Struct:
 
 
 def _covered(version: int) -> int:
-    """The bytes of a header that its checksum is of; of a version that is not known, as of the first."""
+    """How many bytes of a header its checksum covers. An unknown version counts as version 1."""
     return _fields(version).size + (_COMPACTED.size if version in (2, 4) else 0)
 
 

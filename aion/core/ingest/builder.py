@@ -1,7 +1,7 @@
-"""Events in, blocks out: what Disco's child node does on every source partition (Disco section 3). Pure.
+"""Turns events into blocks: the work of Disco's child node on every source partition (Disco section 3). Pure.
 
-Vectorised over whole batches: slices by a few numpy passes, partials by Arrow's grouped kernels, kept events
-by one stable sort and one gather per megabytes of input. Nothing is done per event in Python.
+Everything works on whole batches: a few numpy passes find the slices, Arrow's grouped kernels make partials, and kept
+events take one stable sort and one gather for every few megabytes. No Python code runs for a single event.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 
 class Pool(Protocol):
-    """Threads that encode blocks, some of them ahead of the caller."""
+    """Threads that encode blocks, some of them before the caller asks for them."""
 
     def map_ordered(
         self, function: Callable[[T], R], items: Iterable[T], *, inline: Callable[[T], bool] | None = None
@@ -45,7 +45,7 @@ class ShardBlock(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """The rows of a block to be."""
+    """The rows of a block that is not encoded yet."""
 
     shard: int
     slice_us: int
@@ -54,14 +54,15 @@ class _Piece(NamedTuple):
 
 
 class BlockBuilder:
-    """Collects the batches of one task into blocks of one (shard, slice) each.
+    """Collects the batches of one task into blocks. Each block is of one shard and one slice or segment.
 
-    ``add`` takes a RecordBatch of ``plan.schema`` and yields blocks that are full; ``finish`` yields the rest. The
-    shard id of each row (int32) comes with the batch, or is worked out by ``shard_of``. ``target_bytes`` is what a
-    block is filled to. With a ``pool`` blocks are encoded in its threads, some of them ahead of who takes them.
+    ``add`` takes a RecordBatch of ``plan.schema`` and yields blocks that are full. ``finish`` yields the rest. The
+    shard id of each row (int32) comes with the batch, or ``shard_of`` computes it. ``target_bytes``: the size that
+    blocks are filled to. ``buffer_bytes``: how much input is held until blocks are made. With a ``pool``, its threads
+    encode blocks, some of them before the caller asks for them.
 
-    Where windows that tell single events apart stand beside others (``plan.event_rows``), a builder inside makes the
-    blocks of the former.
+    If some windows distinguish single events and others do not (``plan.event_rows``), an inner builder makes the
+    blocks for those that do.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class BlockBuilder:
         self._pending_bytes = 0
         self._pending_rows = 0
         self._next_event = 0
-        self._is_mixed = False  # of several blocks: even one pending table may have rows of one key
+        self._is_mixed = False  # made from several blocks: even a single pending table may have several rows of a key
         self._event_rows: BlockBuilder | None = None
         if plan.event_rows is not None:
             self._event_rows = BlockBuilder(
@@ -103,7 +104,7 @@ class BlockBuilder:
         if batch.num_rows == 0:
             return
         if self._event_rows is not None:
-            # An event without a time is dropped, and counted, once: with the partials.
+            # An event without a time in range is dropped and counted once, with the partials. Leave it out here.
             timed = pc.and_kleene(*_within(batch.column(self.plan.time))).fill_null(False)
             yield from self._event_rows.add(batch.filter(timed), None if shards is None else shards.filter(timed))
         batch = self._marked(self._one_zero(batch))
@@ -121,7 +122,7 @@ class BlockBuilder:
                 yield from self._collect(self._lift(batch[rows], part, slices[rows]))
 
     def add_blocks(self, blocks: Sequence[ShardBlock]) -> Iterator[ShardBlock]:
-        """Takes what other builders made, of the same plan. A builder takes either batches or blocks.
+        """Takes blocks that other builders of the same plan made. A builder takes either batches or blocks, never both.
 
         Raises CorruptBlock.
         """
@@ -161,7 +162,7 @@ class BlockBuilder:
         self._pending.append(partials)
         self._pending_rows += partials.num_rows
         self._pending_bytes += partials.nbytes
-        # To combine them when they have doubled keeps the work linear and the memory bounded.
+        # Combining only when the rows have doubled keeps the work linear and the memory bounded.
         grown = len(self._pending) > 1 and self._pending_rows > 2 * max(self._pending[0].num_rows, 65536)
         if grown and not self.plan.by_event:
             self._compact()
@@ -169,7 +170,7 @@ class BlockBuilder:
             yield from self._encoded(self._flush_partials(final=False))
 
     def _one_zero(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Float keys as Spark groups them: 0.0 and -0.0 are one key, and so is every NaN."""
+        """Makes float keys equal that Spark groups together: 0.0 and -0.0, and all NaNs."""
         for name in self.plan.key:
             column = batch.column(name)
             if pa.types.is_floating(column.type):
@@ -196,7 +197,10 @@ class BlockBuilder:
         return pa.array(self.shard_of(keys, rows))
 
     def _stretches(self, batch: pa.RecordBatch) -> Iterator[slice]:
-        """The rows to lift at once. Where values are kept, a key's are one row, which must not become a huge block."""
+        """The rows to lift at once: all, unless partials hold values.
+
+        Such values of a key are one row, and a row cannot be split, so it must not become a huge block.
+        """
         assert self.plan.layout is not None
         step = batch.num_rows
         if self.plan.layout.holistic:
@@ -205,19 +209,19 @@ class BlockBuilder:
         return (slice(start, start + step) for start in range(0, batch.num_rows, step))
 
     def _marked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """With partials, which events are punctuation is found out here, where events are as the user has them."""
+        """Adds to events which punctuations they are, if partials need that. Later, the user's columns are gone."""
         if self.plan.layout is None or MARK not in self.plan.layout.partials:
             return batch
         return batch.append_column(MARK.column, pa.array(self.plan.marks_of(batch)))
 
     def _events(self, count: int) -> npt.NDArray[np.int64]:
-        """Numbers for events that are rows of their own."""
+        """New numbers for events that each get a row of their own."""
         first = self._next_event
         self._next_event += count
         return np.arange(first, self._next_event)
 
     def _lift(self, batch: pa.RecordBatch, shards: pa.Array | None, slices: Coded) -> pa.Table:
-        """Partials of each (shard, slice, cell, key). What keeps rows of a key apart besides the slice is the cell."""
+        """The partials of each (shard, slice, cell, key). The cell separates rows of a key within a slice."""
         plan = self.plan
         assert plan.layout is not None
         keys: dict[str, Any] = {_SLICE: slices} if shards is None else {_SHARD: shards, _SLICE: slices}
@@ -249,7 +253,7 @@ class BlockBuilder:
         self._is_mixed = False
 
     def _flush_partials(self, *, final: bool) -> Iterator[_Piece]:
-        """Combine what is pending and yield it by (shard, slice, key), unless there is so little that it can wait."""
+        """Combines the pending partials and yields them by (shard, slice, key). A small rest waits unless ``final``."""
         if self.plan.by_event:
             self._pending = [pa.concat_tables(self._pending)]
         elif len(self._pending) > 1 or self._is_mixed:
@@ -259,7 +263,7 @@ class BlockBuilder:
             self._pending = [table]
             return
         if _SHARD not in table.schema.names:
-            # A key's partials are fewer than its events: only now is its shard worked out.
+            # Compute shards only now: there are fewer partials than events.
             columns = [combined(table.column(f.name)) for f in self.plan.key_fields]
             table = table.append_column(_SHARD, self._shards(columns, table.num_rows))
         order = [_SHARD, _SLICE, *(f.name for f in self.plan.key_fields)]
@@ -278,7 +282,7 @@ class BlockBuilder:
     # -- kept events --------------------------------------------------------------------------------------
 
     def _flush_events(self, *, final: bool) -> Iterator[_Piece]:
-        """Sorts what is pending by (shard, slice, key) and yields full pieces; the rest waits for more."""
+        """Sorts the pending events by (shard, slice, key) and yields full pieces. The rest waits unless ``final``."""
         table = pa.concat_tables(self._pending).combine_chunks()
         codes = [_codes(table.column(name)) for name in (_SHARD, _SLICE, *self.plan.key)]
         table = _gather(table, codes)
@@ -293,7 +297,7 @@ class BlockBuilder:
         self._pending = rest
         self._pending_bytes = sum(t.nbytes for t in rest)
         if self._pending_bytes > self.buffer_bytes // 2:
-            # More slices at once than the buffer can fill: small blocks are better than a growing one.
+            # There are too many slices to fill blocks within the buffer. Small blocks are better than a growing buffer.
             yield from self._flush_events(final=True)
 
     # -- both ---------------------------------------------------------------------------------------------
@@ -314,7 +318,7 @@ class BlockBuilder:
         )
 
     def _encode(self, piece: _Piece) -> ShardBlock:
-        """Touches nothing of the builder that changes: it runs in the threads of the pool."""
+        """Makes a block from a piece. Runs in the pool's threads, so it must not use what changes in the builder."""
         shard, slice_us, rows, _ = piece
         if self.plan.layout is None:
             times = pc.min_max(rows.column(self.plan.time).cast(pa.int64()))
@@ -338,8 +342,8 @@ class BlockBuilder:
         return ShardBlock(shard, block)
 
 
-# No user's column can have these names: they are never joined with the user's in one namespace but here,
-# and a NUL cannot be typed into a Spark column name that survives its parser.
+# No user's column has these names: Spark's parser accepts no column name with a NUL. And nowhere else do these columns
+# share a table with the user's.
 _SHARD, _SLICE, _CELL, _PART = "\0shard", "\0slice", "\0cell", "\0part"
 
 
@@ -349,9 +353,9 @@ def as_batch(table: pa.Table) -> pa.RecordBatch:
 
 
 def parts_of(partials: pa.Table, keys: Sequence[str], target_bytes: int) -> npt.NDArray[np.int64]:
-    """Numbers the partials of each key so that those of one number make a row of about the target size.
+    """Numbers the partials of each key. Those with the same number together make a row of about the target size.
 
-    As there is no splitting a row later on, it is how a block of many values of one key is kept small.
+    A row cannot be split later, so this keeps blocks small although a key has many values.
     """
     groups = number([combined(partials.column(name)) for name in keys], partials.num_rows)
     events = partials.column("p0").to_numpy()
@@ -365,7 +369,10 @@ def parts_of(partials: pa.Table, keys: Sequence[str], target_bytes: int) -> npt.
 
 
 def coded(edges: EdgeSet, times: pa.Array) -> Coded:
-    """The last edge at or before each event; NO_SLICE for one without a time, BEYOND_SLICE for one out of range."""
+    """The slice of each event, as codes: it starts at the last edge at or before the event.
+
+    Events without a time get NO_SLICE, and those with a time out of range get BEYOND_SLICE.
+    """
     values = times.cast(pa.int64())
     is_null = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
     micros = (values.fill_null(0) if is_null is not None else values).to_numpy(zero_copy_only=False)
@@ -376,7 +383,7 @@ def coded(edges: EdgeSet, times: pa.Array) -> Coded:
     outside = [(flags, name) for flags, name in ((is_beyond, BEYOND_SLICE), (is_null, NO_SLICE)) if flags is not None]
     if outside:
         inside = ~np.logical_or.reduce([flags for flags, _ in outside])
-        # What is outside must not stretch the time that is laid out.
+        # Times outside the range must not widen the extent that the edges are computed for.
         micros = np.where(inside, micros, micros[inside][0] if inside.any() else 0)
         extent = int(micros.min()), int(micros.max())
     codes, starts = edges.slots(micros, extent)
@@ -387,13 +394,13 @@ def coded(edges: EdgeSet, times: pa.Array) -> Coded:
 
 
 def _within(times: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Whether each event has a time in the range that windows are made for; null where there is none."""
+    """Two masks: whether each time is not before the allowed range, and not after it. Null if there is no time."""
     micros = times.cast(pa.int64())
     return pc.greater_equal(micros, EARLIEST_US), pc.less_equal(micros, LATEST_US)
 
 
 def _runs(shards: npt.NDArray[np.int32], slices: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int, int]]:
-    """(shard, slice, start, stop) of each stretch of rows of one shard and slice."""
+    """(shard, slice, start, stop) for each stretch of rows with the same shard and slice."""
     changes = (shards[1:] != shards[:-1]) | (slices[1:] != slices[:-1])
     edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(shards)]
     for start, stop in itertools.pairwise(edges):
@@ -401,7 +408,7 @@ def _runs(shards: npt.NDArray[np.int32], slices: npt.NDArray[np.int64]) -> Itera
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], int]:
-    """Each value as a small integer, in the order of first appearance; and how many there are."""
+    """A small integer for each value, numbered by first appearance, and the number of different values."""
     encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()
@@ -409,11 +416,11 @@ def _codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], int]:
 
 
 def _gather(table: pa.Table, codes: list[tuple[npt.NDArray[np.int32], int]]) -> pa.Table:
-    """The table sorted by the codes, stable; no copy if it is sorted already."""
+    """The table sorted by the codes. The sort is stable, and makes no copy if the table is sorted already."""
     total = 1
     combined = np.zeros(table.num_rows, np.int64)
     for indices, distinct in codes:
-        if total * distinct > _I64_MAX:  # numbered anew in the same order, or they would wrap around
+        if total * distinct > _I64_MAX:  # the product would overflow: number them again, in the same order
             combined = np.unique(combined, return_inverse=True)[1]
             total = table.num_rows
         total *= max(distinct, 1)

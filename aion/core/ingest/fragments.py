@@ -1,14 +1,14 @@
-"""Large blocks as several rows of a shuffle, and whole again behind it. Pure.
+"""Splits large blocks into several rows for a shuffle, and puts them together again after it. Pure.
 
-Spark collects rows into an Arrow batch before it hands them to Python. It can bound such a batch in bytes, but then
-adds up the sizes of all columns after each row, which costs more than anything else that is done with an event
-(docs/operating.md). So batches are bounded in rows, and rows that carry blocks in bytes, here.
+Spark collects rows into an Arrow batch before it hands them to Python. It can limit the bytes of such a batch, but then
+it adds up the sizes of all columns after each row, which costs more than all other work on an event
+(docs/operating.md). So Spark limits the number of rows in a batch, and this module limits the bytes of each row.
 
-A block that fits goes as it is. Of another, each fragment begins with, little endian:
+A block that fits in a row is sent as it is. Any other is sent in fragments. Each begins with, little endian:
 
     magic "AIOF" | number u32 | of u32 | serial u32 | sender i64
 
-``sender`` and ``serial`` name the block, ``number`` the fragment, from 0 to ``of - 1``.
+``sender`` and ``serial`` identify the block. ``number`` is the number of the fragment, from 0 to ``of - 1``.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Any, NamedTuple
 from aion.core.ingest.block import Block, parse
 from aion.errors import CorruptBlock
 
-# What an Arrow batch of as many fragments as rows are allowed in it comes to.
+# The size of an Arrow batch that has as many fragments as it may have rows.
 BATCH_BYTES = 32 << 20
-# A row costs some microseconds on its way; of smaller ones it would be more than what is in them.
+# Each row costs some microseconds on its way. With smaller fragments, that would cost more than their bytes.
 LEAST_BYTES = 1 << 10
-# Spark's own default, for those who lifted it.
+# Spark's default for the rows of a batch. Used if the user set no limit.
 _ROWS_OF_SPARK = 10_000
 _HEADER = struct.Struct("<4sIIIq")
 _MAGIC = b"AIOF"
 
 
 class _Name(NamedTuple):
-    """Of a block that came in parts."""
+    """Identifies a block that arrives in fragments. ``of``: the number of its fragments."""
 
     sender: int
     serial: int
@@ -42,15 +42,16 @@ class _Name(NamedTuple):
 
 
 def fragment_bytes(rows_per_batch: int) -> int:
-    """The most that a fragment may take where an Arrow batch has so many rows; none or fewer means any number."""
+    """The most bytes of a fragment if an Arrow batch has at most this many rows. 0 or less: there is no such limit."""
     return max(BATCH_BYTES // (rows_per_batch if rows_per_batch > 0 else _ROWS_OF_SPARK), LEAST_BYTES)
 
 
 class Fragmenter:
-    """Takes the blocks of one sender apart, into rows of at most ``limit_bytes``.
+    """Splits the blocks of one sender into rows of at most ``limit_bytes``.
 
-    ``sender``: a number that no other fragmenter has whose rows reach the same defragmenter. ``serial``: of its first
-    block that does not fit.
+    ``sender``: a number that is unique among the fragmenters whose rows reach the same defragmenter. ``serial``: the
+    serial number for the first block that does not fit. Raises ValueError if ``limit_bytes`` has no room for a
+    fragment's header and one byte.
     """
 
     def __init__(self, sender: int, limit_bytes: int, serial: int = 0) -> None:
@@ -61,7 +62,7 @@ class Fragmenter:
         self._serial = serial
 
     def rows(self, block: Block) -> Iterator[bytes]:
-        """One row, or as many as it takes."""
+        """The block as one row, or as fragments if it does not fit."""
         if block.size_bytes <= self._limit:
             yield bytes(block.data)
             return
@@ -71,18 +72,18 @@ class Fragmenter:
         for number in range(of):
             header = _HEADER.pack(_MAGIC, number, of, self._serial, self._sender)
             yield b"".join((header, data[number * step : (number + 1) * step]))
-        # It names the block among those that are on their way: long before it comes again, the first one is whole.
+        # The serial identifies a block among those on their way. It may wrap around: by then the old block has arrived.
         self._serial = (self._serial + 1) % 2**32
 
 
 class Defragmenter:
-    """Puts blocks together again, from fragments in any order, those of many blocks and senders between each other."""
+    """Puts blocks together again. Fragments come in any order, and those of several blocks and senders may be mixed."""
 
     def __init__(self) -> None:
         self._waiting: dict[_Name, dict[int, memoryview]] = {}
 
     def blocks(self, rows: Iterable[Any]) -> Iterator[Block]:
-        """The blocks that are whole with these rows. Raises CorruptBlock, FormatError."""
+        """The blocks that these rows complete. Raises CorruptBlock or FormatError."""
         for row in rows:
             view = memoryview(row)
             if view[:4] != _MAGIC:
@@ -91,7 +92,7 @@ class Defragmenter:
                 yield parse(whole)
 
     def end(self) -> None:
-        """Raises CorruptBlock if blocks are not whole when there are no more rows."""
+        """Ends the input. Raises CorruptBlock if fragments of a block are missing."""
         for name, parts in self._waiting.items():
             raise CorruptBlock(f"{name}: only {len(parts)} of its {name.of} fragments came")
 

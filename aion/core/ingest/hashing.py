@@ -1,8 +1,8 @@
-"""Spark's ``xxhash64`` for keys of fixed width, over whole columns. Pure.
+"""Spark's ``xxhash64`` for keys of fixed width, computed over whole columns. Pure.
 
-A row's shard is a range of this hash. Where the child can compute it, the shard need not cross from the JVM into
-Python with every event: that column alone costs as much as the partials do (``aion experiment ingest``). Columns
-follow one another as in Spark: the hash of one is the seed of the next, and a null leaves it as it is.
+A row's shard follows from this hash. If the child computes it, the shard need not be sent from the JVM to Python with
+every event: that column alone costs as much as the partials do (``aion experiment ingest``). Columns are combined as in
+Spark: the hash of one column is the seed for the next, and a null leaves the hash unchanged.
 
 Source: ``org.apache.spark.sql.catalyst.expressions.XXH64`` (the public XXH64 algorithm on 4 and 8 bytes).
 """
@@ -26,7 +26,7 @@ Hashes = npt.NDArray[np.uint64]
 
 
 def hashed_as(type_: pa.DataType) -> pa.DataType:
-    """The type that keys of a type are cast to before they are hashed, so that a key may get a wider type later."""
+    """The type that keys are cast to before they are hashed. So a key column may get a wider type later."""
     t = pa.types
     if t.is_integer(type_):
         return pa.int64()
@@ -34,7 +34,7 @@ def hashed_as(type_: pa.DataType) -> pa.DataType:
 
 
 def can_hash(type_: pa.DataType) -> bool:
-    """Whether a key of this type is hashed here; other types are left to Spark."""
+    """Whether keys of this type are hashed here. Spark hashes the others."""
     t = pa.types
     return bool(
         t.is_signed_integer(type_)
@@ -45,7 +45,10 @@ def can_hash(type_: pa.DataType) -> bool:
 
 
 def xxhash64(columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
-    """The hash of each row over all columns, which must be of types that :func:`can_hash`; one row or more each."""
+    """The hash of each row over all columns.
+
+    There must be at least one column and one row, and :func:`can_hash` must accept the type of each column.
+    """
     hashes: Hashes = np.full(len(columns[0]), _SEED)
     with np.errstate(over="ignore"):
         for column in columns:
@@ -90,9 +93,9 @@ def _finished(values: Hashes) -> Hashes:
 
 
 class ShardOfKeys:
-    """The shard id of each row, of its key columns: ``ids[pmod(xxhash64(keys), len(ids))]``, see :func:`hashed_as`.
+    """The shard id of each row, from its key columns: ``ids[pmod(xxhash64(keys), len(ids))]``.
 
-    Without a key, or with one shard, everything belongs to the first id.
+    Keys are cast as :func:`hashed_as` says. Without a key, or with one shard, every row gets the first id.
     """
 
     def __init__(self, ids: Sequence[int]) -> None:
@@ -105,5 +108,5 @@ class ShardOfKeys:
 
     @staticmethod
     def covers(types: Sequence[pa.DataType]) -> bool:
-        """Whether keys of these types are sharded here rather than by Spark."""
+        """Whether the shard of keys of these types can be computed here. Otherwise Spark computes it."""
         return all(can_hash(type_) for type_ in types)

@@ -1,8 +1,7 @@
 """The body of a block as text: one JSON object per line, the paper's baseline codec. Pure.
 
-Columns become lists of plain values column by column, orjson turns each row into its line: as far as the
-format can be vectorised, and slower than Arrow by design. Nothing is lost, so where JSON has no spelling of
-its own a value has one of these:
+Each column becomes a list of plain values, and orjson writes a line for each row. That is as far as the format can be
+vectorised. It is slower than Arrow by design. No value changes. Values are written like this:
 
     integers, booleans, null        as they are; all 64 bits, which not every other reader of JSON keeps
     floats                          shortest digits that read back; "Infinity", "-Infinity", "NaN", and
@@ -11,7 +10,7 @@ its own a value has one of these:
     dates, times, durations         the integer that Arrow stores, in the column's own unit
     strings                         as they are; {"base64": ...} if the bytes are not valid UTF-8
     binary                          base64
-    structs                         an object; a name that stands for several fields gets "#<position>"
+    structs                         an object; if several fields have the same name, the later ones get "#<position>"
     lists; maps                     an array; an array of [key, value]
 """
 
@@ -43,13 +42,13 @@ def write(batch: pa.RecordBatch) -> bytes:
     """The rows, a line each. Raises SchemaError for a type that JSON cannot carry."""
     rows = _rows(list(batch.schema), batch.columns) if batch.columns else ({} for _ in range(batch.num_rows))
     lines = (orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
-    # Joined some at a time: orjson gives a line a kilobyte and takes most of it back, and what holes that leaves
-    # between lines that all stay alive costs ten times as much as the rest of this.
+    # Join some lines at a time. orjson allocates a kilobyte for a line and then gives most of it back. If all lines
+    # stayed alive, the holes between them would make this ten times slower.
     return b"".join(iter(lambda: b"".join(islice(lines, _LINES_AT_ONCE)), b""))
 
 
 def read(body: bytes, schema: pa.Schema) -> pa.RecordBatch:
-    """What :func:`write` wrote. Raises ValueError for anything that is not JSON of this schema."""
+    """Reads what :func:`write` wrote. Raises ValueError for anything that is not JSON of this schema."""
     # A newline inside a value is always escaped, so the lines can be read as one array.
     rows = orjson.loads(b"[%b]" % body.removesuffix(b"\n").replace(b"\n", b","))
     if None in rows:
@@ -64,7 +63,7 @@ def read(body: bytes, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _labels(fields: Sequence[pa.Field]) -> list[str]:
-    """The fields' names; those that are there already, which Arrow allows, with their position."""
+    """The fields' names. Arrow allows the same name twice; then the later field gets its position as a suffix."""
     labels: list[str] = []
     names = {f.name for f in fields}
     for position, field in enumerate(fields):
@@ -79,7 +78,7 @@ def _labels(fields: Sequence[pa.Field]) -> list[str]:
 
 
 def _to_plain(array: pa.Array) -> list[Any]:
-    """The array as values that orjson writes."""
+    """The array as a list of values that orjson can write. Raises SchemaError for a type that JSON cannot carry."""
     type_ = array.type
     if pa.types.is_struct(type_):
         return _struct_to_plain(array)
@@ -89,7 +88,7 @@ def _to_plain(array: pa.Array) -> list[Any]:
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
         return _split(array, iter(_to_plain(_stretch(array, array.values))))
     if pa.types.is_fixed_size_list(type_):
-        items = iter(_to_plain(array.flatten()))  # without those of null lists
+        items = iter(_to_plain(array.flatten()))  # flatten() leaves out the items of null lists
         return [list(islice(items, type_.list_size)) if there else None for there in _valid(array)]
     if pa.types.is_floating(type_):
         return _floats_to_plain(array)
@@ -115,7 +114,7 @@ def _to_plain(array: pa.Array) -> list[Any]:
 
 
 def _rows(fields: list[pa.Field], columns: list[pa.Array]) -> Iterator[dict[str, Any]]:
-    """One object at a time: many at once would keep Python's garbage collector busy."""
+    """Yields one object for each row. Many at once would keep Python's garbage collector busy."""
     labels = _labels(fields)
     for row in zip(*map(_to_plain, columns), strict=True):
         yield dict(zip(labels, row, strict=True))
@@ -128,7 +127,7 @@ def _struct_to_plain(array: pa.Array) -> list[Any]:
 
 
 def _stretch(array: pa.Array, values: pa.Array) -> pa.Array:
-    """Those of all list values that the array, maybe a slice, refers to."""
+    """The list values that the array refers to. If it is a slice, these are not all of them."""
     if not len(array):
         return values.slice(0, 0)
     offsets = array.offsets
@@ -137,7 +136,7 @@ def _stretch(array: pa.Array, values: pa.Array) -> pa.Array:
 
 
 def _split(array: pa.Array, items: Iterator[Any]) -> list[Any]:
-    """The items of each list. What lies under a null list is left out."""
+    """The items of each list, None for a null list. Items under a null list are left out."""
     if not len(array):
         return []
     lengths = np.diff(array.offsets.to_numpy()).tolist()
@@ -179,7 +178,7 @@ def _valid(array: pa.Array) -> list[bool]:
 
 
 def _to_arrow(values: list[Any], type_: pa.DataType) -> pa.Array:
-    """The array of values that orjson read. Raises ValueError, TypeError and their like for wrong ones."""
+    """An array of values that orjson read. Raises ValueError, TypeError or the like for values that do not fit."""
     if pa.types.is_struct(type_):
         return _struct_to_arrow(values, type_)
     if pa.types.is_map(type_):
@@ -214,10 +213,10 @@ def _to_arrow(values: list[Any], type_: pa.DataType) -> pa.Array:
 
 
 def _columns(rows: list[Any], fields: list[pa.Field]) -> list[pa.Array]:
-    """The columns of objects, or of null."""
+    """The columns of a list of objects. An entry may also be null."""
     labels = _labels(fields)
     if {len(row) for row in rows if row is not None} - {len(labels)}:
-        raise ValueError(f"an object has not the {len(labels)} members of the schema")
+        raise ValueError(f"an object does not have the {len(labels)} members of the schema")
     return [
         _to_arrow([None if row is None else row[label] for row in rows], field.type)
         for label, field in zip(labels, fields, strict=True)
@@ -234,7 +233,7 @@ def _struct_to_arrow(values: list[Any], type_: pa.StructType) -> pa.Array:
 def _fixed_size_list(values: list[Any], type_: pa.FixedSizeListType) -> pa.Array:
     size = type_.list_size
     if {len(row) for row in values if row is not None} - {size}:
-        raise ValueError(f"a list has not the {size} items of {type_}")
+        raise ValueError(f"a list does not have the {size} items of {type_}")
     empty = [None] * size
     items = _to_arrow([item for row in values for item in (empty if row is None else row)], type_.value_type)
     if not size:
@@ -261,7 +260,7 @@ def _from_base64(value: str) -> bytes:
 
 
 def _offsets(values: list[Any], type_: pa.DataType) -> pa.Array:
-    """Where each list begins, null for a null one, and where the last one ends."""
+    """The offset where each list begins, null for a null list, and the offset where the last one ends."""
     lengths = [0 if value is None else len(value) for value in values]
     ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
     return pa.array(ends, type_, mask=np.array([*(value is None for value in values), False], bool))

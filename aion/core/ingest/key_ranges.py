@@ -1,6 +1,6 @@
-"""Where a key lies: a hash of 63 bits, by which compacted blocks are sorted and bounded (docs/compaction.md). Pure.
+"""The hash of a key, 63 bits. Compacted blocks are sorted by it and have ranges of it (docs/compaction.md). Pure.
 
-Stored blocks name the range of their keys' hashes, so the hash must stay what it is.
+The headers of stored blocks contain these ranges, so the hash must never change.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from aion.core.plan import Plan
 from aion.core.row_hash import hash_rows
 
 MOST_KEYS = 4096
-"""So many keys lie in most blocks of any window: more are not looked for one by one."""
+"""With more keys than this, nearly every block of a window has one of them. So they are not looked up one by one."""
 TOP = 2**63 - 1
-_SEED = 0x666F6C64  # not one of those by which windows are split into files
+_SEED = 0x666F6C64  # differs from the seeds that split windows into files
 
 
 def key_names(plan: Plan) -> list[str]:
-    """The key columns as they stand in blocks."""
+    """The names of the key columns in blocks."""
     return list(plan.key) if plan.layout is None else [field.name for field in plan.key_fields]
 
 
 def row_hashes(plan: Plan, rows: pa.RecordBatch | pa.Table) -> Ints:
-    """The hash of the key of each row of a block, 0 to 2**63 - 1; without key columns there is one key."""
+    """The hash of each row's key, from 0 to 2**63 - 1. Without key columns, all rows have the same key."""
     if not plan.key or not rows.num_rows:
         return np.zeros(rows.num_rows, np.int64)
     hashes = hash_rows([combined(rows.column(name)) for name in key_names(plan)], _SEED)
@@ -32,29 +32,29 @@ def row_hashes(plan: Plan, rows: pa.RecordBatch | pa.Table) -> Ints:
 
 
 class Keys:
-    """Some keys, by their hashes; or, if they are too many, all that there are."""
+    """A set of keys, by their hashes. More than ``MOST_KEYS`` keys count as all keys."""
 
     def __init__(self, hashes: Ints) -> None:
-        found = np.unique(hashes)
-        self._hashes = found if len(found) <= MOST_KEYS else None
+        distinct = np.unique(hashes)
+        self._hashes = distinct if len(distinct) <= MOST_KEYS else None
 
     @property
     def ranges(self) -> list[tuple[int, int]] | None:
-        """Sorted, each a single hash; None: everything."""
+        """The ranges of hashes, sorted. Each is a single hash. None: all hashes."""
         return None if self._hashes is None else [(h, h) for h in self._hashes.tolist()]
 
     def among(self, hashes: Ints) -> Mask | None:
-        """Which rows are of these keys, or may be; None: all of them."""
+        """A mask of the rows whose keys are in the set, or may be, by their hashes. None: all rows."""
         if self._hashes is None or not len(hashes):
             return None
         if not len(self._hashes):
             return np.zeros(len(hashes), bool)
         at = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
-        found: Mask = self._hashes[at] == hashes
-        return None if bool(found.all()) else found
+        mask: Mask = self._hashes[at] == hashes
+        return None if bool(mask.all()) else mask
 
 
 def equal_ranges(parts: int) -> list[tuple[int, int]]:
-    """All hashes in so many ranges; keys fall into each equally often."""
+    """Splits all hashes into this many ranges of equal size. Keys are spread evenly over them."""
     edges = [TOP * i // parts for i in range(1, parts)]
     return list(zip([0, *(e + 1 for e in edges)], [*edges, TOP], strict=True))

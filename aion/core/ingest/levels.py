@@ -1,7 +1,7 @@
-"""What a node between child and root does: blocks in, fewer out (Disco's window merger, Disco section 3). Pure.
+"""Merges blocks in a node between child and root, so that fewer go on (Disco's window merger, section 3). Pure.
 
-Parts of a window have equal bounds where they are made of equal slices, so blocks are merged by (shard, slice):
-partials are combined, kept events put together. A slice is sent once, however many windows it is in.
+All nodes use the same slices, so blocks are merged by (shard, slice): partials are combined, and kept events are
+concatenated. A slice is sent once, however many windows it belongs to.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from aion.core.ingest.block import Block
 from aion.core.ingest.builder import BlockBuilder, ShardBlock
 
-# Of small blocks, what is read at once: one by one they would cost more than what is in them.
+# Small blocks wait until this many bytes can be decoded together. Decoding them one by one would cost much more.
 _AT_ONCE_BYTES = 4 << 20
 
 
 class BlockMerger:
-    """Merges the blocks of one task by (shard, slice); any tree of mergers gives the same panes.
+    """Merges the blocks of one task by (shard, slice). Any tree of mergers gives the same panes.
 
-    ``add`` takes a block and yields those that need not wait for others; ``finish`` yields the rest. ``builder`` says
-    how large blocks become and how they are encoded, and must be a fresh one.
+    ``add`` takes a block and yields the blocks that are ready. ``finish`` yields the rest. ``builder``: a new builder.
+    It decides how large blocks become and how they are encoded.
     """
 
     def __init__(self, builder: BlockBuilder) -> None:
@@ -30,7 +30,7 @@ class BlockMerger:
         self._grows = layout is None or layout.holistic
 
     def add(self, shard: int, block: Block) -> Iterator[ShardBlock]:
-        # Of what keeps values, nothing gets smaller by merging: a block that is large enough is handed on unread.
+        # Merging does not make kept values smaller, so a block that is large enough is passed on without decoding.
         if self._grows and 2 * block.size_bytes >= self._builder.target_bytes:
             yield ShardBlock(shard, block)
             return

@@ -1,4 +1,4 @@
-"""The life of windows: facts in, orders out.
+"""Decides what happens to windows: facts come in, orders go out.
 
-``operator`` decides about windows that all keys share, ``keyed`` about windows of single keys.
+``operator`` decides about the windows that all keys share. ``keyed`` decides about the windows of single keys.
 """

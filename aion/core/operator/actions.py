@@ -1,6 +1,7 @@
-"""What an operator is told, and what it orders: facts with their times and sizes in them, and actions. Pure.
+"""The facts that an operator gets, and the actions that it orders. Pure.
 
-The words of :mod:`aion.core.operator.operator`; a shell brings the facts and carries out the orders.
+Facts have their times and sizes in them. A shell brings them to :mod:`aion.core.operator.operator` and carries out the
+orders.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class WindowRef(NamedTuple):
 
 
 class BlockFact(NamedTuple):
-    """A block that arrived: its segment, how many events it stands for, and its encoded size."""
+    """A block that arrived: its segment, the number of events that its rows stand for, and its encoded size."""
 
     slice_us: int
     events: int
@@ -47,7 +48,10 @@ class BlockFact(NamedTuple):
 
 
 class SliceFacts(NamedTuple):
-    """What the blocks of an arrival hold of each slice: the number of the block, the slice, and its events."""
+    """How many events each block of an arrival holds of each slice.
+
+    Three columns: the number of the block in the arrival, the slice, and the events.
+    """
 
     block: Ints
     slice_us: Ints
@@ -56,10 +60,11 @@ class SliceFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Blocks came. ``rows``: where windows depend on rows, an :class:`~aion.core.operator.keyed.orders.Arrivals` for
-    each part of the plan, None for a part of which nothing came.
+    """Blocks arrived.
 
-    ``slices``: None where each block is of a single slice, which it is named after.
+    ``rows``: for windows that depend on rows, an :class:`~aion.core.operator.keyed.orders.Arrivals` for each part of
+    the plan. None for a part that got no rows. ``slices``: None if each block holds a single slice. The block then has
+    that slice's name.
     """
 
     blocks: Sequence[BlockFact]
@@ -74,7 +79,7 @@ class WatermarkAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class BatchEnded:
-    """``last``: nothing will come any more, so that no late window waits for its trigger."""
+    """A batch ended. ``last``: the input ends here, so late windows do not wait for their trigger."""
 
     last: bool = False
 
@@ -86,7 +91,7 @@ Event = Arrived | WatermarkAdvanced | BatchEnded | CompactionDone
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Keep block ``index`` of the arrival under ``seq``; ``late`` ones go straight to the p-bucket."""
+    """Keep block ``index`` of the arrival under the number ``seq``. A ``late`` block goes straight to the p-bucket."""
 
     index: int
     slice_us: int
@@ -96,7 +101,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class EmitUntimed:
-    """The events of block ``index`` have no time that windows are made for; yield them as dropped."""
+    """The events of block ``index`` have no time, or one out of range. Emit them as dropped."""
 
     index: int
     reason: str
@@ -104,9 +109,9 @@ class EmitUntimed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmitDropped:
-    """What these blocks hold of some windows came too late for them; yield it as dropped.
+    """Events in these blocks came too late for some windows. Emit them as dropped.
 
-    A column for each thing, a row for each window: its definition and interval, and how late the events are for it.
+    The arrays are columns with one row for each window: its definition, its interval, and how late the events were.
     """
 
     blocks: tuple[int, ...]
@@ -135,12 +140,12 @@ class Execution(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Execute:
-    """Compute windows over their slices and emit their panes: a column for each thing, a row for each window.
+    """Compute windows over their slices and emit their panes. The arrays are columns with one row for each window.
 
-    ``slices``: the segments that any of the windows has a part in. ``changed_since``: only keys with a block above this
-    seq have changed (-1: all of them have). ``late_from``: blocks from this seq on are late for the window. ``events``
-    and ``late_events`` are those of the window, of all keys together. ``staleness``: of the interval that it ends,
-    ``t * n / (T * N)`` with N the late events so far (paper 3.4): 0 for an execution on time.
+    ``slices``: the segments that any of the windows overlaps. ``changed_since``: only the keys with a block above this
+    seq have changed. -1: all keys have. ``late_from``: blocks from this seq on are late for the window. ``events`` and
+    ``late_events``: of the window, for all keys together. ``staleness``: of the interval that this execution ends,
+    ``t * n / (T * N)``, where N is the number of late events so far (paper 3.4). 0 for an on-time execution.
     """
 
     kind: PaneKind
@@ -157,7 +162,7 @@ class Execute:
 
     @classmethod
     def of(cls, executions: Sequence[Execution], slices: tuple[int, ...]) -> Execute:
-        """Executions of one kind, with the segments of all of them."""
+        """Puts executions of one kind into columns. ``slices``: the segments of all of them."""
         numbers = [(*e.window, e.pane, e.changed_since, e.late_from, e.events, e.late_events) for e in executions]
         columns: list[Any] = [*np.array(numbers, np.int64).reshape(-1, 8).T]
         columns.append(np.array([e.staleness for e in executions], np.float64))
@@ -173,28 +178,28 @@ class Execute:
         return (Execution(WindowRef(*ref), self.kind, *row) for ref, row in zip(refs, columns, strict=True))
 
     def some(self, which: Any, slices: tuple[int, ...] | None = None) -> Execute:
-        """Some of the windows, by a mask, a slice or their numbers; ``slices``: if they have no part in others."""
+        """Some of the windows. ``which``: a mask, a slice or their numbers. ``slices``: their segments, if fewer."""
         columns = (getattr(self, f.name)[which] for f in fields(self)[2:])
         return Execute(self.kind, self.slices if slices is None else slices, *columns)
 
 
 @dataclass(frozen=True, slots=True)
 class Prestage:
-    """These slices will be read soon: bring what is on disk back into memory meanwhile (paper 3.2)."""
+    """These slices will be read soon. Bring their blocks from disk back into memory before that (paper 3.2)."""
 
     slices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Destage:
-    """The windows of these slices have expired: their m-buckets may be freed."""
+    """No active window needs these slices any more. Their m-buckets may be freed."""
 
     slices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Purge:
-    """No window needs these slices any more; they never come back."""
+    """No window needs these slices any more. They never come back."""
 
     slices: tuple[int, ...]
 

@@ -1,4 +1,4 @@
-"""The slices of the blocks that arrive together, and what becomes of each. Pure."""
+"""Decides for each slice in an arrival whether windows take it, and whether it is late or too late. Pure."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Flags = npt.NDArray[np.bool_]
 
 
 UNTIMED = {NO_SLICE: "the event time is null", BEYOND_SLICE: "the event time is out of range"}
-"""Why events of these slices are dropped."""
+"""The reasons why the events of these slices are dropped."""
 
 
 def untimed(blocks: Sequence[BlockFact], counters: Counters) -> list[EmitUntimed]:
-    """Counts all events, and orders to drop those without a time that windows are made for.
+    """Counts all events, and orders to drop those without a time or with a time out of range.
 
-    The rows of single events that stand beside partials are of the same events, which count once.
+    Rows of single events that are kept beside partials are not counted: the partials stand for the same events.
     """
     drops = []
     for index, block in enumerate(blocks):
@@ -38,7 +38,11 @@ def untimed(blocks: Sequence[BlockFact], counters: Counters) -> list[EmitUntimed
 
 
 class Arrival:
-    """The timed slices of an arrival, without those of event rows, and what becomes of each."""
+    """The slices of an arrival that windows of all keys may take.
+
+    Slices without a time in range and slices of event rows are left out. ``slices_us`` holds each slice once, sorted.
+    Methods get stretches of slices as indexes into it: stretch i is ``[begins[i], ends[i])``.
+    """
 
     def __init__(self, facts: SliceFacts) -> None:
         self.block, self.slice_us, self.events = facts
@@ -46,7 +50,7 @@ class Arrival:
         counts = len(self.slices_us)
         events: Any = sums_by(self._of, self.events, counts)
         if float(events.sum(dtype=np.float64)) >= MOST / 2:
-            events = events.astype(object)  # sums of counts that 64 bits may not hold
+            events = events.astype(object)  # the sums may not fit in 64 bits
         self._upto = np.concatenate(([0], np.cumsum(events)))
         self._active, self._late, self._too_late = (np.zeros(counts, np.bool_) for _ in range(3))
 
@@ -59,12 +63,15 @@ class Arrival:
         return cls(facts if timed.all() else SliceFacts(*(column[timed] for column in facts)))
 
     def events_of(self, begins: Ints, ends: Ints) -> Ints:
-        """The events of each range of slices."""
-        found = self._upto[ends] - self._upto[begins]
-        return np.asarray(np.minimum(found, MOST), np.int64)
+        """The number of events in each stretch of slices. At most ``MOST``."""
+        events = self._upto[ends] - self._upto[begins]
+        return np.asarray(np.minimum(events, MOST), np.int64)
 
     def mark_taken(self, begins: Ints, ends: Ints, active: Flags | None) -> None:
-        """Windows take these ranges of slices; ``active``: which windows have not ended, None: none has."""
+        """Notes that windows take these stretches of slices.
+
+        ``active``: a mask of the windows that have not ended. None: no window has ended.
+        """
         if active is None:
             self._active |= _covered(begins, ends, len(self.slices_us))
         else:
@@ -72,22 +79,22 @@ class Arrival:
             self._late |= _covered(begins[~active], ends[~active], len(self.slices_us))
 
     def mark_too_late(self, begins: Ints, ends: Ints) -> tuple[int, ...]:
-        """Windows that are gone would have taken these ranges of slices; returns the blocks that hold any of them."""
+        """Notes that the windows of these stretches of slices are gone. Returns the blocks that hold such slices."""
         lost = _covered(begins, ends, len(self.slices_us))
         self._too_late |= lost
         return tuple(np.unique(self.block[lost[self._of]]).tolist())
 
     def kept_blocks(self, also: Iterable[int]) -> list[int]:
-        """The blocks that any window takes something of, in order."""
+        """The blocks of which a window takes anything, in order. ``also``: blocks that are kept for other reasons."""
         taken = self.block[(self._active | self._late)[self._of]]
         return sorted({*taken.tolist(), *also})
 
     def active_blocks(self) -> frozenset[int]:
-        """The blocks that a window takes something of that has not ended."""
+        """The blocks from which a window that has not ended takes events."""
         return frozenset(self.block[self._active[self._of]].tolist())
 
     def count(self, counters: Counters, verdict: Verdict) -> None:
-        """Counts events that came late or too late for any window."""
+        """Counts the events that came late, and those that came too late."""
         of_keys = np.isin(self.block, list(verdict.blocks))
         lost = self._too_late[self._of]
         dropped, of_event_rows = sum_of(self.events[lost]), 0
@@ -97,14 +104,14 @@ class Arrival:
                 of_event_rows += events
             elif block not in lost_blocks:
                 dropped += events
-        # The same events, as a rule: they came twice, as partials and as rows.
+        # The same events came twice, as partials and as rows. Count them once.
         counters.drop(max(dropped, of_event_rows))
         none = ~(self._active | self._late)[self._of] & ~of_keys
         counters.came_late(sum_of(self.events[lost | none | self._late[self._of]]))
 
 
 def _covered(begins: Ints, ends: Ints, size: int) -> Flags:
-    """For each place from 0 to ``size``: whether any of the ranges covers it."""
+    """For each number below ``size``: whether any stretch ``[begins[i], ends[i])`` contains it."""
     steps = np.zeros(size + 1, np.int64)
     np.add.at(steps, begins, 1)
     np.add.at(steps, ends, -1)

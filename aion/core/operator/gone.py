@@ -1,4 +1,4 @@
-"""Which windows are gone for good: small however long a query runs, and however many windows came and went. Pure."""
+"""Remembers which windows are gone for good. It stays small, however long a query runs. Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Gone:
-    """Windows that never come again. Of those that are still kept it knows nothing.
+    """The windows that never come back. Ask only about windows that are not kept: those may count as gone, too.
 
-    A window that ended a bound before the watermark is gone, whether there was one or not, and it stays gone when
-    bounds get longer: that is one instant, ``closed_us``. What has to be remembered one by one are windows that were
-    purged and end after that instant, since bounds are longer now than theirs was: no more than end within a bound.
+    A window that ended at least a bound before the watermark is gone, even if it never existed. It stays gone when
+    bounds get longer. All these windows are remembered as one instant, ``closed_us``. Only purged windows that end
+    after that instant are remembered one by one. They exist because bounds are longer now than theirs was, and they all
+    end within one bound, so they are few.
 
-    ``snapshot``: the operator's.
+    ``snapshot``: of the operator.
     """
 
     def __init__(self, windows: Mapping[int, Periodic], snapshot: Mapping[str, Any] | None = None) -> None:
@@ -35,25 +36,25 @@ class Gone:
         }
 
     def contains(self, definition: Ints, starts_us: Ints, ends_us: Ints) -> Flags:
-        """Which of these windows are gone."""
-        found: Flags = ends_us <= self.closed_us
+        """A mask of the windows that are gone."""
+        gone: Flags = ends_us <= self.closed_us
         if any(self._purged.values()):
-            for row in np.flatnonzero(~found).tolist():
-                found[row] = int(starts_us[row]) in self._purged[int(definition[row])]
-        return found
+            for row in np.flatnonzero(~gone).tolist():
+                gone[row] = int(starts_us[row]) in self._purged[int(definition[row])]
+        return gone
 
     def add(self, definition: Ints, starts_us: Ints, ends_us: Ints) -> None:
-        """They were purged."""
+        """Notes that these windows were purged."""
         alone = ends_us > self.closed_us
         for number, start_us in zip(definition[alone].tolist(), starts_us[alone].tolist(), strict=True):
             self._purged[number].add(start_us)
 
     def close(self, us: int) -> None:
-        """All that end by then are gone."""
+        """Notes that all windows that end by then are gone."""
         self.closed_us = max(self.closed_us, us)
         for number, runs in self._purged.items():
             runs.forget_to(self.closed_us - self._windows[number].size_us)
 
     def to_json(self) -> dict[str, Any]:
-        """What of it is in the operator's snapshot."""
+        """Its part of the operator's snapshot."""
         return {"closed_us": self.closed_us, "purged": [runs.to_json() for runs in self._purged.values()]}

@@ -1,4 +1,4 @@
-"""The life of one window as a table, and what is remembered of it; what an operator counts. Pure (docs/concepts.md)."""
+"""The states of a window, and the counters of an operator. Pure (docs/concepts.md)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Status(StrEnum):
     PURGED = "purged"
 
 
-# The life of a window as a table: (status, what happens) -> status. Anything else is a bug.
+# (status, what happens) -> the next status. Anything else is a bug.
 TRANSITIONS: dict[tuple[Status, str], Status] = {
     (Status.ACTIVE, "end_passed"): Status.LATE,
     (Status.LATE, "bound_passed"): Status.FINAL,
@@ -36,12 +36,13 @@ def diagram() -> str:
 
 @dataclass(slots=True)
 class StalenessKept:
-    """Of windows that got late events and are gone: the largest staleness between two executions (paper 3.4).
+    """How stale windows became: the largest staleness between two executions (paper 3.4).
 
-    ``windows``: how many; ``total``: the sum of their maxima; ``largest``: of all. ``kept``: those that stayed within
-    the trigger's bound. Of the others, ``missed_between_looks``: a single step of the watermark, or the events that
-    came with it, took them past it: batches are too far apart. ``missed_otherwise``: fewer late events came than were
-    expected, so that each weighs more.
+    It counts windows that got late events and are gone. ``windows``: their number. ``total``: the sum of their largest
+    staleness. ``largest``: the largest of all. ``kept``: windows that stayed within the trigger's bound. The others
+    exceeded it. ``missed_between_looks``: within one step of the watermark, because of the step or of the events that
+    came with it. Batches are too far apart. ``missed_otherwise``: fewer late events came than expected, so each weighs
+    more.
     """
 
     windows: int = 0
@@ -52,7 +53,10 @@ class StalenessKept:
     largest: float = 0.0
 
     def note(self, stalest: float, stalest_before: float, all_staleness: float, bound: float | None) -> None:
-        """A window with late events is gone; see :class:`aion.core.operator.window_table.WindowTable`."""
+        """Counts a window with late events that is gone. See :class:`aion.core.operator.window_table.WindowTable`.
+
+        ``bound``: of the trigger. None: it has none, so no window is kept within it or misses it.
+        """
         staleness = stalest / all_staleness
         self.windows += 1
         self.total += staleness
@@ -67,7 +71,7 @@ class StalenessKept:
 
 @dataclass(slots=True)
 class Counters:
-    """What an operator did so far; windows and executions count windows of the shard, not of keys."""
+    """What an operator has done so far. Windows and executions are counted per shard, not per key."""
 
     events: int = 0
     late_events: int = 0

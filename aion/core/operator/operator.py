@@ -1,12 +1,13 @@
 """The life of windows, as a pure state machine: ``handle(event) -> [action]`` (docs/concepts.md).
 
-Facts come in with their times and sizes in them; orders go out; a shell carries them out. No clock, no thread, no file,
-no randomness. One operator rules one shard; windows are the shard's, and :mod:`aion.core.operator.keyed` knows those of
-single keys.
+Facts come in with their times and sizes in them. Orders go out, and a shell carries them out. There is no clock, no
+thread, no file and no randomness here. One operator manages one shard. Its windows are shared by all keys of the shard;
+:mod:`aion.core.operator.keyed` manages the windows of single keys.
 
-Blocks are numbered by ``seq`` in the order of arrival, across all segments of the shard. Because the watermark never
-goes back, the blocks that are late for a window are exactly those numbered from the window's ``late_from_seq`` on, and
-those that are new to it those above its ``executed_seq``: nothing is remembered for a block, but how it is compacted.
+Blocks are numbered by ``seq`` in the order of arrival, across all segments of the shard. The watermark never goes back.
+So the blocks that are late for a window are exactly those numbered from the window's ``late_from_seq`` on, and the
+blocks that are new to it are those above its ``executed_seq``. The operator remembers nothing about a single block
+except how it is compacted.
 """
 
 from __future__ import annotations
@@ -53,16 +54,16 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 SNAPSHOT_VERSION = 4
-# Pending events that are a smaller part of a window's events are likely of few keys, and so in few blocks.
 FEW_PENDING = 16
+"""If less than one in this many of a window's events are pending, they likely have few keys, and lie in few blocks."""
 _NO_ROWS = np.empty(0, np.int64)
 
 
 class Operator:
-    """The windows of one shard. Build it with its policy objects and, optionally, a snapshot of before.
+    """Manages the windows of one shard. Takes its policy objects and, optionally, an earlier snapshot.
 
-    ``grid``: of the plan. ``event_grid``: of the rows of single events that it keeps beside its partials
-    (``Plan.event_rows``), if it does. ``keyed`` has the windows of single keys of both.
+    ``grid``: of the plan. ``event_grid``: of the rows of single events that are kept beside partials
+    (``Plan.event_rows``). None if there are none. ``keyed``: the windows of single keys, for both grids.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Operator:
         self._bound = bound
         self._trigger = trigger
         self._prestages_late = prestages_late
-        # The rest is planned: see plan().
+        # If due executions are predicted, plan() stages the blocks for the later ones.
         self._prestages_due = prestages_due
         self._staleness_bound = staleness_bound
         self._compaction = compaction
@@ -122,15 +123,15 @@ class Operator:
                 return [*self._compactions([compaction.slice_us])]
 
     def number(self, blocks: int) -> int:
-        """The first of as many new numbers: for blocks that stand for others."""
+        """Reserves this many block numbers, for blocks that replace others. Returns the first."""
         first = self.next_seq
         self.next_seq += blocks
         return first
 
     def plan(self, watermark_us: int) -> Prestage | None:
-        """What will be executed when the watermark gets there, so that it can be staged in the gap before.
+        """The slices to stage in the gap before the watermark gets there. None: there are none.
 
-        Where blocks are compacted, windows that were executed before are left out: of those only what changed is read.
+        If blocks are compacted, windows that were executed before are left out: only their changed keys are read.
         """
         windows, late = self.windows, self._late()
         until = max(windows.ended_by(watermark_us), late)
@@ -140,14 +141,15 @@ class Operator:
         waiting = self._waiting()
         soon[waiting[self._late_dues(waiting) <= watermark_us]] = True
         soon &= self._are_read_whole(rows)
-        found = set(self._segments_of(np.flatnonzero(soon)))
-        slices = sorted(found.union(*(part.due_by(self.watermark.at_us, watermark_us) for part in self._parts)))
+        shared = set(self._segments_of(np.flatnonzero(soon)))
+        slices = sorted(shared.union(*(part.due_by(self.watermark.at_us, watermark_us) for part in self._parts)))
         return Prestage(tuple(slices)) if slices else None
 
     def _are_read_whole(self, rows: Ints) -> Flags:
-        """Whether executions read about all blocks: first ones do, and those of many late events.
+        """A mask of the windows whose next execution reads nearly all blocks.
 
-        Of others the blocks of their keys are staged when the events come; more would be staged in vain.
+        That is so for a first execution, and for one with many pending events. For the others, the blocks of the
+        changed keys are staged when the events arrive. Staging more would be in vain.
         """
         if self._compaction is None:
             return np.ones(len(rows), np.bool_)
@@ -157,11 +159,11 @@ class Operator:
 
     @property
     def lateness(self) -> Lateness:
-        """What was learnt of how late events come."""
+        """What has been learnt about how late events come."""
         return self._bound.lateness
 
     def active_slices(self) -> tuple[int, ...]:
-        """Segments of the windows that have not ended, those first that are needed soonest."""
+        """The segments of windows that have not ended. The segments that are needed soonest come first."""
         order = np.array(list(self._shared.live), np.int64)
         active = self._late()
         starts, ends = self.windows["start_us"][active:], self.windows["end_us"][active:]
@@ -174,30 +176,30 @@ class Operator:
 
     @property
     def segments(self) -> list[int]:
-        """All segments of which blocks are kept, in order."""
+        """All segments with kept blocks, in order."""
         return [name for part in self._parts for name in part]
 
     @property
     def next_due_us(self) -> int | None:
-        """The next watermark at which something happens without any new event; None when nothing will."""
+        """The next watermark at which something happens even if no event comes. None if there is none."""
         windows, late = self.windows, self._late()
         dues = [int(self._late_dues(self._waiting()).min(initial=NEVER)), *windows["end_us"][late : late + 1].tolist()]
         dues.append(int((windows["end_us"][:late] + windows["bound_us"][:late]).min(initial=NEVER)))
         keyed = self.keyed.next_due_us(self.watermark.at_us, self.watermark.step_us)
         dues += [keyed] if keyed is not None else []
-        found = min(dues)
-        return found if found < NEVER else None
+        soonest = min(dues)
+        return soonest if soonest < NEVER else None
 
     def _late(self) -> int:
-        """How many windows are late: those at the front of the table."""
+        """The number of late windows. They are at the front of the table."""
         return 0 if self.watermark.at_us is None else self.windows.ended_by(self.watermark.at_us)
 
     def _waiting(self) -> Ints:
-        """The rows of late windows that got events since they were executed: they wait for the trigger."""
+        """The rows of late windows that got events since their last execution. They wait for the trigger."""
         return np.flatnonzero(self.windows["pending"][: self._late()] > 0)
 
     def _late_dues(self, rows: Ints) -> Ints:
-        """The watermarks at which the trigger wants to look again at waiting windows, whatever comes."""
+        """The watermarks at which the trigger checks waiting windows again even if no event comes."""
         if not len(rows):
             return _NO_ROWS
         later = [self._trigger.next_due_us(view) for view in self._views(rows)]
@@ -231,9 +233,9 @@ class Operator:
         return [*actions, Prestage(announced)] if announced else actions
 
     def _windows_for(self, arrival: Arrival) -> tuple[tuple[Ints, Ints], list[EmitDropped]]:
-        """The rows of the windows that take the arrival, made where they are new, with their events; and drops.
+        """Finds or creates the windows that take the arrival. Returns their rows and new events, and orders to drop.
 
-        What is gone never comes back, even if bounds got longer since.
+        A window that is gone never comes back, even if bounds have become longer.
         """
         found = self._periodic.covering(arrival.slices_us)
         events = arrival.events_of(found.begins, found.ends)
@@ -270,14 +272,14 @@ class Operator:
         return (self.windows.find(found.definition, found.end_us), events), drops
 
     def _observe_late(self, ends_us: Ints, events: Ints) -> None:
-        """Events came after their windows' ends, by now."""
+        """Notes that events arrived now, after the ends of their windows."""
         assert self.watermark.at_us is not None
-        ends, of = np.unique(ends_us, return_inverse=True)
-        for end_us, count in zip(ends.tolist(), sums_by(of, events, len(ends)).tolist(), strict=True):
+        ends, end_of = np.unique(ends_us, return_inverse=True)
+        for end_us, count in zip(ends.tolist(), sums_by(end_of, events, len(ends)).tolist(), strict=True):
             self._bound.observe(end_us, self.watermark.at_us, count)
 
     def _kept(self, blocks: Sequence[BlockFact], arrival: Arrival, verdict: Verdict) -> list[Append]:
-        """Orders to keep the blocks that any window takes something of, numbered in their order."""
+        """Orders to keep the blocks that any window needs, numbered in their order."""
         appends, active = [], arrival.active_blocks()
         for index in arrival.kept_blocks(verdict.blocks):
             block = blocks[index]
@@ -300,7 +302,11 @@ class Operator:
             self._observe_late(self.windows["end_us"][rows[late]], events[late])
 
     def _announced(self, first: Ints, rows: Ints) -> tuple[int, ...]:
-        """The segments to stage for late windows: their first event since an execution announces the next one."""
+        """The segments to stage for late windows.
+
+        The first event since an execution announces the next one. ``first``: the rows of windows that got such an event
+        now. ``rows``: all windows that got events now.
+        """
         if not self._prestages_late or self.watermark.at_us is None:
             return ()
         rows = rows if self._prestages_due else first
@@ -317,7 +323,7 @@ class Operator:
         first = self._late()
         if not self.watermark.advance(to_us):
             return []
-        # What came until here is complete up to where the watermark was: what is decided from it holds from now on.
+        # The events so far are complete up to the old watermark. Bounds that are decided from them hold from now on.
         self._bound.advance(before_us, to_us)
         self._gone.close(to_us - self._bound.bound_for_new_window())
         actions: list[Action | Order] = []
@@ -355,7 +361,7 @@ class Operator:
             actions.append(self._execute(due, PaneKind.LATE))
         actions += self._placed(self.keyed.batch_ended(self.watermark.at_us, self.watermark.step_us, last=last))
         compactions = self._compactions(self._compaction.touched()) if self._compaction is not None else []
-        # What was staged for a late execution is let go after it (paper 3.2).
+        # Blocks that were staged for a late execution leave memory after it (paper 3.2).
         return actions + compactions + self._destage(due)
 
     def _execute(self, rows: Ints, kind: PaneKind) -> Execute:
@@ -384,7 +390,7 @@ class Operator:
         return self._shared.live.within_any(self.windows["start_us"][rows], self.windows["end_us"][rows])
 
     def _destage(self, rows: Ints) -> list[Action]:
-        """A segment is destaged once no active window needs it any more."""
+        """Destages the segments of these windows that no active window needs."""
         segments = self._segments_of(rows)
         active = self._are_needed(segments, self._late())
         free = [s for s, needed in zip(segments, active, strict=True) if not needed and self._shared.is_settled(s)]
@@ -394,10 +400,10 @@ class Operator:
         return self._parts[has_event_rows(segment)]
 
     def _are_needed(self, segments: Sequence[int], first: int = 0) -> list[bool]:
-        """Which of the segments any window from row ``first`` on has a part in."""
+        """Whether each segment overlaps any window from row ``first`` on."""
         starts = np.array(segments, np.int64)
-        found: list[bool] = self.windows.needed(starts, self.grid.ends(starts), first).tolist()
-        return found
+        needed: list[bool] = self.windows.needed(starts, self.grid.ends(starts), first).tolist()
+        return needed
 
     def _purge(self, rows: Flags) -> list[Action]:
         touched = self._segments_of(np.flatnonzero(rows))
@@ -408,7 +414,7 @@ class Operator:
         return [] if self._shared.keyed else self._free(self._shared, touched)
 
     def _free(self, part: PartSegments, segments: Iterable[int]) -> list[Action]:
-        """Lets go of those that no window needs any more."""
+        """Purges those of these segments that no window needs any more."""
         free = part.unneeded(segments)
         part.drop(free)
         if self._compaction is not None and part is self._shared:
@@ -416,7 +422,7 @@ class Operator:
         return [Purge(tuple(free))] if free else []
 
     def _compactions(self, segments: Iterable[int]) -> list[Action]:
-        """What to compact in these segments, as far as they are kept."""
+        """What to compact in these segments. Segments that are not kept are ignored."""
         if self._compaction is None:
             return []
         actions: list[Action] = []
@@ -424,10 +430,12 @@ class Operator:
         live = self._shared.live
         for s in dict.fromkeys(s for s in segments if s in live and self._compaction.may_compact(s)):
             rows = self.windows.overlapping(s, self.grid.end(s))
-            # Blocks are told apart by what a window has executed and by what is late for it. Whatever will tell more
-            # of them apart is yet to come: the next execution is over all there is, and lateness begins with the next.
+            # A block must not mix arrivals that a window distinguishes: executed or not, late or not. These are all
+            # distinctions so far. Later ones cannot cut between existing blocks: the next execution sees all of them,
+            # and a window that becomes late counts only later blocks as late.
             cuts = {*(self.windows["executed_seq"][rows] + 1).tolist(), *self.windows["late_from_seq"][rows].tolist()}
-            # Windows of single keys tell none apart: they have all of a key's rows from their first event to the last.
+            # Windows of single keys distinguish no blocks: each holds all rows of its key from its first event to its
+            # last.
             ended = bool((rows < late).all()) and self._shared.is_settled(s)
             sweeps = bool(self._shared.keyed) and not len(rows)
             actions += self._compaction.due(s, (c for c in cuts if 0 < c < NEVER), ended=ended, sweeps=sweeps)
@@ -436,7 +444,7 @@ class Operator:
     # -- windows of single keys ---------------------------------------------------------------------------
 
     def _placed(self, orders: Orders) -> list[Order]:
-        """Orders of keyed windows, with the segments that their rows are in."""
+        """Counts orders for windows of single keys. Adds to each execution the segments that hold its rows."""
         placed: list[Order] = []
         for order in orders:
             if isinstance(order, ExecuteKeyed):
@@ -448,7 +456,7 @@ class Operator:
         return placed
 
     def _settle(self) -> list[Action]:
-        """What no window needs any more is let go; what only late windows need is let go from memory."""
+        """Purges the segments that no window needs, and destages those that only late windows need."""
         actions: list[Action] = []
         for part in self._parts:
             if part.keyed:
@@ -478,7 +486,7 @@ class Operator:
         }
 
     def validate(self) -> None:
-        """Every invariant that spans collections; raises AssertionError with the story."""
+        """Checks every invariant that spans collections. Raises AssertionError that says which window breaks it."""
         windows, at_us = self.windows, self.watermark.at_us
         shared = list(self._shared)
         for s, is_needed in zip(shared, self._are_needed(shared), strict=True):

@@ -1,4 +1,4 @@
-"""What will happen to each window that is kept, as its operator's snapshot tells it. Pure."""
+"""Predicts what will happen to each kept window, from the operator's snapshot. Pure."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ REASONS = {
 class WindowOutlook:
     """A window that is kept. Instants are watermarks, in microseconds.
 
-    ``definition``: the number of its definition. ``status``: active or late. ``reason``: what decided its bound when it
-    was made. ``to_come``: the share of all its events that is expected later than now (of an active one: than its end)
-    and in time for its bound; None as long as nothing is known. ``staleness``: the largest between two executions so
-    far, of the late events that have come. ``executions_us``: when it will run, as far as that is planned: at its end,
-    and late, the latter if something came. ``purged_us``: its end and bound; if something came since its last
-    execution, it runs before.
+    ``definition``: the number of its definition. ``status``: active or late. ``reason``: what decided its bound when
+    the window was created. ``to_come``: the share of all its events that is expected from now on within its bound. For
+    an active window it is counted from the window's end. None while nothing is known. ``staleness``: the largest
+    between two executions so far, relative to the late events that have come. ``executions_us``: the planned
+    executions: the one at its end, and late ones. A late one happens only if events came. ``purged_us``: its end plus
+    its bound. If events came since its last execution, it runs before it is purged.
     """
 
     definition: int
@@ -57,24 +57,24 @@ class WindowOutlook:
 
 
 def windows(snapshot: Mapping[str, Any], definitions: Sequence[tuple[str, Mapping[str, Any]]]) -> list[WindowOutlook]:
-    """Those of one shard, the first to end first. ``definitions``: names and specs, as in the manifest's definition."""
+    """The kept windows of one shard, by their ends. ``definitions``: names and specs from the manifest's definition."""
     bound = AdaptiveBound.of_snapshot(snapshot["lateness"])
     trigger = trigger_from_json(snapshot["trigger"], Expected(bound))
     at_us, step_us = snapshot["watermark_us"], snapshot["watermark_step_us"]
     table = WindowTable.from_json(snapshot["windows"], len(definitions))
-    found = [_outlook(bound, trigger, table, row, at_us, step_us) for row in range(len(table))]
-    return sorted(found, key=lambda window: (window.end_us, window.start_us, window.definition))
+    outlooks = [_outlook(bound, trigger, table, row, at_us, step_us) for row in range(len(table))]
+    return sorted(outlooks, key=lambda window: (window.end_us, window.start_us, window.definition))
 
 
 def by_status(snapshot: Mapping[str, Any]) -> Counter[str]:
-    """How many windows of one shard are active, and how many late."""
+    """How many windows of one shard are active, and how many are late."""
     ends = WindowTable.from_json(snapshot["windows"], 1)["end_us"].tolist()
     return Counter(str(status_of(end_us, snapshot["watermark_us"])) for end_us in ends)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedWindow:
-    """A window of a single key. ``end_us``: None while it is not complete. ``executed``: it was yielded before."""
+    """A window of a single key. ``end_us``: None while it is not complete. ``executed``: whether it has run before."""
 
     key: tuple[str, ...]
     start_us: int
@@ -86,10 +86,10 @@ class KeyedWindow:
 
 @dataclass(frozen=True, slots=True)
 class KeyedOutlook:
-    """The windows that live of a definition of which every key has its own, in one shard.
+    """The live windows of one definition in one shard. Each key has its own windows.
 
-    ``events``: all that are kept for them, also those that are in no window yet. The first and the last end are None
-    where no window is complete. ``listed``: the first ones to end.
+    ``events``: all events that are kept for them, also those that are in no window yet. ``first_end_us`` and
+    ``last_end_us``: None if no window is complete. ``listed``: the windows that end first.
     """
 
     definition: int
@@ -104,18 +104,18 @@ class KeyedOutlook:
 def keyed_windows(
     snapshot: Mapping[str, Any], definitions: Sequence[tuple[str, Mapping[str, Any]]]
 ) -> list[KeyedOutlook]:
-    """Those of one shard, by definition; of versions of before this was told, nothing."""
+    """The windows of single keys in one shard, one entry for each definition. Old versions do not have this entry."""
     numbers = [number for number, (_, spec) in enumerate(definitions) if spec["type"] != "periodic"]
-    found = []
+    outlooks = []
     for number, kept in zip(numbers, snapshot["keyed"], strict=True):
-        if (told := kept.get("live")) is None:
+        if (live := kept.get("live")) is None:
             continue
         columns = ("key", "start_us", "end_us", "events", "late_events", "executed")
-        rows = zip(*(told["listed"][name] for name in columns), strict=True)
+        rows = zip(*(live["listed"][name] for name in columns), strict=True)
         listed = tuple(KeyedWindow(tuple(key), *values) for key, *values in rows)
-        numbers_of = {name: told[name] for name in ("windows", "executed", "events", "first_end_us", "last_end_us")}
-        found.append(KeyedOutlook(number, listed=listed, **numbers_of))
-    return found
+        totals = {name: live[name] for name in ("windows", "executed", "events", "first_end_us", "last_end_us")}
+        outlooks.append(KeyedOutlook(number, listed=listed, **totals))
+    return outlooks
 
 
 def _outlook(
@@ -130,7 +130,7 @@ def _outlook(
         to_come = bound.still_to_come(state["bound_us"], at_us - end_us)
         stale_now = float(table.stale(rows, at_us)[0])
     else:
-        # As it will be when it has run on time.
+        # Its state right after its on-time execution.
         (view,) = table.views(rows, end_us, step_us)
         executions = [end_us, *(end_us + us for us in trigger.planned(view._replace(pending=0, executions=0)))]
         to_come = bound.still_to_come(state["bound_us"])

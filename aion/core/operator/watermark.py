@@ -1,4 +1,4 @@
-"""Monotone progress of event time. Pure."""
+"""The watermark: it only moves forward. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from aion.core.numbers import within
 
 
 class Watermark:
-    """The instant up to which events are assumed complete; never goes back.
+    """The instant up to which events are assumed to be complete. It never goes back.
 
-    ``at_us`` is None until the first advance: nothing is late yet, whatever its time. ``step_us`` is how far the last
-    advance went: its velocity per batch.
+    ``at_us``: None until the first advance. Until then no event is late, whatever its time. ``step_us``: how far the
+    last advance went, which is its speed per batch.
     """
 
     __slots__ = ("at_us", "step_us")
@@ -19,7 +19,10 @@ class Watermark:
         self.step_us = step_us
 
     def advance(self, to_us: int) -> bool:
-        """Whether ``to_us`` is progress; an older one is ignored, as Spark does. One out of range stops at its end."""
+        """Moves the watermark. Returns whether it moved: an older instant is ignored, as Spark does.
+
+        An instant out of range counts as the end of the range.
+        """
         to_us = within(to_us)
         if self.at_us is not None and to_us <= self.at_us:
             return False
@@ -29,7 +32,7 @@ class Watermark:
         return True
 
     def expected_next(self) -> int | None:
-        """Where it will be after another step like the last one; None before there was one."""
+        """Where it will be after another step like the last one. None before the first step."""
         return self.at_us + self.step_us if self.at_us is not None and self.step_us else None
 
     def passed(self, t_us: int) -> bool:

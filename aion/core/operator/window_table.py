@@ -1,8 +1,8 @@
-"""The state of all windows that are kept, as columns: a row for each window, the first to end first. Pure.
+"""The state of all kept windows as columns: one row for each window, in the order of their ends. Pure.
 
-Windows that end together stand in the order of their definitions. So what ends next is at the front, and the order of
-rows is the order of executions. A row is ACTIVE until the watermark reaches its end, and LATE from then on: where the
-watermark stands says which.
+Windows with the same end are in the order of their definitions. So the window that ends next is at the front, and the
+order of the rows is the order of executions. A row is ACTIVE until the watermark reaches its end, and LATE from then
+on. The status is not stored: it follows from the watermark.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _MEASURED = ("stalest", "stalest_before", "looked")
 
 
 class WindowTable:
-    """Columns by name: ``definition, start_us, end_us`` name a window, and the others are its state.
+    """Columns by name: ``definition, start_us, end_us`` identify a window, and the others are its state.
 
-    ``bound_us``: how late events may be. ``panes``: executions so far. ``executed_seq``: the newest block that the last
-    one saw, ``last_seq`` the newest there is, ``late_from_seq`` the first late one. ``executed_us``: the lateness of
-    the last execution. ``events``, ``late_events``: all so far; ``pending``: since the last one. ``stalest``: time
-    and events, multiplied, of the stalest interval between two executions; ``stalest_before`` the same when it was
-    looked at last before it ended; ``looked`` when the interval at work was looked at last. ``reason``: the code of the
-    :class:`policies.cleanup.Reason` that decided the bound.
+    ``bound_us``: the window's bound. ``panes``: the number of executions so far. ``executed_seq``: the newest block
+    that the last execution saw. ``last_seq``: the newest block of the window. ``late_from_seq``: the first late block.
+    ``executed_us``: the lateness of the last execution. ``events``, ``late_events``: all so far. ``pending``: events
+    since the last execution. ``stalest``: time times events of the stalest interval between two executions.
+    ``stalest_before``: the value at the last look before that interval ended. ``looked``: the value of the current
+    interval at the last look. ``reason``: the code of the :class:`policies.cleanup.Reason` that decided the bound.
     """
 
     def __init__(self, definitions: int) -> None:
-        """``definitions``: numbers of definitions are below it."""
+        """``definitions``: all numbers of definitions are below it."""
         self._definitions = max(definitions, 1)
         self.columns: dict[str, Any] = {name: np.empty(0, np.int64) for name in (*_KEY, *_STATE)}
         self.columns |= {name: np.empty(0, np.float64) for name in _MEASURED}
@@ -66,7 +66,7 @@ class WindowTable:
     # -- which windows there are --------------------------------------------------------------------------
 
     def find(self, definition: Ints, end_us: Ints) -> Ints:
-        """The row of each of these windows; -1 for one that there is not."""
+        """The row of each of these windows. -1 for a window that is not in the table."""
         if not len(self):
             return np.full(len(end_us), -1, np.int64)
         if self._codes is None:
@@ -80,11 +80,11 @@ class WindowTable:
         return np.where((ends[rank] == end_us) & (codes[row] == wanted), row, -1)
 
     def ended_by(self, us: int) -> int:
-        """How many windows, all at the front, end by then."""
+        """How many windows end by then. They are all at the front."""
         return int(np.searchsorted(self["end_us"], us, side="right"))
 
     def add(self, **columns: Any) -> None:
-        """New windows, in any order; state that is not given is that of a new window."""
+        """Adds windows, in any order. Columns that are not given get the values of a new window."""
         count = len(columns["end_us"])
         if not count:
             return
@@ -101,7 +101,7 @@ class WindowTable:
         self.columns, self._codes = joined, None
 
     def drop(self, rows: Flags) -> WindowTable:
-        """Takes these windows out, and returns them as a table of their own."""
+        """Removes the windows of this mask. Returns them as a table of their own."""
         gone = WindowTable(self._definitions)
         gone.columns = {name: column[rows] for name, column in self.columns.items()}
         self.columns, self._codes = {name: column[~rows] for name, column in self.columns.items()}, None
@@ -111,51 +111,51 @@ class WindowTable:
         return [WindowRef(*ref) for ref in zip(*(self[name][rows].tolist() for name in _KEY), strict=True)]
 
     def needed(self, starts_us: Ints, ends_us: Ints, first: int = 0) -> Flags:
-        """Which stretches ``[start, end)`` any window from row ``first`` on has a part in."""
+        """A mask of the stretches ``[start, end)`` that overlap any window from row ``first`` on."""
         ends, starts = self["end_us"][first:], self["start_us"][first:]
         if not len(ends):
             return np.zeros(len(starts_us), np.bool_)
         earliest = np.append(np.minimum.accumulate(starts[::-1])[::-1], NEVER)
-        found: Flags = earliest[np.searchsorted(ends, starts_us, side="right")] < ends_us
-        return found
+        needed: Flags = earliest[np.searchsorted(ends, starts_us, side="right")] < ends_us
+        return needed
 
     def overlapping(self, start_us: int, end_us: int) -> Ints:
-        """The rows of the windows that have a part in ``[start, end)``."""
+        """The rows of the windows that overlap ``[start, end)``."""
         first = int(np.searchsorted(self["end_us"], start_us, side="right"))
         return first + np.flatnonzero(self["start_us"][first:] < end_us)
 
     # -- what happens to them -----------------------------------------------------------------------------
 
     def came(self, rows: Ints, events: Ints, late: Flags, seq: int) -> None:
-        """Windows got events, of blocks up to ``seq``; each row at most once."""
+        """Notes that windows got events from blocks up to ``seq``. Each row occurs at most once."""
         self["last_seq"][rows] = seq
         for name, more in (("events", events), ("pending", events), ("late_events", np.where(late, events, 0))):
             self[name][rows] = _plus(self[name][rows], more)
 
     def add_events(self, rows: Ints, events: Ints) -> None:
-        """Windows got events in time that are executed by now; each row at most once."""
+        """Adds events that came in time and that an execution has already seen. Each row occurs at most once."""
         self["events"][rows] = _plus(self["events"][rows], events)
 
     def stale(self, rows: Ints, watermark_us: int) -> Floats:
-        """Microseconds since the last execution, up to the bound, times events since then: t * n (paper 3.4)."""
+        """t * n (paper 3.4): microseconds since the last execution, up to the bound, times the events since then."""
         until = np.minimum(watermark_us - self["end_us"][rows], self["bound_us"][rows])
         stale: Floats = (until - self["executed_us"][rows]).astype(np.float64) * self["pending"][rows]
         return stale
 
     def all_staleness(self, rows: Any = slice(None)) -> Floats:
-        """T * N, as of now: what ``stale`` is measured against."""
+        """T * N (paper 3.4) as of now: the bound times all late events. ``stale`` is divided by it."""
         product: Floats = self["bound_us"][rows].astype(np.float64) * self["late_events"][rows]
         return product
 
     def look(self, rows: Ints, watermark_us: int) -> None:
-        """Notes how stale windows are that are not executed now."""
+        """Notes how stale these windows are, although they do not run now."""
         self["looked"][rows] = _coarse(self.stale(rows, watermark_us))
 
     def executed(self, rows: Ints, watermark_us: int, seq: int, *, on_time: bool = False) -> None:
-        """Notes an execution over all that came, of blocks up to ``seq``.
+        """Notes an execution over all blocks up to ``seq``.
 
-        What came before an execution on time did not wait for it. Blocks that had nothing for a window count as seen,
-        too: compaction joins them with older ones of the same segment, and what is joined has the newest number.
+        Events before an on-time execution do not count as waiting for it. Blocks without events of a window also count
+        as seen: compaction merges them with older blocks of the same segment, and the new block has the newest number.
         """
         if not on_time:
             stale = _coarse(self.stale(rows, watermark_us))
@@ -169,19 +169,19 @@ class WindowTable:
         self["looked"][rows] = 0.0
 
     def views(self, rows: Ints, watermark_us: int, step_us: int) -> list[LateView]:
-        """Late windows as their trigger sees them."""
+        """The late windows of these rows as their trigger sees them."""
         columns = (
             watermark_us - self["end_us"][rows],
             *(self[name][rows] for name in ("executed_us", "pending", "late_events", "bound_us")),
             self["events"][rows] - self["late_events"][rows],
-            # A window that was made late has had no execution on time.
+            # A window that was late when it was created had no on-time execution.
             self["panes"][rows] - (self["late_from_seq"][rows] > 0),
             np.full(len(rows), step_us),
         )
         return [LateView(*view) for view in zip(*(column.tolist() for column in columns), strict=True)]
 
     def count_in(self, kept: StalenessKept, bound: float | None) -> None:
-        """Notes how stale these windows became, which are gone; ``bound``: of the trigger."""
+        """Notes how stale the windows of this table became. They are gone. ``bound``: of the trigger."""
         measured = self.all_staleness()
         for row in np.flatnonzero(measured).tolist():
             stalest, before = float(self["stalest"][row]), float(self["stalest_before"][row])
@@ -190,9 +190,9 @@ class WindowTable:
     # -- snapshot -----------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; where the watermark stands is known beside it."""
+        """JSON values. They do not include the watermark."""
         columns = {name: self[name] for name in (*_KEY, *_STATE, *_MEASURED)}
-        # Of most windows all blocks were executed.
+        # Most windows have seen all their blocks, so most differences are 0.
         columns["executed_seq"] = self["last_seq"] - self["executed_seq"]
         return table(columns, _MEASURED)
 
@@ -203,24 +203,24 @@ class WindowTable:
             for name, column in untable(value).items()
         }
         columns["executed_seq"] = columns["last_seq"] - columns["executed_seq"]
-        found = cls(definitions)
-        found.columns = {name: columns[name] for name in found.columns}
-        return found
+        windows = cls(definitions)
+        windows.columns = {name: columns[name] for name in windows.columns}
+        return windows
 
 
 def status_of(end_us: int, watermark_us: int | None) -> Status:
-    """Of a window that is kept."""
+    """The status of a kept window."""
     return Status.LATE if watermark_us is not None and watermark_us >= end_us else Status.ACTIVE
 
 
 def _plus(counts: Ints, more: Ints) -> Ints:
-    """Sums of counts; one that 64 bits cannot hold stops at its end."""
+    """Sums of counts. A sum that does not fit in 64 bits becomes ``MOST``."""
     sums: Ints = counts + more
     return np.where(sums < 0, MOST, sums)
 
 
 def _coarse(values: Floats) -> Floats:
-    """As :func:`aion.core.numbers.coarse`."""
+    """The same as :func:`aion.core.numbers.coarse`, for an array."""
     mantissa, exponent = np.frexp(values)
-    found: Floats = np.ldexp(np.floor(mantissa * 2**24), exponent - 24)
-    return found
+    rounded: Floats = np.ldexp(np.floor(mantissa * 2**24), exponent - 24)
+    return rounded

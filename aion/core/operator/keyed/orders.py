@@ -1,4 +1,4 @@
-"""What the windows of single keys add to an operator's facts and orders: many rows at a time, as columns. Pure."""
+"""The facts and orders for windows of single keys. Each holds many rows, as columns. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from aion.core.operator.keyed.table import Ints, Table
 
 
 class Arrivals(NamedTuple):
-    """The rows of the blocks that arrived, in their order: a table of ``first, last, events, row, mark``.
+    """The rows of the blocks that arrived, in their order, as a table of ``first, last, events, row, mark``.
 
-    ``block``: for each row the number of its block in the arrival; ``row``: its place in there; ``mark``: 1 for a
-    punctuation.
+    ``block``: the number of each row's block in the arrival. ``row``: the row's position in that block. ``mark``: a bit
+    for each definition that the row is a punctuation of.
     """
 
     table: Table
@@ -22,8 +22,10 @@ class Arrivals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Rows of blocks, told by the block's seq and the row's place in it: those of window i are
-    ``[begins[i], begins[i] + lengths[i])``."""
+    """The rows of windows: those of window i are ``[begins[i], begins[i] + lengths[i])`` of ``seqs`` and ``rows``.
+
+    ``seqs``: the seq of the block that each row is in. ``rows``: the row's position in that block.
+    """
 
     begins: Ints
     lengths: Ints
@@ -35,9 +37,9 @@ class Members:
 class ExecuteKeyed:
     """Compute windows of single keys and emit their panes.
 
-    ``windows``: a table of ``start, end, last, pane, events, late_events``, a row per window; times in µs, ``last`` the
-    latest event that it holds. ``members``: which rows those are; None: all of the key from ``start`` to ``last``.
-    ``slices``: where the rows are, as the operator knows.
+    ``windows``: a table of ``start, end, last, pane, events, late_events``, one row for each window, times in µs.
+    ``last``: the latest event of the window. ``members``: the rows of each window. None: all rows of the key from
+    ``start`` to ``last``. ``slices``: the slices that hold the rows; the operator fills them in.
     """
 
     definition: int
@@ -49,7 +51,7 @@ class ExecuteKeyed:
 
 @dataclass(frozen=True, slots=True)
 class Retract:
-    """Windows that are no more, of which panes were emitted: a table of ``start, end, pane``."""
+    """Withdraw the panes of windows that no longer exist. ``windows``: a table with ``start, end, pane``."""
 
     definition: int
     windows: Table
@@ -57,8 +59,11 @@ class Retract:
 
 @dataclass(frozen=True, slots=True)
 class EmitDroppedRows:
-    """Rows of block ``index`` came too late: ``rows`` are their places in it, ``starts_us`` and ``ends_us`` the window
-    that each would have made alone, and ``latenesses_us`` how late it was for that."""
+    """Emit rows of block ``index`` as dropped: they came too late.
+
+    ``rows``: their positions in the block. ``starts_us``, ``ends_us``: the window that each row would be alone in.
+    ``latenesses_us``: how late the row is for that window.
+    """
 
     index: int
     definition: int

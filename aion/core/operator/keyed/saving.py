@@ -1,11 +1,11 @@
-"""How the index of keyed windows is kept with the blocks of a shard: as blocks of slices that hold no events. Pure.
+"""Stores the index of keyed windows with the blocks of a shard, as blocks of slices that hold no events. Pure.
 
-Each version adds a block with the rows that changed since the one before; when those outgrow what they change, all rows
-are written anew, into a slice of their own, and the one before is purged. So a version costs what changed, and all of
-them at most about twice the index.
+Each version adds a block with the rows that changed since the version before. Once a slice would hold more than twice
+as many rows as its first block, all rows are written again into a new slice, and the old slice is purged. So a version
+writes about as much as changed, and the stored blocks take at most about twice the index.
 
-A row has the columns ``k0, k1, ...`` of its key, ``role`` (0: of the index, 1: of what was yielded, 2: the row ``id``
-is no more), ``id``, and ``c0`` to ``c6``: the columns of its role in their order.
+A row has these columns: ``k0, k1, ...``, the key; ``role``, 0 for a row of the index, 1 for a row of what was yielded,
+2 if the row ``id`` was removed; ``id``; and ``c0`` to ``c6``, the columns of its role in their order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REMOVED = 2
 
 
 class Save(NamedTuple):
-    """Rows to append under ``slice_us``, and the slices of before that they replace."""
+    """Rows to append under ``slice_us``. ``replaces``: the old slices that they replace."""
 
     slice_us: int
     rows: pa.RecordBatch
@@ -35,13 +35,13 @@ class Save(NamedTuple):
 
 
 class Keeper:
-    """What is kept of the index of one definition; ``snapshot`` is of :meth:`snapshot`, empty at first."""
+    """Stores and loads the index of one definition. ``snapshot``: from :meth:`snapshot`. None or empty at first."""
 
     def __init__(self, keyed: KeyedWindows, definitions: int, snapshot: Mapping[str, int] | None = None) -> None:
         self._keyed = keyed
         self._definitions = definitions
-        told = snapshot or {"generation": -1, "all": 0, "written": 0}
-        self._generation, self._all, self._written = told["generation"], told["all"], told["written"]
+        state = snapshot or {"generation": -1, "all": 0, "written": 0}
+        self._generation, self._all, self._written = state["generation"], state["all"], state["written"]
         self._saved = self._both()
 
     @property
@@ -52,11 +52,11 @@ class Keeper:
 
     @property
     def slices(self) -> tuple[int, ...]:
-        """Where the index is kept."""
+        """The slices that hold the index. Empty if it was never saved."""
         return () if self._generation < 0 else (self._slice(),)
 
     def load(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """The index as of the blocks of ``slices``, the oldest first."""
+        """Restores the index from the blocks of ``slices``, given oldest first."""
         table = pa.Table.from_batches(list(batches), self.schema).combine_chunks()
         ids, roles = table.column("id").to_numpy(), table.column("role").to_numpy()
         _, last = np.unique(ids[::-1], return_index=True)
@@ -74,7 +74,7 @@ class Keeper:
         self._saved = self._both()
 
     def save(self) -> Save | None:
-        """What a version has to write; None: nothing changed."""
+        """What the next version has to write. None if nothing changed."""
         before, after = self._saved, self._both()
         rows = [_changed(before[role], after[role]) for role in ROLES]
         removed = np.concatenate([_removed(before[role]["id"], after[role]["id"]) for role in ROLES])
@@ -116,24 +116,19 @@ class Keeper:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
-def is_index(slice_us: int) -> bool:
-    """Whether a slice holds no events but the index of some definition."""
-    return NO_SLICE < slice_us < NO_SLICE // 2
-
-
 def _removed(before: Ints, after: Ints) -> Ints:
-    """Those of ``before`` that are not in ``after``; no number is there twice."""
+    """The ids of ``before`` that are not in ``after``. No id occurs twice in either."""
     if np.array_equal(before, after[: len(before)]):
         return before[:0]
     if not len(after):
         return before
-    order = np.sort(after, kind="stable")  # which takes little where they are sorted, or nearly
+    order = np.sort(after, kind="stable")  # fast if they are sorted, or nearly
     missing: Ints = before[order[np.minimum(np.searchsorted(order, before), len(order) - 1)] != before]
     return missing
 
 
 def _changed(before: Table, after: Table) -> Table:
-    """The rows of ``after`` that are not in ``before`` as they are."""
+    """The rows of ``after`` that are new or differ from ``before``. Rows are matched by ``id``."""
     if after is before or not len(after):
         return after.take(np.empty(0, np.int64))
     shared = min(len(before), len(after))

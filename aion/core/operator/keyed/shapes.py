@@ -1,11 +1,12 @@
-"""What windows the events of each key make: one shape per kind of definition. Pure.
+"""Which windows the events of each key make: one shape for each kind of definition. Pure.
 
-A shape works on the *index* of its definition: rows ``first, last, events, late_events, seq, row, mark``. Of sessions a
-row is a session, in order of ``id``. Of the others it is a row of a block (an event), in order of (key, first,
-arrival): there ``first`` and ``last`` are the same instant, and ``seq`` and ``row`` say which block it is in and where.
+A shape works on the *index* of its definition: rows with ``first, last, events, late_events, seq, row, mark``. For
+sessions, a row is a session, in the order of ``id``. For the others, a row is a row of a block (an event), in the order
+of (key, first, arrival). There ``first`` and ``last`` are the same instant, and ``seq`` and ``row`` say in which block
+the event is, and where in it.
 
-What is *closed* is over: windows that end by then are gone, and an event comes too late that would be alone in such a
-window, unless it falls into one that is still there.
+The definition is *closed* up to an instant, ``closed_us``: windows that end by then are gone. An event comes too late
+if it would be alone in such a window, unless it falls into a window that still exists.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from aion.core.windows import Count, Definition, PerRecord, Punctuated, Session
 Flags = npt.NDArray[np.bool_]
 
 LEAST_CELL_US = 1_000_000
-"""Windows that end within a second wait together, however short they are."""
+"""Windows that end within the same second always wait together for the trigger."""
 INDEX = ("id", "first", "last", "events", "late_events", "seq", "row", "mark")
 
 
 class Windows(NamedTuple):
-    """All windows of an index, by key. Row ``i`` of each array is a window.
+    """All windows of an index, by key. Element ``i`` of each array is about window ``i``.
 
-    ``begins``, ``ends``: the rows of the index that it holds. ``starts_us``, ``ends_us``: as a pane shows them.
-    ``over_us``: the watermark at which nothing more belongs to it but late events; NEVER while it is not complete.
-    ``numbers``: tells windows of the same key, start and end apart.
+    ``begins``, ``ends``: its rows in the index, ``[begins[i], ends[i])``. ``starts_us``, ``ends_us``: as a pane shows
+    them. ``over_us``: the watermark from which on only late events can still join it. NEVER while it is not complete.
+    ``numbers``: distinguishes windows with the same key, start and end.
     """
 
     begins: Ints
@@ -48,7 +49,11 @@ class Windows(NamedTuple):
 
 
 class Added(NamedTuple):
-    """An index with more rows; and of those that came late, the end of their window (by now) and how many events."""
+    """An index with new rows.
+
+    ``late_ends_us`` and ``late_events``: for each new row that came late, the end of its window as of now, and the
+    number of its events.
+    """
 
     grown: Table
     late_ends_us: Ints
@@ -57,34 +62,37 @@ class Added(NamedTuple):
 
 class Shape(Protocol):
     by_event: bool
-    """Whether a row of the index is a row of a block, and not any number of events of a key."""
+    """Whether a row of the index is a single row of a block. Otherwise it stands for any number of events of a key."""
     cell_us: int
-    """Windows that end within one stretch of so many microseconds wait together for the trigger."""
+    """The width of a cell in microseconds. Windows that end in the same cell wait together for the trigger."""
     reach_us: int
-    """How long before its window's end an event may be that it is alone in."""
+    """How long before a window's end an event may be if the window has no other event. Microseconds."""
     outlives: bool
-    """Whether events stay, for later windows, when a window of theirs is gone, which must not be executed again."""
+    """Whether events of a window that is gone are kept for later windows. The gone window must not run again."""
 
     def alone(self, new: Table) -> tuple[Ints, Ints]:
-        """Start and end, as a pane shows them, of the window that each row would be in by itself."""
+        """The start and end of the window that each row would be alone in, as a pane shows them."""
 
     def accepted(self, index: Table, new: Table, closed_us: int) -> Flags:
-        """Which new rows do not come too late."""
+        """A mask of the new rows that do not come too late."""
 
     def add(self, index: Table, new: Table, now_us: int | None) -> Added:
-        """Takes rows in; those that come late are counted as ``late_events`` of theirs."""
+        """Adds rows to the index. Events that come late are counted in the rows' ``late_events``."""
 
     def windows(self, index: Table) -> Windows:
-        """The windows there are, complete or not."""
+        """All windows, complete or not."""
 
     def needed(self, index: Table, windows: Windows, gone: Flags, closed_us: int) -> Flags:
-        """The rows of the index that are still needed when some windows are gone."""
+        """A mask of the rows of the index that are still needed after some windows are gone. ``gone``: their mask."""
 
     def lasts(self, index: Table) -> Ints:
-        """Up to when a row of the index has events be taken, and kept, that come before what is closed."""
+        """For each row of the index, the instant up to which it makes the operator accept and keep events.
+
+        Without such a row, events before the closed instant would come too late. In microseconds.
+        """
 
     def sorted(self, index: Table) -> Table:
-        """The rows of an index in its order."""
+        """The rows of an index, in the order that this shape needs."""
 
 
 def shape_of(window: Definition) -> Shape:
@@ -101,6 +109,8 @@ def shape_of(window: Definition) -> Shape:
 
 
 class Sessions:
+    """Sessions of one gap. A row of the index is a session."""
+
     by_event = False
     outlives = False
 
@@ -112,10 +122,10 @@ class Sessions:
         return new["first"], new["last"] + self._gap_us
 
     def accepted(self, index: Table, new: Table, closed_us: int) -> Flags:
-        """Those whose own end is not closed, and those that begin inside a session that is there.
+        """Accepts rows whose own end is not closed, and rows that begin inside an existing session.
 
-        What such a row holds behind that session's last event is not closed either, since the session is not. But none
-        is extended to before what is closed: there may have been another one, that is gone.
+        Such a row may extend that session to later instants: the session is not closed, so they are not, either. No
+        session is extended to instants before ``closed_us``: another session may have been there that is gone.
         """
         accepted = new["first"] > closed_us - self._gap_us
         if accepted.all() or not len(index):
@@ -125,24 +135,24 @@ class Sessions:
         return accepted
 
     def owners(self, index: Table, rows: Table) -> Ints:
-        """The id of the session that each row begins in, by its key and ``first``; -1: in none that is there.
+        """The id of the session that each row begins in, found by its key and ``first``. -1: no existing session.
 
-        Sessions grow and are joined, but never divided: rows of one session are so for good. Rows of none remain so,
-        too: whatever is still taken comes after what is closed, where they are not.
+        Sessions grow and are merged, but never split, so rows of the same session stay together. A row without a
+        session never gets one: it lies before the closed instant, and events that are still accepted lie after it.
         """
         if not len(index):
             return np.full(len(rows), -1, np.int64)
         codes, row_codes = codes_of(index, rows)
         order, places = Places.ordering(codes, index["first"], index["id"])
         at = places.after(row_codes, rows["first"]) - 1
-        found = order[np.maximum(at, 0)]
-        inside = (at >= 0) & (codes[found] == row_codes) & (rows["first"] <= index["last"][found])
-        return np.where(inside, index["id"][found], -1)
+        before = order[np.maximum(at, 0)]
+        inside = (at >= 0) & (codes[before] == row_codes) & (rows["first"] <= index["last"][before])
+        return np.where(inside, index["id"][before], -1)
 
     def add(self, index: Table, new: Table, now_us: int | None) -> Added:
         new = self._joined(new)
         old_codes, new_codes = codes_of(index, new)
-        # Of all other keys nothing changes.
+        # Sessions of other keys do not change.
         touched = np.zeros(int(max(old_codes.max(initial=0), new_codes.max(initial=0))) + 1, np.bool_)
         touched[new_codes] = True
         places = np.flatnonzero(touched[old_codes])
@@ -153,20 +163,23 @@ class Sessions:
             self._gap_us,
         )
         made = len(merge.sessions.keys)
-        of = np.concatenate((merge.of_old, merge.of_new))
+        session_of = np.concatenate((merge.of_old, merge.of_new))
         both = stacked([old, new])
-        # A session keeps the number of the oldest part of it; every one has a part, so all places are taken.
-        source = np.full(made, len(of), np.int64)
-        np.minimum.at(source, of, np.arange(len(of)))
+        # A session keeps the id of its oldest part. Each session has a part, so every element is overwritten.
+        source = np.full(made, len(session_of), np.int64)
+        np.minimum.at(source, session_of, np.arange(len(session_of)))
         late = np.zeros(len(new), np.bool_)
         if now_us is not None:
             ended = merge.sessions.lasts + self._gap_us <= now_us
             ended[merge.of_old[old["last"] + self._gap_us <= now_us]] = True
             late = ended[merge.of_new]
         came_late = np.concatenate((old["late_events"], np.where(late, new["events"], 0)))
-        sums = {"events": sums_by(of, both["events"], made), "late_events": sums_by(of, came_late, made)}
+        sums = {
+            "events": sums_by(session_of, both["events"], made),
+            "late_events": sums_by(session_of, came_late, made),
+        }
         seqs = np.full(made, -1, np.int64)
-        np.maximum.at(seqs, of, both["seq"])
+        np.maximum.at(seqs, session_of, both["seq"])
         changed = both.take(source).replaced(first=merge.sessions.firsts, last=merge.sessions.lasts, seq=seqs, **sums)
         grown = _spliced(index, places, changed, source)
         if now_us is None:
@@ -181,15 +194,15 @@ class Sessions:
         return index.take(np.argsort(index["id"], kind="stable"))
 
     def _joined(self, new: Table) -> Table:
-        """Rows of events made into as few intervals as they are, so that little is compared with the index."""
+        """Merges new rows of the same session, so that fewer rows are compared with the index."""
         codes = codes_of(new)[0]
-        made, of = merge_intervals(Intervals(codes, new["first"], new["last"]), self._gap_us)
+        made, interval_of = merge_intervals(Intervals(codes, new["first"], new["last"]), self._gap_us)
         if len(made.keys) == len(new):
             return new
-        source, seqs = (np.full(len(made.keys), v, np.int64) for v in (len(of), -1))
-        np.minimum.at(source, of, np.arange(len(of)))
-        events = sums_by(of, new["events"], len(made.keys))
-        np.maximum.at(seqs, of, new["seq"])
+        source, seqs = (np.full(len(made.keys), v, np.int64) for v in (len(interval_of), -1))
+        np.minimum.at(source, interval_of, np.arange(len(interval_of)))
+        events = sums_by(interval_of, new["events"], len(made.keys))
+        np.maximum.at(seqs, interval_of, new["seq"])
         return new.take(source).replaced(first=made.firsts, last=made.lasts, events=events, seq=seqs)
 
     def windows(self, index: Table) -> Windows:
@@ -202,7 +215,7 @@ class Sessions:
 
 
 class _ByEvent:
-    """What shapes have in common of which a row of the index is an event."""
+    """The common part of shapes whose index has one row for each event."""
 
     by_event = True
     cell_us = LEAST_CELL_US
@@ -213,7 +226,7 @@ class _ByEvent:
         return new["first"], new["last"] + 1
 
     def accepted(self, index: Table, new: Table, closed_us: int) -> Flags:
-        """Those that are not closed, and those behind the first event of their key that is there."""
+        """Accepts rows that are not closed, and rows that are not before the first kept event of their key."""
         accepted = new["first"] >= closed_us
         if accepted.all() or not len(index):
             return accepted
@@ -235,19 +248,21 @@ class _ByEvent:
 
 
 class Counts(_ByEvent):
+    """Windows of a number of events of a key."""
+
     def __init__(self, window: Count) -> None:
         self._window = window
 
     def windows(self, index: Table) -> Windows:
         codes = codes_of(index)[0]
-        found = count_windows(codes, np.zeros(len(index), np.bool_), self._window)
+        counted = count_windows(codes, np.zeros(len(index), np.bool_), self._window)
         firsts = index["first"]
-        starts, ends = firsts[found.begins], firsts[found.ends - 1] + 1
-        # Several events of one instant may begin a window each. The id of the first event names the window.
-        return Windows(found.begins, found.ends, starts, ends, ends, index["id"][found.begins])
+        starts, ends = firsts[counted.begins], firsts[counted.ends - 1] + 1
+        # Several windows may begin with events of the same instant. The id of the first event distinguishes them.
+        return Windows(counted.begins, counted.ends, starts, ends, ends, index["id"][counted.begins])
 
     def needed(self, index: Table, windows: Windows, gone: Flags, closed_us: int) -> Flags:
-        """All from the first window on that is not gone: the next ones are counted from there."""
+        """Needs all rows from the first window that is not gone. Later windows are counted from there."""
         codes = codes_of(index)[0]
         removed = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
         np.add.at(removed, codes[windows.begins[gone]], self._window.slide)
@@ -257,6 +272,8 @@ class Counts(_ByEvent):
 
 
 class Records(_ByEvent):
+    """A window for each event: it ends at the event, and holds the events of its key up to a size before it."""
+
     outlives = True
 
     def __init__(self, size_us: int) -> None:
@@ -270,19 +287,21 @@ class Records(_ByEvent):
         return index["last"]
 
     def accepted(self, index: Table, new: Table, closed_us: int) -> Flags:
-        """Those that a window may hold that is still there."""
+        """Accepts rows that may be in a window that is not gone."""
         return np.asarray(new["first"] >= closed_us - self._size_us)
 
     def windows(self, index: Table) -> Windows:
-        found = record_windows(codes_of(index)[0], index["first"], self._size_us)
-        over = found.ends_us + 1
-        return Windows(found.begins, found.ends, found.starts_us, found.ends_us, over, np.zeros_like(over))
+        records = record_windows(codes_of(index)[0], index["first"], self._size_us)
+        over = records.ends_us + 1
+        return Windows(records.begins, records.ends, records.starts_us, records.ends_us, over, np.zeros_like(over))
 
     def needed(self, index: Table, windows: Windows, gone: Flags, closed_us: int) -> Flags:
         return np.asarray(index["first"] >= closed_us - self._size_us)
 
 
 class Punctuations(_ByEvent):
+    """Windows that end at the next punctuation of their key."""
+
     def windows(self, index: Table) -> Windows:
         codes, firsts = codes_of(index)[0], index["first"]
         begins = np.flatnonzero((np.diff(codes, prepend=-1) != 0) | (index["mark"] > 0))
@@ -299,9 +318,10 @@ class Punctuations(_ByEvent):
 
 
 def _spliced(index: Table, places: Ints, changed: Table, source: Ints) -> Table:
-    """The index with other rows at some places: row i of ``changed`` comes to ``places[source[i]]``, or else behind.
+    """The index with the rows at ``places`` replaced.
 
-    Places that none comes to go. The index stays in order of ``id``, so that little is sorted where it is compared.
+    Row i of ``changed`` goes to ``places[source[i]]`` if ``source[i]`` is less than ``len(places)``, and otherwise to
+    the end. Places that get no row are removed. The index stays in the order of ``id``, so that it is quick to compare.
     """
     stays = source < len(places)
     at = places[source[stays]]
@@ -321,7 +341,7 @@ def _nothing_late(index: Table) -> Added:
 
 
 def total(values: Ints, windows: Windows) -> Ints:
-    """The sum over the rows of each window, which may overlap."""
+    """The sum of ``values`` over the rows of each window. Windows may overlap."""
     if _are_rows(windows, len(values)):
         return values
     if sum_of(values) < MOST:
@@ -333,27 +353,27 @@ def total(values: Ints, windows: Windows) -> Ints:
 
 
 def newest(values: Ints, windows: Windows) -> Ints:
-    """The largest value over the rows of each window, all of which hold some."""
+    """The largest of ``values`` over the rows of each window. Each window must have rows, and windows may overlap."""
     if not len(windows.begins):
         return np.empty(0, np.int64)
     if _are_rows(windows, len(values)):
         return values
-    # Two stretches of 2**k rows cover a window of up to twice as many; windows may overlap as much as they like.
+    # Two stretches of 2**k rows cover any window of up to twice as many rows. Compute the maximum of each stretch once.
     lengths = windows.ends - windows.begins
     powers = np.frexp(lengths.astype(np.float64))[1] - 1
-    found = np.empty(len(lengths), np.int64)
+    largest = np.empty(len(lengths), np.int64)
     of_stretches = values
     for power in range(int(powers.max()) + 1):
         which = powers == power
         last = windows.ends[which] - (1 << power)
-        found[which] = np.maximum(of_stretches[windows.begins[which]], of_stretches[last])
+        largest[which] = np.maximum(of_stretches[windows.begins[which]], of_stretches[last])
         half = 1 << power
         of_stretches = np.maximum(of_stretches[:-half], of_stretches[half:])
-    return found
+    return largest
 
 
 def _are_rows(windows: Windows, rows: int) -> bool:
-    """Whether each window is just the row of its number."""
+    """Whether window i has exactly row i, for all rows."""
     if len(windows.begins) != rows:
         return False
     numbers = np.arange(rows)

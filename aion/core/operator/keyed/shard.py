@@ -1,4 +1,4 @@
-"""The keyed windows of all definitions of an operator in one shard, and the rows that they take. Pure."""
+"""The windows of single keys of all definitions in one shard, and the rows that they accept. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aion.core.operator.lifecycle import NEVER, StalenessKept
 
 
 class Taken(NamedTuple):
-    """The rows of one part that arrived, and for each of its definitions which of them it takes."""
+    """The rows of one part that arrived. ``accepted``: for each definition of the part, a mask of the rows it takes."""
 
     part: KeyedPart
     arrivals: Arrivals
@@ -26,11 +26,12 @@ class Taken(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What becomes of an arrival: the rows that each part takes, and the blocks that any definition takes rows of.
+    """The decision about an arrival: ``taken``, the rows that each part takes.
 
-    ``dropped``: also rows that are taken for later windows and came too late for the one that ends at them.
-    ``dropped_events``: of each block, those that came too late for some definition. ``wasted_rows``: rows of these
-    blocks that no definition takes.
+    ``blocks``: the blocks from which any definition takes rows. ``dropped``: orders to emit rows that came too late.
+    They include rows that are taken for later windows but came too late for the window that ends at them.
+    ``dropped_events``: for each block, how many events came too late for some definition. ``wasted_rows``: for each
+    block, how many of its rows no definition takes.
     """
 
     taken: list[Taken]
@@ -41,7 +42,7 @@ class Verdict(NamedTuple):
 
 
 class KeyedPart:
-    """Definitions whose windows take rows of the same blocks; falsy where there are none."""
+    """Definitions whose windows take rows from the same blocks. False if there are none."""
 
     def __init__(self, windows: Sequence[KeyedWindows] = ()) -> None:
         self.windows = tuple(windows)
@@ -50,7 +51,7 @@ class KeyedPart:
         return bool(self.windows)
 
     def judge(self, arrivals: Arrivals, now_us: int | None, verdict: Verdict) -> frozenset[int]:
-        """Adds what becomes of these rows to the verdict; returns the blocks that any definition takes rows of."""
+        """Adds the decision about these rows to the verdict. Returns the blocks that any definition takes rows from."""
         accepted = [windows.accepted(_marked(arrivals.table, windows)) for windows in self.windows]
         for windows, taken in zip(self.windows, accepted, strict=True):
             missed = ~taken | windows.misses_own(arrivals.table)
@@ -63,10 +64,13 @@ class KeyedPart:
             lost_at_all = ~taken[late]
             windows.observe_dropped(ends[lost_at_all], rows["events"][lost_at_all], now_us)
             for block in np.unique(arrivals.block[late]).tolist():
-                of = arrivals.block[late] == block
-                lost = sum_of(rows["events"][of])
+                own = arrivals.block[late] == block
+                lost = sum_of(rows["events"][own])
+                own_ends = ends[own]
                 verdict.dropped.append(
-                    EmitDroppedRows(block, windows.definition, rows["row"][of], starts[of], ends[of], now_us - ends[of])
+                    EmitDroppedRows(
+                        block, windows.definition, rows["row"][own], starts[own], own_ends, now_us - own_ends
+                    )
                 )
                 verdict.dropped_events[block] = max(verdict.dropped_events.get(block, 0), lost)
         any_taken = np.logical_or.reduce(accepted)
@@ -76,7 +80,7 @@ class KeyedPart:
         return frozenset(np.unique(arrivals.block[any_taken]).tolist())
 
     def add(self, taken: Taken, seq_of_block: Ints, now_us: int | None) -> int:
-        """Takes in what was accepted; returns how many events came late for some definition."""
+        """Adds the accepted rows. Returns how many events came late: the most for any of its definitions."""
         late = 0
         for windows, accepted in zip(self.windows, taken.accepted, strict=True):
             if accepted.any():
@@ -85,48 +89,57 @@ class KeyedPart:
         return late
 
     def settled_us(self) -> int:
-        """Of a slice that ends by then the index says whether it is needed; before all: none has been closed yet."""
+        """For slices that end by then, :meth:`needed_in` says whether they are needed.
+
+        It lies before all events while no window has been closed.
+        """
         return min((windows.settled_us for windows in self.windows), default=NEVER)
 
     def needed_in(self, starts_us: Ints, ends_us: Ints) -> Ints:
-        """Of such slices: how many rows of the index need each. Those that none does are never needed again."""
-        found = np.zeros(len(starts_us), np.int64)
+        """For slices that end by :meth:`settled_us`: how many rows of the index need each.
+
+        A slice that no row needs is never needed again.
+        """
+        needed = np.zeros(len(starts_us), np.int64)
         for windows in self.windows:
-            found += windows.needed_in(starts_us, ends_us)
-        return found
+            needed += windows.needed_in(starts_us, ends_us)
+        return needed
 
     def gone_in(self, starts_us: Ints, ends_us: Ints) -> Ints:
-        """The same for the rows that the last watermark let go of."""
-        found = np.zeros(len(starts_us), np.int64)
+        """For each slice: how many rows of the index overlapped it that the last watermark removed."""
+        gone = np.zeros(len(starts_us), np.int64)
         for windows in self.windows:
-            found += overlapping(*windows.gone, starts_us, ends_us)
-        return found
+            gone += overlapping(*windows.gone, starts_us, ends_us)
+        return gone
 
     def gone_between(self) -> tuple[int, int]:
-        """The first and the last event of these."""
+        """The first and the last event of the rows that the last watermark removed."""
         firsts, lasts = (np.concatenate(column) for column in zip(*(w.gone for w in self.windows), strict=True))
         return int(firsts.min(initial=NEVER)), int(lasts.max(initial=-NEVER))
 
     def owners(self, rows: Table) -> list[Ints]:
-        """For each definition, all of sessions: the one that each row of a block is of; -1: of none."""
+        """For each definition: the session that each row of a block belongs to. -1: none. All must be of sessions."""
         return [windows.owners(rows) for windows in self.windows]
 
     def active_from_us(self, now_us: int | None) -> int:
-        """Events from then on may be of windows that have not ended."""
+        """Events from then on may be in windows that have not ended. In microseconds."""
         return min((windows.active_from_us(now_us) for windows in self.windows), default=NEVER)
 
     def due_by(self, now_us: int | None, watermark_us: int) -> list[tuple[int, int]]:
-        """Stretches of the events of windows that are executed when the watermark gets there."""
-        found = []
+        """The stretches of time that hold the events of windows that run when the watermark gets there.
+
+        One pair of first and last event for each definition with such windows.
+        """
+        stretches = []
         for windows in self.windows:
             starts, lasts = windows.due_by(now_us, watermark_us)
             if len(starts):
-                found.append((int(starts.min()), int(lasts.max())))
-        return found
+                stretches.append((int(starts.min()), int(lasts.max())))
+        return stretches
 
 
 class KeyedShard:
-    """The keyed windows of all parts of a plan together; falsy where it has none."""
+    """The windows of single keys of all parts of a plan. False if there are none."""
 
     def __init__(self, parts: Sequence[KeyedPart] = (KeyedPart(),), snapshot: Sequence[Mapping[str, Any]] = ()) -> None:
         self.parts = tuple(parts)
@@ -139,14 +152,14 @@ class KeyedShard:
         return bool(self.windows)
 
     def count_in(self, staleness: StalenessKept) -> None:
-        """Where it is noted how stale windows got."""
+        """Sets the counters in which all definitions note how stale their windows became."""
         for windows in self.windows:
             windows.staleness = staleness
 
     # -- arrivals -----------------------------------------------------------------------------------------
 
     def judge(self, rows: Sequence[Arrivals | None], now_us: int | None) -> Verdict:
-        """``rows``: of each part."""
+        """Decides which rows are taken. ``rows``: of each part, None for a part that got none."""
         verdict = Verdict([], frozenset(), [], {}, {})
         blocks: list[frozenset[int]] = []
         for part, arrivals in zip(self.parts, rows, strict=False):
@@ -155,7 +168,10 @@ class KeyedShard:
         return verdict._replace(blocks=frozenset().union(*blocks))
 
     def add(self, verdict: Verdict, seq_of_block: Mapping[int, int], now_us: int | None) -> int:
-        """Takes in what was accepted; returns how many events came late for some definition."""
+        """Adds the accepted rows. Returns how many events came late: the most for any definition.
+
+        ``seq_of_block``: the seq under which each block of the arrival is kept, by its number in the arrival.
+        """
         seqs = np.full(max(seq_of_block, default=0) + 1, -1, np.int64)
         seqs[[*seq_of_block]] = [*seq_of_block.values()]
         return max((taken.part.add(taken, seqs, now_us) for taken in verdict.taken), default=0)
@@ -175,22 +191,22 @@ class KeyedShard:
     # -- snapshot -----------------------------------------------------------------------------------------
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """As of the last :meth:`save`."""
+        """JSON values, as of the last :meth:`save`."""
         both = zip(self.windows, self._keepers, strict=True)
         return [{**w.snapshot(), "kept": k.snapshot(), "live": summary(w)} for w, k in both]
 
     def save(self) -> list[Save]:
-        """What is to be kept with a version, in blocks."""
+        """What to store with the next version, as blocks."""
         return [save for keeper in self._keepers if (save := keeper.save()) is not None]
 
     @property
     def kept(self) -> list[Keeper]:
-        """Those with something to load, after a restart."""
+        """The keepers that have an index to load after a restart."""
         return [keeper for keeper in self._keepers if keeper.slices]
 
 
 def _marked(table: Table, windows: KeyedWindows) -> Table:
-    """The rows as one definition sees them: of the marks only its own."""
+    """The rows as one definition sees them: ``mark`` is 1 for its own punctuations and 0 for all other rows."""
     if not windows.shape.by_event:
         return table
     return table.replaced(mark=table["mark"] >> windows.definition & 1)

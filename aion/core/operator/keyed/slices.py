@@ -1,4 +1,4 @@
-"""The live segments of one part of a plan, and which of them the windows of single keys need. Pure."""
+"""The live segments of one part of a plan, and the segments that its windows of single keys need. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ Needed = Callable[[Sequence[int], int], list[bool]]
 def parts_of(
     grids: Sequence[SliceGrid], keyed: Sequence[KeyedPart], needed: Needed, snapshot: Mapping[str, Any] | None
 ) -> list[PartSegments]:
-    """The segments of each part of a plan, new or as an operator's snapshot has them. ``needed``: of the first part."""
+    """The segments of each part of a plan, empty or from an operator's snapshot.
+
+    ``needed``: see :class:`PartSegments`; it applies to the first part only.
+    """
     names = [] if snapshot is None else slices_from_json(snapshot["slices"])
     parts = []
     for number, (grid, part) in enumerate(zip(grids, keyed, strict=True)):
@@ -38,11 +41,11 @@ def _no_other(names: Sequence[int], first: int) -> list[bool]:
 
 
 class PartSegments:
-    """The segments that hold blocks of a part.
+    """The segments that hold blocks of one part of a plan.
 
-    ``keyed``: the part's windows of single keys. ``needed``: which of some segments another window of the part has a
-    share in, given the first such window to look at. ``shelf_us``: how much later than they begin segments are named
-    (:data:`aion.core.slicing.grid.EVENT_ROWS_US`); all segments that come and go here are names.
+    ``keyed``: the part's windows of single keys. ``needed``: given segments and the number of a window of all keys, it
+    says which segments that window or a later one overlaps. ``shelf_us``: how much later than it begins a segment is
+    named (:data:`aion.core.slicing.grid.EVENT_ROWS_US`). All arguments and results here are names.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class PartSegments:
     ) -> None:
         self.grid, self.keyed, self.shelf_us = grid, keyed, shelf_us
         self.live = LiveSegments(grid, [name - shelf_us for name in names])
-        # Segments that end by then were let go from memory, as far as the windows of single keys are concerned.
+        # No open window of a single key needs a segment that ends by then.
         self.settled_us = settled_us
         self._needed = needed
 
@@ -65,7 +68,7 @@ class PartSegments:
         return (start_us + self.shelf_us for start_us in self.live)
 
     def add(self, name: int) -> int:
-        """Returns where the segment begins."""
+        """Adds a segment. Returns its start in µs."""
         self.live.add(name - self.shelf_us)
         return name - self.shelf_us
 
@@ -73,41 +76,44 @@ class PartSegments:
         self.live.drop([name - self.shelf_us for name in names])
 
     def is_past(self, name: int) -> bool:
-        """Whether no keyed window that is still open may need the segment."""
+        """Whether no open window of a single key may need the segment."""
         return self.grid.end(name - self.shelf_us) <= self.settled_us
 
     def is_settled(self, name: int) -> bool:
-        """The same; always where there are no keyed windows."""
+        """The same as :meth:`is_past`, but always True if the part has no windows of single keys."""
         return not self.keyed or self.is_past(name)
 
     def between(self, first_us: int, last_us: int, but: Container[int] = ()) -> list[int]:
-        """Those that may hold an event of the stretch, both ends of which belong to it."""
+        """The segments that may hold an event from ``first_us`` to ``last_us``, inclusive. ``but``: leave these out."""
         if not self.keyed:
             return []
-        found = (start_us + self.shelf_us for start_us in self.live.between(first_us, last_us + 1))
-        return [name for name in found if name not in but]
+        names = (start_us + self.shelf_us for start_us in self.live.between(first_us, last_us + 1))
+        return [name for name in names if name not in but]
 
     def due_by(self, now_us: int | None, watermark_us: int) -> list[int]:
-        """Those that keyed windows read which are executed when the watermark gets there."""
+        """The segments that windows of single keys read if the watermark reaches ``watermark_us``."""
         return [name for due in self.keyed.due_by(now_us, watermark_us) for name in self.between(*due)]
 
     def active(self, now_us: int | None, but: Container[int] = ()) -> list[int]:
-        """Those that keyed windows may need which have not ended."""
+        """The segments that open windows of single keys may need. ``but``: leave these out."""
         return self.between(self.keyed.active_from_us(now_us), NEVER, but)
 
     def placed(self, order: ExecuteKeyed) -> ExecuteKeyed:
-        """The order with the segments that its rows are in."""
+        """The order, with the segments that hold its rows."""
         low, high = int(order.windows["start"].min()), int(order.windows["last"].max())
         return replace(order, slices=tuple(self.between(low, high)))
 
     def settle(self, now_us: int | None, first: int) -> list[int]:
-        """Those that only late windows need from now on. ``first``: the first of the other windows that is not late."""
+        """The segments that only late windows need from now on.
+
+        ``first``: the number of the first window of all keys that is not late.
+        """
         before_us, self.settled_us = self.settled_us, self.keyed.active_from_us(now_us)
         near = [name for name in self.between(before_us, self.settled_us) if self.is_past(name)]
         return [name for name, needed in zip(near, self._needed(near, first), strict=True) if not needed]
 
     def unneeded(self, names: Iterable[int]) -> list[int]:
-        """Of these, the ones that no window needs any more."""
+        """The names, out of these, that no window needs any more."""
         old = self._old(names)
         if not old or not self.keyed:
             return old
@@ -115,7 +121,10 @@ class PartSegments:
         return [name for name, rows in zip(old, needed, strict=True) if not rows]
 
     def swept(self, compaction: BlockCompaction | None) -> list[int]:
-        """Those that are kept for few of the sessions whose rows they have: the others' rows are to go."""
+        """The segments to compact as a whole, because sessions still need at most half of their rows.
+
+        Also tells ``compaction`` how many rows of each segment the last watermark removed.
+        """
         if compaction is None or not self.keyed:
             return []
         gone = self.between(*self.keyed.gone_between())
@@ -127,12 +136,15 @@ class PartSegments:
         return [name for name, rows in zip(old, needed, strict=True) if compaction.sweep(name, rows)]
 
     def _old(self, names: Iterable[int]) -> list[int]:
-        """Those of which only the index says whether they are needed."""
+        """The names, out of these, of settled segments that no window of all keys needs.
+
+        Whether they are still needed depends on the index alone.
+        """
         settled_us = self.keyed.settled_us()
         settled = [name for name in names if self.grid.end(name - self.shelf_us) <= settled_us]
         return [name for name, needed in zip(settled, self._needed(settled, 0), strict=True) if not needed]
 
     def _bounds(self, names: Sequence[int]) -> tuple[Ints, Ints]:
-        """Starts and ends."""
+        """The start and end of each segment, in µs."""
         starts = np.array(names, np.int64) - self.shelf_us
         return starts, self.grid.ends(starts)

@@ -1,6 +1,6 @@
-"""What a version tells of the keyed windows that live, for people to look at: numbers, and the first ones to end. Pure.
+"""A summary of the live windows of single keys, for people: totals, and the windows that end first. Pure.
 
-It goes with the snapshot, so that nobody has to read the index to know. Nothing is restored from it.
+It is stored with the snapshot, so that nobody has to read the index to see it. Nothing is restored from it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from aion.core.operator.keyed.windows import KeyedWindows
 from aion.core.operator.lifecycle import NEVER
 
 LISTED = 20
-"""So many windows of a definition and shard are told one by one: the first to end."""
+"""How many windows of each definition and shard are listed: those that end first."""
 
 
 def summary(keyed: KeyedWindows) -> dict[str, Any]:
-    """JSON values. ``events``: all that are kept for windows of the definition, also those that are in none yet.
+    """JSON values. ``events``: all events that are kept for the definition, also those that are in no window yet.
 
-    ``executed``: windows that were yielded before. The first and last end are of complete windows, None where there are
-    none; a window that is not complete (punctuated, and waiting for the next punctuation) ends at None, behind others.
+    ``executed``: how many windows have run before. ``first_end_us``, ``last_end_us``: of complete windows, None if
+    there are none. A punctuated window is not complete until the next punctuation. Its end is None, and it is listed
+    after the others.
     """
     index, (windows, live, executed) = keyed.index, keyed.live()
     rows = np.flatnonzero(live)

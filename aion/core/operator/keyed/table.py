@@ -1,4 +1,4 @@
-"""Rows of key columns and integers, and keys compared over several such tables. Pure."""
+"""Tables of key columns and integer columns, and how to compare keys across several of them. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Table:
-    """``keys``: an Arrow array for each key column; ``columns``: integers by name. All have one row each."""
+    """``keys``: an Arrow array for each key column. ``columns``: integers by name. All have the same length."""
 
     __slots__ = ("columns", "keys", "rows")
 
@@ -37,7 +37,7 @@ class Table:
         return self.columns[name]
 
     def take(self, which: npt.NDArray[Any]) -> Table:
-        """Rows by a mask or by their numbers."""
+        """Some of the rows. ``which``: a mask, or row numbers."""
         if which.dtype == np.bool_:
             if which.all():
                 return self
@@ -46,12 +46,12 @@ class Table:
         return Table([key.take(rows) for key in self.keys], {n: c[which] for n, c in self.columns.items()})
 
     def replaced(self, **columns: Ints) -> Table:
-        """The same keys with some columns new."""
+        """The same table with some columns added or replaced."""
         return Table(self.keys, {**self.columns, **columns})
 
 
 def stacked(tables: Sequence[Table]) -> Table:
-    """All rows, in order; the columns are those of the first one."""
+    """All rows of the tables, in order. The result has the columns of the first table."""
     some = [table for table in tables if len(table)] or list(tables[:1])
     if len(some) == 1:
         return some[0]
@@ -60,7 +60,10 @@ def stacked(tables: Sequence[Table]) -> Table:
 
 
 def coded(*keys: tuple[Sequence[pa.Array], int]) -> list[Ints]:
-    """For each (key columns, rows): the same small integer for the same key, in all of them."""
+    """Numbers the keys: a small integer for each row. Equal keys get the same number in all arguments.
+
+    ``keys``: pairs of key columns and their number of rows.
+    """
     rows = [n for _, n in keys]
     columns = [combined(pa.chunked_array(list(parts))) for parts in zip(*(k for k, _ in keys), strict=True)]
     ids = number(columns, sum(rows)).ids
@@ -69,11 +72,15 @@ def coded(*keys: tuple[Sequence[pa.Array], int]) -> list[Ints]:
 
 
 def codes_of(*tables: Table) -> list[Ints]:
+    """The same as :func:`coded`, for tables."""
     return coded(*((table.keys, len(table)) for table in tables))
 
 
 class Places:
-    """Rows in order of (key, instant), to be searched for many keys at once: key and instant as one integer."""
+    """Rows in the order of (key, instant), to be searched for many keys at once.
+
+    Key and instant are packed into one integer. ``codes``: the keys, as numbers from :func:`codes_of`.
+    """
 
     def __init__(self, codes: Ints, times_us: Ints) -> None:
         self._low, self._high = (int(times_us.min()), int(times_us.max())) if len(times_us) else (0, 0)
@@ -81,31 +88,34 @@ class Places:
         self._width = self._high - self._low + 3
         self._times: Ints | None = None
         if self._width > _ROOM // (self._beyond + 1):
-            # Ranks instead of times: a key and a rank always fit into 64 bits together.
+            # Key and time do not fit into 64 bits together. A key and a time's rank always do.
             self._times = np.unique(times_us)
             self._width = len(self._times) + 2
         self.placed = codes * self._width + self._ranks(times_us)
 
     @classmethod
     def ordering(cls, codes: Ints, times_us: Ints, seqs: Ints) -> tuple[Ints, Places]:
-        """The same of rows in any order; and their order by (key, instant, seq), equal ones as they are."""
+        """Makes it from rows in any order. Also returns their order by (key, instant, seq). The sort is stable."""
         places = cls(codes, times_us)
         order = np.lexsort((seqs, places.placed))
         places.placed = places.placed[order]
         return order, places
 
     def before(self, codes: Ints, times_us: Ints) -> Ints:
-        """For each key and instant the number of the first row of that key at or after it, or of the next key."""
+        """For each key and instant: the number of the key's first row at or after it.
+
+        If there is none, it is the number of the first row of the next key.
+        """
         return self._found(codes, self._ranks(times_us))
 
     def after(self, codes: Ints, times_us: Ints) -> Ints:
-        """The same, of the first row after it."""
+        """The same as :meth:`before`, for the first row after the instant."""
         if self._times is None:
             return self._found(codes, np.clip(times_us, self._low - 1, self._high) + (2 - self._low))
         return self._found(codes, np.searchsorted(self._times, times_us, side="right") + 1)
 
     def _ranks(self, times_us: Ints) -> Ints:
-        """From 1 on for the instants of the rows, 0 for all before them."""
+        """The rank of each instant: from 1 on for the rows' instants, 0 for earlier ones."""
         if self._times is None:
             return np.asarray(np.clip(times_us, self._low - 1, self._high + 1) + (1 - self._low))
         return np.asarray(np.searchsorted(self._times, times_us) + 1)

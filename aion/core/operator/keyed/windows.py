@@ -1,12 +1,12 @@
-"""The life of the windows of single keys: which are executed, retracted and let go, and when. Pure.
+"""Decides when windows of single keys are executed, retracted and removed. Pure.
 
-The same life as that of other windows (docs/concepts.md), for all windows of a definition at once. A window is executed
-on time when the watermark reaches its end; one that changes after that waits for the trigger, together with those of
-the shard that end within the same stretch of time (a cell), and no longer than the bound. A late event may change where
-windows are: of those that were executed and are no more, a retraction is due with the execution of what replaced them.
+They live like other windows (docs/concepts.md), but one object manages all windows of a definition. A window runs on
+time when the watermark reaches its end. If it changes after that, it waits for the trigger. Windows of the shard that
+end in the same stretch of time (a cell) wait together, and no longer than the bound. A late event may change which
+windows there are. If an executed window no longer exists, it is retracted when the windows that replaced it run.
 
-The bound says which windows are *closed*: those that ended a bound before the watermark. It never goes back, so what is
-gone does not return when bounds get longer.
+The bound says which windows are *closed*: those that ended at least a bound before the watermark. That instant never
+goes back, so a window that is gone does not return when bounds get longer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from aion.core.slicing.tree import ranges
 from aion.core.trigger.triggers import Trigger
 
 YIELDED = ("id", "start", "end", "number", "pane", "seq")
-"""Of each window that was executed: its bounds, the number of its last pane, and the newest block that it had seen."""
+"""The columns for each executed window: its interval, the number of its last pane, and the newest block in that pane.
+
+``number`` distinguishes windows with the same key and interval.
+"""
 BEFORE_ALL = -(2**62)
 _NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
 
@@ -38,16 +41,17 @@ Orders: TypeAlias = list[ExecuteKeyed | Retract]
 
 
 def overlapping(firsts_us: Ints, lasts_us: Ints, starts_us: Ints, ends_us: Ints) -> Ints:
-    """How many intervals, both ends of which belong to them, have a part in each stretch ``[start, end)``."""
+    """How many of the intervals ``[first, last]``, ends included, overlap each stretch ``[start, end)``."""
     begun = np.searchsorted(np.sort(firsts_us), ends_us)
     return np.asarray(begun - np.searchsorted(np.sort(lasts_us), starts_us))
 
 
 class _Now(NamedTuple):
-    """The windows of the index as it is; each with its key as a code, and with what is known of its last execution.
+    """The windows of the current index, and the last execution of each.
 
-    ``pane``: the number of the next pane. ``seen``: the newest block that the last one had seen. ``at``: the row of
-    ``yielded`` that is its own; -1: none.
+    ``codes``, ``yielded_codes``: the keys of the windows and of the rows of ``yielded``, as numbers. ``pane``: the
+    number of the window's next pane. ``seen``: the newest block in its last pane. ``newest``: its newest block.
+    ``at``: its row in ``yielded``. -1: it has not run yet.
     """
 
     windows: Windows
@@ -60,7 +64,7 @@ class _Now(NamedTuple):
 
 
 class KeyedWindows:
-    """The windows of one definition in one shard; ``definition`` is its number among the operator's."""
+    """The windows of one definition in one shard. ``definition``: its number in the operator."""
 
     def __init__(
         self,
@@ -87,31 +91,31 @@ class KeyedWindows:
         # Windows that end within one cell wait together for the trigger, as if they were one that ends where it begins.
         self._cells = WindowTable(1)
         self._known: _Now | None = None
-        # First and last event of what the last watermark let go of.
+        # The first and last events of the rows that the last watermark removed.
         self.gone: tuple[Ints, Ints] = _NOTHING
         if snapshot is not None:
             self._restore(snapshot)
 
     def load(self, index: Table, yielded: Table) -> None:
-        """The rows that go with the snapshot; they are kept beside it, see :mod:`aion.core.operator.keyed.saving`."""
+        """Restores the rows that belong to the snapshot. :mod:`aion.core.operator.keyed.saving` stores them."""
         self.index, self.yielded, self._known = index, yielded, None
 
     # -- arrivals -----------------------------------------------------------------------------------------
 
     def accepted(self, new: Table) -> Flags:
-        """Which rows of an arrival do not come too late."""
+        """A mask of the rows of an arrival that do not come too late."""
         if self.closed_us == BEFORE_ALL:
             return np.ones(len(new), np.bool_)
         return self.shape.accepted(self.index, new, self.closed_us)
 
     def misses_own(self, new: Table) -> Flags:
-        """Which rows come too late for the window that ends at them, though perhaps not for later ones."""
+        """A mask of the rows that come too late for the window that ends at them. Later windows may still take them."""
         if not self.shape.outlives:
             return np.zeros(len(new), np.bool_)
         return np.asarray(new["last"] < self.closed_us)
 
     def add(self, new: Table, seqs: Ints, now_us: int | None) -> int:
-        """Takes rows into the index; returns how many events among them came late."""
+        """Adds rows to the index. Returns how many of their events came late. ``seqs``: of each row's block."""
         ids = np.arange(self.next_id, self.next_id + len(new))
         self.next_id += len(new)
         zeros = np.zeros(len(new), np.int64)
@@ -120,24 +124,24 @@ class KeyedWindows:
         self.index, self._known = added.grown, None
         if now_us is None or not len(added.late_ends_us):
             return 0
-        ends, of = np.unique(added.late_ends_us, return_inverse=True)
-        counts = sums_by(of, added.late_events, len(ends))
+        ends, end_of = np.unique(added.late_ends_us, return_inverse=True)
+        counts = sums_by(end_of, added.late_events, len(ends))
         for end_us, events in zip(ends.tolist(), counts.tolist(), strict=True):
             self._bound.observe(end_us, now_us, events)
-        cells, of = np.unique(self._cell_of(ends), return_inverse=True)
-        came = sums_by(of, counts, len(cells))
+        cells, cell_of = np.unique(self._cell_of(ends), return_inverse=True)
+        came = sums_by(cell_of, counts, len(cells))
         self._cells.came(self._rows_of(cells), came, np.ones(len(cells), np.bool_), 0)
         return sum_of(counts)
 
     def observe_dropped(self, ends_us: Ints, events: Ints, now_us: int) -> None:
-        """What came too late is observed like any other late event."""
+        """Learns from events that came too late, as from any other late event."""
         for end_us in np.unique(ends_us).tolist():
             self._bound.observe(end_us, now_us, sum_of(events[ends_us == end_us]))
 
     # -- executions ---------------------------------------------------------------------------------------
 
     def advance(self, before_us: int | None, to_us: int) -> Orders:
-        """Executions on time, and final ones of what is closed now; then that is forgotten."""
+        """Orders on-time executions, and final ones of windows that are closed now. Removes the closed windows."""
         was_closed_us = self.closed_us
         self.gone = _NOTHING
         self.closed_us = max(self.closed_us, to_us - self._bound.bound_for_new_window())
@@ -148,7 +152,7 @@ class KeyedWindows:
         over = now.windows.over_us
         there = self._there(over, was_closed_us)
         closed = over <= self.closed_us
-        # What ended before the watermark as it was is late; what ended since is on time.
+        # Windows that ended before the old watermark are late. Those that ended since then run on time.
         passed = over <= to_us if before_us is None else (over <= to_us) & (over > before_us)
         on_time = passed & (now.at < 0) & there
         final = closed & (now.newest > now.seen) & ~on_time & there
@@ -161,7 +165,7 @@ class KeyedWindows:
         return orders
 
     def batch_ended(self, now_us: int | None, step_us: int, *, last: bool = False) -> Orders:
-        """Late executions that the trigger asks for; ``last``: all, as nothing will come any more."""
+        """Orders the late executions that the trigger asks for. ``last``: orders all, because the input ends here."""
         if now_us is None or not len(self.index):
             return []
         now = self._now()
@@ -180,11 +184,11 @@ class KeyedWindows:
         return self._execute(changed & np.isin(cells, waiting[due]), PaneKind.LATE)
 
     def _there(self, over_us: Ints, closed_us: int) -> Flags:
-        """Which windows are not gone: the index may still have events of those, but no longer all of them."""
+        """A mask of the windows that are not gone. The index may still hold some events of windows that are gone."""
         return np.asarray(over_us > closed_us) if self.shape.outlives else np.ones(len(over_us), np.bool_)
 
     def _execute(self, which: Flags, kind: PaneKind) -> Orders:
-        """Orders for some windows, and the retractions that go with them; notes what was yielded."""
+        """Orders to run some windows, and to retract those that they replace. Notes both in ``yielded``."""
         rows = np.flatnonzero(which)
         if not len(rows):
             return []
@@ -217,7 +221,7 @@ class KeyedWindows:
         )
 
     def _replaced(self, now: _Now, rows: Ints) -> Ints:
-        """Rows of ``yielded`` that are no windows any more and lie where those of ``rows`` are."""
+        """The rows of ``yielded`` whose windows no longer exist, and that meet a window of ``rows`` of the same key."""
         gone = np.ones(len(self.yielded), np.bool_)
         gone[now.at[now.at >= 0]] = False
         orphans = np.flatnonzero(gone)
@@ -230,7 +234,7 @@ class KeyedWindows:
         orphan_of = np.repeat(orphans, lengths)
         windows = order[ranges(begins, lengths)]
         starts, ends = now.windows.starts_us[windows], now.windows.over_us[windows]
-        # Windows of an instant are empty intervals, so touching counts.
+        # A window of a single instant is an empty interval, so intervals that touch count.
         meets = (starts <= self.yielded["end"][orphan_of]) & (ends >= self.yielded["start"][orphan_of])
         return np.unique(orphan_of[meets])
 
@@ -272,28 +276,28 @@ class KeyedWindows:
 
     @property
     def settled_us(self) -> int:
-        """Events from before then are needed, or taken, as far as they are between first and last of a row that is."""
+        """An event before then is only needed or accepted if it lies between first and last of a row of the index."""
         return self.closed_us - self.shape.reach_us
 
     def needed_in(self, starts_us: Ints, ends_us: Ints) -> Ints:
-        """Of stretches of time that end by ``settled_us``: how many rows of the index lie in each, or reach into it.
+        """For stretches of time that end by ``settled_us``: how many rows of the index overlap each.
 
-        Where there are none, there never will be.
+        If none does, none ever will.
         """
         return overlapping(self.index["first"], self.shape.lasts(self.index), starts_us, ends_us)
 
     def owners(self, rows: Table) -> Ints:
-        """The session that each row of a block is of, given its key and ``first``; -1: of none that is there."""
-        assert isinstance(self.shape, Sessions), "an event by itself has no owner, but may have several"
+        """The id of the session that each row of a block belongs to, by its key and ``first``. -1: no live session."""
+        assert isinstance(self.shape, Sessions), "only a session owns its rows; other windows may share them"
         return self.shape.owners(self.index, rows)
 
     def live(self) -> tuple[Windows, Flags, Flags]:
-        """The windows of the index; which of them are not gone, and which were executed before."""
+        """The windows of the index, a mask of those that are not gone, and a mask of those that have run before."""
         now = self._now()
         return now.windows, self._there(now.windows.over_us, self.closed_us), now.at >= 0
 
     def active_from_us(self, now_us: int | None) -> int:
-        """Events from then on may be of windows that have not ended."""
+        """Events from then on may be in windows that have not ended. In microseconds."""
         if now_us is None:
             return BEFORE_ALL
         now = self._now()
@@ -302,7 +306,7 @@ class KeyedWindows:
         return int(min(firsts.min(initial=NEVER), now_us - self.shape.reach_us))
 
     def due_by(self, now_us: int | None, watermark_us: int) -> tuple[Ints, Ints]:
-        """First and last events of the windows that are executed if the watermark gets there."""
+        """The first and last events of the windows that run when the watermark reaches ``watermark_us``."""
         now = self._now()
         over = now.windows.over_us
         ended = over <= watermark_us
@@ -314,7 +318,7 @@ class KeyedWindows:
         return self.index["first"][now.windows.begins[rows]], self.index["last"][now.windows.ends[rows] - 1]
 
     def next_due_us(self, now_us: int | None, step_us: int) -> int | None:
-        """The next watermark at which something happens without any new event."""
+        """The next watermark at which something happens even if no event comes. None if there is none."""
         if not len(self.index):
             return None
         over = self._now().windows.over_us
@@ -322,25 +326,25 @@ class KeyedWindows:
         if now_us is not None:
             dues = np.where(dues > now_us, dues, dues + max(self._bound.bound_for_new_window(), 0))
             dues = dues[dues > now_us]
-        found = [int(dues.min())] if len(dues) else []
+        candidates = [int(dues.min())] if len(dues) else []
         if now_us is not None:
             rows = np.flatnonzero(self._cells["pending"] > 0)
             views = self._cells.views(rows, now_us, step_us)
             for begin_us, view in zip(self._cells["end_us"][rows].tolist(), views, strict=True):
                 later = self._trigger.next_due_us(view)
                 if later is not None:
-                    found.append(max(begin_us + later, now_us + 1))
-        return min(found, default=None)
+                    candidates.append(max(begin_us + later, now_us + 1))
+        return min(candidates, default=None)
 
     # -- cells --------------------------------------------------------------------------------------------
 
     def _cell_of(self, ends_us: Ints) -> Ints:
-        """Where the cells begin that windows end in."""
+        """The start of the cell that each end lies in."""
         cells: Ints = ends_us // self.shape.cell_us * self.shape.cell_us
         return cells
 
     def _rows_of(self, cells_us: Ints) -> Ints:
-        """The rows of cells, which are made where they are new; each cell once, in their order."""
+        """The rows of these cells, in the given order. Creates cells that are new. Each cell occurs once."""
         none = np.zeros(len(cells_us), np.int64)
         new = self._cells.find(none, cells_us) < 0
         if new.any():
@@ -355,10 +359,10 @@ class KeyedWindows:
         return self._cells.find(none, cells_us)
 
     def _by_cell(self, ends_us: Ints, events: Ints) -> Iterator[tuple[int, int]]:
-        """The latest end in each cell, and the events of its windows; the cells take note of them."""
-        cells, of = np.unique(self._cell_of(ends_us), return_inverse=True)
-        counts, latest = sums_by(of, events, len(cells)), np.full(len(cells), -NEVER, np.int64)
-        np.maximum.at(latest, of, ends_us)
+        """For each cell: its latest end, and the events of its windows. Also adds these events to the cells."""
+        cells, cell_of = np.unique(self._cell_of(ends_us), return_inverse=True)
+        counts, latest = sums_by(cell_of, events, len(cells)), np.full(len(cells), -NEVER, np.int64)
+        np.maximum.at(latest, cell_of, ends_us)
         rows = self._rows_of(cells)
         self._cells.add_events(rows, counts)
         return zip(latest.tolist(), counts.tolist(), strict=True)
@@ -405,7 +409,7 @@ class KeyedWindows:
     # -- snapshot -----------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """What a restart needs besides the rows of index and yielded, as JSON values."""
+        """What a restart needs besides the rows of ``index`` and ``yielded``, as JSON values."""
         return {
             "closed_us": self.closed_us,
             "next_id": self.next_id,
