@@ -78,7 +78,7 @@ def locate(plan: Plan, order: ExecuteKeyed, table: pa.Table) -> Located:
 
 
 def gather(plan: Plan, order: ExecuteKeyed, table: pa.Table, rows_at_once: int) -> Iterator[Gathered]:
-    """The windows of the keys in the table, with their rows. Some at a time: about ``rows_at_once`` rows, or one window.
+    """The windows of the keys in the table, with their rows: about ``rows_at_once`` rows at a time, or one window.
 
     ``table``: see :func:`locate`.
     """
