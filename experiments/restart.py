@@ -168,10 +168,10 @@ def child(settings: Settings, folder: Path) -> Answer:
     Spark gives a Python process ten seconds to start, which may be too short on a busy machine. Then it tries again,
     and the query continues where it was.
     """
-    from experiments.restart_query import Answer, Request
+    from experiments.restart_query import Answer, Task
     from state_backends.server.server_folder import occupant, runtime_dir
 
-    request = Request(str(folder), settings.payload_bytes, settings.policy, settings.cores)
+    request = Task(str(folder), settings.payload_bytes, settings.policy, settings.cores)
     command = [sys.executable, "-m", "experiments.restart_query", json.dumps(asdict(request))]
     for left in reversed(range(ATTEMPTS)):
         done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S)

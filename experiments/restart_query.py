@@ -31,7 +31,7 @@ ORIGIN_US = 1_700_000_040 * 1_000_000  # a whole minute
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Task:
     """``folder``: contains ``input``, ``checkpoint`` and ``state``."""
 
     folder: str
@@ -82,7 +82,7 @@ def size_of(key: tuple[Any, ...], window: Any, batches: Iterator[pa.RecordBatch]
     return {"n": n, "bytes": total}
 
 
-def panes_of(spark: SparkSession, request: Request) -> DataFrame:
+def panes_of(spark: SparkSession, request: Task) -> DataFrame:
     from pyspark.sql import functions as F
 
     import aion
@@ -100,7 +100,7 @@ def panes_of(spark: SparkSession, request: Request) -> DataFrame:
     )
 
 
-def run(request: Request) -> Answer:
+def run(request: Task) -> Answer:
     from aion import metrics
     from experiments.ingest_stream import session
 
@@ -141,4 +141,4 @@ def run(request: Request) -> Answer:
 if __name__ == "__main__":
     os.environ["TZ"] = "UTC"  # for the timestamps that Spark returns
     time.tzset()
-    print(json.dumps(asdict(run(Request(**json.loads(sys.argv[1]))))))
+    print(json.dumps(asdict(run(Task(**json.loads(sys.argv[1]))))))

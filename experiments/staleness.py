@@ -96,7 +96,8 @@ def figure_9(settings: Settings) -> dict[str, Any]:
     """
     from time import perf_counter
 
-    from aion.core.trigger.planner import balanced, descent
+    from aion.core.trigger.planner import balanced
+    from experiments.staleness_descent import descent
     from experiments.staleness_model import DISTRIBUTIONS, TRIGGERS, paper_distribution, placed_by
 
     late = {name: paper_distribution(name, settings.horizon) for name in DISTRIBUTIONS}

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from scipy.special import gammainc, ndtr
 
 from aion.core.trigger.distribution import Floats, LateDistribution
-from aion.core.trigger.planner import Solver, TriggerPlan, balanced, descent, fewest, plan
+from aion.core.trigger.planner import TriggerPlan, balanced, fewest, plan
+from experiments.staleness_descent import descent
 
 HORIZON = 17.0
 """T of the log-normal distribution, in units of its median. The paper gives no value; this one gives its figures."""
@@ -54,9 +55,8 @@ def placed_by(trigger: str, late: LateDistribution, executions: int) -> TriggerP
 
 def fewest_by(trigger: str, late: LateDistribution, bound: float) -> int | None:
     """The fewest executions with which a trigger keeps the bound. None: more than MOST_EXECUTIONS."""
-    solvers: dict[str, Solver] = {"exact": "exact", "descent": "descent"}
-    if trigger in solvers:
-        return plan(late, bound=bound, solver=solvers[trigger]).executions
+    if trigger == "exact":
+        return plan(late, bound=bound).executions
     tried = range(1, MOST_EXECUTIONS + 1)
     return next((k for k in tried if placed_by(trigger, late, k).maximum <= bound), None)
 

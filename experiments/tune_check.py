@@ -96,7 +96,7 @@ def tune_check(
     console.print(f"written: {out / 'tune-check.json'}", highlight=False, soft_wrap=True)
 
 
-def checked(workload: str, settings: Settings, machine: Any, say: Any) -> list[dict[str, Any]]:
+def checked(workload: str, settings: Settings, machine: Any, show: Any) -> list[dict[str, Any]]:
     """A row for each budget, variant and figure."""
     import tempfile
 
@@ -133,7 +133,7 @@ def checked(workload: str, settings: Settings, machine: Any, say: Any) -> list[d
             used = memory_share_used()
             real[case].append(run(operator.definition, stream, policy, settings))
             predicted[case].append(figures(simulate(trace, policy, machine, machine_share=used)))
-        say(f"{workload}: {repeat + 1} of {settings.repeats}; load averages over 1, 5 and 15 minutes: {loads()}")
+        show(f"{workload}: {repeat + 1} of {settings.repeats}; load averages over 1, 5 and 15 minutes: {loads()}")
     return [{"case": case, **row} for case in policies for row in compared(predicted[case], real[case])]
 
 

@@ -12,7 +12,7 @@ from aion.core.compaction.blocks import Compact
 from aion.core.operator.actions import (
     Append,
     Destage,
-    EmitDropped,
+    EmitUntimed,
     Execute,
     Execution,
     PaneKind,
@@ -20,6 +20,7 @@ from aion.core.operator.actions import (
     Purge,
     WindowRef,
 )
+from aion.core.operator.keyed.shard import KeyedShard
 from aion.core.plan import make_plan
 from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
@@ -30,7 +31,7 @@ from tests.stores.rig import make_block
 class Given:
     """An operator that orders what it is given, and numbers blocks from 10 on."""
 
-    keyed = None
+    keyed = KeyedShard()
     next_seq = 10
 
     def __init__(self, actions: Sequence[Any]) -> None:
@@ -69,8 +70,8 @@ class Noted(RowContents):
     def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
         self.asked.append(f"release {list(destage)} {list(purge)}")
 
-    def dropped(self, actions: Sequence[Any], blocks: Any) -> Iterator[pa.RecordBatch]:
-        self.asked.append(f"dropped {[a.index for a in actions]}")
+    def untimed(self, orders: Sequence[Any], blocks: Any) -> Iterator[pa.RecordBatch]:
+        self.asked.append(f"dropped {[order.index for order in orders]}")
         return iter(())
 
     def panes(self, order: Execute, blocks: Any, keys: Any) -> Iterator[pa.RecordBatch]:
@@ -98,7 +99,7 @@ def asked(*actions: Any) -> list[str]:
 
 
 def test_actions_are_carried_out_in_their_order() -> None:
-    drop = [EmitDropped(n, None, None, "no time") for n in range(2)]
+    drop = [EmitUntimed(n, "no time") for n in range(2)]
     append = [Append(n, 0, n + 5, False) for n in range(2, 4)]
     compact = [Compact(0, -1, 3, 9, False), Compact(10, -1, 4, 9, False)]
     compacted = ["compact [0, 10]", "replace {0: (-1, 3), 10: (-1, 4)}"]
@@ -110,6 +111,6 @@ def test_actions_are_carried_out_in_their_order() -> None:
     ]  # fmt: skip
 
 
-def test_slices_are_released_last_and_together() -> None:
-    found = asked(Destage((0,)), execute(0), Purge((10, 20)), Compact(0, -1, 3, 9, False), Destage((30,)))
-    assert found == ["panes of [0]", "compact [0]", "replace {0: (-1, 3)}", "release [0, 30] [10, 20]"]
+def test_neighbours_release_slices_together() -> None:
+    found = asked(execute(0), Destage((0,)), Purge((10, 20)), Destage((30,)), execute(10), Purge((40,)))
+    assert found == ["panes of [0]", "release [0, 30] [10, 20]", "panes of [10]", "release [] [40]"]

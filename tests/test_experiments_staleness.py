@@ -106,7 +106,7 @@ def test_the_horizon_of_the_paper() -> None:
     horizons = paper_horizons()
     assert "17" in horizons and horizons["17"] == 30
     assert "15.4 to 17.6" in where_the_paper_was(horizons)
-    assert "nowhere" in where_the_paper_was({})
+    assert "no horizon" in where_the_paper_was({})
 
 
 @pytest.mark.parametrize("trigger", ["exact", "descent", "interval", "count"])
@@ -166,7 +166,7 @@ def test_the_command(tmp_path: Path) -> None:
     options = ["--distributions", "5", "--grid", "16", "--windows", "1", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, ["staleness", *options])
     assert done.exit_code == 0, done.output
-    assert "5 of 5 hold" in done.output
+    assert "5 of 5 distributions hold" in done.output
     record = json.loads((tmp_path / "staleness.json").read_text())
     assert {claim["verdict"] for claim in record["claims"]} == {"holds", "does not hold"}
     assert (tmp_path / "staleness.png").stat().st_size > 10_000

@@ -140,7 +140,7 @@ def test_what_is_planned_is_what_happens() -> None:
         (IntervalTrigger(5 * MINUTE), [5 * MINUTE, 10 * MINUTE]),
         (StalenessTrigger(0.3), None),
         (StalenessTrigger(executions=1), []),
-        (StalenessTrigger(executions=3, solver="descent"), None),
+        (StalenessTrigger(executions=3), None),
     ],
 )
 def test_triggers_come_back_and_plan_the_same(trigger: Trigger, planned: list[int] | None) -> None:

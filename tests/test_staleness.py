@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from aion.core.trigger.distribution import RESOLUTION, LateDistribution
-from aion.core.trigger.planner import TriggerPlan, balanced, descent, fewest, plan
+from aion.core.trigger.planner import TriggerPlan, balanced, fewest, plan
+from experiments.staleness_descent import descent
 from experiments.staleness_model import (
     BOUNDS,
     DISTRIBUTIONS,
@@ -213,7 +214,7 @@ def test_a_sampled_distribution_hides_next_to_nothing(share: Callable[[Any], Any
 
 @given(distributions(), bounds)
 def test_no_plan_exceeds_its_bound(late: LateDistribution, bound: float) -> None:
-    for found in (fewest(late, bound), plan(late, bound=bound), plan(late, bound=bound, solver="descent")):
+    for found in (fewest(late, bound), plan(late, bound=bound)):
         assert found.maximum <= bound
         assert_true(late, found)
         assert found.executions == fewest(late, bound).executions
@@ -316,8 +317,6 @@ def test_after_an_execution_only_the_rest_is_planned(late: LateDistribution, aft
 def test_what_cannot_be_planned(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"either|not above 0|less than 1"):
         plan(LateDistribution.uniform(), **arguments)
-    with pytest.raises(ValueError, match="'exact' or 'descent'"):
-        plan(LateDistribution.uniform(), bound=0.1, solver="newton")  # type: ignore[arg-type]
 
 
 def test_instants_in_microseconds() -> None:

@@ -186,12 +186,11 @@ def test_what_is_no_stream() -> None:
 
 
 @pytest.mark.parametrize("name", ["lnorm", "unif", "norm", "bursts"])
-@pytest.mark.parametrize("solver", ["exact", "descent"])
-def test_what_comes_as_expected_is_executed_as_planned(name: str, solver: Any) -> None:
+def test_what_comes_as_expected_is_executed_as_planned(name: str) -> None:
     late = paper_distribution(name)
     events = 20_000
-    trigger = StalenessTrigger(0.05, solver=solver, forecast=Learnt(late, HOUR, events))
-    planned = plan(late, bound=0.05, solver=solver)
+    trigger = StalenessTrigger(0.05, forecast=Learnt(late, HOUR, events))
+    planned = plan(late, bound=0.05)
     done = run(trigger, [(at, 1) for at in quantiles(late, events)])
     assert done.executions == planned.executions
     assert done.maximum <= 0.05

@@ -22,7 +22,6 @@ TRIGGERS: list[dict[str, Any]] = [
     {"kind": "count", "count": 7},
     {"kind": "staleness", "bound": 0.1},
     {"kind": "staleness", "executions": 3},
-    {"kind": "staleness", "bound": 0.1, "solver": "descent"},
 ]
 
 

@@ -401,11 +401,6 @@ class TriggerPolicy(_Section):
         description="For staleness: the most late executions of a window, including the final one, at the best "
         "instants. If set, it replaces bound. null: as many as bound requires.",
     )
-    solver: Literal["exact", "descent"] = Field(
-        default="exact",
-        description="For staleness: how the instants are planned. exact: the fewest executions. descent: the paper's "
-        "heuristic, only for comparison.",
-    )
     interval_us: Interval = Field(
         default=60_000_000, alias="interval", description="For interval: the length of an interval."
     )

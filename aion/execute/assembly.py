@@ -138,7 +138,7 @@ def make_trigger(policy: Policy, forecast: Forecast | None = None) -> Trigger:
             return CountTrigger(trigger.count)
         case "staleness":
             bound = trigger.bound if trigger.executions is None else None
-            return StalenessTrigger(bound, executions=trigger.executions, solver=trigger.solver, forecast=forecast)
+            return StalenessTrigger(bound, executions=trigger.executions, forecast=forecast)
 
 
 def make_builder(plan: Plan, policy: Policy, pool: CodecPool, shard_of: ShardOfKeys | None) -> BlockBuilder:

@@ -47,6 +47,7 @@ from state_backends.store.session import ShardSession
 __all__ = ["Executor", "Seen"]
 
 T = TypeVar("T")
+_Release = Destage | Purge
 _NO_END = 2**63 - 1
 
 
@@ -115,15 +116,9 @@ class Executor:
             self.recorder.dealt()
 
     def _carry_out(self, actions: Sequence[Action | Order], blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
-        """Carries out the actions in the operator's order. Neighbours of one kind go together where that saves work.
-
-        Releases are the exception: they are collected and go last. No action reads released slices, except compaction,
-        which is cheaper while they are in memory. And the session is asked only once.
-        """
+        """Carries out the actions in the operator's order. Neighbours of one kind go together where that saves work."""
         arrived: list[StoredBlock] = []
-        destage: list[int] = []
-        purge: list[int] = []
-        for kind, neighbours in groupby(actions, type):
+        for kind, neighbours in groupby(actions, _kind):
             if kind is Append:
                 appends = _all(Append, neighbours)
                 arrived += [StoredBlock(a.seq, blocks[a.index]) for a in appends]
@@ -132,6 +127,10 @@ class Executor:
                 yield from self._contents.untimed(_all(EmitUntimed, neighbours), blocks)
             elif kind is Compact:
                 self._compact(_all(Compact, neighbours))
+            elif kind is _Release:
+                releases = list(neighbours)
+                destage = [s for a in _all(Destage, releases) for s in a.slices]
+                self.session.release(destage, [s for a in _all(Purge, releases) for s in a.slices])
             else:
                 for action in neighbours:
                     match action:
@@ -145,12 +144,6 @@ class Executor:
                             yield self._keyed_of[action.definition].dropped(action, blocks[action.index])
                         case Prestage():
                             self._prestage(action.slices, arrived)
-                        case Destage():
-                            destage += action.slices
-                        case Purge():
-                            purge += action.slices
-        if destage or purge:
-            self.session.release(destage, purge)
 
     # -- executions ---------------------------------------------------------------------------------------
 
@@ -230,6 +223,11 @@ class Executor:
             nullcontext(self.operator) if self.recorder is None else self.recorder.compactions(self.operator)
         ) as operator:
             carry_out(compactions, operator, self.session, self._contents, owners)
+
+
+def _kind(action: object) -> object:
+    """What actions of one kind have in common. Memory and disk let go of slices in one request."""
+    return _Release if isinstance(action, _Release) else type(action)
 
 
 def _all(kind: type[T], actions: Iterable[object]) -> list[T]:

@@ -1,4 +1,4 @@
-"""The process of one cell: Spark with one query, and what it sees of itself, line by line, so that death loses little.
+"""The process of one cell: Spark with one query. It logs its measurements line by line, so that a crash loses little.
 
 ``python -m experiments.memory_pressure.cell FOLDER`` reads ``cell.json`` there and writes ``started.json``,
 ``batches.jsonl`` (when each batch was done, and how long its executions took), ``progress.jsonl`` (Spark's reports),
@@ -32,7 +32,7 @@ COLLECTORS = {"parallel": "-XX:+UseParallelGC", "g1": "-XX:+UseG1GC"}
 
 
 class Timed(Probe):
-    """Notes when executions begin and end. ``began`` is before the first event is read, so that waiting counts."""
+    """Records when executions begin and end. ``began`` is before the first event is read, so that waiting counts."""
 
     def __call__(self, function: Any) -> Any:
         def timed(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> Any:
@@ -50,13 +50,13 @@ class Timed(Probe):
 
 
 def session(spec: dict[str, Any], folder: Path) -> SparkSession:
-    """A fresh session with the cell's heap; Aion's settings only where it is Aion's cell."""
+    """A fresh session with the cell's heap. It has Aion's settings only if it is a cell of Aion."""
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = {
         "spark.driver.memory": f"{spec['heap_bytes'] >> 20}m",
-        # Whoever runs out of heap is dead, and does not linger.
+        # A JVM without heap ends at once instead of lingering.
         "spark.driver.extraJavaOptions": f"{COLLECTORS[spec['collector']]} -XX:+ExitOnOutOfMemoryError",
         "spark.local.dir": str(folder / "work" / "spark"),
         "spark.sql.shuffle.partitions": str(spec["cores"]),
@@ -80,9 +80,9 @@ def session(spec: dict[str, Any], folder: Path) -> SparkSession:
 
 
 def executions(rows: pa.Table) -> list[dict[str, Any]]:
-    """By window and pane: events, and seconds from the begin of the first call of its function to the end of the last.
+    """By window and pane: events, and seconds from the start of the first call of its function to the end of the last.
 
-    Rows without ``began`` are of stages whose aggregates Aion or Spark compute themselves.
+    Rows without ``began`` come from stages with built-in aggregates.
     """
     if "began" not in rows.column_names or not rows.num_rows:
         return []
@@ -98,7 +98,7 @@ def executions(rows: pa.Table) -> list[dict[str, Any]]:
 
 
 class Watcher(threading.Thread):
-    """Writes what the JVM and the state server say of themselves, and Spark's reports, once a second."""
+    """Writes samples of the JVM and the state server, and Spark's progress reports, once a second."""
 
     def __init__(self, spark: SparkSession, query: Any, spec: dict[str, Any], folder: Path) -> None:
         super().__init__(name="watcher", daemon=True)
@@ -111,7 +111,7 @@ class Watcher(threading.Thread):
         while not self.done.wait(SAMPLE_S):
             try:
                 self.look()
-            except Exception:  # the JVM may be gone: the process that waits for the query tells of it
+            except Exception:  # the JVM may be gone; the thread that waits for the query reports that
                 return
 
     def look(self) -> None:
@@ -134,7 +134,7 @@ class Watcher(threading.Thread):
 
 
 def heap(spark: SparkSession) -> dict[str, Any]:
-    """Bytes of heap in use, and (collections, milliseconds) of each garbage collector so far."""
+    """Bytes of heap in use, and [collections, milliseconds] so far of each garbage collector."""
     management = spark.sparkContext._jvm.java.lang.management.ManagementFactory
     beans = management.getGarbageCollectorMXBeans()
     gc = {bean.getName(): [bean.getCollectionCount(), bean.getCollectionTime()] for bean in beans}
@@ -142,7 +142,7 @@ def heap(spark: SparkSession) -> dict[str, Any]:
 
 
 def abridged(report: Any) -> dict[str, Any]:
-    """The parts of a progress report that say how fast it went."""
+    """The parts of a progress report from which rates are computed."""
     from datetime import datetime
 
     return {
@@ -180,7 +180,7 @@ def run(folder: Path) -> None:
         kafka=spec["kafka"] if spec["source"] == "kafka" else None,
         aion=application.is_aion(spec["backend"]),
     )
-    # Stock Spark has copied a list before it calls a function: to time the call alone would say nothing.
+    # Stock Spark copies a list before it calls the function, so the time of the call alone would be misleading.
     probe = Timed() if application.is_aion(spec["backend"]) else Probe()
     panes = application.panes_of(workload, spec["backend"], streams, shape, probe, spec["policy"])
     at_once = spec["pace"] == "max" and spec["source"] != "rate"
@@ -215,7 +215,7 @@ def _append(path: Path, line: dict[str, Any]) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Whoever runs the sweep ends this process, unless it was killed itself: then nobody would."""
+    """Ends this process when its parent, the sweep, is gone: a sweep that was killed cannot end its cells."""
     while os.getppid() == parent:
         time.sleep(SAMPLE_S)
     os._exit(1)  # the JVM ends with the pipe that it reads from
@@ -230,6 +230,6 @@ if __name__ == "__main__":
     except BaseException:
         (place / "error.txt").write_text(traceback.format_exc())
         code = 1
-    # Not sys.exit: threads that wait for a JVM that is gone would keep the process.
+    # Not sys.exit: threads that wait for a dead JVM would keep the process alive.
     sys.stderr.flush()
     os._exit(code)

@@ -19,33 +19,35 @@ LINE_S = 30.0
 
 def memory_pressure(
     settings_file: Annotated[
-        Path | None, typer.Option("--settings", exists=True, dir_okay=False, help="A YAML of all settings below.")
+        Path | None, typer.Option("--settings", exists=True, dir_okay=False, help="A YAML file with these settings.")
     ] = None,
-    workload: Annotated[str | None, typer.Option(help="Of average,bigrams,stock,linear-road.")] = None,
-    past_windows: Annotated[str | None, typer.Option(help="How many windows late events may be: 1..10")] = None,
-    backend: Annotated[str | None, typer.Option(help="Of tiered,memory,rocksdb,spark-list,spark-window.")] = None,
+    workload: Annotated[str | None, typer.Option(help="Some of: average,bigrams,stock,linear-road.")] = None,
+    past_windows: Annotated[str | None, typer.Option(help="How many windows late an event may be: 1..10")] = None,
+    backend: Annotated[str | None, typer.Option(help="Some of: tiered,memory,rocksdb,spark-list,spark-window.")] = None,
     policy: Annotated[str | None, typer.Option(help="Aion's policy: a preset or a file.")] = None,
     parts: Annotated[bool, typer.Option("--parts", help="Also one part of the policy at a time (figure 8).")] = False,
-    memory: Annotated[str | None, typer.Option(help="Of a cell's whole process tree, e.g. 2GiB.")] = None,
-    scale: Annotated[float | None, typer.Option(help="Of rates and windows; memory shrinks by its square.")] = None,
-    limit: Annotated[str | None, typer.Option(help="auto, watched, or cgroup:PATH of a group of yours.")] = None,
-    warm_up: Annotated[int | None, typer.Option(help="Batches, and so windows, before the measured ones.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory of a cell's whole process tree, e.g. 2GiB.")] = None,
+    scale: Annotated[float | None, typer.Option(help="Scale of rates and windows; memory shrinks by its square.")] = (
+        None
+    ),
+    limit: Annotated[str | None, typer.Option(help="auto, watched, or cgroup:PATH of your own group.")] = None,
+    warm_up: Annotated[int | None, typer.Option(help="Batches (and so windows) before the measured ones.")] = None,
     measured: Annotated[int | None, typer.Option(help="Measured batches.")] = None,
-    pace: Annotated[str | None, typer.Option(help="real: a window's events in its time; max: at once.")] = None,
-    executions: Annotated[str | None, typer.Option(help="twice, as in the paper, or as the policy says.")] = None,
+    pace: Annotated[str | None, typer.Option(help="real: in real time; max: as fast as possible.")] = None,
+    executions: Annotated[str | None, typer.Option(help="twice: as in the paper; policy: as the policy says.")] = None,
     source: Annotated[str | None, typer.Option(help="files, rate or kafka.")] = None,
-    kafka: Annotated[str | None, typer.Option(help="Kafka's servers, for that source.")] = None,
+    kafka: Annotated[str | None, typer.Option(help="Kafka's servers, for the source kafka.")] = None,
     cores: Annotated[int | None, typer.Option(help="Cores, and shuffle partitions.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the generated events.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the generated events.")] = None,
     staleness: Annotated[bool | None, typer.Option(help="Include the staleness experiment (figure 9).")] = None,
-    out: Annotated[Path, typer.Option(help="For results. A sweep that was stopped goes on there.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for results. A stopped sweep continues there.")] = Path(
         "out/memory-pressure"
     ),
 ) -> None:
-    """Memory, speed and deaths under late events: the four workloads of the Aion paper, section 5, on Spark.
+    """Memory, speed and crashes under late events: the four workloads of the Aion paper, section 5, on Spark.
 
-    Each cell (workload, store, past windows) runs in processes of its own under a memory limit. Stop it at any time;
-    the same command goes on with the cells that are missing. Ends in OUT/report.html.
+    Each cell (workload, store, past windows) runs in processes of its own under a memory limit. You can stop the
+    command at any time; the same command continues with the missing cells. The result is OUT/report.html.
     """
     # Here, not above: `aion --help` imports this module and needs none of it.
     from experiments.ingest import wide_console
@@ -63,8 +65,8 @@ def memory_pressure(
     console = wide_console()
     console.print(words(settings), highlight=False)
     out.mkdir(parents=True, exist_ok=True)
-    with Teller(console) as tell:
-        results = sweep(settings, out, tell)
+    with ProgressDisplay(console) as show:
+        results = sweep(settings, out, show)
     record = report.record_of(settings, results, staleness_of(out) if settings.staleness else None)
     paths = report.write(out, settings, record)
     console.print(rich_table("cells, medians", report.cells_sheet(results)))
@@ -76,10 +78,10 @@ def memory_pressure(
 
 def compare(
     a: Annotated[Path, typer.Argument(help="The folder of a sweep, or its memory-pressure.json.", exists=True)],
-    b: Annotated[Path, typer.Argument(help="Another.", exists=True)],
-    out: Annotated[Path, typer.Option(help="For results.")] = Path("out/compare"),
+    b: Annotated[Path, typer.Argument(help="The same of another sweep.", exists=True)],
+    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("out/compare"),
 ) -> None:
-    """Two runs of memory-pressure side by side: what was set differently, and what came of it."""
+    """Compare two runs of memory-pressure: the settings that differ, and the results side by side."""
     from experiments.ingest import wide_console
     from experiments.memory_pressure import compare as comparing
     from experiments.memory_pressure.report import Sheet
@@ -87,7 +89,7 @@ def compare(
     console = wide_console()
     changed, cells, paths = comparing.write(out, (a, b))
     console.print(rich_table("what changed", Sheet(["setting", "A", "B"], changed, left=3)))
-    for start in range(3, len(cells.headings), 3):  # a table for each figure: all beside one another are too wide
+    for start in range(3, len(cells.headings), 3):  # a table for each figure, since a single one would be too wide
         chosen = [0, 1, 2, *range(start, start + 3)]
         part = Sheet(
             [cells.headings[i] for i in chosen], [[row[i] for i in chosen] for row in cells.rows], left=cells.left
@@ -97,7 +99,7 @@ def compare(
 
 
 def staleness_of(out: Path) -> dict[str, Any]:
-    """Figure 9 and its claims; kept in ``out``, since it is the same every time."""
+    """Figure 9 and its claims. They are the same every time, so they are kept in ``out``."""
     import json
     from dataclasses import asdict
 
@@ -128,8 +130,8 @@ def rich_table(title: str, sheet: Sheet) -> Any:
     return made
 
 
-class Teller:
-    """Shows where a sweep is and how long it will take: a bar in a terminal, a line now and then in a log."""
+class ProgressDisplay:
+    """Shows the progress of a sweep and the time left: a bar in a terminal, a line now and then in a log."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -137,7 +139,7 @@ class Teller:
         self._last = ""
         self._bar: Any = None
 
-    def __enter__(self) -> Teller:
+    def __enter__(self) -> ProgressDisplay:
         if self._console.is_terminal:
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as Bar
@@ -152,7 +154,7 @@ class Teller:
             self._bar.stop()
 
     def __call__(self, text: str, progress: Progress) -> None:
-        line = told(text, progress)
+        line = progress_line(text, progress)
         if self._bar is not None:
             share = progress.batches / progress.batches_of_cell if progress.batches_of_cell else 0.0
             done = (progress.done + min(1.0, share)) / max(1, progress.total)
@@ -164,11 +166,11 @@ class Teller:
             self._console.print(line, highlight=False)
 
 
-def told(text: str, progress: Progress) -> str:
+def progress_line(text: str, progress: Progress) -> str:
     """``cell 3 of 24, average-tiered-04: batch 12 of 20; about 14 min left``."""
     left = progress.left_s
     at = f"cell {min(progress.done + 1, progress.total)} of {progress.total}, " if progress.total else ""
-    batches = min(progress.batches, progress.batches_of_cell)  # the last ones have no events, and do not count
+    batches = min(progress.batches, progress.batches_of_cell)  # the last ones have no events and do not count
     batch = f": batch {batches} of {progress.batches_of_cell}" if batches else ""
     words = "" if left is None else f"; about {left / 60:.0f} min left" if left >= 90 else f"; about {left:.0f} s left"
     return f"{at}{text}{batch}{words}"

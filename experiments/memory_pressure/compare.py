@@ -1,4 +1,4 @@
-"""Two sweeps side by side: what was set differently, and what came of it."""
+"""Compares two sweeps: the settings that differ, and the results side by side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SERIES = {
 
 
 def load_record(place: Path) -> dict[str, Any]:
-    """Of a sweep's folder, or of its JSON. Raises ConfigError."""
+    """The record in a sweep's folder, or in its JSON file. Raises ConfigError."""
     path = place / RECORD if place.is_dir() else place
     try:
         record: dict[str, Any] = json.loads(path.read_text())
@@ -45,11 +45,11 @@ def flat(values: Any, path: str = "") -> dict[str, Any]:
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(what, in A, in B) of all settings, policies, versions and machines that are not the same."""
-    # Of the same cell, if there is one: how long windows are kept hangs on workload and past windows.
+    """(name, value in A, value in B) for each setting, policy key, version and machine property that differs."""
+    # Compare the policies of the same cell, if there is one: the bound depends on workload and past windows.
     both = next((pair[1:] for pair in pairs(a, b) if all(map(_policy_of, pair[1:]))), None)
     policies = [_policy_of(result) for result in both] if both else [_first_policy(record) for record in (a, b)]
-    sides = [_told(record, policy) for record, policy in zip((a, b), policies, strict=True)]
+    sides = [_settings_of(record, policy) for record, policy in zip((a, b), policies, strict=True)]
     keys = dict.fromkeys([*sides[0], *sides[1]])
     return [
         (key, _text(sides[0], key), _text(sides[1], key))
@@ -58,8 +58,8 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, s
     ]
 
 
-def _told(record: Mapping[str, Any], policy: Mapping[str, Any]) -> dict[str, Any]:
-    # The policy as it was used: two names of one policy are no difference, and one name may stand for two policies.
+def _settings_of(record: Mapping[str, Any], policy: Mapping[str, Any]) -> dict[str, Any]:
+    # Compare policies by content, not by name: two names may mean the same policy, and one name two policies.
     settings = {key: value for key, value in record["settings"].items() if key != "policy"}
     machine = {key: value for key, value in record["machine"].items() if key != "load_average"}
     return flat({**settings, "policy": policy, "versions": record["versions"], "machine": machine})
@@ -79,7 +79,7 @@ def _text(side: Mapping[str, Any], key: str) -> str:
 
 
 def pairs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], Any, Any]]:
-    """Cells with the same workload, store, variant and past windows; None where one sweep does not have it."""
+    """Cells with the same workload, store, variant and past windows in A and B. None if a sweep does not have it."""
     sides = [
         {(r["workload"], r["backend"], r["part"], r["past_windows"]): r for r in record["results"]} for record in (a, b)
     ]
@@ -106,7 +106,7 @@ def sheet(a: Mapping[str, Any], b: Mapping[str, Any]) -> Sheet:
 
 
 def draw(path: Path, a: Mapping[str, Any], b: Mapping[str, Any], names: Sequence[str]) -> bool:
-    """B over A, a bar for each cell and series; nothing if they have no cell in common."""
+    """Draws B over A, a bar for each cell and series. Returns False if they have no finished cell in common."""
     from matplotlib.figure import Figure
 
     both = [
@@ -130,7 +130,7 @@ def draw(path: Path, a: Mapping[str, Any], b: Mapping[str, Any], names: Sequence
 
 
 def write(out: Path, places: Sequence[Path]) -> tuple[list[tuple[str, str, str]], Sheet, list[Path]]:
-    """``compare.html``, ``compare.json`` and a PNG in ``out``."""
+    """Writes ``compare.html``, ``compare.json`` and a PNG to ``out``."""
     a, b = (load_record(place) for place in places)
     changed, cells = differences(a, b), sheet(a, b)
     paths = [out / "compare.html", out / "compare.json"]
@@ -138,8 +138,8 @@ def write(out: Path, places: Sequence[Path]) -> tuple[list[tuple[str, str, str]]
     sides = {name: str(place) for name, place in zip("AB", places, strict=True)}
     bench.write_json(paths[1], {"compared": sides, "changed": changed, "cells": rows})
     body = [heading("Two runs", 1), *(paragraph(f"{name}: {place}") for name, place in sides.items())]
-    told = table(Sheet(["setting", "A", "B"], changed, left=3)) if changed else paragraph("Nothing.")
-    body += [heading("What changed"), told]
+    settings = table(Sheet(["setting", "A", "B"], changed, left=3)) if changed else paragraph("Nothing.")
+    body += [heading("What changed"), settings]
     if draw(out / "compare.png", a, b, ("A", "B")):
         paths.append(out / "compare.png")
         body += [heading("B over A"), image(paths[-1], "B over A")]

@@ -1,4 +1,4 @@
-"""Figures 2 to 8 of the paper again, as PNG files."""
+"""Figures 2 to 8 of the paper, drawn from the results of a sweep, as PNG files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLOURS = {
     "spark-list": "#D55E00",
     "spark-window": "#7F7F7F",
 }
-"""Okabe and Ito's: distinct for every kind of colour vision."""
+"""The palette of Okabe and Ito: distinct for every kind of colour vision."""
 MORE_COLOURS = (
     "#0072B2",
     "#D55E00",
@@ -53,7 +53,7 @@ LOGARITHMIC = ("5", "7")
 
 
 def draw_all(results: Sequence[Result], folder: Path, limit_mib: float) -> dict[str, Path]:
-    """The figures of which there is something to see, by number."""
+    """Draws the figures that have data. Returns their paths by number."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -73,7 +73,7 @@ def draw_all(results: Sequence[Result], folder: Path, limit_mib: float) -> dict[
 
 
 def draw_boxes(results: Sequence[Result], number: str, path: Path, limit_mib: float) -> bool:
-    """A panel for each workload: by past windows and backend, median, quartiles, and smallest and largest."""
+    """A panel for each workload, with a box for each past window and backend: median, quartiles, minimum, maximum."""
     (outer, inner), unit = SERIES[number]
 
     def panel(axes: Any, workload: str) -> bool:
@@ -105,7 +105,7 @@ def draw_boxes(results: Sequence[Result], number: str, path: Path, limit_mib: fl
 
 
 def draw_garbage(results: Sequence[Result], path: Path) -> bool:
-    """Bars of the share of the time: young generation below, old one above."""
+    """Bars with the share of time in garbage collection: the young generation below, the old one above."""
 
     def panel(axes: Any, workload: str) -> bool:
         names = backends(results, workload)
@@ -166,7 +166,7 @@ def draw_parts(results: Sequence[Result], path: Path) -> bool:
 
 
 def backends(results: Sequence[Result], workload: str) -> list[str]:
-    """Those that ran as a whole, in the order of the colours."""
+    """The backends that ran with the full policy, in the order of the colours."""
     there = {result["backend"] for result in results if result["workload"] == workload and result["part"] == FULL}
     return [name for name in COLOURS if name in there]
 

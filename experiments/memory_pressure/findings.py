@@ -1,7 +1,7 @@
-"""What the paper says in section 5, figure by figure, and whether the results of a sweep say so too.
+"""The paper's claims in section 5, figure by figure, and whether the results of a sweep confirm them.
 
-Functions of results alone. A ratio is one of medians. Where the paper compares with "the baseline", which is its engine
-with all state in memory, that is Aion's ``memory`` store if the sweep has it, else stock Spark's lists.
+Pure functions of results. Ratios are of medians. The paper's "baseline" is its engine with all state in memory. Here
+that is Aion's ``memory`` store if the sweep has it, and stock Spark's lists.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from experiments.memory_pressure.settings import FULL
 PAPER_CRASHES = {"average": 7, "bigrams": 9, "stock": 5, "linear-road": 8}
 OURS, LISTS, ALL_IN_MEMORY = "tiered", "spark-list", "memory"
 FLAT = 0.15
-"""Ours: medians within so much of the one with the fewest past windows are flat."""
+"""Our definition of flat: medians differ by at most this share from the one with the fewest past windows."""
 GROWS, FALLS = 1.1, 0.9
-"""Ours: by so much at least, or else it is no trend but noise."""
+"""Our definition of a trend: a smaller change than this counts as noise."""
 
 DISTURBED, LOADED = 2.0, 4.0
-"""By such a factor cells' load averages differ, and the larger is such a multiple of the cores: others were at work."""
+"""Cells were disturbed by other processes if their load averages differ by more than the first factor, and the largest
+one is more than the second factor times the cores."""
 
 Result = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A claim of the paper's, what was measured, and the verdict on it."""
+    """A claim of the paper, the measurement, and the verdict."""
 
     figure: str
     paper: str
@@ -37,7 +38,10 @@ class Finding:
 
 
 def verdict(holds: bool | None, *, scaled: bool) -> str:
-    """None: too little was measured. A small experiment can refute a claim; it confirms one at its own scale only."""
+    """The verdict in words. ``holds`` is None if too little was measured.
+
+    A scaled experiment can refute a claim, but confirms it only at its own scale.
+    """
     if holds is None:
         return "not measured"
     if not holds:
@@ -55,7 +59,7 @@ def by_past(results: Iterable[Result], workload: str, backend: str, part: str = 
 
 
 def medians(of: Mapping[int, Result], *path: str) -> dict[int, float]:
-    """The median of a series of each cell that was done, by number of past windows; without series that are empty."""
+    """The median of a series for each finished cell, by number of past windows. Leaves out empty series."""
     found = {}
     for past, result in of.items():
         if result["status"] != "done":
@@ -69,7 +73,7 @@ def medians(of: Mapping[int, Result], *path: str) -> dict[int, float]:
 
 
 def death(of: Mapping[int, Result]) -> int | None:
-    """The fewest past windows with which it died of memory."""
+    """The smallest number of past windows with which it died of memory; None if it did not."""
     return min((past for past, result in of.items() if result["status"] == "died"), default=None)
 
 
@@ -78,7 +82,7 @@ def ratios(over: Mapping[int, float], under: Mapping[int, float]) -> dict[int, f
 
 
 def disturbed(of: Iterable[Mapping[int, Result]]) -> str | None:
-    """Why the rates of these cells cannot be compared; None: they can. Rates hang on what else a machine does."""
+    """Why the rates of these cells cannot be compared; None if they can. Rates depend on other load on the machine."""
     loads, cores = [], 1
     for results in of:
         for result in results.values():
@@ -88,11 +92,11 @@ def disturbed(of: Iterable[Mapping[int, Result]]) -> str | None:
                 cores = max(cores, result["spec"]["cores"])
     if not loads or max(loads) <= LOADED * cores or max(loads) <= DISTURBED * min(loads):
         return None
-    return f"load averages {min(loads):.0f} to {max(loads):.0f} on {cores} cores: others were at work"
+    return f"load averages {min(loads):.0f} to {max(loads):.0f} on {cores} cores: the machine had other load"
 
 
 def rated(figure: str, paper: str, measured: str, holds: bool, scaled: bool, *of: Mapping[int, Result]) -> Finding:
-    """A finding on rates, of which nothing is said if these cells were disturbed differently."""
+    """A finding on rates. There is no verdict if the cells were disturbed by other load."""
     why = disturbed(of)
     return Finding(
         figure, paper, f"{measured}; {why}" if why else measured, verdict(None if why else holds, scaled=scaled)
@@ -100,7 +104,7 @@ def rated(figure: str, paper: str, measured: str, holds: bool, scaled: bool, *of
 
 
 def findings(results: Sequence[Result], *, scaled: bool) -> list[Finding]:
-    """All that can be said of figures 2 to 8, workload by workload."""
+    """The findings for figures 2 to 8, workload by workload."""
     found: list[Finding] = []
     for workload in dict.fromkeys(result["workload"] for result in results):
         for of_figure in (memory, ingestion, late_ingestion, processing, collection):
@@ -122,7 +126,7 @@ def memory(results: Sequence[Result], workload: str, scaled: bool) -> list[Findi
         words = f"died with {died}" if died else f"did not die with up to {max(of)}"
         if len(totals) > 1:
             words += f"; memory grew {grown:.2f} times from {min(totals)} to {max(totals)}"
-        # Too few past windows to see it crash, if it had not until then.
+        # Without a crash there is a verdict only if it ran with as many past windows as the paper needed.
         asked = any(past >= PAPER_CRASHES[workload] and result["status"] == "done" for past, result in of.items())
         found.append(
             Finding(
@@ -138,13 +142,13 @@ def memory(results: Sequence[Result], workload: str, scaled: bool) -> list[Findi
     if ours:
         low, high = _spread(totals)
         died = death(ours)
-        said = f"medians {low:.0%} to {high:.0%} of that with {min(totals)}" if totals else "no cell was done"
+        words = f"medians {low:.0%} to {high:.0%} of that with {min(totals)}" if totals else "no cell finished"
         judged = died is None and low >= 1 - FLAT and high <= 1 + FLAT if len(totals) > 1 or died else None
         found.append(
             Finding(
                 "2",
                 f"{workload}: Aion's memory is the same for any number of past windows",
-                said + (f"; died with {died}" if died else ""),
+                words + (f"; died with {died}" if died else ""),
                 verdict(judged, scaled=scaled),
             )
         )
@@ -156,7 +160,7 @@ def memory(results: Sequence[Result], workload: str, scaled: bool) -> list[Findi
             Finding(
                 "2",
                 f"{workload}: Aion takes 24 % to 50 % less memory than the baseline",
-                f"with {most}: {abs(share):.0%} {'less' if share >= 0 else 'more'}, of the whole process tree",
+                f"with {most}: {abs(share):.0%} {'less' if share >= 0 else 'more'}, for the whole process tree",
                 verdict(share >= 0.24, scaled=scaled),
             )
         )
@@ -172,7 +176,7 @@ def _compared(
     claim: str,
     scaled: bool,
 ) -> list[Finding]:
-    """Ours over each baseline, at its worst number of past windows."""
+    """The ratio of ours to each baseline. The verdict is on the worst number of past windows."""
     found = []
     ours = by_past(results, workload, OURS)
     for baseline in (ALL_IN_MEMORY, LISTS):
@@ -188,19 +192,19 @@ def _compared(
 
 def ingestion(results: Sequence[Result], workload: str, scaled: bool) -> list[Finding]:
     """Figure 3."""
-    claim = "normal events come in at 18 % less than the baseline's rate at worst"
+    claim = "normal events are ingested at 18 % less than the baseline's rate at worst"
     return _compared(results, workload, ("ingestion", "normal"), 0.82, "3", claim, scaled)
 
 
 def late_ingestion(results: Sequence[Result], workload: str, scaled: bool) -> list[Finding]:
     """Figure 4."""
-    claim = "with late events, 16 % less than the baseline's rate at worst"
+    claim = "with late events, ingestion is 16 % less than the baseline's rate at worst"
     found = _compared(results, workload, ("ingestion", "windows"), 0.84, "4", claim, scaled)
     ours = by_past(results, workload, OURS)
     rates = medians(ours, "ingestion", "windows")
     if len(rates) > 1:
         share = _growth(rates)
-        claim = f"{workload}: the mean rate of a window, late ones among them, falls with more past windows"
+        claim = f"{workload}: the mean rate per window, past windows included, falls with more past windows"
         words = f"with {max(rates)} it is {share:.2f} times that with {min(rates)}"
         found.append(rated("4", claim, words, share < FALLS, scaled, ours))
     return found
@@ -227,8 +231,8 @@ def collection(results: Sequence[Result], workload: str, scaled: bool) -> list[F
     found = [
         Finding(
             "6",
-            f"{workload}: the baseline collects garbage for longer, the more past windows ({LISTS})",
-            f"{words}; of the old generation {first['old_share']:.1%} and {last['old_share']:.1%}",
+            f"{workload}: with more past windows the baseline spends more time on garbage collection ({LISTS})",
+            f"{words}; old generation {first['old_share']:.1%} and {last['old_share']:.1%}",
             verdict(total[1] > total[0] * GROWS, scaled=scaled),
         )
     ]
@@ -249,7 +253,7 @@ def collection(results: Sequence[Result], workload: str, scaled: bool) -> list[F
 
 
 def parts(results: Sequence[Result], workload: str, scaled: bool) -> list[Finding]:
-    """Figure 8, and what the paper does not have: each other part of the policy against the whole, without verdict."""
+    """Figure 8: the paper's three variants of the policy, compared with the full policy."""
     full, found = by_past(results, workload, OURS), []
 
     def compared(part: str, *path: str) -> dict[int, float]:
@@ -265,7 +269,8 @@ def parts(results: Sequence[Result], workload: str, scaled: bool) -> list[Findin
     slower = compared("no-prestaging", "ingestion", "all")
     if slower:
         share = min(slower.values())
-        claim, words = f"{workload}: without prestaging, about 20 % fewer events come in", f"{share:.2f} times at worst"
+        claim = f"{workload}: without prestaging, about 20 % fewer events are ingested"
+        words = f"{share:.2f} times at worst"
         found.append(rated("8", claim, words, 0.7 <= share <= 0.9, scaled, alone, full))
     codec = by_past(results, workload, OURS, "no-codec-threads")
     if codec:
@@ -289,7 +294,7 @@ def parts(results: Sequence[Result], workload: str, scaled: bool) -> list[Findin
 
 
 def _growth(medians: Mapping[int, float]) -> float:
-    """The value with most past windows over that with fewest; 1 if there are none."""
+    """The value with the most past windows divided by that with the fewest; 1 if there are none."""
     return medians[max(medians)] / medians[min(medians)] if medians and medians[min(medians)] else 1.0
 
 

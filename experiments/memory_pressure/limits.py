@@ -1,10 +1,10 @@
-"""A real limit on the memory of a process tree, by whatever this machine allows. Effect: processes, control groups.
+"""A real limit on the memory of a process tree, by the best means on this machine. Effect: processes, control groups.
 
-Control groups have one manager, and what others put into them gets in its way. So one is only used where it is given:
-by systemd, which is asked for a scope, or by the user, as ``cgroup:PATH`` (version 1 or 2, writable). Otherwise the
-tree is watched, four times a second, and killed as a whole when two looks in a row are above its limit. In every case
-the JVM has a heap limit of its own. RLIMIT_AS is not used: it limits each process and not their sum, and address space,
-of which JVM and Arrow reserve many times what they use.
+Control groups have a single manager, which others must not interfere with. So a control group is used only if systemd
+provides it (as a scope), or the user (as ``cgroup:PATH``, version 1 or 2, writable). Otherwise the tree's memory is
+sampled four times a second, and the whole tree is killed when two samples in a row are above the limit. In all cases
+the JVM also has a heap limit. RLIMIT_AS is not used: it limits each process, not their sum, and it limits address
+space, of which the JVM and Arrow reserve many times what they use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROBE_S = 10.0
 
 @dataclass(frozen=True)
 class Limit:
-    """``prefix``: what starts the tree inside the limit. ``watched``: whether whoever watches has to enforce it."""
+    """``prefix``: the command that starts the tree inside the limit. ``watched``: the sweep itself enforces it."""
 
     kind: str
     limit_bytes: int
@@ -36,13 +36,13 @@ class Limit:
     @property
     def words(self) -> str:
         return {
-            "watched": "the tree's memory is watched, and the whole tree killed above the limit",
-            "systemd": "a scope of systemd's (control group)",
+            "watched": "sampling the tree's memory, and killing the whole tree above the limit",
+            "systemd": "a systemd scope (control group)",
             "cgroup": "a control group",
-        }[self.kind] + "; the JVM has a heap limit besides"
+        }[self.kind] + "; the JVM also has a heap limit"
 
     def kills(self) -> int:
-        """How many processes the kernel killed for it."""
+        """How many processes the kernel has killed because of the limit."""
         if self.group is None:
             return 0
         for name in ("memory.events", "memory.oom_control"):
@@ -54,7 +54,7 @@ class Limit:
 
 @contextmanager
 def limited(how: str, limit_bytes: int, name: str) -> Iterator[Limit]:
-    """The limit for one tree; a control group made for it is gone afterwards. Raises ConfigError."""
+    """The limit for one tree. Removes its control group afterwards, if it made one. Raises ConfigError."""
     if how.startswith("cgroup:"):
         group = Path(how.removeprefix("cgroup:")) / f"aion-{os.getpid()}-{name}"
         make_group(group, limit_bytes)
@@ -72,7 +72,7 @@ def limited(how: str, limit_bytes: int, name: str) -> Iterator[Limit]:
 
 
 def make_group(group: Path, limit_bytes: int) -> None:
-    """A control group below one that is the user's, with a limit and no swap beyond it. Raises ConfigError."""
+    """Makes a control group below the user's, with a memory limit and no swap. Raises ConfigError."""
     try:
         group.mkdir()
         if (group / "memory.max").exists() or not (group / "memory.limit_in_bytes").exists():
@@ -86,16 +86,16 @@ def make_group(group: Path, limit_bytes: int) -> None:
             with contextlib.suppress(OSError):
                 (group / "memory.memsw.limit_in_bytes").write_text(str(limit_bytes))
     except OSError as error:
-        raise ConfigError(f"limit: {group.parent} is no control group for memory that can be used: {error}") from None
+        raise ConfigError(f"limit: cannot use {group.parent} as a control group for memory: {error}") from None
 
 
 def enter(group: Path) -> tuple[str, ...]:
-    """The shell moves itself into the group, and then becomes the command."""
+    """A command prefix: a shell that moves itself into the group, then becomes the command."""
     return ("/bin/sh", "-c", 'echo $$ > "$0"/cgroup.procs && exec "$@"', str(group))
 
 
 def systemd_scope(limit_bytes: int) -> tuple[str, ...]:
-    """How to start something in a scope of its own; empty where there is no systemd that would."""
+    """A command prefix that starts something in a systemd scope; empty if that does not work here."""
     if shutil.which("systemd-run") is None:
         return ()
     user = () if os.geteuid() == 0 else ("--user",)

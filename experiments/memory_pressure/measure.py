@@ -1,4 +1,4 @@
-"""What a cell's own lines say: rates, memory, garbage collection, of the batches after the warm-up."""
+"""Evaluates the log files of a cell: rates, memory and garbage collection of the batches after the warm-up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ YOUNG = ("PS Scavenge", "G1 Young Generation", "Copy")
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file of JSON; a last one that was cut off is left out."""
+    """The lines of a JSON-lines file. Ignores a truncated last line."""
     if not path.exists():
         return []
     found = []
@@ -29,7 +29,10 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 def measured(
     folder: Path, spec: Mapping[str, Any], counts: Sequence[Sequence[int]], window_s: float = 0.0
 ) -> dict[str, Any]:
-    """Of the measured batches; of those there are, if it ended before. ``counts``: see ``sources.write_files``."""
+    """The figures of the measured batches, or of those there are, if the cell ended early.
+
+    ``counts``: see ``sources.write_files``.
+    """
     batches = {line["batch"]: line for line in lines_of(folder / "batches.jsonl")}
     warm_up = spec["warm_up"]
     chosen = [batch for batch in sorted(batches) if warm_up <= batch < warm_up + spec["measured"]]
@@ -38,7 +41,7 @@ def measured(
     samples = lines_of(folder / "samples.jsonl")
     progress = {line["batch"]: line for line in lines_of(folder / "progress.jsonl")}
     if begin is None and batches:
-        begin = batches[min(batches)]["t"]  # it ended while it warmed up: what there is of it
+        begin = batches[min(batches)]["t"]  # it ended during the warm-up: use what there is
 
     def within(line: Mapping[str, Any]) -> bool:
         return (begin is None or line["t"] >= begin) and (end is None or line["t"] <= end)
@@ -60,7 +63,7 @@ def measured(
 
 
 def memory_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """MiB at each sample, by kind of process and in ``total``."""
+    """MiB at each sample, by kind of process, and the ``total``."""
     found = {kind: [line[kind] / MIB for line in lines] for kind in KINDS}
     return {**found, "total": [sum(line[kind] for kind in KINDS) / MIB for line in lines]}
 
@@ -71,11 +74,11 @@ def ingestion(
     counts: Sequence[Sequence[int]],
     least_s: float = 0.0,
 ) -> dict[str, list[float]]:
-    """Events/s of each batch: ``normal`` in the newest window; ``windows`` the mean of it and the N before it; ``all``.
+    """Events/s of each batch: ``normal`` of the newest window; ``windows``: the mean over it and N past ones; ``all``.
 
-    A batch brings what a window's time brings. It takes from its begin to that of the next one, so that a source that
-    waits its time is waited for, and one that has to wait for the batch before is seen to. ``least_s``: the time of a
-    window where no source brings its events in less; after a batch that took too long Spark begins the next one but one
+    A batch brings the events of one window's time. Its time is from its start to the start of the next batch. So the
+    rate includes the time that a source waits, and shows when a batch delays the next one. ``least_s``: the length of a
+    window, if sources deliver in real time. It is a lower limit, since after a slow batch Spark starts a later one
     early.
     """
     found: dict[str, list[float]] = {"normal": [], "windows": [], "all": []}
@@ -94,7 +97,7 @@ def ingestion(
 
 
 def processing(batches: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Events/s of each execution: ``normal`` those at a window's end, ``all`` the late and the final ones as well."""
+    """Events/s of each execution: ``normal`` at a window's end; ``all`` includes late and final ones."""
     found: dict[str, list[float]] = {"normal": [], "all": []}
     for batch in batches:
         for execution in batch["executions"]:
@@ -106,9 +109,9 @@ def processing(batches: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 
 def garbage(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Shares of the time between first and last sample that the collector of the young and of the old generation took.
+    """The shares of the time, from first to last sample, spent on collecting the young and the old generation.
 
-    What G1 does beside the program counts as old.
+    G1's concurrent work counts as old.
     """
     if len(samples) < 2:
         return None

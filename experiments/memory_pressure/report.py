@@ -1,4 +1,4 @@
-"""One HTML file that needs nothing else: figures inside, tables, settings, versions, machine; and the same as JSON."""
+"""A self-contained HTML report with figures, tables, settings, versions and machine; and the same as JSON."""
 
 from __future__ import annotations
 
@@ -31,23 +31,24 @@ img { max-width: 100%; } pre { background: #f5f5f5; padding: .8rem; overflow-x: 
 """
 VERDICT_CLASSES = {"holds": "holds", "holds at this scale": "holds", "does not hold": "fails", "not measured": "open"}
 EXPLAINED = {
-    "2": "Resident memory of JVM, Python workers, state server and driver, once a second after the warm-up; pages that "
-    "processes share are divided among them. Boxes: quartiles and median; whiskers: smallest and largest. A cross: it "
-    "died there, and was not asked for more past windows.",
-    "3": "Events of the newest window, over the time from the begin of its batch to that of the next one.",
-    "4": "As figure 3, of late events too: mean over the newest window and the N past ones, each of which gets fewer.",
-    "5": "Events of an execution over the time from the call of the window's function to its end, reading included; "
-    "for keys, from the first call to the last. Stock Spark has none: it has copied a list before it calls a function.",
-    "6": "Share of the time that the JVM's collectors took, pauses and concurrent work.",
+    "2": "Resident memory of JVM, Python workers, state server and driver, sampled once a second after the warm-up. "
+    "Pages that processes share are divided among them. Boxes: quartiles and median; whiskers: minimum and maximum. "
+    "Cross: it died there, and did not run with more past windows.",
+    "3": "Events of the newest window per second, from the start of its batch to the start of the next one.",
+    "4": "As figure 3, with late events: the mean over the newest window and the N past ones, which get fewer events.",
+    "5": "Events of an execution per second, from the call of the window's function to its end, including reading; "
+    "with keys, from the first call to the end of the last. Stock Spark has no figure, since it copies a list before "
+    "it calls the function.",
+    "6": "Share of the time spent by the JVM's garbage collectors, pauses and concurrent work.",
     "7": "As figure 5, with late and final executions. Stock Spark executes a window whenever a batch changes it.",
-    "8": "One part of the policy changed at a time.",
+    "8": "One part of the policy is changed at a time.",
     "9": "The staleness experiment, planned on distributions, without Spark.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """A table: headings, rows of text, and how many columns from the left are words."""
+    """A table: headings, rows of text, and how many columns from the left are aligned left."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -55,7 +56,7 @@ class Sheet:
 
 
 def record_of(settings: Settings, results: Sequence[Result], staleness: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What goes into the JSON, and all that the report is made of."""
+    """The content of the JSON file, from which the report is made."""
     found = findings(results, scaled=settings.is_scaled)
     return {
         "experiment": "memory-pressure",
@@ -72,13 +73,13 @@ def record_of(settings: Settings, results: Sequence[Result], staleness: Mapping[
 
 
 def staleness_findings(staleness: Mapping[str, Any] | None) -> list[Finding]:
-    """Q4: the claims that the staleness experiment judges itself; nothing of it depends on a scale."""
+    """Q4: the claims with the verdicts of the staleness experiment. They do not depend on the scale."""
     claims = staleness["claims"] if staleness else []
     return [Finding("9", c["paper"], c["found"], verdict(c["holds"], scaled=False)) for c in claims]
 
 
 def write(out: Path, settings: Settings, record: Mapping[str, Any]) -> list[Path]:
-    """``report.html``, ``memory-pressure.json`` and a PNG for each figure."""
+    """Writes ``report.html``, ``memory-pressure.json`` and a PNG for each figure."""
     drawn = figures.draw_all(record["results"], out, settings.memory_bytes / (1 << 20))
     if (picture := out / "figure-9.png").exists() and record["staleness"]:
         drawn["9"] = picture
@@ -94,8 +95,8 @@ def html_of(record: Mapping[str, Any], drawn: Mapping[str, Path]) -> str:
     body = [heading("Memory pressure", 1), paragraph(record["summary"])]
     if record["scaled"]:
         body.append(
-            '<p class="note">Scaled: smaller than the paper\'s setting. Where a claim is confirmed, it is so at this '
-            "scale only.</p>"
+            '<p class="note">Scaled: smaller than the paper\'s setting. A confirmed claim is confirmed at this scale '
+            "only.</p>"
         )
     body += [heading("The paper's claims"), findings_table(record["findings"])]
     for number, title in {**figures.TITLES, "9": "staleness"}.items():
@@ -105,14 +106,14 @@ def html_of(record: Mapping[str, Any], drawn: Mapping[str, Path]) -> str:
         body.append(findings_table([f for f in record["findings"] if f["figure"] == number]))
         if number == "8":
             body.append(table(parts_sheet(record["results"])))
-    body += [heading("When memory ends"), table(deaths_sheet(record["results"]))]
+    body += [heading("Deaths"), table(deaths_sheet(record["results"]))]
     body += [heading("All cells"), table(cells_sheet(record["results"]))]
     kinds = {result["limit"] for result in record["results"] if "limit" in result}
     body += [heading("Limit"), *(paragraph(f"Enforced by: {kind}.") for kind in sorted(kinds))]
     body += [heading("Settings"), preformatted(yaml.safe_dump(record["settings"], sort_keys=False))]
     policy = next((r["spec"]["policy"] for r in record["results"] if r.get("spec", {}).get("policy")), None)
     if policy:
-        body += [paragraph("Aion's policy in the first of its cells:"), preformatted(yaml.safe_dump(policy))]
+        body += [paragraph("Aion's policy in its first cell:"), preformatted(yaml.safe_dump(policy))]
     versions = json.loads(json.dumps({**record["versions"], "machine": record["machine"]}))
     body += [heading("Versions and machine"), preformatted(yaml.safe_dump(versions, sort_keys=False))]
     return page_of("Memory pressure", body)
@@ -127,7 +128,7 @@ def findings_sheet(found: Sequence[Mapping[str, Any]]) -> Sheet:
 
 
 def deaths_sheet(results: Sequence[Result]) -> Sheet:
-    """The number of past windows at which each died, and how."""
+    """The number of past windows with which each contender died, and how."""
     rows = []
     for workload, backend, part in dict.fromkeys((r["workload"], r["backend"], r["part"]) for r in results):
         of = by_past(results, workload, backend, part)
@@ -142,7 +143,7 @@ HEADINGS = ("MiB", "JVM", "workers", "server", "peak", "normal/s", "all/s", "exe
 
 
 def cells_sheet(results: Sequence[Result]) -> Sheet:
-    """A line for each cell: medians; the name ends in N, the rates are of events, ``exec/s`` those of executions."""
+    """A row of medians for each cell. Its name ends in N; rates are of events; ``exec/s``: in executions."""
     headings = ["cell", "status", *HEADINGS]
     rows = []
     for result in results:
@@ -153,7 +154,7 @@ def cells_sheet(results: Sequence[Result]) -> Sheet:
 
 
 def figures_of(result: Result) -> list[str]:
-    """The numbers of :data:`HEADINGS`."""
+    """The figures for :data:`HEADINGS`."""
     found = result.get("measured")
     if not found:
         return [""] * len(HEADINGS)
@@ -170,7 +171,7 @@ def figures_of(result: Result) -> list[str]:
 
 
 def parts_sheet(results: Sequence[Result]) -> Sheet:
-    """Each variant of the policy against the whole, by past windows; and what prestaging met."""
+    """Each variant of the policy and the full policy, by past windows, with the hits and misses of prestaging."""
     workload = next(result["workload"] for result in results if result["part"] != FULL)
     rows = []
     for result in results:

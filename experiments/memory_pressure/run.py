@@ -1,4 +1,4 @@
-"""Runs cells, each in a fresh process tree under its limit, and keeps what became of each as a file: stop, resume."""
+"""Runs cells, each in a fresh process tree under its limit. Keeps each result as a file, so that a sweep can resume."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ OUT_OF_MEMORY = (
 TAIL_CHARACTERS = 4_000
 FINISHED = ("done", "died")
 
-Tell = Callable[[str, "Progress"], None]
+Show = Callable[[str, "Progress"], None]
 
 
 @dataclass
 class Progress:
-    """Of a sweep: ``seconds`` a batch took, by who ran it, for the time that is left."""
+    """The progress of a sweep, from which the time left is estimated."""
 
     total: int
     done: int = 0
@@ -54,7 +54,7 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the end, by the cells so far; None as long as nothing is known."""
+        """Estimated seconds until the end, from the cells so far; None if there is no data yet."""
         now_s = time.monotonic() - self.cell_begun
         one_s = sum(self.cell_seconds) / len(self.cell_seconds) if self.cell_seconds else None
         if one_s is None:
@@ -64,15 +64,15 @@ class Progress:
         return max(0.0, one_s * (self.total - self.done) - min(now_s, one_s))
 
 
-def sweep(settings: Settings, out: Path, tell: Tell) -> list[dict[str, Any]]:
-    """Every cell's result; those that ``out`` has from before, with the same settings, are not run again."""
-    with _ending_in_order():
-        return _sweep(settings, out, tell)
+def sweep(settings: Settings, out: Path, show: Show) -> list[dict[str, Any]]:
+    """The results of all cells. Does not rerun cells whose result is in ``out`` already, with the same settings."""
+    with _sigterm_like_ctrl_c():
+        return _sweep(settings, out, show)
 
 
 @contextmanager
-def _ending_in_order() -> Iterator[None]:
-    """SIGTERM as well as Ctrl-C: what was started is ended first."""
+def _sigterm_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM raises SystemExit, so that started processes are ended first, as with Ctrl-C."""
 
     def stop(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)
@@ -85,34 +85,37 @@ def _ending_in_order() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _sweep(settings: Settings, out: Path, tell: Tell) -> list[dict[str, Any]]:
+def _sweep(settings: Settings, out: Path, show: Show) -> list[dict[str, Any]]:
     todo = list(dict.fromkeys(cells(settings)))
     found = {cell: kept(out, cell, cell_spec(settings, cell)) for cell in todo}
     missing = [cell for cell in todo if found[cell] is None]
     progress = Progress(len(missing), batches_of_cell=settings.batches)
     if len(missing) < len(todo):
-        tell(f"{len(todo) - len(missing)} of {len(todo)} cells are there from before", progress)
-    dead = {cell.who: cell.past_windows for cell in todo if (result := found[cell]) and result["status"] == "died"}
+        show(f"{len(todo) - len(missing)} of {len(todo)} cells are done already", progress)
+    dead = {
+        cell.contender: cell.past_windows for cell in todo if (result := found[cell]) and result["status"] == "died"
+    }
     for cell in missing:
-        if settings.after_death == "stop" and dead.get(cell.who, cell.past_windows) < cell.past_windows:
-            found[cell] = {"status": "not run", "why": f"died with {dead[cell.who]} past windows", **cell_key(cell)}
+        died_with = dead.get(cell.contender, cell.past_windows)
+        if settings.after_death == "stop" and died_with < cell.past_windows:
+            found[cell] = {"status": "not run", "why": f"died with {died_with} past windows", **cell_key(cell)}
             progress.total -= 1
             continue
         progress.batches, progress.cell_begun = 0, time.monotonic()
-        result = run_cell(settings, cell, out, tell, progress)
+        result = run_cell(settings, cell, out, show, progress)
         found[cell] = result
         progress.done += 1
         progress.cell_seconds.append(time.monotonic() - progress.cell_begun)
         if result["status"] == "died":
-            dead.setdefault(cell.who, cell.past_windows)
+            dead.setdefault(cell.contender, cell.past_windows)
         data = data_folder(settings, cell, out)
         rest = {data_folder(settings, other, out) for other in missing if found[other] is None}
         if not settings.keep_data and data not in rest:
             if settings.source == "kafka":
                 try:
                     _topics("drop", settings, cell, data)
-                except (ConfigError, RuntimeError) as error:  # results are worth more than what is left behind
-                    tell(f"{cell.name}: its topics stay: {error}", progress)
+                except (ConfigError, RuntimeError) as error:  # topics left behind are no reason to lose the results
+                    show(f"{cell.name}: could not delete its topics: {error}", progress)
             shutil.rmtree(data, ignore_errors=True)
     return [result for result in found.values() if result is not None]
 
@@ -127,7 +130,7 @@ def cell_key(cell: Cell) -> dict[str, Any]:
 
 
 def kept(out: Path, cell: Cell, spec: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A cell's result from before, if it was finished, and run with what it would be run with now."""
+    """The earlier result of a cell, if the cell finished and had the same specification."""
     try:
         result: dict[str, Any] = json.loads((out / "cells" / f"{cell.name}.json").read_text())
     except (OSError, ValueError):
@@ -146,24 +149,24 @@ def _topics(what: Literal["fill", "drop"], settings: Settings, cell: Cell, data:
     topics.apart(what, workload, shape, data, settings.kafka, settings.batches, my_environment())
 
 
-def run_cell(settings: Settings, cell: Cell, out: Path, tell: Tell, progress: Progress) -> dict[str, Any]:
-    """One cell, from its events to its result, which is kept in ``out``/cells."""
+def run_cell(settings: Settings, cell: Cell, out: Path, show: Show, progress: Progress) -> dict[str, Any]:
+    """Runs one cell, from generating its events to its result, which it writes to ``out``/cells."""
     spec = cell_spec(settings, cell)
     folder = (out / "cells" / cell.name).absolute()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     data = data_folder(settings, cell, out).absolute()
-    tell(f"{cell.name}: events", progress)
+    show(f"{cell.name}: events", progress)
     shape = settings.shape(cell.workload, cell.past_windows)
     counts = sources.write_files(load(cell.workload), shape, settings.batches, data)
     if settings.source == "kafka":
-        tell(f"{cell.name}: topics", progress)
+        show(f"{cell.name}: topics", progress)
         _topics("fill", settings, cell, data)
     bench.write_json(folder / "cell.json", {**spec, "data": str(data)})
     load_before = os.getloadavg()
     with limited(settings.limit, spec["limit_bytes"], cell.name) as limit:
         begun = time.time()
-        ending = run_tree(settings, spec, folder, limit, lambda: tell(cell.name, progress), progress)
+        ending = run_tree(settings, spec, folder, limit, lambda: show(cell.name, progress), progress)
         ending |= {"seconds": time.time() - begun, "limit": limit.words, "limit_kind": limit.kind}
     result = {
         **cell_key(cell),
@@ -182,10 +185,10 @@ def run_tree(
     spec: Mapping[str, Any],
     folder: Path,
     limit: Limit,
-    tell: Callable[[], None],
+    show: Callable[[], None],
     progress: Progress,
 ) -> dict[str, Any]:
-    """Starts the tree, samples its memory, and says how it ended; nothing of it is left afterwards."""
+    """Starts the tree, samples its memory, and returns how it ended. None of its processes is left afterwards."""
     command = [*limit.prefix, sys.executable, "-m", "experiments.memory_pressure.cell", str(folder)]
     with (folder / "log").open("wb") as log:
         child = subprocess.Popen(
@@ -194,10 +197,10 @@ def run_tree(
     tree = Tree(child.pid)
     killed: str | None = None
     try:
-        killed = _watch(settings, spec, folder, limit, tell, progress, child, tree)
+        killed = _watch(settings, spec, folder, limit, show, progress, child, tree)
     finally:
         tree.end()
-        if child.returncode is None:  # else its number may be another's by now
+        if child.returncode is None:  # otherwise its pid may belong to another process by now
             child.kill()
         child.wait()
     return ending(folder, killed, child.returncode, limit.kills())
@@ -208,12 +211,12 @@ def _watch(
     spec: Mapping[str, Any],
     folder: Path,
     limit: Limit,
-    tell: Callable[[], None],
+    show: Callable[[], None],
     progress: Progress,
     child: subprocess.Popen[bytes],
     tree: Tree,
 ) -> str | None:
-    """Until it ends; or says why it was ended."""
+    """Waits until the tree ends and returns None, or returns why it has to be killed."""
     window_s = settings.shape(spec["workload"], spec["past_windows"]).window_us / 1e6
     stall_s = max(settings.stall_s, 20 * window_s)
     moved_at, next_sample, peak, last = time.monotonic(), 0.0, 0, 0
@@ -222,7 +225,7 @@ def _watch(
             if tree.application is None and (started := folder / "started.json").exists():
                 tree.application = json.loads(started.read_text())["application"]
             used = tree.look()
-            # The smaller of two looks: a process that forks in the middle of one is counted twice.
+            # Use the smaller of two samples: a process that forks during a sample is counted twice.
             now_bytes = sum(used.values())
             total, last = min(now_bytes, last), now_bytes
             peak = max(peak, total)
@@ -235,7 +238,7 @@ def _watch(
                 batches = len(lines_of(folder / "batches.jsonl"))
                 if batches > progress.batches:
                     progress.batches, moved_at = batches, now
-                tell()
+                show()
             if limit.watched and total > limit.limit_bytes:
                 samples.write(json.dumps({"t": time.time(), **used, "peak": total}) + "\n")
                 return f"the tree took {total:,} bytes, above the limit"
@@ -248,7 +251,7 @@ def _watch(
 
 
 def ending(folder: Path, killed: str | None, code: int | None, kernel_kills: int) -> dict[str, Any]:
-    """``status``: done, died (of memory) or failed; and why."""
+    """The ``status`` of a cell (done, died of memory, or failed), and the reason."""
     if (folder / "done.json").exists() and killed is None:
         return {"status": "done"}
     error = folder / "error.txt"
@@ -266,16 +269,16 @@ def ending(folder: Path, killed: str | None, code: int | None, kernel_kills: int
 
 
 def heap_share(folder: Path) -> float:
-    """Of the JVM's heap, as far as it may grow, in the last samples; 0 if there are none."""
+    """The share of the JVM's maximum heap in use in the last samples; 0 if there are none."""
     samples = lines_of(folder / "samples.jsonl")[-10:]
     heap_bytes: int = json.loads((folder / "cell.json").read_text())["heap_bytes"]
     return max((float(sample["heap"]) for sample in samples), default=0.0) / heap_bytes
 
 
 def _tail(path: Path) -> str:
-    """All of a log that says something of memory, and its end."""
+    """The lines of a log that mention memory errors, and its last lines."""
     with contextlib.suppress(OSError):
         lines = path.read_text(errors="replace").splitlines()
-        telling: Iterator[str] = (line for line in lines if any(sign in line for sign in OUT_OF_MEMORY))
-        return "\n".join([*telling, "", *lines[-40:], ""])
+        memory_errors: Iterator[str] = (line for line in lines if any(sign in line for sign in OUT_OF_MEMORY))
+        return "\n".join([*memory_errors, "", *lines[-40:], ""])
     return ""

@@ -1,4 +1,4 @@
-"""What a sweep is: every setting, from a YAML file and the command line, and the cells that follow from them."""
+"""The settings of a sweep, from a YAML file and the command line, and the cells that follow from them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "compression-lz4": {"state": {"compression": "lz4"}},
     "compression-zstd": {"state": {"compression": "zstd"}},
 }
-"""Q3: one part of the policy at a time. The first three are the paper's (figure 8)."""
+"""Q3: variants of the policy, each with one part changed. The first three are the paper's (figure 8)."""
 
 
 class _Strict(BaseModel):
@@ -44,9 +44,9 @@ class _Strict(BaseModel):
 
 
 class Heap(_Strict):
-    """The JVM's heap: 512 MiB, about the least that Spark starts with, and a share of a cell's memory above ``base``.
+    """The JVM's heap: 512 MiB, about the least that Spark starts with, plus a share of a cell's memory above ``base``.
 
-    Where the JVM keeps the state, it gets nearly all of it.
+    With stock Spark the JVM holds the state, so it gets most of that memory.
     """
 
     aion: float = Field(default=0.25, ge=0, le=1)
@@ -54,38 +54,38 @@ class Heap(_Strict):
 
 
 class Settings(_Strict):
-    """One sweep. Sizes as in policies ("2GiB")."""
+    """The settings of one sweep. Sizes are written as in policies ("2GiB")."""
 
     workload: list[str] = ["average"]
     past_windows: list[int] = list(range(1, 11))
     backend: list[str] = ["tiered", "spark-list"]
     policy: str | dict[str, Any] = "standard"
     parts: dict[str, dict[str, Any]] = {}
-    """Variants of the policy, each run with the first of the workloads, with Aion's tiered store."""
+    """Variants of the policy. Each runs the first workload with Aion's tiered store."""
     scale: float = Field(default=1.0, gt=0, le=1)
     memory: str | None = None
-    """Of a cell's whole process tree; null: 8 GiB of state, scaled, and ``base`` for what runs it."""
+    """The limit of a cell's whole process tree. null: 8 GiB for state, scaled, plus ``base``."""
     base: str = "1792MiB"
-    """What an idle tree takes: JVM, driver, workers, server."""
+    """The memory of an idle tree: JVM, driver, workers, server."""
     heap: Heap = Heap()
     collector: Literal["parallel", "g1"] = "parallel"
-    """The JVM's garbage collector; parallel was Java's default in the paper's day."""
+    """The JVM's garbage collector. parallel was Java's default when the paper was written."""
     limit: str = "auto"
-    """auto: a systemd scope where there is one, else watched. watched. cgroup:PATH: a control group of yours."""
+    """auto: a systemd scope if possible, else watched. watched: sample, kill. cgroup:PATH: your own control group."""
     warm_up: int = Field(default=PAPER_WARM_UP, ge=1)
     measured: int = Field(default=PAPER_MEASURED, ge=1)
     pace: Literal["real", "max"] = "real"
-    """real: a window's events in a window's time, as in the paper. max: as fast as they are taken."""
+    """real: a window's events arrive in a window's time, as in the paper. max: as fast as Spark takes them."""
     executions: Literal["twice", "policy"] = "twice"
-    """twice: at a window's end and at its end plus the allowed lateness, as in the paper."""
+    """twice: at a window's end, and at its end plus the allowed lateness, as in the paper. policy: as it says."""
     source: Literal["files", "rate", "kafka"] = "files"
     kafka: str | None = None
     cores: int = Field(default=2, ge=1)
     seed: int = Field(default=1, ge=0)
     stall_s: float = Field(default=300.0, gt=0)
-    """A cell of which no batch ends for so long, and for 20 windows, is ended."""
+    """Kill a cell after this time without a finished batch, but at the earliest after the time of 20 windows."""
     after_death: Literal["stop", "go on"] = "stop"
-    """stop: who died of memory is not asked for more past windows."""
+    """stop: a contender that died of memory does not run with more past windows."""
     staleness: bool = True
     keep_data: bool = False
 
@@ -118,7 +118,7 @@ class Settings(_Strict):
 
     @property
     def is_scaled(self) -> bool:
-        """Whether anything is smaller than in the paper, so that a result holds at this scale only."""
+        """Whether anything is smaller than in the paper. Then a result holds only at this scale."""
         smaller = self.memory_bytes < PAPER_MEMORY_BYTES
         return self.scale < 1 or smaller or self.warm_up < PAPER_WARM_UP or self.measured < PAPER_MEASURED
 
@@ -133,7 +133,8 @@ class Settings(_Strict):
 def _known(values: list[str], known: tuple[str, ...]) -> list[str]:
     unknown = [value for value in values if value not in known]
     if unknown or not values:
-        raise ValueError(f"{', '.join(unknown) or 'nothing'}: there are {', '.join(known)}")
+        raise ValueError(f"unknown: {', '.join(unknown)}; use {', '.join(known)}" if unknown else
+                         f"empty; use some of {', '.join(known)}")  # fmt: skip
     return list(dict.fromkeys(values))
 
 
@@ -147,14 +148,14 @@ def numbers(text: str | int) -> list[int]:
         first, last = int(match[1]), int(match[2] or match[1])
         found += range(first, last + 1)
     if not found or min(found) < 1:
-        raise ValueError(f"{text!r}: at least one past window is needed")
+        raise ValueError(f"{text!r}: numbers of past windows start at 1")
     return sorted(set(found))
 
 
 def load_settings(file: Path | None, given: Mapping[str, Any]) -> Settings:
-    """The file's settings, with those given (and not None) in their place. Raises ConfigError.
+    """The settings of the file, overridden by those in ``given`` that are not None. Raises ConfigError.
 
-    A policy in the file that is a path counts from the file's folder.
+    A policy in the file that is a path is relative to the file's folder.
     """
     values: Any = {}
     if file is not None:
@@ -174,7 +175,7 @@ def load_settings(file: Path | None, given: Mapping[str, Any]) -> Settings:
         lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}" for e in error.errors()]
         raise ConfigError("; ".join(lines)) from None
     if settings.source == "kafka" and not settings.kafka:
-        raise ConfigError("kafka: the source is kafka; name its servers, e.g. kafka: 'localhost:9092'")
+        raise ConfigError("kafka: the source kafka needs its servers, e.g. kafka: 'localhost:9092'")
     for name in (FULL, *settings.parts):
         cell_policy(settings, "tiered", settings.parts.get(name, {}), settings.shape(settings.workload[0], 1))
     return settings
@@ -185,7 +186,7 @@ def load_settings(file: Path | None, given: Mapping[str, Any]) -> Settings:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run: a workload with a store for its state and so many past windows; ``part``: a variant of the policy."""
+    """One run: a workload, a store for its state, and a number of past windows. ``part``: a variant of the policy."""
 
     workload: str
     backend: str
@@ -198,13 +199,13 @@ class Cell:
         return f"{self.workload}-{self.backend}{part}-{self.past_windows:02d}"
 
     @property
-    def who(self) -> tuple[str, str, str]:
-        """What cells differ in that are run for several numbers of past windows."""
+    def contender(self) -> tuple[str, str, str]:
+        """Everything but the number of past windows."""
         return self.workload, self.backend, self.part
 
 
 def cells(settings: Settings) -> Iterator[Cell]:
-    """Backends next to each other in time, few past windows first; then the parts."""
+    """All cells in order: few past windows first, backends next to each other in time; then the parts."""
     for workload in settings.workload:
         for past in settings.past_windows:
             for backend in settings.backend:
@@ -217,7 +218,7 @@ def cells(settings: Settings) -> Iterator[Cell]:
 
 
 def cell_policy(settings: Settings, backend: str, part: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
-    """Aion's policy of a cell: the sweep's, with memory scaled as state is, and windows kept as long as events come."""
+    """Aion's policy for a cell: the sweep's, with memory scaled like the state, and a bound until which events come."""
     asked = load_policy(settings.policy) if isinstance(settings.policy, str) else _resolved(settings.policy)
     values = policy_to_json(asked)
     for key in SCALED_SIZES:
@@ -235,7 +236,7 @@ def cell_policy(settings: Settings, backend: str, part: Mapping[str, Any], shape
         values["trigger"] |= {"kind": "staleness", "executions": 1}
     for section, keys in part.items():
         if section not in values or not isinstance(keys, Mapping):
-            raise ConfigError(f"parts: {section!r} is no section of a policy")
+            raise ConfigError(f"parts: {section!r} is not a section of a policy")
         values[section] |= keys
     return policy_to_json(_resolved(values))
 
@@ -245,7 +246,7 @@ def _resolved(values: Mapping[str, Any]) -> Policy:
 
 
 def cell_spec(settings: Settings, cell: Cell) -> dict[str, Any]:
-    """Everything that a cell's result depends on, in plain values: what it is run with, and known again by."""
+    """Everything that a cell's result depends on, as plain values. It also identifies the result later."""
     shape = settings.shape(cell.workload, cell.past_windows)
     share = settings.heap.aion if is_aion(cell.backend) else settings.heap.spark
     state_bytes = max(0, settings.memory_bytes - size_bytes(settings.base))
@@ -272,7 +273,7 @@ def cell_spec(settings: Settings, cell: Cell) -> dict[str, Any]:
 
 
 def words(settings: Settings) -> str:
-    """The sweep in a line or two."""
+    """The settings in one line."""
     at = "" if settings.scale == 1 else f", scaled by {settings.scale:g} (rates, windows; memory by its square)"
     return (
         f"{', '.join(settings.workload)}; {', '.join(settings.backend)}; past windows "

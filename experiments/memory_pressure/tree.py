@@ -1,4 +1,4 @@
-"""The processes of one cell, and what memory they take. Effect: reads /proc, sends signals to what it started."""
+"""The processes of one cell, and their memory. Effect: reads /proc, sends signals to processes that it started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = ("jvm", "workers", "server", "driver")
 
 
 class Tree:
-    """A process, all that it started, and the state server of its Spark application, which outlives who started it."""
+    """A process, its descendants, and the state server of its Spark application, which may outlive its parent."""
 
     def __init__(self, pid: int) -> None:
         self.application: str | None = None
@@ -23,7 +23,7 @@ class Tree:
         self._known: dict[int, psutil.Process] = {}
 
     def look(self) -> dict[str, int]:
-        """Resident bytes by kind of process, pages that several share divided among them."""
+        """Resident bytes by kind of process. Pages shared by several processes are divided among them."""
         for process in self._found():
             self._known.setdefault(process.pid, process)
         used = dict.fromkeys(KINDS, 0)
@@ -31,7 +31,7 @@ class Tree:
             try:
                 if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
                     raise psutil.NoSuchProcess(pid)
-                # Asked every time: a launcher becomes the JVM.
+                # Determine the kind every time: a launcher becomes the JVM.
                 kind = kind_of(process.name(), process.cmdline(), is_root=pid == self._root.pid)
                 used[kind] += resident_bytes(process)
             except psutil.Error:
@@ -39,13 +39,13 @@ class Tree:
         return used
 
     def end(self) -> None:
-        """Kills whatever is left of it."""
+        """Kills all processes that are left."""
         with contextlib.suppress(psutil.Error):
             self.look()
         left = list(self._known.values())
         for process in left:
             with contextlib.suppress(psutil.Error):
-                process.kill()  # psutil looks whether the number still is that process's
+                process.kill()  # psutil checks that the pid still belongs to that process
         psutil.wait_procs(left, timeout=30)
 
     def _found(self) -> Iterable[psutil.Process]:
@@ -53,7 +53,7 @@ class Tree:
             yield self._root
             yield from self._root.children(recursive=True)
         if self.application is not None:
-            with contextlib.suppress(Exception):  # it starts, or ends, at this very moment
+            with contextlib.suppress(Exception):  # it may be just starting or ending
                 server = occupant(runtime_dir(self.application))
                 if server is not None:
                     yield psutil.Process(server.pid)
@@ -69,7 +69,7 @@ def kind_of(name: str, command: Iterable[str], *, is_root: bool) -> str:
 
 
 def resident_bytes(process: psutil.Process) -> int:
-    """Its proportional set size; its resident set where that cannot be read."""
+    """The proportional set size of a process; its resident set size if that cannot be read."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
@@ -77,7 +77,7 @@ def resident_bytes(process: psutil.Process) -> int:
 
 
 def my_environment() -> dict[str, str]:
-    """For a child that must import what this process imports."""
+    """The environment for a child that imports the same modules as this process."""
     root = str(Path(__file__).parent.parent.parent)
     path = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root}

@@ -60,7 +60,7 @@ def cases(settings: Settings) -> list[Case]:
 
 
 def measure_operator(
-    wanted: Sequence[Case], runs: int, seed: int, say: Callable[[str], None] = lambda text: None
+    wanted: Sequence[Case], runs: int, seed: int, show: Callable[[str], None] = lambda text: None
 ) -> list[dict[str, Any]]:
     """For each case: median processor seconds of each way, and the ratios of eager and auto to lazy.
 
@@ -84,7 +84,7 @@ def measure_operator(
             result[f"{what}_s"] = medians
             result[f"{what}_ratios"] = {way: medians[way] / medians["lazy"] for way in WAYS[1:]}
         found.append(result)
-        say(line(result))
+        show(line(result))
     return found
 
 

@@ -141,7 +141,7 @@ def _million(rate: float | None) -> str:
 def _record_tables(records: Mapping[str, Any]) -> Iterator[Table]:
     for kind, of in records["storages"].items():
         table = Table(
-            title=f"windows per record, {records['records']:,} records in a window, kept in {kind}: to read a value "
+            title=f"windows per record, kept in {kind}, {records['records']:,} records in a window: to read a value "
             f"takes {of['read_us']:.2g} µs, to write an aggregate {of['write_us']:.2g} µs, so {of['best']} buckets",
             title_justify="left",
         )

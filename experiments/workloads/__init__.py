@@ -1,7 +1,7 @@
 """The four workloads of the Aion paper (section 5, table 1) as Spark applications, each in a module of its own.
 
-A module says how its events are made, how a user would write it with ``aion.windowed`` and with stock Spark, what later
-stages make of the panes, and what a batch computation over all events would say.
+A module has the generator of its events, the application as a user would write it with ``aion.windowed`` and with stock
+Spark, the later stages that work on panes, and the true results from a batch computation over all events.
 """
 
 from __future__ import annotations
@@ -16,6 +16,6 @@ NAMES = ("average", "bigrams", "stock", "linear-road")
 def load(name: str) -> Workload:
     """A workload by its name on the command line. Raises ValueError."""
     if name not in NAMES:
-        raise ValueError(f"there is no workload {name!r}; there are {', '.join(NAMES)}")
+        raise ValueError(f"unknown workload {name!r}; use {', '.join(NAMES)}")
     found: Workload = import_module(f"experiments.workloads.{name.replace('-', '_')}").WORKLOAD
     return found

@@ -1,4 +1,4 @@
-"""A workload as a running query: its first stage in Spark, the later ones behind ``foreachBatch``."""
+"""A workload as a running query: its first stage in Spark, the later stages in ``foreachBatch``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def panes_of(
     probe: Probe,
     policy: Mapping[str, Any] | None = None,
 ) -> DataFrame:
-    """The panes of the first stage; ``policy`` is Aion's, beside the session's, and says which store it has."""
+    """The panes of the first stage. ``policy``: Aion's, which overrides the session's and names the store."""
     if is_aion(backend):
         return workload.with_aion(streams, shape, probe, policy)
     if backend == "spark-list":
@@ -52,9 +52,10 @@ def start(
     keep_us: int | None = None,
     seen: Callable[[int, pa.Table], None] = lambda batch, rows: None,
 ) -> StreamingQuery:
-    """Starts the query; ``folder`` gets checkpoint, panes and results. ``every``: a batch so often, e.g. "4 seconds".
+    """Starts the query. ``folder`` gets checkpoint, panes and results. ``every``: time between batches, "4 seconds".
 
-    Without it the query takes what is there, as fast as it can, and ends. ``seen`` is shown the panes of each batch.
+    Without ``every`` the query processes the available events as fast as it can, and ends. ``seen`` is called with the
+    panes of each batch.
     """
     last = LastPanes(workload.keys_of(backend), folder=folder / "panes", keep_us=keep_us)
     results = Results(folder / "results")
@@ -73,7 +74,7 @@ def start(
 
 
 def numbered(rows: pa.Table, batch: int) -> pa.Table:
-    """Rows of stock Spark's ``update`` mode as panes: a later batch's replace. The newest window's are in time."""
+    """Rows of stock Spark's ``update`` mode as panes, numbered by batch. Those of the newest window are on time."""
     ends = rows["window_end"].cast(pa.int64()).to_numpy()
     newest = ends >= ends.max(initial=0)
     kinds: Any = pc.if_else(pa.array(newest), "on_time", "late")

@@ -1,4 +1,4 @@
-"""The average of random integers: one window function without key, as cheap as can be."""
+"""The average of random integers: one window function without key, as cheap as possible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCHEMA = "mean double"
 
 
 def numbers(shape: Shape, batch: int) -> tuple[pa.Table, Int64s]:
-    """Random integers; the prototype's were all 1, and its key."""
+    """Random integers, with a counter. In the paper's prototype all values were 1."""
     n = shape.events_per_batch
     rng, ts, late = arrivals(shape, batch, n)
     table = pa.table(
@@ -35,7 +35,7 @@ def numbers(shape: Shape, batch: int) -> tuple[pa.Table, Int64s]:
 
 
 def mean(key: tuple[Any, ...], window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, float | None]:
-    """Event by event: what was seen of a batch is a sum and a count."""
+    """The mean, computed incrementally: it keeps only a sum and a count."""
     total = count = 0
     for batch in events:
         total += pc.sum(batch["value"]).as_py() or 0

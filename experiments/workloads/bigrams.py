@@ -1,7 +1,7 @@
-"""All pairs of adjacent words in short texts, counted: one window function without key, and much work.
+"""Counts all pairs of adjacent words in short texts: one window function without key, and much work.
 
-The paper's tweets are not to be had: texts of 3 to 30 words from a vocabulary whose frequencies follow Zipf's law, with
-punctuation and with letters beyond ASCII.
+The paper's tweets are not available. These are texts of 3 to 30 words from a vocabulary whose frequencies follow Zipf's
+law, with punctuation and letters beyond ASCII.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MARKS = ("", "", "", "", ",", ".", "!", "?", ";", '"', "'s", "\\", "}", "{", ":)
 
 @cache
 def vocabulary() -> pa.Array:
-    """Distinct words: syllables by the digits of their number, and a mark at the end of some."""
+    """Distinct words: a syllable for each digit of their number, some with a punctuation mark at the end."""
     digits = [[SYLLABLES[int(digit)] for digit in f"{number:04d}"] for number in range(WORDS)]
     return pa.array(["".join(word) + MARKS[number % len(MARKS)] for number, word in enumerate(digits)])
 
@@ -52,7 +52,7 @@ def texts(shape: Shape, batch: int) -> tuple[pa.Table, Int64s]:
 
 
 def pairs(lines: pa.Array) -> pa.Table:
-    """How often each word follows each other one in these texts."""
+    """How often each pair of adjacent words occurs in these texts."""
     split = pc.split_pattern(lines, " ")
     words, text = split.flatten(), pc.list_parent_indices(split).to_numpy()
     within = pa.array(text[:-1] == text[1:])
@@ -62,7 +62,7 @@ def pairs(lines: pa.Array) -> pa.Table:
 
 
 def count_pairs(key: tuple[Any, ...], window: Any, events: Iterator[pa.RecordBatch]) -> pa.Table:
-    """Batch by batch: a batch's pairs are counted and its texts are gone, then the counts are added up."""
+    """Counts the pairs of each batch, so that its texts can be freed, then adds up the counts."""
     counted = [pairs(batch["text"]) for batch in events]
     sums = pa.concat_tables(counted).group_by(["first", "second"]).aggregate([("times", "sum")])
     return sums.rename_columns(["first", "second", "times"])

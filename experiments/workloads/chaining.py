@@ -1,13 +1,14 @@
-"""Later stages on panes: a later pane of a window replaces the earlier one there, it is not added to it.
+"""Later stages on panes. In them, a later pane of a window replaces the earlier one.
 
-Two windowed operators cannot follow one another in one query: Spark's watermark is the smallest of all that the query
-declares, so the second one's, which waits for panes, would hold up the first one's, which makes them. So the operators
-of a first stage stand side by side in one query, united, and ``foreachBatch`` hands each batch of their panes to
-:class:`LastPanes`: an upsert by key and window, of which the newest pane stays. What the later stages say is computed
-again, from the last panes, for the windows that changed, and replaces what they said before. Both are idempotent, so a
-batch that Spark repeats after a failure changes nothing.
+Two windowed operators cannot follow each other in one query. Spark uses the smallest watermark that a query declares.
+So the second operator's watermark, which waits for panes, would hold up the first one's, which produces them. Instead,
+the operators of the first stage run side by side in one query, as a union, and ``foreachBatch`` passes each batch of
+their panes to :class:`LastPanes`, an upsert by key and window that keeps the newest pane. The later stages recompute
+the windows that changed, from the last panes, and replace their earlier results. Both steps are idempotent, so a batch
+that Spark repeats after a failure changes nothing.
 
-A stage whose function finds nothing must still yield a row (a count of 0): what yields nothing replaces nothing.
+A stage whose function finds nothing must still yield a row (a count of 0). Otherwise nothing would replace an earlier
+result.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ NOT_VALUES = ("stage", *TIMES, "pane", "kind", "began", "ended")
 
 
 class LastPanes:
-    """The rows of the newest pane of every stage, window and key.
+    """The rows of the newest pane of each stage, window and key.
 
-    ``keys``: the key columns of each stage; rows with equal keys and pane belong together. With ``folder``, every batch
-    is kept there as a file, from which a new instance starts. ``keep_us``: windows that end so long before the newest
-    one are forgotten.
+    ``keys``: the key columns of each stage. Rows with equal keys and pane belong together. ``folder``: keep every batch
+    there as a file, from which a new instance restores itself. ``keep_us``: forget windows that end this long before
+    the newest one.
     """
 
     def __init__(
@@ -45,13 +46,13 @@ class LastPanes:
                 self._merge(pq.read_table(path))
 
     def upsert(self, batch: int, rows: pa.Table) -> set[tuple[str, int]]:
-        """Takes the panes of a batch in; returns the (stage, start of the window in µs) that changed."""
+        """Adds the panes of a batch. Returns (stage, start of the window in µs) of all windows that changed."""
         if self._folder is not None and rows.num_rows:
             write_whole(self._folder / f"{batch:08d}.parquet", rows)
         return self._merge(rows)
 
     def of(self, stage: str, start_us: int) -> pd.DataFrame:
-        """Keys and values of the last pane; empty, without columns, if there was none."""
+        """The keys and values of the last pane; empty, without columns, if there is none."""
         found = self._rows.get((stage, start_us))
         if found is None:
             return pd.DataFrame()
@@ -82,7 +83,7 @@ class LastPanes:
 
 
 def newest(old: pd.DataFrame | None, new: pd.DataFrame, keys: tuple[str, ...]) -> pd.DataFrame:
-    """Of each key the rows of the largest pane; of equal panes, those of ``new``: a batch may come twice."""
+    """For each key the rows of the largest pane. If panes are equal, those of ``new``, since a batch may come twice."""
     new = new[new["pane"] == _newest_pane(new, keys)]
     if old is None:
         return new
@@ -97,7 +98,7 @@ def newest(old: pd.DataFrame | None, new: pd.DataFrame, keys: tuple[str, ...]) -
 
 
 def _newest_pane(frame: pd.DataFrame, keys: tuple[str, ...]) -> pd.Series[int]:
-    """Of each row: the largest pane of its key."""
+    """For each row, the largest pane of its key."""
     per_key = frame.groupby(list(keys) if keys else (lambda _: 0), sort=False, dropna=False)
     return per_key["pane"].transform("max")
 
@@ -107,7 +108,7 @@ def _index(frame: pd.DataFrame, by: list[str]) -> pd.Index:
 
 
 class Results:
-    """What the last stages say, a file for each of their windows, replaced whenever it changes."""
+    """The results of the last stages: a file for each of their windows, replaced whenever it changes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -118,7 +119,7 @@ class Results:
             write_whole(self.folder / name / f"{start_us}.parquet", pa.Table.from_pandas(rows, preserve_index=False))
 
     def read(self) -> dict[str, pd.DataFrame]:
-        """All windows of each, one after the other."""
+        """The results of each stage, all windows together."""
         return {
             stage.name: pd.concat([pq.read_table(p).to_pandas() for p in sorted(stage.iterdir())], ignore_index=True)
             for stage in sorted(self.folder.iterdir())
@@ -126,7 +127,7 @@ class Results:
 
 
 def write_whole(path: Path, rows: pa.Table) -> None:
-    """Whole or not at all."""
+    """Writes the whole file or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     pq.write_table(rows, unfinished)

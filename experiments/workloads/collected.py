@@ -1,8 +1,9 @@
-"""Windows over kept events with stock Spark: what a user writes who has no ``aion.windowed``.
+"""Windows over kept events with stock Spark, as a user without ``aion.windowed`` would write them.
 
-Each window of each key is a ``collect_list`` of its events in Spark's state, in the JVM's heap with Spark's default
-state store; a function sees the whole list whenever a batch changed it (``update`` mode). Spark allows one aggregation
-in such a query, so several windows are one: every event once for each of them, told apart by ``stage``.
+Each window of each key is a ``collect_list`` of its events in Spark's state, which is in the JVM's heap with Spark's
+default state store. The function gets the whole list whenever a batch has changed it (``update`` mode). Spark allows
+only one aggregation in such a query. So several windows share one aggregation: each event occurs once for each of them,
+and the column ``stage`` says which window it is for.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A stage: events with ``ts``, in windows of ``size`` every ``slide`` (None: tumbling)."""
+    """A stage: events with a column ``ts``, in windows of ``size`` every ``slide`` (None: tumbling)."""
 
     stage: str
     events: DataFrame
@@ -33,7 +34,7 @@ class Branch:
 
 
 def tagged(branches: Sequence[Branch]) -> DataFrame:
-    """Every event once for each window of each branch: its columns, ``stage`` and ``w``, with Spark's watermark."""
+    """Each event once for each window of each branch: its columns, ``stage`` and ``w``, with Spark's watermark."""
     from pyspark.sql import functions as F
 
     def one(branch: Branch) -> DataFrame:
@@ -46,7 +47,10 @@ def tagged(branches: Sequence[Branch]) -> DataFrame:
 def collected(
     branches: Sequence[Branch], key: Sequence[str], function: Any, schema: str, probe: Probe, names: Sequence[str] = ()
 ) -> DataFrame:
-    """Panes of ``function(key, window, events)``, as in ``aion.windowed(apply=...)``; ``names``: columns of events."""
+    """Panes of ``function(key, window, events)``, as in ``aion.windowed(apply=...)``.
+
+    ``names``: the columns of the events; by default all but the key's.
+    """
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
@@ -68,7 +72,7 @@ def collected(
 
 
 class Each:
-    """Calls a window function for each row of a list of events, and makes rows of what it returns."""
+    """Calls a window function for each row, which holds a list of events, and turns its results into rows."""
 
     def __init__(self, key: tuple[str, ...], function: Any, schema: pa.Schema) -> None:
         self.key, self.function, self.schema = key, function, schema
@@ -80,19 +84,19 @@ class Each:
                 yield from pa.concat_tables(done).combine_chunks().to_batches()
 
     def _one(self, batch: pa.RecordBatch, row: int) -> pa.Table:
-        told = {name: batch.column(name)[row] for name in ("stage", "window_start", "window_end", *self.key)}
+        given = {name: batch.column(name)[row] for name in ("stage", "window_start", "window_end", *self.key)}
         events = batch.column("held")[row].values
-        window = Window(told["window_start"].value, told["window_end"].value, told["stage"].as_py())
-        key = tuple(told[name].as_py() for name in self.key)
+        window = Window(given["window_start"].value, given["window_end"].value, given["stage"].as_py())
+        key = tuple(given[name].as_py() for name in self.key)
         found = self.function(key, window, iter([pa.RecordBatch.from_struct_array(events)]))
         if isinstance(found, pa.RecordBatch):
             found = pa.Table.from_batches([found])
         elif not isinstance(found, pa.Table):
             rows = [found] if isinstance(found, dict) else list(found)
-            outputs = [field for field in self.schema if field.name not in (*told, "events")]
+            outputs = [field for field in self.schema if field.name not in (*given, "events")]
             found = pa.Table.from_pylist(rows, pa.schema(outputs))
         n = found.num_rows
-        columns = {name: pa.repeat(value, n) for name, value in told.items()}
+        columns = {name: pa.repeat(value, n) for name, value in given.items()}
         columns |= {name: found[name] for name in found.column_names}
         columns["events"] = pa.repeat(pa.scalar(len(events), pa.int64()), n)
         return pa.table([columns[field.name] for field in self.schema], self.schema.names).cast(self.schema)

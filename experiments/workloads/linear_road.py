@@ -1,12 +1,12 @@
-"""Linear Road (paper, section 5): cars report where they are, and pay for the jams they make.
+"""Linear Road (paper, section 5): cars report their positions, and pay tolls in jams.
 
-(1) cars and mean speed of each segment in a window (a minute); (2) a car with at least 4 equal positions is stopped,
-and (3) two stopped cars at one place are an accident; (4) the toll of a segment: nothing if its mean speed is above 40,
-or it has at most 50 cars, or an accident; else 2 * (cars - 50)^2.
+(1) The number of cars and their mean speed, for each segment and window (a minute). (2) A car with at least 4 equal
+positions is stopped. (3) Two stopped cars at one place are an accident. (4) The toll of a segment: nothing if its mean
+speed is above 40, or it has at most 50 cars, or an accident; else 2 * (cars - 50)^2.
 
-A car reports twice in a minute, so four reports take two of them: (2) and (3) look at two minutes, every minute, which
-is the benchmark's own rule of four consecutive reports. (1) to (3) are windows of one operator over the same kept
-events; (4) joins their last panes by segment and end of the window.
+A car reports twice a minute, so four reports take two minutes. So (2) and (3) use windows of two minutes, every minute,
+which is the benchmark's own rule of four consecutive reports. (1) to (3) are windows of one operator over the same kept
+events. (4) joins their last panes by segment and end of the window.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from experiments.workloads.chaining import LastPanes
 
 REPORTS = 2
-"""Of a car in a window: every 30 s in a minute."""
+"""The reports of a car in a window: every 30 s in a minute."""
 SEGMENTS, SEGMENT_FEET, LANES = 64, 5_280, 3
 CARS_OF_AN_EXPRESSWAY = 6_000
-"""The prototype had 100, on as many expressways as it takes: never more than 50 in a segment, and so never a toll."""
+"""The paper's prototype had 100, on more expressways. So no segment ever had more than 50 cars, and no toll was due."""
 TRIP = 16
-"""Reports of one trip of a car; then it enters again somewhere else."""
+"""The reports in one trip of a car. Then it enters again somewhere else."""
 STOPS_AFTER, STOPS_FOR = 3, 8
 BREAKDOWNS, ACCIDENTS = 0.02, 0.01
-"""Share of trips on which a car stops alone, and of pairs of cars that stop together."""
+"""The share of trips on which a car stops alone, and the share of pairs of cars that stop together."""
 FEET_OF_A_REPORT = 30 * SEGMENT_FEET / 3_600
 STOPPED_REPORTS = 4
 SEGMENT = ("expressway", "direction", "segment")
@@ -55,7 +55,7 @@ def cars_of(shape: Shape) -> int:
 
 
 def reports(shape: Shape, batch: int) -> tuple[pa.Table, Int64s]:
-    """What arrives in a window's time: the reports of that time, and those of earlier windows that are so late."""
+    """The arrivals of one window's time: its own reports, and late reports of earlier windows."""
     cars, every_us = cars_of(shape), shape.window_us // REPORTS
     phase_us = np.random.default_rng([shape.seed, 1]).integers(0, every_us, cars)
     parts: list[dict[str, Int64s]] = []
@@ -82,7 +82,7 @@ def reports(shape: Shape, batch: int) -> tuple[pa.Table, Int64s]:
 
 
 def positions(shape: Shape, cars: int, report: int) -> dict[str, Int64s]:
-    """Where every car is at its report of that number. Two of a pair that will meet drive, and stop, together."""
+    """The position of each car at its ``report``-th report. Two cars that have an accident drive and stop together."""
     trip, at = divmod(report, TRIP)
     rng = np.random.default_rng([shape.seed, 4, trip + (1 << 20)])
     expressways = max(1, round(cars / CARS_OF_AN_EXPRESSWAY))
@@ -90,7 +90,7 @@ def positions(shape: Shape, cars: int, report: int) -> dict[str, Int64s]:
         "expressway": rng.integers(0, expressways, cars),
         "direction": rng.integers(0, 2, cars),
         "lane": rng.integers(0, LANES, cars),
-        # More cars where the road begins: some segments are jammed, most are not.
+        # More cars at the beginning of the road, so that some segments are jammed and most are not.
         "start": (rng.random(cars) ** 2 * SEGMENTS * SEGMENT_FEET).astype(np.int64),
         "speed": rng.integers(16, 35, cars),
     }
@@ -106,7 +106,7 @@ def positions(shape: Shape, cars: int, report: int) -> dict[str, Int64s]:
 
 
 def of_segment(key: tuple[Any, ...], window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, Any]:
-    """What one window says of a segment: its cars and their mean speed, or who stands there."""
+    """One window of a segment: its cars and their mean speed, or its standing cars and accidents."""
     batches = list(events)
     columns = ("car", "speed") if window.name == "minute" else ("car", "lane", "position")
     car, *others = (np.concatenate([batch[name].to_numpy() for batch in batches]) for name in columns)
@@ -154,7 +154,7 @@ def with_lists(streams: Mapping[str, DataFrame], shape: Shape, probe: Probe) -> 
 
 
 def with_window(streams: Mapping[str, DataFrame], shape: Shape) -> DataFrame:
-    """Built-in aggregates; for cars that stand, lists of where they were."""
+    """The stages with built-in aggregates; for standing cars, with lists of positions."""
     from pyspark.sql import functions as F
 
     from experiments.workloads.collected import tagged

@@ -1,4 +1,4 @@
-"""What a workload is, how large it is at which scale, and when its events arrive (paper, section 5 and table 1)."""
+"""The model of a workload, its size at a scale, and the arrival of its events (paper, section 5 and table 1)."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Int64s = npt.NDArray[np.int64]
 SECOND_US = 1_000_000
 TIMESTAMP = pa.timestamp("us", "UTC")
 ORIGIN_S = 1_700_006_400
-"""The first batch begins here, or up to a window later: at a multiple of the window's size since the epoch."""
+"""The first batch begins here, rounded up to a multiple of two windows since the epoch."""
 FORMAT = 1
-"""To be raised when the same shape gives other events, so that no stale file is used."""
+"""Raise it if the same shape gives other events, so that no stale file is used."""
 
-# JSON's own characters among them, so that a codec that does not quote them loses its way.
+# It includes JSON's special characters, so that a codec that does not escape them fails.
 ALPHABET = np.frombuffer(rb"""abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRST0123456789,.;"\{}!""", np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A row of the paper's table 1. ``parts``: into so many parts of whole milliseconds a window is divided."""
+    """A row of the paper's table 1. ``parts``: a window can be divided into this many parts of whole milliseconds."""
 
     rate: int
     window_s: float
@@ -46,8 +46,8 @@ class Spec:
 class Shape:
     """A workload at some scale: ``scale`` times the rate and ``scale`` times the windows of its :class:`Spec`.
 
-    One batch holds what arrives in one window's time; times are µs. ``past_windows``: how many windows late an event
-    may be at the most, the N of the paper.
+    A batch holds the arrivals of one window's time. Times are in µs. ``past_windows``: how many windows late an event
+    may be, the N of the paper.
     """
 
     rate: float
@@ -73,7 +73,7 @@ class Shape:
         return self.part(1)
 
     def part(self, of_window: float) -> str:
-        """So much of a window, as Aion and Spark read it."""
+        """The size of a part of a window, as Aion and Spark read it."""
         return f"{round(self.window_us * of_window / 1000)} milliseconds"
 
     @property
@@ -94,9 +94,9 @@ class Shape:
 
 
 def arrivals(shape: Shape, batch: int, events: int, *stream: int) -> tuple[np.random.Generator, Int64s, Int64s]:
-    """A generator for this batch, the event times in order of arrival, and how many windows late each is.
+    """A random generator for this batch, the event times in order of arrival, and how many windows late each is.
 
-    ts = now - i * W, with i = round(X) - 1, X log-normal, redrawn above N (paper, "Event timestamps").
+    ts = now - i * W, with i = round(X) - 1, X log-normal, redrawn if above N (paper, "Event timestamps").
     """
     rng = np.random.default_rng([shape.seed, batch, *stream])
     now_us = shape.start_us(batch) + np.arange(events, dtype=np.int64) * shape.window_us // max(1, events)
@@ -112,7 +112,7 @@ def drawn_lateness(rng: np.random.Generator, size: int, past_windows: int) -> In
 
 
 def padding(rng: np.random.Generator, count: int, size_bytes: int) -> pa.Array:
-    """``count`` strings of ``size_bytes`` printable characters of 6 bits: a compressor saves a quarter at most."""
+    """``count`` strings of ``size_bytes`` printable characters of 6 bits. Compression saves at most a quarter."""
     data = ALPHABET[rng.integers(0, 64, count * size_bytes, dtype=np.uint8)]
     offsets = pa.py_buffer(np.arange(count + 1, dtype=np.int64) * size_bytes)
     return pa.LargeStringArray.from_buffers(count, offsets, pa.py_buffer(data)).cast(pa.string())
@@ -123,9 +123,9 @@ def timestamps(us: Int64s) -> pa.Array:
 
 
 class Probe:
-    """Notes when an execution of a window function began and ended, as two more columns; or not, by default.
+    """A hook around a window function and its schema. This one does nothing.
 
-    In wall-clock seconds. ``began``: before the first event is asked for.
+    A subclass may add the columns ``began`` and ``ended``, the wall-clock seconds of an execution.
     """
 
     def __call__(self, function: Any) -> Any:
@@ -137,12 +137,14 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """``streams``: events of a batch, by name of the stream, each with ``ts`` and how many windows late each event is.
+    """A workload as functions.
 
-    ``with_aion``, ``with_lists``, ``with_window``: of the streams with watermarks, the panes of the first stage, with
-    ``stage``, ``window_start``, ``window_end``, ``events`` and, with Aion, ``pane`` and ``kind``. ``keys``: what tells
-    rows of a stage and window apart, by stage; of those of ``with_window`` where it needs others. ``finals``: what
-    later stages make of the last panes, for windows of which one changed. ``truth``: the same in batch.
+    ``streams``: by name, a function that makes the events of a batch (with a column ``ts``), and how many windows late
+    each is. ``with_aion``, ``with_lists``, ``with_window``: from the streams with watermarks to the panes of the first
+    stage, with the columns ``stage``, ``window_start``, ``window_end``, ``events`` and, with Aion, ``pane`` and
+    ``kind``. ``keys``: the key columns of each stage. ``window_keys``: the same for ``with_window`` if they differ.
+    ``finals``: the later stages, from the last panes, for the windows that changed. ``truth``: the same results from a
+    batch computation.
     """
 
     name: str

@@ -1,8 +1,9 @@
-"""Where the events of a workload come from: files, Spark's rate source, or Kafka.
+"""The sources of a workload's events: files, Spark's rate source, or Kafka.
 
-Every source gives what arrives in a window's time in one micro-batch, so the watermark moves once in a window (paper,
-section 5). ``arrived`` is the end of that time: Aion's watermark is on it, without slack. Stock Spark drops what is
-older than the watermark of its window's column, so there it is ``ts``, less the allowed lateness.
+Every source delivers the arrivals of one window's time in one micro-batch, so that the watermark moves once per window
+(paper, section 5). The column ``arrived`` is the end of that time. Aion's watermark is on ``arrived``, without delay.
+Stock Spark drops events older than the watermark of the windowed column, so its watermark is on ``ts``, minus the
+allowed lateness.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LATE = "late.json"
-"""Beside the files: how many events of each batch are how many windows late, of all streams together."""
+"""The file with the number of events by windows late, for each batch, summed over all streams."""
 ROW_GROUPS = 8
 
 
 def table_of(workload: Workload, stream: str, shape: Shape, batch: int) -> tuple[pa.Table, np.ndarray[Any, Any]]:
-    """A batch with ``arrived``, and how late each event is."""
+    """A batch with the column ``arrived``, and how many windows late each event is."""
     table, late = workload.streams[stream](shape, batch)
     arrived = pa.repeat(pa.scalar(shape.start_us(batch + 1), pa.int64()), table.num_rows).cast(TIMESTAMP)
     return table.append_column("arrived", arrived), late
 
 
 def heartbeat(schema: pa.Schema, shape: Shape, batches: int) -> pa.Table:
-    """A row without event that moves the watermark so far that every window is final."""
+    """A row without an event that moves the watermark far enough to make every window final."""
     arrived = shape.start_us(batches + shape.past_windows + 3)
     columns = [pa.nulls(1, field.type) for field in schema]
     columns[schema.get_field_index("arrived")] = pa.array([arrived], pa.int64()).cast(TIMESTAMP)
@@ -45,9 +46,9 @@ def heartbeat(schema: pa.Schema, shape: Shape, batches: int) -> pa.Table:
 
 
 def write_files(workload: Workload, shape: Shape, batches: int, folder: Path) -> list[list[int]]:
-    """A folder for each stream, a Parquet file for each batch, and a last one of a heartbeat; those there are kept.
+    """Writes a folder for each stream, with a Parquet file for each batch and one with a heartbeat at the end.
 
-    Returns, by batch, how many events are 0, 1, ... N windows late.
+    Keeps files that exist already. Returns, for each batch, how many events are 0, 1, ... N windows late.
     """
     known = folder / LATE
     counts: list[list[int]] = json.loads(known.read_text()) if known.exists() else []
@@ -69,10 +70,10 @@ def write_files(workload: Workload, shape: Shape, batches: int, folder: Path) ->
 
 def _write(path: Path, table: pa.Table, batch: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = path.with_name(f"_{path.name}")  # Spark looks past it
+    hidden = path.with_name(f"_{path.name}")  # Spark ignores such names
     rows = max(1, -(-table.num_rows // ROW_GROUPS))
     pq.write_table(table, hidden, compression="none", row_group_size=rows)
-    os.utime(hidden, (1_700_000_000 + batch,) * 2)  # Spark takes files in this order
+    os.utime(hidden, (1_700_000_000 + batch,) * 2)  # Spark reads files in this order
     hidden.replace(path)
 
 
@@ -101,9 +102,9 @@ def read(
 ) -> dict[str, DataFrame]:
     """The streams of a workload, with watermarks.
 
-    From ``folder`` (:func:`write_files`); with ``kafka``, its servers, from the topics that were filled with those
-    files (:mod:`~experiments.workloads.topics`); without either from Spark's ``rate-micro-batch`` source, of whose rows
-    each stands for a batch.
+    They read ``folder`` (see :func:`write_files`). With ``kafka``, Kafka's servers, they read the topics that were
+    filled with those files (:mod:`~experiments.workloads.topics`). Without a folder they use Spark's
+    ``rate-micro-batch`` source, each row of which stands for a batch.
     """
     found = {}
     for stream in workload.streams:
@@ -120,10 +121,10 @@ def read(
 
 
 def watermarked(events: DataFrame, shape: Shape, *, aion: bool) -> DataFrame:
-    """Without heartbeats, which have moved Aion's watermark by then, and are nothing to stock Spark.
+    """Adds the watermark, then filters out heartbeats. They matter only for Aion's watermark, not for stock Spark.
 
-    The filter names the watermark's column, so that Spark does not push it below the watermark; and it is a
-    disjunction, so that Spark infers no other filter that it could push.
+    The filter uses the watermark's column, so that Spark does not push it below the watermark. It is a disjunction, so
+    that Spark does not infer another filter that it could push.
     """
     if aion:
         return events.withWatermark("arrived", "0 seconds").filter("ts IS NOT NULL OR arrived IS NULL")

@@ -1,10 +1,11 @@
 """Stock market (paper, section 5): rolling aggregates, price warnings, mentions, their join, and a correlation.
 
-(0) smallest, largest and mean price of each symbol, over a third of a window, every sixth of one (10 s by 5 s);
-(1) two consecutive quotes of a symbol that differ by more than 5 % raise a warning; (2) warnings of each symbol and
-window; (3) mentions of each symbol and window; (4) the join of both by symbol; (5) their correlation over all symbols.
+(0) The lowest, highest and mean price of each symbol, over a third of a window, every sixth of one (10 s by 5 s).
+(1) Two consecutive quotes of a symbol that differ by more than 5 % raise a warning. (2) The warnings of each symbol and
+window. (3) The mentions of each symbol and window. (4) The join of both by symbol. (5) Their correlation over all
+symbols.
 
-(0) to (3) are windowed, side by side in one query; (4) and (5) follow from the last panes of (2) and (3).
+(0) to (3) are windowed, side by side in one query. (4) and (5) are computed from the last panes of (2) and (3).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 SYMBOLS = 1_000
 MENTIONED = 10
 MENTIONS_SHARE = 0.1
-"""Of the events: a mention names 10 symbols, so there are about as many mentions of symbols as quotes."""
+"""The share of mentions in the events. A mention names 10 symbols, so there are about as many as quotes of symbols."""
 THRESHOLD = 0.05
 SIZE, SLIDE = 1 / 3, 1 / 6
 SCHEMA = "warnings bigint, alerts array<bigint>"
@@ -65,7 +66,7 @@ def _mentions(shape: Shape) -> int:
 def warnings(key: tuple[Any, ...], window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, Any]:
     """How many consecutive quotes of a symbol differ by more than 5 %, and which quotes those are.
 
-    A symbol without any yields a row as well: it has to replace one that had some.
+    A symbol without warnings yields a row too, since it has to replace an earlier one that had some.
     """
     columns = [(batch["ts"].cast(pa.int64()), batch["id"], batch["price"]) for batch in events]
     ts, ids, prices = (np.concatenate([c[i].to_numpy() for c in columns]) for i in range(3))
@@ -104,8 +105,8 @@ def with_aion(
         name="warnings",
     )
     mentioned = aion.windowed(
-        # From explode Spark infers that rows without symbols are not needed, and takes them away before they move the
-        # watermark: a heartbeat would move nothing.
+        # With explode, Spark would infer a filter on rows without symbols and drop heartbeats before they move the
+        # watermark.
         streams["mentions"].withColumn("symbol", F.explode_outer("symbols")),
         key="symbol",
         time="ts",
@@ -131,7 +132,7 @@ def _branches(streams: Mapping[str, DataFrame], shape: Shape) -> list[Any]:
 
 
 def by_stage(key: tuple[Any, ...], window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, Any]:
-    """All three of the first stages over kept events, which is how stock Spark has to do it in one query."""
+    """The three first stages over kept events. In one query, stock Spark can only do it this way."""
     if window.name == "warnings":
         return warnings(key, window, events)
     batches = list(events)
@@ -150,7 +151,7 @@ def with_lists(streams: Mapping[str, DataFrame], shape: Shape, probe: Probe) -> 
 
 
 def with_window(streams: Mapping[str, DataFrame], shape: Shape) -> DataFrame:
-    """Built-in aggregates of the columns that are needed; for consecutive quotes, a list of two of them."""
+    """The stages with built-in aggregates; for consecutive quotes, with a list of their times, ids and prices."""
     from pyspark.sql import functions as F
 
     from experiments.workloads.collected import tagged
@@ -209,7 +210,7 @@ def finals(last: LastPanes, touched: set[tuple[str, int]], shape: Shape) -> dict
 
 
 def correlation(joined: pd.DataFrame) -> float:
-    """Pearson's, of warnings and mentions; 0 where one of them is the same for all symbols."""
+    """Pearson's correlation of warnings and mentions; 0 if one of them is the same for all symbols."""
     pair = joined[["warnings", "mentions"]].to_numpy(float)
     centred = pair - pair.mean(axis=0)
     norm = float(np.sqrt((centred**2).sum(axis=0).prod()))

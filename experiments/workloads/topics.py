@@ -1,10 +1,10 @@
-"""Events of a workload in Kafka: a topic of one partition for each stream, filled once, read by every cell.
+"""The events of a workload in Kafka: a topic with one partition for each stream, filled once and read by all cells.
 
-``python -m experiments.workloads.topics fill|drop WORKLOAD FOLDER SERVERS BATCHES TOPIC-PREFIX`` is a process of its
-own, so that what it takes is nothing of a cell's.
+``python -m experiments.workloads.topics fill|drop WORKLOAD FOLDER SERVERS BATCHES TOPIC-PREFIX`` runs in a process of
+its own, so that its memory does not count for a cell.
 
-Spark takes a number of offsets in a micro-batch and knows no other bounds. So that each has what arrives in one
-window's time, batches that are shorter than the longest one are filled up with records without value.
+Spark can only limit a micro-batch by its number of offsets. So shorter batches are padded with records without value to
+the length of the longest one. Then each micro-batch holds the arrivals of one window's time.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 WRONG = 2
-"""The exit code where the user can mend it; the last line of output says what."""
+"""The exit code for an error that the user can fix. The last line of output describes it."""
 ANSWER_MS = 15_000
 JSON = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timeZone": "UTC"}
-"""Spark's own format has milliseconds."""
+"""With microseconds; Spark's default format only has milliseconds."""
 
 
 def prefix(workload: Workload, shape: Shape, batches: int) -> str:
-    """What the names of a workload's topics begin with: other events have other topics."""
+    """The prefix of a workload's topics. Other events have another prefix."""
     return f"aion-{workload.name}-{shape.digest(workload.name)}-{batches}"
 
 
 def longest(folder: Path, stream: str, batches: int) -> int:
-    """Events of the longest batch, of the files of :func:`~experiments.workloads.sources.write_files`."""
+    """The number of events in the longest batch of :func:`~experiments.workloads.sources.write_files`."""
     files = [folder / stream / f"batch-{batch:05d}.parquet" for batch in range(batches)]
     return max(int(pq.read_metadata(file).num_rows) for file in files)
 
 
 def encoded(rows: DataFrame, length: int) -> DataFrame:
-    """``value``: each row as JSON, and as many nulls as make it ``length``."""
+    """A column ``value`` with each row as JSON, padded with nulls to ``length`` rows."""
     from pyspark.sql import functions as F
 
     values = rows.select(F.to_json(F.struct("*"), JSON).alias("value"))
@@ -55,7 +55,7 @@ def encoded(rows: DataFrame, length: int) -> DataFrame:
 
 
 def decoded(values: DataFrame, schema: pa.Schema) -> DataFrame:
-    """The events of ``value``, strings or bytes. What is no JSON of ``schema`` ends the query."""
+    """The events in the column ``value``, strings or bytes. Anything but JSON of ``schema`` fails the query."""
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -65,7 +65,7 @@ def decoded(values: DataFrame, schema: pa.Schema) -> DataFrame:
 
 
 def read(spark: SparkSession, servers: str, topic: str, schema: pa.Schema, length: int) -> DataFrame:
-    """A topic's events from its first one on, ``length`` records in a micro-batch. Raises ConfigError."""
+    """The events of a topic from its beginning, ``length`` records per micro-batch. Raises ConfigError."""
     need_connector(spark)
     records = (
         spark.readStream.format("kafka")
@@ -80,7 +80,7 @@ def read(spark: SparkSession, servers: str, topic: str, schema: pa.Schema, lengt
 
 
 def need_connector(spark: SparkSession) -> None:
-    """Raises ConfigError, with what to add, if Spark has no Kafka source."""
+    """Raises ConfigError, which says what to install, if Spark has no Kafka source."""
     from pyspark.errors import AnalysisException
 
     try:
@@ -98,9 +98,9 @@ def need_connector(spark: SparkSession) -> None:
 
 
 def fill(spark: SparkSession, workload: Workload, folder: Path, servers: str, batches: int, names: str) -> None:
-    """Sends files to topics that do not have all of them: others are left, and those with less or more made anew.
+    """Sends the files to their topics, batch by batch in order, then the heartbeat.
 
-    In order, a batch after the other, and at last the heartbeat. Raises ConfigError.
+    Skips topics with the right number of records, and recreates the others. Raises ConfigError.
     """
     need_connector(spark)
     with _admin(spark, servers) as admin:
@@ -116,25 +116,25 @@ def fill(spark: SparkSession, workload: Workload, folder: Path, servers: str, ba
                 values = encoded(rows, length if name.startswith("batch") else 1).coalesce(1)
                 values.write.format("kafka").option("kafka.bootstrap.servers", servers).option("topic", topic).save()
             if (found := admin.records(topic)) != wanted:
-                raise ConfigError(f"kafka: topic {topic} has {found} records, not the {wanted} sent: who else writes?")
+                raise ConfigError(f"kafka: topic {topic} has {found} records, not the {wanted} sent; who else writes?")
 
 
 def drop(spark: SparkSession, workload: Workload, servers: str, names: str) -> None:
-    """Deletes the topics of a workload, as far as there are any. Raises ConfigError."""
+    """Deletes the topics of a workload that exist. Raises ConfigError."""
     need_connector(spark)
     with _admin(spark, servers) as admin:
         admin.drop([f"{names}-{stream}" for stream in workload.streams])
 
 
 class _Admin:
-    """What is asked of Kafka's own client, in the JVM."""
+    """Kafka's own admin client, in the JVM."""
 
     def __init__(self, jvm: Any, client: Any) -> None:
         self._jvm, self._client = jvm, client
         self._package = jvm.org.apache.kafka.clients.admin
 
     def records(self, topic: str) -> int:
-        """How many a topic of one partition has; -1 if there is none."""
+        """How many records a topic with one partition has; -1 if it does not exist."""
         if topic not in self._client.listTopics().names().get():
             return -1
         partition = self._jvm.org.apache.kafka.common.TopicPartition(topic, 0)
@@ -165,7 +165,7 @@ def _admin(spark: SparkSession, servers: str) -> Iterator[_Admin]:
         yield _Admin(jvm, client)
     except Py4JJavaError as error:
         cause = error.java_exception.getCause() or error.java_exception
-        raise ConfigError(f"kafka: the servers {servers} do not do what is asked: {cause.getMessage()}") from None
+        raise ConfigError(f"kafka: a request to the servers {servers} failed: {cause.getMessage()}") from None
     finally:
         if client is not None:
             client.close()
@@ -187,7 +187,7 @@ def apart(
     batches: int,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """:func:`fill` or :func:`drop` in a process of its own. Raises ConfigError; RuntimeError with its last words."""
+    """:func:`fill` or :func:`drop` in a process of its own. Raises ConfigError, or RuntimeError with its output."""
     names = prefix(workload, shape, batches)
     command = [sys.executable, "-m", __name__, what, workload.name, str(folder), servers, str(batches), names]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)

@@ -14,7 +14,7 @@ import pytest
 
 from aion.errors import ConfigError
 from experiments.memory_pressure import compare, report
-from experiments.memory_pressure.command import told
+from experiments.memory_pressure.command import progress_line
 from experiments.memory_pressure.findings import Finding, findings, verdict
 from experiments.memory_pressure.limits import enter, limited, make_group
 from experiments.memory_pressure.measure import garbage, ingestion, measured, processing
@@ -69,14 +69,14 @@ def test_state_and_memory_shrink_by_the_square_of_the_scale() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"workload": "averge"}, "there are average, bigrams"),
-        ({"backend": "flink"}, "there are tiered, memory"),
-        ({"past_windows": "0"}, "past window"),
+        ({"workload": "averge"}, "use average, bigrams"),
+        ({"backend": "flink"}, "use tiered, memory"),
+        ({"past_windows": "0"}, "past windows"),
         ({"memory": "lots"}, "no size"),
         ({"scale": 2.0}, "scale"),
         ({"source": "kafka"}, "localhost:9092"),
         ({"policy": "nonesuch"}, "nonesuch"),
-        ({"parts": {"odd": {"prestaging": {"mode": "none"}}}}, "no section"),
+        ({"parts": {"odd": {"prestaging": {"mode": "none"}}}}, "not a section"),
         ({"parts": {"odd": {"prestage": {"mode": "never"}}}}, "mode"),
         ({"colour": "red"}, "colour"),
     ],
@@ -227,9 +227,9 @@ def test_a_cell_that_thrashes_until_it_stalls_died_of_memory(tmp_path: Path) -> 
 def test_progress_tells_the_time_that_is_left() -> None:
     progress = Progress(4, batches_of_cell=10)
     progress.cell_begun = time.monotonic()
-    assert told("x", progress) == "cell 1 of 4, x"
+    assert progress_line("x", progress) == "cell 1 of 4, x"
     progress.done, progress.cell_seconds, progress.batches = 1, [600.0], 5
-    assert told("x", progress) == "cell 2 of 4, x: batch 5 of 10; about 30 min left"
+    assert progress_line("x", progress) == "cell 2 of 4, x: batch 5 of 10; about 30 min left"
 
 
 # --- verdicts ----------------------------------------------------------------------------------------------------
@@ -307,8 +307,8 @@ OURS = [result("tiered", 1), result("tiered", 8)]
         ([*OURS, result("memory", 8, late_rate=1.4e4)], "7", "31 %", True),
         ([*OURS, result("memory", 8, late_rate=1.5e4)], "7", "31 %", False),
         # figure 6
-        ([*OURS, result("spark-list", 1), result("spark-list", 8, old=0.1)], "6", "collects garbage for longer", True),
-        ([*OURS, result("spark-list", 1), result("spark-list", 8)], "6", "collects garbage for longer", False),
+        ([*OURS, result("spark-list", 1), result("spark-list", 8, old=0.1)], "6", "time on garbage collection", True),
+        ([*OURS, result("spark-list", 1), result("spark-list", 8)], "6", "time on garbage collection", False),
         ([*OURS, result("spark-list", 1), result("spark-list", 8, young=0.01)], "6", "young generation more", True),
         ([*OURS, result("spark-list", 1), result("spark-list", 8, young=0.05)], "6", "young generation more", False),
         # figure 8

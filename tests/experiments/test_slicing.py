@@ -308,7 +308,7 @@ def test_tables_json_and_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_an_unknown_leg_is_refused() -> None:
     done = CliRunner().invoke(app, ["slicing", "--legs", "window"])
     assert done.exit_code == 2
-    assert "use windows, batches, disorder, rates, records" in " ".join(done.output.split())
+    assert "use windows, batches, disorder, rates," in " ".join(done.output.split())
 
 
 # --- lazy and eager in the operator ---------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(tmp_path: Path) -
     modified, told[:] = first.stat().st_mtime_ns, []
     with pytest.raises(KeyboardInterrupt):
         sweep(TINY, tmp_path, stop_in_the_second_cell)
-    assert told[0] == "1 of 2 cells are there from before"
+    assert told[0] == "1 of 2 cells are done already"
     assert not [text for text in told if "-01" in text]
     assert first.stat().st_mtime_ns == modified
 
@@ -73,7 +73,7 @@ def test_a_cell_that_dies_of_memory_is_recorded_and_not_asked_for_more(
     assert kept["status"] == "died"
     told: list[str] = []
     sweep(starved, tmp_path, lambda text, progress: told.append(text))
-    assert told == ["1 of 2 cells are there from before"], "who died is not run again"
+    assert told == ["1 of 2 cells are done already"], "who died is not run again"
 
 
 @pytest.mark.skipif("kafka" in os.environ.get("PYSPARK_SUBMIT_ARGS", ""), reason="the package is there")

@@ -246,5 +246,5 @@ def test_results_are_replaced_window_by_window(tmp_path: Path) -> None:
 
 def test_there_is_a_name_for_each_workload_and_no_other() -> None:
     assert [load(name).name for name in NAMES] == list(NAMES)
-    with pytest.raises(ValueError, match="there are average, bigrams"):
+    with pytest.raises(ValueError, match="use average, bigrams"):
         load("averge")

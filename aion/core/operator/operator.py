@@ -325,23 +325,25 @@ class Operator:
         self._bound.advance(before_us, to_us)
         self._gone.close(to_us - self._bound.bound_for_new_window())
         actions: list[Action | Order] = []
+        # They come last: to compact blocks is cheaper while they are in memory.
+        releases: list[Action] = []
         windows, late = self.windows, self._late()
         if late > first:
             rows = np.arange(first, late)
             windows["late_from_seq"][first:late] = self.next_seq
             self._bound.observe_all_on_time(windows["end_us"][first:late], windows["events"][first:late])
             actions.append(self._execute(rows, PaneKind.ON_TIME))
-            actions += self._destage(rows)
+            releases += self._destage(rows)
         over = windows["end_us"][:late] + windows["bound_us"][:late] <= to_us
         final = np.flatnonzero(over & (windows["pending"][:late] > 0))
         if len(final):
             actions.append(self._execute(final, PaneKind.FINAL))
         actions += self._placed(self.keyed.advance(before_us, to_us))
         if over.any():
-            actions += self._purge(np.concatenate((over, np.zeros(len(windows) - late, np.bool_))))
-        actions += self._settle()
-        ended = [s for a in actions if isinstance(a, Destage) for s in a.slices]
-        return actions + self._compactions(ended + self._shared.swept(self._compaction))
+            releases += self._purge(np.concatenate((over, np.zeros(len(windows) - late, np.bool_))))
+        releases += self._settle()
+        ended = [s for a in releases if isinstance(a, Destage) for s in a.slices]
+        return actions + self._compactions(ended + self._shared.swept(self._compaction)) + releases
 
     def _batch_ended(self, last: bool) -> list[Action | Order]:
         waiting = self._waiting()

@@ -18,14 +18,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aion.core.trigger.distribution import Floats, LateDistribution
 
-Solver = Literal["exact", "descent"]
 BALANCE = 1e-8
 """The intervals of a plan are equally stale, up to about twice this relative difference.
 
@@ -72,18 +70,14 @@ class TriggerPlan:
         return np.ceil(self.instants * horizon_us).astype(np.int64)
 
 
-def check(bound: float | None, executions: int | None, solver: str) -> None:
-    """Raises ValueError unless exactly one of ``bound`` (above 0) and ``executions`` (1 or more) is given, and for an
-    unknown solver.
-    """
+def check(bound: float | None, executions: int | None) -> None:
+    """Raises ValueError unless exactly one of ``bound`` (above 0) and ``executions`` (1 or more) is given."""
     if (bound is None) == (executions is None):
         raise ValueError("give either a bound or a number of executions")
     if bound is not None and not bound > 0:
         raise ValueError(f"a bound of {bound} is not above 0: no number of executions keeps it")
     if executions is not None and executions < 1:
         raise ValueError(f"{executions} executions are less than 1")
-    if solver not in ("exact", "descent"):
-        raise ValueError(f"solver {solver!r} is unknown; use 'exact' or 'descent'")
 
 
 def plan(
@@ -92,24 +86,19 @@ def plan(
     bound: float | None = None,
     executions: int | None = None,
     after: float | None = None,
-    solver: Solver = "exact",
 ) -> TriggerPlan:
     """The plan with the fewest executions that keep ``bound``, or with ``executions`` executions.
 
     Either way they are placed so that the maximum of staleness is smallest. There may be fewer than ``executions`` if
     more are of no use. ``after``: the lateness of the last late execution; None: there was only the on-time one.
-    ``descent``: the paper's own method. It may miss the smallest maximum. If it ends above the bound, the plan of
-    :func:`fewest` is used. Raises ValueError as :func:`check` does.
+    Raises ValueError as :func:`check` does.
     """
-    check(bound, executions, solver)
+    check(bound, executions)
     placed = fewest(late, bound, after=after) if bound is not None else None
     number = placed.executions if placed is not None else executions
     if not number:
         return _plan(late, after, [], [])
-    if solver == "descent":
-        found = descent(late, number, after=after).plan
-    else:
-        found = balanced(late, number, after=after, bound=bound)
+    found = balanced(late, number, after=after, bound=bound)
     return placed if placed is not None and bound is not None and found.maximum > bound else found
 
 
@@ -200,55 +189,3 @@ def _root(
 
 def _plan(late: LateDistribution, after: float | None, times: Sequence[float], shares: Sequence[float]) -> TriggerPlan:
     return TriggerPlan(np.array(times, dtype=np.float64), np.array(shares, dtype=np.float64), *late.seen(after))
-
-
-# -- the paper's method -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Descent:
-    """Where gradient descent ended. ``converged``: whether all intervals are equally stale, within the tolerance."""
-
-    plan: TriggerPlan
-    iterations: int
-    converged: bool
-
-
-def descent(
-    late: LateDistribution,
-    executions: int,
-    *,
-    after: float | None = None,
-    rate: float = 1.0,
-    iterations: int = 1000,
-    tolerance: float = 1e-6,
-) -> Descent:
-    """``executions`` executions, balanced as the paper describes it (section 3.4), for comparison.
-
-    They start at the quantiles of the distribution. Then each one, in order of time, moves against the gradient of the
-    difference in staleness between the two intervals next to it. With ``rate`` 1 it moves as far as would make them
-    equal if the gradient did not change. It stops when the standard deviation of the staleness is below ``tolerance``
-    times the mean, or after ``iterations`` rounds. The paper gives no values for rate, tolerance and iterations.
-    """
-    last, already = late.seen(after)
-    if already == 1.0:
-        return Descent(_plan(late, after, [], []), 0, True)
-    wanted = already + (1.0 - already) * np.arange(1, executions) / executions
-    t = [last, *(max(late.quantile(w), last) for w in wanted.tolist()), late.end]
-    done = 0
-    for done in range(iterations + 1):
-        f = [already, *(late.at(x) for x in t[1:-1]), 1.0]
-        staleness = np.diff(t) * np.diff(f)
-        if staleness.std() <= tolerance * staleness.mean() or done == iterations:
-            break
-        for i in range(1, executions):
-            x = t[i]
-            share, density = late.at(x), late.density(x)
-            left = (x - t[i - 1]) * (share - f[i - 1])
-            right = (t[i + 1] - x) * (f[i + 1] - share)
-            gradient = f[i + 1] - f[i - 1] + density * (t[i + 1] - t[i - 1])
-            if gradient > 0:
-                t[i] = min(max(x - rate * (left - right) / gradient, t[i - 1]), t[i + 1])
-                f[i] = late.at(t[i])
-    converged = bool(staleness.std() <= tolerance * staleness.mean())
-    return Descent(_plan(late, after, t[1:], f[1:]), done, converged)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aion.core.trigger.distribution import LateDistribution
-from aion.core.trigger.planner import Solver, TriggerPlan, check, plan
+from aion.core.trigger.planner import TriggerPlan, check, plan
 
 REMEMBERED_PLANS = 50_000
 """The most plans that a staleness trigger caches: one for each lateness of a last execution, about 300 bytes each."""
@@ -207,14 +207,12 @@ class StalenessTrigger:
         bound: float | None = None,
         *,
         executions: int | None = None,
-        solver: Solver = "exact",
         forecast: Forecast | None = None,
     ) -> None:
         """Without a ``forecast`` it uses :class:`NothingKnown`. Raises ValueError as ``planner.check`` does."""
-        check(bound, executions, solver)
+        check(bound, executions)
         self.bound = bound
         self.executions = executions
-        self.solver: Solver = solver
         self.forecast: Forecast = forecast if forecast is not None else NothingKnown()
         self._version = self.forecast.version
         self._known: dict[int, _Known] = {}
@@ -268,7 +266,7 @@ class StalenessTrigger:
         return later if next_us is None else (next_us, *later)[:MOST_PLANNED]
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": "staleness", "bound": self.bound, "executions": self.executions, "solver": self.solver}
+        return {"kind": "staleness", "bound": self.bound, "executions": self.executions}
 
     def staleness(self, view: LateView) -> float:
         """The staleness of the window now, against ``expected_total``."""
@@ -280,8 +278,8 @@ class StalenessTrigger:
 
         The plain expectation is too high for every other window, and those would not keep the bound.
         """
-        late, sure = self._distribution(view.bound_us).late, self._sure(view)
-        return view.late_events + sure * (1.0 - late.at(view.lateness_us / view.bound_us))
+        late, cautious = self._distribution(view.bound_us).late, self._cautious(view)
+        return view.late_events + cautious * (1.0 - late.at(view.lateness_us / view.bound_us))
 
     # -- what follows from the forecast -------------------------------------------------------------------
 
@@ -306,13 +304,13 @@ class StalenessTrigger:
     def _reaches(self, view: LateView, more: int, level: float) -> float:
         """The lateness at which staleness reaches ``level`` if no event comes before, and ``more`` come then.
 
-        The lateness is a share of the bound. It solves (u - last) * pending = level * (came + sure * (1 - F(u))): the
-        longer no event comes, the fewer are still expected.
+        The lateness is a share of the bound. It solves (u - last) * pending = level * (came + cautious * (1 - F(u))):
+        the longer no event comes, the fewer are still expected.
         """
-        late, sure = self._distribution(view.bound_us).late, self._sure(view)
+        late, cautious = self._distribution(view.bound_us).late, self._cautious(view)
         pending, came = view.pending + more, view.late_events + more
         last = view.executed_us / view.bound_us
-        return late.first(pending, level * sure, level * (came + sure) + last * pending)
+        return late.first(pending, level * cautious, level * (came + cautious) + last * pending)
 
     def _last(self, view: LateView) -> int | None:
         """The lateness of the last late execution; None if there was none yet."""
@@ -325,7 +323,7 @@ class StalenessTrigger:
     def _expected(self, view: LateView) -> float:
         return self.forecast.expected_late(view.on_time_events) * self._distribution(view.bound_us).within
 
-    def _sure(self, view: LateView) -> float:
+    def _cautious(self, view: LateView) -> float:
         """How many late events the whole window will get; with a bound, a cautious number."""
         expected = self._expected(view)
         if self.bound is None:
@@ -363,7 +361,7 @@ class StalenessTrigger:
 
     def _plan(self, late: LateDistribution, bound_us: int, last_us: int | None, left: int) -> TriggerPlan:
         after = None if last_us is None else last_us / bound_us
-        return plan(late, bound=self.bound, executions=left or None, after=after, solver=self.solver)
+        return plan(late, bound=self.bound, executions=left or None, after=after)
 
 
 def trigger_from_json(value: Mapping[str, Any], forecast: Forecast | None = None) -> Trigger:
@@ -376,9 +374,7 @@ def trigger_from_json(value: Mapping[str, Any], forecast: Forecast | None = None
         case "count":
             return CountTrigger(value["every"])
         case "staleness":
-            return StalenessTrigger(
-                value["bound"], executions=value["executions"], solver=value["solver"], forecast=forecast
-            )
+            return StalenessTrigger(value["bound"], executions=value["executions"], forecast=forecast)
     raise ValueError(f"unknown trigger {value['kind']!r}")
 
 

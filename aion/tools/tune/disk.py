@@ -52,7 +52,7 @@ class GivenUp(Exception):
     """The error of a request that was cancelled."""
 
 
-class Request(Generic[T]):
+class SimulatedIo(Generic[T]):
     """A :class:`state_backends.store.io.Pending`."""
 
     __slots__ = ("_callbacks", "_disk", "_error", "_over", "_value", "number", "priority", "steps", "submitted_s")
@@ -115,16 +115,16 @@ class SimulatedDisk:
         self._rate, self._capacity = rate_limit, capacity
         self._background_from_s = 0.0
         self._free_s = 0.0
-        self._heap: list[tuple[Priority, int, Request[Any]]] = []
-        self._chosen: Request[Any] | None = None  # has the step under way, or the next one
+        self._heap: list[tuple[Priority, int, SimulatedIo[Any]]] = []
+        self._chosen: SimulatedIo[Any] | None = None  # has the step under way, or the next one
         self._begin_s = 0.0  # of its step
         self._moved: int | None = None  # in it; None: it did not run yet
         self._spent_s = 0.0
         self._numbers = 0
         self._queued = 0
 
-    def submit(self, priority: Priority, steps: Steps[T]) -> Request[T]:
-        request = Request(self, priority, self._numbers, steps, self.now_s)
+    def submit(self, priority: Priority, steps: Steps[T]) -> SimulatedIo[T]:
+        request = SimulatedIo(self, priority, self._numbers, steps, self.now_s)
         self._numbers += 1
         self._queued += 1
         heapq.heappush(self._heap, (priority, request.number, request))
@@ -134,7 +134,7 @@ class SimulatedDisk:
             self._choose(self.now_s)
         return request
 
-    def raise_to(self, request: Request[Any], priority: Priority) -> None:
+    def raise_to(self, request: SimulatedIo[Any], priority: Priority) -> None:
         if priority < request.priority and not request.over():
             # The old entry stays in the heap. It has the old priority, so it is skipped.
             request.priority = priority
@@ -211,7 +211,7 @@ class SimulatedDisk:
             return True
         return False
 
-    def _run(self, request: Request[Any]) -> None:
+    def _run(self, request: SimulatedIo[Any]) -> None:
         self.now_s = max(self.now_s, self._begin_s)
         if request.over():
             self._leave(request)
@@ -232,7 +232,7 @@ class SimulatedDisk:
         if self._rate is not None and request.priority in LIMITED:
             self._background_from_s = max(self._background_from_s, self._begin_s) + moved / self._rate
 
-    def _end(self, request: Request[Any], moved: int) -> None:
+    def _end(self, request: SimulatedIo[Any], moved: int) -> None:
         self.now_s = max(self.now_s, self._free_s)
         if request.over():
             self._leave(request)
@@ -242,7 +242,7 @@ class SimulatedDisk:
             self._chosen = None
             heapq.heappush(self._heap, (request.priority, request.number, request))
 
-    def _leave(self, request: Request[Any]) -> None:
+    def _leave(self, request: SimulatedIo[Any]) -> None:
         """The request has no further step. A cancelled one cleans up."""
         if self._chosen is request:
             self._chosen = None

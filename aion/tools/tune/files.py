@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from aion.core.ingest.block import Block, BlockKind, Codec, Compacted, Compression, Header
 from aion.errors import CorruptBlock
-from aion.tools.tune.disk import Machine, Moved, Request, SimulatedDisk
+from aion.tools.tune.disk import Machine, Moved, SimulatedDisk, SimulatedIo
 from state_backends.files.names import SstFile
 from state_backends.store.io import Priority, Steps
 from state_backends.store.sst_file import SYNC_BYTES, Indexed
@@ -131,7 +131,7 @@ class ShardDisk:
         """Call it before a prestage, which may make several requests. Only the first of them takes time to begin."""
         self._begins = True
 
-    def submit(self, priority: Priority, steps: Steps[T]) -> Request[T]:
+    def submit(self, priority: Priority, steps: Steps[T]) -> SimulatedIo[T]:
         if priority is Priority.PRESTAGE:
             extra_s = 0.0
             if self._begins:
