@@ -155,7 +155,7 @@ class Destage:
         if self.how == "spin":
             while True: pass
         if self.how == "exit": raise SystemExit(1)
-class JustInTimePrestage(Destage):
+class Prestage(Destage):
     def start_at_s(self, due_s, size_bytes, pessimistic_s): return self.suggest(None)
     def observe(self, size_bytes, seconds): self.suggest(None)
 class Broken:
