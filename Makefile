@@ -1,5 +1,7 @@
 # Two commands for a newcomer: `make demo` and `make test`. Both set up their own .venv first.
 PYTHON ?= python3
+# Tests start many processes. Each starts in half the time where bytecode may be written.
+export PYTHONDONTWRITEBYTECODE =
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -25,7 +27,8 @@ test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not proof"
 
 proof: setup
-	$(BIN)/python -m pytest -m proof
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --timeout 3600 \
+		-m "proof or hypothesis"
 
 format: setup
 	$(BIN)/ruff check --fix .

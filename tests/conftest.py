@@ -1,6 +1,7 @@
 """For all tests: hypothesis profiles, a temporary folder of their own, and a guard that nothing is left behind.
 
-``HYPOTHESIS_PROFILE=thorough pytest`` looks longer and elsewhere than ``ci``, which always tries the same.
+Property tests look at a few examples, always the same ones. With ``HYPOTHESIS_PROFILE=thorough`` they look at many, and
+at others each time.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from tests import jvm
 from tests.leaks import nothing_is_left_behind, wait_for_the_end_of, wait_for_the_servers_in
 
 settings.register_profile(
-    "ci", derandomize=True, max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "ci", derandomize=True, max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("thorough", max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("thorough", max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 SHARED = Path(tempfile.gettempdir())
@@ -37,25 +38,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent.name not in SLOW)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """A run with several workers, which is one of the whole suite, begins with what makes each JVM start faster.
-
-    What an earlier run has made serves any run.
-    """
-    if hasattr(config, "workerinput") or config.cache is None:
-        return
-    archive = jvm.archive_in(config.cache.mkdir("jvm"))
-    os.environ[jvm.ARCHIVE] = str(archive)
-    if not archive.exists() and getattr(config.option, "numprocesses", None):
-        writing = jvm.begin(archive)
-
-        def stop_writing() -> None:
-            writing.kill()
-            writing.wait()
-
-        config.add_cleanup(stop_writing)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def temporary() -> Iterator[Path]:
     """Where this session, and every process that it starts, has its temporary files; with pytest's own elsewhere.
@@ -65,7 +47,7 @@ def temporary() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="aion-tests-", dir=SHARED))
     environment = dict(os.environ)
     os.environ |= {"TMPDIR": str(folder), MARK: uuid.uuid4().hex}
-    os.environ["JAVA_TOOL_OPTIONS"] = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {jvm.options()}".strip()
+    os.environ["JAVA_TOOL_OPTIONS"] = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {jvm.OPTIONS}".strip()
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(SHARED))  # which keeps tmp_path for those who look for a bug
     tempfile.tempdir = None
     yield folder

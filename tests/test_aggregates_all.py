@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from aion import aggregates as A
 from aion.errors import ApplyError, ConfigError, SchemaError
 from tests import aggregate_oracle as o
+from tests.examples import some
 
 Row = dict[str, Any]
 TIME = pa.timestamp("us", "UTC")
@@ -267,7 +268,7 @@ def test_properties_are_declared(name: str) -> None:
     assert found == {p: p in properties for p in "dci"}
 
 
-@settings(max_examples=20)
+@some(2 / 5)
 @given(tables({"double": NUMBERS["double"]}), st.randoms(use_true_random=False))
 def test_what_commutes_does(data: tuple[pa.Schema, list[Row]], random: Any) -> None:
     """In any order of arrival, and of merging: the very same values, to the last bit."""

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
@@ -26,11 +26,12 @@ from aion.execute.executor import Executor
 from aion.execute.spilling import parts_by_key
 from state_backends.store.protocol import StoredBlock
 from tests import aggregate_oracle as o
+from tests.examples import some
 from tests.local.scenarios import POLICIES, Scenario, expected_panes, panes_of, policy, run, scenarios, truth
 from tests.oracle import Definition, Event
 
 # An operator with all these aggregates does a lot in each of its calls.
-few = settings(max_examples=max(settings.default.max_examples // 4, 1))
+few = some(1 / 4)
 
 
 def extremes_and_their_distance() -> A.Aggregate:

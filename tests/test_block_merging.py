@@ -21,12 +21,10 @@ from aion.core.plan import Plan, make_plan
 from aion.errors import CorruptBlock
 from aion.execute.assembly import make_operator
 from aion.execute.executor import Executor
-from state_backends.store.protocol import StoredBlock
+from state_backends.store.protocol import Only, StoredBlock
 
 SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.float64())])
 WINDOWS = [aion.Tumbling("10s"), aion.Sliding("25s", "10s")]
-KEYED = {"sessions": [*WINDOWS, aion.Session("3s"), aion.Session("7s")]}
-KEYED["beside event rows"] = [*KEYED["sessions"], aion.PerRecord("5s")]
 # What does not depend on the order of arrival, which a shuffle does not keep.
 AGGREGATES = {
     "n": A.count(),
@@ -47,18 +45,22 @@ def in_order(key: Any, window: Any, events: Iterable[pa.RecordBatch]) -> dict[st
     return {"text": repr(rows)}
 
 
-def plan_for(how: str) -> Plan:
+def plan_for(how: str, windows: Sequence[Any] = WINDOWS) -> Plan:
     given: dict[str, Any] = {"aggregates": None, "apply": None, "outputs": None}
     if how == "events":
         given |= {"apply": in_order, "outputs": "text string"}
-    elif how in ("partials", *KEYED):
+    elif how == "partials":
         given |= {"aggregates": {name: AGGREGATES[name] for name in ("n", "total", "average", "low", "about")}}
     else:
         given |= {"aggregates": AGGREGATES}
-    return make_plan(SCHEMA, key="k", time="ts", windows=KEYED.get(how, WINDOWS), **given)
+    return make_plan(SCHEMA, key="k", time="ts", windows=windows, **given)
 
 
-PLANS = {how: plan_for(how) for how in ("partials", "values", "events", *KEYED)}
+HOW = ("partials", "values", "events")
+PLANS = {how: plan_for(how) for how in HOW}
+SESSIONS = [aion.Session("3s"), aion.Session("8s"), aion.Tumbling("10s")]
+OF_SESSIONS = {how: plan_for(how, SESSIONS) for how in HOW}
+OF_SESSIONS["partials beside rows of events"] = plan_for("partials", [*SESSIONS, aion.PerRecord("5s")])
 
 
 class Kept:
@@ -72,10 +74,11 @@ class Kept:
             stored = StoredBlock(seq, block)
             self.blocks.setdefault(block.header.slice_us, []).append(stored)
 
-    def read(self, slices: Sequence[int], *, blocking: bool = False, only: None = None) -> Iterator[StoredBlock]:
+    def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
+        assert only is None
         return (stored for s in slices for stored in self.blocks.get(s, []))
 
-    def prestage(self, slices: Sequence[int]) -> None:
+    def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
         pass
 
     def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
@@ -83,14 +86,16 @@ class Kept:
             self.blocks.pop(slice_us, None)
 
 
-def panes(plan: Plan, blocks: Sequence[ShardBlock]) -> list[str]:
-    """Everything that the shards yield: on time, and what has no time."""
+def panes(plan: Plan, *batches: Sequence[ShardBlock]) -> list[str]:
+    """Everything that the shards yield: what is in time, or late for an earlier batch; and what has no time."""
     rows: list[dict[str, Any]] = []
     for shard in SHARDS:
         executor = Executor(plan, make_operator(plan, POLICY, None), Kept())
-        mine = [b.block for b in blocks if b.shard == shard]
-        for batch in (*executor.arrive(mine), *executor.end_batch(), *executor.advance(10**9)):
-            rows += batch.to_pylist()
+        for number, blocks in enumerate(batches, 1):
+            mine = [b.block for b in blocks if b.shard == shard]
+            watermark = 10**9 if number == len(batches) else 30_000_000 * number
+            for batch in (*executor.arrive(mine), *executor.end_batch(), *executor.advance(watermark)):
+                rows += batch.to_pylist()
     # Of events without a time each block's come out by themselves.
     dropped = sum(r["events"] for r in rows if r["kind"] == "dropped")
     return [*sorted(repr(r) for r in rows if r["kind"] != "dropped"), f"{dropped} dropped"]
@@ -126,12 +131,44 @@ def test_any_tree_gives_the_same_panes(how: str, data: st.DataObject) -> None:
     )
     nodes = [built(plan, table(rows), target, **form) for rows in children]
     expected = panes(plan, [block for node in nodes for block in node])
+    assert panes(plan, through_a_tree(plan, nodes, target, data, **form)) == expected
+
+
+def through_a_tree(
+    plan: Plan, nodes: list[list[ShardBlock]], target_bytes: int, data: st.DataObject, **form: Any
+) -> list[ShardBlock]:
+    """What the last node of any tree over these nodes hands on."""
     while len(nodes) > 1:
         # Any number of neighbours share a parent; one without siblings is merged with itself.
         size = data.draw(st.integers(1, len(nodes)))
         together = [block for node in nodes[:size] for block in data.draw(st.permutations(node))]
-        nodes = [*nodes[size:], merged(plan, together, target, **form)] if size > 1 else nodes[1:] + nodes[:1]
-    assert panes(plan, merged(plan, nodes[0], target, **form)) == expected
+        nodes = [*nodes[size:], merged(plan, together, target_bytes, **form)] if size > 1 else nodes[1:] + nodes[:1]
+    return merged(plan, nodes[0], target_bytes, **form)
+
+
+@pytest.mark.parametrize("how", OF_SESSIONS)
+@given(data=st.data())
+def test_sessions_are_the_same_whichever_tree_their_events_came_through(how: str, data: st.DataObject) -> None:
+    """Also those of events from several children, and those that late events of a second batch extend or join."""
+    plan = OF_SESSIONS[how]
+    target = data.draw(st.sampled_from([200, 2_000, 1 << 20]))
+    batches = [
+        [built(plan, table(rows), target) for rows in data.draw(st.lists(EVENTS, min_size=1, max_size=4))]
+        for _ in range(2)
+    ]
+    expected = panes(plan, *([block for node in nodes for block in node] for nodes in batches))
+    assert panes(plan, *(through_a_tree(plan, nodes, target, data) for nodes in batches)) == expected
+
+
+def test_late_events_that_came_through_a_tree_join_sessions() -> None:
+    """The property above says nothing where no session is retracted: here one is."""
+    plan = OF_SESSIONS["partials"]
+    first = [built(plan, table([(0, second * 1_000_000, 1.0)]), 200) for second in (1, 2, 6)]
+    late = [built(plan, table([(0, second * 1_000_000, 1.0)]), 200) for second in (4, 5)]
+    rows = panes(plan, *(merged(plan, [block for node in nodes for block in node], 200) for nodes in (first, late)))
+    short = [row for row in rows if "session 3 seconds" in row]
+    assert len([row for row in short if "retracted" in row]) == 2
+    assert len([row for row in short if "'n': 5" in row]) == 1
 
 
 @pytest.mark.parametrize("how", ["partials", "values"])

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
@@ -21,6 +21,7 @@ from aion.core.lateness.models import NAMES
 from aion.core.lateness.observe import Lateness
 from aion.errors import FormatError
 from policies.cleanup import BoundDecision, Cleanup, Reason, decide
+from tests.examples import some
 from tests.late import DAY, HOUR, MINUTE, SECOND, Draw, drawn, exponential, lognormal, same_in_every_epoch
 
 ASKED = Cleanup(initial_bound_us=HOUR)
@@ -177,7 +178,7 @@ def test_more_coverage_or_confidence_never_gives_a_smaller_bound(
         assert max(bounds) <= 4 * HOUR
 
 
-@settings(max_examples=15)
+@some(1 / 3)
 @given(st.integers(0, 20), st.sampled_from(["empirical", "auto", "weibull"]))
 def test_more_coverage_never_gives_a_smaller_bound_of_what_was_learnt(seed: int, model: str) -> None:
     rng = np.random.default_rng(seed)

@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aion.core.compaction.files import Choice, FileView, Limits, choose
 from state_backends.files.names import MERGED, Doomed
 from state_backends.versions.manifest import FileEntry, Identity, Manifest, Past
 from state_backends.versions.retention import Retention, floor_of, manifest_name
+from tests.examples import some
 
 KIB, MIB = 1 << 10, 1 << 20
 LIMITS = Limits(worth_bytes=1)
@@ -268,7 +269,7 @@ class Folder:
         return self.live_bytes + sum(self.dying[-self.retain + 1 :] if self.retain > 1 else [])
 
 
-@settings(max_examples=25)
+@some(1 / 2)
 @given(
     seed=st.integers(0, 1000),
     window=st.sampled_from([3, 40, 200, 600]),
@@ -299,7 +300,7 @@ def test_a_byte_is_not_written_often() -> None:
     assert len(folder.live) < 60
 
 
-@settings(max_examples=10)
+@some(1 / 5)
 @given(seed=st.integers(0, 1000), window=st.sampled_from([3, 40]), retain=st.sampled_from([2, 5, 20]))
 def test_crashes_leave_nothing_for_good(seed: int, window: int, retain: int) -> None:
     folder = Folder(seed, window, retain, 100 * KIB, bursts=True, crashes=0.1)

@@ -300,38 +300,6 @@ def test_the_queries_without_spark(year: Flights, query: demo.Query) -> None:
     assert counters["late_events"] == (data.seen_lateness_us() >= 0).sum() > 0
 
 
-def test_spark_computes_the_truth_and_keeps_the_watermark_below_the_filter(
-    year: Flights, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from pyspark.sql import SparkSession
-
-    from experiments.flights import arrivals
-
-    data = year.choose(1_000)
-    write_stream(data.table, tmp_path / "flights")
-    running = SparkSession.getActiveSession()
-    spark = running or aion.configure(SparkSession.builder.master("local[1]")).getOrCreate()
-    try:
-        for query in demo.QUERIES:
-            spark_truth = demo.truth_of(spark, query, tmp_path).toArrow().to_pandas()
-            comparison = compare(
-                query.name,
-                pandas_truth(data, query),
-                spark_truth.assign(pane=0),
-                [query.key],
-                list(query.truth),
-            )
-            assert comparison.equal, verdict(comparison)
-        capsys.readouterr()
-        arrivals(spark, tmp_path / "flights").select("scheduled").explain()
-        plan = capsys.readouterr().out
-    finally:
-        if running is None:
-            spark.stop()
-    assert plan.index("Filter") < plan.index("EventTimeWatermark") < plan.index("StreamingRelation")
-    assert plan.count("Filter") == 1, plan
-
-
 # -- the report ---------------------------------------------------------------------------------------
 
 

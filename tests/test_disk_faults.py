@@ -381,9 +381,10 @@ def copy_of(story: Story, folder: Path) -> Story:
 @pytest.mark.parametrize(
     ("kind", "how", "code", "step"),
     [
-        ("tiered", "instead", errno.EIO, 1),
-        ("tiered", "after", errno.EIO, 3),
-        ("tiered", "on", errno.ENOSPC, 3),
+        pytest.param("tiered", "instead", errno.EIO, 1, marks=pytest.mark.proof),
+        ("tiered", "instead", errno.EIO, 4),
+        ("tiered", "after", errno.EIO, 5),
+        ("tiered", "on", errno.ENOSPC, 5),
         ("rocksdb", "instead", errno.ENOSPC, 5),
         ("rocksdb", "on", errno.EROFS, 5),
         ("memory", "instead", errno.EIO, 5),

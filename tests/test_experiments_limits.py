@@ -14,6 +14,16 @@ from aion.cli import app
 ARGUMENTS = ["--budget-mib", "16", "--readers", "2", "--prestage-mib", "40", "--days", "8"]
 
 
+def test_one_leg_is_measured_alone(tmp_path: Path) -> None:
+    some = ["--legs", "commit", "--prestage-mib", "4", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, ["experiment", "limits", *some], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "limits.json").read_text())
+    assert found["commit"]["beside_s"] > 0 and not {"memory", "requests", "size"} & found.keys()
+    assert done.output.startswith("commit: of one block beside a prestage of 4 MiB")
+
+
+@pytest.mark.proof
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process's memory is read from /proc")
 def test_the_command_measures_and_says_what_it_found(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["experiment", "limits", *ARGUMENTS, "--out", str(tmp_path)], catch_exceptions=False)

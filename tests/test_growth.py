@@ -138,7 +138,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+QUICK = {"dense, late, learnt", "sessions"}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(of, id=name, marks=[pytest.mark.proof] * (name not in QUICK)) for name, of in CASES.items()]
+)
 def test_a_year_leaves_no_more_than_its_first_week(case: dict[str, Any]) -> None:
     year = Year(**case)
     week = most(year.steps(BEGIN + 7 * DAY))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
@@ -110,20 +110,16 @@ def told(orders: Sequence[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=str)
-def test_a_restart_changes_nothing(definition: Any) -> None:
-    @settings(max_examples=60, deadline=None)
-    @given(steps, st.sampled_from([0, 10, 1000]), st.integers(1, 3))
-    def property_(script: list[Any], bound_us: int, every: int) -> None:
-        straight, restarted = Shard(definition, bound_us), Shard(definition, bound_us)
-        for i, step in enumerate(script):
-            assert told(straight.do(step)) == told(restarted.do(step))
-            if isinstance(definition, aion.Session):
-                assert (np.diff(straight.windows.index["id"]) > 0).all(), "so that little is sorted to compare it"
-            restarted.save()
-            if i % every == 0:
-                restarted.restart()
-
-    property_()
+@given(script=steps, bound_us=st.sampled_from([0, 10, 1000]), every=st.integers(1, 3))
+def test_a_restart_changes_nothing(definition: Any, script: list[Any], bound_us: int, every: int) -> None:
+    straight, restarted = Shard(definition, bound_us), Shard(definition, bound_us)
+    for i, step in enumerate(script):
+        assert told(straight.do(step)) == told(restarted.do(step))
+        if isinstance(definition, aion.Session):
+            assert (np.diff(straight.windows.index["id"]) > 0).all(), "so that little is sorted to compare it"
+        restarted.save()
+        if i % every == 0:
+            restarted.restart()
 
 
 def test_a_version_costs_what_changed() -> None:

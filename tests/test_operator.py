@@ -42,6 +42,7 @@ from aion.core.slicing.grid import NO_SLICE, SliceGrid
 from aion.core.trigger.triggers import EveryBatchTrigger
 from aion.core.windows import Periodic, Sliding, Tumbling
 from policies.cleanup import Cleanup
+from tests.examples import some
 
 
 def bound_of(bound_us: int, snapshot: dict[str, Any] | None = None) -> AdaptiveBound:
@@ -624,10 +625,11 @@ class OperatorMachine(RuleBasedStateMachine):
         assert not len(self.operator.windows) and not len(self.operator.segments)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("bound", [0, 30])
 @pytest.mark.parametrize("segmented", [False, True], ids=["slices", "segments"])
 @pytest.mark.parametrize("windows", GRIDS, ids=lambda windows: ", ".join(map(str, windows)))
 def test_any_life(windows: tuple[Periodic, ...], segmented: bool, bound: int) -> None:
     if segmented and not SliceGrid(windows).has_segments:
         pytest.skip("each slice is a segment")
-    run_state_machine_as_test(lambda: OperatorMachine(windows, bound, segmented))
+    run_state_machine_as_test(lambda: OperatorMachine(windows, bound, segmented), settings=some(1 / 2))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import aion
@@ -25,6 +25,7 @@ from aion.core.slicing.tree import SliceTree, choose_height, spans
 from aion.errors import IntegerOverflow
 from aion.execute.combining import WINDOWS_AT_ONCE, Loaded, windows_at_once
 from tests import aggregate_oracle as o
+from tests.examples import some
 from tests.local.scenarios import (
     AGGREGATES,
     Scenario,
@@ -39,7 +40,7 @@ from tests.local.scenarios import (
 from tests.oracle import Definition, Event
 from tests.test_aggregates_windows import extremes_and_their_distance
 
-few = settings(max_examples=max(settings.default.max_examples // 5, 1))
+few = some(1 / 5)
 
 # Of a fixed size, and exact in any grouping.
 EXACT: dict[str, A.Aggregate] = {

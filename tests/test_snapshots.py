@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
@@ -144,19 +144,22 @@ TRIGGERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("windows", WINDOWS.values(), ids=WINDOWS)
-def test_any_count_at_any_time_can_be_written_and_read_again(windows: Any) -> None:
-    @settings(deadline=None, max_examples=40)
-    @given(STEPS, st.sampled_from(TRIGGERS), st.sampled_from(["1 min", "4 days", "3652500 days"]), st.booleans())
-    def property_(steps: list[Any], trigger: dict[str, Any], bound: str, learns: bool) -> None:
-        lateness = {"initial_bound": bound, "max_bound": bound, "coverage": 0.9 if learns else None}
-        life = Life(windows, {"lateness": lateness, "trigger": trigger})
-        for watermark, events in steps:
-            life.tell(WatermarkAdvanced(watermark))
-            life.arrive(events)
-            life.tell(BatchEnded())
-            life.commit()
-
-    property_()
+@given(
+    steps=STEPS,
+    trigger=st.sampled_from(TRIGGERS),
+    bound=st.sampled_from(["1 min", "4 days", "3652500 days"]),
+    learns=st.booleans(),
+)
+def test_any_count_at_any_time_can_be_written_and_read_again(
+    windows: Any, steps: list[Any], trigger: dict[str, Any], bound: str, learns: bool
+) -> None:
+    lateness = {"initial_bound": bound, "max_bound": bound, "coverage": 0.9 if learns else None}
+    life = Life(windows, {"lateness": lateness, "trigger": trigger})
+    for watermark, events in steps:
+        life.tell(WatermarkAdvanced(watermark))
+        life.arrive(events)
+        life.tell(BatchEnded())
+        life.commit()
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.lateness.observe import Lateness
 from policies.cleanup import BoundDecision, Cleanup, Reason
+from tests.examples import some
 from tests.late import DAY, HOUR, MINUTE, SECOND, Draw, drawn, exponential, lognormal
 
 ASKED = Cleanup(15 * MINUTE, coverage=0.9)
@@ -75,7 +76,7 @@ def test_one_that_has_seen_much_teaches_one_that_has_seen_little() -> None:
     assert taught.lateness.to_json() == little.to_json(), "what others saw is not kept as one's own"
 
 
-@settings(max_examples=25)
+@some(1 / 2)
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=4), st.randoms(use_true_random=False))
 def test_it_does_not_matter_who_asks_and_in_which_order_others_are_received(seeds: list[int], random: Any) -> None:
     everyone = []
@@ -231,7 +232,7 @@ class Query:
         return found
 
 
-@settings(max_examples=8)
+@some(1 / 6)
 @given(
     st.lists(STEPS, min_size=3, max_size=3),
     st.sets(st.integers(0, 2), max_size=2),

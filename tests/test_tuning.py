@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
@@ -23,6 +23,7 @@ from aion.execute.trace import SCHEMA, Definition, Recorder, Trace, fitted, read
 from aion.tools.tune.disk import Machine, Moved, SimulatedDisk
 from aion.tools.tune.simulator import as_recorded, simulate
 from state_backends.store.io import Priority, Steps
+from tests.examples import some
 
 S = 1_000_000
 FAST = Machine(1e9, 1e-5, 1e9, 1e-4, 1e9)
@@ -79,7 +80,7 @@ def recorded(folder: Path, kind: str, windows: Any, policy: Any, stream: list[tu
         return operator.counters
 
 
-@settings(max_examples=12, deadline=None)
+@some(1 / 4)
 @given(
     kind=st.sampled_from(list(KINDS)),
     windows=st.sampled_from(list(WINDOWS)),

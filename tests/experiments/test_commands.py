@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(900)]
 
 SMALL = ("--events", "2000", "--batches", "3", "--runs", "1", "--warm-ups", "0")
 

@@ -29,6 +29,7 @@ TINY = Settings(
 )
 
 
+@pytest.mark.proof
 def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     told: list[str] = []
 
@@ -59,6 +60,7 @@ def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(tmp_path: Path) -
     assert first.stat().st_mtime_ns == modified
 
 
+@pytest.mark.proof
 def test_a_cell_that_dies_of_memory_is_recorded_and_not_asked_for_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +78,7 @@ def test_a_cell_that_dies_of_memory_is_recorded_and_not_asked_for_more(
     assert told == ["1 of 2 cells are done already"], "who died is not run again"
 
 
+@pytest.mark.proof
 @pytest.mark.skipif("kafka" in os.environ.get("PYSPARK_SUBMIT_ARGS", ""), reason="the package is there")
 def test_a_sweep_with_kafka_but_without_sparks_package_ends_before_its_first_cell(tmp_path: Path) -> None:
     settings = TINY.model_copy(update={"source": "kafka", "kafka": "localhost:9092"})

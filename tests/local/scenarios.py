@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import settings
 from hypothesis import strategies as st
 
 import aion
@@ -238,6 +237,3 @@ def scenarios(draw: st.DrawFn, windows: st.SearchStrategy[Any] = definitions) ->
             number += len(step)
         done.append(step)
     return Scenario(draw(windows), draw(st.sampled_from([0, 5, 30])), key, (*done, FOREVER))
-
-
-few = settings(max_examples=max(settings.default.max_examples // 2, 1))

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import aion
 from aion.config import Policy
+from tests.examples import some
 from tests.local.scenarios import (
     AGGREGATES,
     COLLECTED,
@@ -29,7 +30,6 @@ from tests.local.scenarios import (
     drops_of,
     expected_drops,
     expected_panes,
-    few,
     in_order,
     panes_of,
     plain,
@@ -128,7 +128,7 @@ def test_the_last_pane_of_a_window_is_the_truth_of_all_its_events(name: str, sce
     assert timeless.total() == sum(e["ts"] is None for e in scenario.events)
 
 
-@few
+@some(1 / 2)
 @given(scenario=scenarios())
 def test_every_policy_gives_the_same_panes(scenario: Scenario) -> None:
     for definition in ({"aggregates": AGGREGATES}, {"apply": collected, "schema": COLLECTED}):
@@ -141,7 +141,7 @@ def test_every_policy_gives_the_same_panes(scenario: Scenario) -> None:
             assert calls_of == found["memory_only"], name
 
 
-@few
+@some(1 / 2)
 @given(scenario=scenarios(st.sampled_from([(Definition(10, 10),), (Definition(10, 10, 3),)])))
 def test_dropped_partials_carry_the_aggregates_of_just_those_events(scenario: Scenario) -> None:
     calls, _ = run(scenario, policy("standard", scenario.bound), aggregates=AGGREGATES)
@@ -157,7 +157,7 @@ def test_dropped_partials_carry_the_aggregates_of_just_those_events(scenario: Sc
         assert in_order(found) == in_order([(list(k), start, aggregated(es)) for (k, start), es in groups.items()])
 
 
-@few
+@some(1 / 2)
 @given(scenario=scenarios(), data=st.data())
 def test_how_a_table_is_chunked_makes_no_difference(scenario: Scenario, data: st.DataObject) -> None:
     with aion.LocalOperator(windows=scenario.windows(), time="ts", key=scenario.key, aggregates=AGGREGATES) as operator:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
@@ -22,6 +22,7 @@ from aion import aggregates as A
 from aion.config import Policy, load_policy
 from aion.core.windows import Count, Definition, PerRecord, Session, Sliding, Tumbling
 from aion.errors import IntegerOverflow, WindowError
+from tests.examples import some
 from tests.keyed_oracle import Event
 from tests.slicing_oracle import Dropped, Oracle, Pane
 
@@ -197,7 +198,7 @@ def test_panes_are_those_of_the_definitions(
     check(windows, bound, steps, key="key" if keys > 1 else None, aggregation=way)
 
 
-@settings(max_examples=max(settings.default.max_examples // 2, 1))
+@some(1 / 2)
 @given(
     several(of_any_kind),
     st.lists(st.tuples(st.integers(-200, 200), st.integers(-9, 9)), max_size=40),
@@ -219,7 +220,7 @@ def test_in_order_or_not_in_one_batch_or_many(
     assert results[0] == results[1]
 
 
-@settings(max_examples=max(settings.default.max_examples // 2, 1))
+@some(1 / 2)
 @given(several(of_partials | st.builds(PerRecord, st.integers(1, 10))), streams(2))
 def test_a_sink_that_follows_the_panes_ends_with_the_truth(windows: list[Definition], steps: list[Step]) -> None:
     """Keyed by window and bounds: a pane replaces, a retraction deletes. Nothing is later than the bound."""

@@ -105,6 +105,7 @@ def put(stream: FileStream, numbers: range, events: list[Any]) -> None:
         events += rows
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("keeps", [2])
 def test_a_copied_checkpoint_and_its_original_both_go_on(
     spark: SparkSession, stream: FileStream, tmp_path: Path, retained: Any, keeps: int
@@ -150,15 +151,16 @@ def _lineage(state: Path) -> str:
 def test_a_moved_checkpoint_goes_on(spark: SparkSession, stream: FileStream, tmp_path: Path) -> None:
     events: list[Any] = []
     query = Query(spark, stream, tmp_path / "one", tmp_path / "state")
-    put(stream, range(3), events)
+    put(stream, range(2), events)
     query.run()
     moved = query.copy(tmp_path / "two")
     (query.checkpoint / "metadata").unlink()  # see above
-    put(stream, range(3, 6), events)
+    put(stream, range(2, 4), events)
     moved.run()
     moved.check(events)
 
 
+@pytest.mark.proof
 def test_a_restored_backup_is_an_older_batch(
     spark: SparkSession, stream: FileStream, tmp_path: Path, retained: Any
 ) -> None:
@@ -185,6 +187,7 @@ def test_a_restored_backup_is_an_older_batch(
                 query.run()
 
 
+@pytest.mark.proof
 def test_a_batch_may_fail_after_its_commit_even_if_one_batch_is_kept(
     spark: SparkSession, stream: FileStream, tmp_path: Path, retained: Any
 ) -> None:
@@ -201,6 +204,7 @@ def test_a_batch_may_fail_after_its_commit_even_if_one_batch_is_kept(
     query.check(events)
 
 
+@pytest.mark.proof
 def test_partitions_that_spark_changed_offline_serve_the_same_shards(
     spark: SparkSession, stream: FileStream, tmp_path: Path
 ) -> None:

@@ -218,6 +218,7 @@ def closing_later() -> Iterator[ExitStack]:
         yield stack
 
 
+@pytest.mark.proof
 def test_what_pages_say_of_a_stream(
     alone: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closing_later: ExitStack
 ) -> None:
@@ -265,6 +266,7 @@ def settle(spark: SparkSession) -> None:
 # -- pages with streams of their own --------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_the_example_of_the_page_on_metrics(alone: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_python("docs/metrics.md", {}, Path("unused"), {})
     query, metrics = run["query"], run["metrics"]
@@ -416,6 +418,7 @@ def check_clicks(folder: Path) -> None:
         assert Counter(db.execute("SELECT * FROM visits WHERE user <> 'end'").fetchall()) == truth
 
 
+@pytest.mark.proof
 def test_the_recipes(alone: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they stand, on small streams; and what their sinks hold is what a plain computation over all events says."""
     monkeypatch.chdir(tmp_path)

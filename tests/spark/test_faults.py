@@ -26,7 +26,7 @@ SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("id", pa.int64()), ("pay
 def test_a_function_goes_on_behind_what_it_has_read_and_runs_once(spark: SparkSession, tmp_path: Path) -> None:
     """The server is killed while a function is in the middle of its window."""
     stream = FileStream(spark, tmp_path / "input", SCHEMA)
-    rows = 3000
+    rows = 1000
     for file in range(3):
         stream.put([(1000 + file, file * rows + i, os.urandom(1000)) for i in range(rows)])
     stream.put([(1020, -1, b"")])

@@ -30,6 +30,7 @@ def split(stream: FileStream, spark: SparkSession, partitions: int) -> Any:
     return stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds").repartition(partitions)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("how", "trees"),
     [({"aggregates": MIXED}, (0, 1, 2)), (KEPT, (0, 2))],
@@ -62,6 +63,7 @@ WIDE = pa.schema([("k", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("paylo
 WIDE_DDL = "k string, ts timestamp, payload binary"
 
 
+@pytest.mark.proof
 def test_blocks_larger_than_a_row_of_spark_may_be_arrive_whole(spark: SparkSession, tmp_path: Path) -> None:
     """Events of up to 40 KB, where as many rows are allowed in a batch as make a kilobyte the limit of one."""
     mine = spark.newSession()  # settings of its own
@@ -131,6 +133,24 @@ def test_what_makes_no_tree_is_refused(stream: FileStream) -> None:
         aion.explain(events, **definition, fan_in=1)
     with pytest.raises(ConfigError, match="keys_disjoint: it requires a key"):
         aion.windowed(events, **definition, keys_disjoint=True)
+
+
+def test_disjoint_keys_skip_the_levels_and_have_the_same_panes(stream: FileStream, sink: Sink) -> None:
+    """Every source partition has keys of its own. There is nothing to merge, so the levels are left out."""
+    definition: dict[str, Any] = {
+        "key": "k",
+        "time": "ts",
+        "windows": {"slide": aion.Sliding("20 seconds", "10 seconds"), "visit": aion.Session("2 seconds")},
+        "aggregates": MIXED,
+        "policy": {**BOUND, "state": {"shards": 1}},
+    }
+    tables = [stream.put(rows) for rows in batches(11, count=2)]
+    events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds").repartition(3, "k")
+    levels: dict[str, Any] = {"keys_disjoint": True, "merge_levels": 2}
+    assert "child -> root: 1 shuffle" in aion.explain(events, **definition, **levels)
+    got = sink.run(aion.windowed(events, **definition, **levels))
+    assert plain(got) == plain(naive(locally(tables, **definition)))
+    assert {"on_time", "late", "retracted"} <= {row["kind"] for row in got}
 
 
 def test_levels_may_change_between_two_starts(stream: FileStream, sink: Sink) -> None:

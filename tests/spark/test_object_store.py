@@ -73,6 +73,7 @@ def test_a_query_goes_on_with_its_state_in_an_object_store(
     )
 
 
+@pytest.mark.proof
 def test_a_bucket_that_is_not_there_is_named(
     stream: FileStream, sink: Sink, bucket: ObjectStore, place: Callable[[str], None]
 ) -> None:

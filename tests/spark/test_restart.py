@@ -19,6 +19,8 @@ from tests.server.conftest import wait_until
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes
 from tests.spark.test_windowed import ALL, BOUND
 
+pytestmark = pytest.mark.proof
+
 
 @pytest.fixture
 def conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:

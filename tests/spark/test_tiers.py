@@ -76,10 +76,11 @@ def checksum(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[st
     return {"rows": rows, "crc": crc, "batches": len(seen), "alive": most, "grown": most_rss}
 
 
+@pytest.mark.parametrize("budgets", [4, pytest.param(16, marks=pytest.mark.proof)])
 def test_a_window_far_larger_than_the_budget_comes_to_a_function_bit_by_bit(
-    spark: SparkSession, tmp_path: Path, new_server: None
+    spark: SparkSession, tmp_path: Path, new_server: None, budgets: int
 ) -> None:
-    budget, batches, rows = 4 * MIB, 8, 2048
+    budget, batches, rows = 4 * MIB, budgets // 2, 2048
     stream = FileStream(spark, tmp_path / "input", PAYLOADS)
     numbers = random.Random(1)
     crc = 0
@@ -112,11 +113,12 @@ def test_a_window_far_larger_than_the_budget_comes_to_a_function_bit_by_bit(
     assert (on_time["kind"], on_time["rows"], on_time["crc"]) == ("on_time", batches * rows, crc)
     assert (again["kind"], again["rows"], again["crc"]) == ("late", batches * rows + 1, crc ^ zlib.crc32(late))
     window_bytes = batches * rows * PAYLOAD_BYTES
-    assert window_bytes == 16 * budget
+    assert window_bytes == budgets * budget
     for row in got:
         assert row["batches"] >= window_bytes // BLOCK_BYTES * 0.8, "it comes block by block"
         assert row["alive"] <= 2, "and one is gone when the next is asked for"
-        assert row["grown"] < window_bytes / 2, "nowhere in the worker is all of it at once"
+        if budgets == 16:  # a smaller window is lost in what the worker's allocators keep
+            assert row["grown"] < window_bytes / 2, "nowhere in the worker is all of it at once"
     state = metrics.state(spark)
     assert state is not None
     assert state.budget_bytes == budget
@@ -131,6 +133,7 @@ def ids(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, An
     return {"ids": [v for batch in events for v in batch.column("v").to_pylist()]}
 
 
+@pytest.mark.proof
 def test_what_is_prestaged_is_hit_and_without_prestaging_all_is_missed(
     spark: SparkSession, stream: FileStream, tmp_path: Path, new_server: None
 ) -> None:

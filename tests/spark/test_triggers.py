@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from pyspark.sql import SparkSession
 
 import aion
@@ -37,9 +38,9 @@ def test_late_windows_run_when_the_trigger_says(spark: SparkSession, stream: Fil
         "aggregates": {"n": A.count(), "total": A.sum("v")},
         "policy": {"lateness": {"initial_bound": "90 seconds"}, "trigger": {"bound": 0.2}, "state": {"shards": 1}},
     }
-    tables = [stream.put(rows) for rows in batches(5, count=5, size=15)]
+    tables = [stream.put(rows) for rows in batches(5, count=3, size=15)]
     # Time goes on, with nothing for the windows that wait.
-    tables += [stream.put([("clock", 1100.0 + 25 * i, 0.0)]) for i in range(1, 4)]
+    tables += [stream.put([("clock", 1060.0 + 25 * i, 0.0)]) for i in range(1, 4)]
     events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
     got = sink.run(aion.windowed(events, time="ts", name="fresh", **definition))
     expected = naive(locally(tables, definition))
@@ -54,6 +55,7 @@ def test_late_windows_run_when_the_trigger_says(spark: SparkSession, stream: Fil
     assert 0 < stale["largest"] <= stale["total"]
 
 
+@pytest.mark.proof
 def test_a_heartbeat_wakes_windows_of_a_silent_source(
     spark: SparkSession, stream: FileStream, sink: Sink, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from experiments.hosts import Settings, write_events
 from experiments.hosts_query import Request
@@ -30,6 +31,7 @@ CONF = {
 }
 
 
+@pytest.mark.proof
 def test_an_executor_that_is_killed_takes_nothing_along(tmp_path: Path) -> None:
     write_events(SETTINGS, tmp_path / "in")
     request = Request(str(tmp_path), "local-cluster[2,1,1024]", SETTINGS.hosts, CONF)

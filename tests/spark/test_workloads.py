@@ -56,12 +56,12 @@ def assert_equal(found: Mapping[str, pd.DataFrame], truth: Mapping[str, pd.DataF
     ("name", "backend"),
     [
         ("average", "tiered"),
-        ("bigrams", "tiered"),
-        ("stock", "tiered"),
-        ("linear-road", "tiered"),
+        pytest.param("bigrams", "tiered", marks=pytest.mark.proof),
+        pytest.param("stock", "tiered", marks=pytest.mark.proof),
+        pytest.param("linear-road", "tiered", marks=pytest.mark.proof),
         # The baselines compute the same.
-        ("linear-road", "spark-list"),
-        ("stock", "spark-window"),
+        pytest.param("linear-road", "spark-list", marks=pytest.mark.proof),
+        pytest.param("stock", "spark-window", marks=pytest.mark.proof),
     ],
 )
 def test_last_results_are_those_of_a_batch_computation(
@@ -82,6 +82,7 @@ def test_last_results_are_those_of_a_batch_computation(
     assert_equal(Results(tmp_path / "out" / "results").read(), truth)
 
 
+@pytest.mark.proof
 def test_the_rate_source_makes_the_same_events(spark: SparkSession, tmp_path: Path) -> None:
     workload, shape = load("average"), Shape.of(SPECS["average"], past_windows=1)
     batches, enough = 2, threading.Event()

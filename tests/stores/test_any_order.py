@@ -207,6 +207,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.temporary.cleanup()
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize(("kind", "keep"), [*((kind, 0.0) for kind in STORES), ("tiered", 0.3)])
 def test_any_order_of_events(kind: str, keep: float) -> None:
     run_state_machine_as_test(lambda: StoreMachine(kind, keep), settings=settings(stateful_step_count=40))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aion.core.ingest.block import Compacted
@@ -133,7 +133,6 @@ class Both:
                 self.both(lambda store: store.compact())
 
 
-@settings(max_examples=40, deadline=None)
 @given(data=st.data(), keep=st.sampled_from([0.0, 0.3]))
 def test_blocks_are_where_they_really_are(data: st.DataObject, keep: float) -> None:
     with tempfile.TemporaryDirectory(prefix="aion-test-") as folder:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from tests.examples import some
 from tests.stores.rig import EAGER
 from tests.versions.host import Host
 
@@ -137,9 +139,10 @@ class ShardMachine(RuleBasedStateMachine):
         self.host.stop()
 
 
+@pytest.mark.hypothesis
 def test_any_order_of_attempts(kind: str, tmp_path: Path) -> None:
     folders = iter(range(10**9))
     run_state_machine_as_test(
         lambda: ShardMachine(kind, tmp_path / str(next(folders))),
-        settings=settings(max_examples=max(settings.default.max_examples // 2, 1), stateful_step_count=30),
+        settings=settings(some(1 / 2), stateful_step_count=30),
     )

@@ -26,6 +26,7 @@ from state_backends.store.io_thread import IoThread, Priority, Steps
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.lineage import home_of
 from state_backends.versions.shard import Shard
+from tests.examples import some
 from tests.stores.rig import EAGER, make_block
 from tests.versions.host import IDENTITY
 
@@ -251,10 +252,11 @@ def folders(tmp_path: Path) -> Iterator[Any]:
     yield lambda: tmp_path / str(next(numbers))
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("kind", ["local", "remote"])
 @pytest.mark.parametrize("retain", [1, 3])
 def test_every_version_that_spark_may_name_can_be_opened_whole(folders: Any, kind: str, retain: int) -> None:
     run_state_machine_as_test(
         lambda: Cluster(kind, folders(), retain),
-        settings=settings(max_examples=max(settings.default.max_examples // 2, 1), stateful_step_count=40),
+        settings=settings(some(1 / 2), stateful_step_count=40),
     )
