@@ -24,10 +24,10 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not proof"
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m "not proof"
 
 proof: setup
-	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --timeout 3600 \
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --timeout 3600 \
 		-m "proof or hypothesis"
 
 format: setup

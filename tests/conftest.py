@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -30,12 +31,25 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 SHARED = Path(tempfile.gettempdir())
 MEMORY = Path("/dev/shm")
 MARK = "AION_TESTS"
-SLOW = ("chaos", "experiments", "spark")
+SPARK = "tests/spark/"
+SLOW = ("spark", "chaos", "experiments")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules that take long come first: with several workers (``-n 2 --dist loadfile``) none waits for the last."""
-    items.sort(key=lambda item: item.path.parent.name not in SLOW)
+    """What takes long comes first, Spark before all: with several workers (``-n 2``) none waits for the last."""
+    items.sort(key=lambda item: SLOW.index(item.path.parent.name) if item.path.parent.name in SLOW else len(SLOW))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Each worker takes whole modules. One of them takes all that need Spark, so that one session serves them all."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return SPARK if nodeid.startswith(SPARK) else str(super()._split_scope(nodeid))
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -154,6 +154,7 @@ def test_a_year_leaves_no_more_than_its_first_week(case: dict[str, Any]) -> None
     assert last.retained <= FEW_PERCENT * week.retained
 
 
+@pytest.mark.proof
 def test_bounds_that_get_longer_and_shorter_leave_nothing() -> None:
     """After each change what is late is windows that were purged, and some that are remembered for it: for a while."""
     year = Year(TUMBLING, bound="2 days", learns=True, one_in=7, late=18, stormy=True)

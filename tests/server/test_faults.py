@@ -44,7 +44,9 @@ def hang(application: str) -> Process:
     return server
 
 
-FATES = pytest.mark.parametrize("fate", [kill, hang], ids=["killed", "hung"])
+FATES = pytest.mark.parametrize(
+    "fate", [pytest.param(kill, id="killed"), pytest.param(hang, id="hung", marks=pytest.mark.proof)]
+)
 Fate = Callable[[str], Process]
 
 

@@ -201,8 +201,8 @@ def size_of(folder: Path) -> int:
 
 
 def test_disk_use_stays_within_twice_the_live_bytes(quick_folder: Path) -> None:
-    """2,000 small batches whose windows live for 300 of them, one block in twenty late, 20 versions kept."""
-    batches, lifetime, size = 2000, 300, 4 * KIB
+    """1,000 small batches whose windows live for 300 of them, one block in twenty late, 20 versions kept."""
+    batches, lifetime, size = 1000, 300, 4 * KIB
     host = Host("tiered", quick_folder, retain=20, budget=1 << 20)
     live: Counter[int] = Counter()
     token: str | None = None
