@@ -20,7 +20,7 @@ def test_one_leg_is_measured_alone(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     found = json.loads((tmp_path / "limits.json").read_text())
     assert found["commit"]["beside_s"] > 0 and not {"memory", "requests", "size"} & found.keys()
-    assert done.output.startswith("commit: of one block beside a prestage of 4 MiB")
+    assert done.output.startswith("commit: one block takes")
 
 
 @pytest.mark.proof

@@ -72,7 +72,7 @@ def test_state_and_memory_shrink_by_the_square_of_the_scale() -> None:
         ({"workload": "averge"}, "use average, bigrams"),
         ({"backend": "flink"}, "use tiered, memory"),
         ({"past_windows": "0"}, "past windows"),
-        ({"memory": "lots"}, "no size"),
+        ({"memory": "lots"}, "not a size"),
         ({"scale": 2.0}, "scale"),
         ({"source": "kafka"}, "localhost:9092"),
         ({"policy": "nonesuch"}, "nonesuch"),

@@ -75,7 +75,7 @@ def test_no_stream(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "message"), [("0 seconds", "not positive"), ("-1 m", "not positive"), ("5", "no dur")]
+    ("size", "message"), [("0 seconds", "not positive"), ("-1 m", "not positive"), ("5", "not a duration")]
 )
 def test_windows_that_cannot_be(size: str, message: str) -> None:
     with pytest.raises(errors.WindowError, match=message):
