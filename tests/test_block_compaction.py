@@ -246,7 +246,9 @@ a_batch = st.tuples(
 
 
 @few
-@pytest.mark.parametrize("name", ["events", "partials", "without a key", "two keys"])
+@pytest.mark.parametrize(
+    "name", ["events", "partials", *(pytest.param(n, marks=pytest.mark.proof) for n in ("without a key", "two keys"))]
+)
 @given(batches=st.lists(a_batch, min_size=4, max_size=11), tiny=st.booleans(), kind=st.sampled_from([*STORES]))
 @example(batches=[([(3, k, n) for k in "abcd"], n >= 8, ["fails"] * (n % 3 == 1)) for n in range(14)], tiny=True, kind="tiered")  # fmt: skip # noqa: E501
 def test_panes_are_the_same_compacted_or_not_whatever_fails(
@@ -278,7 +280,9 @@ each_at_40 = [([(40, k, n) for k in "abcd"], 8, ["crashes"] * (n % 4 == 1)) for 
 
 
 @settings(few, phases=[Phase.explicit, Phase.generate])
-@pytest.mark.parametrize("name", ["events", "partials", "numbers", "without a key"])
+@pytest.mark.parametrize(
+    "name", ["events", "partials", "numbers", pytest.param("without a key", marks=pytest.mark.proof)]
+)
 @given(
     windows=st.sampled_from([*SESSIONS]),
     batches=session_batches, tiny=st.booleans(), endless=st.booleans(), bound=st.sampled_from([0, 30, 200]),

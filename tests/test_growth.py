@@ -166,6 +166,7 @@ def test_bounds_that_get_longer_and_shorter_leave_nothing() -> None:
     assert last.retained <= FEW_PERCENT * two_months.retained
 
 
+@pytest.mark.proof
 def test_with_the_default_half_life_all_that_is_learnt_is_there_after_nine_weeks() -> None:
     """Until then it fills: of few late events each is remembered one by one."""
     half_life = f"{HALF_LIFE_US // DAY} days"
