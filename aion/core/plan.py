@@ -51,7 +51,7 @@ class Plan:
     Some windows (:data:`EVENT_WISE`) distinguish single events, so they need a row for each event. For other windows,
     partials are enough. If an operator has both, this plan is for the other windows, and ``event_rows`` is the plan for
     those that need event rows. It has its own definitions and its own blocks. ``own``: the definitions that this plan's
-    blocks are for, by number. None: all. ``shelf_us``: how much later than they begin this plan's segments are named
+    blocks are for, by number. None: all. ``name_offset_us``: a segment's name minus its start
     (:data:`aion.core.slicing.grid.EVENT_ROWS_US`).
     """
 
@@ -65,7 +65,7 @@ class Plan:
     blocking: bool = True
     own: Mapping[int, Definition] | None = None
     event_rows: Plan | None = None
-    shelf_us: int = 0
+    name_offset_us: int = 0
 
     @cached_property
     def parts(self) -> tuple[Plan, ...]:
@@ -74,7 +74,7 @@ class Plan:
 
     def holds(self, slice_us: int) -> bool:
         """Whether blocks of this segment belong to this plan, and not to the other part."""
-        return has_event_rows(slice_us) == (self.shelf_us > 0)
+        return has_event_rows(slice_us) == (self.name_offset_us > 0)
 
     @cached_property
     def _own(self) -> Mapping[int, Definition]:
@@ -235,14 +235,14 @@ def make_plan(
     others = {number: w for number, w in numbered.items() if number not in event_wise}
     predicates = _predicates(definitions, schema)
 
-    def part(own: Mapping[int, Definition], event_rows: Plan | None = None, shelf_us: int = 0) -> Plan:
+    def part(own: Mapping[int, Definition], event_rows: Plan | None = None, name_offset_us: int = 0) -> Plan:
         layout = agg.Layout(bound, _besides(own.values(), time, schema.field(time).type))
         columns = (*keys, time, *(c for c in layout.columns if c != MARK.column), *predicates)
         kept = pa.schema([schema.field(n) for n in dict.fromkeys(columns)])
-        return Plan(keys, time, definitions, kept, layout, None, result, False, own, event_rows, shelf_us)
+        return Plan(keys, time, definitions, kept, layout, None, result, False, own, event_rows, name_offset_us)
 
     if event_wise and others:
-        return part(others, part(event_wise, shelf_us=EVENT_ROWS_US))
+        return part(others, part(event_wise, name_offset_us=EVENT_ROWS_US))
     return part(numbered)
 
 

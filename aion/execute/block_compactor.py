@@ -13,10 +13,9 @@ import pyarrow.compute as pc
 from aion.aggregates.groups import number
 from aion.aggregates.values import combined
 from aion.core.compaction.blocks import Compact
-from aion.core.ingest.block import Block, BlockKind, Codec, Compacted, Compression, encode
-from aion.core.ingest.builder import parts_of
+from aion.core.ingest.block import Block, Codec, Compacted, Compression
+from aion.core.ingest.builder import encode_rows, parts_of
 from aion.core.ingest.key_ranges import row_hashes
-from aion.core.numbers import sum_of
 from aion.core.operator.keyed.table import Ints, Table
 from aion.core.plan import SLICE, Plan
 
@@ -91,7 +90,16 @@ class BlockCompactor:
             compaction = compactions[int(slices[begin])]
             for first, last in self._pieces(table, begin, end):
                 compacted = Compacted(compaction.until, int(hashes[first]), int(hashes[last - 1]))
-                yield compaction, self._encode(compaction.slice_us, table.slice(first, last - first), compacted)
+                (rows,) = table.slice(first, last - first).to_batches()
+                block = encode_rows(
+                    self._plan,
+                    rows,
+                    compaction.slice_us,
+                    compression=self.compression,
+                    codec=self._codec,
+                    compacted=compacted,
+                )
+                yield compaction, block
 
     def _owned(self, compactions: Mapping[int, Compact], rows: pa.Table, owners: Owners) -> pa.Table:
         """Leaves out rows that no session needs. Adds to partials a number for rows that may be combined.
@@ -137,22 +145,3 @@ class BlockCompactor:
         size = table.slice(begin, end - begin).nbytes
         step = -(-(end - begin) // max(1, round(size / self._target_bytes)))
         return ((first, min(first + step, end)) for first in range(begin, end, step))
-
-    def _encode(self, slice_us: int, rows: pa.Table, compacted: Compacted) -> Block:
-        if self._plan.layout is None:
-            times = pc.min_max(rows.column(self._plan.time).cast(pa.int64()))
-            kind, events, low, high = BlockKind.EVENTS, rows.num_rows, times["min"].as_py(), times["max"].as_py()
-        else:
-            events = sum_of(combined(rows.column("p0")).to_numpy())
-            kind, low, high = BlockKind.PARTIALS, slice_us, slice_us
-        return encode(
-            rows.to_batches()[0],
-            kind=kind,
-            slice_us=slice_us,
-            events=events,
-            min_us=low,
-            max_us=high,
-            compression=self.compression,
-            codec=self._codec,
-            compacted=compacted,
-        )

@@ -42,8 +42,8 @@ class ShardSession(Protocol):
 class StoreSession:
     """A :class:`ShardSession` on a store of this process. It serves one attempt after another.
 
-    Until an attempt ends, all that it did can be undone: block numbers only grow, replaced blocks are only hidden, and
-    purges wait for the end. Whoever makes a version of the attempt does so before :meth:`end`.
+    Until an attempt ends, everything it did can be undone: block numbers only grow, replaced blocks are only hidden,
+    and purges wait for the end. To make a version of the attempt, do it before :meth:`end`.
     """
 
     def __init__(self, store: BlockStore) -> None:

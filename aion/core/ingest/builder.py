@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from aion.aggregates.groups import Coded, number
 from aion.aggregates.values import combined
-from aion.core.ingest.block import Block, BlockKind, Codec, Compression, decode, encode, is_quick
+from aion.core.ingest.block import Block, BlockKind, Codec, Compacted, Compression, decode, encode, is_quick
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.numbers import EARLIEST_US, LATEST_US, sum_of
 from aion.core.plan import MARK, SLICE, Plan
@@ -106,7 +106,10 @@ class BlockBuilder:
         if self._event_rows is not None:
             # An event without a time in range is dropped and counted once, with the partials. Leave it out here.
             timed = pc.and_kleene(*_within(batch.column(self.plan.time))).fill_null(False)
-            yield from self._event_rows.add(batch.filter(timed), None if shards is None else shards.filter(timed))
+            if timed.true_count == batch.num_rows:  # a filter copies
+                yield from self._event_rows.add(batch, shards)
+            else:
+                yield from self._event_rows.add(batch.filter(timed), None if shards is None else shards.filter(timed))
         batch = self._marked(self._one_zero(batch))
         times = batch.column(self.plan.time)
         if self.plan.layout is None:
@@ -137,7 +140,7 @@ class BlockBuilder:
         shards = np.repeat(np.array([shard for shard, _ in blocks], np.int32), counts)
         slices = self.plan.slices_of(rows)
         if slices is None:
-            slices = np.array([block.header.slice_us for _, block in blocks], np.int64) - self.plan.shelf_us
+            slices = np.array([block.header.slice_us for _, block in blocks], np.int64) - self.plan.name_offset_us
             slices = np.repeat(slices, counts)
         else:
             rows = rows.drop_columns([SLICE])
@@ -271,7 +274,7 @@ class BlockBuilder:
             order.append(_CELL)
         table = table.take(pc.sort_indices(table, sort_keys=[(name, "ascending") for name in order])).combine_chunks()
         slices = table.column(_SLICE)
-        segments = self.plan.grid.segments(slices.to_numpy()) + self.plan.shelf_us
+        segments = self.plan.grid.segments(slices.to_numpy()) + self.plan.name_offset_us
         if self.plan.grid.has_segments:
             table = table.append_column(SLICE, slices)
         rows = as_batch(table.select(self.plan.block_schema.names))
@@ -319,27 +322,40 @@ class BlockBuilder:
 
     def _encode(self, piece: _Piece) -> ShardBlock:
         """Makes a block from a piece. Runs in the pool's threads, so it must not use what changes in the builder."""
-        shard, slice_us, rows, _ = piece
-        if self.plan.layout is None:
-            times = pc.min_max(rows.column(self.plan.time).cast(pa.int64()))
-            low, high = times["min"].as_py(), times["max"].as_py()
-            kind, events = BlockKind.EVENTS, rows.num_rows
-        else:
-            low = high = slice_us - self.plan.shelf_us
-            kind, events = BlockKind.PARTIALS, sum_of(rows.column("p0").to_numpy())
-        if not is_timed(slice_us):
-            low = high = NO_SLICE
-        block = encode(
-            rows,
-            kind=kind,
-            slice_us=slice_us,
-            events=events,
-            min_us=low,
-            max_us=high,
-            compression=self.compression,
-            codec=self.codec,
-        )
-        return ShardBlock(shard, block)
+        block = encode_rows(self.plan, piece.rows, piece.slice_us, compression=self.compression, codec=self.codec)
+        return ShardBlock(piece.shard, block)
+
+
+def encode_rows(
+    plan: Plan,
+    rows: pa.RecordBatch,
+    slice_us: int,
+    *,
+    compression: Compression,
+    codec: Codec,
+    compacted: Compacted | None = None,
+) -> Block:
+    """A block of the plan from rows of ``plan.block_schema``. ``slice_us``: the name of their slice or segment."""
+    if plan.layout is None:
+        times = pc.min_max(rows.column(plan.time).cast(pa.int64()))
+        low, high = times["min"].as_py(), times["max"].as_py()
+        kind, events = BlockKind.EVENTS, rows.num_rows
+    else:
+        low = high = slice_us - plan.name_offset_us
+        kind, events = BlockKind.PARTIALS, sum_of(rows.column("p0").to_numpy())
+    if not is_timed(slice_us):
+        low = high = NO_SLICE
+    return encode(
+        rows,
+        kind=kind,
+        slice_us=slice_us,
+        events=events,
+        min_us=low,
+        max_us=high,
+        compression=compression,
+        codec=codec,
+        compacted=compacted,
+    )
 
 
 # No user's column has these names: Spark's parser accepts no column name with a NUL. And nowhere else do these columns

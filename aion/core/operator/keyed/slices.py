@@ -31,8 +31,8 @@ def parts_of(
         own = [name for name in names if has_event_rows(name) == bool(number)]
         settled_us = -NEVER if snapshot is None else snapshot["settled_us"][number]
         needs = _no_other if number else needed
-        shelf_us = EVENT_ROWS_US if number else 0
-        parts.append(PartSegments(grid, part, needs, shelf_us=shelf_us, names=own, settled_us=settled_us))
+        name_offset_us = EVENT_ROWS_US if number else 0
+        parts.append(PartSegments(grid, part, needs, name_offset_us=name_offset_us, names=own, settled_us=settled_us))
     return parts
 
 
@@ -44,8 +44,8 @@ class PartSegments:
     """The segments that hold blocks of one part of a plan.
 
     ``keyed``: the part's windows of single keys. ``needed``: given segments and the number of a window of all keys, it
-    says which segments that window or a later one overlaps. ``shelf_us``: how much later than it begins a segment is
-    named (:data:`aion.core.slicing.grid.EVENT_ROWS_US`). All arguments and results here are names.
+    says which segments that window or a later one overlaps. ``name_offset_us``: a segment's name minus its start
+    (:data:`aion.core.slicing.grid.EVENT_ROWS_US`). All arguments and results here are names.
     """
 
     def __init__(
@@ -54,30 +54,30 @@ class PartSegments:
         keyed: KeyedPart,
         needed: Needed,
         *,
-        shelf_us: int = 0,
+        name_offset_us: int = 0,
         names: Iterable[int] = (),
         settled_us: int = -NEVER,
     ) -> None:
-        self.grid, self.keyed, self.shelf_us = grid, keyed, shelf_us
-        self.live = LiveSegments(grid, [name - shelf_us for name in names])
+        self.grid, self.keyed, self.name_offset_us = grid, keyed, name_offset_us
+        self.live = LiveSegments(grid, [name - name_offset_us for name in names])
         # No open window of a single key needs a segment that ends by then.
         self.settled_us = settled_us
         self._needed = needed
 
     def __iter__(self) -> Iterator[int]:
-        return (start_us + self.shelf_us for start_us in self.live)
+        return (start_us + self.name_offset_us for start_us in self.live)
 
     def add(self, name: int) -> int:
         """Adds a segment. Returns its start in µs."""
-        self.live.add(name - self.shelf_us)
-        return name - self.shelf_us
+        self.live.add(name - self.name_offset_us)
+        return name - self.name_offset_us
 
     def drop(self, names: Iterable[int]) -> None:
-        self.live.drop([name - self.shelf_us for name in names])
+        self.live.drop([name - self.name_offset_us for name in names])
 
     def is_past(self, name: int) -> bool:
         """Whether no open window of a single key may need the segment."""
-        return self.grid.end(name - self.shelf_us) <= self.settled_us
+        return self.grid.end(name - self.name_offset_us) <= self.settled_us
 
     def is_settled(self, name: int) -> bool:
         """The same as :meth:`is_past`, but always True if the part has no windows of single keys."""
@@ -87,7 +87,7 @@ class PartSegments:
         """The segments that may hold an event from ``first_us`` to ``last_us``, inclusive. ``but``: leave these out."""
         if not self.keyed:
             return []
-        names = (start_us + self.shelf_us for start_us in self.live.between(first_us, last_us + 1))
+        names = (start_us + self.name_offset_us for start_us in self.live.between(first_us, last_us + 1))
         return [name for name in names if name not in but]
 
     def due_by(self, now_us: int | None, watermark_us: int) -> list[int]:
@@ -141,10 +141,10 @@ class PartSegments:
         Whether they are still needed depends on the index alone.
         """
         settled_us = self.keyed.settled_us()
-        settled = [name for name in names if self.grid.end(name - self.shelf_us) <= settled_us]
+        settled = [name for name in names if self.grid.end(name - self.name_offset_us) <= settled_us]
         return [name for name, needed in zip(settled, self._needed(settled, 0), strict=True) if not needed]
 
     def _bounds(self, names: Sequence[int]) -> tuple[Ints, Ints]:
         """The start and end of each segment, in µs."""
-        starts = np.array(names, np.int64) - self.shelf_us
+        starts = np.array(names, np.int64) - self.name_offset_us
         return starts, self.grid.ends(starts)
