@@ -150,8 +150,8 @@ def _as_steps(integers: Ints) -> tuple[Part, int, int] | None:
 def pack(parts: Sequence[Part]) -> tuple[Groups, list[Ints]]:
     """Groups of rows that are equal in all parts, and for each part the code of each group.
 
-    Groups are ordered by the first part, then by the second, and so on, unless there are so many codes that they have
-    to be hashed.
+    Groups are ordered by the first part, then by the second, and so on. If there are too many codes for that, they are
+    hashed, and groups come in no particular order.
     """
     codes, total = parts[0].codes.astype(np.int64, copy=False), parts[0].size
     # The codes of the parts so far that were compacted into the leading digit; None if none were.

@@ -85,8 +85,8 @@ class Digest(Partial):
     """The state of approximate quantiles: the values of a group, or a t-digest if there are more than 2 k values.
 
     The digest is that of Apache DataSketches (T. Dunning, O. Ertl 2019), its only deterministic quantile sketch. It is
-    used once it is smaller than the values. So small groups, of which there are many, stay exact and are computed all
-    at once. The digest cannot hold infinities and NaN: their numbers (-infinity, infinity, NaN) are stored before its
+    used once it is smaller than the values. Most groups are small. They stay exact, and are computed all at once. The
+    digest cannot hold infinities and NaN: their numbers (-infinity, infinity, NaN) are stored before its
     bytes.
     """
 

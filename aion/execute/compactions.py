@@ -94,6 +94,8 @@ def _compact(
         only = Only(spans, None if parts <= 1 else [(low, high)], below)
         blocks = session.read(list(group), only=only)
         made = contents.compacted(group, blocks, None if parts <= 1 else (low, high), owners)
+        if not made:  # sessions needed none of these rows
+            continue
         first = operator.number(len(made))
         session.append([(first + i, compaction.late, block) for i, (compaction, block) in enumerate(made)])
         for compaction, block in made:

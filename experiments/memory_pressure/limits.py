@@ -4,7 +4,7 @@ Control groups have a single manager, which others must not interfere with. So a
 provides it (as a scope), or the user (as ``cgroup:PATH``, version 1 or 2, writable). Otherwise the tree's memory is
 sampled four times a second, and the whole tree is killed when two samples in a row are above the limit. In all cases
 the JVM also has a heap limit. RLIMIT_AS is not used: it limits each process, not their sum, and it limits address
-space, of which the JVM and Arrow reserve many times what they use.
+space, and the JVM and Arrow reserve many times what they use.
 """
 
 from __future__ import annotations

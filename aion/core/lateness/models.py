@@ -254,8 +254,8 @@ def choose(known: Arrivals) -> Fit | None:
     """The fit with the smallest BIC that passes its test; a mixture only if nothing simpler passes; or None."""
     independent = _independent(known)
     if independent < known.weighed / 2 or independent * float(known.later[0]) > MOST_EVENTS:
-        # Either events are delayed together, and no smooth distribution would pass; or there are so many events that
-        # order statistics are as good as any model.
+        # If events are delayed together, no smooth distribution fits. If there are enough events, order statistics are
+        # as good as any model.
         return None
     for names in (SIMPLE, ("mixture",)):
         fits = fit(known, names).values()
