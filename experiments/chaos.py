@@ -3,9 +3,11 @@
 A round writes files with late events and runs two queries over them in a separate process (``chaos_query``). A seed
 chooses the faults and their moments (``chaos_faults``). After a JVM was killed, the queries restart from their
 checkpoints. Half-way, the checkpoints are copied. From then on the copy runs in an application of its own next to the
-original, on the same state folder, and the original continues with another number of partitions. In the end the same
-queries run over the same files without faults. Every batch, the last panes, and the panes computed from the events
-alone (``chaos_data``) are compared.
+original, on the same state folder, and the original continues with another number of partitions. Where root may make
+network namespaces, both run on a cluster of two hosts (``host_cluster``), and executors and whole hosts die too.
+
+In the end the same queries run over the same files without faults, in one process. Every batch, the last panes, and the
+panes computed from the events alone (``chaos_data``) are compared.
 """
 
 from __future__ import annotations
@@ -15,8 +17,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from experiments.chaos_child import STARTING_S, ChaosError, Child, environment
+from experiments.chaos_child import STARTING_S, ChaosError, Child, start
+from experiments.host_cluster import Cluster, cluster, is_possible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +42,7 @@ PACKAGES = ("aion", "pyspark", "pyarrow", "rocksdict")
 
 @dataclass(frozen=True)
 class Settings:
-    """``kinds``: the faults to cause, in this order; after them the seed chooses.
+    """``kinds``: the faults to cause, in this order; after them the seed chooses. ``hosts``: 0 means no cluster.
 
     A round has ``files_of_a_kill`` files for each of its kills, plus ``more_files``. If the files run out before all
     kills are done, another round follows.
@@ -54,6 +55,7 @@ class Settings:
     more_files: int = 12
     events_of_a_file: int = 150
     payload_bytes: int = 400
+    hosts: int = 0
     kinds: tuple[str, ...] = ()
 
 
@@ -98,6 +100,10 @@ def chaos(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the events, the faults and their moments.")] = 0,
     events: Annotated[int, typer.Option(min=10, help="Events in a batch.")] = 150,
     payload: Annotated[int, typer.Option(min=0, help="Random bytes in each event.")] = 400,
+    hosts: Annotated[
+        int | None,
+        typer.Option(min=0, max=8, help="Hosts with executors; 0: none. Default: 2 where root can make them."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue after the last complete round.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for results and temporary files.")] = Path("out/chaos"),
 ) -> None:
@@ -106,7 +112,9 @@ def chaos(
     from experiments.ingest import wide_console
 
     console = wide_console()
-    settings = Settings(kills, seed, events_of_a_file=events, payload_bytes=payload)
+    if hosts is None:
+        hosts = 2 if is_possible() else 0
+    settings = Settings(kills, seed, events_of_a_file=events, payload_bytes=payload, hosts=hosts)
     record = {
         "experiment": "chaos",
         "settings": asdict(settings),
@@ -136,9 +144,9 @@ def resumed(settings: Settings, out: Path) -> tuple[Result, float]:
     if not path.exists():
         return Result(), 0.0
     found = json.loads(path.read_text())
-    options = {"seed": "--seed", "events_of_a_file": "--events", "payload_bytes": "--payload"}
+    options = {"seed": "--seed", "events_of_a_file": "--events", "payload_bytes": "--payload", "hosts": "--hosts"}
     for name, now in asdict(settings).items():
-        was = found["settings"].get(name)
+        was = found["settings"].get(name, getattr(Settings, name, None))
         if was != now and name not in ("kills", "kinds"):
             raise typer.BadParameter(
                 f"--resume continues the run in {path}, which had {options.get(name, name)} {was}, not {now}: "
@@ -176,7 +184,7 @@ def summary(result: Result) -> Iterator[str]:
     yield "done: " + ", ".join(f"{n} x {kind}" for kind, n in counts.most_common())
     slowest = max((fault.next_batch_s for fault in result.faults), default=0.0)
     yield (
-        f"seen: {sum(f.tasks_lost for f in result.faults)} tasks failed and run again, "
+        f"seen: {sum(f.tasks_lost for f in result.faults)} tasks and executors lost, "
         f"{sum(f.turns for f in result.faults)} tasks that continued with another server, "
         f"{len(result.failures)} queries that failed and were restarted; "
         f"longest wait for the next batch {slowest:.1f} s"
@@ -213,6 +221,7 @@ class Round:
         self.files = int(settings.files_of_a_kill * self.kills) + settings.more_files
         self._merged: set[str] = set()
         self._merged_before = result.merged_files
+        self._places: Cluster | None = None
 
     def run(self) -> None:
         from experiments.chaos_data import COLUMNS, composition, differences, last_panes
@@ -226,27 +235,14 @@ class Round:
         for folder in (disturbed, copied):
             for query in COLUMNS:
                 (folder / f"input-{query}").symlink_to(shown)
-        half = self.files // 2
-        self._print(f"round {self.number}: {self.files} files, {self.kills} kills to come")
-        self._show(range(half))
-        self._disturb(disturbed, state, self.kills // 2, half)
-        for query in COLUMNS:
-            for name in (query, f"checkpoint-{query}"):
-                shutil.copytree(disturbed / name, copied / name)
-        self.result.copies += len(COLUMNS)
-        self._repartition(disturbed, state)
-        self._show(range(half, self.files))
-        with self._child(copied, state) as beside:
-            self._disturb(disturbed, state, self.kills - self.kills // 2, self.files)
-            self._note_merged(state)
-            if (code := self._wait_for_end(beside)) != 0:
-                raise ChaosError(f"the copy ended with {code}: {beside.last_words()}")
+        with self._cluster() as self._places:
+            self._disturbed(disturbed, copied, state)
         batches = {query: composition(disturbed, query) for query in COLUMNS}
         for query, names in batches.items():
             write_batches(self.work / "all", calm / f"input-{query}", names)
         self._print("the same batches without faults ...")
         begin = time.monotonic()
-        with self._child(calm, calm / "state") as child:
+        with self._child(calm, calm / "state", None) as child:
             if (code := self._wait_for_end(child)) != 0:
                 raise ChaosError(f"the undisturbed run ended with {code}: {child.last_words()}")
         self._print(f"... took {time.monotonic() - begin:.0f} s")
@@ -274,6 +270,41 @@ class Round:
             f"round {self.number}: {self.result.kills} kills so far, {len(self.result.differences)} differences"
         )
 
+    def _disturbed(self, disturbed: Path, copied: Path, state: Path) -> None:
+        """Runs the queries with faults, and from half-way on also the copy."""
+        from experiments.chaos_data import COLUMNS
+
+        half = self.files // 2
+        self._print(f"round {self.number}: {self.files} files, {self.kills} kills to come")
+        self._show(range(half))
+        self._disturb(disturbed, state, self.kills // 2, half)
+        for query in COLUMNS:
+            for name in (query, f"checkpoint-{query}"):
+                shutil.copytree(disturbed / name, copied / name)
+        self.result.copies += len(COLUMNS)
+        self._repartition(disturbed, state)
+        self._show(range(half, self.files))
+        with self._child(copied, state, self._places) as beside:
+            self._disturb(disturbed, state, self.kills - self.kills // 2, self.files)
+            self._note_merged(state)
+            if (code := self._wait_for_end(beside)) != 0:
+                raise ChaosError(f"the copy ended with {code}: {beside.last_words()}")
+
+    @contextmanager
+    def _cluster(self) -> Iterator[Cluster | None]:
+        if not self.settings.hosts:
+            yield None
+            return
+        from experiments.chaos_query import JVM
+
+        (self.work / "hosts").mkdir()
+        options = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": JVM}
+        # Otherwise the master gives an application up whose executors died ten times in a row.
+        options["SPARK_MASTER_OPTS"] = "-Dspark.deploy.maxExecutorRetries=-1"
+        hosts, cores = self.settings.hosts, 2  # of an executor of the query, and of one of its copy
+        with cluster(hosts, self.work / "hosts", cores=cores, memory_mib=2048, environment=options) as places:
+            yield places
+
     def _show(self, files: Iterable[int]) -> None:
         """Links files into the queries' input folder. Links keep the modification times."""
         for file in files:
@@ -282,12 +313,11 @@ class Round:
 
     def _repartition(self, folder: Path, state: Path) -> None:
         partitions = self.rng.choice((1, 3, 4))
-        command = [sys.executable, "-m", "experiments.chaos_query", str(folder), str(state), str(partitions)]
-        done = subprocess.run(
-            command, env=environment(), cwd=folder, capture_output=True, text=True, check=False, timeout=STARTING_S
-        )
-        if done.returncode != 0:
-            raise ChaosError(f"the checkpoints were not repartitioned: {done.stderr[-3000:]}")
+        with (folder / "repartition.log").open("w+b") as log:
+            code = start(folder, state, log, self._places, str(partitions)).wait(STARTING_S)
+            if code != 0:
+                log.seek(0)
+                raise ChaosError(f"the checkpoints were not repartitioned: {log.read().decode()[-3000:]}")
         self.result.repartitions += len(list(folder.glob("checkpoint-*")))
         self._print(f"copied the checkpoints; those of the original now have {partitions} partitions")
 
@@ -317,8 +347,8 @@ class Round:
     # -- the child ----------------------------------------------------------------------------------------
 
     @contextmanager
-    def _child(self, folder: Path, state: Path) -> Iterator[Child]:
-        child = Child(folder, state)
+    def _child(self, folder: Path, state: Path, places: Cluster | None) -> Iterator[Child]:
+        child = Child(folder, state, places)
         try:
             yield child
         finally:
@@ -332,7 +362,7 @@ class Round:
         kills_before = self.result.kills
         unexpected = 0
         while True:
-            with self._child(folder, state) as child:
+            with self._child(folder, state, self._places) as child:
                 child.wait_until_started()
                 while self.result.kills - kills_before < kills and self._wait_for_moment(child, files):
                     fault = self._do_something(child)
@@ -365,13 +395,16 @@ class Round:
 
         kind = next(self.kinds, None)
         if kind is None:
-            choose = chaos_faults.fault_kind if self.rng.random() < chaos_faults.FAULT_SHARE else chaos_faults.kill_kind
-            kind = choose(self.rng)
+            if self.rng.random() < chaos_faults.FAULT_SHARE:
+                kind = chaos_faults.fault_kind(self.rng)
+            else:
+                kind = chaos_faults.kill_kind(self.rng, self._places is not None)
         before, seen = child.by_query(), child.seen()
         done: Done | None = None
         deadline = time.monotonic() + STARTING_S
         moment = ""
-        if kind in chaos_faults.KILLS:
+        kills = chaos_faults.KILLS | chaos_faults.KILLS_OF_HOSTS
+        if kind in kills:
             moment = chaos_faults.wait_for_moment(child.application, child.state, self.rng)
         while done is None and time.monotonic() < deadline and child.process.poll() is None:
             done = chaos_faults.do(kind, child.application, self.rng)
@@ -379,7 +412,7 @@ class Round:
                 time.sleep(0.02)  # a server or a worker may just be starting
         if done is None:
             return None
-        is_kill = kind in chaos_faults.KILLS and "NOT" not in done.note
+        is_kill = kind in kills and "NOT" not in done.note
         number = self.result.kills + 1 if is_kill else None
         fault = Fault(kind, self.number, number, done.pid, ", ".join(filter(None, (moment, done.note))), before)
         self.result.faults.append(fault)
@@ -393,7 +426,8 @@ class Round:
             time.sleep(0.01)
         fault.next_batch_s = time.monotonic() - begin
         after = child.seen()
-        fault.tasks_lost, fault.turns = after["lost"] - seen["lost"], after["turns"] - seen["turns"]
+        # A host that loses its disk loses its logs.
+        fault.tasks_lost, fault.turns = (max(0, after[name] - seen[name]) for name in ("lost", "turns"))
         failures = child.failures()[seen["failures"] :]
         fault.query_failures = len(failures)
         self.result.failures += failures
@@ -407,7 +441,7 @@ class Round:
             seen = "the queries restart"
         else:
             after = f"next batch after {fault.next_batch_s:.1f} s"
-            seen = f"{after}, {fault.tasks_lost} tasks lost, {fault.turns} continued"
+            seen = f"{after}, {fault.tasks_lost} lost, {fault.turns} continued"
         failure = f"; query failed: {_cause(failures[-1])}" if failures else ""
         where = "/".join(map(str, fault.batches))
         return f"{place:>8}  {fault.kind:<14} pid {fault.pid:<7} in batch {where:<8}{note} {seen}{failure}"

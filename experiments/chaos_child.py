@@ -9,10 +9,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from experiments.chaos_faults import Application
+    from experiments.host_cluster import Cluster
 
 STALLED_S = 300.0
 STARTING_S = 300.0
@@ -27,24 +28,35 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
 
 
-class Child:
-    """One life of the process with the queries, which works in ``folder``. ``state``: the folder of its state."""
+def start(folder: Path, state: Path, out: IO[bytes], cluster: Cluster | None, *more: str) -> subprocess.Popen[bytes]:
+    """Starts :mod:`experiments.chaos_query` in ``folder``, here or on the cluster's host of the drivers."""
+    from experiments.chaos_query import CLUSTER, cluster_settings
 
-    def __init__(self, folder: Path, state: Path) -> None:
+    command = [sys.executable, "-m", "experiments.chaos_query", str(folder), str(state), *more]
+    if cluster is None:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment(), cwd=folder
+        )
+    settings = cluster_settings(cluster.master, cluster.driver.address, len(cluster.workers))
+    (folder / CLUSTER).write_text(json.dumps(settings))
+    paths = {"PYTHONPATH": environment()["PYTHONPATH"]}
+    return cluster.driver.start(command, out, paths, stdin=subprocess.DEVNULL, cwd=folder)
+
+
+class Child:
+    """One life of the process with the queries, which works in ``folder``. ``state``: the folder of its state.
+
+    ``cluster``: where Spark runs; None: in the process itself.
+    """
+
+    def __init__(self, folder: Path, state: Path, cluster: Cluster | None) -> None:
         from experiments.chaos_query import STARTED
 
-        self.folder, self.state = folder, state
+        self.folder, self.state, self.cluster = folder, state, cluster
         (folder / STARTED).unlink(missing_ok=True)
         self.log = folder / "log"
         self._out = self.log.open("ab")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "experiments.chaos_query", str(folder), str(state)],
-            stdin=subprocess.DEVNULL,
-            stdout=self._out,
-            stderr=self._out,
-            env=environment(),
-            cwd=folder,
-        )
+        self.process = start(folder, state, self._out, cluster)
         self._application: Application | None = None
         self._lost = False
         self.lost_at = 0.0
@@ -80,7 +92,7 @@ class Child:
         driver, jvm = processes.find(started["driver"]), processes.find(started["jvm"])
         if driver is None or jvm is None:
             raise ChaosError(f"the child ended at once: {self.last_words()}")
-        self._application = Application(started["application"], driver, jvm)
+        self._application = Application(started["application"], driver, jvm, self.cluster)
         self._progress = self.batches(), time.monotonic()
 
     def by_query(self) -> list[int]:
@@ -102,10 +114,13 @@ class Child:
             raise ChaosError(f"no batch for {STALLED_S:g} s: {self.last_words()}")
 
     def seen(self) -> dict[str, int]:
-        """Counts so far, from the logs: lost tasks, tasks that changed servers, query failures."""
+        """Counts so far, from the logs: lost tasks and executors, tasks that changed servers, query failures."""
         log = self.log.read_text(errors="replace")
+        for host in self.cluster.workers if self.cluster else ():
+            for path in host.temporary.glob("app-*/*/stderr"):
+                log += path.read_text(errors="replace")
         return {
-            "lost": log.count("Lost task"),
+            "lost": log.count("Lost task") + log.count("Lost executor"),
             "turns": log.count(" continues on another server as "),
             "failures": len(self.failures()),
         }
@@ -123,7 +138,6 @@ class Child:
         """Ends the process and everything that it started. Raises ChaosError if its state server does not end."""
         from experiments import chaos_faults
         from state_backends.server import processes
-        from state_backends.server.client import runtime_dir
 
         app = self._application
         if app is not None:
@@ -135,8 +149,9 @@ class Child:
         if app is None:
             return
         deadline = time.monotonic() + LEAVING_S
-        while (server := app.server()) is not None and processes.is_alive(server):
+        while servers := [server for server, _ in app.servers() if processes.is_alive(server)]:
             if time.monotonic() > deadline:
-                raise ChaosError(f"the state server {server.pid} still runs after its executor has ended")
+                raise ChaosError(f"the state server {servers[0].pid} still runs after its executor has ended")
             time.sleep(0.05)
-        shutil.rmtree(runtime_dir(app.name), ignore_errors=True)
+        for place in app.places:
+            shutil.rmtree(place, ignore_errors=True)

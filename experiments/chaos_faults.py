@@ -1,7 +1,7 @@
 """Real faults for the chaos experiment, only ever to its own processes.
 
-It finds all processes from the child that the experiment started: the child's JVM, the Python workers below the JVM,
-and the state server in the folder of the child's Spark application.
+It finds all processes from the child that the experiment started: the child's JVM and its executors, the Python
+workers below them, and the state servers in the folders of the child's Spark application.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -23,9 +26,15 @@ from state_backends.server.client import StateClient, runtime_dir
 from state_backends.server.processes import Process
 from state_backends.server.server_folder import SOCKET
 
+if TYPE_CHECKING:
+    from experiments.host_cluster import Cluster
+
 KILLS = {"server": 40, "worker": 40, "hung server": 5, "daemon": 5, "JVM": 10}
 """How many of 100 kills hit what. A hung server is stopped (SIGSTOP), and its clients then kill it. The daemon is the
 process from which Spark forks its Python workers; they die with it."""
+
+KILLS_OF_HOSTS = {"executor": 10, "host": 5}
+"""More kinds, where Spark runs on a cluster. A host that is killed loses all its processes, and sometimes its disk."""
 
 FAULTS = {"full disk": 50, "no descriptors": 15, "pause": 20, "socket gone": 15}
 """Faults between the kills that kill nothing, out of 100."""
@@ -36,18 +45,39 @@ HUNG_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Application:
-    """The processes of one life of the child."""
+    """The processes of one life of the child. ``cluster``: where its executors are; None: in the JVM of the driver."""
 
     name: str
     driver: Process
     jvm: Process
+    cluster: Cluster | None = None
+
+    @property
+    def places(self) -> list[Path]:
+        """The folders of the state servers, one for each host with executors."""
+        here = runtime_dir(self.name)
+        if self.cluster is None:
+            return [here]
+        return [host.temporary / here.relative_to(tempfile.gettempdir()) for host in self.cluster.workers]
+
+    def executors(self) -> list[psutil.Process]:
+        """The JVMs of the executors on a cluster."""
+        found = []
+        for host in self.cluster.workers if self.cluster else ():
+            for pid in host.processes:
+                with contextlib.suppress(psutil.Error):
+                    process = psutil.Process(pid)
+                    words = process.cmdline()
+                    if self.name in words and any(word.endswith("CoarseGrainedExecutorBackend") for word in words):
+                        found.append(process)
+        return found
 
     def workers(self) -> tuple[list[psutil.Process], list[psutil.Process]]:
         """Spark's Python daemons, and the workers that they forked."""
         daemons: list[psutil.Process] = []
         workers: list[psutil.Process] = []
-        with contextlib.suppress(psutil.Error):
-            for process in psutil.Process(self.jvm.pid).children(recursive=True):
+        for jvm in self.executors() if self.cluster else [psutil.Process(self.jvm.pid)]:
+            for process in _children(jvm):
                 with contextlib.suppress(psutil.Error):
                     if "pyspark.daemon" in process.cmdline():
                         parent = process.parent()
@@ -55,11 +85,19 @@ class Application:
                         (workers if forked else daemons).append(process)
         return daemons, workers
 
-    def server(self) -> Process | None:
-        try:
-            return server_folder.occupant(runtime_dir(self.name))
-        except Exception:  # it is just starting
-            return None
+    def servers(self) -> list[tuple[Process, Path]]:
+        """The state servers that run, and their folders."""
+        found = []
+        for place in self.places:
+            with contextlib.suppress(Exception):  # it is just starting
+                if (server := server_folder.occupant(place)) is not None:
+                    found.append((server, place))
+        return found
+
+    def server(self, rng: random.Random) -> Process | None:
+        """One of the state servers."""
+        found = self.servers()
+        return rng.choice(found)[0] if found else None
 
 
 @dataclass(frozen=True)
@@ -71,8 +109,16 @@ class Done:
     note: str = ""
 
 
-def kill_kind(rng: random.Random) -> str:
-    return rng.choices(list(KILLS), list(KILLS.values()))[0]
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def kill_kind(rng: random.Random, on_hosts: bool) -> str:
+    kinds = {**KILLS, **KILLS_OF_HOSTS} if on_hosts else KILLS
+    return rng.choices(list(kinds), list(kinds.values()))[0]
 
 
 def fault_kind(rng: random.Random) -> str:
@@ -88,7 +134,7 @@ def wait_for_moment(app: Application, state: Path, rng: random.Random, timeout_s
     moment = rng.choices(list(MOMENTS), list(MOMENTS.values()))[0]
     extra_s = rng.uniform(0.0, 0.02)
     if moment != "any":
-        with contextlib.closing(StateClient(runtime_dir(app.name), None)) as client:
+        with contextlib.closing(StateClient(rng.choice(app.places), None)) as client:
             before, deadline = 1 << 62, time.monotonic() + timeout_s
             while (now := _blocks_of(client) if moment == "append" else _files_of(state)) <= before:
                 if time.monotonic() > deadline:
@@ -123,6 +169,8 @@ def do(kind: str, app: Application, rng: random.Random) -> Done | None:
         "worker": _kill_worker,
         "daemon": _kill_daemon,
         "JVM": _kill_jvm,
+        "executor": _kill_executor,
+        "host": _kill_host,
         "hung server": _hang_server,
         "full disk": _fill_disk,
         "no descriptors": _use_up_descriptors,
@@ -133,7 +181,7 @@ def do(kind: str, app: Application, rng: random.Random) -> Done | None:
 
 
 def _kill_server(app: Application, rng: random.Random) -> Done | None:
-    server = app.server()
+    server = app.server(rng)
     if server is None or not processes.kill(server, 30.0):
         return None
     return Done("server", server.pid)
@@ -162,9 +210,31 @@ def _kill_jvm(app: Application, rng: random.Random) -> Done | None:
     return Done("JVM", app.jvm.pid) if processes.is_alive(app.jvm) and processes.kill(app.jvm, 30.0) else None
 
 
+def _kill_executor(app: Application, rng: random.Random) -> Done | None:
+    return _kill_one("executor", app.executors(), rng)
+
+
+def _kill_host(app: Application, rng: random.Random) -> Done | None:
+    """Kills all processes of a host at once. It comes back, in half of the cases with an empty disk."""
+    executors = app.executors()
+    if app.cluster is None or not executors:
+        return None
+    chosen = rng.choice(sorted(executors, key=lambda process: process.pid))
+    host = next((host for host in app.cluster.workers if chosen.pid in host.processes), None)
+    if host is None:
+        return None
+    host.end()
+    loses_disk = rng.random() < 0.5
+    if loses_disk:
+        shutil.rmtree(host.temporary)
+        host.temporary.mkdir()
+    app.cluster.start_worker(host)
+    return Done("host", chosen.pid, f"{host.address}{' with its disk' if loses_disk else ''}")
+
+
 def _hang_server(app: Application, rng: random.Random) -> Done | None:
     """Stops the server. Its clients have to notice that, and to kill it."""
-    server = app.server()
+    server = app.server(rng)
     if server is None:
         return None
     os.kill(server.pid, signal.SIGSTOP)
@@ -178,9 +248,11 @@ def _hang_server(app: Application, rng: random.Random) -> Done | None:
     return Done("hung server", server.pid, f"killed by its clients after {took_s:.1f} s")
 
 
-def _limited(app: Application, kind: str, what: int, soft: int, seconds: float, note: str) -> Done | None:
+def _limited(
+    app: Application, rng: random.Random, kind: str, what: int, soft: int, seconds: float, note: str
+) -> Done | None:
     """Sets a kernel limit on the running server for a while."""
-    server = app.server()
+    server = app.server(rng)
     if server is None:
         return None
     try:
@@ -198,17 +270,17 @@ def _fill_disk(app: Application, rng: random.Random) -> Done | None:
     """No file may grow beyond some size: writes fail with EFBIG, much as they fail with ENOSPC on a full disk."""
     size, seconds = rng.choice([0, 200, 5_000, 20_000, 60_000]), rng.uniform(0.2, 1.5)
     note = f"files limited to {size:,} bytes for {seconds:.1f} s"
-    return _limited(app, "full disk", psutil.RLIMIT_FSIZE, size, seconds, note)
+    return _limited(app, rng, "full disk", psutil.RLIMIT_FSIZE, size, seconds, note)
 
 
 def _use_up_descriptors(app: Application, rng: random.Random) -> Done | None:
     """Opening anything fails with EMFILE: files, folders, connections."""
     seconds = rng.uniform(0.2, 1.0)
-    return _limited(app, "no descriptors", psutil.RLIMIT_NOFILE, 8, seconds, f"no file opens for {seconds:.1f} s")
+    return _limited(app, rng, "no descriptors", psutil.RLIMIT_NOFILE, 8, seconds, f"no file opens for {seconds:.1f} s")
 
 
 def _pause(app: Application, rng: random.Random) -> Done | None:
-    server = app.server()
+    server = app.server(rng)
     if server is None:
         return None
     seconds = rng.uniform(0.05, 1.5)
@@ -220,10 +292,11 @@ def _pause(app: Application, rng: random.Random) -> Done | None:
 
 
 def _remove_socket(app: Application, rng: random.Random) -> Done | None:
-    server = app.server()
-    if server is None:
+    found = app.servers()
+    if not found:
         return None
-    (runtime_dir(app.name) / SOCKET).unlink(missing_ok=True)
+    server, place = rng.choice(found)
+    (place / SOCKET).unlink(missing_ok=True)
     return Done("socket gone", server.pid)
 
 

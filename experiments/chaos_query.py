@@ -6,6 +6,8 @@ file exists and has other rows, they become ``<batch>.differs-<n>.json`` instead
 the batch in its source. A query that fails restarts from its checkpoint.
 
 ``python -m experiments.chaos_query WORK STATE N`` only repartitions the checkpoints to N partitions, offline.
+
+Spark runs in this process, unless ``WORK/cluster.json`` has the settings of a cluster.
 """
 
 from __future__ import annotations
@@ -43,6 +45,24 @@ LOST_JVM = 3
 SHARDS = 4
 RETAINED = 2
 PARTITIONS = "partitions"
+CLUSTER = "cluster.json"
+
+
+def cluster_settings(master: str, driver: str, executors: int) -> dict[str, str]:
+    """Spark's settings for a cluster with this master, a driver at this address, and one core for each executor."""
+    return {
+        "spark.master": master,
+        "spark.driver.host": driver,
+        "spark.driver.bindAddress": driver,
+        "spark.executor.memory": "700m",
+        "spark.executor.cores": "1",
+        "spark.cores.max": str(executors),
+        "spark.executor.extraJavaOptions": JVM,
+        "spark.executor.heartbeatInterval": "5s",
+        "spark.network.timeout": "60s",
+        # An executor that dies is started again, however often.
+        "spark.task.maxFailures": "4",
+    }
 
 
 def session(work: Path, state: Path) -> SparkSession:
@@ -64,6 +84,9 @@ def session(work: Path, state: Path) -> SparkSession:
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
     )
+    if (work / CLUSTER).exists():
+        for key, value in json.loads((work / CLUSTER).read_text()).items():
+            builder = builder.config(key, value)
     spark = aion.configure(builder, policy=POLICY, state_dir=str(state), state_shards=SHARDS).getOrCreate()
     spark.sparkContext.setLogLevel("WARN")  # lost tasks are warnings
     return spark

@@ -1,7 +1,6 @@
 """A standalone Spark cluster of several hosts. One host is lost, with everything on it, while a query runs.
 
-A host is a Linux network namespace: it has an address, its processes reach others only over the network, and they have
-a folder for temporary files of their own. All hosts share one folder, as with NFS, which holds the events, Spark's
+The hosts are network namespaces (``host_cluster``). All share one folder, as with NFS, which holds the events, Spark's
 checkpoint and Aion's state. A host is lost by cutting its network and killing all its processes.
 """
 
@@ -14,14 +13,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from experiments.host_cluster import Cluster, Host, cluster, is_possible
 from experiments.hosts_query import NOBODY, Request
 from experiments.ingest import wide_console
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PACKAGES = ("aion", "pyspark", "pyarrow", "rocksdict")
-PORT = 7077
 EXECUTOR_MIB = 1024
 KEYS = 7
 SECONDS_OF_A_BATCH = 30
@@ -69,7 +67,7 @@ def hosts(
     # Here, not above: `aion --help` imports this module and needs none of it.
     from experiments import bench
 
-    if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
+    if not is_possible():
         raise typer.BadParameter("hosts are network namespaces: this needs Linux, root, and the command `ip`")
     if lose_after >= batches - 1:
         raise typer.BadParameter(f"--lose-after {lose_after}: no batch comes after that; there are {batches} batches")
@@ -79,7 +77,7 @@ def hosts(
     work = Path(tempfile.mkdtemp(prefix="work-", dir=out)).absolute()
     try:
         write_events(settings, work / "in")
-        with cluster(settings.hosts, work) as places:
+        with cluster(settings.hosts, work, cores=1, memory_mib=EXECUTOR_MIB) as places:
             found = run(settings, work, places, console)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -123,95 +121,9 @@ def write_events(settings: Settings, folder: Path) -> None:
         os.utime(path, (START_S + file, START_S + file))  # the order in which Spark reads them
 
 
-class Host:
-    """A network namespace with one address. ``name``: the name of the namespace."""
-
-    def __init__(self, name: str, address: str, temporary: Path) -> None:
-        self.name = name
-        self.address = address
-        self.temporary = temporary
-        temporary.mkdir(parents=True)
-
-    def start(self, command: Sequence[str], log: IO[bytes], **pipes: Any) -> subprocess.Popen[bytes]:
-        """Starts a process on this host. Its standard error goes to ``log``."""
-        environment = {
-            **os.environ,
-            "TMPDIR": str(self.temporary),
-            "SPARK_LOCAL_DIRS": str(self.temporary),
-            "SPARK_LOCAL_IP": self.address,
-            "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")])),
-        }
-        words = ["ip", "netns", "exec", self.name, *command]
-        return subprocess.Popen(words, env=environment, stderr=log, **{"stdout": log, **pipes})
-
-    @property
-    def processes(self) -> list[int]:
-        return [int(pid) for pid in output_of("ip", "netns", "pids", self.name).split()]
-
-    def lose(self) -> None:
-        """Cuts the network, then kills all processes."""
-        output_of("ip", "-n", self.name, "link", "set", "e0", "down")
-        self.end()
-
-    def end(self) -> None:
-        while pids := self.processes:
-            subprocess.run(["kill", "-9", *map(str, pids)], check=False, capture_output=True)
-
-
-@contextmanager
-def cluster(workers: int, work: Path) -> Iterator[list[Host]]:
-    """Starts a cluster and yields its hosts. The first one runs the master and later the driver, the others workers.
-
-    On exit everything is removed.
-    """
-    import pyspark
-
-    spark_class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
-    # No two runs share a name; the kernel allows 15 characters.
-    tag = f"aion{os.getpid()}"
-    with ExitStack() as stack:
-        output_of("ip", "link", "add", tag, "type", "bridge")
-        stack.callback(output_of, "ip", "link", "del", tag)
-        output_of("ip", "link", "set", tag, "up")
-        places = []
-        for number in range(workers + 1):
-            name, wire = f"{tag}-{number}", f"{tag}v{number}"
-            output_of("ip", "netns", "add", name)
-            stack.callback(output_of, "ip", "netns", "del", name)
-            output_of("ip", "link", "add", wire, "type", "veth", "peer", "name", "e0", "netns", name)
-            # A namespace, and with it the wire, exists until its last process is reaped. So delete the wire explicitly.
-            stack.callback(output_of, "ip", "link", "del", wire)
-            output_of("ip", "link", "set", wire, "master", tag, "up")
-            # The bridge has no address, so these addresses cannot clash with any outside.
-            host = Host(name, f"10.77.0.{number + 1}", work / f"host-{number}")
-            output_of("ip", "-n", name, "addr", "add", f"{host.address}/24", "dev", "e0")
-            for device in ("e0", "lo"):
-                output_of("ip", "-n", name, "link", "set", device, "up")
-            places.append(host)
-        log = stack.enter_context((work / "cluster.log").open("wb"))
-        first, *others = places
-        daemons = []
-        for host in places:
-            stack.callback(host.end)
-        master = f"spark://{first.address}:{PORT}"
-        package = "org.apache.spark.deploy"
-        daemons.append(
-            first.start([spark_class, f"{package}.master.Master", "--host", first.address, "--port", str(PORT)], log)
-        )
-        for host in others:
-            options = ["--host", host.address, "-c", "1", "-m", f"{EXECUTOR_MIB + 512}M", "-d", str(host.temporary)]
-            daemons.append(host.start([spark_class, f"{package}.worker.Worker", *options, master], log))
-        yield places
-        for host in places:
-            host.end()
-        for daemon in daemons:
-            daemon.wait()
-
-
-def run(settings: Settings, work: Path, places: Sequence[Host], console: Console) -> dict[str, Any]:
+def run(settings: Settings, work: Path, places: Cluster, console: Console) -> dict[str, Any]:
     """Runs the query and loses the second host. Raises RuntimeError with Spark's output if the query fails."""
-    first, lost, *_ = places
+    first, lost = places.driver, places.workers[0]
     conf = {
         "spark.driver.host": first.address,
         "spark.driver.bindAddress": first.address,
@@ -224,7 +136,7 @@ def run(settings: Settings, work: Path, places: Sequence[Host], console: Console
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-    request = Request(str(work), f"spark://{first.address}:{PORT}", settings.hosts, conf)
+    request = Request(str(work), places.master, settings.hosts, conf)
     batches: list[dict[str, Any]] = []
     with (work / "driver.log").open("w+b") as log:
         command = [sys.executable, "-m", "experiments.hosts_query", json.dumps(asdict(request))]
@@ -238,7 +150,7 @@ def run(settings: Settings, work: Path, places: Sequence[Host], console: Console
                 continue
             last = json.loads(line)
             if "batch" in last:
-                batches.append({**last, "servers": servers(places[1:])})
+                batches.append({**last, "servers": servers(places.workers)})
                 # On the first host it is the driver.
                 counted = [place for place in last["places"] if not place.startswith(f"{first.address}:")]
                 took = last["seconds"] - (batches[-2]["seconds"] if len(batches) > 1 else 0.0)
@@ -248,7 +160,8 @@ def run(settings: Settings, work: Path, places: Sequence[Host], console: Console
                     highlight=False,
                 )
                 if last["batch"] == settings.lose_after:
-                    lost.lose()
+                    lost.cut()
+                    lost.end()
                     console.print(f"{lost.address} is lost", highlight=False)
         patience.cancel()
         if driver.wait() != 0 or "panes" not in last:
@@ -272,11 +185,3 @@ def servers(places: Sequence[Host]) -> int:
             return False
 
     return sum(any(map(serves, host.processes)) for host in places)
-
-
-def output_of(*command: str) -> str:
-    """The output of a command. Raises RuntimeError with its standard error if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout

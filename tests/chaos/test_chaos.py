@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from aion.cli import app
 from experiments.chaos import Result, Settings, run, summary
-from experiments.chaos_faults import FAULTS, KILLS
+from experiments.chaos_faults import FAULTS, KILLS, KILLS_OF_HOSTS
+from experiments.host_cluster import is_possible
 
 # In an order in which each meets a query at work: after a JVM was killed it takes a while until there is one.
 KINDS = (
@@ -45,7 +46,24 @@ def test_every_pane_is_that_of_an_undisturbed_run_and_of_the_events(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("option", "value"), [("--seed", "2"), ("--events", "90"), ("--payload", "5")])
+@pytest.mark.proof
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not is_possible(), reason="hosts are network namespaces: needs Linux, root and `ip`")
+def test_executors_and_hosts_may_die_too(tmp_path: Path) -> None:
+    kinds = (*KILLS_OF_HOSTS, *KILLS_OF_HOSTS)
+    settings = Settings(len(kinds), seed=9, kinds=kinds, files_of_a_kill=1.0, more_files=9, hosts=2)
+    result = Result()
+    run(settings, tmp_path, result, Console(file=io.StringIO()))
+    assert result.differences == []
+    assert [fault.kind for fault in result.faults if fault.kill] == list(kinds)
+    assert sum(fault.tasks_lost for fault in result.faults) > 0
+    assert result.copies == 2 and result.panes > 50
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--hosts", "1"), ("--seed", "2"), ("--events", "90"), ("--payload", "5")]
+)
 def test_another_run_than_the_one_that_was_cut_off_is_refused(tmp_path: Path, option: str, value: str) -> None:
     begun = {"settings": asdict(Settings(20, seed=1)), "seconds": 5.0, "result": asdict(Result(rounds=1))}
     (tmp_path / "chaos.json").write_text(json.dumps(begun))
