@@ -267,8 +267,8 @@ def _sizes(minutes: int, after_days: list[int], kept: str) -> list[int]:
     import aion
     from aion import aggregates as A
     from aion.config import load_policy
-    from aion.core.compaction.blocks import Compact, CompactionDone
-    from aion.core.operator.actions import Arrived, BatchEnded, BlockFact, WatermarkAdvanced
+    from aion.core.compaction.blocks import BlockFact, Compact, CompactionDone
+    from aion.core.operator.actions import Arrived, BatchEnded, WatermarkAdvanced
     from aion.core.plan import make_plan
     from aion.execute.assembly import make_operator
     from state_backends.versions.manifest import Identity, Manifest, dump

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.core.compaction.blocks import BlockCompaction, Compact, CompactionDone
+from aion.core.compaction.blocks import BlockCompaction, BlockFact, Compact, CompactionDone
 from aion.core.ingest.key_ranges import MOST_KEYS, TOP, Keys, equal_ranges
 from aion.core.packing import untable
 from state_backends.store.ledger import Ledger, Place
@@ -41,7 +41,7 @@ class Model:
     def batch(self, sets: Sequence[frozenset[int]], *, ended: bool = False) -> None:
         for keys in sets:
             self.blocks.append((self.seq, keys))
-            self.compaction.arrived(0, self.seq, len(keys))
+            self.compaction.arrived(BlockFact(0, 1, len(keys)), self.seq)
             self.seq += 1
             self.came += len(keys)
         self.compact(ended=ended)
@@ -105,15 +105,15 @@ def test_a_byte_is_written_again_seldom(repeats: bool, rounds: float) -> None:
 def test_kept_events_are_compacted_when_no_window_of_the_slice_is_active_any_more() -> None:
     compaction = BlockCompaction(open_too=False)
     for seq in range(10):
-        compaction.arrived(0, seq, 100)
+        compaction.arrived(BlockFact(0, 1, 100), seq)
         assert compaction.due(0, [], ended=False) == []
     assert compaction.touched() == [0] and compaction.touched() == []
     assert compaction.due(0, [], ended=True) == [Compact(0, -1, 9, 1000, True)]
     compaction.compacted(CompactionDone(Compact(0, -1, 9, 1000, True), 990))
     for seq in (20, 21):
-        compaction.arrived(0, seq, 1)
+        compaction.arrived(BlockFact(0, 1, 1), seq)
     assert compaction.due(0, [20], ended=True) == []
-    compaction.arrived(0, 22, 1)
+    compaction.arrived(BlockFact(0, 1, 1), 22)
     assert compaction.due(0, [20], ended=True) == [Compact(0, 9, 22, 3, True)], (
         "what came late is compacted among itself"
     )
@@ -126,14 +126,14 @@ def test_kept_events_are_compacted_when_no_window_of_the_slice_is_active_any_mor
 def test_what_a_late_event_would_have_read_as_a_whole_is_sorted_when_its_windows_have_ended(open_too: bool) -> None:
     compaction = BlockCompaction(open_too=open_too)
     for seq, size in enumerate([300_000, 200_000]):
-        compaction.arrived(0, seq, size)
+        compaction.arrived(BlockFact(0, 1, size), seq)
     assert compaction.due(0, [], ended=False) == [], "the second is no larger than the first"
     (order,) = compaction.due(0, [], ended=True)
     assert order == Compact(0, -1, 1, 500_000, True)
     compaction.compacted(CompactionDone(order, 490_000))
-    compaction.arrived(0, 2, 100_000)
+    compaction.arrived(BlockFact(0, 1, 100_000), 2)
     assert compaction.due(0, [2], ended=True) == [], "so little is read at once"
-    compaction.arrived(0, 3, 300_000)
+    compaction.arrived(BlockFact(0, 1, 300_000), 3)
     (order,) = compaction.due(0, [2, 3], ended=True)
     assert order == Compact(0, 2, 3, 300_000, True), "one block, and larger than those it is cut into"
     compaction.compacted(CompactionDone(order, 300_000))
@@ -143,7 +143,7 @@ def test_what_a_late_event_would_have_read_as_a_whole_is_sorted_when_its_windows
 def test_of_more_than_fits_what_is_not_sorted_is_compacted_first() -> None:
     compaction = BlockCompaction(open_too=True, limit_bytes=100)
     for seq in range(5):
-        compaction.arrived(0, seq, 40)
+        compaction.arrived(BlockFact(0, 1, 40), seq)
     assert compaction.due(0, [], ended=False) == [Compact(0, -1, 1, 80, False), Compact(0, 1, 3, 80, False)]
     for order in compaction.due(0, [], ended=False):
         compaction.compacted(CompactionDone(order, 80))
@@ -154,8 +154,8 @@ def test_of_more_than_fits_what_is_not_sorted_is_compacted_first() -> None:
 
 def test_a_slice_is_swept_when_no_fewer_of_its_rows_are_gone_than_needed() -> None:
     compaction = BlockCompaction(open_too=True, limit_bytes=100)
-    compaction.arrived(0, 0, 90)
-    compaction.arrived(0, 1, 60)
+    compaction.arrived(BlockFact(0, 1, 90), 0)
+    compaction.arrived(BlockFact(0, 1, 60), 1)
     compaction.wasted(0, 3)
     compaction = BlockCompaction(open_too=True, limit_bytes=100, snapshot=compaction.to_json())
     assert compaction.wasteful == [0] and not compaction.sweep(0, 4)
@@ -165,7 +165,7 @@ def test_a_slice_is_swept_when_no_fewer_of_its_rows_are_gone_than_needed() -> No
     assert order == Compact(0, -1, 1, 150, False, sweeps=True)
     compaction.compacted(CompactionDone(order, 0))
     assert not runs_of(compaction) and compaction.wasteful == [] and not compaction.may_compact(0), "nothing was needed"
-    compaction.arrived(0, 2, 10)
+    compaction.arrived(BlockFact(0, 1, 10), 2)
     compaction.wasted(0, 1)
     assert compaction.sweep(0, 1), "and what comes later is there again"
     (order,) = compaction.due(0, [], ended=True, sweeps=True)
@@ -180,7 +180,7 @@ def test_blocks_from_before_compaction_are_left_as_they_are(limit: int) -> None:
     compaction.wasted(0, 10**6)
     assert not compaction.sweep(0, 1) and compaction.due(0, [5], ended=True) == []
     for seq in (12, 13, 14):
-        compaction.arrived(0, seq, 40)
+        compaction.arrived(BlockFact(0, 1, 40), seq)
     compaction = BlockCompaction(open_too=True, limit_bytes=limit, snapshot=compaction.to_json())
     assert [compaction.after for compaction in compaction.due(0, [5], ended=True)] == [11]
 

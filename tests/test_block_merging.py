@@ -108,7 +108,7 @@ def built(plan: Plan, events: pa.Table, target_bytes: int, **form: Any) -> list[
 
 def merged(plan: Plan, blocks: Sequence[ShardBlock], target_bytes: int, **form: Any) -> list[ShardBlock]:
     merger = BlockMerger(BlockBuilder(plan, target_bytes=target_bytes, **form))
-    return [out for shard, block in blocks for out in merger.add(shard, block)] + list(merger.finish())
+    return [out for made in blocks for out in merger.add(made.shard, made.block)] + list(merger.finish())
 
 
 TIMES = st.one_of(st.none(), st.integers(0, 60_000_000))
@@ -222,7 +222,7 @@ def test_blocks_stay_near_the_target() -> None:
 
 def test_a_damaged_block_is_not_merged() -> None:
     plan = PLANS["partials"]
-    (shard, block), *_ = built(plan, table([(0, 1, 1.0)]), 1 << 20)
+    (shard, block, _), *_ = built(plan, table([(0, 1, 1.0)]), 1 << 20)
     damaged = bytearray(block.data)
     damaged[HEADER_BYTES + 8] ^= 1
     with pytest.raises(CorruptBlock, match="checksum"):

@@ -330,7 +330,7 @@ def test_a_builder_makes_the_same_blocks_in_threads(
             plan, target_bytes=250_000, buffer_bytes=1_000_000, compression=compression, codec=codec, pool=pool
         )
         added = [b for _ in range(2) for b in builder.add(batch, shards)]
-        return [(shard, block) for shard, block in [*added, *builder.finish()]]
+        return [(made.shard, made.block) for made in [*added, *builder.finish()]]
 
     made = blocks(pool)
     assert made == blocks(None)

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from aion.core.operator.actions import Arrived, BatchEnded, BlockFact, Prestage, WatermarkAdvanced
+from aion.core.compaction.blocks import BlockFact
+from aion.core.operator.actions import Arrived, BatchEnded, Prestage, WatermarkAdvanced
 from aion.core.operator.operator import Operator
 from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.triggers import StalenessTrigger

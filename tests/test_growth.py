@@ -17,9 +17,9 @@ import pytest
 import aion
 from aion import aggregates as A
 from aion.config import load_policy
-from aion.core.compaction.blocks import Compact, CompactionDone
+from aion.core.compaction.blocks import BlockFact, Compact, CompactionDone
 from aion.core.lateness.observe import HALF_LIFE_US
-from aion.core.operator.actions import Arrived, BatchEnded, BlockFact, WatermarkAdvanced
+from aion.core.operator.actions import Arrived, BatchEnded, WatermarkAdvanced
 from aion.core.operator.keyed.orders import Arrivals
 from aion.core.operator.keyed.table import Table
 from aion.core.operator.operator import Operator

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from aion.core.compaction.blocks import BlockFact
 from aion.core.lateness.bound import AdaptiveBound
 from aion.core.lateness.sketch import bin_of
 from aion.core.numbers import EARLIEST_US, LATEST_US
@@ -22,7 +23,6 @@ from aion.core.operator.actions import (
     Append,
     Arrived,
     BatchEnded,
-    BlockFact,
     Destage,
     EmitDropped,
     EmitUntimed,

@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from aion.cli import app
+from aion.core.compaction.blocks import BlockFact
 from aion.core.lateness.bound import AdaptiveBound, Expected
-from aion.core.operator.actions import Arrived, BatchEnded, BlockFact, Execute, PaneKind, WatermarkAdvanced
+from aion.core.operator.actions import Arrived, BatchEnded, Execute, PaneKind, WatermarkAdvanced
 from aion.core.operator.operator import Operator
 from aion.core.operator.overview import REASONS, WindowOutlook, windows
 from aion.core.slicing.grid import SliceGrid

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 import aion
 from aion import aggregates as A
 from aion.config import load_policy
-from aion.core.compaction.blocks import Compact, CompactionDone
+from aion.core.compaction.blocks import BlockFact, Compact, CompactionDone
 from aion.core.ingest.block import decode, encode
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.numbers import EARLIEST_US, LATEST_US, LONGEST_US, MOST, plus, sum_of, sums_by
-from aion.core.operator.actions import Arrived, BatchEnded, BlockFact, Event, SliceFacts, WatermarkAdvanced
+from aion.core.operator.actions import Arrived, BatchEnded, Event, SliceFacts, WatermarkAdvanced
 from aion.core.operator.keyed.orders import Arrivals
 from aion.core.operator.keyed.saving import Save
 from aion.core.operator.keyed.table import Table

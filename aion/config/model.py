@@ -30,10 +30,10 @@ from aion.config.values import (
     Interval,
     IoThreads,
     Location,
-    MaxState,
     MergeLevels,
     Multiple,
     OpenFraction,
+    OptionalSize,
     Port,
     Rate,
     Shards,
@@ -306,6 +306,13 @@ class DistributionPolicy(_Section):
         description="The number of source partitions that the levels are planned for. auto: the number of tasks that "
         "Spark runs at once, or the number of shuffle partitions, whichever is larger.",
     )
+    hand_over_bytes: OptionalSize = Field(
+        default=1 << 20,
+        alias="hand_over",
+        description="If a task has at least this many bytes of kept events for a shard, it writes them to a file in "
+        "state.dir, and only references go through the shuffle and into the state. null: it never does. A state.dir "
+        "that is a URI gets no such files, nor does a backend other than tiered.",
+    )
 
 
 class ExecutionPolicy(_Section):
@@ -363,7 +370,7 @@ class LatenessPolicy(_Section):
         description="The longest time that a window is kept after its end. If initial_bound is longer, that is the "
         "limit.",
     )
-    max_state_bytes: MaxState = Field(
+    max_state_bytes: OptionalSize = Field(
         default=None,
         alias="max_state",
         description="The most bytes that the state of one shard may take. If coverage needs more, windows are kept for "

@@ -443,7 +443,7 @@ Executions = Annotated[
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": _MAX_COUNT}, _NULL]}),
     "integer from 1, or null",
 ]
-MaxState = Annotated[
+OptionalSize = Annotated[
     int | None,
     PlainValidator(lambda value: None if value is None else size_bytes(value)),
     PlainSerializer(lambda value: None if value is None else format_bytes(value), return_type=str | None),

@@ -14,8 +14,8 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from aion.core.compaction.blocks import Compact
-from aion.core.ingest.block import Block
+from aion.core.compaction.blocks import BlockFact, Compact
+from aion.core.ingest.block import Block, numbered
 from aion.core.ingest.key_ranges import Keys
 from aion.core.numbers import within
 from aion.core.operator.actions import (
@@ -23,7 +23,6 @@ from aion.core.operator.actions import (
     Append,
     Arrived,
     BatchEnded,
-    BlockFact,
     Destage,
     EmitDropped,
     EmitUntimed,
@@ -86,7 +85,7 @@ class Executor:
         slices = self._slices(blocks)
         if self.recorder is not None:
             self.recorder.arrived(blocks, slices)
-        facts = [BlockFact(b.header.slice_us, b.header.events, b.size_bytes) for b in blocks]
+        facts = [_fact(b) for b in blocks]
         arrived = Arrived(facts, [keyed.arrivals(blocks) for keyed in self._keyed], slices)
         yield from self._carry_out(self.operator.handle(arrived), blocks)
         self._dealt()
@@ -121,8 +120,9 @@ class Executor:
         for kind, neighbours in groupby(actions, _kind):
             if kind is Append:
                 appends = _all(Append, neighbours)
-                arrived += [StoredBlock(a.seq, blocks[a.index]) for a in appends]
-                self.session.append((a.seq, a.late, blocks[a.index]) for a in appends)
+                stored = [(a.seq, a.late, numbered(blocks[a.index], a.seq)) for a in appends]
+                arrived += [StoredBlock(seq, block) for seq, _, block in stored]
+                self.session.append(stored)
             elif kind is EmitUntimed:
                 yield from self._contents.untimed(_all(EmitUntimed, neighbours), blocks)
             elif kind is Compact:
@@ -192,7 +192,7 @@ class Executor:
             asked_s = clock()
             for stored in blocks:
                 waited_s += clock() - asked_s
-                size += stored.block.size_bytes
+                size += stored.block.header.size_bytes
                 yield stored
                 asked_s = clock()
 
@@ -228,6 +228,12 @@ class Executor:
 def _kind(action: object) -> object:
     """What actions of one kind have in common. Memory and disk let go of slices in one request."""
     return _Release if isinstance(action, _Release) else type(action)
+
+
+def _fact(block: Block) -> BlockFact:
+    header = block.header
+    keys = None if header.compacted is None else header.compacted[1:]
+    return BlockFact(header.slice_us, header.events, header.size_bytes, keys)
 
 
 def _all(kind: type[T], actions: Iterable[object]) -> list[T]:

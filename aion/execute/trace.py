@@ -24,9 +24,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from aion.aggregates import count
-from aion.core.compaction.blocks import CompactionDone
+from aion.core.compaction.blocks import BlockFact, CompactionDone
 from aion.core.ingest.block import Block
-from aion.core.operator.actions import BlockFact, SliceFacts
+from aion.core.operator.actions import SliceFacts
 from aion.core.operator.operator import Operator
 from aion.core.plan import Plan, make_plan
 from aion.core.slicing.grid import is_timed

@@ -40,7 +40,7 @@ class BlockRows:
         shards: list[int] = []
         rows: list[bytes] = []
         size = 0
-        for shard, block in blocks:
+        for shard, block, _ in blocks:
             for row in self._fragmenter.rows(block):
                 shards.append(shard)
                 rows.append(row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 
 import pyarrow as pa
 
@@ -12,6 +13,7 @@ from aion.core.plan import Plan
 from aion.core.topology import Tree
 from aion.execute.assembly import make_builder
 from aion.spark.blocks import BlockRows
+from aion.spark.hand_over import HandOver, HandOverConfig
 from state_backends.store.codec_pool import CodecPool
 
 # Each pass over a batch has a fixed cost, and Spark's batches are small because their rows may be wide.
@@ -22,11 +24,20 @@ _BYTES_AT_ONCE = 32 << 20
 class Child:
     """The function for ``mapInArrow``. Its input is the plan's columns; without ``shard_of``, also the shard id.
 
-    ``policy``: as JSON text, which a worker parses once.
+    ``policy``: as JSON text, which a worker parses once. ``hand_over``: None if all blocks are sent as rows.
     """
 
-    def __init__(self, plan: Plan, policy: str, shard_of: ShardOfKeys | None, tree: Tree, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        policy: str,
+        shard_of: ShardOfKeys | None,
+        tree: Tree,
+        limit_bytes: int,
+        hand_over: HandOverConfig | None = None,
+    ) -> None:
         self._plan = plan
+        self._hand_over = hand_over
         self._policy = policy
         self._shard_of = shard_of
         self._tree = tree
@@ -35,7 +46,10 @@ class Child:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         policy = policy_from_text(self._policy)
         rows = BlockRows(self._tree, level=0, limit_bytes=self._limit_bytes)
-        with CodecPool(policy.io.codec_threads) as pool:
+        with CodecPool(policy.io.codec_threads) as pool, ExitStack() as stack:
+            handing: HandOver | None = None
+            if self._hand_over is not None:
+                handing = stack.enter_context(closing(HandOver(self._hand_over)))
             builder = make_builder(self._plan, policy, pool, self._shard_of)
             for batch in together(batches):
                 events = pa.RecordBatch.from_arrays(
@@ -46,8 +60,12 @@ class Child:
                     schema=self._plan.schema,
                 )
                 shards = batch.column(len(self._plan.schema)) if self._shard_of is None else None
-                yield from rows.of(builder.add(events, shards))
-            yield from rows.of(builder.finish())
+                made = builder.add(events, shards)
+                yield from rows.of(made if handing is None else handing.of(made))
+            made = builder.finish()
+            yield from rows.of(made if handing is None else handing.of(made))
+            if handing is not None:
+                yield from rows.of(handing.finish())
 
 
 def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -31,7 +31,7 @@ class Merging:
         rows = BlockRows(self._tree, self._level, self._limit_bytes)
         with CodecPool(policy.io.codec_threads) as pool:
             merger = BlockMerger(make_builder(self._plan, policy, pool, None))
-            for shard, block in blocks_of(batches):
+            for shard, block, _ in blocks_of(batches):
                 yield from rows.of(merger.add(shard, block))
             yield from rows.of(merger.finish())
 

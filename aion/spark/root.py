@@ -61,6 +61,8 @@ class Root(StatefulProcessor):
         with self._failing_cleanly():
             for work in self._work.values():
                 work.commit()
+            if self._task is not None:
+                self._task.committed()
         self._end()
 
     def _open(self, shard: int) -> ShardWork:

@@ -27,12 +27,14 @@ from aion.core.plan import DROPPED_COLUMNS, Plan
 from aion.core.spec import Keywords, Spec, spec_of
 from aion.core.topology import MergingDecision, Tree, levels_for, merging_strategies
 from aion.errors import ConfigError, SchemaError, WatermarkError
+from aion.execute.assembly import hand_over_bytes
 from aion.execute.trace import Definition
 from aion.installation import require_extra
 from aion.spark import starts
 from aion.spark.blocks import row_type
 from aion.spark.child import Child
 from aion.spark.explain import explain_plan
+from aion.spark.hand_over import HandOverConfig
 from aion.spark.levels import merged
 from aion.spark.root import Root
 from aion.spark.root_config import RootConfig
@@ -63,7 +65,7 @@ def windowed(df: DataFrame, spec: Spec | None = None, /, **definition: Unpack[Ke
     limit_bytes = fragment_bytes(int(_conf(spark, "spark.sql.execution.arrow.maxRecordsPerBatch")))
     state_dir = _state_dir(spark, resolved)
     starts.watch(spark)
-    children = _child(df, plan, resolved, tree, limit_bytes)
+    children = _child(df, plan, resolved, tree, limit_bytes, _hand_over(plan, resolved, state_dir, asked.name))
     blocks = merged(children, plan, policy_to_text(resolved), tree, limit_bytes)
     root = Root(
         RootConfig(
@@ -154,7 +156,15 @@ def dropped(df: DataFrame) -> DataFrame:
     return df.where(F.col("kind") == PaneKind.DROPPED.value).drop("pane")
 
 
-def _child(df: DataFrame, plan: Plan, policy: Policy, tree: Tree, limit_bytes: int) -> DataFrame:
+def _hand_over(plan: Plan, policy: Policy, state_dir: str, name: str) -> HandOverConfig | None:
+    """How children hand over kept events. None if they send all blocks as rows."""
+    limit_bytes = hand_over_bytes(plan, policy, state_dir)
+    return None if limit_bytes is None else HandOverConfig(state_dir, name, limit_bytes)
+
+
+def _child(
+    df: DataFrame, plan: Plan, policy: Policy, tree: Tree, limit_bytes: int, hand_over: HandOverConfig | None
+) -> DataFrame:
     """The rows of blocks from the children. Only the columns that are needed are sent to Python."""
     columns = {name: _column(df, name, plan) for name in plan.schema.names}
     needed = [column.alias(name) for name, column in columns.items()]
@@ -164,7 +174,7 @@ def _child(df: DataFrame, plan: Plan, policy: Policy, tree: Tree, limit_bytes: i
     else:
         keys = [(columns[name], df.schema[name].dataType) for name in plan.key]
         needed.append(shard_column(keys, tree.shards).alias("__aion_shard"))
-    child = Child(plan, policy_to_text(policy), shard_of, tree, limit_bytes)
+    child = Child(plan, policy_to_text(policy), shard_of, tree, limit_bytes, hand_over)
     return df.select(*needed).mapInArrow(child, row_type(tree, level=0))
 
 

@@ -15,9 +15,10 @@ from aion.config import Policy, policy_from_text
 from aion.core.ingest.fragments import Defragmenter
 from aion.core.operator.operator import Operator
 from aion.core.slicing.grid import NO_SLICE
-from aion.execute.assembly import make_bound, make_executor, make_operator, predicts, store_config
+from aion.execute.assembly import hand_over_bytes, make_bound, make_executor, make_operator, predicts, store_config
 from aion.execute.trace import Definition, Recorder
 from aion.spark.frames import to_frame
+from aion.spark.hand_over import Place
 from aion.spark.root_config import RootConfig
 from aion.spark.starts import checkpoint_of
 from state_backends.server.client import RemoteSession, StateClient, executor_pid
@@ -48,6 +49,7 @@ class RootTask:
         self._checkpoint = checkpoint_of(context)
         self._client = _client(config.application, self._policy.io.request_timeout_us / 1e6)
         self._codec = CodecPool(self._policy.io.codec_threads)
+        self._hands_over = hand_over_bytes(config.plan, self._policy, config.state_dir) is not None
 
     def connect(self, shard: int, token: str | None) -> RemoteSession:
         """Starts an attempt on a shard, at the version ``token``. None: the shard has no version yet.
@@ -78,6 +80,11 @@ class RootTask:
 
     def work(self, shard: int, session: RemoteSession) -> ShardWork:
         return ShardWork(self._config, self._policy, session, self._codec, shard, self._batch)
+
+    def committed(self) -> None:
+        """All shards of the task have committed."""
+        if self._hands_over:
+            Place(self._config.state_dir, self._config.name).sweep()
 
     def close(self) -> None:
         self._codec.close()
@@ -129,7 +136,7 @@ class ShardWork:
             yield from _frames(self.executor.advance(to_us))
 
     def arrive(self, rows: Iterable[bytes]) -> Iterator[pd.DataFrame]:
-        blocks = list(self._parts.blocks(rows))
+        blocks = [self.session.mapped(block) for block in self._parts.blocks(rows)]
         if not blocks:
             return
         times = [b.header.max_us for b in blocks if b.header.slice_us != NO_SLICE]

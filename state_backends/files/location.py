@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow.fs as pafs
 
 from aion.errors import StorageError
+from state_backends.files.names import HANDED_FOLDER
 from state_backends.files.remote import Remote, RemoteStorage
 from state_backends.files.storage import LocalStorage, Storage
 
@@ -47,7 +48,8 @@ class LocalLocation:
         self.live = folder / ".live"
 
     def storage(self, names: Sequence[str], cache: Path) -> LocalStorage:
-        return LocalStorage(self.folder.joinpath(*names))
+        query, operator, *_ = names
+        return LocalStorage(self.folder.joinpath(*names), self.folder / query / operator / HANDED_FOLDER)
 
     def filesystem(self) -> tuple[Any, str]:
         return pafs.LocalFileSystem(), str(self.folder.absolute())

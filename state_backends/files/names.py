@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 MANIFEST = ".json"
 SST = ".sst"
+HANDED = ".bodies"
+"""The suffix of a file in which a child handed over the bodies of blocks."""
+HANDED_FOLDER = "handed"
 PART = ".part"
 """The suffix of a file that is being written."""
 OPERATOR = "operator.json"

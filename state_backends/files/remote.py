@@ -100,6 +100,15 @@ class RemoteStorage:
         """Uploads the new files. All others existed when the shard was opened, or have been uploaded since."""
         self._in_parallel(self._upload, new)
 
+    def adopt(self, handed: Sequence[str]) -> None:
+        """Children hand over nothing to a remote place, so there is nothing to link. Raises CorruptState."""
+        if handed:
+            raise CorruptState(f"file {handed[0]} was handed over on a local file system, and this place is remote")
+
+    @property
+    def bodies(self) -> list[Path]:
+        return []
+
     def fetch(self, files: Sequence[SstFile]) -> None:
         self._remote.connect()  # raises for a wrong URI, before any work is done
         self.files.mkdir(parents=True, exist_ok=True)

@@ -41,6 +41,16 @@ class Storage(Protocol):
         CorruptState naming a file that is missing. Holds no lock that readers need.
         """
 
+    def adopt(self, handed: Sequence[str]) -> None:
+        """Links files that children handed over into this shard's folder. They are durable when this returns.
+
+        Raises CorruptState if one is missing.
+        """
+
+    @property
+    def bodies(self) -> list[Path]:
+        """The folders in which this shard's workers find files that children handed over."""
+
     def fetch(self, files: Sequence[SstFile]) -> None:
         """Makes sure that these files are in the folder ``files``. Downloads missing files, and checks them.
 
@@ -92,12 +102,14 @@ class Storage(Protocol):
 class LocalStorage:
     """A folder of a local or mounted file system. It needs no copies of its files.
 
-    ``files/<number>-<attempt>.sst``, ``manifests/<token>.json``: see docs/state-format.md.
+    ``files/<number>-<attempt>.sst``, ``manifests/<token>.json``: see docs/state-format.md. ``handed``: the folder of
+    the operator in which children hand over files.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, handed: Path | None = None) -> None:
         self.folder = folder
         self.files = folder / "files"
+        self._handed = handed
         self._manifests = folder / "manifests"
 
     def publish(self, new: Sequence[str], named: Sequence[str]) -> None:
@@ -106,6 +118,25 @@ class LocalStorage:
             missing = [name for name in named if not (self.files / name).exists()]
         if missing:
             raise CorruptState(f"file {missing[0]} in {self.files} is missing, but the new version needs it")
+
+    def adopt(self, handed: Sequence[str]) -> None:
+        if not handed:
+            return
+        assert self._handed is not None
+        with disk_errors("writing state", self.files):
+            make_folder(self.files)
+            for name in handed:
+                try:
+                    link_or_copy(self._handed / name, self.files / name)
+                except FileExistsError:
+                    continue
+                except FileNotFoundError as error:
+                    raise CorruptState(f"file {name}, which a child handed over, is missing: {error}") from error
+            sync(self.files)
+
+    @property
+    def bodies(self) -> list[Path]:
+        return [self.files] if self._handed is None else [self.files, self._handed]
 
     def fetch(self, files: Sequence[SstFile]) -> None:
         """Does nothing: RocksDB notices a missing file when it ingests it."""

@@ -117,7 +117,8 @@ class Host:
             except BaseException:
                 self.attempts.end(request.session)
                 raise
-            answer: dict[str, Any] = {"snapshot": snapshot, "rebuilt": shard.rebuilds > rebuilds}
+            bodies = [str(folder) for folder in shard.storage.bodies]
+            answer: dict[str, Any] = {"snapshot": snapshot, "rebuilt": shard.rebuilds > rebuilds, "bodies": bodies}
         if answer["rebuilt"] and snapshot is not None:
             with self._lock:
                 self._committed.restored(key[:2])

@@ -15,11 +15,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from aion.core.ingest.block import Block
 from aion.errors import ServerUnreachable, StateError
 from policies.sizing import Execution
+from state_backends.files.handed import Bodies
 from state_backends.server.verbs import VERBS
 from state_backends.store.protocol import Only, StoredBlock
 
@@ -107,6 +109,10 @@ class RemoteSession:
         found = self._answer.get("moved", {"staged": [], "written": []})
         return found["staged"], found["written"]
 
+    def mapped(self, block: Block) -> Block:
+        """The block with its body, if a child has handed it over. Raises CorruptBlock."""
+        return self._bodies.of(block)
+
     # -- work ---------------------------------------------------------------------------------------------
 
     def learnt(self) -> tuple[int, Sequence[Any], Sequence[Any]]:
@@ -132,7 +138,7 @@ class RemoteSession:
                             )
                         continue
                     yielded.append(stored.seq)
-                    yield stored
+                    yield StoredBlock(stored.seq, self.mapped(stored.block))
                 return
             except ServerUnreachable as error:
                 self._resume(error, seen)
@@ -210,6 +216,7 @@ class RemoteSession:
 
     def _open(self) -> None:
         self._answer = self._client.call("open", {**self._opening, "session": self._session})
+        self._bodies = Bodies([Path(folder) for folder in self._answer.get("bodies", ())])
 
     def _keep(self, sent: _Sent) -> None:
         if self._sent is None:

@@ -31,7 +31,7 @@ def pack(blocks: Iterable[tuple[int, bool, Block]], message_bytes: int = MESSAGE
         if waiting and size + block.size_bytes > message_bytes:
             full, waiting, size = [_message(waiting)], [], 0
             yield full.pop()
-        waiting.append((seq, late, block.data))
+        waiting.append((seq, late, block.stored))
         size += block.size_bytes
         del block
         if size >= message_bytes:

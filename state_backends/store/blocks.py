@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -54,7 +55,10 @@ class Blocks:
     def add(self, seq: int, block: Block) -> Entry:
         """Adds a new block, in memory."""
         header = block.header
-        entry = self.ledger.add(seq, header.slice_us, block.size_bytes, Place.MEMORY, compacted=header.compacted)
+        handed = None if block.at is None else sys.intern(block.at.file)
+        entry = self.ledger.add(
+            seq, header.slice_us, block.size_bytes, Place.MEMORY, compacted=header.compacted, handed=handed
+        )
         self.memory.add(seq, block)
         self._budget_ledger()
         return entry
@@ -133,7 +137,10 @@ class Blocks:
                     continue
                 self.files.gain(file.file_no, line.slice_us, line.size_bytes)
                 place = Place.DISK, file.file_no
-                self.ledger.add(line.seq, line.slice_us, line.size_bytes, *place, compacted=line.compacted)
+                handed = None if line.handed is None else sys.intern(line.handed)
+                self.ledger.add(
+                    line.seq, line.slice_us, line.size_bytes, *place, compacted=line.compacted, handed=handed
+                )
         self._budget_ledger()
 
     def close(self) -> None:
@@ -166,6 +173,11 @@ class Blocks:
         dead = {seq for slice_us, seq in self.files.buried() if slice_us not in skip}
         dead |= {seq for seq in self._replaced if self.ledger[seq].file_no in self.files}
         return dead, [e.seq for e in self.ledger if e.seq not in self._replaced]
+
+    def handed(self, skip: Collection[int]) -> set[str]:
+        """The files of children with bodies of live blocks, without replaced blocks and slices of ``skip``."""
+        live = (e for e in self.ledger if e.handed is not None and e.slice_us not in skip)
+        return {e.handed for e in live if e.handed is not None and e.seq not in self._replaced}
 
     def file_counts(self) -> dict[int, dict[int, int]]:
         """For each file: every slice in it, and the slice's number of live blocks that are not replaced."""

@@ -86,6 +86,7 @@ class Entry:
     file_no: int = NO_FILE
     story: int = 0
     compacted: Compacted | None = None
+    handed: str | None = None  # the file of a child with its body, if it was handed over
 
     @property
     def arrival(self) -> int:
@@ -140,13 +141,13 @@ class Ledger:
         place: Place,
         file_no: int = NO_FILE,
         compacted: Compacted | None = None,
+        handed: str | None = None,
     ) -> Entry:
         assert seq not in self._entries, f"block {seq} exists already"
         neighbours = self._slices.setdefault(slice_us, [])
         # All entries of a slice share one int object, to save memory.
-        entry = Entry(
-            seq, neighbours[0].slice_us if neighbours else slice_us, size_bytes, place, file_no, compacted=compacted
-        )
+        shared_us = neighbours[0].slice_us if neighbours else slice_us
+        entry = Entry(seq, shared_us, size_bytes, place, file_no, compacted=compacted, handed=handed)
         self._entries[seq] = entry
         neighbours.append(entry)
         self._count(entry, +1)

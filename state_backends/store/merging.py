@@ -131,7 +131,7 @@ class Merger:
 
     def _copy(self, entries: list[Entry]) -> Steps[SstFile]:
         """Copies live blocks unchanged. Checks each first: a damaged block must not get a new checksum."""
-        index = [Indexed(e.slice_us, e.seq, e.size_bytes, e.compacted) for e in entries]
+        index = [Indexed(e.slice_us, e.seq, e.size_bytes, e.compacted, e.handed) for e in entries]
         with self._files.writing(index, MERGED) as out:
             for entry in entries:
                 file_no = entry.file_no
@@ -139,12 +139,13 @@ class Merger:
                     continue
                 try:
                     block = yield from self._files.fetch(file_no, entry.slice_us, entry.seq)
-                    check(block, f"block {entry.seq} of slice {entry.slice_us} in file {file_no}")
+                    if block.at is None:  # the body of another block is elsewhere, and is not copied
+                        check(block, f"block {entry.seq} of slice {entry.slice_us} in file {file_no}")
                 except CorruptBlock:
                     if self._is_dead(entry, file_no):
                         continue
                     raise
-                out.put(entry.slice_us, entry.seq, bytes(block.data))
+                out.put(entry.slice_us, entry.seq, bytes(block.stored))
                 yield block.size_bytes
                 if out.sync_due():
                     out.sync()

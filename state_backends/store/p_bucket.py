@@ -95,10 +95,10 @@ class PBucket:
     def write(self, blocks: Sequence[tuple[int, Block]]) -> Steps[SstFile]:
         """Steps that write (seq, block) pairs as one file and ingest it."""
         ordered = sorted(blocks, key=lambda b: (b[1].header.slice_us, b[0]))
-        index = [Indexed(b.header.slice_us, seq, b.size_bytes, b.header.compacted) for seq, b in ordered]
+        index = [Indexed.of(seq, block) for seq, block in ordered]
         with self.writing(index) as out:
             for seq, block in ordered:
-                out.put(block.header.slice_us, seq, bytes(block.data))
+                out.put(block.header.slice_us, seq, bytes(block.stored))
                 yield block.size_bytes
             yield from out.seal()
         return out.file

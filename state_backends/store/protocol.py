@@ -171,6 +171,9 @@ class BlockStore(Protocol):
         Replaced blocks do not count as live.
         """
 
+    def handed(self, skip: Collection[int] = ()) -> set[str]:
+        """The files of children with bodies of live blocks that are not replaced, nor in slices of ``skip``."""
+
     def compact(self, among: Collection[int] | None = None, *, held_bytes: int = 0, disk_bytes: int = 0) -> None:
         """Puts a finished merge to use, and starts another one in the background if that is worth it.
 

@@ -12,13 +12,13 @@ import struct
 from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, SstFileWriter
 
 from aion.core.checksum import crc32
-from aion.core.ingest.block import Compacted
+from aion.core.ingest.block import Block, Compacted
 from state_backends.files.names import SstFile
 from state_backends.files.storage import sync
 from state_backends.store.io import Steps
@@ -40,15 +40,29 @@ _SHARDS = 256  # the limit on open files is enough for this many shards
 
 
 class Indexed(NamedTuple):
-    """One block in a file's index of blocks."""
+    """One block in a file's index of blocks. ``handed``: the file of a child with its body, if it was handed over."""
 
     slice_us: int
     seq: int
     size_bytes: int
     compacted: Compacted | None = None
+    handed: str | None = None
 
-    def to_json(self) -> list[int]:
-        return [self.slice_us, self.seq, self.size_bytes, *(self.compacted or ())]
+    @classmethod
+    def of(cls, seq: int, block: Block) -> Indexed:
+        header = block.header
+        handed = None if block.at is None else block.at.file
+        return cls(header.slice_us, seq, block.size_bytes, header.compacted, handed)
+
+    def to_json(self) -> list[int | str]:
+        handed = () if self.handed is None else (self.handed,)
+        return [self.slice_us, self.seq, self.size_bytes, *(self.compacted or ()), *handed]
+
+    @classmethod
+    def from_json(cls, line: list[Any]) -> Indexed:
+        handed = line.pop() if isinstance(line[-1], str) else None
+        slice_us, seq, size_bytes, *rest = line
+        return cls(slice_us, seq, size_bytes, Compacted(*rest) if rest else None, handed)
 
 
 class NewFile:
@@ -134,7 +148,7 @@ def checksum(path: Path) -> int:
 def read_index(index: bytes) -> list[Indexed]:
     """The blocks that an index lists."""
     blocks = orjson.loads(index)["blocks"]
-    return [Indexed(s, seq, size, Compacted(*rest) if rest else None) for s, seq, size, *rest in blocks]
+    return [Indexed.from_json(line) for line in blocks]
 
 
 def index_key(file_no: int) -> bytes:

@@ -242,6 +242,10 @@ class TieredStore:
         if self._keeps_all:
             self._prestager.load_all()
 
+    def handed(self, skip: Collection[int] = ()) -> set[str]:
+        with self.blocks.lock:
+            return self.blocks.handed(skip)
+
     def files(self) -> dict[int, dict[int, int]]:
         with self.blocks.lock:
             return self.blocks.file_counts()

@@ -18,8 +18,9 @@ import pyarrow.fs as pafs
 
 from aion.core.checksum import crc32
 from aion.errors import FormatError, StateError, StorageError
+from state_backends.files.handed import damage
 from state_backends.files.location import locate
-from state_backends.files.names import MANIFEST, OPERATOR, SST
+from state_backends.files.names import HANDED, MANIFEST, OPERATOR, SST
 from state_backends.files.remote import pyarrow_uri
 from state_backends.versions.lineage import PREFIX
 from state_backends.versions.manifest import FileEntry, Manifest, load, load_operator
@@ -200,7 +201,7 @@ class StateFolder:
         """
         finding = ShardFinding(*shard)
         folder = f"{self._base}/{'/'.join(shard)}"
-        there = {name: size for name, size in self._list(f"{folder}/files") if name.endswith(SST)}
+        there = {name: size for name, size in self._list(f"{folder}/files") if name.endswith((SST, HANDED))}
         finding.files_bytes = sum(there.values())
         tokens = [n.removesuffix(MANIFEST) for n, _ in self._list(f"{folder}/manifests") if n.endswith(MANIFEST)]
         for token in tokens:
@@ -280,6 +281,12 @@ class StateFolder:
             return None
         crc = 0
         try:
+            if file.name.endswith(HANDED):
+                with self._fs.open_input_file(f"{folder}/files/{file.name}") as source:
+                    found = damage(source.read(), file.crc)
+                if progress is not None:
+                    progress(file.size_bytes)
+                return found
             with self._fs.open_input_stream(f"{folder}/files/{file.name}") as stream:
                 while chunk := stream.read(_CHUNK_BYTES):
                     crc = crc32(chunk, crc)

@@ -33,7 +33,12 @@ class Home(NamedTuple):
 
 def folder_of(checkpoint: str) -> str:
     """The folder of a later lineage. The first lineage has none of its own."""
-    return PREFIX + hashlib.sha256(checkpoint.encode()).hexdigest()[:12]
+    return PREFIX + digest_of(checkpoint)
+
+
+def digest_of(checkpoint: str) -> str:
+    """Identifies the lineage of a checkpoint, in names."""
+    return hashlib.sha256(checkpoint.encode()).hexdigest()[:12]
 
 
 def home_of(location: Location, identity: Identity, cache: Path) -> Home:

@@ -25,7 +25,7 @@ from state_backends.versions.manifest import FileEntry, Manifest, Past
 MOST_PAST = 256
 """The most versions that one history lists. The manifest of the oldest one lists those before it."""
 _MANIFEST_NAME = re.compile(r"(\d{10})-.*\.(json|part)")
-_FILE_NAME = re.compile(r"\d{10}-(\d{10})-.*\.(sst|part)")
+_FILE_NAME = re.compile(r"\d{10}-(\d{10})-.*\.(sst|bodies|part)")
 
 
 class Retention:
@@ -88,6 +88,10 @@ class Retention:
         """Makes the next commit delete these again, because they could not be deleted."""
         self._manifests.update(dict.fromkeys(doomed.manifests, self._floor + 1))
         self._files.update(dict.fromkeys(doomed.files, self._floor + 1))
+
+    def note(self, files: Iterable[str]) -> None:
+        """Adds files to those that are judged when a later batch is committed."""
+        self._files.update(_batches(files, _FILE_NAME))
 
     @property
     def held_bytes(self) -> int:

@@ -27,9 +27,11 @@ from aion.errors import (
     SessionSuperseded,
     StateError,
 )
-from state_backends.files.names import MANIFEST, OPERATOR, Doomed, SstFile
+from state_backends.files.handed import read_footer
+from state_backends.files.names import HANDED, MANIFEST, OPERATOR, Doomed, SstFile
 from state_backends.files.storage import Storage
 from state_backends.store.counting import only_counts
+from state_backends.store.ledger import NO_FILE
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import BlockStore, Only, StoredBlock, StoreStats
 from state_backends.store.session import StoreSession
@@ -85,6 +87,7 @@ class Shard:
         self._p_bucket: PBucket | None = None
         self._current: Manifest | None = None
         self._files: dict[int, FileEntry] = {}
+        self._handed: dict[str, FileEntry] = {}  # by children, and named by the current version
         self._attempt: str | None = None
         self._new_token = ""
         self._written: list[SstFile] = []  # by the attempt at work or by merging, and named by no manifest yet
@@ -171,7 +174,8 @@ class Shard:
         self._unpublish()
         self._published = self._p_bucket.publish(new, attempt, self.storage.files)
         entries = self._files | {f.file_no: _entry(f, name) for f, name in zip(new, self._published, strict=True)}
-        files = tuple(entries[no] for no in sorted(live))
+        handed = self._adopted(store.handed(skip=dead))
+        files = (*(entries[no] for no in sorted(live)), *handed)
         past = self._retention.following(self._current, files)
         manifest = Manifest(
             token=self._new_token,
@@ -193,8 +197,7 @@ class Shard:
         for file in self._written:
             if file.file_no not in live:
                 self._p_bucket.delete(file)
-        self._files = {f.file_no: f for f in files}
-        self._current = manifest
+        self._keep_files(manifest)
         self._attempt = None
         self._written, self._published = [], []
         self._expire(manifest, past, batch_of(attempt))
@@ -268,7 +271,8 @@ class Shard:
 
     def _rebuild(self, token: str | None, attempt: str, identity: Identity) -> StoreSession:
         self.close()
-        self._current, self._files, self._attempt, self._written, self._published = None, {}, None, [], []
+        self._current, self._files, self._handed = None, {}, {}
+        self._attempt, self._written, self._published = None, [], []
         self._retention = Retention(self._keep)
         self.rebuilds += 1
         if self._home is not None:
@@ -279,13 +283,14 @@ class Shard:
         try:
             manifest = None if token is None else self._find(token, identity)
             self._claim(attempt, identity, begins=manifest is None)
-            files = [self._file(f) for f in manifest.files] if manifest is not None else []
+            if manifest is not None:
+                self._keep_files(manifest)
+            files = [self._file(f) for f in self._files.values()]
             self.storage.fetch(files)
             if manifest is not None:
-                self._files = {f.file_no: f for f in manifest.files}
+                self.storage.publish([], list(self._handed))
                 store.restore(files, frozenset(manifest.purged), manifest.superseded)
                 p_bucket.next_file_no = max(p_bucket.next_file_no, manifest.next_file_no)
-                self._current = manifest
             past, floor = self._older(manifest)
             manifests, names = self.storage.listing()
             self._retention = Retention(self._keep, past, floor=floor, manifests=manifests, files=names)
@@ -388,6 +393,24 @@ class Shard:
                 log.warning("an older version of shard %d cannot be read: %s", self.identity.shard, error)
                 return past, floor_of(past) if past else batch_of(manifest.token)
         return past[-(self._keep - 1) :], -1
+
+    def _keep_files(self, manifest: Manifest) -> None:
+        self._current = manifest
+        self._files = {f.file_no: f for f in manifest.files if not f.name.endswith(HANDED)}
+        self._handed = {f.name: f for f in manifest.files if f.name.endswith(HANDED)}
+
+    def _adopted(self, names: set[str]) -> list[FileEntry]:
+        """The files of children that a new version names. Links those that the current version does not name."""
+        new = sorted(names - self._handed.keys())
+        # If this commit fails, another attempt's version may need these links. So they are not deleted at once: a
+        # commit of a later batch deletes them, unless a version of its history names them.
+        self._retention.note(new)
+        self.storage.adopt(new)
+        entries = dict(self._handed)
+        for name in new:
+            footer = read_footer(self.storage.files / name)
+            entries[name] = FileEntry(NO_FILE, name, footer.size_bytes, footer.crc, 0, len(footer.bodies))
+        return [entries[name] for name in sorted(names)]
 
     def _file(self, entry: FileEntry) -> SstFile:
         path = self.storage.files / entry.name

@@ -49,7 +49,7 @@ class Host:
 
     def start(self, name: str = "state") -> None:
         self.io = IoThread()
-        self.storage: LocalStorage | RemoteStorage = LocalStorage(self.folder / name)
+        self.storage: LocalStorage | RemoteStorage = LocalStorage(self.folder / name, self.folder / "handed")
         if self.kind == "remote":
             # What pyarrow reaches by its own means; here it is a local folder, so that tests can look into it.
             fs = SubTreeFileSystem(str(self.folder.parent), LocalFileSystem())

@@ -7,6 +7,11 @@ after a run hold more bytes than it does, it is compacted with all of them. So t
 are together never larger than the first one, which is no larger than the whole stretch compacted. At least every second
 time that a byte is rewritten, it goes into a run at least 1.5 times as large. So a byte is written O(log n) times.
 
+Large blocks that were handed over (docs/hand-over.md) are sorted when they come. Those of one child are one run. Their
+bytes are many, so they are compacted as tiered LSM trees do: a run that was handed over is only compacted when the runs
+after it hold more than ``FAN_IN`` times its bytes. So a slice has O(FAN_IN log n) runs, and a byte is written again
+O(log n / log FAN_IN) times, mostly never. Other runs are not compacted across one that was handed over.
+
 A *stretch* is a sequence of runs that every window of the slice treats alike. Executed and pending blocks, or blocks
 that were in time and late ones, are not compacted together while some window still has to tell them apart.
 """
@@ -15,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +30,20 @@ from aion.core.packing import table, untable
 UNLIMITED = 2**63 - 1
 WORTH_SORTING = 1 << 18
 """More unsorted bytes than this are sorted once their slice has no active window: a late event then reads fewer."""
-_RUN = ("slice", "last_seq", "size_bytes", "is_sorted")
+FAN_IN = 8
+_RUN = ("slice", "last_seq", "size_bytes", "order")
+
+
+class BlockFact(NamedTuple):
+    """A block that arrived: its segment, the number of events that its rows stand for, and its encoded size.
+
+    ``keys``: its rows are sorted by the hashes of their keys, which are in this range. None: they may not be.
+    """
+
+    slice_us: int
+    events: int
+    size_bytes: int
+    keys: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +70,28 @@ class CompactionDone:
     size_bytes: int
 
 
+class RunOrder(IntEnum):
+    """The order of a run's rows: as they arrived, or sorted by key, by a compaction or by a child."""
+
+    ARRIVAL = 0
+    COMPACTED = 1
+    HANDED_OVER = 2
+
+
 class Run(NamedTuple):
-    """``last_seq``: the number of its last block. ``is_sorted``: it was compacted, so it is sorted by key."""
+    """``last_seq``: the number of its last block."""
 
     last_seq: int
     size_bytes: int
-    is_sorted: bool
+    order: RunOrder
+
+    @property
+    def is_sorted(self) -> bool:
+        return self.order is not RunOrder.ARRIVAL
+
+    @property
+    def was_handed_over(self) -> bool:
+        return self.order is RunOrder.HANDED_OVER
 
 
 class BlockCompaction:
@@ -82,12 +117,23 @@ class BlockCompaction:
                 waste = untable(snapshot["waste"])
                 self._waste = dict(zip(waste["slice"], waste["rows"], strict=True))
             runs = untable(snapshot)
-            for slice_us, last_seq, size_bytes, is_sorted in zip(*(runs[name] for name in _RUN), strict=True):
-                self._runs.setdefault(slice_us, []).append(Run(last_seq, size_bytes, bool(is_sorted)))
+            for slice_us, last_seq, size_bytes, order in zip(*(runs[name] for name in _RUN), strict=True):
+                self._runs.setdefault(slice_us, []).append(Run(last_seq, size_bytes, RunOrder(order)))
+        # The highest hash of the newest run of each slice, if more blocks may continue that run.
+        self._highest: dict[int, int] = {}
 
-    def arrived(self, slice_us: int, seq: int, size_bytes: int, wasted_rows: int = 0) -> None:
+    def arrived(self, block: BlockFact, seq: int, wasted_rows: int = 0) -> None:
         """A block was appended. ``wasted_rows`` of its rows came too late for any session."""
-        self._runs.setdefault(slice_us, []).append(Run(seq, size_bytes, False))
+        slice_us, size_bytes, keys = block.slice_us, block.size_bytes, block.keys
+        runs = self._runs.setdefault(slice_us, [])
+        highest = self._highest.pop(slice_us, None)
+        if keys is None:
+            runs.append(Run(seq, size_bytes, RunOrder.ARRIVAL))
+        else:
+            if highest is not None and keys[0] >= highest:
+                size_bytes += runs.pop().size_bytes
+            runs.append(Run(seq, size_bytes, RunOrder.HANDED_OVER))
+            self._highest[slice_us] = keys[1]
         self._touched.add(slice_us)
         if wasted_rows:
             self.wasted(slice_us, wasted_rows)
@@ -113,11 +159,12 @@ class BlockCompaction:
 
     def leave(self, slices: Iterable[int], next_seq: int) -> None:
         """Never compact the present blocks of these slices, whose sizes are unknown, with later ones."""
-        self._runs |= {slice_us: [Run(next_seq - 1, UNLIMITED, True)] for slice_us in slices}
+        self._runs |= {slice_us: [Run(next_seq - 1, UNLIMITED, RunOrder.COMPACTED)] for slice_us in slices}
 
     def touched(self) -> list[int]:
         """Slices that got blocks since the last call."""
-        found, self._touched = sorted(self._touched), set()
+        # Windows are executed between batches, so later blocks may not continue these runs.
+        found, self._touched, self._highest = sorted(self._touched), set(), {}
         return found
 
     def may_compact(self, slice_us: int) -> bool:
@@ -140,13 +187,15 @@ class BlockCompaction:
             return []
         edges = np.searchsorted([run.last_seq for run in runs], sorted(cuts)).tolist()
         found: list[Compact] = []
-        for begin, end in zip([0, *edges], [*edges, len(runs)], strict=True):
-            first = _first_to_compact(runs, begin, end)
-            unsorted = [i for i in range(begin, end) if not runs[i].is_sorted] if ended else []
-            if sum(runs[i].size_bytes for i in unsorted) > WORTH_SORTING:
-                first = unsorted[0] if first is None else min(first, unsorted[0])
-            if first is not None:
-                found += [self._compact(slice_us, runs, *part, ended, sweeps) for part in self._parts(runs, first, end)]
+        for stretch in zip([0, *edges], [*edges, len(runs)], strict=True):
+            for begin, end in _without_handed_over(runs, *stretch):
+                first = begin if runs[begin].was_handed_over else _first_to_compact(runs, begin, end)
+                unsorted = [i for i in range(begin, end) if not runs[i].is_sorted] if ended else []
+                if sum(runs[i].size_bytes for i in unsorted) > WORTH_SORTING:
+                    first = unsorted[0] if first is None else min(first, unsorted[0])
+                if first is not None:
+                    parts = self._parts(runs, first, end)
+                    found += [self._compact(slice_us, runs, *part, ended, sweeps) for part in parts]
         return found
 
     def compacted(self, fact: CompactionDone) -> None:
@@ -154,7 +203,8 @@ class BlockCompaction:
         compaction = fact.compaction
         runs = self._runs[compaction.slice_us]
         within = [i for i, run in enumerate(runs) if compaction.after < run.last_seq <= compaction.until]
-        runs[within[0] : within[-1] + 1] = [Run(compaction.until, fact.size_bytes, True)] if fact.size_bytes else []
+        result = Run(compaction.until, fact.size_bytes, RunOrder.COMPACTED)
+        runs[within[0] : within[-1] + 1] = [result] if fact.size_bytes else []
         if compaction.slice_us in self._sweeping and len(runs) < 2:
             self._sweeping.discard(compaction.slice_us)
             self._waste.pop(compaction.slice_us, None)
@@ -200,6 +250,30 @@ class BlockCompaction:
         after = runs[first - 1].last_seq if first else -1
         size = sum(run.size_bytes for run in runs[first:end])
         return Compact(slice_us, after, runs[end - 1].last_seq, size, ended, sweeps)
+
+
+def _without_handed_over(runs: list[Run], begin: int, end: int) -> list[tuple[int, int]]:
+    """The ranges of a stretch between runs that were handed over.
+
+    If such a run has far fewer bytes than those after it, a range begins with it, and ends where the stretch does.
+    """
+    found: list[tuple[int, int]] = []
+    behind, first = 0, None
+    for i in range(end - 1, begin - 1, -1):
+        if runs[i].was_handed_over and behind > FAN_IN * runs[i].size_bytes:
+            first = i
+        behind += runs[i].size_bytes
+    if first is not None:
+        found.append((first, end))
+        end = first
+    for i in range(end - 1, begin - 1, -1):
+        if runs[i].was_handed_over:
+            if i + 1 < end:
+                found.append((i + 1, end))
+            end = i
+    if begin < end:
+        found.append((begin, end))
+    return found[::-1]
 
 
 def _first_to_compact(runs: list[Run], begin: int, end: int) -> int | None:

@@ -13,6 +13,11 @@ i64 | lowest hash of a key i64 | highest hash of a key i64. So its header has 88
 
 Versions 3 and 4 are versions 1 and 2 with events u64, so they are 4 bytes longer. They are used only if the number of
 events does not fit in 32 bits, so that an older Aion can read all other blocks. (Arrow writes no batch of 2**31 rows.)
+
+A large block may be handed over: its body lies in a file that a child wrote, and only a *reference* is moved and stored
+(docs/hand-over.md). A reference is the header, then
+
+    magic "AIOR" | offset of the body u64 | length of the name u16 | name of the file | crc32 of these fields u32
 """
 
 from __future__ import annotations
@@ -34,6 +39,8 @@ _COMPACTED = struct.Struct("<qqq")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _NARROW.size + _CRC.size
 _MAGIC = b"AION"
+_PLACE = struct.Struct("<4sQH")
+_PLACE_MAGIC = b"AIOR"
 _MOST_NARROW = 2**32 - 1
 
 Buffer: TypeAlias = Any  # bytes, pyarrow.Buffer or memoryview
@@ -55,10 +62,14 @@ class Compression(IntEnum):
     ZSTD = 2
 
 
-class Compacted(NamedTuple):
-    """What a compacted block holds: arrivals up to ``last_seq``, of keys with hashes in ``[low, high]``.
+UNNUMBERED = -1
 
-    Hashes are from 0 to 2**63 - 1 (docs/compaction.md).
+
+class Compacted(NamedTuple):
+    """What a block holds that is sorted by key: arrivals up to ``last_seq``, of keys with hashes in ``[low, high]``.
+
+    Hashes are from 0 to 2**63 - 1 (docs/compaction.md). ``last_seq`` is UNNUMBERED in a block that a child has sorted
+    and that has no number yet.
     """
 
     last_seq: int
@@ -101,13 +112,35 @@ class Header(NamedTuple):
         return self.own_bytes + self.body_bytes
 
 
+class BodyAt(NamedTuple):
+    """Where the body of a block lies: the name of a file, and the offset in it."""
+
+    file: str
+    offset: int
+
+
 class Block(NamedTuple):
+    """``data``: header and body. If the block was handed over (``at``): the body alone, or empty until it is mapped."""
+
     header: Header
     data: Buffer
+    at: BodyAt | None = None
 
     @property
     def size_bytes(self) -> int:
-        return self.header.size_bytes
+        """The bytes that are moved and stored. See ``header.size_bytes`` for the size of the whole block."""
+        return self.header.size_bytes if self.at is None else len(_reference(self.header, self.at))
+
+    @property
+    def stored(self) -> Buffer:
+        """The bytes that are moved and stored: the block, or a reference to it. :func:`parse` reads both."""
+        return self.data if self.at is None else _reference(self.header, self.at)
+
+    @property
+    def body(self) -> Any:
+        """The encoded rows, as a pyarrow.Buffer."""
+        data = pa.py_buffer(self.data)
+        return data.slice(min(self.header.own_bytes, data.size)) if self.at is None else data
 
 
 def encode(
@@ -134,8 +167,33 @@ def encode(
     return Block(header, b"".join((_pack(header), body)))
 
 
+def numbered(block: Block, seq: int) -> Block:
+    """A block that gets its number. If a child sorted it, its header has to know the number."""
+    compacted = block.header.compacted
+    if compacted is None or block.at is None or compacted.last_seq != UNNUMBERED:
+        return block
+    return block._replace(header=block.header._replace(compacted=compacted._replace(last_seq=seq)))
+
+
+def _reference(header: Header, at: BodyAt) -> bytes:
+    name = at.file.encode()
+    place = _PLACE.pack(_PLACE_MAGIC, at.offset, len(name)) + name
+    return b"".join((_pack(header), place, _CRC.pack(crc32(place))))
+
+
+def _place(view: memoryview) -> BodyAt | None:
+    """The place in a reference; ``view``: what follows its header. None if a body follows, and not a place."""
+    if view[: len(_PLACE_MAGIC)] != _PLACE_MAGIC or len(view) < _PLACE.size:
+        return None
+    _, offset, length = _PLACE.unpack_from(view)
+    end = _PLACE.size + length
+    if len(view) != end + _CRC.size or _CRC.unpack_from(view, end)[0] != crc32(view[:end]):
+        return None
+    return BodyAt(bytes(view[_PLACE.size : end]).decode(), offset)
+
+
 def parse(data: Buffer, name: str = "block") -> Block:
-    """Reads and checks the header only. Raises CorruptBlock or FormatError with the block's name."""
+    """Reads and checks the header of a block or of a reference. Raises CorruptBlock or FormatError with its name."""
     view = memoryview(data).cast("B")
     if len(view) < HEADER_BYTES:
         raise CorruptBlock(f"{name}: {len(view)} bytes are fewer than a header's {HEADER_BYTES}")
@@ -154,6 +212,8 @@ def parse(data: Buffer, name: str = "block") -> Block:
             header = header._replace(compacted=Compacted(*_COMPACTED.unpack_from(view, fields.size)))
     except ValueError as error:
         raise FormatError(f"{name}: {error}; a newer Aion wrote it") from None
+    if (at := _place(view[header.own_bytes :])) is not None:
+        return Block(header, b"", at)
     if len(view) != header.size_bytes:
         raise CorruptBlock(f"{name}: {len(view)} bytes where its header says {header.size_bytes}")
     return Block(header, data)
@@ -161,7 +221,7 @@ def parse(data: Buffer, name: str = "block") -> Block:
 
 def check(block: Block, name: str = "block") -> None:
     """Raises CorruptBlock if the body's checksum is wrong."""
-    if crc32(memoryview(block.data)[block.header.own_bytes :]) != block.header.crc:
+    if crc32(block.body) != block.header.crc:
         raise CorruptBlock(f"{name}: the body's checksum differs from the one it was written with")
 
 
@@ -174,7 +234,7 @@ def decode(block: Block, schema: pa.Schema, name: str = "block") -> pa.RecordBat
     check(block, name)
     header = block.header
     try:
-        body = pa.py_buffer(block.data).slice(header.own_bytes)
+        body = block.body
         if header.compression is not Compression.NONE:
             codec = pa.Codec(_ARROW_NAMES[header.compression])
             body = codec.decompress(body, decompressed_size=header.raw_bytes)

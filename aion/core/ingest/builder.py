@@ -19,6 +19,7 @@ from aion.aggregates.groups import Coded, number
 from aion.aggregates.values import combined
 from aion.core.ingest.block import Block, BlockKind, Codec, Compacted, Compression, decode, encode, is_quick
 from aion.core.ingest.hashing import ShardOfKeys
+from aion.core.ingest.key_ranges import row_hashes
 from aion.core.numbers import EARLIEST_US, LATEST_US, sum_of
 from aion.core.plan import MARK, SLICE, Plan
 from aion.core.slicing.edges import EdgeSet
@@ -39,9 +40,15 @@ class Pool(Protocol):
     ) -> Iterator[R]: ...
 
 
+Range = tuple[int, int]
+
+
 class ShardBlock(NamedTuple):
+    """``keys``: the rows are sorted by the hashes of their keys, which are in this range. None: they may not be."""
+
     shard: int
     block: Block
+    keys: Range | None = None
 
 
 class _Piece(NamedTuple):
@@ -51,6 +58,7 @@ class _Piece(NamedTuple):
     slice_us: int
     rows: pa.RecordBatch
     size_bytes: int
+    keys: Range | None = None
 
 
 class BlockBuilder:
@@ -135,12 +143,12 @@ class BlockBuilder:
         if not blocks:
             return
         schema = self.plan.block_schema
-        rows = pa.Table.from_batches([decode(block, schema) for _, block in blocks], schema).combine_chunks()
-        counts = [block.header.rows for _, block in blocks]
-        shards = np.repeat(np.array([shard for shard, _ in blocks], np.int32), counts)
+        rows = pa.Table.from_batches([decode(b.block, schema) for b in blocks], schema).combine_chunks()
+        counts = [b.block.header.rows for b in blocks]
+        shards = np.repeat(np.array([b.shard for b in blocks], np.int32), counts)
         slices = self.plan.slices_of(rows)
         if slices is None:
-            slices = np.array([block.header.slice_us for _, block in blocks], np.int64) - self.plan.name_offset_us
+            slices = np.array([b.block.header.slice_us for b in blocks], np.int64) - self.plan.name_offset_us
             slices = np.repeat(slices, counts)
         else:
             rows = rows.drop_columns([SLICE])
@@ -285,10 +293,17 @@ class BlockBuilder:
     # -- kept events --------------------------------------------------------------------------------------
 
     def _flush_events(self, *, final: bool) -> Iterator[_Piece]:
-        """Sorts the pending events by (shard, slice, key) and yields full pieces. The rest waits unless ``final``."""
+        """Sorts the pending events by (shard, slice, hash of the key) and yields full pieces.
+
+        The rest waits unless ``final``.
+        """
         table = pa.concat_tables(self._pending).combine_chunks()
-        codes = [_codes(table.column(name)) for name in (_SHARD, _SLICE, *self.plan.key)]
-        table = _gather(table, codes)
+        codes = [_codes(table.column(name)) for name in (_SHARD, _SLICE)]
+        hashes = row_hashes(self.plan, table) if self.plan.key else None
+        order = _order([*codes, *([] if hashes is None else [_ranks(hashes)])], table.num_rows)
+        if order is not None:
+            table = table.take(pa.array(order)).combine_chunks()
+            hashes = hashes[order] if hashes is not None else None
         events = as_batch(table.drop_columns([_SHARD, _SLICE]))
         rest: list[pa.Table] = []
         for shard, slice_us, start, stop in _runs(table.column(_SHARD).to_numpy(), table.column(_SLICE).to_numpy()):
@@ -296,7 +311,7 @@ class BlockBuilder:
             if not final and run.nbytes < self.target_bytes // 2:
                 rest.append(run)
                 continue
-            yield from self._pieces(shard, slice_us, events, start, stop)
+            yield from self._pieces(shard, slice_us, events, start, stop, hashes)
         self._pending = rest
         self._pending_bytes = sum(t.nbytes for t in rest)
         if self._pending_bytes > self.buffer_bytes // 2:
@@ -305,13 +320,23 @@ class BlockBuilder:
 
     # -- both ---------------------------------------------------------------------------------------------
 
-    def _pieces(self, shard: int, slice_us: int, table: pa.RecordBatch, start: int, stop: int) -> Iterator[_Piece]:
+    def _pieces(
+        self,
+        shard: int,
+        slice_us: int,
+        table: pa.RecordBatch,
+        start: int,
+        stop: int,
+        hashes: npt.NDArray[np.int64] | None = None,
+    ) -> Iterator[_Piece]:
+        """``hashes``: of the keys, if the rows are sorted by them."""
         size_bytes = table.slice(start, stop - start).nbytes
         count = max(1, round(size_bytes / self.target_bytes))
         step = -(-(stop - start) // count)
         for begin in range(start, stop, step):
-            rows = table.slice(begin, min(step, stop - begin))
-            yield _Piece(shard, slice_us, rows, size_bytes // count)
+            count_of = min(step, stop - begin)
+            keys = None if hashes is None else (int(hashes[begin]), int(hashes[begin + count_of - 1]))
+            yield _Piece(shard, slice_us, table.slice(begin, count_of), size_bytes // count, keys)
 
     def _encoded(self, pieces: Iterator[_Piece]) -> Iterator[ShardBlock]:
         if self.pool is None:
@@ -323,7 +348,7 @@ class BlockBuilder:
     def _encode(self, piece: _Piece) -> ShardBlock:
         """Makes a block from a piece. Runs in the pool's threads, so it must not use what changes in the builder."""
         block = encode_rows(self.plan, piece.rows, piece.slice_us, compression=self.compression, codec=self.codec)
-        return ShardBlock(piece.shard, block)
+        return ShardBlock(piece.shard, block, piece.keys)
 
 
 def encode_rows(
@@ -431,18 +456,27 @@ def _codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], int]:
     return encoded.indices.to_numpy(zero_copy_only=False), len(encoded.dictionary)
 
 
-def _gather(table: pa.Table, codes: list[tuple[npt.NDArray[np.int32], int]]) -> pa.Table:
-    """The table sorted by the codes. The sort is stable, and makes no copy if the table is sorted already."""
+def _ranks(values: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], int]:
+    """A small integer for each value, in the order of the values, and the number of different values."""
+    encoded = pa.array(values).dictionary_encode()
+    distinct = encoded.dictionary.to_numpy()
+    ranks = np.empty(len(distinct), np.int32)
+    ranks[np.argsort(distinct)] = np.arange(len(distinct), dtype=np.int32)
+    return ranks[encoded.indices.to_numpy()], len(distinct)
+
+
+def _order(codes: list[tuple[npt.NDArray[np.int32], int]], rows: int) -> npt.NDArray[np.int64] | None:
+    """The rows sorted by the codes, the first code first. The sort is stable. None: they are sorted already."""
     total = 1
-    combined = np.zeros(table.num_rows, np.int64)
+    combined = np.zeros(rows, np.int64)
     for indices, distinct in codes:
         if total * distinct > _I64_MAX:  # the product would overflow: number them again, in the same order
             combined = np.unique(combined, return_inverse=True)[1]
-            total = table.num_rows
+            total = rows
         total *= max(distinct, 1)
         combined = combined * max(distinct, 1) + indices
     if bool((combined[1:] >= combined[:-1]).all()):
-        return table
+        return None
     # numpy sorts 16-bit integers by radix, in linear time.
     small = combined.astype(np.uint16) if total <= 1 << 16 else combined
-    return table.take(pa.array(np.argsort(small, kind="stable"))).combine_chunks()
+    return np.argsort(small, kind="stable")

@@ -64,9 +64,9 @@ class Fragmenter:
     def rows(self, block: Block) -> Iterator[bytes]:
         """The block as one row, or as fragments if it does not fit."""
         if block.size_bytes <= self._limit:
-            yield bytes(block.data)
+            yield bytes(block.stored)
             return
-        data = memoryview(block.data)
+        data = memoryview(block.stored)
         step = self._limit - _HEADER.size
         of = -(-len(data) // step)
         for number in range(of):

@@ -31,7 +31,7 @@ class BlockMerger:
 
     def add(self, shard: int, block: Block) -> Iterator[ShardBlock]:
         # Merging does not make kept values smaller, so a block that is large enough is passed on without decoding.
-        if self._grows and 2 * block.size_bytes >= self._builder.target_bytes:
+        if block.at is not None or (self._grows and 2 * block.size_bytes >= self._builder.target_bytes):
             yield ShardBlock(shard, block)
             return
         self._waiting.append(ShardBlock(shard, block))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aion.core.compaction.blocks import Compact, CompactionDone
+from aion.core.compaction.blocks import BlockFact, Compact, CompactionDone
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -37,14 +37,6 @@ class WindowRef(NamedTuple):
 
 
 # -- facts ------------------------------------------------------------------------------------------------
-
-
-class BlockFact(NamedTuple):
-    """A block that arrived: its segment, the number of events that its rows stand for, and its encoded size."""
-
-    slice_us: int
-    events: int
-    size_bytes: int
 
 
 class SliceFacts(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aion.core.compaction.blocks import BlockCompaction, CompactionDone
+from aion.core.compaction.blocks import BlockCompaction, BlockFact, CompactionDone
 from aion.core.lateness.observe import Lateness, NewBounds
 from aion.core.numbers import sums_by, within
 from aion.core.operator.actions import (
@@ -26,7 +26,6 @@ from aion.core.operator.actions import (
     Append,
     Arrived,
     BatchEnded,
-    BlockFact,
     Destage,
     EmitDropped,
     Event,
@@ -53,7 +52,7 @@ from aion.core.trigger.triggers import Trigger
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-SNAPSHOT_VERSION = 4
+SNAPSHOT_VERSION = 5
 FEW_PENDING = 16
 """If less than one in this many of a window's events are pending, they likely have few keys, and lie in few blocks."""
 _NO_ROWS = np.empty(0, np.int64)
@@ -286,7 +285,7 @@ class Operator:
             part = self._part_of(block.slice_us)
             start_us = part.add(block.slice_us)
             if self._compaction is not None and part is self._shared:
-                self._compaction.arrived(block.slice_us, seq, block.size_bytes, verdict.wasted_rows.get(index, 0))
+                self._compaction.arrived(block, seq, verdict.wasted_rows.get(index, 0))
             if self.watermark.at_us is not None:
                 self._bound.observe_state(start_us, self.watermark.at_us, block.size_bytes)
             settled = index not in verdict.blocks or part.is_past(block.slice_us)

@@ -1,0 +1,114 @@
+"""Files in which children hand over the bodies of blocks, and references to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aion.core.ingest.block import UNNUMBERED, Block, Compacted, decode, numbered, parse
+from aion.errors import CorruptBlock, CorruptState, DiskError
+from state_backends.files.handed import ALIGNMENT, Bodies, HandedFile, damage, name_of, read_footer, sweep
+from tests.server.conftest import SCHEMA, block
+
+NAME = name_of(7, "c0ffee", "attempt")
+BLOCKS = [block(*range(n), slice_us=n) for n in (1, 100, 3, 5000)]
+
+
+@pytest.fixture
+def handed(tmp_path: Path) -> Iterator[list[Block]]:
+    """References to the blocks, in a file that is complete."""
+    file = HandedFile(tmp_path, NAME)
+    try:
+        references = [file.add(b) for b in BLOCKS]
+        assert not (tmp_path / NAME).exists(), "nobody sees a file that is not complete"
+        file.seal()
+        yield references
+    finally:
+        file.close()
+
+
+def test_a_reference_leads_to_the_rows(tmp_path: Path, handed: list[Block]) -> None:
+    bodies = Bodies([tmp_path / "elsewhere", tmp_path])
+    for reference, original in zip(handed, BLOCKS, strict=True):
+        came = parse(bytes(reference.stored))
+        assert came == reference and came.size_bytes == len(came.stored) < 200
+        assert came.header.size_bytes == original.size_bytes
+        found = bodies.of(came)
+        assert decode(found, SCHEMA) == decode(original, SCHEMA)
+        assert found.body.address % ALIGNMENT == 0, "so Arrow copies nothing"
+    del bodies, found
+    assert Bodies([]).of(BLOCKS[0]) is BLOCKS[0]
+
+
+def test_a_sorted_block_gets_its_number_with_the_first_use(handed: list[Block]) -> None:
+    header = handed[0].header
+    unnumbered = handed[0]._replace(header=header._replace(compacted=Compacted(UNNUMBERED, 5, 9)))
+    came = parse(numbered(unnumbered, 17).stored)
+    assert came.header.compacted == Compacted(17, 5, 9)
+    assert came.at == handed[0].at
+    assert numbered(handed[0], 17) is handed[0] and numbered(BLOCKS[0], 17) is BLOCKS[0]
+
+
+@pytest.mark.parametrize("at", [3, 40, 66, 75, 90, -1])
+def test_a_damaged_reference_is_not_followed(handed: list[Block], at: int) -> None:
+    data = bytearray(handed[1].stored)
+    data[at] ^= 1
+    with pytest.raises(CorruptBlock):
+        parse(data, "block 5")
+
+
+def test_a_file_that_is_gone_or_too_short_is_named(tmp_path: Path, handed: list[Block]) -> None:
+    with pytest.raises(CorruptBlock, match=NAME):
+        Bodies([tmp_path / "elsewhere"]).of(handed[0])
+    (tmp_path / NAME).write_bytes((tmp_path / NAME).read_bytes()[:200])
+    with pytest.raises(CorruptBlock, match=f"{NAME}: it ends before"):
+        Bodies([tmp_path]).of(handed[-1])
+    with pytest.raises(CorruptState, match="not complete"):
+        read_footer(tmp_path / NAME)
+
+
+def test_every_damaged_byte_of_a_body_is_found(tmp_path: Path, handed: list[Block]) -> None:
+    footer = read_footer(tmp_path / NAME)
+    data = bytearray((tmp_path / NAME).read_bytes())
+    assert footer.size_bytes == len(data) and len(footer.bodies) == len(BLOCKS)
+    assert damage(data, footer.crc) is None
+    for offset, size, _ in footer.bodies:
+        data[offset + size // 2] ^= 1
+        assert f"body at {offset}" in (damage(data, footer.crc) or "")
+        data[offset + size // 2] ^= 1
+    assert "list of bodies" in (damage(data, footer.crc ^ 1) or "")
+
+
+def test_a_file_that_is_not_sealed_leaves_nothing(tmp_path: Path) -> None:
+    file = HandedFile(tmp_path, NAME)
+    file.add(BLOCKS[3])
+    file.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    file = HandedFile(tmp_path, NAME)
+    try:
+        monkeypatch.setattr("state_backends.files.handed.os.writev", fails)
+        with pytest.raises(DiskError, match="No space left"):
+            for _ in range(100):
+                file.add(BLOCKS[3])
+            file.seal()
+    finally:
+        file.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_files_of_earlier_batches_and_the_same_lineage_are_swept(tmp_path: Path) -> None:
+    names = [name_of(batch, lineage, "x") for batch in (5, 6, 7, 10) for lineage in ("ours", "theirs")]
+    for name in [*names, "notes.txt", name_of(5, "ours", "y").replace(".bodies", ".part")]:
+        (tmp_path / name).touch()
+    sweep(tmp_path, "ours", 7)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {n for n in names if "theirs" in n or n[11:21] >= f"{7:010d}"} | {"notes.txt"}
+    sweep(tmp_path / "missing", "ours", 7)

@@ -1,0 +1,138 @@
+"""Versions whose blocks lie in files that children handed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from aion.core.compaction.files import Limits
+from aion.core.ingest.block import Block
+from aion.errors import CorruptState
+from state_backends.files.handed import HandedFile, name_of, sweep
+from state_backends.versions.manifest import load
+from tests.stores.rig import make_block
+from tests.versions.host import Host
+
+LINEAGE = "c0ffee"
+
+
+def hand_over(host: Host, batch: int, *slices: int) -> list[Block]:
+    """What a child hands over for a batch: a block for each slice."""
+    file = HandedFile(host.folder / "handed", name_of(batch, LINEAGE, f"{host.attempts}"))
+    try:
+        references = [file.add(make_block(slice_us, slice_us, 2000)) for slice_us in slices]
+        file.seal()
+    finally:
+        file.close()
+    return references
+
+
+def commit(host: Host, token: str | None, *slices: int, purge: tuple[int, ...] = ()) -> str:
+    """The next version, with handed-over blocks of these slices more."""
+    attempt, old = host.open(token)
+    first = old["next_seq"] if old else 0
+    references = hand_over(host, int(attempt[:10]), *slices) if slices else []
+    host.shard.append(attempt, [(first + i, False, reference) for i, reference in enumerate(references)])
+    host.shard.release(attempt, purge=purge)
+    host.shard.commit(attempt, {"next_seq": first + len(slices)})
+    return attempt
+
+
+def bodies(host: Host) -> set[int]:
+    """The batches whose files the shard's folder has."""
+    return {int(path.name[11:21]) for path in host.storage.files.glob("*.bodies")}
+
+
+def read(host: Host, token: str, *slices: int) -> list[int]:
+    attempt, _ = host.open(token)
+    found = [block.header.slice_us for _, block in host.shard.read(attempt, slices)]
+    host.shard.abort(attempt)
+    return found
+
+
+def test_a_version_keeps_what_it_needs_after_the_child_s_file_is_swept(make: Callable[..., Host]) -> None:
+    host = make()
+    token = commit(host, None, 0, 10)
+    sweep(host.folder / "handed", LINEAGE, 1)
+    assert list((host.folder / "handed").iterdir()) == []
+    host.restart()
+    assert read(host, token, 0, 10) == [0, 10]
+    manifest = load(host.manifest(token).read_bytes(), "m")
+    assert [(f.name.rpartition(".")[2], f.blocks) for f in manifest.files] == [("sst", 2), ("bodies", 2)]
+    written = sum(path.stat().st_size for path in host.storage.files.glob("*.sst"))
+    assert written < 4 * 4096, "the bodies were not written again"
+
+
+def test_a_file_goes_when_no_kept_version_names_it(make: Callable[..., Host]) -> None:
+    host = make(retain=1)
+    token = commit(host, None, 0)
+    token = commit(host, token, 10, purge=(0,))
+    assert bodies(host) == {0, 1}, "the version before may still be asked for"
+    token = commit(host, token, 20)
+    token = commit(host, token, 30)
+    assert bodies(host) == {1, 2, 3}
+    assert read(host, token, 0, 10, 20, 30) == [10, 20, 30]
+
+
+def test_a_commit_that_fails_takes_no_file_from_a_version_that_others_committed(
+    make: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two attempts of one batch have the same references. One commits on another host, this one fails."""
+    host = make(retain=1)
+    token = commit(host, None, 0)
+    attempt, _ = host.open(token)
+    (reference,) = hand_over(host, 1, 10)
+    host.shard.append(attempt, [(1, False, reference)])
+
+    def fails(token: str, manifest: bytes) -> None:
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host.storage, "save", fails)
+        with pytest.raises(OSError, match="full"):
+            host.shard.commit(attempt, {"next_seq": 2})
+        host.shard.abort(attempt)
+    assert bodies(host) == {0, 1}, "the other attempt may have linked it, too"
+    token = commit(host, token, 20)
+    token = commit(host, token, 30)
+    names = {f.name for f in load(host.manifest(token).read_bytes(), "m").files}
+    assert reference.at is not None and reference.at.file not in names
+    assert not (host.storage.files / reference.at.file).exists(), "a later batch's commit deletes what nobody names"
+    assert read(host, token, 0, 10, 20, 30) == [0, 20, 30]
+
+
+def test_a_file_that_is_missing_is_named_when_the_shard_is_opened(make: Callable[..., Host]) -> None:
+    host = make()
+    token = commit(host, None, 0)
+    (path,) = host.storage.files.glob("*.bodies")
+    host.stop()
+    path.unlink()
+    host.start()
+    with pytest.raises(CorruptState, match=path.name):
+        host.open(token)
+
+
+def test_a_file_that_was_swept_too_early_fails_the_commit(make: Callable[..., Host]) -> None:
+    host = make()
+    token = commit(host, None, 0)
+    attempt, _ = host.open(token)
+    host.shard.append(attempt, [(1, False, hand_over(host, 1, 10)[0])])
+    sweep(host.folder / "handed", LINEAGE, 99)
+    with pytest.raises(CorruptState, match="a child handed over, is missing"):
+        host.shard.commit(attempt, {"next_seq": 2})
+    host.shard.abort(attempt)
+    assert read(host, token, 0, 10) == [0], "the version before is whole"
+
+
+def test_merging_files_copies_references_and_not_bodies(make: Callable[..., Host]) -> None:
+    host = make(retain=1, limits=Limits(worth_bytes=1, file_share=1.0, disk=100.0))
+    token = None
+    for i in range(40):
+        token = commit(host, token, 10 * i)
+        host.settle()
+    assert token is not None and host.shard.stats().merges > 0
+    assert bodies(host) == set(range(40))
+    assert read(host, token, *range(0, 400, 10)) == list(range(0, 400, 10))
+    host.restart()
+    assert read(host, token, *range(0, 400, 10)) == list(range(0, 400, 10))
