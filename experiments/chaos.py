@@ -380,10 +380,12 @@ class Round:
 
     def _wait_for_moment(self, child: Child, files: int) -> bool:
         """Waits for some batches and part of another. False if there are no more batches."""
+        from experiments.chaos_data import FLUSHES
+
         wanted = child.batches() + self.rng.randint(0, 2)
         moment_s = self.rng.random()
         while child.batches() < wanted:
-            if child.process.poll() is not None or child.batches() >= 2 * (files - 2):
+            if child.process.poll() is not None or child.batches() >= 2 * (files - FLUSHES):
                 return False
             child.note_progress()
             time.sleep(0.01)
