@@ -483,7 +483,7 @@ def test_every_model_gives_a_bound_and_is_named(model: str) -> None:
 
 def test_nothing_known_is_forecast_as_even() -> None:
     forecast = Expected(AdaptiveBound(Cleanup(HOUR)))
-    assert (forecast.version, forecast.expected_late(100)) == (0, 0.0)
+    assert (forecast.version, forecast.expected_late(np.array([100])).tolist()) == (0, [0.0])
     shares = forecast.late_share(np.array([0, HOUR / 2, HOUR]))
     assert shares / shares[-1] == pytest.approx([0, 0.5, 1])
     assert AdaptiveBound(Cleanup(HOUR)).still_to_come(HOUR) is None
@@ -497,7 +497,7 @@ def test_a_forecast_follows_the_lateness_that_was_learnt() -> None:
     assert (np.diff(shares) >= 0).all() and shares[0] == 0
     # A watermark that moves every ten seconds or so sees what comes in between as late as before it moved.
     assert shares == pytest.approx(1 - np.exp(-at / SECOND / 300), abs=0.06)
-    assert forecast.expected_late(16) == pytest.approx(4, rel=0.15)
+    assert forecast.expected_late(np.array([16])) == pytest.approx(4, rel=0.15)
     whole = bound.still_to_come(10 * MINUTE)
     later = bound.still_to_come(10 * MINUTE, 5 * MINUTE)
     assert whole is not None and later is not None

@@ -13,7 +13,7 @@ import pytest
 from aion.core.operator.actions import Arrived, BatchEnded, BlockFact, Prestage, WatermarkAdvanced
 from aion.core.operator.operator import Operator
 from aion.core.slicing.grid import SliceGrid
-from aion.core.trigger.triggers import StalenessTrigger
+from aion.core.trigger.staleness import StalenessTrigger
 from aion.core.windows import Tumbling
 from experiments import planned_report
 from experiments.planned import MINUTE_US, MODES, Settings, run, stream

@@ -19,14 +19,8 @@ from aion.core.operator.keyed.windows import KeyedWindows
 from aion.core.operator.operator import SNAPSHOT_VERSION, Operator
 from aion.core.plan import Plan
 from aion.core.slicing.grid import slices_from_json
-from aion.core.trigger.triggers import (
-    CountTrigger,
-    EveryBatchTrigger,
-    Forecast,
-    IntervalTrigger,
-    StalenessTrigger,
-    Trigger,
-)
+from aion.core.trigger.staleness import Forecast, StalenessTrigger
+from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
 from aion.core.windows import Definition, Periodic
 from aion.errors import FormatError
 from aion.execute.block_compactor import BlockCompactor, compaction_bytes
