@@ -83,7 +83,7 @@ def table_of(events: Sequence[tuple[int, str | None, int]]) -> pa.RecordBatch:
 
 
 class AsTheyCame:
-    """A session that keeps blocks as they came. With compaction, the output must be the same."""
+    """An attempt that keeps blocks as they came. With compaction, the output must be the same."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, Block] = {}
@@ -109,7 +109,7 @@ class AsTheyCame:
 
 
 class OfShard:
-    """A session of a shard, which counts what is read."""
+    """An attempt on a shard, which counts what is read."""
 
     def __init__(self, shard: Shard, attempt: str) -> None:
         self.shard, self.attempt = shard, attempt
@@ -178,8 +178,8 @@ class Rig:
         attempt = f"{self.attempts:010d}-0"
         snapshot = self.shard.open(self.token, attempt, self.shard.identity)
         self.operator = make_operator(self.plan, self.policy, snapshot)
-        self.session = OfShard(self.shard, attempt)
-        executor = make_executor(self.plan, self.operator, self.session, self.pool, self.policy)
+        self.attempt = OfShard(self.shard, attempt)
+        executor = make_executor(self.plan, self.operator, self.attempt, self.pool, self.policy)
         executor.load()
         rows = run_batch(executor, self.policy, events, watermark)
         self.operator.validate()
@@ -222,7 +222,7 @@ def check_compacted(
                 if mishap == "crashes":
                     rig.crash()
             assert comparable(rig.batch(events, watermark)) == comparable(expected)
-            replacings += rig.session.replacings
+            replacings += rig.attempt.replacings
         event(f"{min(replacings, 3)} batches compacted, or more")
         rig.crash()
         expected = run_batch(oracle, policy, None, 10_000)
@@ -445,10 +445,10 @@ def test_a_late_event_costs_what_its_key_costs_and_not_what_its_window_holds(nam
             rows = rig.batch(table_of([(7, "key-77", 1)]), None)
             assert [(r["k"], r["events"], r["late_events"], r["kind"]) for r in rows] == [("key-77", 2, 1, "late")]
             assert list(rows[0]["list"]) == [77, 1]
-            costs[keys] = rig.session.read_bytes, window
+            costs[keys] = rig.attempt.read_bytes, window
             rows = rig.batch(table_of([(8, "key-77", 2), (8, "new", 3)]), None)
             assert [(r["k"], r["events"]) for r in rows] == [("key-77", 3), ("new", 1)]
-            assert rig.session.read_bytes < 8 * (8 << 10), "two keys, each in few blocks of 8 KiB"
+            assert rig.attempt.read_bytes < 8 * (8 << 10), "two keys, each in few blocks of 8 KiB"
             # The final execution says what the late ones said.
             assert rig.batch(None, 10_000) == []
         finally:
