@@ -334,4 +334,4 @@ def _updated_outlook(before: Outlook | None, known: Arrivals) -> Outlook | None:
     at = np.unique(np.concatenate([[0], np.searchsorted(-later, -levels), [len(later) - 1]]))
     at = at[at < len(later)]
     version = 1 if before is None else before.version + 1
-    return Outlook(version, edges[at], later[at], known.late_share, known.per_window)
+    return Outlook(version, edges[at], later[at], known.late_share)
