@@ -17,7 +17,7 @@ from aion.core.trigger.staleness import StalenessTrigger
 from aion.core.windows import Tumbling
 from experiments import planned_report
 from experiments.planned import MINUTE_US, MODES, Settings, run, stream
-from tests.test_operator import bound_of
+from tests.operators import bound_of
 
 TINY = Settings(windows=4, events=600, late=40, bound_s=120, median_s=30, budget_bytes=4 << 20, staleness=0.1)
 

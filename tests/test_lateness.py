@@ -23,7 +23,7 @@ from aion.core.trigger.triggers import EveryBatchTrigger
 from aion.core.windows import Tumbling
 from aion.errors import FormatError
 from tests.late import DAY, HOUR, MINUTE, SECOND, drawn, exponential, lognormal, same_in_every_epoch
-from tests.test_operator import bound_of
+from tests.operators import bound_of
 
 LATE = st.lists(st.tuples(st.integers(0, 2**62), st.integers(1, 9)), min_size=1, max_size=60)
 

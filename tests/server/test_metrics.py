@@ -19,6 +19,7 @@ from state_backends.server.endpoint import LOOPBACK, RETRY_SECONDS, MetricsEndpo
 from state_backends.server.host import Host
 from state_backends.server.metrics import METRICS
 from state_backends.server.server_folder import LOG
+from tests.operators import advance, arrive, end_batch, make
 from tests.server.conftest import (
     STORE,
     Connect,
@@ -30,7 +31,6 @@ from tests.server.conftest import (
     snapshot,
     values,
 )
-from tests.test_operator import advance, arrive, end_batch, make
 
 WATCHED = replace(STORE, metrics_port=0)
 OF = {"query": "query", "operator": "windowed"}

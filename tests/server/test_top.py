@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from aion.cli import app
 from aion.tools.top import NO_SERVER, Look, frame
 from state_backends.server.client import running_servers
+from tests.operators import advance, arrive, end_batch, make
 from tests.server.conftest import STORE, Connect, block, open_shard, server_of
-from tests.test_operator import advance, arrive, end_batch, make
 
 
 def shown(looks: dict[int, Look], before: dict[int, Look]) -> list[str]:
