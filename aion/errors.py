@@ -119,7 +119,7 @@ class StorageError(StateError, OSError):
     """The place for versions cannot be reached, does not exist, or refuses access; the message names it."""
 
 
-class SessionSuperseded(StateError):
+class AttemptSuperseded(StateError):
     """Another attempt of the same task has opened the shard, so this attempt must stop."""
 
 

@@ -28,13 +28,13 @@ from aion.execute.executor import Executor
 from aion.execute.trace import Definition, Recorder
 from policies.sizing import processing_bytes_per_s
 from state_backends.server.machine import memory_limit_bytes, memory_share_used
+from state_backends.store.attempt import StoreAttempt
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoStats
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.p_bucket import PBucket, cache_bytes
 from state_backends.store.pressure import PressureManager
 from state_backends.store.protocol import BlockStore
-from state_backends.store.session import StoreSession
 
 _EXECUTIONS_REMEMBERED = 256  # destage.idle_after may be a multiple of their median
 
@@ -85,7 +85,7 @@ class LocalOperator:
         cache = Cache(size)
         p_bucket = PBucket(folder / "files", folder / "live", durable=False, cache=cache)
         self._store = config.make_store(p_bucket, self._io, self._budget)
-        self._session = StoreSession(self._store)
+        self._attempt = StoreAttempt(self._store)
         self._codec = CodecPool(self.policy.io.codec_threads)
         self._pressure = PressureManager(self._budget, config.make_destage(), memory_share_used)
         self._executor: Executor | None = None
@@ -160,7 +160,7 @@ class LocalOperator:
     def _start(self, schema: pa.Schema) -> Executor:
         plan = self._spec.plan(normal_schema(schema, self._spec.time))
         operator = make_operator(plan, self.policy, None)
-        executor = make_executor(plan, operator, self._session, self._codec, self.policy)
+        executor = make_executor(plan, operator, self._attempt, self._codec, self.policy)
         if self._spec.record is not None:
             self._recorder = Recorder(Path(self._spec.record), Definition.of(plan, commits=False))
             self._recorder.begin(0, None)
@@ -182,12 +182,12 @@ class LocalOperator:
         self, executor: Executor, table: pa.Table | None, watermark_us: int | None, *, last: bool = False
     ) -> pa.Table:
         """The watermark first, then the events, and late executions at the end: like a micro-batch of Spark."""
-        self._session.begin(executor.operator.next_seq)
+        self._attempt.begin(executor.operator.next_seq)
         try:
             rows = self._carry_out(executor, table, watermark_us, last=last)
         finally:
             # The operator keeps what it decided, even if a user's function fails. So the store keeps its part too.
-            self._session.end()
+            self._attempt.end()
         if self._recorder is not None:
             self._recorder.write()
             self._batches += 1

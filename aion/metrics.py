@@ -42,7 +42,7 @@ class StateMetrics:
     resident_bytes: int
     blocks: int
     shards: int
-    sessions: int
+    attempts: int
     planned_prestages: int
     metrics_port: int | None
     rebuilds: int

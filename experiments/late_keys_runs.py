@@ -65,7 +65,7 @@ def events_of(keys: np.ndarray[Any, Any], second: int) -> pa.RecordBatch:
     return pa.record_batch([pa.array(times, SCHEMA.field("ts").type), keys, keys % 1000 / 8], schema=SCHEMA)
 
 
-class CountedSession:
+class CountedAttempt:
     """An attempt on the shard that counts the bytes it reads and appends."""
 
     def __init__(self, shard: Shard, attempt: str) -> None:
@@ -140,22 +140,22 @@ class OneShard:
         return sum(f.stat().st_size for f in (self._folder / "state" / "files").iterdir())
 
     @contextmanager
-    def batch(self) -> Iterator[tuple[Executor, CountedSession]]:
+    def batch(self) -> Iterator[tuple[Executor, CountedAttempt]]:
         """The executor of one batch. Commits the batch when the block ends."""
         self._attempts += 1
-        attempt = f"{self._attempts:010d}-0"
-        snapshot = self.shard.open(self._token, attempt, self.shard.identity)
-        session = CountedSession(self.shard, attempt)
+        name = f"{self._attempts:010d}-0"
+        snapshot = self.shard.open(self._token, name, self.shard.identity)
+        attempt = CountedAttempt(self.shard, name)
         if self.compactions:
             operator = make_operator(self.plan, self.policy, snapshot)
-            executor = make_executor(self.plan, operator, session, self._pool, self.policy)
+            executor = make_executor(self.plan, operator, attempt, self._pool, self.policy)
         else:
             bound = make_bound(self.plan, self.policy, snapshot)
             operator = Operator(self.plan.grid, bound=bound, trigger=make_trigger(self.policy), snapshot=snapshot)
-            executor = Executor(self.plan, operator, session, RowContents(self.plan, self._pool))
-        yield executor, session
-        self.shard.commit(attempt, operator.snapshot())
-        self._token = attempt
+            executor = Executor(self.plan, operator, attempt, RowContents(self.plan, self._pool))
+        yield executor, attempt
+        self.shard.commit(name, operator.snapshot())
+        self._token = name
 
     def blocks_of(self, events: pa.RecordBatch) -> list[Block]:
         builder = make_builder(self.plan, self.policy, self._pool, ShardOfKeys([0]))
@@ -183,7 +183,7 @@ def late_event(folder: Path, kind: str, keys: int, runs: int, *, compactions: bo
         for run in range(runs):
             key = (run * 7919 + 1) % keys
             begin = time.perf_counter()
-            with one.batch() as (executor, session):
+            with one.batch() as (executor, attempt):
                 list(executor.arrive(one.blocks_of(events_of(np.array([key]), 30))))
                 before = time.perf_counter()
                 panes = executor.end_batch()
@@ -192,8 +192,8 @@ def late_event(folder: Path, kind: str, keys: int, runs: int, *, compactions: bo
                     assert sum(more.num_rows for more in panes) == 0
                 # Stop measuring here: the compactions that follow only matter for later batches.
                 found["seconds"].append(time.perf_counter() - before)
-                found["bytes"].append(session.read_bytes)
-                found["blocks"].append(session.read_blocks)
+                found["bytes"].append(attempt.read_bytes)
+                found["blocks"].append(attempt.read_blocks)
                 assert rows.column("key").to_pylist() == [key] and rows.column("events").to_pylist() == [2]
                 assert sum(more.num_rows for more in panes) == 0
             found["batch_seconds"].append(time.perf_counter() - begin)
@@ -218,12 +218,12 @@ def many_batches(
     with closing(OneShard(folder, "partials", compactions=compactions, store=store)) as one:
         begin = time.perf_counter()
         for number in range(1, batches + 1):
-            with one.batch() as (executor, session):
+            with one.batch() as (executor, attempt):
                 blocks = one.blocks_of(events_of(draw.integers(0, keys, events), 5))
                 list(executor.arrive(blocks))
                 list(executor.end_batch())
             came += sum(block.size_bytes for block in blocks)
-            appended += session.appended_bytes
+            appended += attempt.appended_bytes
             if number % max(batches // 100, 1) == 0 or number == batches:
                 compacted = compacted_bytes(one.plan, [s.block for s in one.store.read([0])])
                 stats = one.store.stats()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aion.core.ingest.block import Block
     from aion.core.operator.operator import Operator
-    from state_backends.server.session import RemoteSession
+    from state_backends.server.remote_attempt import RemoteAttempt
     from state_backends.store.tiered import TieredStore
 
 MIB = 1 << 20
@@ -53,30 +53,30 @@ def memory(work: Path, budget_mib: int, readers: int) -> dict[str, Any]:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as executor:
         clients = [StateClient.connect(application, watch_pid=executor.pid) for _ in range(readers)]
 
-        def opened(batch: int) -> list[RemoteSession]:
+        def opened(batch: int) -> list[RemoteAttempt]:
             return [
                 client.open(
                     Identity("limits", "reader", i, readers, {}),
-                    token=f"{batch - 1:010d}-{i}" if batch else None, attempt=f"{batch:010d}-{i}", run="run",
+                    token=f"{batch - 1:010d}-{i}" if batch else None, makes=f"{batch:010d}-{i}", run="run",
                     operator_uid="uid", state_dir=str(work / "state"), store=config,
                 )
                 for i, client in enumerate(clients)
             ]  # fmt: skip
 
-        def commit(sessions: list[RemoteSession], slices: list[int], next_seq: int) -> None:
-            for session in sessions:
-                session.release(slices, [])
-                session.commit({"next_seq": next_seq, "counters": {}})
+        def commit(attempts: list[RemoteAttempt], slices: list[int], next_seq: int) -> None:
+            for attempt in attempts:
+                attempt.release(slices, [])
+                attempt.commit({"next_seq": next_seq, "counters": {}})
 
-        def read(sessions: list[RemoteSession], slice_us: int, blocks: int) -> None:
+        def read(attempts: list[RemoteAttempt], slice_us: int, blocks: int) -> None:
             together = threading.Barrier(readers)
             found: list[int] = []
 
-            def one(session: RemoteSession) -> None:
+            def one(attempt: RemoteAttempt) -> None:
                 together.wait()
-                found.append(sum(1 for _ in session.read([slice_us], blocking=True)))
+                found.append(sum(1 for _ in attempt.read([slice_us], blocking=True)))
 
-            threads = [threading.Thread(target=one, args=(session,)) for session in sessions]
+            threads = [threading.Thread(target=one, args=(attempt,)) for attempt in attempts]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -86,21 +86,21 @@ def memory(work: Path, budget_mib: int, readers: int) -> dict[str, Any]:
         try:
             server = server_folder.occupant(runtime_dir(application))
             assert server is not None
-            sessions = opened(0)
-            for session in sessions:
-                session.append([(0, False, _block(10))])
-            commit(sessions, [10], 1)
-            sessions = opened(1)
+            attempts = opened(0)
+            for attempt in attempts:
+                attempt.append([(0, False, _block(10))])
+            commit(attempts, [10], 1)
+            attempts = opened(1)
             for _ in range(3):  # so that one-time allocations of readers are already there
-                read(sessions, 10, 1)
+                read(attempts, 10, 1)
             idle = _resident(server.pid, "VmRSS")
-            for session in sessions:
+            for attempt in attempts:
                 for seq in range(1, WINDOW_MIB + 1):
-                    session.append([(seq, False, _block(0))])
-            commit(sessions, [0, 10], WINDOW_MIB + 1)
-            sessions = opened(2)
+                    attempt.append([(seq, False, _block(0))])
+            commit(attempts, [0, 10], WINDOW_MIB + 1)
+            attempts = opened(2)
             Path(f"/proc/{server.pid}/clear_refs").write_text("5")  # resets the peak
-            read(sessions, 0, WINDOW_MIB)
+            read(attempts, 0, WINDOW_MIB)
             peak = _resident(server.pid, "VmHWM")
         finally:
             for client in clients:

@@ -44,7 +44,7 @@ class Forgetful(Shard):
             next_file_no=0,
             snapshot=snapshot,
         )
-        self._attempt = None
+        self._at_work = None
         return self._current.token
 
     def _claim(self, attempt: str, identity: Identity, *, begins: bool) -> None:

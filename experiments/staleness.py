@@ -187,7 +187,7 @@ def replays(settings: Settings) -> list[dict[str, Any]]:
     import numpy as np
 
     from aion.core.trigger.planner import plan
-    from aion.core.trigger.triggers import StalenessTrigger
+    from aion.core.trigger.staleness import StalenessTrigger
     from experiments.staleness_model import DISTRIBUTIONS, Learnt, fewest_in_hindsight, paper_distribution, stream
 
     rng = np.random.default_rng(settings.seed)

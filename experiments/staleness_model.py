@@ -76,8 +76,8 @@ class Learnt:
     def late_share(self, lateness_us: Floats) -> Floats:
         return self.late.at_all(lateness_us / self.bound_us)
 
-    def expected_late(self, on_time_events: int) -> float:
-        return self.expected
+    def expected_late(self, on_time_events: NDArray[np.int64]) -> Floats:
+        return np.full(len(on_time_events), self.expected)
 
 
 def stream(late: LateDistribution, expected: float, bound_us: int, rng: np.random.Generator) -> NDArray[np.int64]:

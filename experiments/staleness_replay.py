@@ -8,7 +8,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from aion.core.trigger.triggers import LateView, Trigger
+from aion.core.numbers import NEVER
+from aion.core.trigger.triggers import LateWindows, Trigger
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,7 @@ class Replay:
 
     ``executed_us``: the lateness of each in microseconds, (k,). ``first_us``: the lateness of its first new event,
     (k,). ``pending``: how many new events it saw, (k,). ``final``: whether the last one is the final execution.
-    ``events``: late events within the bound. ``dropped``: events at the bound or later. ``looks``: how often the
-    trigger was called.
+    ``events``: late events within the bound. ``dropped``: events at the bound or later.
     """
 
     executed_us: NDArray[np.int64]
@@ -27,7 +27,6 @@ class Replay:
     final: bool
     events: int
     dropped: int
-    looks: int
     bound_us: int
 
     @property
@@ -65,7 +64,7 @@ def replay(
     ``lateness_us``: when ``events`` come, (n,), in any order, 0 or above. ``events``: how many, (n,); by default one
     each. The watermark moves in steps of ``step_us``, and the trigger is called after each step. 0: it moves
     continuously, and the trigger is called when events come and when it asked for it. All events of one call come
-    together. The cost depends on the number of calls, not of events.
+    together. The cost depends on the number of executions and of instants with events.
     """
     at, counts = np.asarray(lateness_us, dtype=np.int64), np.ones(np.shape(lateness_us), dtype=np.int64)
     if events is not None:
@@ -80,71 +79,84 @@ def replay(
         at = np.minimum(-(-at // step_us) * step_us, bound_us)
     instants, which = np.unique(at, return_inverse=True)
     arrived = np.bincount(which, weights=counts, minlength=len(instants)).astype(np.int64)
-    run = _Run(trigger, bound_us, on_time_events, step_us)
-    for instant_us, number in zip(instants.tolist(), arrived.tolist(), strict=True):
-        run.go_to(instant_us)
-        run.arrive(number)
-        if instant_us < bound_us:
-            run.look(instant_us)
-    run.go_to(bound_us)
-    final = run.pending > 0
-    if final:
-        run.execute(bound_us)
-    executed, first, pending = (np.array(c, dtype=np.int64) for c in (run.executed_us, run.first_us, run.seen))
-    return Replay(executed, first, pending, final, int(counts.sum()), dropped, run.looks, bound_us)
+    upto = np.concatenate(([0], np.cumsum(arrived)))
+    window = _Window(trigger, instants, upto, bound_us, on_time_events, step_us)
+    executed: list[int] = []
+    first: list[int] = []
+    pending: list[int] = []
+    seen = 0
+    while seen < len(instants):
+        executed_us = window.next_execution(seen, executed)
+        until = int(np.searchsorted(instants, executed_us, side="right"))
+        executed.append(executed_us)
+        first.append(int(instants[seen]))
+        pending.append(int(upto[until] - upto[seen]))
+        seen = until
+    seen_us, first_us, events_seen = (np.array(c, dtype=np.int64) for c in (executed, first, pending))
+    final = executed[-1:] == [bound_us]
+    return Replay(seen_us, first_us, events_seen, final, int(counts.sum()), dropped, bound_us)
 
 
-class _Run:
-    """The state of the window during the replay."""
+@dataclass(frozen=True)
+class _Window:
+    """The window that is replayed.
 
-    def __init__(self, trigger: Trigger, bound_us: int, on_time_events: int, step_us: int) -> None:
-        self.trigger, self.bound_us, self.on_time_events, self.step_us = trigger, bound_us, on_time_events, step_us
-        self.now_us = self.late = self.pending = self.looks = 0
-        self.pending_from_us = 0
-        self.executed_us: list[int] = []
-        self.first_us: list[int] = []
-        self.seen: list[int] = []
+    ``instants``: the latenesses at which events come, (k,), ascending. ``upto``: how many events come before each, and
+    in all, (k + 1,).
+    """
 
-    def view(self) -> LateView:
-        last_us = self.executed_us[-1] if self.executed_us else 0
-        return LateView(
-            self.now_us,
-            last_us,
-            self.pending,
-            self.late,
-            self.bound_us,
-            self.on_time_events,
-            len(self.seen),
-            self.step_us,
+    trigger: Trigger
+    instants: NDArray[np.int64]
+    upto: NDArray[np.int64]
+    bound_us: int
+    on_time_events: int
+    step_us: int
+
+    def next_execution(self, seen: int, executed_us: list[int]) -> int:
+        """The lateness of the next execution: the bound if only the final one is left.
+
+        ``seen``: how many of the instants the last execution has seen. ``executed_us``: the executions so far.
+        """
+        if self.step_us:
+            looks = np.arange(self.instants[seen], self.bound_us, self.step_us)
+        else:
+            looks = self.instants[seen:]
+        # The trigger decides about many instants in one call, as if no execution came before. Only the first of its
+        # answers counts, so the calls begin small.
+        begin, length = 0, 8
+        while begin < len(looks):
+            some = looks[begin : begin + length]
+            windows = self._at(some, seen, executed_us)
+            due = self.trigger.due(windows)
+            again = np.full(len(some), NEVER)
+            if not self.step_us:
+                until = np.append(looks, self.bound_us)[begin + 1 : begin + 1 + len(some)]
+                asked = self.trigger.next_due_us(windows)
+                again = np.where(asked < until, asked, NEVER)
+            for place in np.flatnonzero(due | (again < NEVER)).tolist():
+                if due[place]:
+                    return int(some[place])
+                at_us = int(again[place])
+                while at_us < until[place]:
+                    look = self._at(np.array([at_us]), seen, executed_us)
+                    if self.trigger.due(look)[0]:
+                        return at_us
+                    asked_us = int(self.trigger.next_due_us(look)[0])
+                    assert asked_us > at_us, f"{self.trigger} wants to be called again at once: {look}"
+                    at_us = asked_us
+            begin, length = begin + length, 2 * length
+        return self.bound_us
+
+    def _at(self, lateness_us: NDArray[np.int64], seen: int, executed_us: list[int]) -> LateWindows:
+        """The window at each of these latenesses."""
+        late = self.upto[np.searchsorted(self.instants, lateness_us, side="right")]
+        return LateWindows(
+            lateness_us=lateness_us,
+            executed_us=np.full(len(late), executed_us[-1] if executed_us else 0),
+            pending=late - self.upto[seen],
+            late_events=late,
+            bound_us=np.full(len(late), self.bound_us),
+            on_time_events=np.full(len(late), self.on_time_events),
+            executions=np.full(len(late), len(executed_us)),
+            step_us=self.step_us,
         )
-
-    def go_to(self, at_us: int) -> None:
-        """Calls the trigger as often as it is due before ``at_us``, without new events."""
-        while self.pending and self.now_us < at_us:
-            if self.step_us:
-                due_us: int | None = (self.now_us // self.step_us + 1) * self.step_us
-            else:
-                due_us = self.trigger.next_due_us(self.view())
-            if due_us is None or due_us >= at_us:
-                break
-            assert due_us > self.now_us, f"{self.trigger} wants to be called again at once: {self.view()}"
-            self.look(due_us)
-        self.now_us = at_us
-
-    def arrive(self, events: int) -> None:
-        if not self.pending:
-            self.pending_from_us = self.now_us
-        self.late += events
-        self.pending += events
-
-    def look(self, at_us: int) -> None:
-        self.now_us = at_us
-        self.looks += 1
-        if self.trigger.due(self.view()):
-            self.execute(at_us)
-
-    def execute(self, at_us: int) -> None:
-        self.executed_us.append(at_us)
-        self.first_us.append(self.pending_from_us)
-        self.seen.append(self.pending)
-        self.pending = 0

@@ -45,7 +45,7 @@ class Given:
 
 
 class Noted(RowContents):
-    """A session and contents at once, which note what they are asked."""
+    """An attempt and contents at once, which note what they are asked."""
 
     def __init__(self, plan: Any) -> None:
         super().__init__(plan)

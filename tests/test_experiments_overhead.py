@@ -98,11 +98,11 @@ def test_what_memory_has_no_room_for_goes_to_disk_all_the_same(tmp_path: Path) -
 def test_a_server_serves_as_it_was_told(how: str, application: str, executor: Executor, tmp_path: Path) -> None:
     with state_server(application, executor.pid, how, tmp_path / "log"):
         client = StateClient.connect(application, watch_pid=executor.pid)
-        session = open_shard(client, tmp_path / "state", None, "t1")
-        session.append([(0, False, small_block(1, 2))])
-        session.commit(snapshot(1))
-        session = open_shard(client, tmp_path / "state", "t1", "t2")
-        assert values(session, 0) == [1, 2]
+        attempt = open_shard(client, tmp_path / "state", None, "t1")
+        attempt.append([(0, False, small_block(1, 2))])
+        attempt.commit(snapshot(1))
+        attempt = open_shard(client, tmp_path / "state", "t1", "t2")
+        assert values(attempt, 0) == [1, 2]
         client.close()
     assert not runtime_dir(application).exists()
     settings = Settings(**{**{name: getattr(SETTINGS, name) for name in SETTINGS.__slots__}, "batches": 1, "cores": 1})

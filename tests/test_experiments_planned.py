@@ -14,11 +14,11 @@ from aion.core.compaction.blocks import BlockFact
 from aion.core.operator.actions import Arrived, BatchEnded, Prestage, WatermarkAdvanced
 from aion.core.operator.operator import Operator
 from aion.core.slicing.grid import SliceGrid
-from aion.core.trigger.triggers import StalenessTrigger
+from aion.core.trigger.staleness import StalenessTrigger
 from aion.core.windows import Tumbling
 from experiments import planned_report
 from experiments.planned import MINUTE_US, MODES, Settings, run, stream
-from tests.test_operator import bound_of
+from tests.operators import bound_of
 
 TINY = Settings(windows=4, events=600, late=40, bound_s=120, median_s=30, budget_bytes=4 << 20, staleness=0.1)
 

@@ -22,8 +22,8 @@ from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.audit import ShardFinding, StateFolder, plan_repair
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
+from tests.operators import make
 from tests.stores.rig import make_block
-from tests.test_operator import make
 
 SLICES = (0, 10, 20)
 POSITIONS = 40  # of each file, in the corruption tests

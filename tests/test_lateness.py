@@ -24,7 +24,7 @@ from aion.core.trigger.triggers import EveryBatchTrigger
 from aion.core.windows import Tumbling
 from aion.errors import FormatError
 from tests.late import DAY, HOUR, MINUTE, SECOND, drawn, exponential, lognormal, same_in_every_epoch
-from tests.test_operator import bound_of
+from tests.operators import bound_of
 
 LATE = st.lists(st.tuples(st.integers(0, 2**62), st.integers(1, 9)), min_size=1, max_size=60)
 
@@ -132,10 +132,18 @@ def test_a_snapshot_comes_back(events: Observed, since_us: int | None) -> None:
 
 def test_a_snapshot_of_another_format_is_not_misread() -> None:
     assert not Lateness.from_json({"3": 5}).counts, "counts without their windows' ends teach nothing"
-    with pytest.raises(FormatError, match="format 2"):
-        Lateness.from_json({**Lateness().to_json(), "version": 2})
+    with pytest.raises(FormatError, match="format 3"):
+        Lateness.from_json({**Lateness().to_json(), "version": 3})
     with pytest.raises(ValueError, match="half_life_us 0"):
         Lateness(0)
+
+
+@given(OBSERVED)
+def test_a_snapshot_that_counts_windows_is_read_without_them(events: Observed) -> None:
+    now = observed(events).to_json()
+    columns = unpack(now["epochs"])
+    columns.insert(2, np.full(len(columns[0]), 7))
+    assert Lateness.from_json({**now, "version": 1, "epochs": pack(columns)}, DAY).to_json() == now
 
 
 @given(OBSERVED)
@@ -214,7 +222,6 @@ def test_without_fading_and_censoring_shares_are_shares(of_all: bool) -> None:
     assert known.later == pytest.approx([n / events for n in (6, 5, 3, 2, 1, 0)], abs=1e-9)
     assert known.late_share == pytest.approx(0.6)
     assert known.unseen == 0
-    assert known.per_window == 4
     # Epochs that do not differ at all: as many independent events as there are.
     assert known.independent == pytest.approx(np.full(6, 16 * events), rel=1e-6)
 

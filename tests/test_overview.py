@@ -14,16 +14,10 @@ from aion.core.compaction.blocks import BlockFact
 from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.operator.actions import Arrived, BatchEnded, Execute, PaneKind, WatermarkAdvanced
 from aion.core.operator.operator import Operator
-from aion.core.operator.overview import REASONS, WindowOutlook, windows
+from aion.core.operator.overview import REASONS, WindowOutlook, trigger_from_json, windows
 from aion.core.slicing.grid import SliceGrid
-from aion.core.trigger.triggers import (
-    CountTrigger,
-    EveryBatchTrigger,
-    IntervalTrigger,
-    StalenessTrigger,
-    Trigger,
-    trigger_from_json,
-)
+from aion.core.trigger.staleness import StalenessTrigger
+from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
 from aion.core.windows import Tumbling
 from policies.cleanup import Cleanup, Reason
 from state_backends.files.storage import LocalStorage

@@ -51,8 +51,8 @@ class OneHost:
             "operator_uid": "u",
             "others": False,
             "token": token,
+            "makes": attempt,
             "attempt": attempt,
-            "session": attempt,
             **told,
         }
         return attempt, self.host.open(requests.OpenRequest.model_validate_json(orjson.dumps(request)))
@@ -97,7 +97,7 @@ def test_another_policy_finds_the_same_state(one: OneHost, tmp_path: Path, chang
     attempt, answer = one.open(tmp_path / "state", other, token)
     assert (answer["snapshot"], answer["rebuilt"]) == ({"next_seq": 2, "counters": {}}, True)
     assert one.seqs(attempt) == [0, 1]
-    with pytest.raises(aion.errors.SessionSuperseded):
+    with pytest.raises(aion.errors.AttemptSuperseded):
         one.commit(zombie, 2)
     token = one.commit(attempt, 2)
     attempt, answer = one.open(tmp_path / "state", other, token)
@@ -150,7 +150,7 @@ def test_prestaging_keeps_the_order_that_it_was_given(tmp_path: Path) -> None:
         assert (rig.store.stats().staging.hits, rig.store.stats().staging.misses) == (2, 0)
 
 
-class Session:
+class Attempt:
     """An attempt that remembers what it was asked to prestage."""
 
     def __init__(self, snapshot: dict[str, Any] | None = None, *, rebuilt: bool = False) -> None:
@@ -183,7 +183,7 @@ def plan_of(windows: Any) -> Any:
 def at_work(plan: Any, seconds: Sequence[int], watermark_s: int) -> Executor:
     """A shard with an event at each of these seconds, and then the watermark."""
     pool = CodecPool(0)
-    executor = Executor(plan, make_operator(plan, POLICY, None), Session(), RowContents(plan, pool))
+    executor = Executor(plan, make_operator(plan, POLICY, None), Attempt(), RowContents(plan, pool))
     table = pa.table([[s * SECOND for s in seconds], list(seconds)], schema=SCHEMA)
     builder = make_builder(plan, POLICY, pool, ShardOfKeys([0]))
     blocks: list[Block] = [b.block for batch in table.to_batches() for b in builder.add(batch)]
@@ -225,7 +225,7 @@ def test_a_shard_that_was_rebuilt_asks_for_its_active_windows(rebuilt: bool) -> 
         retain_versions=2,
         watermark_delay_us=None,
     )
-    session, pool = Session(snapshot, rebuilt=rebuilt), CodecPool(0)
-    ShardWork(config, POLICY, session, pool, 0, 0)  # type: ignore[arg-type]
+    attempt, pool = Attempt(snapshot, rebuilt=rebuilt), CodecPool(0)
+    ShardWork(config, POLICY, attempt, pool, 0, 0)  # type: ignore[arg-type]
     pool.close()
-    assert session.prestaged == ([(20 * SECOND, 30 * SECOND)] if rebuilt else [])
+    assert attempt.prestaged == ([(20 * SECOND, 30 * SECOND)] if rebuilt else [])

@@ -41,7 +41,7 @@ DAY = 86_400_000_000
 
 def written(snapshot: dict[str, Any]) -> dict[str, Any]:
     """As it comes out of the manifest of a commit: from the client, over the server's border, into a file and back."""
-    request = {"session": "s", "snapshot": snapshot, "prestage": [], "executions": []}
+    request = {"attempt": "s", "snapshot": snapshot, "prestage": [], "executions": []}
     taken = request_of("commit", dumps(request), Way.JSON)
     assert isinstance(taken, requests.CommitRequest)
     identity = Identity("q", "o", 0, 1, {})

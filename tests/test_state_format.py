@@ -222,7 +222,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
 
 
 class OfShard:
-    """What an executor needs of a session."""
+    """What an executor needs of an attempt."""
 
     def __init__(self, shard: Shard, attempt: str) -> None:
         self.shard, self.attempt = shard, attempt

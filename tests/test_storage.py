@@ -376,8 +376,8 @@ def test_a_host_stages_for_others_while_a_shard_commits(
             "operator_uid": "u",
             "others": False,
             "token": token,
+            "makes": attempt,
             "attempt": attempt,
-            "session": attempt,
         }
         opening = requests.OpenRequest.model_validate_json(orjson.dumps(request))
         assert host.open(opening)["rebuilt"] == (token is None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aion.core.numbers import NEVER
 from aion.core.trigger.distribution import Floats, LateDistribution
 from aion.core.trigger.planner import plan
+from aion.core.trigger.staleness import NothingKnown, StalenessTrigger
 from aion.core.trigger.triggers import (
     CountTrigger,
     EveryBatchTrigger,
+    Flags,
     IntervalTrigger,
-    LateView,
-    NothingKnown,
-    StalenessTrigger,
+    Ints,
+    LateWindows,
     Trigger,
 )
 from experiments.staleness_model import Learnt, paper_distribution
@@ -53,6 +55,14 @@ triggers = st.one_of(
     st.builds(CountTrigger, st.integers(1, 60)),
     staleness_triggers,
 )
+# The numbers of a late window, in the order of LateWindows.
+states = st.builds(
+    lambda at, last, pending, before, bound_us, on_time, executions: (
+        int(at * bound_us), int(at * last * bound_us), pending, pending + before, bound_us, on_time, executions
+    ),
+    st.floats(0, 0.999), st.sampled_from([0.0, 0.3, 0.9]), st.integers(0, 60), st.integers(0, 200),
+    st.sampled_from([HOUR, HOUR // 3]), st.integers(0, 500), st.integers(0, 4),
+)  # fmt: skip
 steps = st.sampled_from([0, 0, HOUR // 11, HOUR // 100])
 
 
@@ -61,9 +71,36 @@ def run(trigger: Trigger, stream: Stream, *, step_us: int = 0, bound_us: int = H
     return replay(trigger, lateness, events, bound_us=bound_us, step_us=step_us)
 
 
-def view(at: float, last: float = 0.0, pending: int = 1, late: int | None = None, **more: Any) -> LateView:
-    """Times in shares of an hour's bound."""
-    return LateView(round(at * HOUR), round(last * HOUR), pending, pending if late is None else late, HOUR, **more)
+def one(
+    lateness_us: int,
+    executed_us: int,
+    pending: int,
+    late_events: int,
+    bound_us: int = HOUR,
+    on_time_events: int = 0,
+    executions: int = 0,
+    step_us: int = 0,
+) -> LateWindows:
+    """A single late window."""
+    numbers = (lateness_us, executed_us, pending, late_events, bound_us, on_time_events, executions)
+    return LateWindows(*(np.array([number]) for number in numbers), step_us=step_us)
+
+
+def view(at: float, last: float = 0.0, pending: int = 1, late: int | None = None, **more: Any) -> LateWindows:
+    """A single late window. Times are shares of an hour's bound."""
+    return one(round(at * HOUR), round(last * HOUR), pending, pending if late is None else late, **more)
+
+
+def is_due(trigger: Trigger, window: LateWindows, **changed: int) -> bool:
+    """Whether the trigger runs a single window, with some of its numbers ``changed``."""
+    (due,) = trigger.due(replace(window, **{name: np.array([number]) for name, number in changed.items()})).tolist()
+    return bool(due)
+
+
+def next_due_us(trigger: Trigger, window: LateWindows) -> int | None:
+    """When the trigger checks a single window again."""
+    (due_us,) = trigger.next_due_us(window).tolist()
+    return None if due_us == NEVER else due_us
 
 
 def quantiles(late: LateDistribution, events: int) -> list[int]:
@@ -103,10 +140,20 @@ def test_the_order_of_a_batch_does_not_matter(trigger: Trigger, of: Stream, step
 def test_a_trigger_wants_to_look_again_later_and_before_the_bound(trigger: Trigger, of: Stream) -> None:
     for at, pending in of:
         for last in (0, at // 2):
-            v = LateView(at, last, pending, pending + 7, HOUR, executions=int(last > 0))
-            if at < HOUR and not trigger.due(v):
-                due_us = trigger.next_due_us(v)
+            v = one(at, last, pending, pending + 7, executions=int(last > 0))
+            if at < HOUR and not is_due(trigger, v):
+                due_us = next_due_us(trigger, v)
                 assert due_us is None or (pending > 0 and at < due_us < HOUR)
+
+
+@given(triggers, st.lists(states, max_size=12), steps)
+def test_a_trigger_decides_about_each_window_alone(trigger: Trigger, of: list[tuple[int, ...]], step_us: int) -> None:
+    columns = np.array(of, np.int64).reshape(-1, 7).T
+    together = LateWindows(*columns, step_us=step_us)
+    alone = [one(*state, step_us=step_us) for state in of]
+    assert trigger.due(together).tolist() == [is_due(trigger, window) for window in alone]
+    assert trigger.next_due_us(together).tolist() == [trigger.next_due_us(window)[0] for window in alone]
+    assert trigger.planned(together) == [trigger.planned(window)[0] for window in alone]
 
 
 @given(staleness_triggers, st.floats(0, 0.99), st.floats(0, 1), st.integers(1, 50), st.integers(0, 50))
@@ -114,14 +161,14 @@ def test_without_an_event_a_window_is_due_when_it_was_said(
     trigger: StalenessTrigger, at: float, last: float, pending: int, before: int
 ) -> None:
     v = view(at, at * last, pending, pending + before, executions=1)
-    if trigger.due(v):
+    if is_due(trigger, v):
         return
-    due_us = trigger.next_due_us(v)
-    assert not trigger.due(v._replace(lateness_us=(v.lateness_us + (due_us or HOUR) - 1) // 2))
+    due_us = next_due_us(trigger, v)
+    assert not is_due(trigger, v, lateness_us=(int(v.lateness_us[0]) + (due_us or HOUR) - 1) // 2)
     if due_us is None:
-        assert not trigger.due(v._replace(lateness_us=HOUR - 1)) or trigger.staleness(v) == 0
+        assert not is_due(trigger, v, lateness_us=HOUR - 1) or trigger.staleness(v) == 0
     else:
-        assert trigger.due(v._replace(lateness_us=due_us))
+        assert is_due(trigger, v, lateness_us=due_us)
 
 
 @given(staleness_triggers, streams, st.integers(2, 1000))
@@ -139,7 +186,7 @@ def test_the_unit_of_time_does_not_matter(trigger: StalenessTrigger, of: Stream,
 
 def test_every_batch() -> None:
     assert run(EveryBatchTrigger(), [(10, 2), (10, 1), (30, 5)]).executed_us.tolist() == [10, 30]
-    assert EveryBatchTrigger().next_due_us(view(0.5)) is None
+    assert next_due_us(EveryBatchTrigger(), view(0.5)) is None
 
 
 def test_an_interval_begins_on_its_grid() -> None:
@@ -158,7 +205,7 @@ def test_a_count() -> None:
     done = run(CountTrigger(3), [(1, 2), (5, 2), (6, 2), (9, 1)])
     assert (done.executed_us.tolist(), done.pending.tolist(), done.final) == ([5, 9], [4, 3], False)
     assert run(CountTrigger(3), [(1, 2)]).final
-    assert CountTrigger(3).next_due_us(view(0.5, pending=2)) is None
+    assert next_due_us(CountTrigger(3), view(0.5, pending=2)) is None
 
 
 @pytest.mark.parametrize(
@@ -201,38 +248,38 @@ def test_an_execution_is_early_when_more_comes() -> None:
     trigger = StalenessTrigger(0.05, forecast=Learnt(LateDistribution.uniform(), HOUR, 1000))
     first = plan(LateDistribution.uniform(), bound=0.05).instants[0]
     assert first == pytest.approx(0.2)
-    assert not trigger.due(view(0.15, pending=150))
-    assert not trigger.due(view(0.19, pending=190))
-    assert trigger.due(view(0.15, pending=450))
+    assert not is_due(trigger, view(0.15, pending=150))
+    assert not is_due(trigger, view(0.19, pending=190))
+    assert is_due(trigger, view(0.15, pending=450))
 
 
 def test_an_execution_waits_when_less_comes() -> None:
     trigger = StalenessTrigger(0.05, forecast=Learnt(LateDistribution.uniform(), HOUR, 1000))
-    assert trigger.due(view(0.2001, pending=200))
+    assert is_due(trigger, view(0.2001, pending=200))
     few = view(0.2001, pending=20)
-    assert not trigger.due(few)
-    due_us = trigger.next_due_us(few)
+    assert not is_due(trigger, few)
+    due_us = next_due_us(trigger, few)
     assert due_us is None or due_us > 0.5 * HOUR
-    assert not trigger.due(view(0.9, pending=0, late=100))
-    assert trigger.next_due_us(view(0.1, pending=0, late=100)) is None
+    assert not is_due(trigger, view(0.9, pending=0, late=100))
+    assert next_due_us(trigger, view(0.1, pending=0, late=100)) is None
 
 
 def test_the_rest_is_planned_from_the_last_execution() -> None:
     trigger = StalenessTrigger(0.05, forecast=Learnt(LateDistribution.uniform(), HOUR, 1000))
     early = view(0.15, last=0.1, pending=50, late=400, executions=1)
     rest = plan(LateDistribution.uniform(), bound=0.05, after=0.1)
-    due_us = trigger.next_due_us(early)
+    due_us = next_due_us(trigger, early)
     assert due_us is not None
     assert due_us >= rest.instants[0] * HOUR
-    assert not trigger.due(early)
-    assert trigger.due(view(rest.instants[0] + 1e-6, last=0.1, pending=190, late=290, executions=1))
+    assert not is_due(trigger, early)
+    assert is_due(trigger, view(rest.instants[0] + 1e-6, last=0.1, pending=190, late=290, executions=1))
 
 
 def test_nothing_is_run_before_the_purge_where_one_execution_is_enough() -> None:
     done = run(StalenessTrigger(0.05, forecast=Learnt(paper_distribution("lnorm"), HOUR, 1000)), [(HOUR // 2, 1)])
     assert (done.executed_us.tolist(), done.final) == ([HOUR // 2], False), "one event of one is all there was"
     trigger = StalenessTrigger(0.05, forecast=Learnt(LateDistribution.uniform(), HOUR, 1000))
-    assert not trigger.due(view(0.5, last=0.45, pending=2, late=500, executions=2))
+    assert not is_due(trigger, view(0.5, last=0.45, pending=2, late=500, executions=2))
 
 
 @given(st.lists(st.integers(0, HOUR - 1), max_size=60, unique=True), bounds)
@@ -247,21 +294,19 @@ def test_the_bound_holds_between_batches(name: str) -> None:
     late = paper_distribution(name)
     events, step_us = 5000, HOUR // 50
     stream = [(at, 1) for at in quantiles(late, events)]
-    blind = LateView  # what a trigger sees that does not know the watermark's steps
 
-    @dataclass
-    class Blind:
-        trigger: StalenessTrigger
+    class Blind(StalenessTrigger):
+        """Does not know how far the watermark moves between two checks."""
 
-        def due(self, v: LateView) -> bool:
-            return self.trigger.due(blind(*v[:-1]))
+        def due(self, windows: LateWindows) -> Flags:
+            return super().due(replace(windows, step_us=0))
 
-        def next_due_us(self, v: LateView) -> int | None:
-            return self.trigger.next_due_us(blind(*v[:-1]))
+        def next_due_us(self, windows: LateWindows) -> Ints:
+            return super().next_due_us(replace(windows, step_us=0))
 
     forecast = Learnt(late, HOUR, events)
     seeing = run(StalenessTrigger(0.01, forecast=forecast), stream, step_us=step_us)
-    unseeing = run(Blind(StalenessTrigger(0.01, forecast=forecast)), stream, step_us=step_us)
+    unseeing = run(Blind(0.01, forecast=forecast), stream, step_us=step_us)
     assert (seeing.executed_us[:-1] % step_us == 0).all()
     possible = seeing.staleness[~seeing.at_once].max()
     assert possible <= 0.01
@@ -296,7 +341,7 @@ class Moving:
         self.asked += 1
         return np.minimum(lateness_us / (HOUR * self.share), 1.0)
 
-    def expected_late(self, on_time_events: int) -> float:
+    def expected_late(self, on_time_events: Ints) -> Floats:
         return 0.5 * on_time_events
 
 
@@ -304,30 +349,37 @@ def test_plans_are_shared_until_the_forecast_changes() -> None:
     forecast = Moving()
     trigger = StalenessTrigger(0.05, forecast=forecast)
     v = view(0.01, pending=10, on_time_events=2000)
-    first = trigger.next_due_us(v)
+    first = next_due_us(trigger, v)
     asked = forecast.asked
     for at in range(20):
-        trigger.due(view(0.01 + at / 1000, pending=10 + at, on_time_events=1000 + at))
+        is_due(trigger, view(0.01 + at / 1000, pending=10 + at, on_time_events=1000 + at))
     assert forecast.asked == asked
     forecast.share = 0.1
-    assert trigger.next_due_us(v) == first, "not before it says so"
+    assert next_due_us(trigger, v) == first, "not before it says so"
     forecast.version = 2
-    sooner = trigger.next_due_us(v)
+    sooner = next_due_us(trigger, v)
     assert forecast.asked > asked
     assert first is not None and sooner is not None and sooner != first
-    other = trigger.next_due_us(v._replace(bound_us=2 * HOUR))
+    other = next_due_us(trigger, replace(v, bound_us=np.array([2 * HOUR])))
     assert other is not None and other != sooner
 
 
+def remembered(trigger: StalenessTrigger) -> int:
+    return sum(len(plans.last_us) for known in trigger._known.values() for plans in known.plans.values())
+
+
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aion.core.trigger.triggers.REMEMBERED_PLANS", 5)
-    monkeypatch.setattr("aion.core.trigger.triggers.REMEMBERED_DISTRIBUTIONS", 3)
-    trigger, fresh = StalenessTrigger(0.05), []
+    monkeypatch.setattr("aion.core.trigger.staleness.REMEMBERED_PLANS", 5)
+    monkeypatch.setattr("aion.core.trigger.staleness.REMEMBERED_DISTRIBUTIONS", 3)
+    trigger = StalenessTrigger(0.05)
     for i in range(1, 20):
-        v = LateView(HOUR // 2 + i, i, 3, 10, HOUR + i % 7, executions=1)
-        fresh.append((v, trigger.next_due_us(v), trigger.due(v)))
-    assert len(trigger._rests) <= 5 and len(trigger._known) <= 3
-    assert [(v, StalenessTrigger(0.05).next_due_us(v), StalenessTrigger(0.05).due(v)) for v, _, _ in fresh] == fresh
+        v, fresh = one(HOUR // 2 + i, i, 3, 10, HOUR + i % 7, executions=1), StalenessTrigger(0.05)
+        assert (next_due_us(trigger, v), is_due(trigger, v)) == (next_due_us(fresh, v), is_due(fresh, v))
+        assert remembered(trigger) <= 5 and len(trigger._known) <= 3
+    many = LateWindows(*(np.repeat(column, 9) for column in astuple(v)[:-1]))
+    many = replace(many, executed_us=np.arange(9, 18))
+    assert trigger.next_due_us(many).tolist() == StalenessTrigger(0.05).next_due_us(many).tolist()
+    assert 0 < remembered(trigger) <= 5
 
 
 def test_a_forecast_beyond_the_bound_counts_what_comes_within() -> None:
@@ -341,7 +393,7 @@ def test_a_forecast_beyond_the_bound_counts_what_comes_within() -> None:
 def test_a_bound_counts_on_fewer_events_than_are_expected() -> None:
     v = view(0.0, pending=0, late=0, on_time_events=800)
     assert StalenessTrigger(0.05, forecast=Moving()).expected_total(v) == pytest.approx(400 - 2 * math.sqrt(400))
-    assert StalenessTrigger(0.05, forecast=Moving()).expected_total(v._replace(on_time_events=2)) == 0
+    assert StalenessTrigger(0.05, forecast=Moving()).expected_total(replace(v, on_time_events=np.array([2]))) == 0
     assert StalenessTrigger(0.05).staleness(view(0.5, pending=3, late=4)) == pytest.approx(0.5 * 3 / 4)
     assert StalenessTrigger(0.05).staleness(view(0.5, pending=0, late=0)) == 0
 
@@ -350,6 +402,6 @@ def test_a_late_execution_in_the_batch_of_the_on_time_one_is_a_late_execution() 
     at_once = LateDistribution([0, 0, 1], [0, 9, 10])
     trigger = StalenessTrigger(executions=2, forecast=Learnt(at_once, HOUR, 100))
     on_time, late = view(0.1, pending=91, late=91), view(0.1, pending=1, late=91, executions=1)
-    assert trigger.next_due_us(late) is None
-    assert StalenessTrigger(0.05, forecast=Learnt(at_once, HOUR, 100)).next_due_us(late) is None
-    assert trigger.due(on_time)
+    assert next_due_us(trigger, late) is None
+    assert next_due_us(StalenessTrigger(0.05, forecast=Learnt(at_once, HOUR, 100)), late) is None
+    assert is_due(trigger, on_time)

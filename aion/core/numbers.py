@@ -19,6 +19,8 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 
 MOST = 2**63 - 1
+NEVER = 2**63 - 1
+"""The instant of what does not happen. It is later than any time."""
 LATEST_US = 2**61
 EARLIEST_US = -LATEST_US
 LONGEST_US = 2**61

@@ -19,23 +19,17 @@ from aion.core.operator.keyed.windows import KeyedWindows
 from aion.core.operator.operator import SNAPSHOT_VERSION, Operator
 from aion.core.plan import Plan
 from aion.core.slicing.grid import slices_from_json
-from aion.core.trigger.triggers import (
-    CountTrigger,
-    EveryBatchTrigger,
-    Forecast,
-    IntervalTrigger,
-    StalenessTrigger,
-    Trigger,
-)
+from aion.core.trigger.staleness import Forecast, StalenessTrigger
+from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
 from aion.core.windows import Definition, Periodic
 from aion.errors import FormatError
 from aion.execute.block_compactor import BlockCompactor, compaction_bytes
 from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
 from policies.cleanup import Cleanup
+from state_backends.store.attempt import ShardAttempt
 from state_backends.store.backends import StoreConfig
 from state_backends.store.codec_pool import CodecPool
-from state_backends.store.session import ShardSession
 
 
 def make_operator(
@@ -153,7 +147,7 @@ def make_builder(plan: Plan, policy: Policy, pool: CodecPool, shard_of: ShardOfK
     )
 
 
-def make_executor(plan: Plan, operator: Operator, session: ShardSession, codec: CodecPool, policy: Policy) -> Executor:
+def make_executor(plan: Plan, operator: Operator, attempt: ShardAttempt, codec: CodecPool, policy: Policy) -> Executor:
     """Carries out the operator's orders, within the limits of the policy."""
     compactor = BlockCompactor(
         plan,
@@ -169,7 +163,7 @@ def make_executor(plan: Plan, operator: Operator, session: ShardSession, codec: 
         spill_folder=policy.apply.spill_dir or _local_dir(),
         aggregation=policy.execution.aggregation,
     )
-    return Executor(plan, operator, session, rows)
+    return Executor(plan, operator, attempt, rows)
 
 
 def _local_dir() -> str | None:

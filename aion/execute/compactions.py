@@ -10,8 +10,8 @@ from aion.core.compaction.blocks import Compact, CompactionDone
 from aion.core.ingest.block import Block
 from aion.core.ingest.key_ranges import equal_ranges
 from aion.execute.block_compactor import Owners
+from state_backends.store.attempt import ShardAttempt
 from state_backends.store.protocol import Only, StoredBlock
-from state_backends.store.session import ShardSession
 
 
 class CompactionOperator(Protocol):
@@ -40,7 +40,7 @@ class Compacting(Protocol):
 def carry_out(
     compactions: Sequence[Compact],
     operator: CompactionOperator,
-    session: ShardSession,
+    attempt: ShardAttempt,
     contents: Compacting,
     owners: Owners | None = None,
 ) -> None:
@@ -56,10 +56,10 @@ def carry_out(
         group = _next_group(waiting, contents.compaction_bytes)
         below = operator.next_seq
         try:
-            sizes = _compact(group, below, operator, session, contents, owners)
-            session.replace({s: (compaction.after, compaction.until) for s, compaction in group.items()}, below)
+            sizes = _compact(group, below, operator, attempt, contents, owners)
+            attempt.replace({s: (compaction.after, compaction.until) for s, compaction in group.items()}, below)
         except BaseException:
-            session.abandon(below)
+            attempt.abandon(below)
             raise
         for compaction in group.values():
             actions = operator.handle(CompactionDone(compaction, sizes[compaction.slice_us]))
@@ -81,7 +81,7 @@ def _compact(
     group: Mapping[int, Compact],
     below: int,
     operator: CompactionOperator,
-    session: ShardSession,
+    attempt: ShardAttempt,
     contents: Compacting,
     owners: Owners | None,
 ) -> dict[int, int]:
@@ -92,12 +92,12 @@ def _compact(
     # Runs are sorted by key, so each part reads only its own blocks of a run.
     for low, high in equal_ranges(max(parts, 1)):
         only = Only(spans, None if parts <= 1 else [(low, high)], below)
-        blocks = session.read(list(group), only=only)
+        blocks = attempt.read(list(group), only=only)
         made = contents.compacted(group, blocks, None if parts <= 1 else (low, high), owners)
         if not made:  # sessions needed none of these rows
             continue
         first = operator.number(len(made))
-        session.append([(first + i, compaction.late, block) for i, (compaction, block) in enumerate(made)])
+        attempt.append([(first + i, compaction.late, block) for i, (compaction, block) in enumerate(made)])
         for compaction, block in made:
             sizes[compaction.slice_us] += block.size_bytes
     return sizes

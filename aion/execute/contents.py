@@ -24,9 +24,9 @@ from aion.execute.combining import Loaded, tagged
 from aion.execute.dropping import dropped, untimed
 from aion.execute.keyed import KeyedExecutor
 from aion.execute.spilling import MEMORY_LIMIT_BYTES, drained, parts_by_key
+from state_backends.store.attempt import ShardAttempt
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.protocol import StoredBlock
-from state_backends.store.session import ShardSession
 
 Seen = Callable[[Iterator[StoredBlock]], Iterator[StoredBlock]]
 
@@ -77,7 +77,7 @@ class Contents(Protocol):
         """New blocks for those of a group. ``part``: only the keys with hashes in this range."""
 
     def keyed(
-        self, part: Plan, session: ShardSession, timed: Callable[[], AbstractContextManager[Seen]]
+        self, part: Plan, attempt: ShardAttempt, timed: Callable[[], AbstractContextManager[Seen]]
     ) -> KeyedExecutor:
         """What carries out the orders for the windows of single keys of a part of the plan."""
 
@@ -120,11 +120,11 @@ class RowContents:
         return compaction_bytes(self._memory_limit_bytes, self._compactor.compression)
 
     def keyed(
-        self, part: Plan, session: ShardSession, timed: Callable[[], AbstractContextManager[Seen]]
+        self, part: Plan, attempt: ShardAttempt, timed: Callable[[], AbstractContextManager[Seen]]
     ) -> KeyedExecutor:
         return KeyedExecutor(
             part,
-            session,
+            attempt,
             self._codec,
             memory_limit_bytes=self._memory_limit_bytes,
             spill_folder=self._spill_folder,

@@ -1,7 +1,7 @@
-"""Carries out the operator's orders: reads blocks, computes windows, and tells the session what to do with blocks.
+"""Carries out the operator's orders: reads blocks, computes windows, and tells the attempt what to do with blocks.
 
-LocalOperator, Spark's root and the replay of ``aion tune`` use the same executor. The session knows where blocks are
-(:mod:`state_backends.store.session`), the contents what is in them (:mod:`aion.execute.contents`).
+LocalOperator, Spark's root and the replay of ``aion tune`` use the same executor. The attempt knows where blocks are
+(:mod:`state_backends.store.attempt`), the contents what is in them (:mod:`aion.execute.contents`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from aion.execute.compactions import carry_out
 from aion.execute.contents import Contents, RowContents, Seen
 from aion.execute.trace import Recorder
 from policies.sizing import Execution
+from state_backends.store.attempt import ShardAttempt
 from state_backends.store.protocol import Only, StoredBlock
-from state_backends.store.session import ShardSession
 
 __all__ = ["Executor", "Seen"]
 
@@ -56,13 +56,13 @@ class Executor:
     ``contents``: by default the rows in the blocks, decoded in the caller's thread and never compacted.
     """
 
-    def __init__(self, plan: Plan, operator: Operator, session: ShardSession, contents: Contents | None = None) -> None:
+    def __init__(self, plan: Plan, operator: Operator, attempt: ShardAttempt, contents: Contents | None = None) -> None:
         self.plan = plan
         self.operator = operator
-        self.session = session
+        self.attempt = attempt
         self._contents: Contents = RowContents(plan) if contents is None else contents
         self._seeks = self._contents.compacts and bool(plan.key)
-        self._keyed = [self._contents.keyed(part, session, self._timed) for part in plan.parts]
+        self._keyed = [self._contents.keyed(part, attempt, self._timed) for part in plan.parts]
         self._keyed_of = {
             number: keyed for keyed, part in zip(self._keyed, plan.parts, strict=True) for number in part.keyed
         }
@@ -122,7 +122,7 @@ class Executor:
                 appends = _all(Append, neighbours)
                 stored = [(a.seq, a.late, numbered(blocks[a.index], a.seq)) for a in appends]
                 arrived += [StoredBlock(seq, block) for seq, _, block in stored]
-                self.session.append(stored)
+                self.attempt.append(stored)
             elif kind is EmitUntimed:
                 yield from self._contents.untimed(_all(EmitUntimed, neighbours), blocks)
             elif kind is Compact:
@@ -130,7 +130,7 @@ class Executor:
             elif kind is _Release:
                 releases = list(neighbours)
                 destage = [s for a in _all(Destage, releases) for s in a.slices]
-                self.session.release(destage, [s for a in _all(Purge, releases) for s in a.slices])
+                self.attempt.release(destage, [s for a in _all(Purge, releases) for s in a.slices])
             else:
                 for action in neighbours:
                     match action:
@@ -173,13 +173,13 @@ class Executor:
         slices = order.slices
         blocking = self.plan.blocking
         if not self._seeks or bool((order.changed_since < 0).any()):
-            return seen(self.session.read(slices, blocking=blocking)), None
+            return seen(self.attempt.read(slices, blocking=blocking)), None
         since: dict[int, tuple[int, int]] = {}
         for s, end_us in zip(slices, self.plan.grid.ends(np.array(slices, np.int64)).tolist(), strict=True):
             seen_up_to = order.changed_since[(order.start_us < end_us) & (order.end_us > s)]
             since[s] = (int(seen_up_to.min(initial=_NO_END)), _NO_END)
-        keys = self._contents.keys(seen(self.session.read(slices, only=Only(since))))
-        return seen(self.session.read(slices, blocking=blocking, only=Only(keys=keys.ranges))), keys
+        keys = self._contents.keys(seen(self.attempt.read(slices, only=Only(since))))
+        return seen(self.attempt.read(slices, blocking=blocking, only=Only(keys=keys.ranges))), keys
 
     @contextmanager
     def _timed(self) -> Iterator[Seen]:
@@ -207,11 +207,11 @@ class Executor:
     def _prestage(self, slices: Sequence[int], arrived: Sequence[StoredBlock]) -> None:
         """Stages what late events announce (paper 3.2): for windows executed before, the blocks of their keys."""
         if not self._seeks:
-            self.session.prestage(slices)
+            self.attempt.prestage(slices)
             return
         wanted = frozenset(slices)
         keys = self._contents.keys_of_arrived([a for a in arrived if a.block.header.slice_us in wanted])
-        self.session.prestage(slices, Only(keys=keys.ranges))
+        self.attempt.prestage(slices, Only(keys=keys.ranges))
 
     def _compact(self, compactions: Sequence[Compact]) -> None:
         if not self._contents.compacts:
@@ -222,7 +222,7 @@ class Executor:
         with (
             nullcontext(self.operator) if self.recorder is None else self.recorder.compactions(self.operator)
         ) as operator:
-            carry_out(compactions, operator, self.session, self._contents, owners)
+            carry_out(compactions, operator, self.attempt, self._contents, owners)
 
 
 def _kind(action: object) -> object:

@@ -25,8 +25,8 @@ from state_backends.store.protocol import Only, StoredBlock
 
 if TYPE_CHECKING:
     from aion.execute.executor import Seen
+    from state_backends.store.attempt import ShardAttempt
     from state_backends.store.codec_pool import CodecPool
-    from state_backends.store.session import ShardSession
 
 
 class KeyedExecutor:
@@ -40,7 +40,7 @@ class KeyedExecutor:
     def __init__(
         self,
         plan: Plan,
-        session: ShardSession,
+        attempt: ShardAttempt,
         codec: CodecPool | None,
         *,
         memory_limit_bytes: int,
@@ -49,7 +49,7 @@ class KeyedExecutor:
         timed: Callable[[], AbstractContextManager[Seen]],
     ) -> None:
         self._plan = plan
-        self._session = session
+        self._attempt = attempt
         self._codec = codec
         self._limit = memory_limit_bytes
         self._folder = spill_folder
@@ -115,7 +115,7 @@ class KeyedExecutor:
         keys = self._keys_of(order.windows) if self._seeks else None
         only = None if keys is None else Only(keys=keys.ranges)
         with self._timed() as seen:
-            blocks = seen(self._session.read(order.slices, blocking=self._plan.blocking, only=only))
+            blocks = seen(self._attempt.read(order.slices, blocking=self._plan.blocking, only=only))
             yield from self._over(order, blocks, keys)
 
     def _over(self, order: ExecuteKeyed, blocks: Iterator[StoredBlock], keys: Keys | None) -> Iterator[pa.RecordBatch]:
@@ -143,7 +143,7 @@ class KeyedExecutor:
     def load(self, kept: Sequence[Keeper]) -> None:
         """Loads the index of the version that was opened."""
         for keeper in kept:
-            stored = self._session.read(keeper.slices, blocking=True)
+            stored = self._attempt.read(keeper.slices, blocking=True)
             keeper.load(decode(block, keeper.schema) for _, block in stored)
 
     def save(self, keeper_saves: Sequence[Save], next_seq: int) -> int:
@@ -159,7 +159,7 @@ class KeyedExecutor:
                 compression=Compression.NONE,
                 codec=Codec.ARROW,
             )
-            self._session.append([(next_seq + i, False, block)])
+            self._attempt.append([(next_seq + i, False, block)])
             if replaces:
-                self._session.release([], replaces)
+                self._attempt.release([], replaces)
         return len(keeper_saves)

@@ -71,10 +71,10 @@ class Root(StatefulProcessor):
 
             self._task = RootTask(self._config)
         known = self._token.get()
-        session = self._task.connect(shard, known[0] if known else None)
+        attempt = self._task.connect(shard, known[0] if known else None)
         # Spark's state store keeps the new token only if this attempt of the batch wins.
-        self._token.update((session.attempt,))
-        self._work[shard] = work = self._task.work(shard, session)
+        self._token.update((attempt.makes,))
+        self._work[shard] = work = self._task.work(shard, attempt)
         return work
 
     def _set_timer(self, work: ShardWork, but: int | None = None) -> None:
@@ -93,7 +93,7 @@ class Root(StatefulProcessor):
             yield
         except BaseException as error:
             for work in self._work.values():
-                work.session.abort()
+                work.attempt.abort()
             self._end()
             if isinstance(error, ServerUnreachable):
                 raise ServerUnreachable(f"{error}. {self._what_now()}") from error

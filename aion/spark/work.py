@@ -21,7 +21,7 @@ from aion.spark.frames import to_frame
 from aion.spark.hand_over import Place
 from aion.spark.root_config import RootConfig
 from aion.spark.starts import checkpoint_of
-from state_backends.server.client import RemoteSession, StateClient, executor_pid
+from state_backends.server.client import RemoteAttempt, StateClient, executor_pid
 from state_backends.store.codec_pool import CodecPool
 from state_backends.versions.manifest import Identity
 
@@ -51,10 +51,10 @@ class RootTask:
         self._codec = CodecPool(self._policy.io.codec_threads)
         self._hands_over = hand_over_bytes(config.plan, self._policy, config.state_dir) is not None
 
-    def connect(self, shard: int, token: str | None) -> RemoteSession:
+    def connect(self, shard: int, token: str | None) -> RemoteAttempt:
         """Starts an attempt on a shard, at the version ``token``. None: the shard has no version yet.
 
-        The session's ``attempt`` is the token of the version that its commit makes.
+        Its ``makes`` is the token of the version that its commit makes.
         """
         config = self._config
         return self._client.open(
@@ -69,7 +69,7 @@ class RootTask:
                 checkpoint=self._checkpoint,
             ),
             token=token,
-            attempt=f"{self._batch:010d}-{uuid.uuid4().hex[:16]}",
+            makes=f"{self._batch:010d}-{uuid.uuid4().hex[:16]}",
             run=self._run,
             operator_uid=config.uid,
             state_dir=config.state_dir,
@@ -78,8 +78,8 @@ class RootTask:
             moved=config.record is not None,
         )
 
-    def work(self, shard: int, session: RemoteSession) -> ShardWork:
-        return ShardWork(self._config, self._policy, session, self._codec, shard, self._batch)
+    def work(self, shard: int, attempt: RemoteAttempt) -> ShardWork:
+        return ShardWork(self._config, self._policy, attempt, self._codec, shard, self._batch)
 
     def committed(self) -> None:
         """All shards of the task have committed."""
@@ -97,32 +97,32 @@ class ShardWork:
         self,
         config: RootConfig,
         policy: Policy,
-        session: RemoteSession,
+        attempt: RemoteAttempt,
         codec: CodecPool,
         shard: int,
         batch: int,
     ) -> None:
-        self.session = session
-        self.bound = make_bound(config.plan, policy, session.snapshot, shards=len(config.ids))
+        self.attempt = attempt
+        self.bound = make_bound(config.plan, policy, attempt.snapshot, shards=len(config.ids))
         if self.bound.together:
-            self.bound.receive(*session.others)
-        self.operator: Operator = make_operator(config.plan, policy, session.snapshot, self.bound)
-        self.executor = make_executor(config.plan, self.operator, session, codec, policy)
+            self.bound.receive(*attempt.others)
+        self.operator: Operator = make_operator(config.plan, policy, attempt.snapshot, self.bound)
+        self.executor = make_executor(config.plan, self.operator, attempt, codec, policy)
         self.executor.load()
         self._recorder: Recorder | None = None
         if config.record is not None:
             self._recorder = Recorder(Path(config.record), Definition.of(config.plan, commits=True), shard)
             self._recorder.begin(batch, self.operator.watermark.at_us)
             self.executor.recorder = self._recorder
-            staged, written = session.moved
+            staged, written = attempt.moved
             for size_bytes, seconds, waited_s in staged:
                 self._recorder.staged(size_bytes, seconds, waited_s)
             for size_bytes, seconds in written:
                 self._recorder.written(size_bytes, seconds)
         self._predicts = predicts(policy)
-        if session.rebuilt and (active := self.operator.active_slices()):
+        if attempt.rebuilt and (active := self.operator.active_slices()):
             # Bring back to memory, behind the I/O of this batch, what was there before.
-            session.prestage(active)
+            attempt.prestage(active)
         self._delay_us = config.watermark_delay_us
         self._latest_us: int | None = None
         self._parts = Defragmenter()
@@ -132,11 +132,11 @@ class ShardWork:
         if watermark_ms > 0:
             at_us, to_us = self.operator.watermark.at_us, watermark_ms * 1000
             if self.bound.together and at_us != to_us and self.bound.asks(at_us):
-                self.bound.learn(*self.session.learnt())
+                self.bound.learn(*self.attempt.learnt())
             yield from _frames(self.executor.advance(to_us))
 
     def arrive(self, rows: Iterable[bytes]) -> Iterator[pd.DataFrame]:
-        blocks = [self.session.mapped(block) for block in self._parts.blocks(rows)]
+        blocks = [self.attempt.mapped(block) for block in self._parts.blocks(rows)]
         if not blocks:
             return
         times = [b.header.max_us for b in blocks if b.header.slice_us != NO_SLICE]
@@ -155,7 +155,7 @@ class ShardWork:
             except OSError as error:
                 # A query does not fail because its trace cannot be written.
                 log.warning("a batch was not recorded: %s", error)
-        self.session.commit(self.operator.snapshot(), self._next_slices(), self.executor.executions)
+        self.attempt.commit(self.operator.snapshot(), self._next_slices(), self.executor.executions)
 
     def _next_slices(self) -> tuple[int, ...]:
         """The slices that the next batch will read. Its watermark follows from the events of this batch.

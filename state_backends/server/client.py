@@ -20,6 +20,7 @@ import pyarrow.flight as flight
 
 from aion.errors import OutOfMemory, ServerError, ServerUnreachable
 from state_backends.server import processes, wire
+from state_backends.server.remote_attempt import REPLAY_BYTES, BlocksToAppend, RemoteAttempt
 from state_backends.server.server_folder import (
     LOG,
     PID,
@@ -31,7 +32,6 @@ from state_backends.server.server_folder import (
     runtime_dir,
     trim_log,
 )
-from state_backends.server.session import REPLAY_BYTES, BlocksToAppend, RemoteSession
 from state_backends.server.verbs import VERBS, Way
 from state_backends.server.watchdog import Watchdog
 from state_backends.store.backends import StoreConfig
@@ -127,7 +127,7 @@ class StateClient:
         """
         with self._lock:
             if self.generation != seen:
-                return  # another session of this client has reconnected already
+                return  # another attempt of this client has reconnected already
             if self._watch_pid is None:
                 raise ServerUnreachable("the state server is gone, and a client that only observes does not start one")
             _ensure(self._folder, self._watch_pid, self._watchdog.timeout_s)
@@ -170,15 +170,15 @@ class StateClient:
         identity: Identity,
         *,
         token: str | None,
-        attempt: str,
+        makes: str,
         run: str,
         operator_uid: str,
         state_dir: str,
         store: StoreConfig,
         others: bool = False,
         moved: bool = False,
-    ) -> RemoteSession:
-        """Starts an attempt on the version ``token``; None: there is none yet. The new version is named ``attempt``.
+    ) -> RemoteAttempt:
+        """Starts an attempt on the version ``token``; None: there is none yet. The new version will be ``makes``.
 
         ``others``: whether the answer contains what the operator's other shards have learnt. ``moved``: whether it
         contains how long the disk took to stage and to write.
@@ -186,7 +186,7 @@ class StateClient:
         opening = {
             "identity": asdict(identity),
             "token": token,
-            "attempt": attempt,
+            "makes": makes,
             "run": run,
             "operator_uid": operator_uid,
             "state_dir": state_dir,
@@ -194,7 +194,7 @@ class StateClient:
             "others": others,
             "moved": moved,
         }
-        return RemoteSession(self, opening)
+        return RemoteAttempt(self, opening)
 
     def _blocks(self, name: str, body: bytes) -> Iterator[StoredBlock]:
         """Yields the blocks that answer a verb."""
@@ -320,4 +320,4 @@ def _environment(own: Mapping[str, str]) -> dict[str, str]:
     return {**_ALLOCATION, **inherited, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
 
 
-__all__ = ["RemoteSession", "StateClient", "executor_pid", "running_servers", "runtime_dir"]
+__all__ = ["RemoteAttempt", "StateClient", "executor_pid", "running_servers", "runtime_dir"]

@@ -25,7 +25,7 @@ from state_backends.server.endpoint import MetricsEndpoint
 from state_backends.server.folders import Folders
 from state_backends.server.guard import Guard, make_policies
 from state_backends.server.machine import memory_limit_bytes, memory_share_used
-from state_backends.server.requests import CommitRequest, LearntRequest, OpenRequest, SessionRequest, StatsRequest
+from state_backends.server.requests import AttemptRequest, CommitRequest, LearntRequest, OpenRequest, StatsRequest
 from state_backends.server.schedule import PlannedPrestage, Schedule
 from state_backends.server.verbs import VERBS
 from state_backends.store.backends import StoreConfig
@@ -96,7 +96,7 @@ class Host:
         """Starts an attempt; see :meth:`Shard.open`. Raises PolicyError for a policy class that cannot be used."""
         identity, config = request.identity.identity(), request.store.config()
         with self._lock:
-            key = self.attempts.check(request.session, identity, request.run, request.operator_uid)
+            key = self.attempts.check(request.attempt, identity, request.run, request.operator_uid)
             self._start(config)
             before, made_for = self._shards.get(key), (request.state_dir, config, identity.checkpoint)
             if before is None or self._made_for[key] != made_for:
@@ -106,16 +106,16 @@ class Host:
                     self._closing.append(before[0])
                 self._made_for[key] = made_for
             shard, lock = self._shards[key]
-            self.attempts.begin(request.session, Work(key, shard, lock))
-            self._schedule.opened(key, reopened=request.session != request.attempt)
+            self.attempts.begin(request.attempt, Work(key, shard, lock))
+            self._schedule.opened(key, reopened=request.attempt != request.makes)
         if before is not None and before[0] is not shard:
             self._close(*before)
         with lock:
             rebuilds = shard.rebuilds
             try:
-                snapshot = shard.open(request.token, request.session, identity, makes=request.attempt)
+                snapshot = shard.open(request.token, request.attempt, identity, makes=request.makes)
             except BaseException:
-                self.attempts.end(request.session)
+                self.attempts.end(request.attempt)
                 raise
             bodies = [str(folder) for folder in shard.storage.bodies]
             answer: dict[str, Any] = {"snapshot": snapshot, "rebuilt": shard.rebuilds > rebuilds, "bodies": bodies}
@@ -128,30 +128,30 @@ class Host:
 
     def learnt(self, request: LearntRequest) -> dict[str, Any]:
         """What the operator's other shards on this host have observed of lateness, as of their last commits."""
-        work = self.attempts.find(request.session)
+        work = self.attempts.find(request.attempt)
         others = self._others(work.key, work.shard.identity)
         return {**_summary(others), "learnt": [other["lateness"] for other in others]}
 
-    def work(self, name: str, request: SessionRequest, *blocks: Any) -> Any:
+    def work(self, name: str, request: AttemptRequest, *blocks: Any) -> Any:
         """Passes a request for a verb of :data:`state_backends.server.verbs.VERBS` to the attempt's shard."""
         verb, fields = VERBS[name], dict(request)
-        work = self.attempts.find(fields.pop("session"))
+        work = self.attempts.find(fields.pop("attempt"))
         with work.locked() if verb.locks else contextlib.nullcontext():
-            answer = getattr(work.shard, name)(request.session, *blocks, **fields)
+            answer = getattr(work.shard, name)(request.attempt, *blocks, **fields)
         if verb.ends:
-            self.attempts.end(request.session)
+            self.attempts.end(request.attempt)
         return answer
 
     def commit(self, request: CommitRequest) -> None:
         """Commits a new version; see :meth:`Shard.commit`. Then plans the prestages for the next attempt."""
-        work = self.attempts.find(request.session)
+        work = self.attempts.find(request.attempt)
         with work.locked():
             before = work.shard.snapshot
-            token = work.shard.commit(request.session, request.snapshot)
+            token = work.shard.commit(request.attempt, request.snapshot)
             with self._lock:
                 self._committed.committed(work.key[:2], before, request.snapshot)
         self.plan_prestage(work.key, token, request.prestage, [Execution(*e) for e in request.executions])
-        self.attempts.end(request.session)
+        self.attempts.end(request.attempt)
 
     def _others(self, key: ShardKey, identity: Identity) -> list[dict[str, Any]]:
         """What the operator's other shards with the same definition have learnt of lateness."""
@@ -213,8 +213,8 @@ class Host:
         """
         with self._lock:
             finished = self.attempts.operators_of(ended)
-            has_session = self.attempts.has_session
-            idle = [k for k in self._shards if k[:2] in finished or self._schedule.is_idle(k, in_use=has_session(k))]
+            at_work = self.attempts.at_work
+            idle = [k for k in self._shards if k[:2] in finished or self._schedule.is_idle(k, in_use=at_work(k))]
             closing = [self._shards.pop(key) for key in idle]
             self._closing += [shard for shard, _ in closing]
             for key in idle:
@@ -244,7 +244,7 @@ class Host:
             shards = list(self._shards.items())
             closing = list(self._closing)
             totals.add(self._closed_counts)
-            sessions, planned = len(self.attempts), len(self._schedule)
+            attempts, planned = len(self.attempts), len(self._schedule)
             queries = self._committed.to_json((key[:2], shard.snapshot) for key, (shard, _) in shards)
         for shard in closing:
             totals.add(shard.stats())
@@ -264,7 +264,7 @@ class Host:
             "ledger_bytes": self.budget.ledger_bytes,
             "resident_bytes": psutil.Process().memory_info().rss,
             "metrics_port": self._endpoint.port,
-            "sessions": sessions,
+            "attempts": attempts,
             "planned_prestages": planned,
             "queries": queries,
             "shards": len(shards),

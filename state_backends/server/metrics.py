@@ -227,7 +227,7 @@ METRICS: tuple[Metric, ...] = (
         "aion_destages_total", "counter", "Windows destaged because of memory pressure, and refusals to do so.",
         ("outcome",), _each(done="destaged_under_pressure", refused="refused_under_pressure"),
     ),
-    Metric("aion_sessions", "gauge", "Attempts that work on a shard now.", (), _at("sessions")),
+    Metric("aion_attempts", "gauge", "Attempts that work on a shard now.", (), _at("attempts")),
     # Staging.
     Metric(
         "aion_staged_reads_total", "counter",

@@ -152,17 +152,18 @@ class StoreFields(ServerRequest):
 
 
 class OpenRequest(ServerRequest):
-    """Starts an attempt. ``token``: the version to start from. ``attempt``: the token of the version to make.
+    """Starts an attempt. ``token``: the version to start from. ``makes``: the token of the version to make.
 
-    ``session``: this server's name for the attempt. An attempt that lost its server opens another session with the same
-    ``attempt``. ``others``: whether the answer contains what the operator's other shards have learnt. ``moved``:
-    whether it contains how long the disk took to stage and to write, since a client last asked for that.
+    ``attempt``: this server's name for the attempt. An attempt that lost its server opens the shard again on the next
+    one: under another name, and with the same ``makes``. ``others``: whether the answer contains what the operator's
+    other shards have learnt. ``moved``: whether it contains how long the disk took to stage and to write, since a
+    client last asked for that.
     """
 
     identity: IdentityFields
     token: Name | None
     attempt: Name
-    session: Name
+    makes: Name
     run: Text
     operator_uid: Text
     state_dir: Annotated[str, Field(max_length=3000), AfterValidator(_state_dir)]
@@ -171,17 +172,17 @@ class OpenRequest(ServerRequest):
     moved: bool = False
 
 
-class SessionRequest(ServerRequest):
+class AttemptRequest(ServerRequest):
     """A request of an attempt. The other fields are the arguments of the method that serves it."""
 
-    session: Name
+    attempt: Name
 
 
-class LearntRequest(SessionRequest):
+class LearntRequest(AttemptRequest):
     """Asks what the operator's other shards on this host have observed of lateness, as of their last commits."""
 
 
-class AppendRequest(SessionRequest):
+class AppendRequest(AttemptRequest):
     """Appends the blocks that follow, as Arrow batches of the schema ``wire.BLOCKS``."""
 
 
@@ -199,30 +200,30 @@ def _only(value: OnlySome | None) -> Only | None:
     return Only(None if value.spans is None else _by_slice(value.spans), value.keys, value.below)
 
 
-class ReadRequest(SessionRequest):
+class ReadRequest(AttemptRequest):
     slices: Slices
     blocking: bool
     only: Annotated[OnlySome | None, AfterValidator(_only)] = None
 
 
-class PrestageRequest(SessionRequest):
+class PrestageRequest(AttemptRequest):
     slices: Slices
     only: Annotated[OnlySome | None, AfterValidator(_only)] = None
 
 
-class ReplaceRequest(SessionRequest):
-    """See :meth:`state_backends.store.session.ShardSession.replace`. ``spans``: (slice, after, until)."""
+class ReplaceRequest(AttemptRequest):
+    """See :meth:`state_backends.store.attempt.ShardAttempt.replace`. ``spans``: (slice, after, until)."""
 
     spans: Annotated[Spans, AfterValidator(_by_slice)]
     below: Number
 
 
-class ReleaseRequest(SessionRequest):
+class ReleaseRequest(AttemptRequest):
     destage: Slices
     purge: Slices
 
 
-class CommitRequest(SessionRequest):
+class CommitRequest(AttemptRequest):
     """Commits. ``prestage``: slices that the next attempt will probably read.
 
     ``executions``: see policies.sizing.Execution.
@@ -233,7 +234,7 @@ class CommitRequest(SessionRequest):
     executions: tuple[tuple[Number, Seconds, Seconds], ...]
 
 
-class AbortRequest(SessionRequest):
+class AbortRequest(AttemptRequest):
     pass
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from state_backends.server.attempts import ShardKey
 
 _IDLE_S = 600.0
-_IDLE_IN_USE_S = 86_400.0  # if its worker died, an attempt never ends its session
+_IDLE_IN_USE_S = 86_400.0  # if its worker died, its attempt never ends
 _IDLE_BATCHES = 20
 
 
@@ -54,7 +54,7 @@ class Schedule:
     def is_idle(self, key: ShardKey, *, in_use: bool) -> bool:
         """Whether no attempt has opened the shard for long, compared with how often its batches come.
 
-        ``in_use``: an attempt has not ended its session.
+        ``in_use``: an attempt works on it.
         """
         now = self.now_s()
         longest = max(_IDLE_IN_USE_S if in_use else _IDLE_S, _IDLE_BATCHES * self._interval_s.get(key, 0.0))

@@ -178,16 +178,8 @@ def sweep(parent: Path) -> None:
         folder = lock.with_suffix("")
         # A process that starts a server holds the lock. If the lock is free, a folder without a server is left over.
         with contextlib.suppress(ServerError), elected(folder, 0.0):
-            if occupant(folder) is None and not _has_an_older_server(folder):
+            if occupant(folder) is None:
                 _remove(folder)
-
-
-def _has_an_older_server(folder: Path) -> bool:
-    """Whether a server may use the folder that is of an older version of Aion, which had no leases."""
-    try:
-        return not (folder / LEASE).exists() and processes.find(int((folder / PID).read_text())) is not None
-    except (FileNotFoundError, ValueError):
-        return False
 
 
 def _remove(folder: Path) -> None:

@@ -39,8 +39,8 @@ class Verb(NamedTuple):
 
     ``request``: the type that checks the request. ``locks``: whether the shard is locked meanwhile. A read does not
     lock it, so it can run beside appends. ``ends``: the verb ends the attempt. ``replay``: the verb changes the shard,
-    so its requests are repeated if the server is lost (:mod:`state_backends.server.session`). ``commit`` and ``abort``
-    need no replay, because they end the attempt.
+    so its requests are repeated if the server is lost (:mod:`state_backends.server.remote_attempt`). ``commit`` and
+    ``abort`` need no replay, because they end the attempt.
     """
 
     request: type[ServerRequest]

@@ -2,7 +2,7 @@
 
 A version is a manifest and the files that it names, all immutable. Spark keeps the token of the current version, so
 Spark decides which attempt won. Everything that an attempt does before its commit can be undone: see
-:class:`state_backends.store.session.StoreSession`, on which each attempt works.
+:class:`state_backends.store.attempt.StoreAttempt`, on which each attempt works.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from rocksdict import Cache
 
 from aion.core.ingest.block import Block
 from aion.errors import (
+    AttemptSuperseded,
     CorruptBlock,
     CorruptState,
     ForeignState,
     FormatError,
     RequestError,
-    SessionSuperseded,
     StateError,
 )
 from state_backends.files.handed import read_footer
 from state_backends.files.names import HANDED, MANIFEST, OPERATOR, Doomed, SstFile
 from state_backends.files.storage import Storage
+from state_backends.store.attempt import StoreAttempt
 from state_backends.store.counting import only_counts
 from state_backends.store.ledger import NO_FILE
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import BlockStore, Only, StoredBlock, StoreStats
-from state_backends.store.session import StoreSession
 from state_backends.versions.lineage import Home
 from state_backends.versions.manifest import (
     FileEntry,
@@ -83,12 +83,12 @@ class Shard:
         self._home = home
         self._elsewhere: Callable[[str], Storage | None] = lambda token: None
         self._cache = cache
-        self._session: StoreSession | None = None
+        self._attempt: StoreAttempt | None = None
         self._p_bucket: PBucket | None = None
         self._current: Manifest | None = None
         self._files: dict[int, FileEntry] = {}
         self._handed: dict[str, FileEntry] = {}  # by children, and named by the current version
-        self._attempt: str | None = None
+        self._at_work: str | None = None
         self._new_token = ""
         self._written: list[SstFile] = []  # by the attempt at work or by merging, and named by no manifest yet
         self._published: list[str] = []  # by the attempt at work
@@ -108,17 +108,17 @@ class Shard:
         will commit; by default the name of the attempt. Raises CorruptState, FormatError, ForeignState.
         """
         held = self._current.token if self._current else None
-        session = self._session
-        if session is None or held != token:
-            session = self._rebuild(token, attempt, identity)
-        elif self._attempt is not None:
+        work = self._attempt
+        if work is None or held != token:
+            work = self._rebuild(token, attempt, identity)
+        elif self._at_work is not None:
             self._undo()
         if self._current is not None:
             check_owner(self._current, identity)
         self.identity = identity
-        self._attempt, self._new_token = attempt, makes or attempt
+        self._at_work, self._new_token = attempt, makes or attempt
         snapshot = self._current.snapshot if self._current else None
-        session.begin(snapshot["next_seq"] if snapshot else 0)
+        work.begin(snapshot["next_seq"] if snapshot else 0)
         assert self._p_bucket is not None
         self._p_bucket.tag = attempt
         return snapshot
@@ -156,12 +156,10 @@ class Shard:
 
         Raises RequestError if ``snapshot["next_seq"]`` is the number of a block that exists already.
         """
-        session = self._working(attempt)
-        if snapshot["next_seq"] <= session.last_seq:
-            raise RequestError(
-                f"commit: snapshot.next_seq must be above block {session.last_seq}, which exists already"
-            )
-        store, dead = session.store, frozenset(session.purging)
+        work = self._working(attempt)
+        if snapshot["next_seq"] <= work.last_seq:
+            raise RequestError(f"commit: snapshot.next_seq must be above block {work.last_seq}, which exists already")
+        store, dead = work.store, frozenset(work.purging)
         assert self._p_bucket is not None
         self._written += store.persist(skip=dead)
         # Live blocks by file number, then slice.
@@ -192,25 +190,25 @@ class Shard:
         # First all files, then the manifest that names them: so a version exists whole or not at all.
         self.storage.publish(self._published, [f.name for f in files])
         self.storage.save(manifest.token, dump(manifest))
-        session.end()
+        work.end()
         self.storage.release([f.name for no, f in self._files.items() if no not in live])
         for file in self._written:
             if file.file_no not in live:
                 self._p_bucket.delete(file)
         self._keep_files(manifest)
-        self._attempt = None
+        self._at_work = None
         self._written, self._published = [], []
         self._expire(manifest, past, batch_of(attempt))
         return manifest.token
 
     def abort(self, attempt: str) -> None:
-        if self._attempt == attempt and self._session is not None:
+        if self._at_work == attempt and self._attempt is not None:
             self._undo()
-            self._attempt = None
+            self._at_work = None
 
     def close(self) -> None:
         with self._stats_lock:
-            store, self._session = self.store, None  # even if closing it fails, it is not used again
+            store, self._attempt = self.store, None  # even if closing it fails, it is not used again
             if store is not None:
                 self._closed_stats.add(only_counts(store.stats()))
         try:
@@ -235,7 +233,7 @@ class Shard:
 
     @property
     def store(self) -> BlockStore | None:
-        return self._session.store if self._session is not None else None
+        return self._attempt.store if self._attempt is not None else None
 
     @property
     def snapshot(self) -> dict[str, Any] | None:
@@ -244,10 +242,10 @@ class Shard:
 
     def _undo(self) -> None:
         """Forgets everything that the attempt at work did."""
-        assert self._session is not None and self._p_bucket is not None
-        self._session.undo()
+        assert self._attempt is not None and self._p_bucket is not None
+        self._attempt.undo()
         # A merged file holds blocks of the version, so the store keeps it.
-        live = self._session.store.files()
+        live = self._attempt.store.files()
         for file in self._written:
             if file.file_no not in live:
                 self._p_bucket.delete(file)
@@ -261,18 +259,18 @@ class Shard:
 
     # -- versions -----------------------------------------------------------------------------------------
 
-    def _working(self, attempt: str) -> StoreSession:
-        if self._attempt != attempt or self._session is None:
-            raise SessionSuperseded(
+    def _working(self, attempt: str) -> StoreAttempt:
+        if self._at_work != attempt or self._attempt is None:
+            raise AttemptSuperseded(
                 f"shard {self.identity.shard}: attempt {attempt} does not work on it (any more); "
-                f"{self._attempt or 'none'} does"
+                f"{self._at_work or 'none'} does"
             )
-        return self._session
+        return self._attempt
 
-    def _rebuild(self, token: str | None, attempt: str, identity: Identity) -> StoreSession:
+    def _rebuild(self, token: str | None, attempt: str, identity: Identity) -> StoreAttempt:
         self.close()
         self._current, self._files, self._handed = None, {}, {}
-        self._attempt, self._written, self._published = None, [], []
+        self._at_work, self._written, self._published = None, [], []
         self._retention = Retention(self._keep)
         self.rebuilds += 1
         if self._home is not None:
@@ -300,8 +298,8 @@ class Shard:
         except BaseException:
             store.close()
             raise
-        self._p_bucket, self._session = p_bucket, StoreSession(store)
-        return self._session
+        self._p_bucket, self._attempt = p_bucket, StoreAttempt(store)
+        return self._attempt
 
     def _find(self, token: str, identity: Identity) -> Manifest:
         """The version. Copies it from another lineage if it is there. Raises CorruptState, ForeignState."""

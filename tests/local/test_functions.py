@@ -104,7 +104,7 @@ def test_a_function_need_not_read_its_events() -> None:
             assert operator.process(pa.table({"ts": at(1), "x": [""]}))["n"].to_pylist() == [7]
 
 
-class ListSession:
+class ListAttempt:
     """The blocks of a shard in a list; notes how many were asked for."""
 
     def __init__(self) -> None:
@@ -137,15 +137,15 @@ def test_events_come_lazily_without_a_key() -> None:
         apply=lambda key, window, events: {"n": next(events).num_rows},
         outputs="n bigint",
     )
-    session = ListSession()
-    executor = Executor(plan, make_operator(plan, load_policy("standard"), None), session)
+    attempt = ListAttempt()
+    executor = Executor(plan, make_operator(plan, load_policy("standard"), None), attempt)
     for _ in range(100):
         builder = BlockBuilder(plan)
         blocks = [*builder.add(EVENTS.to_batches()[0], pa.array([0], pa.int32())), *builder.finish()]
         assert [*executor.arrive([b.block for b in blocks])] == []
     (batch,) = executor.advance(10_000_000)
     assert (batch.column("n").to_pylist(), batch.column("events").to_pylist()) == ([1], [100])
-    assert session.read_blocks == 1
+    assert attempt.read_blocks == 1
 
 
 def test_a_window_has_the_name_of_its_definition() -> None:

@@ -19,7 +19,7 @@ from aion.core.ingest.block import Block, BlockKind, Compacted, decode, encode
 from state_backends.server import processes, server_folder
 from state_backends.server.client import StateClient, runtime_dir
 from state_backends.server.processes import Process
-from state_backends.server.session import RemoteSession
+from state_backends.server.remote_attempt import RemoteAttempt
 from state_backends.store.backends import StoreConfig
 from state_backends.versions.manifest import Identity
 
@@ -106,11 +106,11 @@ def block(*values: int, slice_us: int = 0, compacted: Compacted | None = None) -
     )
 
 
-def open_shard(client: StateClient, state: Path, token: str | None, attempt: str, **change: Any) -> RemoteSession:
+def open_shard(client: StateClient, state: Path, token: str | None, attempt: str, **change: Any) -> RemoteAttempt:
     shard = change.pop("shard", 0)
     identity = Identity("query", "windowed", shard, 1, {"windows": "w"})
     where = {"run": "run", "operator_uid": "uid", "state_dir": str(state), "store": STORE, **change}
-    return client.open(identity, token=token and of_batch(token), attempt=of_batch(attempt), **where)
+    return client.open(identity, token=token and of_batch(token), makes=of_batch(attempt), **where)
 
 
 def of_batch(attempt: str) -> str:
@@ -124,8 +124,8 @@ def snapshot(next_seq: int) -> dict[str, Any]:
     return {"next_seq": next_seq, "counters": {}}
 
 
-def values(session: RemoteSession, *slices: int) -> list[int]:
-    return [v for b in session.read(slices) for v in decode(b.block, SCHEMA).column(0).to_pylist()]
+def values(attempt: RemoteAttempt, *slices: int) -> list[int]:
+    return [v for b in attempt.read(slices) for v in decode(b.block, SCHEMA).column(0).to_pylist()]
 
 
 def listening(pid: int) -> list[Any]:

@@ -24,8 +24,8 @@ from aion import errors
 from state_backends.files.names import OPERATOR
 from state_backends.server import wire
 from state_backends.server.client import StateClient, runtime_dir
+from state_backends.server.remote_attempt import RemoteAttempt
 from state_backends.server.server_folder import SOCKET
-from state_backends.server.session import RemoteSession
 from state_backends.server.verbs import VERBS, Way, request_of
 from tests.server.conftest import STORE, block, listening, open_shard, server_of, snapshot, values, wait_until
 
@@ -33,11 +33,11 @@ SECRETS = {"PYTHON_WORKER_FACTORY_SECRET": "swordfish-1", "MY_TOKEN": "swordfish
 
 
 class Victim(NamedTuple):
-    """A server with somebody's session on it, whom nothing must harm; and a connection that can send anything."""
+    """A server with somebody's attempt on it, whom nothing must harm; and a connection that can send anything."""
 
     application: str
     client: StateClient
-    session: RemoteSession
+    attempt: RemoteAttempt
     raw: flight.FlightClient
     state: Path
 
@@ -52,10 +52,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
             patch.setenv(name, value)
         patch.setenv("AWS_PROFILE", "tests")
         client = StateClient.connect(application, watch_pid=executor.pid)
-        session = open_shard(client, state, None, "0000000000-victim")
-        session.append([(0, False, block(7))])
+        attempt = open_shard(client, state, None, "0000000000-victim")
+        attempt.append([(0, False, block(7))])
         raw = flight.FlightClient(f"grpc+unix://{runtime_dir(application) / SOCKET}")
-        yield Victim(application, client, session, raw, state)
+        yield Victim(application, client, attempt, raw, state)
         raw.close()
         client.close()
         executor.kill()
@@ -68,8 +68,8 @@ def victim(served: Victim) -> Iterator[Victim]:
     server = server_of(served.application)
     yield served
     # As if nothing had happened.
-    assert values(served.session, 0) == [7]
-    assert served.session.servers == 1
+    assert values(served.attempt, 0) == [7]
+    assert served.attempt.servers == 1
     assert server_of(served.application) == server
     committed = [p.name for p in served.state.glob("[!.]*/**/*") if p.is_file()]
     assert committed == [OPERATOR], "nothing was committed"
@@ -125,8 +125,8 @@ def opening(victim: Victim) -> dict[str, Any]:
     return {
         "identity": {"query": "query", "operator": "windowed", "shard": 1, "shards": 2, "definition": {}},
         "token": None,
+        "makes": "0000000001-t1",
         "attempt": "0000000001-t1",
-        "session": "0000000001-t1",
         "run": "run",
         "operator_uid": "uid",
         "others": False,
@@ -159,7 +159,7 @@ def act(victim: Victim, name: str, body: bytes) -> Any:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"\xff\x00", b"null", b"[]", b"{", b'{"session": 1}', b"[" * 100_000, b'{"session": "a", "session2": "b"}'],
+    [b"", b"\xff\x00", b"null", b"[]", b"{", b'{"attempt": 1}', b"[" * 100_000, b'{"attempt": "a", "attempt2": "b"}'],
     ids=["nothing", "no JSON", "null", "a list", "half", "a number for a name", "deeply nested", "more"],
 )
 @pytest.mark.parametrize("name", ["ping", "open", "prestage", "release", "commit", "abort", "stats"])
@@ -194,7 +194,7 @@ TRICKS = [
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-@pytest.mark.parametrize("field", ["identity.query", "identity.operator", "token", "attempt", "session"])
+@pytest.mark.parametrize("field", ["identity.query", "identity.operator", "token", "makes", "attempt"])
 def test_names_that_are_paths(victim: Victim, field: str, trick: str) -> None:
     with pytest.raises(errors.RequestError, match=f"open: {field}: .*not a plain name"):
         act(victim, "open", orjson.dumps(altered(opening(victim), field, trick)))
@@ -203,7 +203,7 @@ def test_names_that_are_paths(victim: Victim, field: str, trick: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *((f, ...) for f in ("identity", "identity.shard", "token", "attempt", "session", "state_dir", "store", "run")),
+        *((f, ...) for f in ("identity", "identity.shard", "token", "makes", "attempt", "state_dir", "store", "run")),
         *(("identity.shard", v) for v in (-1, 2**31, 2**70, 1.5, "0", True, None)),
         *(("identity.shards", v) for v in (0, -5, 2**64)),
         *(("identity.definition", v) for v in (None, [], "x")),
@@ -252,22 +252,22 @@ def test_executors_that_are_no_processes(victim: Victim, pid: Any) -> None:
     ],
 )  # fmt: skip
 def test_commits_that_would_poison_the_shard(victim: Victim, change: dict[str, Any]) -> None:
-    request = {"session": "0000000000-victim", "snapshot": snapshot(1), "prestage": [], "executions": [], **change}
+    request = {"attempt": "0000000000-victim", "snapshot": snapshot(1), "prestage": [], "executions": [], **change}
     body = json.dumps(request).encode()
     with pytest.raises(errors.RequestError, match=r"^commit: "):
         act(victim, "commit", body)
 
 
-@pytest.mark.parametrize("session", ["never", "victim.2"])
-def test_sessions_of_nobody(victim: Victim, session: str) -> None:
-    request = {"session": session, "slices": [0]}
-    with pytest.raises(errors.ServerUnreachable, match="was never opened here"):
+@pytest.mark.parametrize("attempt", ["never", "victim.2"])
+def test_attempts_of_nobody(victim: Victim, attempt: str) -> None:
+    request = {"attempt": attempt, "slices": [0]}
+    with pytest.raises(errors.ServerUnreachable, match="never began here"):
         act(victim, "prestage", orjson.dumps(request))
 
 
-def test_the_name_of_a_session_of_another_shard(victim: Victim) -> None:
-    with pytest.raises(errors.RequestError, match="session 0000000000-victim works on another shard"):
-        act(victim, "open", orjson.dumps(altered(opening(victim), "session", "0000000000-victim")))
+def test_the_name_of_an_attempt_on_another_shard(victim: Victim) -> None:
+    with pytest.raises(errors.RequestError, match="attempt 0000000000-victim works on another shard"):
+        act(victim, "open", orjson.dumps(altered(opening(victim), "attempt", "0000000000-victim")))
 
 
 def test_a_version_that_there_is_not(victim: Victim) -> None:
@@ -291,11 +291,11 @@ def put(victim: Victim, command: bytes | None, schema: pa.Schema, *messages: pa.
         wire.raise_error(str(error))
 
 
-MINE = b'{"session":"0000000000-victim"}'
+MINE = b'{"attempt":"0000000000-victim"}'
 
 
 @pytest.mark.parametrize(
-    "command", [None, b"", b"rubbish", b"{}", b'{"session":"../x"}', b'{"session":["0000000000-victim"]}']
+    "command", [None, b"", b"rubbish", b"{}", b'{"attempt":"../x"}', b'{"attempt":["0000000000-victim"]}']
 )
 def test_puts_for_nobody(victim: Victim, command: bytes | None) -> None:
     with pytest.raises(errors.RequestError, match=r"^append: "):
@@ -349,8 +349,8 @@ def test_tables_that_are_no_blocks(victim: Victim) -> None:
         b"",
         b"rubbish",
         b"{}",
-        b'{"session":"0000000000-victim"}',
-        b'{"session":"0000000000-victim","slices":"all","blocking":false}',
+        b'{"attempt":"0000000000-victim"}',
+        b'{"attempt":"0000000000-victim","slices":"all","blocking":false}',
     ],
 )
 def test_reads_of_nothing(victim: Victim, ticket: bytes) -> None:

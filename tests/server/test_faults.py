@@ -16,10 +16,10 @@ import pytest
 
 from aion import errors
 from aion.core.ingest.block import Compacted
-from state_backends.server import session
+from state_backends.server import remote_attempt
 from state_backends.server.client import runtime_dir
 from state_backends.server.processes import Process
-from state_backends.server.session import MOST_SERVERS
+from state_backends.server.remote_attempt import MOST_SERVERS
 from state_backends.store.backends import StoreConfig
 from state_backends.store.protocol import Only
 from tests.server.conftest import (
@@ -132,7 +132,7 @@ def test_replaced_blocks_stay_replaced_on_any_server(application: str, connect: 
         list(last.read([0], only=Only(keys=[(5, 9), (7, 8)])))
 
 
-def test_two_sessions_of_a_worker_both_go_on(application: str, connect: Connect, tmp_path: Path) -> None:
+def test_two_attempts_of_a_worker_both_go_on(application: str, connect: Connect, tmp_path: Path) -> None:
     client = connect()
     one, two = (open_shard(client, tmp_path, None, f"t{n}", shard=n) for n in range(2))
     one.append([(0, False, block(1))])
@@ -143,11 +143,11 @@ def test_two_sessions_of_a_worker_both_go_on(application: str, connect: Connect,
     assert (values(one, 0), values(two, 0)) == ([1, 3], [2, 4])
     one.commit(snapshot(2))
     two.commit(snapshot(2))
-    assert client.replay_bytes_left == session.REPLAY_BYTES
+    assert client.replay_bytes_left == remote_attempt.REPLAY_BYTES
 
 
 def test_a_server_that_somebody_else_replaced_is_found(application: str, connect: Connect, tmp_path: Path) -> None:
-    """gRPC connects to the new server by itself; it does not know the session."""
+    """gRPC connects to the new server by itself; it does not know the attempt."""
     attempt = open_shard(connect(), tmp_path, None, "t1")
     attempt.append([(0, False, block(1))])
     kill(application)
@@ -203,8 +203,8 @@ def test_an_older_turn_of_an_attempt_is_over(connect: Connect, tmp_path: Path) -
     attempt = open_shard(client, tmp_path, None, "t1")
     attempt.append([(0, False, block(1))])
     attempt._resume(errors.ServerUnreachable("the connection broke, and the server lives"), 0)
-    with pytest.raises(errors.SessionSuperseded):
-        client.call("append", {"session": of_batch("t1")}, [(1, False, block(66))])
+    with pytest.raises(errors.AttemptSuperseded):
+        client.call("append", {"attempt": of_batch("t1")}, [(1, False, block(66))])
     attempt.append([(1, False, block(2))])
     assert values(attempt, 0) == [1, 2]
     attempt.commit(snapshot(2))

@@ -39,8 +39,8 @@ class Served:
             "operator_uid": "uid",
             "others": False,
             "token": token,
+            "makes": attempt,
             "attempt": attempt,
-            "session": attempt,
         }
         return self.host.open(requests.OpenRequest.model_validate_json(orjson.dumps(request)))
 
@@ -50,9 +50,9 @@ class Served:
         attempt = f"{number:010d}-{query}{shard}"
         self.open(query, shard, token, attempt)
         self.host.work(
-            "append", requests.AppendRequest(session=attempt), [(number, False, make_block(number, number, 1000))]
+            "append", requests.AppendRequest(attempt=attempt), [(number, False, make_block(number, number, 1000))]
         )
-        commit = {"session": attempt, "snapshot": {"next_seq": number + 1, "counters": {}}, "prestage": [0]}
+        commit = {"attempt": attempt, "snapshot": {"next_seq": number + 1, "counters": {}}, "prestage": [0]}
         self.host.commit(requests.CommitRequest.model_validate_json(orjson.dumps({**commit, "executions": []})))
         return attempt
 
@@ -95,10 +95,10 @@ def test_what_a_query_held_is_let_go_of_when_its_run_ended(served: Served) -> No
     served.host.close_idle({"another"})
     assert served.host.stats()["shards"] == 1
     served.host.close_idle({"run"})
-    assert (served.host.stats()["shards"], served.host.stats()["sessions"]) == (0, 0)
+    assert (served.host.stats()["shards"], served.host.stats()["attempts"]) == (0, 0)
     with pytest.raises(ServerUnreachable):
         served.host.work(
-            "append", requests.AppendRequest(session="0000000002-cancelled"), [(2, False, make_block(2, 2, 1000))]
+            "append", requests.AppendRequest(attempt="0000000002-cancelled"), [(2, False, make_block(2, 2, 1000))]
         )
 
 
@@ -107,7 +107,7 @@ def test_a_query_that_runs_again_keeps_what_it_holds(served: Served) -> None:
     served.open("again", 0, version, "0000000001-again0", run="the next")
     served.host.close_idle({"run"})
     served.host.work(
-        "append", requests.AppendRequest(session="0000000001-again0"), [(1, False, make_block(1, 1, 1000))]
+        "append", requests.AppendRequest(attempt="0000000001-again0"), [(1, False, make_block(1, 1, 1000))]
     )
     assert served.host.stats()["shards"] == 1
 
@@ -141,7 +141,7 @@ def test_an_attempt_at_work_is_not_idle(served: Served) -> None:
     served.open("slow", 0, attempt, "0000000001-slow0")
     served.now = 4000.0
     served.host.close_idle()
-    served.host.work("append", requests.AppendRequest(session="0000000001-slow0"), [(1, False, make_block(1, 1, 1000))])
+    served.host.work("append", requests.AppendRequest(attempt="0000000001-slow0"), [(1, False, make_block(1, 1, 1000))])
     assert served.host.stats()["shards"] == 1
 
 
@@ -150,8 +150,8 @@ def test_an_attempt_whose_worker_died_long_ago_is_over(served: Served) -> None:
     served.open("dead", 0, attempt, "0000000001-dead0")
     served.now = 200_000.0
     served.host.close_idle()
-    assert (served.host.stats()["shards"], served.host.stats()["sessions"]) == (0, 0)
-    with pytest.raises(ServerUnreachable, match="was never opened here"):
+    assert (served.host.stats()["shards"], served.host.stats()["attempts"]) == (0, 0)
+    with pytest.raises(ServerUnreachable, match="never began here"):
         served.host.work(
-            "append", requests.AppendRequest(session="0000000001-dead0"), [(1, False, make_block(1, 1, 1000))]
+            "append", requests.AppendRequest(attempt="0000000001-dead0"), [(1, False, make_block(1, 1, 1000))]
         )

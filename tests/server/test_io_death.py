@@ -34,11 +34,11 @@ def test_a_server_whose_io_thread_died_is_replaced_and_the_task_goes_on(
     )
     client = connect()
     first = server_of(application)
-    session = open_shard(client, tmp_path / "state", None, "t1", store=store)
-    session.append([(0, False, block(1, 2, 3))])
+    attempt = open_shard(client, tmp_path / "state", None, "t1", store=store)
+    attempt.append([(0, False, block(1, 2, 3))])
     wait_until(done.exists)
-    session.commit(snapshot(1))
+    attempt.commit(snapshot(1))
     assert server_of(application) != first
-    assert session.servers == 2
-    session = open_shard(client, tmp_path / "state", "t1", "t2", store=store)
-    assert values(session, 0) == [1, 2, 3]
+    assert attempt.servers == 2
+    attempt = open_shard(client, tmp_path / "state", "t1", "t2", store=store)
+    assert values(attempt, 0) == [1, 2, 3]

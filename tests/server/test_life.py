@@ -52,9 +52,9 @@ def test_of_many_that_start_one_it_is_the_same_one(application: str, executor: E
 def test_it_ends_with_its_executor_and_leaves_nothing(
     application: str, executor: Executor, connect: Connect, tmp_path: Path
 ) -> None:
-    session = open_shard(connect(), tmp_path, None, "t1")
-    session.append([(0, False, block(1, 2))])
-    session.commit(snapshot(1))
+    attempt = open_shard(connect(), tmp_path, None, "t1")
+    attempt.append([(0, False, block(1, 2))])
+    attempt.commit(snapshot(1))
     server, folder = server_of(application), runtime_dir(application)
     assert list((tmp_path / ".live").iterdir())
     executor.kill()
@@ -112,15 +112,15 @@ def test_one_that_is_told_to_end_does_so_cleanly(application: str, connect: Conn
 def test_one_that_was_killed_is_replaced_and_its_shards_come_back(
     application: str, connect: Connect, tmp_path: Path
 ) -> None:
-    session = open_shard(connect(), tmp_path, None, "t1")
-    session.append([(0, False, block(1, 2)), (1, True, block(3, slice_us=10))])
-    session.commit(snapshot(2))
+    attempt = open_shard(connect(), tmp_path, None, "t1")
+    attempt.append([(0, False, block(1, 2)), (1, True, block(3, slice_us=10))])
+    attempt.commit(snapshot(2))
     first = kill(application)
     assert StateClient.find(application) is None
-    session = open_shard(connect(), tmp_path, "t1", "t2")
+    attempt = open_shard(connect(), tmp_path, "t1", "t2")
     assert server_of(application) != first
-    assert session.snapshot == snapshot(2)
-    assert values(session, 0, 10) == [1, 2, 3]
+    assert attempt.snapshot == snapshot(2)
+    assert values(attempt, 0, 10) == [1, 2, 3]
     # What the killed one left of RocksDB's own files is gone.
     assert [p.name.split("-")[1] for p in (tmp_path / ".live").iterdir()] == [str(server_of(application).pid)]
 
@@ -151,19 +151,19 @@ def test_a_second_one_in_the_same_folder_gives_up(application: str, executor: Ex
 def test_one_that_nobody_can_find_any_more_ends_and_is_replaced(
     application: str, connect: Connect, tmp_path: Path, gone: str
 ) -> None:
-    session = open_shard(connect(), tmp_path, None, "t1")
-    session.append([(0, False, block(1))])
+    attempt = open_shard(connect(), tmp_path, None, "t1")
+    attempt.append([(0, False, block(1))])
     first, folder = server_of(application), runtime_dir(application)
     if gone == "the socket":
         (folder / SOCKET).unlink()
     else:
         shutil.rmtree(folder)
-    values_before = values(session, 0)  # who is connected is served, by the one or by the other
+    values_before = values(attempt, 0)  # who is connected is served, by the one or by the other
     wait_until(lambda: is_over(first))
     second = connect()
     assert server_of(application) != first
-    assert values_before == values(session, 0) == [1]
-    session.commit(snapshot(1))
+    assert values_before == values(attempt, 0) == [1]
+    attempt.commit(snapshot(1))
     assert values(open_shard(second, tmp_path, "t1", "t2"), 0) == [1]
 
 
@@ -246,9 +246,9 @@ def test_an_attempt_that_is_superseded_is_told(connect: Connect, tmp_path: Path)
     zombie = open_shard(client, tmp_path, None, "t1")
     zombie.append([(0, False, block(1))])
     winner = open_shard(client, tmp_path, None, "t2")
-    with pytest.raises(errors.SessionSuperseded, match="t1 has ended"):
+    with pytest.raises(errors.AttemptSuperseded, match="t1 has ended"):
         zombie.commit(snapshot(1))
-    with pytest.raises(errors.SessionSuperseded):
+    with pytest.raises(errors.AttemptSuperseded):
         zombie.append([(1, False, block(2))])
     winner.append([(0, False, block(5))])
     assert values(winner, 0) == [5]
@@ -256,10 +256,10 @@ def test_an_attempt_that_is_superseded_is_told(connect: Connect, tmp_path: Path)
 
 def test_blocks_larger_than_a_message_come_back_whole(connect: Connect, tmp_path: Path) -> None:
     client = connect()
-    session = open_shard(client, tmp_path, None, "t1")
+    attempt = open_shard(client, tmp_path, None, "t1")
     large = [block(*range(n * 1000, n * 1000 + 400_000)) for n in range(5)]
-    session.append((seq, False, b) for seq, b in enumerate(large))
-    assert values(session, 0) == [v for n in range(5) for v in range(n * 1000, n * 1000 + 400_000)]
+    attempt.append((seq, False, b) for seq, b in enumerate(large))
+    assert values(attempt, 0) == [v for n in range(5) for v in range(n * 1000, n * 1000 + 400_000)]
     assert client.stats()["m_bucket_bytes"] <= STORE.budget_bytes
 
 

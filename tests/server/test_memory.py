@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from aion.core.ingest.block import Block, BlockKind, encode
-from state_backends.server.session import RemoteSession
+from state_backends.server.remote_attempt import RemoteAttempt
 from state_backends.store.backends import StoreConfig
 from tests.server.conftest import Connect, open_shard, server_of, snapshot
 from tests.test_io_thread import PATIENCE
@@ -39,59 +39,59 @@ def forget_peak(pid: int) -> None:
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-def read_at_once(sessions: list[RemoteSession], slice_us: int, blocks: int) -> None:
+def read_at_once(attempts: list[RemoteAttempt], slice_us: int, blocks: int) -> None:
     """Blocking reads, that all begin together, and all stop for the others behind their first block."""
-    together = threading.Barrier(len(sessions))
+    together = threading.Barrier(len(attempts))
     counts: list[int] = []
 
-    def reading(session: RemoteSession) -> None:
+    def reading(attempt: RemoteAttempt) -> None:
         together.wait(PATIENCE)
-        found = session.read([slice_us], blocking=True)
+        found = attempt.read([slice_us], blocking=True)
         next(found)
         together.wait(6 * PATIENCE)
         counts.append(1 + sum(1 for _ in found))
 
-    threads = [threading.Thread(target=reading, args=(session,), daemon=True) for session in sessions]
+    threads = [threading.Thread(target=reading, args=(attempt,), daemon=True) for attempt in attempts]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(12 * PATIENCE)
-    assert counts == [blocks] * len(sessions)
+    assert counts == [blocks] * len(attempts)
 
 
 def test_many_blocking_readers_stay_within_the_budget(application: str, connect: Connect, tmp_path: Path) -> None:
     clients = [connect() for _ in range(READERS)]
     pid = server_of(application).pid
 
-    def opened(before: str | None, name: str) -> list[RemoteSession]:
+    def opened(before: str | None, name: str) -> list[RemoteAttempt]:
         how = {"store": STORE}
         told = enumerate(clients)
         return [open_shard(c, tmp_path, before and f"{before}{n}", f"{name}{n}", shard=n, **how) for n, c in told]
 
     # Everything has been done once, of one block each: what the process itself takes is there.
-    sessions = opened(None, "a")
-    for session in sessions:
-        session.append([(0, False, large_block(0))])
-        session.release([0], [])
-        session.commit(snapshot(1))
-    sessions = opened("a", "b")
-    read_at_once(sessions, 0, 1)
+    attempts = opened(None, "a")
+    for attempt in attempts:
+        attempt.append([(0, False, large_block(0))])
+        attempt.release([0], [])
+        attempt.commit(snapshot(1))
+    attempts = opened("a", "b")
+    read_at_once(attempts, 0, 1)
     idle = resident_bytes(pid, "VmRSS")
     allowed = BUDGET * 5 // 4 + READERS * large_block(0).size_bytes
     forget_peak(pid)
 
     block = large_block(1)
-    for session in sessions:
+    for attempt in attempts:
         for seq in range(BLOCKS):
-            session.append([(1 + seq, False, block)])
-        session.release([1], [])
-        session.commit(snapshot(1 + BLOCKS))
+            attempt.append([(1 + seq, False, block)])
+        attempt.release([1], [])
+        attempt.commit(snapshot(1 + BLOCKS))
     assert resident_bytes(pid, "VmHWM") - idle <= allowed, "while they were written"
 
-    sessions = opened("b", "c")
+    attempts = opened("b", "c")
     assert clients[0].stats()["m_bucket_bytes"] == 0
     forget_peak(pid)
-    read_at_once(sessions, 1, BLOCKS)
+    read_at_once(attempts, 1, BLOCKS)
     taken = resident_bytes(pid, "VmHWM") - idle
     assert taken <= allowed, f"{taken / MIB:.0f} MiB above the idle server, of {allowed / MIB:.0f}"
     stats = clients[0].stats()

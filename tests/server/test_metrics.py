@@ -19,6 +19,7 @@ from state_backends.server.endpoint import LOOPBACK, RETRY_SECONDS, MetricsEndpo
 from state_backends.server.host import Host
 from state_backends.server.metrics import METRICS
 from state_backends.server.server_folder import LOG
+from tests.operators import advance, arrive, end_batch, make
 from tests.server.conftest import (
     STORE,
     Connect,
@@ -30,7 +31,6 @@ from tests.server.conftest import (
     snapshot,
     values,
 )
-from tests.test_operator import advance, arrive, end_batch, make
 
 WATCHED = replace(STORE, metrics_port=0)
 OF = {"query": "query", "operator": "windowed"}
@@ -54,17 +54,17 @@ def port_of(client: StateClient) -> int:
     return port
 
 
-def commit(client: StateClient, state: Path, token: str | None, attempt: str, said: dict[str, Any], *, at: int) -> None:
-    session = open_shard(client, state, token, attempt, store=WATCHED)
-    session.append([(at, False, block(1, 2, 3))])
-    session.commit({**said, "next_seq": at + 1})
+def commit(client: StateClient, state: Path, token: str | None, name: str, said: dict[str, Any], *, at: int) -> None:
+    attempt = open_shard(client, state, token, name, store=WATCHED)
+    attempt.append([(at, False, block(1, 2, 3))])
+    attempt.commit({**said, "next_seq": at + 1})
 
 
 def test_a_server_listens_on_no_port_unless_asked(application: str, connect: Connect, tmp_path: Path) -> None:
     client = connect()
-    session = open_shard(client, tmp_path, None, "t1")
-    session.append([(0, False, block(1))])
-    session.commit(snapshot(1))
+    attempt = open_shard(client, tmp_path, None, "t1")
+    attempt.append([(0, False, block(1))])
+    attempt.commit(snapshot(1))
     assert listening(server_of(application).pid) == []
     assert client.stats()["metrics_port"] is None
 
@@ -114,13 +114,13 @@ def test_another_server_counts_what_it_committed_itself(application: str, connec
     second = {"counters": {"events": 130, "executions": {"late": 4}}}
     commit(client, tmp_path, None, "t1", first, at=0)
     kill(application)
-    session = open_shard(client, tmp_path, "t1", "t2", store=WATCHED)
-    assert values(session, 0) == [1, 2, 3]
+    attempt = open_shard(client, tmp_path, "t1", "t2", store=WATCHED)
+    assert values(attempt, 0) == [1, 2, 3]
     before = scrape(port_of(client))
     assert told(before, "aion_events_total", **OF) == 0
     assert told(before, "aion_restores_total", **OF) == 1
     assert told(before, "aion_staged_reads_total", outcome="miss") == 1
-    session.commit({**second, "next_seq": 1})
+    attempt.commit({**second, "next_seq": 1})
     # Under another policy it is another store, whose counts go on where those of the one before ended.
     open_shard(client, tmp_path, "t2", "t3", store=replace(WATCHED, bucket_limit_bytes=1 << 10)).abort()
     after = scrape(port_of(client))
@@ -139,11 +139,11 @@ def test_a_port_that_is_taken_is_logged_once_and_work_goes_on(
         taken.listen()
         port = taken.getsockname()[1]
         client, token = connect(), None
-        for seq, attempt in enumerate(("t1", "t2")):
-            session = open_shard(client, tmp_path, token, attempt, store=replace(STORE, metrics_port=port))
-            session.append([(seq, False, block(seq))])
-            session.commit(snapshot(seq + 1))
-            token = attempt
+        for seq, name in enumerate(("t1", "t2")):
+            attempt = open_shard(client, tmp_path, token, name, store=replace(STORE, metrics_port=port))
+            attempt.append([(seq, False, block(seq))])
+            attempt.commit(snapshot(seq + 1))
+            token = name
         assert client.stats()["metrics_port"] is None
         assert listening(server_of(application).pid) == []
     said = (runtime_dir(application) / LOG).read_text()
@@ -167,7 +167,7 @@ def test_a_port_is_tried_again_after_a_while() -> None:
         assert endpoint.port == port
         endpoint.serve(0)
         assert endpoint.port == port
-        assert told(scrape(port), "aion_sessions") == 0
+        assert told(scrape(port), "aion_attempts") == 0
     finally:
         endpoint.close()
         host.close()
@@ -221,7 +221,7 @@ def test_histograms_of_old_snapshots_begin_now() -> None:
 
 
 def test_the_server_takes_no_rubbish_for_a_histogram(connect: Connect, tmp_path: Path) -> None:
-    session = open_shard(connect(), tmp_path, None, "t1")
+    attempt = open_shard(connect(), tmp_path, None, "t1")
     said = {**snapshot(1), "lateness": {"learnt_bound": {}, "lateness": {}, "histogram": {"events": {"1": "many"}}}}
     with pytest.raises(aion.errors.RequestError, match="histogram"):
-        session.commit(said)
+        attempt.commit(said)

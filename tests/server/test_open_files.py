@@ -19,9 +19,9 @@ client = StateClient.connect(application, watch_pid=os.getpid())
 made = 0
 try:
     for shard in range(shards):
-        session = open_shard(client, state, None, f"t{shard}", shard=shard)
-        session.append([(0, False, block(shard))])
-        session.commit(snapshot(1))
+        attempt = open_shard(client, state, None, f"t{shard}", shard=shard)
+        attempt.append([(0, False, block(shard))])
+        attempt.commit(snapshot(1))
         made += 1
     for shard in range(0, made, 10):
         assert values(open_shard(client, state, f"t{shard}", f"u{shard}", shard=shard), 0) == [shard]

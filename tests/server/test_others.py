@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from state_backends.server.session import RemoteSession
+from state_backends.server.remote_attempt import RemoteAttempt
 from state_backends.versions.manifest import Identity
 from tests.server.conftest import STORE, Connect, Executor, kill, open_shard, snapshot
 
@@ -21,7 +21,7 @@ def knowing(next_seq: int, what: int) -> dict[str, Any]:
 def test_shards_of_an_operator_hear_of_each_other_as_of_their_commits(connect: Connect, tmp_path: Path) -> None:
     client = connect()
 
-    def opened(shard: int, token: str | None, attempt: str, **more: Any) -> RemoteSession:
+    def opened(shard: int, token: str | None, attempt: str, **more: Any) -> RemoteAttempt:
         return open_shard(client, tmp_path, token, attempt, shard=shard, others=True, **more)
 
     first, second, third = (opened(i, None, f"a{i}") for i in range(3))
@@ -44,7 +44,7 @@ def test_shards_of_an_operator_hear_of_each_other_as_of_their_commits(connect: C
     where = {"run": "run", "operator_uid": "u", "state_dir": str(tmp_path), "store": STORE, "others": True}
     for number, change in enumerate(({}, {"query": "q2", "operator": "windowed"})):
         identity = Identity(**{**elsewhere, **change})  # type: ignore[arg-type]
-        assert client.open(identity, token=None, attempt=f"0000000000-x{number}", **where).others == (0, [])  # type: ignore[arg-type]
+        assert client.open(identity, token=None, makes=f"0000000000-x{number}", **where).others == (0, [])  # type: ignore[arg-type]
     assert open_shard(client, tmp_path, "a1", "b1", shard=1).others == (0, [])
 
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from aion.cli import app
 from aion.tools.top import NO_SERVER, Look, frame
 from state_backends.server.client import running_servers
+from tests.operators import advance, arrive, end_batch, make
 from tests.server.conftest import STORE, Connect, block, open_shard, server_of
-from tests.test_operator import advance, arrive, end_batch, make
 
 
 def shown(looks: dict[int, Look], before: dict[int, Look]) -> list[str]:
@@ -36,9 +36,9 @@ def test_one_frame(application: str, connect: Connect, tmp_path: Path, monkeypat
     advance(operator, 40_000_000)
     arrive(operator, 0, events=1_000)
     end_batch(operator)
-    session = open_shard(client, tmp_path, None, "t1", store=replace(STORE, metrics_port=0))
-    session.append([(0, False, block(*range(100)))])
-    session.commit({**operator.snapshot(), "next_seq": 1})
+    attempt = open_shard(client, tmp_path, None, "t1", store=replace(STORE, metrics_port=0))
+    attempt.append([(0, False, block(*range(100)))])
+    attempt.commit({**operator.snapshot(), "next_seq": 1})
     pid, port = server_of(application).pid, client.stats()["metrics_port"]
 
     done = CliRunner().invoke(app, ["top", "--once"])
@@ -59,8 +59,8 @@ def test_one_frame(application: str, connect: Connect, tmp_path: Path, monkeypat
     looks = {pid: Look.of(stats, 10.0) for pid, stats in running_servers()}
     arrive(operator, 0, events=500)
     end_batch(operator)
-    session = open_shard(client, tmp_path, "t1", "t2", store=replace(STORE, metrics_port=0))
-    session.commit({**operator.snapshot(), "next_seq": 1})
+    attempt = open_shard(client, tmp_path, "t1", "t2", store=replace(STORE, metrics_port=0))
+    attempt.commit({**operator.snapshot(), "next_seq": 1})
     later = {pid: Look.of(stats, 12.0) for pid, stats in running_servers()}
     columns = row(shown({pid: later[pid]}, looks), "windowed")
     assert columns[3:5] == ["4,500", "250"], "events, and how many came in each of the two seconds"

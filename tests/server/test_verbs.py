@@ -1,4 +1,4 @@
-"""The table of verbs agrees with the methods that carry them out, and with the session that asks for them."""
+"""The table of verbs agrees with the methods that carry them out, and with the attempt that asks for them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from aion.errors import RequestError
 from state_backends.server.host import Host
 from state_backends.server.main import StateServer
-from state_backends.server.requests import SessionRequest
-from state_backends.server.session import RemoteSession
+from state_backends.server.remote_attempt import RemoteAttempt
+from state_backends.server.requests import AttemptRequest
 from state_backends.server.verbs import VERBS, By, Way, request_of
 from state_backends.versions.shard import Shard
 
@@ -27,14 +27,14 @@ def test_a_verb_is_a_method_that_takes_the_fields_of_its_request(name: str) -> N
     if verb.by is not By.SHARD:
         assert parameters == ["self", "request"]
         return
-    assert issubclass(verb.request, SessionRequest)
-    fields = [field for field in verb.request.model_fields if field != "session"]
+    assert issubclass(verb.request, AttemptRequest)
+    fields = [field for field in verb.request.model_fields if field != "attempt"]
     blocks = ["blocks"] if verb.way is Way.SENDS_BLOCKS else []
     assert parameters == ["self", "attempt", *blocks, *fields]
 
 
-def test_a_session_can_ask_for_every_verb_of_an_attempt() -> None:
-    assert {name for name in VERBS if hasattr(RemoteSession, name)} == VERBS.keys() - ELSEWHERE
+def test_an_attempt_can_ask_for_every_verb_of_an_attempt() -> None:
+    assert {name for name in VERBS if hasattr(RemoteAttempt, name)} == VERBS.keys() - ELSEWHERE
 
 
 @pytest.mark.parametrize("name", VERBS)

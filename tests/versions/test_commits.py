@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aion.errors import RequestError, SessionSuperseded
+from aion.errors import AttemptSuperseded, RequestError
 from state_backends.versions.manifest import load
 from tests.versions.host import Host, in_the_way
 
@@ -145,7 +145,7 @@ def test_an_attempt_that_is_over_is_told_so(host: Host, how: str) -> None:
         lambda: host.shard.release(attempt, purge=[0]),
         lambda: host.shard.commit(attempt, {"next_seq": 0}),
     ):
-        with pytest.raises(SessionSuperseded, match=rf"shard 3.*{attempt}"):
+        with pytest.raises(AttemptSuperseded, match=rf"shard 3.*{attempt}"):
             call()
 
 

@@ -24,7 +24,7 @@ from aion.core.lateness.models import FAMILIES, NAMES, choose, fit, modelled
 from aion.core.lateness.observe import HALF_LIFE_US, Floats, Lateness, room_us
 from aion.core.lateness.shared import LearntBound, Outlook, observations, usable
 from aion.core.lateness.sketch import Ints
-from aion.core.trigger.triggers import NothingKnown
+from aion.core.trigger.staleness import NothingKnown
 from aion.errors import FormatError
 from policies.cleanup import BoundDecision, Cleanup, Reason, cut_to_room, decide
 
@@ -40,7 +40,7 @@ _HALVINGS = 12
 
 
 class Expected:
-    """The outlook of a bound as the staleness trigger's :class:`aion.core.trigger.triggers.Forecast`.
+    """The outlook of a bound as the staleness trigger's :class:`aion.core.trigger.staleness.Forecast`.
 
     Version 0: nothing is known yet. Late events are then assumed to come evenly, and none is expected.
     """
@@ -57,9 +57,9 @@ class Expected:
         outlook = self._bound.outlook
         return self._nothing.late_share(lateness_us) if outlook is None else 1.0 - outlook.later_than(lateness_us)
 
-    def expected_late(self, on_time_events: int) -> float:
+    def expected_late(self, on_time_events: Ints) -> Floats:
         outlook = self._bound.outlook
-        return 0.0 if outlook is None else on_time_events * outlook.late_per_on_time
+        return on_time_events.astype(np.float64) * (0.0 if outlook is None else outlook.late_per_on_time)
 
 
 class AdaptiveBound:
@@ -334,4 +334,4 @@ def _updated_outlook(before: Outlook | None, known: Arrivals) -> Outlook | None:
     at = np.unique(np.concatenate([[0], np.searchsorted(-later, -levels), [len(later) - 1]]))
     at = at[at < len(later)]
     version = 1 if before is None else before.version + 1
-    return Outlook(version, edges[at], later[at], known.late_share, known.per_window)
+    return Outlook(version, edges[at], later[at], known.late_share)

@@ -61,8 +61,7 @@ class Arrivals:
     ``degrees`` degrees of freedom. ``late_share``: the share of *all* events that are late. ``watched_us``: the largest
     lateness that could have been seen. ``unseen``: the part of ``later`` that is assumed to lie beyond it.
     ``longest_us``: the largest lateness seen, -1 if none. ``events``: how many events ``later`` is based on, unfaded,
-    from ``epochs`` epochs. ``weighed``: how many events they are worth after fading (Kish). ``per_window``: events in
-    time per window.
+    from ``epochs`` epochs. ``weighed``: how many events they are worth after fading (Kish).
     """
 
     edges_us: Ints
@@ -77,7 +76,6 @@ class Arrivals:
     events: int
     epochs: int
     weighed: float
-    per_window: float
     of_all: bool
 
     @property
@@ -147,7 +145,6 @@ def arrivals(cohorts: Cohorts, *, of_all: bool = False) -> Arrivals | None:
     weighed = float(size.sum() ** 2 / np.maximum(_TINY, (weight**2 * n).sum()))
     independent[:first] = weighed
     unseen = _unseen(edges, later, watched_us)
-    windows = max(1.0, float((cohorts.weights * cohorts.windows).sum()))
     return Arrivals(
         edges_us=edges,
         later=later + unseen * below,
@@ -161,7 +158,6 @@ def arrivals(cohorts: Cohorts, *, of_all: bool = False) -> Arrivals | None:
         events=int(n.sum()),
         epochs=len(n),
         weighed=weighed,
-        per_window=float((cohorts.weights * cohorts.on_time).sum()) / windows,
         of_all=of_all,
     )
 

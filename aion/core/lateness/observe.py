@@ -30,7 +30,8 @@ from aion.errors import FormatError
 
 MOST_EPOCHS = 64
 HALF_LIFE_US = 7 * 86_400_000_000
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 2
+_WITH_WINDOWS = 1  # also has a column that nothing reads: how many windows each epoch has
 
 Floats = npt.NDArray[np.float64]
 
@@ -38,17 +39,15 @@ Floats = npt.NDArray[np.float64]
 class Epoch:
     """The windows that ended in one stretch of event time: their events in time, and their late events by lateness."""
 
-    __slots__ = ("late", "on_time", "size_bytes", "windows")
+    __slots__ = ("late", "on_time", "size_bytes")
 
-    def __init__(self, on_time: int = 0, windows: int = 0, size_bytes: int = 0) -> None:
+    def __init__(self, on_time: int = 0, size_bytes: int = 0) -> None:
         self.on_time = on_time
-        self.windows = windows
         self.size_bytes = size_bytes
         self.late = LatenessSketch()
 
     def merge(self, other: Epoch) -> None:
         self.on_time = plus(self.on_time, other.on_time)
-        self.windows = plus(self.windows, other.windows)
         self.size_bytes = plus(self.size_bytes, other.size_bytes)
         self.late.merge(other.late)
 
@@ -57,7 +56,7 @@ class Cohorts(NamedTuple):
     """The observations at one instant: one row for each of C complete epochs, the oldest first.
 
     ``ages_us``: how long *all* windows of the epoch have been watched, (C,). ``weights``: after fading, 1 for the
-    youngest, (C,). ``on_time``, ``windows``, ``sizes_bytes``: (C,). ``edges_us``: upper edges of the bins that have
+    youngest, (C,). ``on_time``, ``sizes_bytes``: (C,). ``edges_us``: upper edges of the bins that have
     events, (K,), ascending. ``late``: events by epoch and bin, (C, K). Beyond its epoch's age a bin is incomplete: more
     events may still come.
     """
@@ -66,7 +65,6 @@ class Cohorts(NamedTuple):
     ages_us: Ints
     weights: Floats
     on_time: Floats
-    windows: Floats
     sizes_bytes: Floats
     edges_us: Ints
     late: Floats
@@ -130,7 +128,6 @@ class Lateness:
         epoch = self._epoch(end_us)
         if epoch is not None:
             epoch.on_time = plus(epoch.on_time, events)
-            epoch.windows += 1
 
     def observe_all_on_time(self, ends_us: Ints, events: Ints) -> None:
         """:meth:`observe_on_time` for many windows at once. Their ends ascend."""
@@ -146,7 +143,6 @@ class Lateness:
             end = begin + int(np.searchsorted(ends_us[begin:], over_us))
             if epoch is not None:
                 epoch.on_time = plus(epoch.on_time, sum_of(events[begin:end]))
-                epoch.windows += end - begin
             begin = end
 
     def observe_state(self, slice_us: int, at_us: int, size_bytes: int) -> None:
@@ -223,7 +219,6 @@ class Lateness:
             ages,
             np.exp2((ages.min(initial=2**62) - ages) / self.half_life_us),
             np.array([epoch.on_time for epoch in epochs], np.float64),
-            np.array([epoch.windows for epoch in epochs], np.float64),
             np.array([epoch.size_bytes for epoch in epochs], np.float64),
             EDGES_US[used],
             late,
@@ -277,7 +272,6 @@ class Lateness:
         columns = [
             np.array(order, np.int64),
             np.array([epoch.on_time for epoch in epochs], np.int64),
-            np.array([epoch.windows for epoch in epochs], np.int64),
             np.array([epoch.size_bytes for epoch in epochs], np.int64),
             np.array([len(bins) for bins, _ in bins_and_counts], np.int64),
             np.concatenate([nothing, *(bins for bins, _ in bins_and_counts)]),
@@ -298,7 +292,7 @@ class Lateness:
         if "version" not in value:
             # Counts by lateness alone, from before there were epochs. Without the windows' ends they are of no use.
             return lateness
-        if value["version"] != SNAPSHOT_VERSION:
+        if value["version"] not in (SNAPSHOT_VERSION, _WITH_WINDOWS):
             raise FormatError(f"lateness of format {value['version']}: this Aion reads {SNAPSHOT_VERSION}")
         width_us, since_us, forgotten = value["width_us"], value["since_us"], value["forgotten"]
         if not isinstance(width_us, int) or width_us < 1 or width_us & (width_us - 1):
@@ -306,10 +300,13 @@ class Lateness:
         if not isinstance(0 if since_us is None else since_us, int) or not isinstance(forgotten, int):
             raise FormatError("lateness: since_us must be an integer or null, and forgotten must be an integer")
         lateness.width_us, lateness.since_us, lateness.forgotten = width_us, since_us, forgotten
-        order, on_time, windows, size_bytes, lengths, bins, counts = unpack(value["epochs"])
+        columns = unpack(value["epochs"])
+        if value["version"] == _WITH_WINDOWS:
+            del columns[2]
+        order, on_time, size_bytes, lengths, bins, counts = columns
         at = 0
         for row, index in enumerate(order.tolist()):
-            epoch = Epoch(int(on_time[row]), int(windows[row]), int(size_bytes[row]))
+            epoch = Epoch(int(on_time[row]), int(size_bytes[row]))
             stop = at + int(lengths[row])
             epoch.late = LatenessSketch(zip(bins[at:stop].tolist(), counts[at:stop].tolist(), strict=True))
             lateness.epochs[index] = epoch

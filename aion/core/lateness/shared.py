@@ -28,14 +28,13 @@ class Outlook:
 
     It is replaced only when lateness has moved far enough; ``version`` then goes up. ``lateness_us``: (P,), ascending
     from -1. ``later``: the share of late events that are later, (P,), from 1 downwards. ``late_share``: the share of
-    all events that are late. ``per_window``: events in time per window.
+    all events that are late.
     """
 
     version: int
     lateness_us: npt.NDArray[np.int64]
     later: Floats
     late_share: float
-    per_window: float
 
     def later_than(self, lateness_us: Any) -> Floats:
         return np.asarray(np.interp(lateness_us, self.lateness_us, self.later))
@@ -50,19 +49,18 @@ class Outlook:
             "lateness_us": self.lateness_us.tolist(),
             "later": self.later.tolist(),
             "late_share": self.late_share,
-            "per_window": self.per_window,
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Outlook:
         """Raises ValueError, TypeError, KeyError or OverflowError for a value that is not an outlook."""
         at, later = np.array(value["lateness_us"]), np.array(value["later"], np.float64)
-        late_share, per_window = float(value["late_share"]), float(value["per_window"])
+        late_share = float(value["late_share"])
         if at.dtype != np.int64 or at.ndim != 1 or at.shape != later.shape or not at.size or (np.diff(at) <= 0).any():
             raise ValueError("an outlook needs latenesses in ascending order, and a share for each")
-        if not (np.isfinite(later).all() and 0 <= late_share <= 1 and 0 <= per_window < np.inf):
+        if not (np.isfinite(later).all() and 0 <= late_share <= 1):
             raise ValueError("an outlook needs shares from 0 to 1")
-        return cls(_whole(value["version"]), at, later, late_share, per_window)
+        return cls(_whole(value["version"]), at, later, late_share)
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,8 @@ class Arrival:
                 of_event_rows += events
             elif block not in lost_blocks:
                 dropped += events
-        # The same events came twice, as partials and as rows. Count them once.
+        # The same events came twice, as partials and as rows. What comes too late is what is old enough, so one of the
+        # two sets contains the other, unless an open session or a window with an older, longer bound still takes some.
         counters.drop(max(dropped, of_event_rows))
         none = ~(self._active | self._late)[self._of] & ~of_keys
         counters.came_late(sum_of(self.events[lost | none | self._late[self._of]]))

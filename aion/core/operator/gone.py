@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aion.core.intervals import Runs
-from aion.core.operator.lifecycle import NEVER
+from aion.core.numbers import NEVER
 from aion.core.windows import Periodic
 
 Ints = npt.NDArray[np.int64]

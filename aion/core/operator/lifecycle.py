@@ -9,8 +9,6 @@ from typing import Any
 
 from aion.core.numbers import plus
 
-NEVER = 2**63 - 1
-
 
 class Status(StrEnum):
     ACTIVE = "active"

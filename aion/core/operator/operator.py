@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from aion.core.compaction.blocks import BlockCompaction, BlockFact, CompactionDone
 from aion.core.lateness.observe import Lateness, NewBounds
-from aion.core.numbers import sums_by, within
+from aion.core.numbers import NEVER, sums_by, within
 from aion.core.operator.actions import (
     Action,
     Append,
@@ -42,7 +42,7 @@ from aion.core.operator.keyed.orders import Arrivals, ExecuteKeyed, Order
 from aion.core.operator.keyed.shard import KeyedShard, Verdict
 from aion.core.operator.keyed.slices import PartSegments, parts_of
 from aion.core.operator.keyed.windows import Orders
-from aion.core.operator.lifecycle import NEVER, Counters
+from aion.core.operator.lifecycle import Counters
 from aion.core.operator.watermark import Watermark
 from aion.core.operator.window_table import WindowTable
 from aion.core.slicing.grid import SliceGrid, has_event_rows, slices_to_json
@@ -55,7 +55,6 @@ Flags = npt.NDArray[np.bool_]
 SNAPSHOT_VERSION = 5
 FEW_PENDING = 16
 """If less than one in this many of a window's events are pending, they likely have few keys, and lie in few blocks."""
-_NO_ROWS = np.empty(0, np.int64)
 
 
 class Operator:
@@ -138,7 +137,7 @@ class Operator:
         dies = windows["end_us"][:until] + windows["bound_us"][:until] <= watermark_us
         soon = (rows >= late) | (dies & (windows["pending"][:until] > 0))
         waiting = self._waiting()
-        soon[waiting[self._late_dues(waiting) <= watermark_us]] = True
+        soon[waiting[self._dues_us(waiting) <= watermark_us]] = True
         soon &= self._are_read_whole(rows)
         shared = set(self._segments_of(np.flatnonzero(soon)))
         slices = sorted(shared.union(*(part.due_by(self.watermark.at_us, watermark_us) for part in self._parts)))
@@ -163,11 +162,7 @@ class Operator:
     def active_slices(self) -> tuple[int, ...]:
         """The segments of windows that have not ended. The segments that are needed soonest come first."""
         order = np.array(list(self._shared.live), np.int64)
-        active = self._late()
-        starts, ends = self.windows["start_us"][active:], self.windows["end_us"][active:]
-        soonest = np.full(len(order), NEVER)
-        for place, (begin, end) in enumerate(zip(order.tolist(), self.grid.ends(order).tolist(), strict=True)):
-            soonest[place] = ends[(ends > begin) & (starts < end)].min(initial=NEVER)
+        soonest = self.windows.first_ends(order, self.grid.ends(order), self._late())
         first = order[np.argsort(soonest, kind="stable")][: int((soonest < NEVER).sum())].tolist()
         known = set(first)
         return (*first, *(name for part in self._parts for name in part.active(self.watermark.at_us, but=known)))
@@ -181,7 +176,7 @@ class Operator:
     def next_due_us(self) -> int | None:
         """The next watermark at which something happens even if no event comes. None if there is none."""
         windows, late = self.windows, self._late()
-        dues = [int(self._late_dues(self._waiting()).min(initial=NEVER)), *windows["end_us"][late : late + 1].tolist()]
+        dues = [int(self._dues_us(self._waiting()).min(initial=NEVER)), *windows["end_us"][late : late + 1].tolist()]
         dues.append(int((windows["end_us"][:late] + windows["bound_us"][:late]).min(initial=NEVER)))
         keyed = self.keyed.next_due_us(self.watermark.at_us, self.watermark.step_us)
         dues += [keyed] if keyed is not None else []
@@ -196,17 +191,10 @@ class Operator:
         """The rows of late windows that got events since their last execution. They wait for the trigger."""
         return np.flatnonzero(self.windows["pending"][: self._late()] > 0)
 
-    def _late_dues(self, rows: Ints) -> Ints:
-        """The watermarks at which the trigger checks waiting windows again even if no event comes."""
-        if not len(rows):
-            return _NO_ROWS
-        later = [self._trigger.next_due_us(view) for view in self._views(rows)]
-        ends = self.windows["end_us"][rows].tolist()
-        return np.array([NEVER if us is None else end + us for end, us in zip(ends, later, strict=True)], np.int64)
-
-    def _views(self, rows: Ints) -> list[Any]:
-        assert self.watermark.at_us is not None, "nothing is late without a watermark"
-        return self.windows.views(rows, self.watermark.at_us, self.watermark.step_us)
+    def _dues_us(self, waiting: Ints) -> Ints:
+        """The watermarks at which the trigger checks these windows again even if no event comes. NEVER: none."""
+        now = self.watermark.at_us
+        return waiting if now is None else self.windows.dues_us(waiting, self._trigger, now, self.watermark.step_us)
 
     # -- arrivals -----------------------------------------------------------------------------------------
 
@@ -309,7 +297,7 @@ class Operator:
         rows = rows if self._prestages_due else first
         rows = rows[(rows < self._late()) & (self.windows["pending"][rows] > 0)]
         if self._prestages_due and len(rows):
-            due = np.array([self._trigger.due(view) for view in self._views(rows)], np.bool_)
+            due = self._trigger.due(self.windows.late(rows, self.watermark.at_us, self.watermark.step_us))
             rows = rows[due | ~self._are_read_whole(rows)]
         return self._segments_of(rows)
 
@@ -351,7 +339,7 @@ class Operator:
         if len(waiting) and not last:
             now = self.watermark.at_us
             assert now is not None
-            is_due = np.array([self._trigger.due(view) for view in self._views(waiting)], np.bool_)
+            is_due = self._trigger.due(self.windows.late(waiting, now, self.watermark.step_us))
             due = waiting[is_due]
             self.windows.look(waiting[~is_due], now)
         if len(due):
@@ -362,24 +350,10 @@ class Operator:
         return actions + compactions + self._destage(due)
 
     def _execute(self, rows: Ints, kind: PaneKind) -> Execute:
-        windows, now = self.windows, self.watermark.at_us
+        now = self.watermark.at_us
         assert now is not None
-        all_staleness = windows.all_staleness(rows)
-        stale = np.divide(windows.stale(rows, now), all_staleness, out=np.zeros(len(rows)), where=all_staleness > 0)
-        order = Execute(
-            kind,
-            self._segments_of(rows),
-            windows["definition"][rows],
-            windows["start_us"][rows],
-            windows["end_us"][rows],
-            windows["panes"][rows],
-            windows["executed_seq"][rows],
-            windows["late_from_seq"][rows],
-            windows["events"][rows],
-            windows["late_events"][rows],
-            stale,
-        )
-        windows.executed(rows, now, self.next_seq - 1, on_time=kind is PaneKind.ON_TIME)
+        order = self.windows.execution(rows, kind, self._segments_of(rows), now)
+        self.windows.executed(rows, now, self.next_seq - 1, on_time=kind is PaneKind.ON_TIME)
         self.counters.executions[kind.value] += len(rows)
         return order
 

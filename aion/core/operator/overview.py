@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ import numpy as np
 from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.operator.lifecycle import Status
 from aion.core.operator.window_table import WindowTable, status_of
-from aion.core.trigger.triggers import Trigger, trigger_from_json
+from aion.core.trigger.staleness import Forecast, StalenessTrigger
+from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
 from policies.cleanup import Reason
 
 REASONS = {
@@ -118,6 +119,20 @@ def keyed_windows(
     return outlooks
 
 
+def trigger_from_json(value: Mapping[str, Any], forecast: Forecast | None = None) -> Trigger:
+    """The trigger that wrote ``value``. Raises ValueError for an unknown kind."""
+    match value["kind"]:
+        case "every_batch":
+            return EveryBatchTrigger()
+        case "interval":
+            return IntervalTrigger(value["every_us"])
+        case "count":
+            return CountTrigger(value["every"])
+        case "staleness":
+            return StalenessTrigger(value["bound"], executions=value["executions"], forecast=forecast)
+    raise ValueError(f"unknown trigger {value['kind']!r}")
+
+
 def _outlook(
     bound: AdaptiveBound, trigger: Trigger, table: WindowTable, row: int, at_us: int | None, step_us: int
 ) -> WindowOutlook:
@@ -125,14 +140,15 @@ def _outlook(
     state = {name: column[row].item() for name, column in table.columns.items()}
     end_us, status = state["end_us"], status_of(state["end_us"], at_us)
     if status is Status.LATE and at_us is not None:
-        (view,) = table.views(rows, at_us, step_us)
-        executions = [end_us + us for us in trigger.planned(view)]
+        (planned,) = trigger.planned(table.late(rows, at_us, step_us))
+        executions = [end_us + us for us in planned]
         to_come = bound.still_to_come(state["bound_us"], at_us - end_us)
         stale_now = float(table.stale(rows, at_us)[0])
     else:
         # Its state right after its on-time execution.
-        (view,) = table.views(rows, end_us, step_us)
-        executions = [end_us, *(end_us + us for us in trigger.planned(view._replace(pending=0, executions=0)))]
+        none = np.zeros(1, np.int64)
+        (planned,) = trigger.planned(replace(table.late(rows, end_us, step_us), pending=none, executions=none))
+        executions = [end_us, *(end_us + us for us in planned)]
         to_come = bound.still_to_come(state["bound_us"])
         stale_now = 0.0
     all_staleness = float(table.all_staleness(rows)[0])

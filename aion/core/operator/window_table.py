@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aion.core.numbers import MOST
-from aion.core.operator.actions import WindowRef
-from aion.core.operator.lifecycle import NEVER, StalenessKept, Status
+from aion.core.numbers import MOST, NEVER
+from aion.core.operator.actions import Execute, PaneKind, WindowRef
+from aion.core.operator.lifecycle import StalenessKept, Status
 from aion.core.packing import table, untable
-from aion.core.trigger.triggers import LateView
+from aion.core.trigger.triggers import LateWindows, Trigger
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -119,6 +119,14 @@ class WindowTable:
         needed: Flags = earliest[np.searchsorted(ends, starts_us, side="right")] < ends_us
         return needed
 
+    def first_ends(self, starts_us: Ints, ends_us: Ints, first: int = 0) -> Ints:
+        """For each stretch: the first end of the windows from row ``first`` on that overlap it. NEVER: none does."""
+        starts, ends = self["start_us"][first:], self["end_us"][first:]
+        found = np.full(len(starts_us), NEVER)
+        for place, (start_us, end_us) in enumerate(zip(starts_us.tolist(), ends_us.tolist(), strict=True)):
+            found[place] = ends[(ends > start_us) & (starts < end_us)].min(initial=NEVER)
+        return found
+
     def overlapping(self, start_us: int, end_us: int) -> Ints:
         """The rows of the windows that overlap ``[start, end)``."""
         first = int(np.searchsorted(self["end_us"], start_us, side="right"))
@@ -168,17 +176,41 @@ class WindowTable:
         self["pending"][rows] = 0
         self["looked"][rows] = 0.0
 
-    def views(self, rows: Ints, watermark_us: int, step_us: int) -> list[LateView]:
-        """The late windows of these rows as their trigger sees them."""
-        columns = (
-            watermark_us - self["end_us"][rows],
-            *(self[name][rows] for name in ("executed_us", "pending", "late_events", "bound_us")),
-            self["events"][rows] - self["late_events"][rows],
-            # A window that was late when it was created had no on-time execution.
-            self["panes"][rows] - (self["late_from_seq"][rows] > 0),
-            np.full(len(rows), step_us),
+    def execution(self, rows: Ints, kind: PaneKind, slices: tuple[int, ...], watermark_us: int) -> Execute:
+        """The order to run these windows now. ``slices``: the segments that they overlap."""
+        stale, all_staleness = self.stale(rows, watermark_us), self.all_staleness(rows)
+        return Execute(
+            kind,
+            slices,
+            self["definition"][rows],
+            self["start_us"][rows],
+            self["end_us"][rows],
+            self["panes"][rows],
+            self["executed_seq"][rows],
+            self["late_from_seq"][rows],
+            self["events"][rows],
+            self["late_events"][rows],
+            np.divide(stale, all_staleness, out=np.zeros(len(rows)), where=all_staleness > 0),
         )
-        return [LateView(*view) for view in zip(*(column.tolist() for column in columns), strict=True)]
+
+    def late(self, rows: Ints, watermark_us: int, step_us: int) -> LateWindows:
+        """The late windows of these rows as their trigger sees them."""
+        return LateWindows(
+            lateness_us=watermark_us - self["end_us"][rows],
+            executed_us=self["executed_us"][rows],
+            pending=self["pending"][rows],
+            late_events=self["late_events"][rows],
+            bound_us=self["bound_us"][rows],
+            on_time_events=self["events"][rows] - self["late_events"][rows],
+            # A window that was late when it was created had no on-time execution.
+            executions=self["panes"][rows] - (self["late_from_seq"][rows] > 0),
+            step_us=step_us,
+        )
+
+    def dues_us(self, rows: Ints, trigger: Trigger, watermark_us: int, step_us: int) -> Ints:
+        """The watermarks at which the trigger checks these late windows again even if no event comes. NEVER: none."""
+        later = trigger.next_due_us(self.late(rows, watermark_us, step_us))
+        return np.where(later < NEVER, self["end_us"][rows] + np.minimum(later, self["bound_us"][rows]), NEVER)
 
     def count_in(self, kept: StalenessKept, bound: float | None) -> None:
         """Notes how stale the windows of this table became. They are gone. ``bound``: of the trigger."""

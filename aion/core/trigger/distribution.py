@@ -136,23 +136,30 @@ class LateDistribution:
             return x[0]
         return x[above - 1] + (share - f[above - 1]) / (f[above] - f[above - 1]) * (x[above] - x[above - 1])
 
-    def first(self, per_time: float, per_share: float, target: float) -> float:
-        """The earliest lateness x with ``per_time * x + per_share * at(x) >= target``; inf when there is none."""
-        x, f = self._x, self._f
-        low, high = -1, len(x)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if per_time * x[middle] + per_share * f[middle] >= target:
-                high = middle
-            else:
-                low = middle
-        if high == 0:
-            return x[0]
-        if high == len(x):
-            return (target - per_share) / per_time if per_time > 0 else math.inf
-        missing = target - per_time * x[low] - per_share * f[low]
-        gained = per_time * (x[high] - x[low]) + per_share * (f[high] - f[low])
-        return x[low] + (x[high] - x[low]) * min(missing / gained, 1.0)
+    def first(self, per_time: ArrayLike, per_share: ArrayLike, target: ArrayLike) -> Floats:
+        """The earliest lateness x with ``per_time * x + per_share * at(x) >= target``; inf where there is none.
+
+        For each row of the three columns. ``per_time`` and ``per_share`` are 0 or above.
+        """
+        a, b, t = (np.asarray(column, dtype=np.float64) for column in (per_time, per_share, target))
+        x, f = self.lateness, self.share
+        last = len(x) - 1
+        # Bisects for the last knot below the target and the next one, for all rows at once.
+        low, high = np.full(len(t), -1), np.full(len(t), last + 1)
+        for _ in range(len(x).bit_length()):
+            middle = np.clip((low + high) // 2, 0, last)
+            reached = a * x[middle] + b * f[middle] >= t
+            open_ = high - low > 1
+            high = np.where(open_ & reached, middle, high)
+            low = np.where(open_ & ~reached, middle, low)
+        left, right = np.maximum(low, 0), np.minimum(high, last)
+        missing = t - a * x[left] - b * f[left]
+        gained = a * (x[right] - x[left]) + b * (f[right] - f[left])
+        inside = (low >= 0) & (high <= last)
+        along = np.divide(missing, gained, out=np.zeros(len(t)), where=inside)
+        between = x[left] + (x[right] - x[left]) * np.minimum(along, 1.0)
+        beyond = np.divide(t - b, a, out=np.full(len(t), np.inf), where=a > 0)
+        return np.asarray(np.where(high == 0, x[0], np.where(inside, between, beyond)))
 
     # -- placement ----------------------------------------------------------------------------------------
 

@@ -20,13 +20,13 @@ from aion.tools.tune.files import ShardDisk, SimulatedFiles, sized
 from aion.tools.tune.sizes import SizesOnly, compaction_ratio
 from policies.sizing import processing_bytes_per_s
 from state_backends.files.names import SstFile
+from state_backends.store.attempt import StoreAttempt
 from state_backends.store.backends import StoreConfig
 from state_backends.store.io import Priority
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.p_bucket import cache_bytes
 from state_backends.store.pressure import PressureManager
 from state_backends.store.protocol import Only, StagingStats
-from state_backends.store.session import StoreSession
 from state_backends.store.tiered import TieredStore
 from state_backends.versions.manifest import FileEntry, Identity, Manifest
 from state_backends.versions.retention import Retention
@@ -162,11 +162,11 @@ class _Versions:
         self._known: dict[int, SstFile] = {}
         self._number = 0
 
-    def commit(self, session: StoreSession) -> None:
+    def commit(self, attempt: StoreAttempt) -> None:
         """Does the same to the store as :meth:`state_backends.versions.shard.Shard.commit`."""
-        store = session.store
-        self._known |= {file.file_no: file for file in store.persist(skip=session.purging)}
-        session.end()
+        store = attempt.store
+        self._known |= {file.file_no: file for file in store.persist(skip=attempt.purging)}
+        attempt.end()
         self._known = {no: self._known[no] for no in store.files()}
         files = tuple(FileEntry(no, f.path, f.size_bytes, 0, 0, f.blocks) for no, f in self._known.items())
         self._number += 1
@@ -177,8 +177,8 @@ class _Versions:
         store.compact(self._known, held_bytes=held_bytes, disk_bytes=disk_bytes)
 
 
-class _Session(StoreSession):
-    """A session whose prestages begin on the simulated disk."""
+class _Attempt(StoreAttempt):
+    """An attempt whose prestages begin on the simulated disk."""
 
     def __init__(self, store: TieredStore, disk: ShardDisk, host: SimulatedDisk) -> None:
         super().__init__(store)
@@ -197,7 +197,7 @@ class _Shard:
     def __init__(self, host: _Host, trace: Trace, policy: Policy, config: StoreConfig) -> None:
         disk, plan = ShardDisk(host.disk, host.machine, host.staging_times), host.plan
         self.store = config.make_store(SimulatedFiles(host.machine, host.disk), disk, host.budget)
-        self._session = _Session(self.store, disk, host.disk)
+        self._attempt = _Attempt(self.store, disk, host.disk)
         self._contents = SizesOnly(
             plan,
             host.disk,
@@ -208,13 +208,13 @@ class _Shard:
             compaction_bytes=compaction_bytes(policy.apply.memory_bytes, Compression[policy.state.compression.upper()]),
         )
         self.operator = make_operator(plan, policy, None)
-        self._executor = Executor(plan, self.operator, self._session, self._contents)
+        self._executor = Executor(plan, self.operator, self._attempt, self._contents)
         self._host = host
         self._versions = _Versions(config.retain_versions) if trace.definition.commits else None
         self._predicts = predicts(policy)
 
     def run(self, batch: Batch, *, paced: bool) -> None:
-        self._session.begin(self.operator.next_seq)
+        self._attempt.begin(self.operator.next_seq)
         for rows in self._rows(batch, paced):
             raise AssertionError(f"a replay computes no rows, and got {rows.num_rows}")
         self._end_batch()
@@ -245,11 +245,11 @@ class _Shard:
             self._host.seconds += [execution.seconds for execution in executed]
             executed.clear()
         if self._versions is not None:
-            self._versions.commit(self._session)
+            self._versions.commit(self._attempt)
         else:
-            self._session.end()
+            self._attempt.end()
             self.store.flush()
             self.store.compact()
         if self._predicts and (due := self._executor.due_next(self.operator.watermark.expected_next())):
-            self._session.prestage(due)
+            self._attempt.prestage(due)
         self._host.tick()

@@ -22,8 +22,8 @@ from aion.execute.keyed import KeyedExecutor
 from aion.execute.trace import Cost
 from aion.tools.tune.disk import SimulatedDisk
 from aion.tools.tune.files import sized
+from state_backends.store.attempt import ShardAttempt
 from state_backends.store.protocol import StoredBlock
-from state_backends.store.session import ShardSession
 
 _EVERYTHING = Keys(np.arange(MOST_KEYS + 1))
 
@@ -66,10 +66,10 @@ class SizesOnly:
         return self.facts
 
     def keyed(
-        self, part: Plan, session: ShardSession, timed: Callable[[], AbstractContextManager[Seen]]
+        self, part: Plan, attempt: ShardAttempt, timed: Callable[[], AbstractContextManager[Seen]]
     ) -> KeyedExecutor:
         """It has nothing to do: no trace has windows of single keys."""
-        return KeyedExecutor(part, session, None, memory_limit_bytes=0, spill_folder=None, seeks=False, timed=timed)
+        return KeyedExecutor(part, attempt, None, memory_limit_bytes=0, spill_folder=None, seeks=False, timed=timed)
 
     def keys(self, blocks: Iterator[StoredBlock]) -> Keys:
         found = list(self._worked_on(blocks, self._processing))

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aion.core.numbers import sum_of
+from aion.core.numbers import NEVER, sum_of
 from aion.core.operator.keyed.orders import Arrivals, EmitDroppedRows
 from aion.core.operator.keyed.saving import Keeper, Save
 from aion.core.operator.keyed.shapes import Flags
 from aion.core.operator.keyed.summary import summary
 from aion.core.operator.keyed.table import Ints, Table
 from aion.core.operator.keyed.windows import KeyedWindows, Orders, overlapping
-from aion.core.operator.lifecycle import NEVER, StalenessKept
+from aion.core.operator.lifecycle import StalenessKept
 
 
 class Taken(NamedTuple):

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from aion.core.compaction.blocks import BlockCompaction
+from aion.core.numbers import NEVER
 from aion.core.operator.keyed.orders import ExecuteKeyed
 from aion.core.operator.keyed.shard import KeyedPart
 from aion.core.operator.keyed.table import Ints
-from aion.core.operator.lifecycle import NEVER
 from aion.core.slicing.grid import EVENT_ROWS_US, LiveSegments, SliceGrid, has_event_rows, slices_from_json
 
 Needed = Callable[[Sequence[int], int], list[bool]]

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from aion.core.numbers import sum_of
+from aion.core.numbers import NEVER, sum_of
 from aion.core.operator.keyed.shapes import total
 from aion.core.operator.keyed.windows import KeyedWindows
-from aion.core.operator.lifecycle import NEVER
 
 LISTED = 20
 """How many windows of each definition and shard are listed: those that end first."""

@@ -19,12 +19,12 @@ import pyarrow as pa
 
 from aion.aggregates.groups import number
 from aion.core.lateness.observe import NewBounds
-from aion.core.numbers import sum_of, sums_by
+from aion.core.numbers import NEVER, sum_of, sums_by
 from aion.core.operator.actions import PaneKind
 from aion.core.operator.keyed.orders import ExecuteKeyed, Members, Retract
 from aion.core.operator.keyed.shapes import INDEX, Flags, Sessions, Shape, Windows, newest, total
 from aion.core.operator.keyed.table import Ints, Table, codes_of, stacked
-from aion.core.operator.lifecycle import NEVER, StalenessKept
+from aion.core.operator.lifecycle import StalenessKept
 from aion.core.operator.window_table import WindowTable
 from aion.core.slicing.tree import ranges
 from aion.core.trigger.triggers import Trigger
@@ -177,8 +177,7 @@ class KeyedWindows:
         self._cells["pending"][rows] = np.maximum(self._cells["pending"][rows], 1)
         due = np.ones(len(rows), np.bool_)
         if not last:
-            views = self._cells.views(rows, now_us, step_us)
-            due = np.array([self._trigger.due(view) for view in views], np.bool_)
+            due = self._trigger.due(self._cells.late(rows, now_us, step_us))
         self._cells.executed(rows[due], now_us, 0)
         self._cells.look(rows[~due], now_us)
         return self._execute(changed & np.isin(cells, waiting[due]), PaneKind.LATE)
@@ -329,11 +328,8 @@ class KeyedWindows:
         candidates = [int(dues.min())] if len(dues) else []
         if now_us is not None:
             rows = np.flatnonzero(self._cells["pending"] > 0)
-            views = self._cells.views(rows, now_us, step_us)
-            for begin_us, view in zip(self._cells["end_us"][rows].tolist(), views, strict=True):
-                later = self._trigger.next_due_us(view)
-                if later is not None:
-                    candidates.append(max(begin_us + later, now_us + 1))
+            waits_us = self._cells.dues_us(rows, self._trigger, now_us, step_us)
+            candidates += waits_us[waits_us < NEVER].tolist()
         return min(candidates, default=None)
 
     # -- cells --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The way of a batch into a store: an executor works with the blocks of one shard through a session."""
+"""The way of a batch into a store: an executor works with the blocks of one shard through an attempt."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from aion.errors import RequestError
 from state_backends.store.protocol import BlockStore, Only, StoredBlock
 
 
-class ShardSession(Protocol):
+class ShardAttempt(Protocol):
     """The blocks of one shard, as an executor sees them.
 
-    :class:`StoreSession` if the store is in this process, as in LocalOperator and inside the state server;
-    :class:`state_backends.server.session.RemoteSession` in Spark's workers.
+    :class:`StoreAttempt` if the store is in this process, as in LocalOperator and inside the state server;
+    :class:`state_backends.server.remote_attempt.RemoteAttempt` in Spark's workers.
     """
 
     def append(self, blocks: Iterable[tuple[int, bool, Block]]) -> None:
@@ -39,8 +39,8 @@ class ShardSession(Protocol):
         """
 
 
-class StoreSession:
-    """A :class:`ShardSession` on a store of this process. It serves one attempt after another.
+class StoreAttempt:
+    """A :class:`ShardAttempt` on a store of this process. It serves one attempt after another.
 
     Until an attempt ends, everything it did can be undone: block numbers only grow, replaced blocks are only hidden,
     and purges wait for the end. To make a version of the attempt, do it before :meth:`end`.

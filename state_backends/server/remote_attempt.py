@@ -6,7 +6,7 @@ the shard again at the version that it started from, sends the same blocks with 
 that failed. A read continues after the last block that it yielded, because every server yields the blocks in the same
 order. Nothing is computed twice, so no pane is yielded twice.
 
-Blocks that were sent are kept until the commit, up to ``REPLAY_BYTES`` for all sessions of a worker. An attempt that
+Blocks that were sent are kept until the commit, up to ``REPLAY_BYTES`` for all attempts of a worker. An attempt that
 has sent more cannot resume: it fails with ServerUnreachable, and Spark runs its task again.
 """
 
@@ -43,13 +43,13 @@ class _Sent(NamedTuple):
 
 
 class Connection(Protocol):
-    """What a session needs of a client. Every method raises ServerUnreachable if the server is gone."""
+    """What an attempt needs of a client. Every method raises ServerUnreachable if the server is gone."""
 
     generation: int
     """The number of the current server. It increases with every reconnect."""
 
     replay_bytes_left: int
-    """How many more bytes all sessions together may keep to send again."""
+    """How many more bytes all attempts together may keep to send again."""
 
     def call(
         self, name: str, request: dict[str, Any], blocks: BlocksToAppend | None = None, *, timeout: float | None = None
@@ -57,19 +57,20 @@ class Connection(Protocol):
     def reconnect(self, seen: int) -> None: ...
 
 
-class RemoteSession:
-    """A :class:`state_backends.store.session.ShardSession` on a shard in the state server.
+class RemoteAttempt:
+    """A :class:`state_backends.store.attempt.ShardAttempt` on a shard in the state server.
 
     ``opening``: the request that opens the shard; see requests.OpenRequest. Every call raises what the server raised
-    (SessionSuperseded if another attempt works on the shard now), or ServerUnreachable if Spark must run the task
+    (AttemptSuperseded if another attempt works on the shard now), or ServerUnreachable if Spark must run the task
     again.
     """
 
     def __init__(self, client: Connection, opening: dict[str, Any]) -> None:
         self._client = client
         self._opening = opening
-        self.attempt: str = opening["attempt"]
-        self._session = self.attempt
+        self.makes: str = opening["makes"]
+        """The token of the version that the commit makes."""
+        self._name = self.makes  # the current server's name for this attempt
         self.servers = 1
         """How often this attempt has opened the shard: once, and again after each lost server or broken call."""
         self._sent: list[_Sent] | None = []  # None: it sent too much to resume, or it is over
@@ -129,7 +130,7 @@ class RemoteSession:
         while True:
             seen = self._client.generation
             try:
-                blocks = self._client.call("read", {"session": self._session, **request})
+                blocks = self._client.call("read", {"attempt": self._name, **request})
                 for number, stored in enumerate(blocks):
                     if number < len(yielded):
                         if stored.seq != yielded[number]:
@@ -172,7 +173,7 @@ class RemoteSession:
         with contextlib.suppress(StateError):
             # This may fail: the next attempt undoes what was not committed. And the task should fail with its own
             # error, not with an error of this request.
-            self._client.call("abort", {"session": self._session}, timeout=ABORT_SECONDS)
+            self._client.call("abort", {"attempt": self._name}, timeout=ABORT_SECONDS)
 
     # -- another server -----------------------------------------------------------------------------------
 
@@ -181,7 +182,7 @@ class RemoteSession:
         while True:
             seen = self._client.generation
             try:
-                answer = self._client.call(name, {"session": self._session, **request}, blocks)
+                answer = self._client.call(name, {"attempt": self._name, **request}, blocks)
                 break
             except ServerUnreachable as error:
                 self._resume(error, seen)
@@ -202,20 +203,20 @@ class RemoteSession:
                     f"the state server was lost {MOST_SERVERS} times in one task; the last time: {lost}"
                 ) from lost
             self.servers += 1
-            self._session = f"{self.attempt}.{self.servers}"
-            log.warning("attempt %s continues on another server as %s: %s", self.attempt, self._session, lost)
+            self._name = f"{self.makes}.{self.servers}"
+            log.warning("attempt %s continues on another server as %s: %s", self.makes, self._name, lost)
             try:
                 self._client.reconnect(seen)
                 seen = self._client.generation
                 self._open()
                 for sent in self._sent:
-                    self._client.call(sent.name, {"session": self._session, **sent.request}, sent.blocks)
+                    self._client.call(sent.name, {"attempt": self._name, **sent.request}, sent.blocks)
                 return
             except ServerUnreachable as again:
                 lost = again
 
     def _open(self) -> None:
-        self._answer = self._client.call("open", {**self._opening, "session": self._session})
+        self._answer = self._client.call("open", {**self._opening, "attempt": self._name})
         self._bodies = Bodies([Path(folder) for folder in self._answer.get("bodies", ())])
 
     def _keep(self, sent: _Sent) -> None:

@@ -1,0 +1,86 @@
+"""Gives facts to an operator without a shell, and returns its orders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aion.core.compaction.blocks import BlockFact
+from aion.core.lateness.bound import AdaptiveBound
+from aion.core.operator.actions import (
+    Action,
+    Append,
+    Arrived,
+    BatchEnded,
+    Destage,
+    EmitDropped,
+    EmitUntimed,
+    Event,
+    Execute,
+    Execution,
+    Purge,
+    WatermarkAdvanced,
+)
+from aion.core.operator.operator import Operator
+from aion.core.slicing.grid import SliceGrid
+from aion.core.trigger.triggers import EveryBatchTrigger
+from aion.core.windows import Periodic, Tumbling
+from policies.cleanup import Cleanup
+
+
+def bound_of(bound_us: int, snapshot: dict[str, Any] | None = None) -> AdaptiveBound:
+    """Gives every window the same bound."""
+    return AdaptiveBound(Cleanup(bound_us, coverage=None), snapshot=snapshot["lateness"] if snapshot else None)
+
+
+def make(
+    *windows: Periodic, bound: int = 100, snapshot: dict[str, Any] | None = None, segmented: bool = False
+) -> Operator:
+    grid = SliceGrid(windows or (Tumbling(10),), segmented=segmented)
+    return Operator(grid, bound=bound_of(bound, snapshot), trigger=EveryBatchTrigger(), snapshot=snapshot)
+
+
+def arrive(operator: Operator, *slices: int, events: int = 1) -> list[Action]:
+    return handle(operator, Arrived([BlockFact(s, events, 64) for s in slices]))
+
+
+def advance(operator: Operator, to: int) -> list[Action]:
+    return handle(operator, WatermarkAdvanced(to))
+
+
+def end_batch(operator: Operator) -> list[Action]:
+    return handle(operator, BatchEnded())
+
+
+def handle(operator: Operator, event: Event) -> list[Action]:
+    """Returns the orders, without hints about what will be read soon: these change no pane."""
+    actions = operator.handle(event)
+    operator.validate()
+    return [a for a in actions if isinstance(a, Append | EmitUntimed | EmitDropped | Execute | Destage | Purge)]
+
+
+def executes(actions: Sequence[Action]) -> list[Execution]:
+    return [execution for a in actions if isinstance(a, Execute) for execution in a]
+
+
+def said(actions: Sequence[Action]) -> list[Any]:
+    """Turns actions into values that tests can compare."""
+    plain = [(a.kind, a.slices, *a) if isinstance(a, Execute) else a for a in actions]
+    return [(a.blocks, a.windows(), a.lateness_us.tolist()) if isinstance(a, EmitDropped) else a for a in plain]
+
+
+def executed(actions: Sequence[Action]) -> list[tuple[str, int, int]]:
+    """Returns (kind, window start, pane) of each execution, in order."""
+    return [(a.kind.value, a.window.start_us, a.pane) for a in executes(actions)]
+
+
+def kinds(actions: Sequence[Action]) -> list[type]:
+    return [type(a) for a in actions]
+
+
+def dropped(actions: Sequence[Action]) -> list[EmitDropped]:
+    return [a for a in actions if isinstance(a, EmitDropped)]
+
+
+def purged(actions: Sequence[Action]) -> list[int]:
+    return [s for a in actions if isinstance(a, Purge) for s in a.slices]

@@ -1,0 +1,140 @@
+"""A window too large for memory takes little of it."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import aion
+from aion.core.ingest.block import BlockKind, encode
+from aion.core.plan import make_plan
+from aion.execute import spilling
+from aion.execute.applying import apply_window
+from state_backends.store.codec_pool import CodecPool
+from state_backends.store.protocol import StoredBlock
+from tests.spilled import MIB, SCHEMA, block_of, execute, files_in, plan_of, rows_of
+
+
+class Peak:
+    """The most memory that Arrow and Python, with numpy, held at any look, above what they held at the beginning."""
+
+    def __enter__(self) -> Peak:
+        tracemalloc.start(1)
+        self._before = self._now()
+        self.bytes = 0
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        tracemalloc.stop()
+
+    def _now(self) -> int:
+        return int(pa.total_allocated_bytes()) + tracemalloc.get_traced_memory()[0]
+
+    def look(self) -> None:
+        self.bytes = max(self.bytes, self._now() - self._before)
+
+
+@pytest.mark.parametrize(
+    ("threads", "hot"),
+    [
+        pytest.param(0, 0.0, marks=pytest.mark.proof),
+        pytest.param(2, 0.0, id="even"),
+        pytest.param(0, 0.7, id="one key is most of it"),
+        pytest.param(2, 0.7, marks=pytest.mark.proof),
+    ],
+)
+def test_memory_is_bounded_for_a_window_far_larger_than_the_limit(threads: int, hot: float, tmp_path: Path) -> None:
+    limit, blocks, rows = 4 * MIB, 160, 16_384
+    rng = np.random.default_rng(1)
+    peak = Peak()
+
+    def stored() -> Iterator[StoredBlock]:
+        for seq in range(blocks):
+            keys = np.sort(np.where(rng.random(rows) < hot, 1, rng.integers(0, 300, rows)))
+            batch = pa.record_batch(
+                [keys, pa.nulls(rows, pa.string()), np.zeros(rows, "datetime64[us]"), np.arange(rows)], schema=SCHEMA
+            )
+            block = encode(batch, kind=BlockKind.EVENTS, slice_us=0, events=rows, min_us=0, max_us=0)
+            peak.look()
+            yield StoredBlock(seq, block)
+            del block, batch
+
+    def count(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> Mapping[str, Any]:
+        n = 0
+        for batch in events:
+            n += batch.num_rows
+            peak.look()
+        return {"digest": n}
+
+    plan = plan_of(count)
+    with peak, CodecPool(threads) as pool:
+        panes = apply_window(
+            plan, execute(blocks), stored(), pool, memory_limit_bytes=limit, spill_folder=str(tmp_path)
+        )
+        counted = {row["key"]: (row["digest"], row["events"]) for batch in panes for row in batch.to_pylist()}
+    assert sum(n for n, _ in counted.values()) == blocks * rows
+    assert all(n == events for n, events in counted.values())
+    window_bytes = blocks * rows * 28
+    assert window_bytes > 16 * limit
+    # The limit, half of it again for what goes into files, and the blocks on their way.
+    assert peak.bytes < 2 * limit + 6 * MIB
+
+
+def test_results_cut_out_of_the_events_do_not_keep_them_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spilling, "FILES", 4)  # this makes the batches in the files larger
+    schema = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us")), ("value", pa.int64())])
+    rows, blocks, limit = 16_384, 60, 2 * MIB
+    peak = Peak()
+
+    def one(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
+        peak.look()
+        parts = list(events)
+        return parts[key[0] % len(parts)].select(["value"]).slice(0, 1)
+
+    plan = make_plan(
+        schema,
+        key="key",
+        time="ts",
+        windows=aion.Tumbling("1 second"),
+        aggregates=None,
+        apply=one,
+        outputs="value bigint",
+    )
+
+    def stored() -> Iterator[StoredBlock]:
+        for seq in range(blocks):
+            keys = np.sort(np.random.default_rng(seq).integers(0, 300, rows))
+            batch = pa.record_batch([keys, np.zeros(rows, "datetime64[us]"), np.arange(rows)], schema=schema)
+            yield StoredBlock(seq, encode(batch, kind=BlockKind.EVENTS, slice_us=0, events=rows, min_us=0, max_us=0))
+
+    with peak:
+        panes = list(
+            apply_window(plan, execute(blocks), stored(), memory_limit_bytes=limit, spill_folder=str(tmp_path))
+        )
+    assert sum(b.num_rows for b in panes) == 300
+    assert peak.bytes < 2 * limit + 4 * MIB
+
+
+def test_a_large_key_is_streamed_and_need_not_be_read_to_its_end(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def peek(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> Mapping[str, Any]:
+        batch = next(events)
+        seen.append(batch.num_rows)
+        return {"digest": pc.sum(batch.column("value")).as_py()}
+
+    plan = plan_of(peek, key=("key",))
+    stored = [StoredBlock(i, block_of([7] * 10_000, range(10_000))) for i in range(10)]
+    panes = apply_window(plan, execute(10), iter(stored), memory_limit_bytes=1 << 19, spill_folder=str(tmp_path))
+    assert [row["events"] for row in rows_of(panes)] == [100_000]
+    assert seen[0] <= 20_000
+    assert files_in(tmp_path) == []
