@@ -234,3 +234,59 @@ def test_only_some_blocks(blocks: list[Any], keys: Any, below: int | None, data:
             wanted.append((slice_us, entry.arrival, seq))
     found = ledger.of_slices([0, 1, 2], Only(spans, keys, below))
     assert [(e.slice_us, e.arrival, e.seq) for e in found] == sorted(wanted)
+
+
+# -- runs that were handed over ------------------------------------------------------------------------------
+
+
+def handed_over(compaction: BlockCompaction, seq: int, size: int, keys: tuple[int, int]) -> None:
+    compaction.arrived(BlockFact(0, 1, size, keys), seq)
+
+
+def test_the_blocks_of_one_child_are_one_sorted_run() -> None:
+    compaction = BlockCompaction(open_too=False)
+    for seq, keys in enumerate([(0, 10), (10, 20), (25, 30), (5, 40)]):
+        handed_over(compaction, seq, 10**6, keys)
+    compaction.touched()
+    handed_over(compaction, 4, 10**6, (50, 60))
+    found = compaction.to_json()
+    assert [run[1:3] for run in rows_of_runs(found)] == [(2, 3 * 10**6), (3, 10**6), (4, 10**6)], (
+        "windows are executed between batches, so the last one is a run of its own"
+    )
+    assert compaction.due(0, [], ended=True) == [], "they are sorted, and few"
+    assert BlockCompaction(open_too=False, snapshot=found).to_json() == found
+
+
+def test_runs_that_were_handed_over_are_compacted_when_many_larger_ones_follow() -> None:
+    compaction = BlockCompaction(open_too=False)
+    handed_over(compaction, 0, 10**8, (0, 9))
+    for seq in range(1, 10):
+        handed_over(compaction, seq, 10**6, (0, 9))
+        assert compaction.due(0, [], ended=True) == []
+    handed_over(compaction, 10, 10**6, (0, 9))
+    assert compaction.due(0, [], ended=True) == [Compact(0, 0, 10, 10**7, True)]
+    assert compaction.due(0, [4], ended=True) == [], "what windows tell apart is not compacted together"
+    small = BlockCompaction(open_too=False)
+    handed_over(small, 0, 1000, (0, 9))
+    for seq in range(1, 8):
+        handed_over(small, seq, 10**6, (0, 9))
+    assert small.due(0, [], ended=True) == [], "a small run costs one read, and its neighbours many bytes"
+
+
+def test_rows_are_not_compacted_across_a_run_that_was_handed_over() -> None:
+    compaction = BlockCompaction(open_too=False)
+    compaction = BlockCompaction(open_too=False)
+    for seq in range(5):
+        if seq == 2:
+            handed_over(compaction, seq, 10**7, (0, 9))
+        else:
+            compaction.arrived(BlockFact(0, 1, 200_000), seq)
+    found = compaction.due(0, [], ended=True)
+    assert found == [Compact(0, -1, 1, 400_000, True), Compact(0, 2, 4, 400_000, True)]
+    for order in found:
+        compaction.compacted(CompactionDone(order, 400_000))
+    assert compaction.due(0, [], ended=True) == []
+
+
+def rows_of_runs(snapshot: dict[str, Any]) -> list[tuple[int, ...]]:
+    return list(zip(*untable(snapshot).values(), strict=True))

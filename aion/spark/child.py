@@ -18,7 +18,7 @@ from state_backends.store.codec_pool import CodecPool
 
 # Each pass over a batch has a fixed cost, and Spark's batches are small because their rows may be wide.
 _ROWS_AT_ONCE = 1 << 16
-_BYTES_AT_ONCE = 32 << 20
+_BYTES_AT_ONCE = 8 << 20
 
 
 class Child:
@@ -77,7 +77,7 @@ def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows += batch.num_rows
         size += batch.get_total_buffer_size()  # nbytes takes as long as a copy
         if rows >= _ROWS_AT_ONCE or size >= _BYTES_AT_ONCE:
-            yield pa.concat_batches(waiting)
+            yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
             waiting, rows, size = [], 0, 0
     if waiting:
         yield pa.concat_batches(waiting)

@@ -8,8 +8,8 @@ are together never larger than the first one, which is no larger than the whole 
 time that a byte is rewritten, it goes into a run at least 1.5 times as large. So a byte is written O(log n) times.
 
 Large blocks that were handed over (docs/hand-over.md) are sorted when they come. Those of one child are one run. Their
-bytes are many, so they are compacted as tiered LSM trees do: a run that was handed over is only compacted when the runs
-after it hold more than ``FAN_IN`` times its bytes. So a slice has O(FAN_IN log n) runs, and a byte is written again
+bytes are many, so they are compacted as tiered LSM trees do: a run that was handed over is only compacted when it has at
+least ``FAN_IN`` runs after it, which hold more than ``FAN_IN`` times its bytes. So a slice has O(FAN_IN log n) runs, and a byte is written again
 O(log n / log FAN_IN) times, mostly never. Other runs are not compacted across one that was handed over.
 
 A *stretch* is a sequence of runs that every window of the slice treats alike. Executed and pending blocks, or blocks
@@ -255,12 +255,12 @@ class BlockCompaction:
 def _without_handed_over(runs: list[Run], begin: int, end: int) -> list[tuple[int, int]]:
     """The ranges of a stretch between runs that were handed over.
 
-    If such a run has far fewer bytes than those after it, a range begins with it, and ends where the stretch does.
+    If many runs with far more bytes follow such a run, a range begins with it, and ends where the stretch does.
     """
     found: list[tuple[int, int]] = []
     behind, first = 0, None
     for i in range(end - 1, begin - 1, -1):
-        if runs[i].was_handed_over and behind > FAN_IN * runs[i].size_bytes:
+        if runs[i].was_handed_over and end - i > FAN_IN and behind > FAN_IN * runs[i].size_bytes:
             first = i
         behind += runs[i].size_bytes
     if first is not None:
