@@ -244,3 +244,20 @@ def test_the_policy_says_what_is_grouped_in_memory_and_where_the_rest_goes(
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
     assert events_of_keys({"memory": "64KiB"}) == in_memory
     assert set(folders) == {str(tmp_path)}, "Spark's own local folder"
+
+
+def test_mapped_events_need_no_files_if_they_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A keyed window larger than memory: what children handed over is read where it lies."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("it was written to a temporary file")
+
+    batch = pa.record_batch({"k": [1, 1, 2, 3], "text": ["x" * 5000] * 4})
+    small = pa.record_batch({"k": list(range(4000)), "value": list(range(4000))})
+    with monkeypatch.context() as patch:
+        patch.setattr(spilling.tempfile, "TemporaryFile", never)
+        groups = group_by_key(["k"], iter([Piece(batch, True, False, mapped=True)] * 50), limit_bytes=100_000)
+        found = {group.key: sum(part.num_rows for part in group.parts) for group in groups}
+        assert found == {(1,): 100, (2,): 50, (3,): 50}
+        with pytest.raises(AssertionError, match="temporary"):
+            list(group_by_key(["k"], iter([Piece(small, True, False, mapped=True)] * 9), limit_bytes=100_000))

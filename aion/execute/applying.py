@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from aion.core.ingest.block import decode, is_quick
+from aion.core.ingest.block import decode, is_mapped, is_quick
 from aion.core.ingest.key_ranges import Keys, row_hashes
 from aion.core.operator.actions import Execution, PaneKind, WindowRef
 from aion.core.operator.keyed.orders import ExecuteKeyed
@@ -37,12 +37,14 @@ _UNFIT = (pa.ArrowException, TypeError, ValueError)
 class Decoded(NamedTuple):
     """The rows of a block. ``seq``: the number of the last block that arrived in it.
 
-    It does not keep the block's bytes alive, unless the rows share them.
+    It does not keep the block's bytes alive, unless the rows share them. ``mapped``: the rows lie in a file that is
+    mapped, so they need no memory of their own.
     """
 
     seq: int
     slice_us: int
     batch: pa.RecordBatch
+    mapped: bool = False
 
 
 def decode_all(
@@ -60,7 +62,7 @@ def decode_all(
             kept = keys.among(row_hashes(plan, batch))
         if kept is not None:
             batch = batch.filter(pa.array(kept))
-        return Decoded(stored.arrival, stored.block.header.slice_us, batch)
+        return Decoded(stored.arrival, stored.block.header.slice_us, batch, kept is None and is_mapped(stored.block))
 
     def quick(stored: StoredBlock) -> bool:
         header = stored.block.header
@@ -92,7 +94,9 @@ def apply_window(
             rows = _call(plan, (), window, (d.batch for d in decoded))
             collected.add((), execute.window, execute.pane, execute.events, execute.late_events, rows)
         else:
-            pieces = (Piece(d.batch, d.seq > execute.changed_since, d.seq >= execute.late_from) for d in decoded)
+            pieces = (
+                Piece(d.batch, d.seq > execute.changed_since, d.seq >= execute.late_from, d.mapped) for d in decoded
+            )
             with closing(group_by_key(plan.key, pieces, memory_limit_bytes, spill_folder)) as groups:
                 for group in groups:
                     rows = _call(plan, group.key, window, group.parts)

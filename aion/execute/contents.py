@@ -190,7 +190,7 @@ class RowContents:
                 with closing(parts_by_key(names, batches, limit, self._spill_folder)) as parts:
                     yield from (Loaded.of_tagged(self._plan, part) for part in parts if part)
                 return
-        yield Loaded.of_blocks(self._plan, held)
+        yield Loaded.of_blocks(self._plan, [block[:3] for block in held])
 
     # -- compaction ---------------------------------------------------------------------------------------
 

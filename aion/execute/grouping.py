@@ -16,15 +16,26 @@ from aion.core.row_hash import hash_rows
 # Runs are searched in this many rows at a time. The arrays for a whole window would take more room than small events.
 _ROWS_AT_ONCE = 1 << 17
 _KEYS_AT_ONCE = 1024
+_RUN_BYTES = 64  # at most: a run may be a single row
 _I64_MAX = 2**63 - 1
 
 
 class Piece(NamedTuple):
-    """Events of one block. ``changed``: whether they are pending. ``late``: whether they came late."""
+    """Events of one block. ``changed``: whether they are pending. ``late``: whether they came late.
+
+    ``mapped``: they lie in a file that is mapped into memory.
+    """
 
     batch: pa.RecordBatch
     changed: bool
     late: bool
+    mapped: bool = False
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory that grouping needs for it. For mapped events, that is what describes runs of their keys."""
+        size: int = self.batch.nbytes
+        return min(size, _RUN_BYTES * self.batch.num_rows) if self.mapped else size
 
 
 class Group(NamedTuple):

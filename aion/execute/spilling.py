@@ -38,7 +38,8 @@ def group_by_key(
 ) -> Generator[Group, None, None]:
     """The groups of the keys with a changed piece. Their order has no meaning.
 
-    It holds at most ``limit_bytes`` of events, and about half as much more while it splits them into files. The files
+    It holds at most ``limit_bytes`` of events, and about half as much more while it splits them into files. Events that
+    were handed over (docs/hand-over.md) are mapped, so a window of any size needs no files if they are large. The files
     are in ``folder`` (None: the platform's temporary folder). They have no name, so that even a killed process leaves
     none behind. Raises OSError if they cannot be written or read.
     """
@@ -46,7 +47,7 @@ def group_by_key(
     size = 0
     for piece in pieces:
         held.append(piece)
-        size += piece.batch.nbytes
+        size += piece.memory_bytes
         if size > limit_bytes:
             del piece
             yield from _split(names, chain(drained(held), pieces), limit_bytes, folder)
@@ -180,10 +181,10 @@ class _File:
         self.changed = False
 
     def add(self, piece: Piece) -> None:
-        batch, *are = piece
-        if self._waiting_are != tuple(are):
+        batch, are = piece.batch, (piece.changed, piece.late)
+        if self._waiting_are != are:
             self.flush()
-            self._waiting_are = (piece.changed, piece.late)
+            self._waiting_are = are
         self._compare_keys(batch.select(self._names))
         self._waiting.append(batch)
         self._waiting_bytes += batch.nbytes

@@ -149,6 +149,19 @@ class Bodies:
         raise CorruptBlock(f"{name}: a version names blocks in this file, and it is not in {where}")
 
 
+def advise(folders: Sequence[Path], block: Block) -> None:
+    """Asks the system to read the body of a reference from disk, because it will be needed soon. Does not wait."""
+    assert block.at is not None
+    for folder in folders:
+        with contextlib.suppress(OSError):  # whoever reads it will see what is wrong
+            fd = os.open(folder / block.at.file, os.O_RDONLY)
+            try:
+                os.posix_fadvise(fd, block.at.offset, block.header.body_bytes, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(fd)
+            return
+
+
 def read_footer(path: Path) -> Footer:
     """Raises CorruptState if the file is missing or not complete."""
     try:

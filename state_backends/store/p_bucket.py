@@ -23,6 +23,7 @@ from aion.core.checksum import crc32
 from aion.core.ingest.block import Block, parse
 from aion.errors import CorruptBlock, CorruptState, StateError
 from state_backends.files.faults import disk_error, disk_errors, from_rocksdb, is_rocksdb_io
+from state_backends.files.handed import advise
 from state_backends.files.names import MERGED, PART, SST, SstFile, is_merged
 from state_backends.files.storage import link_or_copy, make_folder, sync
 from state_backends.store.io import Steps
@@ -59,6 +60,8 @@ class PBucket:
         self.live = live
         self.durable = durable
         self.tag = "0"
+        self.bodies: Sequence[Path] = ()
+        """The folders with files that children handed over. They are read by others, which map them."""
         self.next_file_no = 0
         self._db: Rdict | None = None
         self._db_path = live
@@ -152,7 +155,10 @@ class PBucket:
         if value is None:
             raise CorruptBlock(f"{name}: it is not in the file")
         yield len(value)
-        return parse(value, name)
+        block = parse(value, name)
+        if block.at is not None:
+            advise(self.bodies, block)
+        return block
 
     def adopt(self, files: Sequence[SstFile]) -> Steps[list[list[Indexed]]]:
         """Steps that ingest existing files; returns the index of each.

@@ -277,6 +277,7 @@ class Shard:
             self.storage, self._elsewhere = self._home()
         # New files stay in a folder of this host until a version names them, so that no other host deletes them.
         p_bucket = PBucket(self._live / "new", self._live / "rocksdb", durable=False, cache=self._cache)
+        p_bucket.bodies = self.storage.bodies
         store = self._make_store(p_bucket)
         try:
             manifest = None if token is None else self._find(token, identity)

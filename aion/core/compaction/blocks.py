@@ -8,9 +8,10 @@ are together never larger than the first one, which is no larger than the whole 
 time that a byte is rewritten, it goes into a run at least 1.5 times as large. So a byte is written O(log n) times.
 
 Large blocks that were handed over (docs/hand-over.md) are sorted when they come. Those of one child are one run. Their
-bytes are many, so they are compacted as tiered LSM trees do: a run that was handed over is only compacted when it has at
-least ``FAN_IN`` runs after it, which hold more than ``FAN_IN`` times its bytes. So a slice has O(FAN_IN log n) runs, and a byte is written again
-O(log n / log FAN_IN) times, mostly never. Other runs are not compacted across one that was handed over.
+bytes are many, so they are compacted as tiered LSM trees do: a run that was handed over is only compacted when it has
+at least ``FAN_IN`` runs after it, which hold more than ``FAN_IN`` times its bytes. So a slice has O(FAN_IN log n) runs,
+and a byte is written again O(log n / log FAN_IN) times, mostly never. Other runs are not compacted across one that was
+handed over.
 
 A *stretch* is a sequence of runs that every window of the slice treats alike. Executed and pending blocks, or blocks
 that were in time and late ones, are not compacted together while some window still has to tell them apart.

@@ -251,6 +251,11 @@ def decode(block: Block, schema: pa.Schema, name: str = "block") -> pa.RecordBat
     return batch
 
 
+def is_mapped(block: Block) -> bool:
+    """Whether the rows of a decoded block lie in a file that is mapped."""
+    return block.at is not None and block.header.codec is Codec.ARROW and block.header.compression is Compression.NONE
+
+
 def is_quick(codec: Codec, compression: Compression, raw_bytes: int) -> bool:
     """Whether encoding or decoding is faster in the caller's thread than in another.
 
