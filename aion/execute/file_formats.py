@@ -121,5 +121,5 @@ def row_bytes(metadata: Any, groups: Sequence[int], names: Sequence[str]) -> flo
 def _first_page(column: Any) -> int:
     page: int = column.data_page_offset
     if column.has_dictionary_page and column.dictionary_page_offset:
-        return min(page, column.dictionary_page_offset)
+        page = min(page, column.dictionary_page_offset)
     return page
