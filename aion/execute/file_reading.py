@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 
 from aion.core.ingest.conforming import Conforming, Text
 from aion.core.ingest.file_parts import Part, folder_values
 from aion.core.ingest.text_times import instants_of
 from aion.errors import AionError, BadFile, SchemaError, StorageError
 from aion.execute.file_formats import Format, row_bytes, row_group_middles
-from state_backends.files.remote import pyarrow_uri, storage_errors
+from aion.execute.file_places import place_of
+from state_backends.files.remote import storage_errors
 
 # Fewer rows cost more passes, more leave the processor's cache. Wide rows are bounded by their bytes.
 _BATCH_ROWS = 1 << 18
@@ -52,9 +51,18 @@ class FileReader:
         except (FileNotFoundError, PermissionError) as error:
             raise StorageError(f"{part.path}: {error}") from error
         except (OSError, pa.ArrowException, ValueError) as error:
-            check_readable(part)
+            _check_readable(part)
             first, *_ = str(error).splitlines() or [type(error).__name__]
             raise BadFile(f"{part.path} cannot be read as {self.format.name}: {first}") from error
+
+    def trouble(self, part: Part) -> str | None:
+        """Why a part of a file cannot be read; None if it can. Reads all of it. Raises StorageError."""
+        try:
+            for _ in self.read(part):
+                pass
+        except BadFile as error:
+            return str(error)
+        return None
 
     def _read(self, part: Part) -> Iterator[pa.RecordBatch]:
         filesystem, path = place_of(part.path)
@@ -109,33 +117,7 @@ def _typed(column: pa.Field, text: str | None, zone: str) -> pa.Scalar:
         raise SchemaError(f"the folder {column.name}={text} is not of the schema's type {column.type}") from error
 
 
-def place_of(path: str) -> tuple[Any, str]:
-    """pyarrow's file system of a path as Spark writes it, and the path there. Raises StorageError.
-
-    Spark does not escape special characters in a path, so it is not a URI.
-    """
-    scheme, colon, rest = path.partition(":")
-    if not colon or "/" in scheme:
-        return _LOCAL, path
-    if scheme == "file":
-        return _LOCAL, "/" + rest.lstrip("/")
-    authority, _, inside = rest.removeprefix("//").partition("/")
-    filesystem, root = _connected(scheme, authority)
-    return filesystem, f"{root}/{inside}"
-
-
-_LOCAL = pafs.LocalFileSystem()
-
-
-@lru_cache(maxsize=16)
-def _connected(scheme: str, authority: str) -> tuple[Any, str]:
-    uri = f"{scheme}://{authority}"
-    with storage_errors(uri):
-        filesystem, root = pafs.FileSystem.from_uri(pyarrow_uri(f"{uri}/"))
-    return filesystem, root.rstrip("/")
-
-
-def check_readable(part: Part) -> None:
+def _check_readable(part: Part) -> None:
     """Raises StorageError if the bytes of a file cannot be read. Otherwise it is its content that is wrong."""
     filesystem, path = place_of(part.path)
     with storage_errors(part.path), filesystem.open_input_stream(path) as stream:

@@ -6,12 +6,14 @@ no block: it says how much the task has read.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import TaskContext
 
 from aion.config import policy_from_text
 from aion.core.ingest.conforming import Conforming
@@ -22,8 +24,10 @@ from aion.core.topology import Tree
 from aion.errors import AionError, TransformError
 from aion.execute.assembly import make_builder
 from aion.execute.file_reading import FileReader
+from aion.execute.skipped_files import Records
 from aion.spark.blocks import BlockRows
 from aion.spark.child import together
+from aion.spark.starts import checkpoint_of
 from state_backends.store.codec_pool import CodecPool
 
 Transform = Callable[[pa.RecordBatch], Any]
@@ -34,29 +38,72 @@ COUNT_TYPES = ", ".join(f"{name} bigint" for name in COUNTS)
 LATEST = "latest"
 """The column with the largest event time so far."""
 _NO_COUNTS = dict.fromkeys(COUNTS)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class FileScan:
     """The events of a task's parts of files, after ``where`` and ``transform``. Can be sent to a task.
 
-    ``schema``: the columns of the events.
+    ``schema``: the columns of the events. ``skipping``: None if a bad file fails the query.
     """
 
     reader: FileReader
     transform: Transform | None
     schema: pa.Schema
+    skipping: Skipping | None
 
     def events(self, parts: Iterator[pa.RecordBatch], counts: dict[str, int]) -> Iterator[pa.RecordBatch]:
         """Adds what was read to ``counts``. Raises BadFile, StorageError, TransformError."""
-        for batch in parts:
-            for part in map(Part, *(column.to_pylist() for column in batch.columns)):
-                for events in self.reader.read(part):
-                    if self.transform is not None:
-                        events = transformed(self.transform, events, self.schema)
-                    if events.num_rows:
-                        counts["events"] += events.num_rows
-                        yield events
+        found: Iterator[Part] = (Part(*row.values()) for batch in parts for row in batch.to_pylist())
+        if self.skipping is not None:
+            found = self._usable(list(found), self.skipping, counts)
+        for part in found:
+            for events in self.reader.read(part):
+                if self.transform is not None:
+                    events = transformed(self.transform, events, self.schema)
+                if events.num_rows:
+                    counts["events"] += events.num_rows
+                    yield events
+
+    def _usable(self, parts: list[Part], skipping: Skipping, counts: dict[str, int]) -> Iterator[Part]:
+        """The files that are not skipped. No event may be used before all that is decided is recorded."""
+        records = skipping.records()
+        if records.task[0] == 0:
+            records.forget(skipping.retained)
+        known = records.known() if parts else {}
+        new = {part.path: self.reader.trouble(part) for part in parts if part.path not in known}
+        if new:
+            known = records.decide(new)
+        for part in parts:
+            if (why := known[part.path]) is None:
+                yield part
+            else:
+                counts["skipped_files"] += 1
+                log.warning("a file is skipped: %s", why)
+
+
+@dataclass(frozen=True)
+class Skipping:
+    """Where decisions about bad files are recorded. ``name``: of the stream. ``retained``: batches that may run again.
+
+    ``tasks``: how many tasks read a batch.
+    """
+
+    name: str
+    tasks: int
+    retained: int
+
+    def records(self) -> Records:
+        context = TaskContext.get()
+        assert context is not None
+        return Records(
+            checkpoint_of(context),
+            self.name,
+            int(context.getLocalProperty("streaming.sql.batchId") or "0"),
+            (context.partitionId(), self.tasks),
+            context.taskAttemptId(),
+        )
 
 
 def transformed(transform: Transform, events: pa.RecordBatch, schema: pa.Schema | None) -> pa.RecordBatch:

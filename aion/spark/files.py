@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -16,16 +16,27 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from aion.core.ingest.hashing import ShardOfKeys
-from aion.core.time import duration_us
 from aion.errors import ConfigError, SchemaError
 from aion.execute.file_formats import CSV_OPTIONS, Format
 from aion.execute.file_reading import FileReader
+from aion.spark import starts
 from aion.spark.blocks import row_type
-from aion.spark.file_child import COUNT_TYPES, COUNTS, LATEST, FileChild, FileRows, FileScan, Transform, transformed
+from aion.spark.file_arguments import base_of, columns_after, columns_used, declared_columns, watermark_of
+from aion.spark.file_child import (
+    COUNT_TYPES,
+    COUNTS,
+    LATEST,
+    FileChild,
+    FileRows,
+    FileScan,
+    Skipping,
+    Transform,
+)
 from aion.spark.sources import ChildWork
-from aion.spark.types import arrow_schema
 
 _LISTING = "path string, modificationTime timestamp, length long, content binary"
+_NAME = "files"
+"""The name of the counts of a DataFrame in Spark's progress."""
 _SPLIT_BYTES = 4 << 20
 """A part of a file has at least this size: to start a task for less takes longer than to read it."""
 _SOURCE_OPTIONS = (
@@ -46,6 +57,7 @@ def read_files(
     max_files_per_trigger: int | None = None,
     latest_first: bool = False,
     max_file_age: str | None = None,
+    on_bad_file: str = "fail",
     options: Mapping[str, object] | None = None,
     tasks: int | None = None,
 ) -> Files:
@@ -65,13 +77,18 @@ def read_files(
     names, of the file source (``pathGlobFilter``, ``cleanSource``) or for CSV (``header``, ``sep``, ``quote``,
     ``nullValue``). ``tasks``: how many tasks read a batch. Default: the number of Spark's cores.
 
-    Raises ConfigError, SchemaError, TransformError. A query fails with BadFile, which names the file, if a file cannot
-    be read or has other columns.
+    ``on_bad_file``: what happens if a file is damaged or has columns of other types. ``fail``: the query fails with
+    BadFile, which names the file. ``skip``: the file is left out and counted, also when the batch runs again. Then one
+    task reads all of a file, and reads it twice: it decides before it uses an event.
+
+    Raises ConfigError, SchemaError, TransformError.
     """
-    declared = _declared(schema)
-    column, delay = _watermark(watermark)
+    declared = declared_columns(schema)
+    column, delay = watermark_of(watermark)
     if tasks is not None and tasks < 1:
         raise ConfigError(f"tasks: {tasks} is less than 1")
+    if on_bad_file not in ("fail", "skip"):
+        raise ConfigError(f"on_bad_file: {on_bad_file!r} is neither 'fail' nor 'skip'")
     source = {
         "maxFilesPerTrigger": max_files_per_trigger,
         "latestFirst": latest_first or None,
@@ -87,7 +104,7 @@ def read_files(
         else:
             known = [*_SOURCE_OPTIONS, *(CSV_OPTIONS if format == "csv" else ())]
             raise ConfigError(f"options: {name!r} is not one of {', '.join(known)}")
-    result = declared if transform is None else _after(transform, declared)
+    result = declared if transform is None else columns_after(transform, declared)
     if column not in result.names:
         raise SchemaError(f"watermark: there is no column {column!r}; the columns are {', '.join(result.names)}")
     if not pa.types.is_timestamp(result.field(column).type):
@@ -104,8 +121,9 @@ def read_files(
         _format=Format(format, csv),
         _watermark=(column, delay),
         _where=where,
-        _where_columns=_columns_of(where, declared),
+        _where_columns=columns_used(where, declared),
         _transform=transform,
+        _skips=on_bad_file == "skip",
         _options={name: str(value) for name, value in source.items() if value is not None},
         _tasks=tasks or spark.sparkContext.defaultParallelism,
     )
@@ -127,17 +145,20 @@ class Files:
     _where: Any
     _where_columns: tuple[str, ...]
     _transform: Transform | None
-    _options: Mapping[str, str] = field(default_factory=dict)
-    _tasks: int = 1
+    _skips: bool
+    _options: Mapping[str, str]
+    _tasks: int
 
     def to_df(self) -> DataFrame:
         """The events as a streaming DataFrame, with the watermark.
 
         Spark's progress reports how many events were read, as ``observedMetrics["files"]``.
         """
-        rows = self._parts().mapInArrow(FileRows(self._scan(self.schema.names)), f"{_ddl(self.schema)}, {COUNT_TYPES}")
+        rows = self._parts().mapInArrow(
+            FileRows(self._scan(self.schema.names, _NAME)), f"{_ddl(self.schema)}, {COUNT_TYPES}"
+        )
         column, delay_us = self._watermark
-        return _counted(rows, "files").drop(*COUNTS).withWatermark(column, _spark_delay(delay_us))
+        return _counted(rows, _NAME).drop(*COUNTS).withWatermark(column, _spark_delay(delay_us))
 
     def delay_us(self, time: str) -> int | None:
         """The delay of the watermark in microseconds. None if the watermark is on another column than ``time``."""
@@ -150,7 +171,7 @@ class Files:
             raise SchemaError(f"key: read_files cannot hash keys of type {', '.join(map(str, work.key_types))}")
         column, delay_us = self._watermark
         child = FileChild(
-            self._scan(dict.fromkeys([*work.plan.schema.names, column])),
+            self._scan(dict.fromkeys([*work.plan.schema.names, column]), work.name),
             work.plan,
             work.policy,
             ShardOfKeys(work.tree.shards),
@@ -172,7 +193,7 @@ class Files:
             f"a stream of read_files has no {name!r}; .to_df() makes a DataFrame of it, which has the methods of Spark"
         )
 
-    def _scan(self, names: Any) -> FileScan:
+    def _scan(self, names: Iterable[str], operator: str) -> FileScan:
         """The reading of the columns ``names``, and of those that are needed to make them."""
         schema = pa.schema([self.schema.field(name) for name in names])
         read = schema
@@ -188,11 +209,17 @@ class Files:
             read,
             self._where,
             self._where_columns,
-            _base(self.session, self._path),
+            base_of(self.session, self._path),
             zone=conf.get("spark.sql.session.timeZone"),
             case_sensitive=conf.get("spark.sql.caseSensitive") == "true",
         )
-        return FileScan(reader, self._transform, schema)
+        skipping = None
+        if self._skips:
+            starts.watch(self.session)  # tasks must know the checkpoint
+            stream = hashlib.sha256(self._path.encode()).hexdigest()[:12]
+            retained = int(conf.get("spark.sql.streaming.minBatchesToRetain"))
+            skipping = Skipping(f"{operator}-{stream}", self._tasks, retained)
+        return FileScan(reader, self._transform, schema, skipping)
 
     def _parts(self) -> DataFrame:
         """The parts of the files of a batch, spread over the tasks that read them.
@@ -203,7 +230,7 @@ class Files:
         reader = self.session.readStream.format("binaryFile").schema(_LISTING).options(**self._options)
         tasks = F.lit(self._tasks)
         of = F.lit(1)
-        if self._format.is_split:
+        if self._format.is_split and not self._skips:
             of = F.least(tasks, F.greatest(F.lit(1), F.ceil(F.col("length") / _SPLIT_BYTES))).cast("int")
         files = reader.load(self._path).select("path", "length", of.alias("of"))
         parts = files.select("path", "length", F.explode(F.sequence(F.lit(0), F.col("of") - 1)).alias("number"), "of")
@@ -217,79 +244,9 @@ def _counted(rows: DataFrame, name: str) -> DataFrame:
     return rows.observe(name, *counts).where(F.col(COUNTS[0]).isNull())
 
 
-def _declared(schema: str | StructType | pa.Schema) -> pa.Schema:
-    if isinstance(schema, str):
-        try:
-            schema = StructType.fromDDL(schema)
-        except Exception as error:
-            first, *_ = str(error).splitlines() or [""]
-            raise SchemaError(f"schema: {schema!r} is not a schema of Spark: {first}") from error
-    if isinstance(schema, pa.Schema):
-        schema = from_arrow_schema(schema)
-    if not isinstance(schema, StructType) or not schema.fields:
-        raise SchemaError(f"schema: {schema!r} is not a schema; write e.g. schema='ts timestamp, speed double'")
-    names = schema.fieldNames()
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise SchemaError(f"schema: it names the column {twice[0]!r} twice")
-    return arrow_schema(schema)
-
-
 def _ddl(schema: pa.Schema) -> str:
     return ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in from_arrow_schema(schema).fields)
 
 
-def _watermark(watermark: tuple[str, str]) -> tuple[str, int]:
-    if not isinstance(watermark, tuple | list) or len(watermark) != 2:
-        raise ConfigError(f"watermark: {watermark!r} is not a column and a delay; e.g. ('ts', '20 seconds')")
-    column, delay = watermark
-    delay_us = duration_us(delay, what="watermark")
-    if delay_us < 0 or delay_us % 1000:
-        raise ConfigError(f"watermark: {delay!r} is not a whole number of milliseconds from 0 on")
-    return column, delay_us
-
-
 def _spark_delay(delay_us: int) -> str:
     return f"{delay_us // 1000} milliseconds"
-
-
-def _after(transform: Transform, declared: pa.Schema) -> pa.Schema:
-    """The columns that ``transform`` returns, with the types that Spark has for them."""
-    empty = pa.RecordBatch.from_pylist([], schema=declared)
-    return _declared(transformed(transform, empty, None).schema)
-
-
-def _columns_of(where: Any, schema: pa.Schema) -> tuple[str, ...]:
-    """The columns that an expression uses: those without which it cannot be computed. Raises ConfigError."""
-    if where is None:
-        return ()
-    if not isinstance(where, pc.Expression):
-        raise ConfigError(f"where: {where!r} is not an expression of pyarrow; write e.g. pc.field('speed') > 0")
-    empty = schema.empty_table()
-    try:
-        empty.filter(where)
-    except Exception as error:
-        first, *_ = str(error).splitlines() or [""]
-        raise SchemaError(f"where: {where} cannot be computed from {', '.join(schema.names)}: {first}") from error
-    return tuple(name for name in schema.names if not _computes(where, empty.drop_columns([name])))
-
-
-def _computes(where: Any, table: pa.Table) -> bool:
-    try:
-        table.filter(where)
-    except Exception:
-        return False
-    return True
-
-
-def _base(spark: SparkSession, path: str) -> str:
-    """The folder of ``path`` as Spark writes it in the paths of files. Of a glob, what comes before its first star."""
-    jvm: Any = spark.sparkContext._jvm
-    hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
-    plain = path
-    for wild in "*?[{":
-        plain = plain.partition(wild)[0]
-    if plain != path:
-        plain = plain.rpartition("/")[0] or plain
-    place = jvm.org.apache.hadoop.fs.Path(plain or ".")
-    return f"{place.getFileSystem(hadoop).makeQualified(place).toString().rstrip('/')}/"

@@ -83,6 +83,8 @@ class Conforming:
             return column
         if self._text is not None and _is_text_time(column.type, field.type):
             return instants_of(column, field.type, self._text.zone)
+        if pa.types.is_timestamp(column.type) and column.type.tz is not None and field.type.tz is None:
+            column = column.cast(pa.timestamp(column.type.unit, "UTC"))
         # Only a cast to a coarser unit of time loses something.
         return column.cast(field.type, safe=not pa.types.is_timestamp(field.type))
 
@@ -95,8 +97,8 @@ def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
     if t.is_dictionary(found):
         return fits(found.value_type, wanted)
     if t.is_timestamp(wanted):
-        # Spark also takes times without a zone for instants in UTC, and refuses the opposite.
-        return bool(t.is_timestamp(found) and (wanted.tz is not None or found.tz is None))
+        # As for Spark, times without a zone are in UTC if instants are wanted, and the other way round.
+        return bool(t.is_timestamp(found) or (t.is_date(found) and wanted.tz is None))
     if t.is_date32(wanted):
         return bool(t.is_date64(found))
     if t.is_integer(found):

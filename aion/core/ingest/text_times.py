@@ -5,7 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_ZONE = r"(?:[Zz]|[+-]\d\d(?::?\d\d)?)$"
+# A zone follows a time of day: the end of a date alone looks like a zone.
+_ZONED = r"[T ]\d\d.*(?:Z|[+-]\d\d(?::?\d\d)?)$"
 
 
 def instants_of(texts: pa.Array, type_: pa.DataType, zone: str) -> pa.Array:
@@ -16,8 +17,7 @@ def instants_of(texts: pa.Array, type_: pa.DataType, zone: str) -> pa.Array:
     plain = pa.timestamp("us")
     if type_.tz is None:
         return texts.cast(plain)
-    # The date's own hyphen looks like the sign of a zone.
-    zoned = pc.match_substring_regex(texts, r"\d\d:?\d\d.*" + _ZONE)
+    zoned = pc.match_substring_regex(texts, _ZONED)
     if not pc.any(zoned).as_py():
         return pc.assume_timezone(texts.cast(plain), zone).cast(type_)
     with_zone = pc.if_else(zoned, texts, None).cast(type_)
