@@ -59,7 +59,11 @@ def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows += batch.num_rows
         size += batch.get_total_buffer_size()  # nbytes takes as long as a copy
         if rows >= _ROWS_AT_ONCE or size >= _BYTES_AT_ONCE:
-            yield pa.concat_batches(waiting)
+            yield _joined(waiting)
             waiting, rows, size = [], 0, 0
     if waiting:
-        yield pa.concat_batches(waiting)
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)  # which copies even a single one

@@ -24,7 +24,7 @@ def declared_columns(schema: str | StructType | pa.Schema) -> pa.Schema:
             first, *_ = str(error).splitlines() or [""]
             raise SchemaError(f"schema: {schema!r} is not a schema of Spark: {first}") from error
     if isinstance(schema, pa.Schema):
-        schema = from_arrow_schema(schema)
+        schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
     if not isinstance(schema, StructType) or not schema.fields:
         raise SchemaError(f"schema: {schema!r} is not a schema; write e.g. schema='ts timestamp, speed double'")
     names = schema.fieldNames()

@@ -16,6 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from aion.core.ingest.hashing import ShardOfKeys
+from aion.core.plan import Plan
 from aion.errors import ConfigError, SchemaError
 from aion.execute.file_formats import CSV_OPTIONS, Format
 from aion.execute.file_reading import FileReader
@@ -129,7 +130,7 @@ def read_files(
     )
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Files:
     """A stream of events in files, made by :func:`read_files`. It is not a DataFrame: :meth:`to_df` makes one.
 
@@ -165,13 +166,22 @@ class Files:
         column, delay_us = self._watermark
         return delay_us if column == time else None
 
+    def reading(self, plan: Plan) -> str:
+        """How the children read the events, in words."""
+        columns = ", ".join(self._scan(self._needed(plan), "").reader.schema.names)
+        how = "parts of files" if self._is_split else "whole files"
+        return (
+            f"Spark lists the files of {self._path}; {self._tasks} tasks read {how} with pyarrow, as "
+            f"{self._format.name}, and of them the columns {columns}."
+        )
+
     def children(self, work: ChildWork) -> DataFrame:
         """The rows of blocks (:mod:`aion.spark.blocks`) that the children make of the events, with the watermark."""
         if not ShardOfKeys.covers(work.key_types):
             raise SchemaError(f"key: read_files cannot hash keys of type {', '.join(map(str, work.key_types))}")
         column, delay_us = self._watermark
         child = FileChild(
-            self._scan(dict.fromkeys([*work.plan.schema.names, column]), work.name),
+            self._scan(self._needed(work.plan), work.name),
             work.plan,
             work.policy,
             ShardOfKeys(work.tree.shards),
@@ -192,6 +202,14 @@ class Files:
         raise AttributeError(
             f"a stream of read_files has no {name!r}; .to_df() makes a DataFrame of it, which has the methods of Spark"
         )
+
+    def _needed(self, plan: Plan) -> list[str]:
+        return list(dict.fromkeys([*plan.schema.names, self._watermark[0]]))
+
+    @property
+    def _is_split(self) -> bool:
+        # Whoever may skip a file must see all of it.
+        return self._format.is_split and not self._skips
 
     def _scan(self, names: Iterable[str], operator: str) -> FileScan:
         """The reading of the columns ``names``, and of those that are needed to make them."""
@@ -230,7 +248,7 @@ class Files:
         reader = self.session.readStream.format("binaryFile").schema(_LISTING).options(**self._options)
         tasks = F.lit(self._tasks)
         of = F.lit(1)
-        if self._format.is_split and not self._skips:
+        if self._is_split:
             of = F.least(tasks, F.greatest(F.lit(1), F.ceil(F.col("length") / _SPLIT_BYTES))).cast("int")
         files = reader.load(self._path).select("path", "length", of.alias("of"))
         parts = files.select("path", "length", F.explode(F.sequence(F.lit(0), F.col("of") - 1)).alias("number"), "of")
@@ -245,7 +263,9 @@ def _counted(rows: DataFrame, name: str) -> DataFrame:
 
 
 def _ddl(schema: pa.Schema) -> str:
-    return ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in from_arrow_schema(schema).fields)
+    return ", ".join(
+        f"`{f.name}` {f.dataType.simpleString()}" for f in from_arrow_schema(schema, prefer_timestamp_ntz=True).fields
+    )
 
 
 def _spark_delay(delay_us: int) -> str:

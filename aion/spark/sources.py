@@ -51,6 +51,9 @@ class Source(Protocol):
     def delay_us(self, time: str) -> int | None:
         """The delay of the watermark. None if the watermark is on another column than ``time``."""
 
+    def reading(self, plan: Plan) -> str | None:
+        """How the children read the events themselves, in words. None: Spark reads them."""
+
     def children(self, work: ChildWork) -> DataFrame:
         """The rows of blocks (:mod:`aion.spark.blocks`) that the children make of the events, with the watermark."""
 
@@ -71,6 +74,9 @@ class Rows:
     def delay_us(self, time: str) -> int | None:
         delay_ms = self._df.schema[time].metadata.get(WATERMARK)
         return None if delay_ms is None else int(delay_ms) * 1000
+
+    def reading(self, plan: Plan) -> None:
+        return None
 
     def children(self, work: ChildWork) -> DataFrame:
         """Only the columns that are needed are sent to Python."""

@@ -90,9 +90,11 @@ def explain(df: DataFrame | Files, spec: Spec | None = None, /, **definition: Un
 
     Starts nothing. Raises the same errors as :func:`windowed`.
     """
-    query = _resolve(_source(df), spec_of("explain", spec, definition))
+    source = _source(df)
+    query = _resolve(source, spec_of("explain", spec, definition))
     levels = query.policy.distribution.merge_levels
-    return explain_plan(query.plan, query.policy, query.tree, query.decisions, asked_levels=levels)
+    reading = source.reading(query.plan)
+    return explain_plan(query.plan, query.policy, query.tree, query.decisions, asked_levels=levels, reading=reading)
 
 
 @dataclass(frozen=True)

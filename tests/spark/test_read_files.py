@@ -139,7 +139,7 @@ GOOD: dict[str, Any] = {"schema": EVENTS_DDL, "watermark": ("ts", "1 minute")}
         (
             {"schema": pa.schema([("ts", pa.int8()), ("ts", pa.int8())])},
             errors.SchemaError,
-            "names the column 'ts' twi",
+            "it names the column 'ts' twice",
         ),
         ({"watermark": "ts"}, errors.ConfigError, "watermark: 'ts' is not a column and a delay"),
         ({"watermark": ("when", "1 s")}, errors.SchemaError, "there is no column 'when'; the columns are k, ts, v"),
@@ -173,11 +173,19 @@ def test_the_handle_is_no_dataframe(spark: SparkSession, stream: FileStream, tmp
     with pytest.raises(AttributeError):
         events.schema = EVENTS  # type: ignore[misc]
     assert repr(events).endswith("input', parquet, [k: string, ts: timestamp[us, tz=UTC], v: double])")
-    assert copy.copy(events) == events
+    assert copy.copy(events).schema == events.schema == EVENTS
+    naive = pa.schema([("ts", pa.timestamp("ns")), ("at", pa.timestamp("ms", "UTC"))])
+    times = aion.read_files(spark, tmp_path / "input", schema=naive, watermark=("at", "1 s")).to_df()
+    assert times.dtypes == [("ts", "timestamp_ntz"), ("at", "timestamp")]
     df = events.to_df()
     assert df.isStreaming and df.columns == ["k", "ts", "v"]
     assert df.schema["ts"].metadata == {"spark.watermarkDelayMs": 60_000}
-    assert aion.explain(events, **WINDOWS) == aion.explain(df, **WINDOWS)
+    reading = f"Spark lists the files of {tmp_path}/input; 2 tasks read parts of files with pyarrow, as parquet, and"
+    said = " ".join(aion.explain(events, **WINDOWS).split())
+    assert f"files {reading} of them the columns k, ts, v. child" in said
+    assert said.replace(f"files {reading} of them the columns k, ts, v. ", "") == " ".join(
+        aion.explain(df, **WINDOWS).split()
+    )
     with pytest.raises(errors.SchemaError, match="there is no column 'nokey'"):
         aion.windowed(events, **{**WINDOWS, "key": "nokey"})
 
