@@ -23,6 +23,7 @@ from aion.core.windows import (  # noqa: E402
 if TYPE_CHECKING:
     from aion import metrics
     from aion.local import LocalOperator
+    from aion.spark.files import read_files
     from aion.spark.session import configure
     from aion.spark.stream import dropped, explain, panes, windowed
 
@@ -44,6 +45,7 @@ __all__ = [
     "explain",
     "metrics",
     "panes",
+    "read_files",
     "windowed",
 ]
 
@@ -54,6 +56,7 @@ _LAZY = {
     "dropped": "aion.spark.stream",
     "explain": "aion.spark.stream",
     "panes": "aion.spark.stream",
+    "read_files": "aion.spark.files",
     "windowed": "aion.spark.stream",
 }
 

@@ -81,6 +81,14 @@ class ApplyError(AionError):
     """The user's function raised, or its result does not have the declared schema."""
 
 
+class TransformError(AionError):
+    """The user's ``transform`` raised, or its result does not have the columns that it had before."""
+
+
+class BadFile(AionError):
+    """A file is damaged, or its columns do not have the declared types; the message names the file."""
+
+
 class IntegerOverflow(AionError, ArithmeticError):
     """An integer sum exceeds the range of its type (an error also in Spark's ANSI mode)."""
 

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.console import Console
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 WINDOW = "20 seconds"
 WINDOW_MS = 20_000
+SCHEMA = "key bigint, ts timestamp, value double"
 PACKAGES = ("aion", "pyspark", "pyarrow", "pandas", "numpy", "rocksdict")
 # The target ratios, by setting. For other settings the ratio is reported without a target.
 KEPT_OVER_LIST_STATE = {0: 12.0, 2304: 2.0}  # by payload bytes
@@ -73,8 +74,14 @@ def ingest(
     runs: Annotated[int, typer.Option(min=1, help="Measured runs per contender.")] = 3,
     warm_ups: Annotated[int, typer.Option(min=0, help="Runs per contender before those.")] = 1,
     payload: Annotated[int, typer.Option(min=0, help="Random bytes in each event, e.g. 2304.")] = 0,
+    source: Annotated[
+        Literal["rows", "files"],
+        typer.Option(help="files: compare aion.read_files with Spark's reader, at 1 and 16 million events a batch."),
+    ] = "rows",
     slide: Annotated[str | None, typer.Option(help="A new window every SLIDE, e.g. '1 second'.")] = None,
-    contenders: Annotated[str, typer.Option(help="Some of: partials,apply,stock-window,list-state.")] = "",
+    contenders: Annotated[
+        str, typer.Option(help="Some of: partials,apply,stock-window,list-state,files,files-apply.")
+    ] = "",
     list_events: Annotated[
         int, typer.Option(help="Events per run of list-state: whole batches of the same files, at least 3.")
     ] = 6_000_000,
@@ -95,6 +102,18 @@ def ingest(
     from experiments.generate import EventPlan, write_batches
 
     console = wide_console()
+    if source == "files":
+        from experiments.ingest_files import compare_files, sizes_for
+
+        if slide is not None:
+            raise typer.BadParameter("--slide does not go with --source files")
+        sizes = sizes_for(events, payload)
+        chosen = choose_files(contenders, payload)
+        settings = Settings(max(sizes), dict.fromkeys(chosen, batches), runs, warm_ups, payload, slide, policy, cores)
+        found = {"versions": bench.versions(PACKAGES), "machine": bench.machine()}
+        start = {"experiment": "ingest", "settings": asdict(settings), "source": source, "sizes": sizes, **found}
+        compare_files(settings, chosen, sizes, seed, out, start, console)
+        return
     chosen = choose(contenders, sliding=slide is not None)
     targets = targets_for(payload, overlap(slide))
     events = events or (200_000 if payload else 2_000_000)
@@ -130,7 +149,7 @@ def take_turns(
     from experiments.ingest_stream import file_stream, run_to_end, session
 
     shape = Shape(WINDOW, WINDOW_MS, settings.slide, settings.payload_bytes > 0)
-    schema = "key bigint, ts timestamp, value double" + (", payload binary" if shape.payload else "")
+    schema = SCHEMA + (", payload binary" if shape.payload else "")
     any_aion = any(contender.is_aion for contender in chosen.values())
     done: list[tuple[Turn, Run]] = []
     work_dir = Path(tempfile.mkdtemp(prefix="work-", dir=out)).absolute()
@@ -202,6 +221,18 @@ def choose(names: str, *, sliding: bool) -> dict[str, Contender]:
         which = "with --slide use" if sliding else "use"
         raise typer.BadParameter(f"unknown: {', '.join(unknown)}; {which} {', '.join(possible)}")
     return {name: CONTENDERS[name] for name in possible if name in wanted}
+
+
+def choose_files(names: str, payload_bytes: int) -> dict[str, Contender]:
+    """The contenders of ``--source files`` with these names; without names those that the targets are about."""
+    from experiments.ingest_contenders import OF_FILES
+
+    default = "files-apply,apply" if payload_bytes else "files,partials,stock-window"
+    wanted = [name.strip() for name in (names or default).split(",") if name.strip()]
+    unknown = [name for name in wanted if name not in OF_FILES]
+    if unknown:
+        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; use {', '.join(OF_FILES)}")
+    return {name: OF_FILES[name] for name in OF_FILES if name in wanted}
 
 
 def overlap(slide: str | None) -> float:

@@ -21,6 +21,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from aion.spark.files import Files
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -34,14 +36,18 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A label, whether it is Aion (and so needs Aion's session settings), and how to build its DataFrame."""
+    """A label, whether it is Aion (and so needs Aion's session settings), and how to build its DataFrame.
+
+    ``reads_files``: its events come from ``aion.read_files``.
+    """
 
     label: str
     is_aion: bool
-    build: Callable[[DataFrame, Shape], DataFrame]
+    build: Callable[[Any, Shape], DataFrame]
+    reads_files: bool = False
 
 
-def partials(events: DataFrame, shape: Shape) -> DataFrame:
+def partials(events: DataFrame | Files, shape: Shape) -> DataFrame:
     """Aion with decomposable aggregates: only partial aggregates per slice reach the state."""
     import aion
     from aion import aggregates as A
@@ -56,7 +62,7 @@ def partials(events: DataFrame, shape: Shape) -> DataFrame:
     )
 
 
-def kept(events: DataFrame, shape: Shape) -> DataFrame:
+def kept(events: DataFrame | Files, shape: Shape) -> DataFrame:
     """Aion with a holistic function: every event, with its payload, is kept until its window is final."""
     import aion
 
@@ -137,3 +143,10 @@ CONTENDERS: dict[str, Contender] = {
     "stock-window": Contender("Spark window().agg", False, stock_window),
     "list-state": Contender("Spark ListState of events", False, list_state),
 }
+
+OF_FILES: dict[str, Contender] = {
+    "files": Contender("Aion, files, partials", True, partials, reads_files=True),
+    "files-apply": Contender("Aion, files, events kept", True, kept, reads_files=True),
+    **CONTENDERS,
+}
+"""With the contenders of ``--source files``."""

@@ -66,7 +66,7 @@ HARMLESS = {
     "__future__", "abc", "base64", "bisect", "collections", "collections.abc", "dataclasses", "datetime", "decimal",
     "enum", "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics",
     "contextlib", "datasketches", "difflib", "isal.isal_zlib", "struct", "typing", "zlib", "numpy", "numpy.typing",
-    "orjson", "pyarrow", "pyarrow.compute", "scipy", "scipy.special",
+    "orjson", "pyarrow", "pyarrow.compute", "scipy", "scipy.special", "urllib.parse",
 }  # fmt: skip
 
 # Effects that hide in harmless modules, and builtins.

@@ -32,6 +32,7 @@ class BlockRows:
         context = TaskContext.get()
         assert context is not None
         self._parents = tree.parents(level, context.partitionId()) if level < tree.levels else None
+        self.schema = _TO_ROOT if self._parents is None else _TO_LEVEL
         # No other attempt of any task of this application has the same number.
         self._fragmenter = Fragmenter(context.taskAttemptId(), limit_bytes)
 
@@ -53,10 +54,9 @@ class BlockRows:
 
     def _batch(self, shards: list[int], rows: list[bytes]) -> pa.RecordBatch:
         columns = [pa.array(shards, pa.int32()), pa.array(rows, pa.binary())]
-        if self._parents is None:
-            return pa.RecordBatch.from_arrays(columns, schema=_TO_ROOT)
-        tasks = pa.array([self._parents[shard] for shard in shards], pa.int32())
-        return pa.RecordBatch.from_arrays([*columns, tasks], schema=_TO_LEVEL)
+        if self._parents is not None:
+            columns.append(pa.array([self._parents[shard] for shard in shards], pa.int32()))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
 def blocks_of(batches: Iterator[pa.RecordBatch]) -> Iterator[ShardBlock]:

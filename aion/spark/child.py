@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 
 import pyarrow as pa
 
@@ -13,7 +13,7 @@ from aion.core.plan import Plan
 from aion.core.topology import Tree
 from aion.execute.assembly import make_builder
 from aion.spark.blocks import BlockRows
-from aion.spark.hand_over import HandOver, HandOverConfig
+from aion.spark.hand_over import HandOverConfig, Sending
 from state_backends.store.codec_pool import CodecPool
 
 # Each pass over a batch has a fixed cost, and Spark's batches are small because their rows may be wide.
@@ -46,10 +46,7 @@ class Child:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         policy = policy_from_text(self._policy)
         rows = BlockRows(self._tree, level=0, limit_bytes=self._limit_bytes)
-        with CodecPool(policy.io.codec_threads) as pool, ExitStack() as stack:
-            handing: HandOver | None = None
-            if self._hand_over is not None:
-                handing = stack.enter_context(closing(HandOver(self._hand_over)))
+        with CodecPool(policy.io.codec_threads) as pool, closing(Sending(rows, self._hand_over)) as sending:
             builder = make_builder(self._plan, policy, pool, self._shard_of)
             for batch in together(batches):
                 events = pa.RecordBatch.from_arrays(
@@ -60,12 +57,8 @@ class Child:
                     schema=self._plan.schema,
                 )
                 shards = batch.column(len(self._plan.schema)) if self._shard_of is None else None
-                made = builder.add(events, shards)
-                yield from rows.of(made if handing is None else handing.of(made))
-            made = builder.finish()
-            yield from rows.of(made if handing is None else handing.of(made))
-            if handing is not None:
-                yield from rows.of(handing.finish())
+                yield from sending.of(builder.add(events, shards))
+            yield from sending.finish(builder.finish())
 
 
 def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -77,7 +70,11 @@ def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows += batch.num_rows
         size += batch.get_total_buffer_size()  # nbytes takes as long as a copy
         if rows >= _ROWS_AT_ONCE or size >= _BYTES_AT_ONCE:
-            yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
+            yield _joined(waiting)
             waiting, rows, size = [], 0, 0
     if waiting:
-        yield pa.concat_batches(waiting)
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)  # which copies even a single one

@@ -24,14 +24,23 @@ Line = tuple[str, str]
 
 
 def explain_plan(
-    plan: Plan, policy: Policy, tree: Tree, decisions: Mapping[str, MergingDecision], *, asked_levels: int
+    plan: Plan,
+    policy: Policy,
+    tree: Tree,
+    decisions: Mapping[str, MergingDecision],
+    *,
+    asked_levels: int,
+    reading: str | None = None,
 ) -> str:
-    """The text of :func:`aion.explain`. ``asked_levels``: the policy's number of levels; ``tree`` may have fewer."""
+    """The text of :func:`aion.explain`. ``asked_levels``: the policy's number of levels; ``tree`` may have fewer.
+
+    ``reading``: how the children read events themselves. None: Spark reads them.
+    """
     by = f"by key {', '.join(plan.key)}" if plan.key else "without key"
     sections = {
         f"Windows over {plan.time}, {by}": [*_windows(plan.windows, decisions), *_slices(plan.windows)],
         "Aggregates" if plan.layout is not None else "Function": [*_aggregates(plan)],
-        "What runs where": [*_places(plan, policy, tree, asked_levels)],
+        "What runs where": [*([("files", reading)] if reading else []), *_places(plan, policy, tree, asked_levels)],
         "What crosses the network": [*_crossing(plan, tree, decisions)],
         "State": [("", _state(policy))],
     }

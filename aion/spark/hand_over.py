@@ -10,10 +10,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark import TaskContext
 
 from aion.core.ingest.block import UNNUMBERED, Block, BlockKind, Compacted
 from aion.core.ingest.builder import ShardBlock
+from aion.spark.blocks import BlockRows
 from aion.spark.starts import checkpoint_of
 from state_backends.files.handed import HandedFile, name_of, sweep
 from state_backends.files.names import HANDED_FOLDER
@@ -102,3 +104,24 @@ class HandOver:
                 header = reference.header._replace(compacted=Compacted(UNNUMBERED, *keys))
                 reference = Block(header, b"", reference.at)
             self._references.append(ShardBlock(shard, reference))
+
+
+class Sending:
+    """Sends the blocks of one task: as rows, or handed over. Must be created inside the task. Close it."""
+
+    def __init__(self, rows: BlockRows, config: HandOverConfig | None) -> None:
+        self._rows = rows
+        self._hand_over = None if config is None else HandOver(config)
+
+    def of(self, blocks: Iterator[ShardBlock]) -> Iterator[pa.RecordBatch]:
+        return self._rows.of(blocks if self._hand_over is None else self._hand_over.of(blocks))
+
+    def finish(self, blocks: Iterator[ShardBlock]) -> Iterator[pa.RecordBatch]:
+        """The last blocks of the task."""
+        yield from self.of(blocks)
+        if self._hand_over is not None:
+            yield from self._rows.of(self._hand_over.finish())
+
+    def close(self) -> None:
+        if self._hand_over is not None:
+            self._hand_over.close()

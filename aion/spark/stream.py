@@ -11,74 +11,74 @@ from pathlib import Path
 from typing import Unpack
 from urllib.parse import unquote, urlsplit
 
-import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import DoubleType, FloatType, StructType
+from pyspark.sql.types import StructType
 
 from aion.config import SPARK_PREFIX, Policy, policy_to_text, resolve
-from aion.config.layers import Source
+from aion.config.layers import Source as PolicySource
 from aion.config.values import location
 from aion.core.ingest.fragments import fragment_bytes
-from aion.core.ingest.hashing import ShardOfKeys, hashed_as
+from aion.core.ingest.hashing import hashed_as
 from aion.core.operator.actions import PaneKind
 from aion.core.plan import DROPPED_COLUMNS, Plan
 from aion.core.spec import Keywords, Spec, spec_of
 from aion.core.topology import MergingDecision, Tree, levels_for, merging_strategies
-from aion.errors import ConfigError, SchemaError, WatermarkError
+from aion.errors import ConfigError
 from aion.execute.assembly import hand_over_bytes
 from aion.execute.trace import Definition
 from aion.installation import require_extra
 from aion.spark import starts
-from aion.spark.blocks import row_type
-from aion.spark.child import Child
 from aion.spark.explain import explain_plan
+from aion.spark.files import Files
 from aion.spark.hand_over import HandOverConfig
 from aion.spark.levels import merged
 from aion.spark.root import Root
 from aion.spark.root_config import RootConfig
 from aion.spark.session import REQUIRED
-from aion.spark.shards import shard_column, shard_ids
+from aion.spark.shards import shard_ids
+from aion.spark.sources import ChildWork, Rows, Source
 from aion.spark.types import arrow_schema
 
-_WATERMARK = "spark.watermarkDelayMs"
 _WORKER_LIMIT = "spark.executor.pyspark.memory"
 
 
-def windowed(df: DataFrame, spec: Spec | None = None, /, **definition: Unpack[Keywords]) -> DataFrame:
+def windowed(df: DataFrame | Files, spec: Spec | None = None, /, **definition: Unpack[Keywords]) -> DataFrame:
     """Aggregates a stream by windows, including late events.
 
-    ``df`` must have a watermark (``withWatermark``), on the event time column or on any other column. The keywords are
-    the fields of :class:`aion.Spec`: ``windows``, ``time``, ``key``, ``aggregates`` or ``apply`` and ``schema``,
-    ``policy``, ``name`` and so on. You can also pass a ``spec``; keywords override it. :func:`explain` describes what
-    runs where.
+    ``df``: a streaming DataFrame with a watermark (``withWatermark``), on the event time column or on any other column;
+    or files of :func:`read_files`. The keywords are the fields of :class:`aion.Spec`: ``windows``, ``time``, ``key``,
+    ``aggregates`` or ``apply`` and ``schema``, ``policy``, ``name`` and so on. You can also pass a ``spec``; keywords
+    override it. :func:`explain` describes what runs where.
 
     The result has the key columns, ``window``, ``window_start``, ``window_end``, the aggregates, ``pane``, ``kind``
     (on_time, late, final, retracted, dropped), ``events`` and ``late_events``. Dropped rows also have ``event_time``,
     ``lateness_us``, ``reason`` and ``event``: see :func:`panes` and :func:`dropped`. Later panes of a window replace
     earlier ones. Raises WatermarkError, SchemaError, WindowError, PolicyError, ConfigError, MissingExtra.
     """
-    spark, asked = df.sparkSession, spec_of("windowed", spec, definition)
-    query = _resolve(df, asked)
+    source, asked = _source(df), spec_of("windowed", spec, definition)
+    spark = source.session
+    query = _resolve(source, asked)
     plan, resolved, tree = query.plan, query.policy, query.tree
     limit_bytes = fragment_bytes(int(_conf(spark, "spark.sql.execution.arrow.maxRecordsPerBatch")))
     state_dir = _state_dir(spark, resolved)
     starts.watch(spark)
-    children = _child(df, plan, resolved, tree, limit_bytes, _hand_over(plan, resolved, state_dir, asked.name))
-    blocks = merged(children, plan, policy_to_text(resolved), tree, limit_bytes)
+    hand_over = _hand_over(plan, resolved, state_dir, asked.name)
+    work = ChildWork(plan, policy_to_text(resolved), tree, limit_bytes, asked.name, hand_over)
+    blocks = merged(source.children(work), plan, work.policy, tree, limit_bytes)
     root = Root(
         RootConfig(
             plan=plan,
-            policy=policy_to_text(resolved),
+            policy=work.policy,
             name=asked.name,
             uid=uuid.uuid4().hex,
             application=spark.sparkContext.applicationId,
             state_dir=state_dir,
             ids=tree.shards,
-            key_types=tuple(str(hashed_as(type_)) for type_ in _key_types(plan)),
+            key_types=tuple(str(hashed_as(type_)) for type_ in work.key_types),
             retain_versions=int(_conf(spark, "spark.sql.streaming.minBatchesToRetain")),
-            watermark_delay_us=_delay_us(df, asked.time),
+            watermark_delay_us=source.delay_us(asked.time),
             task_failures=_task_failures(spark),
             record=None if asked.record is None else str(Path(asked.record).resolve()),
         )
@@ -88,14 +88,16 @@ def windowed(df: DataFrame, spec: Spec | None = None, /, **definition: Unpack[Ke
     )
 
 
-def explain(df: DataFrame, spec: Spec | None = None, /, **definition: Unpack[Keywords]) -> str:
+def explain(df: DataFrame | Files, spec: Spec | None = None, /, **definition: Unpack[Keywords]) -> str:
     """Describes in words what :func:`windowed` would do with the same arguments: what runs where, and what is sent.
 
     Starts nothing. Raises the same errors as :func:`windowed`.
     """
-    query = _resolve(df, spec_of("explain", spec, definition))
+    source = _source(df)
+    query = _resolve(source, spec_of("explain", spec, definition))
     levels = query.policy.distribution.merge_levels
-    return explain_plan(query.plan, query.policy, query.tree, query.decisions, asked_levels=levels)
+    reading = source.reading(query.plan)
+    return explain_plan(query.plan, query.policy, query.tree, query.decisions, asked_levels=levels, reading=reading)
 
 
 @dataclass(frozen=True)
@@ -108,15 +110,18 @@ class _Query:
     decisions: dict[str, MergingDecision]
 
 
-def _resolve(df: DataFrame, spec: Spec) -> _Query:
-    _check_stream(df)
+def _source(stream: DataFrame | Files) -> Source:
+    return stream if isinstance(stream, Files) else Rows(stream)
+
+
+def _resolve(source: Source, spec: Spec) -> _Query:
     if isinstance(spec.schema, StructType):
         spec = replace(spec, schema=arrow_schema(spec.schema))
-    plan = spec.plan(arrow_schema(_arrow_able(df.schema)))
+    plan = spec.plan(source.schema)
     if spec.record is not None:
         Definition.of(plan, commits=True)  # raises now if these windows cannot be recorded
     keyword = {"distribution_merge_levels": spec.merge_levels, "distribution_fan_in": spec.fan_in}
-    resolved = _policy(df.sparkSession, spec.policy, {k: v for k, v in keyword.items() if v is not None})
+    resolved = _policy(source.session, spec.policy, {k: v for k, v in keyword.items() if v is not None})
     if resolved.metrics.port is not None:
         require_extra("metrics", "metrics.port")
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", spec.name):
@@ -127,7 +132,7 @@ def _resolve(df: DataFrame, spec: Spec) -> _Query:
     if spec.keys_disjoint and not plan.key:
         raise ConfigError("keys_disjoint: it requires a key; it means that each key is in one source partition only")
     decisions = merging_strategies(plan.windows, keys_disjoint=spec.keys_disjoint, splittable=plan.layout is not None)
-    return _Query(plan, resolved, _tree(df.sparkSession, resolved, list(decisions.values())), decisions)
+    return _Query(plan, resolved, _tree(source.session, resolved, list(decisions.values())), decisions)
 
 
 def _tree(spark: SparkSession, policy: Policy, decisions: Sequence[MergingDecision]) -> Tree:
@@ -162,48 +167,6 @@ def _hand_over(plan: Plan, policy: Policy, state_dir: str, name: str) -> HandOve
     return None if limit_bytes is None else HandOverConfig(state_dir, name, limit_bytes)
 
 
-def _child(
-    df: DataFrame, plan: Plan, policy: Policy, tree: Tree, limit_bytes: int, hand_over: HandOverConfig | None
-) -> DataFrame:
-    """The rows of blocks from the children. Only the columns that are needed are sent to Python."""
-    columns = {name: _column(df, name, plan) for name in plan.schema.names}
-    needed = [column.alias(name) for name, column in columns.items()]
-    shard_of = None
-    if ShardOfKeys.covers(_key_types(plan)):
-        shard_of = ShardOfKeys(tree.shards)
-    else:
-        keys = [(columns[name], df.schema[name].dataType) for name in plan.key]
-        needed.append(shard_column(keys, tree.shards).alias("__aion_shard"))
-    child = Child(plan, policy_to_text(policy), shard_of, tree, limit_bytes, hand_over)
-    return df.select(*needed).mapInArrow(child, row_type(tree, level=0))
-
-
-def _key_types(plan: Plan) -> list[pa.DataType]:
-    return [plan.schema.field(name).type for name in plan.key]
-
-
-def _column(df: DataFrame, name: str, plan: Plan) -> Column:
-    column = df[f"`{name}`"]
-    type_ = df.schema[name].dataType
-    if name in plan.key and isinstance(type_, DoubleType | FloatType):
-        # As in Spark's own grouping, -0.0 and 0.0 are one key.
-        return (column + F.lit(0.0)).cast(type_)
-    return column
-
-
-def _check_stream(df: DataFrame) -> None:
-    if not df.isStreaming:
-        raise WatermarkError(
-            "windowed: the DataFrame is not a stream; read it with spark.readStream, "
-            "or use aion.LocalOperator for a finite table"
-        )
-    if not any(_WATERMARK in field.metadata for field in df.schema):
-        raise WatermarkError(
-            "windowed: the DataFrame has no watermark, so no window would ever run; call e.g. "
-            ".withWatermark('ts', '20 seconds') before windowed, and keep that column in the DataFrame"
-        )
-
-
 def _task_failures(spark: SparkSession) -> int:
     """How often a task may fail. Local mode ignores the setting: the master's URL has the number, by default 1."""
     local = re.fullmatch(r"local(\[[^,\]]*(?:,\s*(\d+)\s*)?\])?", spark.sparkContext.master)
@@ -212,20 +175,7 @@ def _task_failures(spark: SparkSession) -> int:
     return int(spark.conf.get("spark.task.maxFailures", "4") or 4)
 
 
-def _delay_us(df: DataFrame, time: str) -> int | None:
-    delay_ms = df.schema[time].metadata.get(_WATERMARK)
-    return None if delay_ms is None else int(delay_ms) * 1000
-
-
-def _arrow_able(schema: StructType) -> StructType:
-    names = schema.fieldNames()
-    twice = {n for n in names if names.count(n) > 1}
-    if twice:
-        raise SchemaError(f"windowed: the DataFrame has two columns named {sorted(twice)[0]!r}; rename one")
-    return schema
-
-
-def _policy(spark: SparkSession, policy: Source | None, keyword: Mapping[str, object]) -> Policy:
+def _policy(spark: SparkSession, policy: PolicySource | None, keyword: Mapping[str, object]) -> Policy:
     for key, value in REQUIRED.items():
         if _conf(spark, key) != value:
             raise ConfigError(

@@ -168,6 +168,11 @@ def check_levels(stage: Stage) -> None:
     equal(newest(stage.rows("panes"), "cars", "speed"), tolls(stage.events[:-1], 60, 60))
 
 
+def check_files(stage: Stage) -> None:
+    events = [e for e in stage.events[:-1] if e["speed"] > 0]
+    equal(newest(stage.rows("panes"), "cars", "speed"), tolls(events, 60, 60))
+
+
 def check_tuning(stage: Stage) -> None:
     from aion.execute.trace import read_trace
 
@@ -201,6 +206,7 @@ SHARED: dict[str, Page] = {
     "README.md": Page(check_readme),
     "docs/windows.md": Page(check_windows),
     "docs/distribution.md": Page(check_levels),
+    "docs/files.md": Page(check_files),
     "docs/tuning.md": Page(check_tuning),
     "docs/policies.md": Page(check_policies),
     "docs/lateness.md": Page(lambda stage: None, begin_lateness),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import struct
 from collections import Counter
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +38,31 @@ def test_the_hash_is_sparks(spark: SparkSession, keys: list[str]) -> None:
         at = names.index(key)
         columns.append(pa.array([row[at] for row in ROWS], TYPES[at]))
     assert xxhash64(columns).tolist() == expected
+
+
+TEXTS = [None, "", "a", "abcd", "Straße", "12345678", "x" * 31, "y" * 32, "z" * 33, "w" * 63 + "é", "v" * 200]
+BIG = [None, 0, 1, -1, 127, 128, -128, -129, 10**20, -(10**20), 10**37]
+OTHERS = {
+    "s": (pa.array(TEXTS, pa.string()), "string"),
+    "y": (pa.array(TEXTS, pa.string()).cast(pa.binary()), "binary"),
+    "m": (pa.array([None if n is None else Decimal(n) for n in BIG], pa.decimal128(38)), "decimal(38,0)"),
+    "p": (pa.array(map(Decimal, range(-5, 6)), pa.decimal128(18)), "decimal(18,0)"),
+    "g": (pa.array([None, 0.0, -0.0, 1.5, -2.25, float("nan"), 1e300, 3.0, 4.0, 5.0, 6.0]), "double"),
+}
+
+
+@pytest.mark.parametrize("keys", [*"symgp", "sgm", "gs", "ps"])
+def test_the_hash_of_texts_decimals_and_doubles_is_sparks(spark: SparkSession, keys: str) -> None:
+    # In a slice the first value is not where the column's memory begins.
+    columns = {key: pa.concat_arrays([OTHERS[key][0].slice(3, 2), OTHERS[key][0]]).slice(2) for key in keys}
+    df = spark.createDataFrame(pa.table(columns)).coalesce(1)
+    assert [kind for _, kind in df.dtypes] == [OTHERS[key][1] for key in keys]
+    expected = [row[0] for row in df.select(F.xxhash64(*keys)).collect()]
+    assert xxhash64(list(columns.values())).tolist() == expected
+    ids = shard_ids(5)
+    pairs = [(F.col(key), df.schema[key].dataType) for key in keys]
+    shards = [row[0] for row in df.select(shard_column(pairs, ids)).collect()]
+    assert ShardOfKeys(ids)(list(columns.values()), len(expected)).tolist() == shards
 
 
 def test_the_shards_are_sparks(spark: SparkSession) -> None:

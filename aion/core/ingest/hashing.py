@@ -1,15 +1,16 @@
-"""Spark's ``xxhash64`` for keys of fixed width, computed over whole columns. Pure.
+"""Spark's ``xxhash64`` for keys, computed over whole columns. Pure.
 
 A row's shard follows from this hash. If the child computes it, the shard need not be sent from the JVM to Python with
 every event: that column alone costs as much as the partials do (``aion experiment ingest``). Columns are combined as in
 Spark: the hash of one column is the seed for the next, and a null leaves the hash unchanged.
 
-Source: ``org.apache.spark.sql.catalyst.expressions.XXH64`` (the public XXH64 algorithm on 4 and 8 bytes).
+Source: ``org.apache.spark.sql.catalyst.expressions.XXH64`` (the public XXH64 algorithm; on 4 and 8 bytes for numbers).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ _P2 = np.uint64(0xC2B2AE3D27D4EB4F)
 _P3 = np.uint64(0x165667B19E3779F9)
 _P4 = np.uint64(0x85EBCA77C2B2AE63)
 _P5 = np.uint64(0x27D4EB2F165667C5)
+
+_AT_ONCE_BYTES = 8 << 20
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -40,7 +43,10 @@ def can_hash(type_: pa.DataType) -> bool:
         t.is_signed_integer(type_)
         or t.is_boolean(type_)
         or t.is_date32(type_)
-        or (t.is_timestamp(type_) and type_.unit == "us")
+        or ((t.is_timestamp(type_) or t.is_duration(type_)) and type_.unit == "us")
+        or type_ in (pa.float32(), pa.float64())
+        or t.is_decimal128(type_)
+        or _is_bytes(type_)
     )
 
 
@@ -61,16 +67,112 @@ def xxhash64(columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
 
 
 def _hash(column: pa.Array, seeds: Hashes) -> Hashes:
+    t = pa.types
+    if _is_bytes(column.type):
+        return _hash_bytes(_Bytes.of(column), seeds)
+    if t.is_decimal(column.type):
+        number = _unscaled(column)
+        return _hash_bytes(number, seeds) if isinstance(number, _Bytes) else _hash_longs(number, seeds)
+    if t.is_floating(column.type):
+        return _hash_longs(_double_bits(column), seeds)
     if column.type.bit_width == 64:
-        values = _integers(column, pa.int64()).view(np.uint64)
-        mixed = seeds + _P5 + np.uint64(8)
-        mixed ^= _rotated(values * _P2, 31) * _P1
-        return _finished(_rotated(mixed, 27) * _P1 + _P4)
+        return _hash_longs(_integers(column, pa.int64()), seeds)
     # Narrower integers, booleans and dates are hashed as 32-bit integers without their sign.
     values = _integers(column, pa.int32()).view(np.uint32).astype(np.uint64)
     mixed = seeds + _P5 + np.uint64(4)
     mixed ^= values * _P1
     return _finished(_rotated(mixed, 23) * _P2 + _P3)
+
+
+def _hash_longs(values: npt.NDArray[np.int64], seeds: Hashes) -> Hashes:
+    mixed = seeds + _P5 + np.uint64(8)
+    mixed ^= _round(values.view(np.uint64))
+    return _finished(_rotated(mixed, 27) * _P1 + _P4)
+
+
+def _double_bits(column: pa.Array) -> npt.NDArray[np.int64]:
+    """As Spark has it, 0.0 and -0.0 are one value, and all NaNs are one."""
+    plain = column.cast(pa.float64())
+    values = (plain.fill_null(0) if plain.null_count else plain).to_numpy(zero_copy_only=False) + 0.0
+    values[np.isnan(values)] = np.nan
+    bits: npt.NDArray[np.int64] = values.view(np.int64)
+    return bits
+
+
+def _unscaled(column: pa.Array) -> npt.NDArray[np.int64] | _Bytes:
+    """The digits of decimals: as integers if the type has at most 18, else as Java's BigInteger writes them."""
+    words = np.frombuffer(column.buffers()[1], np.int64).reshape(-1, 2)[column.offset : column.offset + len(column)]
+    if column.type.precision <= 18:
+        return np.ascontiguousarray(words[:, 0])
+    big = np.ascontiguousarray(words).view(np.uint8).reshape(-1, 16)[:, ::-1]
+    # A leading byte that only repeats the sign of the next one is left out.
+    sign, below = big[:, :-1], big[:, 1:] >> 7
+    idle = np.logical_and.accumulate((sign == 0) & (below == 0) | (sign == 255) & (below == 1), axis=1).sum(axis=1)
+    return _Bytes(big.reshape(-1), np.arange(len(big)) * 16 + idle, 16 - idle)
+
+
+def _is_bytes(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type_) or pa.types.is_binary(type_))
+
+
+class _Bytes(NamedTuple):
+    """Values of different lengths: where each begins in ``data``."""
+
+    data: npt.NDArray[np.uint8]
+    begins: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, column: pa.Array) -> _Bytes:
+        _, offsets, data = column.buffers()
+        ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
+        content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+        return cls(content, ends[:-1], np.diff(ends))
+
+
+def _hash_bytes(values: _Bytes, seeds: Hashes) -> Hashes:
+    """Values of the same length go through the algorithm together."""
+    hashes = np.empty(len(seeds), np.uint64)
+    order = np.argsort(values.lengths, kind="stable")
+    lengths, firsts = np.unique(values.lengths[order], return_index=True)
+    for length, rows in zip(lengths.tolist(), np.split(order, firsts[1:]), strict=True):
+        for at in range(0, len(rows), step := max(_AT_ONCE_BYTES // max(length, 1), 1)):
+            some = rows[at : at + step]
+            content = values.data[values.begins[some, None] + np.arange(length)]
+            hashes[some] = _hash_equally_long(content, seeds[some])
+    return hashes
+
+
+def _hash_equally_long(content: npt.NDArray[np.uint8], seeds: Hashes) -> Hashes:
+    length = content.shape[1]
+    words = np.ascontiguousarray(content[:, : length // 8 * 8]).view(np.uint64)
+    at = length // 32 * 4
+    if at:
+        lanes = [seeds + _P1 + _P2, seeds + _P2, seeds.copy(), seeds - _P1]
+        for stripe in range(0, at, 4):
+            lanes = [_rotated(lane + words[:, stripe + i] * _P2, 31) * _P1 for i, lane in enumerate(lanes)]
+        hashes = np.zeros(len(seeds), np.uint64)
+        for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True):
+            hashes = hashes + _rotated(lane, bits)
+        for lane in lanes:
+            hashes = (hashes ^ _round(lane)) * _P1 + _P4
+    else:
+        hashes = seeds + _P5
+    hashes = hashes + np.uint64(length)
+    for word in range(at, words.shape[1]):
+        hashes = _rotated(hashes ^ _round(words[:, word]), 27) * _P1 + _P4
+    rest = length // 8 * 8
+    if length - rest >= 4:
+        half = np.ascontiguousarray(content[:, rest : rest + 4]).view(np.uint32)[:, 0].astype(np.uint64)
+        hashes = _rotated(hashes ^ half * _P1, 23) * _P2 + _P3
+        rest += 4
+    for byte in range(rest, length):
+        hashes = _rotated(hashes ^ content[:, byte].astype(np.uint64) * _P5, 11) * _P1
+    return _finished(hashes)
+
+
+def _round(words: Hashes) -> Hashes:
+    return _rotated(words * _P2, 31) * _P1
 
 
 def _integers(column: pa.Array, type_: pa.DataType) -> npt.NDArray[np.int64]:
@@ -104,6 +206,14 @@ class ShardOfKeys:
     def __call__(self, columns: Sequence[pa.Array], rows: int) -> npt.NDArray[np.int32]:
         if not columns or len(self._ids) == 1:
             return np.full(rows, self._ids[0])
+        if len(columns) == 1 and _is_bytes(columns[0].type):
+            # Keys repeat, and to find that out is quicker than to hash each again.
+            keys = columns[0].dictionary_encode(null_encoding="encode")
+            shards: npt.NDArray[np.int32] = self._of([keys.dictionary])[keys.indices.to_numpy()]
+            return shards
+        return self._of(columns)
+
+    def _of(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.int32]:
         return self._ids[xxhash64([column.cast(hashed_as(column.type)) for column in columns]) % len(self._ids)]
 
     @staticmethod

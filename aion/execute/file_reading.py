@@ -1,0 +1,126 @@
+"""Reads events from files: only the columns that are needed, of the part of a file that a task has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from aion.core.ingest.conforming import Conforming, Text
+from aion.core.ingest.file_parts import Part, folder_values
+from aion.core.ingest.text_times import instants_of
+from aion.errors import AionError, BadFile, SchemaError, StorageError
+from aion.execute.file_formats import Format, row_bytes, row_group_middles
+from aion.execute.file_places import place_of
+from state_backends.files.remote import storage_errors
+
+# Fewer rows cost more passes over them. Of more rows a column is so large that the C library takes its memory from the
+# system each time, which took a third of the processor's time. Wide rows are bounded by their bytes.
+_BATCH_ROWS = 1 << 16
+_BATCH_BYTES = 8 << 20
+_BATCHES_AHEAD = 4
+
+
+@dataclass(frozen=True)
+class FileReader:
+    """Reads parts of files. Can be sent to a task.
+
+    ``declared``: the columns that files are said to have. ``schema``: those to give. ``where``: an expression over the
+    columns of ``schema``; ``where_columns``: those that it uses. ``base``: the folder above the folders whose names
+    hold values. ``zone``: the time zone of text without one.
+    """
+
+    format: Format
+    declared: pa.Schema
+    schema: pa.Schema
+    where: Any
+    where_columns: tuple[str, ...]
+    base: str
+    zone: str
+    case_sensitive: bool
+
+    def read(self, part: Part) -> Iterator[pa.RecordBatch]:
+        """The events of a part of a file. Raises BadFile, which names the file, and StorageError."""
+        try:
+            yield from self._read(part)
+        except AionError as error:
+            if isinstance(error, SchemaError):
+                raise BadFile(f"{part.path}: {error}") from error
+            raise
+        except (FileNotFoundError, PermissionError) as error:
+            raise StorageError(f"{part.path}: {error}") from error
+        except (OSError, pa.ArrowException, ValueError) as error:
+            _check_readable(part)
+            first, *_ = str(error).splitlines() or [type(error).__name__]
+            raise BadFile(f"{part.path} cannot be read as {self.format.name}: {first}") from error
+
+    def trouble(self, part: Part) -> str | None:
+        """Why a part of a file cannot be read; None if it can. Reads all of it. Raises StorageError."""
+        try:
+            for _ in self.read(part):
+                pass
+        except BadFile as error:
+            return str(error)
+        return None
+
+    def _read(self, part: Part) -> Iterator[pa.RecordBatch]:
+        filesystem, path = place_of(part.path)
+        constants = self._constants(part.path)
+        columns = pa.schema([f for f in self.declared if f.name not in constants])
+        fragment = self.format.make(columns).make_fragment(path, filesystem)
+        found = fragment.physical_schema
+        if self.format.has_header and (missing := set(columns.names) - set(found.names)):
+            raise SchemaError(f"the header does not name the column {min(missing)!r}")
+        text = Text(self.zone) if self.format.has_text_times else None
+        conforming = Conforming(found, self.schema, constants=constants, case_sensitive=self.case_sensitive, text=text)
+        names = conforming.names or found.names[:1]
+        options: dict[str, Any] = {"batch_size": _BATCH_ROWS}
+        if self.format.is_split:
+            groups = part.units(row_group_middles(fragment.metadata))
+            if not groups:
+                return
+            size = max(row_bytes(fragment.metadata, groups, names), 1)
+            options["batch_size"] = max(min(_BATCH_ROWS, int(_BATCH_BYTES / size)), 1)
+            fragment = fragment.subset(row_group_ids=groups)
+        pushed = self.where is not None and conforming.unchanged(self.where_columns)
+        if pushed:
+            options["filter"] = self.where
+        scanner = fragment.scanner(schema=found, columns=names, batch_readahead=_BATCHES_AHEAD, **options)
+        for raw in scanner.to_batches():
+            if raw.num_rows:
+                batch = conforming(raw)
+                if self.where is not None and not pushed:
+                    batch = batch.filter(self.where)
+                if batch.num_rows:
+                    yield batch
+
+    def _constants(self, path: str) -> Mapping[str, pa.Scalar]:
+        values = folder_values(path, self.base)
+        if not self.case_sensitive:
+            values = {name.lower(): value for name, value in values.items()}
+        constants = {}
+        for column in self.declared:
+            name = column.name if self.case_sensitive else column.name.lower()
+            if name in values:
+                constants[column.name] = _typed(column, values[name], self.zone)
+        return constants
+
+
+def _typed(column: pa.Field, text: str | None, zone: str) -> pa.Scalar:
+    try:
+        values = pa.array([text], pa.string())
+        if pa.types.is_timestamp(column.type):
+            return instants_of(values, column.type, zone)[0]
+        return values.cast(column.type)[0]
+    except pa.ArrowException as error:
+        raise SchemaError(f"the folder {column.name}={text} is not of the schema's type {column.type}") from error
+
+
+def _check_readable(part: Part) -> None:
+    """Raises StorageError if the bytes of a file cannot be read. Otherwise it is its content that is wrong."""
+    filesystem, path = place_of(part.path)
+    with storage_errors(part.path), filesystem.open_input_stream(path) as stream:
+        while stream.read(1 << 22):
+            pass

@@ -1,0 +1,273 @@
+"""``read_files``: files as a source whose events the children read themselves, so that they never become Spark rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from aion.core.ingest.hashing import ShardOfKeys
+from aion.core.plan import Plan
+from aion.errors import ConfigError, SchemaError
+from aion.execute.file_formats import CSV_OPTIONS, Format
+from aion.execute.file_reading import FileReader
+from aion.spark import starts
+from aion.spark.blocks import row_type
+from aion.spark.file_arguments import base_of, columns_after, columns_used, declared_columns, watermark_of
+from aion.spark.file_child import (
+    COUNT_TYPES,
+    COUNTS,
+    LATEST,
+    FileChild,
+    FileRows,
+    FileScan,
+    Skipping,
+    Transform,
+)
+from aion.spark.sources import ChildWork
+
+_LISTING = "path string, modificationTime timestamp, length long, content binary"
+_NAME = "files"
+"""The name of the counts of a DataFrame in Spark's progress."""
+_SPLIT_BYTES = 4 << 20
+"""A part of a file has at least this size: to start a task for less takes longer than to read it."""
+_SOURCE_OPTIONS = (
+    "pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "modifiedAfter", "maxBytesPerTrigger", "fileNameOnly",
+    "cleanSource", "sourceArchiveDir", "maxCachedFiles", "discardCachedInputRatio",
+)  # fmt: skip
+
+
+def read_files(
+    spark: SparkSession,
+    path: str | Path,
+    *,
+    schema: str | StructType | pa.Schema,
+    watermark: tuple[str, str],
+    format: str = "parquet",
+    where: Any = None,
+    transform: Transform | None = None,
+    max_files_per_trigger: int | None = None,
+    latest_first: bool = False,
+    max_file_age: str | None = None,
+    on_bad_file: str = "fail",
+    options: Mapping[str, object] | None = None,
+    tasks: int | None = None,
+) -> Files:
+    """Reads the files of a folder as a stream of events, without turning events into Spark rows.
+
+    Spark lists the files and keeps account of which ones were read. Aion's tasks read them with pyarrow, and only the
+    columns that are needed. Pass the result to :func:`windowed` or :func:`explain`.
+
+    ``path``: a folder or a glob, as for ``spark.readStream``. ``schema``: the columns of the files, in Spark's DDL or
+    as a schema of Spark or Arrow; also those in the names of folders (``day=2024-01-31``). ``watermark``: the column of
+    event times and the delay, as for ``withWatermark``; it is the watermark of what ``where`` and ``transform`` leave.
+    ``format``: parquet, arrow, csv, json or orc. ``where``: an expression such as ``pc.field("speed") > 0``; only
+    events for which it is true are read. ``transform``: a function of a ``pyarrow.RecordBatch`` with all columns of
+    ``schema``, which returns a RecordBatch. It is called once with an empty batch, to learn its columns.
+
+    ``max_files_per_trigger``, ``latest_first``, ``max_file_age``: as Spark's options. ``options``: others by Spark's
+    names, of the file source (``pathGlobFilter``, ``cleanSource``) or for CSV (``header``, ``sep``, ``quote``,
+    ``nullValue``). ``tasks``: how many tasks read a batch. Default: the number of Spark's cores.
+
+    ``on_bad_file``: what happens if a file is damaged or has columns of other types. ``fail``: the query fails with
+    BadFile, which names the file. ``skip``: the file is left out and counted, also when the batch runs again. Then one
+    task reads all of a file, and reads it twice: it decides before it uses an event.
+
+    Raises ConfigError, SchemaError, TransformError.
+    """
+    declared = declared_columns(schema)
+    column, delay = watermark_of(watermark)
+    if tasks is not None and tasks < 1:
+        raise ConfigError(f"tasks: {tasks} is less than 1")
+    if on_bad_file not in ("fail", "skip"):
+        raise ConfigError(f"on_bad_file: {on_bad_file!r} is neither 'fail' nor 'skip'")
+    source = {
+        "maxFilesPerTrigger": max_files_per_trigger,
+        "latestFirst": latest_first or None,
+        "maxFileAge": max_file_age,
+    }
+    csv: dict[str, str] = {}
+    for name, value in (options or {}).items():
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if name in _SOURCE_OPTIONS:
+            source[name] = text
+        elif format == "csv" and name in CSV_OPTIONS:
+            csv[name] = text
+        else:
+            known = [*_SOURCE_OPTIONS, *(CSV_OPTIONS if format == "csv" else ())]
+            raise ConfigError(f"options: {name!r} is not one of {', '.join(known)}")
+    result = declared if transform is None else columns_after(transform, declared)
+    if column not in result.names:
+        raise SchemaError(f"watermark: there is no column {column!r}; the columns are {', '.join(result.names)}")
+    if not pa.types.is_timestamp(result.field(column).type):
+        raise SchemaError(f"watermark: column {column!r} is of type {result.field(column).type}; a timestamp is needed")
+    try:
+        cloudpickle.dumps((where, transform))
+    except Exception as error:
+        raise ConfigError(f"where and transform are sent to the tasks, but cannot be pickled: {error}") from error
+    return Files(
+        session=spark,
+        schema=result,
+        _path=str(path),
+        _declared=declared,
+        _format=Format(format, csv),
+        _watermark=(column, delay),
+        _where=where,
+        _where_columns=columns_used(where, declared),
+        _transform=transform,
+        _skips=on_bad_file == "skip",
+        _options={name: str(value) for name, value in source.items() if value is not None},
+        _tasks=tasks or spark.sparkContext.defaultParallelism,
+    )
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Files:
+    """A stream of events in files, made by :func:`read_files`. It is not a DataFrame: :meth:`to_df` makes one.
+
+    ``schema``: the columns of the events, as an Arrow schema.
+    """
+
+    session: SparkSession
+    schema: pa.Schema
+    _path: str
+    _declared: pa.Schema
+    _format: Format
+    _watermark: tuple[str, int]
+    _where: Any
+    _where_columns: tuple[str, ...]
+    _transform: Transform | None
+    _skips: bool
+    _options: Mapping[str, str]
+    _tasks: int
+
+    def to_df(self) -> DataFrame:
+        """The events as a streaming DataFrame, with the watermark.
+
+        Spark's progress reports how many events were read, as ``observedMetrics["files"]``.
+        """
+        rows = self._parts().mapInArrow(
+            FileRows(self._scan(self.schema.names, _NAME)), f"{_ddl(self.schema)}, {COUNT_TYPES}"
+        )
+        column, delay_us = self._watermark
+        return _counted(rows, _NAME).drop(*COUNTS).withWatermark(column, _spark_delay(delay_us))
+
+    def delay_us(self, time: str) -> int | None:
+        """The delay of the watermark in microseconds. None if the watermark is on another column than ``time``."""
+        column, delay_us = self._watermark
+        return delay_us if column == time else None
+
+    def reading(self, plan: Plan) -> str:
+        """How the children read the events, in words."""
+        columns = ", ".join(self._scan(self._needed(plan), "").reader.schema.names)
+        how = "parts of files" if self._is_split else "whole files"
+        return (
+            f"Spark lists the files of {self._path}; {self._tasks} tasks read {how} with pyarrow, as "
+            f"{self._format.name}, and of them the columns {columns}."
+        )
+
+    def children(self, work: ChildWork) -> DataFrame:
+        """The rows of blocks (:mod:`aion.spark.blocks`) that the children make of the events, with the watermark."""
+        if not ShardOfKeys.covers(work.key_types):
+            raise SchemaError(f"key: read_files cannot hash keys of type {', '.join(map(str, work.key_types))}")
+        column, delay_us = self._watermark
+        child = FileChild(
+            self._scan(self._needed(work.plan), work.name),
+            work.plan,
+            work.policy,
+            ShardOfKeys(work.tree.shards),
+            work.tree,
+            work.limit_bytes,
+            column,
+            work.hand_over,
+        )
+        block = row_type(work.tree, level=0)
+        rows = self._parts().mapInArrow(child, f"{block}, {LATEST} timestamp, {COUNT_TYPES}")
+        blocks = _counted(rows, f"{work.name}.files").withWatermark(LATEST, _spark_delay(delay_us))
+        return blocks.drop(LATEST, *COUNTS)
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{f.name}: {f.type}" for f in self.schema)
+        return f"Files({self._path!r}, {self._format.name}, [{columns}])"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"a stream of read_files has no {name!r}; .to_df() makes a DataFrame of it, which has the methods of Spark"
+        )
+
+    def _needed(self, plan: Plan) -> list[str]:
+        return list(dict.fromkeys([*plan.schema.names, self._watermark[0]]))
+
+    @property
+    def _is_split(self) -> bool:
+        # Whoever may skip a file must see all of it.
+        return self._format.is_split and not self._skips
+
+    def _scan(self, names: Iterable[str], operator: str) -> FileScan:
+        """The reading of the columns ``names``, and of those that are needed to make them."""
+        schema = pa.schema([self.schema.field(name) for name in names])
+        read = schema
+        if self._transform is not None:
+            read = self._declared
+        elif self._where is not None:
+            more = [name for name in self._where_columns if name not in schema.names]
+            read = pa.schema([*schema, *(self._declared.field(name) for name in more)])
+        conf = self.session.conf
+        reader = FileReader(
+            self._format,
+            self._declared,
+            read,
+            self._where,
+            self._where_columns,
+            base_of(self.session, self._path),
+            zone=conf.get("spark.sql.session.timeZone"),
+            case_sensitive=conf.get("spark.sql.caseSensitive") == "true",
+        )
+        skipping = None
+        if self._skips:
+            starts.watch(self.session)  # tasks must know the checkpoint
+            stream = hashlib.sha256(self._path.encode()).hexdigest()[:12]
+            retained = int(conf.get("spark.sql.streaming.minBatchesToRetain"))
+            skipping = Skipping(f"{operator}-{stream}", self._tasks, retained)
+        return FileScan(reader, self._transform, schema, skipping)
+
+    def _parts(self) -> DataFrame:
+        """The parts of the files of a batch, spread over the tasks that read them.
+
+        A large file has a part for each task. Which task gets the first is a matter of the file's name, so that small
+        files are spread, too.
+        """
+        reader = self.session.readStream.format("binaryFile").schema(_LISTING).options(**self._options)
+        tasks = F.lit(self._tasks)
+        of = F.lit(1)
+        if self._is_split:
+            of = F.least(tasks, F.greatest(F.lit(1), F.ceil(F.col("length") / _SPLIT_BYTES))).cast("int")
+        files = reader.load(self._path).select("path", "length", of.alias("of"))
+        parts = files.select("path", "length", F.explode(F.sequence(F.lit(0), F.col("of") - 1)).alias("number"), "of")
+        task = F.pmod(F.xxhash64("path") + F.col("number"), tasks).cast("int")
+        return parts.repartitionById(self._tasks, task)
+
+
+def _counted(rows: DataFrame, name: str) -> DataFrame:
+    """Reports the counts in Spark's progress, and leaves out the rows that have them."""
+    counts = [F.coalesce(F.sum(count), F.lit(0)).alias(count) for count in COUNTS]
+    return rows.observe(name, *counts).where(F.col(COUNTS[0]).isNull())
+
+
+def _ddl(schema: pa.Schema) -> str:
+    return ", ".join(
+        f"`{f.name}` {f.dataType.simpleString()}" for f in from_arrow_schema(schema, prefer_timestamp_ntz=True).fields
+    )
+
+
+def _spark_delay(delay_us: int) -> str:
+    return f"{delay_us // 1000} milliseconds"

@@ -1,0 +1,119 @@
+"""Where events come from: what the rest of :mod:`aion.spark` needs to know of a source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import DoubleType, FloatType, StructType
+
+from aion.core.ingest.hashing import ShardOfKeys
+from aion.core.plan import Plan
+from aion.core.topology import Tree
+from aion.errors import SchemaError, WatermarkError
+from aion.spark.blocks import row_type
+from aion.spark.child import Child
+from aion.spark.hand_over import HandOverConfig
+from aion.spark.shards import shard_column
+from aion.spark.types import arrow_schema
+
+WATERMARK = "spark.watermarkDelayMs"
+"""The key of a column's metadata under which Spark keeps the delay of its watermark."""
+
+
+@dataclass(frozen=True)
+class ChildWork:
+    """What every child does with its events. ``policy``: as JSON text. ``name``: the operator's.
+
+    ``hand_over``: None if all blocks are sent as rows.
+    """
+
+    plan: Plan
+    policy: str
+    tree: Tree
+    limit_bytes: int
+    name: str
+    hand_over: HandOverConfig | None
+
+    @property
+    def key_types(self) -> list[pa.DataType]:
+        return [self.plan.schema.field(name).type for name in self.plan.key]
+
+
+class Source(Protocol):
+    """A stream of events."""
+
+    @property
+    def session(self) -> SparkSession: ...
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the events."""
+
+    def delay_us(self, time: str) -> int | None:
+        """The delay of the watermark. None if the watermark is on another column than ``time``."""
+
+    def reading(self, plan: Plan) -> str | None:
+        """How the children read the events themselves, in words. None: Spark reads them."""
+
+    def children(self, work: ChildWork) -> DataFrame:
+        """The rows of blocks (:mod:`aion.spark.blocks`) that the children make of the events, with the watermark."""
+
+
+class Rows:
+    """A streaming DataFrame with an event in each row. Raises WatermarkError or SchemaError if it cannot be used."""
+
+    def __init__(self, df: DataFrame) -> None:
+        _check_stream(df)
+        names = df.columns
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise SchemaError(f"windowed: the DataFrame has two columns named {twice[0]!r}; rename one")
+        self._df = df
+        self.session = df.sparkSession
+        self.schema = arrow_schema(df.schema)
+
+    def delay_us(self, time: str) -> int | None:
+        delay_ms = self._df.schema[time].metadata.get(WATERMARK)
+        return None if delay_ms is None else int(delay_ms) * 1000
+
+    def reading(self, plan: Plan) -> None:
+        return None
+
+    def children(self, work: ChildWork) -> DataFrame:
+        """Only the columns that are needed are sent to Python."""
+        types: StructType = self._df.schema
+        columns = {name: self._column(name, work.plan) for name in work.plan.schema.names}
+        needed = [column.alias(name) for name, column in columns.items()]
+        shard_of = None
+        if ShardOfKeys.covers(work.key_types):
+            shard_of = ShardOfKeys(work.tree.shards)
+        else:
+            keys = [(columns[name], types[name].dataType) for name in work.plan.key]
+            needed.append(shard_column(keys, work.tree.shards).alias("__aion_shard"))
+        child = Child(work.plan, work.policy, shard_of, work.tree, work.limit_bytes, work.hand_over)
+        return self._df.select(*needed).mapInArrow(child, row_type(work.tree, level=0))
+
+    def _column(self, name: str, plan: Plan) -> Column:
+        column = self._df[f"`{name}`"]
+        type_ = self._df.schema[name].dataType
+        if name in plan.key and isinstance(type_, DoubleType | FloatType):
+            # As in Spark's own grouping, -0.0 and 0.0 are one key.
+            return (column + F.lit(0.0)).cast(type_)
+        return column
+
+
+def _check_stream(df: DataFrame) -> None:
+    if not df.isStreaming:
+        raise WatermarkError(
+            "windowed: the DataFrame is not a stream; read it with spark.readStream, "
+            "or use aion.LocalOperator for a finite table"
+        )
+    if not any(WATERMARK in field.metadata for field in df.schema):
+        raise WatermarkError(
+            "windowed: the DataFrame has no watermark, so no window would ever run; call e.g. "
+            ".withWatermark('ts', '20 seconds') before windowed, and keep that column in the DataFrame"
+        )

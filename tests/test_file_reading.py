@@ -1,0 +1,333 @@
+"""Files as events: what of a file is read, how its columns become the declared ones, and what is said of a bad file."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.orc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aion.core.ingest.conforming import Conforming, fits
+from aion.core.ingest.file_parts import Part, folder_values
+from aion.core.ingest.text_times import instants_of
+from aion.errors import BadFile, SchemaError, StorageError
+from aion.execute.file_formats import Format, row_group_middles
+from aion.execute.file_places import place_of
+from aion.execute.file_reading import FileReader
+from aion.execute.skipped_files import Records
+from tests.object_store import ObjectStore, serving
+
+TS = pa.timestamp("us", "UTC")
+SCHEMA = pa.schema([("k", pa.string()), ("ts", TS), ("v", pa.float64())])
+AT = dt.datetime(2024, 1, 31, 12, 30, 0, 123456, dt.UTC)
+
+
+def table(rows: int = 4) -> pa.Table:
+    columns = [["a", None, "", "d"], [AT, None, AT, AT], [1.5, 2.0, None, -1.0]]
+    return pa.table([(column * rows)[:rows] for column in columns], schema=SCHEMA)
+
+
+def reader(name: str = "parquet", schema: pa.Schema = SCHEMA, **more: Any) -> FileReader:
+    where = more.pop("where", None)
+    used = more.pop("used", ("v",)) if where is not None else ()
+    declared = more.pop("declared", schema)
+    return FileReader(
+        Format(name, more.pop("options", {})), declared, schema, where, used,
+        **{"base": "/", "zone": "UTC", "case_sensitive": False, **more},
+    )  # fmt: skip
+
+
+def whole(path: Path) -> Part:
+    return Part(f"file:{path}", path.stat().st_size)
+
+
+def read(path: Path, name: str = "parquet", **more: Any) -> pa.Table:
+    made = reader(name, **more)
+    return pa.Table.from_batches(made.read(whole(path)), made.schema)
+
+
+def as_json(events: pa.Table, path: Path) -> None:
+    rows = [{k: v.isoformat() if isinstance(v, dt.datetime) else v for k, v in r.items()} for r in events.to_pylist()]
+    path.write_text("".join(f"{json.dumps({**row, 'more': 1})}\n" for row in rows))
+
+
+WRITERS: dict[str, Callable[[pa.Table, Path], Any]] = {
+    "parquet": pq.write_table,
+    "arrow": lambda events, path: pyarrow.feather.write_feather(events, str(path)),
+    "csv": lambda events, path: pyarrow.csv.write_csv(
+        events, path, pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed")
+    ),
+    "json": as_json,
+    "orc": pyarrow.orc.write_table,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_format_gives_the_same_events(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "a b%20ü.file"  # as it is: Spark does not escape paths
+    WRITERS[name](table(), path)
+    assert read(path, name).equals(table())
+    few = pa.schema([SCHEMA.field("ts"), SCHEMA.field("v")])
+    assert read(path, name, schema=few, declared=SCHEMA, where=pc.field("v") > 0).equals(
+        table().filter(pc.field("v") > 0).select(["ts", "v"])
+    )
+
+
+def test_a_header_is_looked_at(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("v;ts;k\n1.5;2024-01-31 12:30:00.123456;'a'\n-;;b\n")
+    options = {"header": "true", "sep": ";", "quote": "'", "nullValue": "-"}
+    expected = pa.table([["a", "b"], [AT, None], [1.5, None]], schema=SCHEMA)
+    assert read(path, "csv", options=options).equals(expected)
+    path.write_text("v;ts\n1.5;2024-01-31 12:30:00\n")
+    with pytest.raises(BadFile, match=r"x\.csv: the header does not name the column 'k'"):
+        read(path, "csv", options=options)
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=20),
+    st.integers(1, 30),
+)
+def test_each_row_group_is_in_exactly_one_part(sizes: list[int], of: int) -> None:
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    middles = [end - size // 2 for end, size in zip(ends, sizes, strict=True)]
+    length = ends[-1] + 3
+    parts = [Part("", length, number, of).units(middles) for number in range(of)]
+    assert sorted(unit for part in parts for unit in part) == [*range(len(sizes))]
+    assert Part("", length).units(middles) == [*range(len(sizes))]
+
+
+def test_parts_of_a_file_hold_all_its_events_once(tmp_path: Path) -> None:
+    path = tmp_path / "large.parquet"
+    numbers = pa.table({"n": pa.array(range(10_000), pa.int64()), "s": [f"{n:x}" for n in range(10_000)]})
+    pq.write_table(numbers, path, row_group_size=700)
+    made = reader(schema=pa.schema([("n", pa.int64())]))
+    size = path.stat().st_size
+    parts = [pa.Table.from_batches(made.read(Part(str(path), size, i, 4)), made.schema) for i in range(4)]
+    assert pa.concat_tables(parts).column("n").to_pylist() == [*range(10_000)]
+    assert all(1_500 < part.num_rows < 3_500 for part in parts)
+    middles = row_group_middles(pq.read_metadata(path))
+    assert middles == sorted(middles) and middles[0] > 0 and middles[-1] < size
+
+
+def test_row_groups_that_where_excludes_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"n": pa.array(range(1_000), pa.int64())}), path, row_group_size=100)
+    data = bytearray(path.read_bytes())
+    data[10:200] = bytes(190)  # in the first row group
+    path.write_bytes(data)
+    schema = pa.schema([("n", pa.int64())])
+    found = read(path, schema=schema, where=pc.field("n") >= 950, used=("n",))
+    assert found.column("n").to_pylist() == [*range(950, 1_000)]
+    with pytest.raises(BadFile, match=r"x\.parquet cannot be read as parquet: "):
+        read(path, schema=schema)
+
+
+# -- columns -----------------------------------------------------------------------------------------------
+
+
+def test_columns_are_found_by_name_and_widened(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    found = pa.table(
+        {
+            "V": pa.array([1, 2], pa.int32()),
+            "k": pa.array(["x", None]).dictionary_encode(),
+            "other": [1, 2],
+            "ts": pa.array([0, 1_500], pa.int64()).cast(pa.timestamp("ns")),
+        }
+    )
+    pq.write_table(found, path)
+    schema = SCHEMA.append(pa.field("gone", pa.int32()))
+    expected = pa.table([["x", None], pa.array([0, 1], pa.int64()).cast(TS), [1.0, 2.0], [None, None]], schema=schema)
+    assert read(path, schema=schema).equals(expected)
+    # The expression is over the declared columns, so it cannot be left to the file.
+    assert read(path, schema=schema, where=pc.field("v") > 1.5).equals(expected.slice(1))
+    exact = read(path, schema=schema, case_sensitive=True)
+    assert exact.column("v").null_count == 2
+
+
+def test_only_columns_that_a_file_does_not_have(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"a": [1, 2, 3]}), path)
+    assert read(path, schema=pa.schema([("b", pa.int64())])).to_pydict() == {"b": [None] * 3}
+
+
+def test_columns_that_differ_only_in_case(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"A": [1], "a": [2]}), path)
+    assert read(path, schema=pa.schema([("a", pa.int64())])).to_pydict() == {"a": [2]}
+    pq.write_table(pa.table({"Ab": [1], "aB": [2]}), path)
+    with pytest.raises(BadFile, match="the columns 'Ab', 'aB' differ only in case; which of them is 'ab'"):
+        read(path, schema=pa.schema([("ab", pa.int64())]))
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (pa.int64(), pa.int32()), (pa.int64(), pa.float64()), (pa.uint64(), pa.int64()), (pa.float64(), pa.float32()),
+        (pa.string(), pa.int64()), (pa.string(), TS), (pa.int64(), TS), (pa.date32(), TS), (TS, pa.int64()),
+        (pa.decimal128(10, 2), pa.decimal128(9, 2)), (pa.int32(), pa.decimal128(9)), (pa.bool_(), pa.int32()),
+        (pa.int64(), pa.string()), (pa.list_(pa.int64()), pa.list_(pa.int32())),
+        (pa.struct([("a", pa.int32())]), pa.struct([("b", pa.int32())])), (pa.int32(), pa.list_(pa.int32())),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_types_that_could_change_a_value_are_refused(found: pa.DataType, wanted: pa.DataType) -> None:
+    with pytest.raises(SchemaError, match=r"column 'x' is of type .* which does not fit the schema's"):
+        Conforming(pa.schema([("x", found)]), pa.schema([("x", wanted)]))
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted", "expected"),
+    [
+        (pa.array([200], pa.uint8()), pa.int16(), 200),
+        (pa.array([2**32 - 1], pa.uint32()), pa.int64(), 2**32 - 1),
+        (pa.array([7], pa.int64()), pa.decimal128(20, 1), Decimal("7.0")),
+        (pa.array([Decimal("1.5")], pa.decimal128(5, 1)), pa.decimal128(9, 3), Decimal("1.500")),
+        (pa.array([1.5], pa.float32()), pa.float64(), 1.5),
+        (pa.array(["x"], pa.large_string()), pa.string(), "x"),
+        (pa.array([b"xy"], pa.binary(2)), pa.binary(), b"xy"),
+        (pa.array([None], pa.null()), pa.float64(), None),
+        (pa.array([AT], TS).cast(pa.timestamp("us", "America/New_York")), pa.timestamp("us"), AT.replace(tzinfo=None)),
+        (pa.array([AT.replace(tzinfo=None)], pa.timestamp("us")), TS, AT),
+        (pa.array([[1]], pa.large_list(pa.int16())), pa.list_(pa.int64()), [1]),
+        (pa.array([{"a": 1}], pa.struct([("a", pa.int8())])), pa.struct([("a", pa.int64())]), {"a": 1}),
+        (pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int8())), pa.map_(pa.string(), pa.int64()), [("a", 1)]),
+    ],
+)
+def test_types_that_hold_every_value_are_cast(values: pa.Array, wanted: pa.DataType, expected: Any) -> None:
+    assert fits(values.type, wanted)
+    batch = pa.record_batch({"x": values})
+    (got,) = Conforming(batch.schema, pa.schema([("x", wanted)]))(batch).columns
+    assert got.type == wanted and got.to_pylist() == [expected]
+
+
+def test_times_in_text() -> None:
+    texts = pa.array(
+        ["2024-01-31 12:30:00.123456", "2024-01-31T12:30:00Z", "2024-01-31T12:30+01:00", "2024-01-31", None]
+    )
+    instants = instants_of(texts, TS, "Asia/Tokyo").to_pylist()
+    assert [instant and (instant.hour, instant.minute) for instant in instants] == [
+        (3, 30),
+        (12, 30),
+        (11, 30),
+        (15, 0),
+        None,
+    ]
+    naive = instants_of(texts.slice(0, 1), pa.timestamp("us"), "Asia/Tokyo").to_pylist()
+    assert naive == [AT.replace(tzinfo=None)]
+    for wrong in ("yesterday", "12:30"):
+        with pytest.raises(pa.ArrowInvalid):
+            instants_of(pa.array([wrong]), TS, "UTC")
+
+
+def test_values_in_the_names_of_folders(tmp_path: Path) -> None:
+    base = "file:/data/"
+    assert folder_values("file:/data/day=2024-01-31/x%3Dy=a%2Fb/n=__HIVE_DEFAULT_PARTITION__/k=1.parquet", base) == {
+        "day": "2024-01-31", "x=y": "a/b", "n": None,
+    }  # fmt: skip
+    assert folder_values("file:/elsewhere/day=1/x", base) == {}
+    folder = tmp_path / "Day=2024-01-31" / "hour=2024-01-31 12:00:00" / "v=9"
+    folder.mkdir(parents=True)
+    pq.write_table(table(), folder / "x.parquet")
+    schema = pa.schema([("day", pa.date32()), ("hour", TS), ("v", pa.int32()), ("k", pa.string())])
+    got = read(
+        folder / "x.parquet", schema=schema, base=f"file:{tmp_path}/", where=pc.field("v") == 9, zone="Asia/Tokyo"
+    )
+    assert got.slice(0, 1).to_pylist() == [
+        {"day": AT.date(), "hour": AT.replace(hour=3, minute=0, microsecond=0), "v": 9, "k": "a"}
+    ]
+    assert got.num_rows == 4
+    with pytest.raises(BadFile, match=r"x\.parquet: the folder v=9 is not of the schema's type date"):
+        read(folder / "x.parquet", schema=pa.schema([("v", pa.date32())]), base=f"file:{tmp_path}/")
+
+
+# -- bad files, and places -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_bad_file_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "x.file"
+    path.write_bytes(b'{"ts": "2024-01-31", "v": "text"}\n"')
+    with pytest.raises(BadFile, match=r"x\.file cannot be read as"):
+        read(path, name)
+    assert "x.file" in (reader(name).trouble(whole(path)) or "")
+
+
+def test_a_file_that_is_not_there_is_no_bad_file(tmp_path: Path) -> None:
+    """Nor may it be skipped: it may be there again later."""
+    for missing in (Part(f"file:{tmp_path}/gone.parquet", 10), Part(f"{tmp_path}/gone.parquet", 10)):
+        with pytest.raises(StorageError, match=r"gone\.parquet"):
+            reader().trouble(missing)
+
+
+def test_files_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as port:
+        bucket = ObjectStore(port)
+        sink = pa.BufferOutputStream()
+        pq.write_table(table(), sink)
+        data = sink.getvalue().to_pybytes()
+        bucket.put("in/day=1/a b.parquet", data)
+        bucket.put("in/bad.parquet", data[:-20])
+        # pyarrow looks for the endpoint there, as for the credentials.
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        place = f"s3a://{bucket.bucket}/in/"
+        schema = SCHEMA.append(pa.field("day", pa.int32()))
+        made = reader(schema=schema, base=place)
+        got = pa.Table.from_batches(made.read(Part(f"{place}day=1/a b.parquet", len(data))), schema)
+        assert got.drop_columns(["day"]).equals(table()) and got.column("day").to_pylist() == [1] * 4
+        assert "bad.parquet cannot be read" in (made.trouble(Part(f"{place}bad.parquet", len(data) - 20)) or "")
+        with pytest.raises(StorageError, match=r"gone\.parquet"):
+            made.trouble(Part(f"{place}gone.parquet", 10))
+        check_records(f"s3a://{bucket.bucket}/checkpoint")
+
+
+def test_paths_are_no_uris(tmp_path: Path) -> None:
+    assert [place_of(path)[1] for path in ("file:/a%20b#c", "file:///a", "/a:b/c")] == ["/a%20b#c", "/a", "/a:b/c"]
+
+
+# -- what was skipped ----------------------------------------------------------------------------------------
+
+
+def test_decisions_about_files_are_made_once(tmp_path: Path) -> None:
+    check_records(f"file:{tmp_path}/checkpoint")
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
+
+
+def check_records(checkpoint: str) -> None:
+    def task(number: int = 0, of: int = 2, *, batch: int = 7, attempt: int = 1) -> Records:
+        return Records(checkpoint, "name", batch, (number, of), attempt)
+
+    assert task().known() == {}
+    assert task().decide({"a": "bad", "b": None}) == {"a": "bad", "b": None}
+    # Another attempt finds another state of the files, and follows the first.
+    assert task(attempt=2).decide({"a": None, "b": "bad"}) == {"a": "bad", "b": None}
+    assert task(attempt=3).known() == {"a": "bad", "b": None}
+    task(1).decide({"c": "bad"})
+    assert task(0).known() == {"a": "bad", "b": None}
+    assert task(0, of=3).known() == {"a": "bad", "b": None, "c": "bad"}, "restarted with another number of tasks"
+    assert task(batch=8).known() == {}
+    task(batch=8).decide({"d": None})
+    task(batch=17).forget(9)
+    assert (task(batch=7).known(), task(batch=8).known()) == ({}, {"d": None})
+
+
+def test_a_record_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_text("not a folder")
+    with pytest.raises(StorageError, match="checkpoint"):
+        Records(f"file:{tmp_path}/checkpoint", "name", 0, (0, 1), 1).decide({"a": None})
+    assert os.listdir(tmp_path) == ["checkpoint"]  # noqa: PTH208
