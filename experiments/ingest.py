@@ -6,10 +6,14 @@ All contenders run in one process tree, over the same files, and take turns. ``i
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -31,6 +35,7 @@ SCHEMA = "key bigint, ts timestamp, value double"
 PACKAGES = ("aion", "pyspark", "pyarrow", "pandas", "numpy", "rocksdict")
 # The target ratios, by setting. For other settings the ratio is reported without a target.
 KEPT_OVER_LIST_STATE = {0: 12.0, 2304: 2.0}  # by payload bytes
+KEPT_OVER_SCAN = {2304: 0.45}
 PARTIALS_OVER_WINDOW = {1.0: 0.7, 20.0: 2.0}  # by overlap: the number of windows that hold an event
 
 
@@ -80,7 +85,7 @@ def ingest(
     ] = "rows",
     slide: Annotated[str | None, typer.Option(help="A new window every SLIDE, e.g. '1 second'.")] = None,
     contenders: Annotated[
-        str, typer.Option(help="Some of: partials,apply,stock-window,list-state,files,files-apply.")
+        str, typer.Option(help="Some of: partials,apply,apply-rows,stock-window,list-state,scan,files,files-apply.")
     ] = "",
     list_events: Annotated[
         int, typer.Option(help="Events per run of list-state: whole batches of the same files, at least 3.")
@@ -114,7 +119,7 @@ def ingest(
         start = {"experiment": "ingest", "settings": asdict(settings), "source": source, "sizes": sizes, **found}
         compare_files(settings, chosen, sizes, seed, out, start, console)
         return
-    chosen = choose(contenders, sliding=slide is not None)
+    chosen = choose(contenders, sliding=slide is not None, payload_bytes=payload)
     targets = targets_for(payload, overlap(slide))
     events = events or (200_000 if payload else 2_000_000)
     batches_of = dict.fromkeys(chosen, batches)
@@ -128,6 +133,7 @@ def ingest(
         "data": asdict(plan),
         "versions": bench.versions(PACKAGES),
         "machine": bench.machine(),
+        "disk_bytes_per_s": disk_rate(out),
     }
     with console.status(f"generating {batches} files of {events:,} events"):
         paths = write_batches(plan, batches, out / "data")
@@ -164,7 +170,9 @@ def take_turns(
             with console.status(f"round {turn.round}: {contender.label}"):
                 # Plan and state are new in each run. Only the JVM and the workers stay warm.
                 stream = contender.build(file_stream(spark, files, schema, WINDOW), shape)
+                before = state_bytes(work_dir)
                 run = run_to_end(stream, work_dir / "checkpoint", settings.events_per_batch * len(files))
+                run = replace(run, state_bytes=state_bytes(work_dir) - before)
             done.append((turn, run))
             kind = "warm-up" if turn.warm_up else "run"
             console.print(
@@ -207,15 +215,19 @@ def report(
     if judged:
         console.print(bench.ratios_table(labels, judged))
     console.print(remarks(settings), highlight=False)
+    if settings.payload_bytes:
+        console.print(disk_remark(settings, done, record["disk_bytes_per_s"], rates), highlight=False)
     console.print(f"written: {out / settings.stem}.json and .png", highlight=False)
 
 
-def choose(names: str, *, sliding: bool) -> dict[str, Contender]:
-    """The contenders with these names, in the order of the comparison; without names all that can take part."""
+def choose(names: str, *, sliding: bool, payload_bytes: int = 0) -> dict[str, Contender]:
+    """The contenders with these names, in the order of the comparison; without names all that say something."""
     from experiments.ingest_contenders import CONTENDERS
 
-    possible = ["partials", "stock-window"] if sliding else list(CONTENDERS)
-    wanted = [name.strip() for name in names.split(",") if name.strip()] or possible
+    possible = ["partials", "stock-window", "scan"] if sliding else list(CONTENDERS)
+    # Without a payload, hardly anything is handed over.
+    default = [name for name in possible if payload_bytes or name != "apply-rows"]
+    wanted = [name.strip() for name in names.split(",") if name.strip()] or default
     unknown = [name for name in wanted if name not in possible]
     if unknown:
         which = "with --slide use" if sliding else "use"
@@ -256,6 +268,8 @@ def targets_for(payload_bytes: int, windows_per_event: float) -> list[Target]:
 
     return [
         Target("apply", "list-state", KEPT_OVER_LIST_STATE.get(payload_bytes)),
+        Target("apply", "apply-rows", None),
+        Target("apply", "scan", KEPT_OVER_SCAN.get(payload_bytes)),
         Target("partials", "stock-window", PARTIALS_OVER_WINDOW.get(windows_per_event)),
     ]
 
@@ -293,6 +307,46 @@ def remarks(settings: Settings) -> str:
             f"({fewest * settings.events_per_batch:,} events). Batches have the same size for all contenders."
         )
     return "\n".join(lines)
+
+
+def disk_rate(folder: Path, size_bytes: int = 256 << 20) -> float:
+    """Bytes per second that the disk of a folder writes and syncs: the median of three files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data, rates = os.urandom(size_bytes), []
+    for _ in range(3):
+        with tempfile.TemporaryFile(dir=folder) as file:
+            begin = time.perf_counter()
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            rates.append(size_bytes / (time.perf_counter() - begin))
+    return statistics.median(rates)
+
+
+def state_bytes(work_dir: Path) -> int:
+    """Bytes of the files of all versions. Files that several shards link count once."""
+    found = {}
+    for path in (work_dir / "state").rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            status = path.stat()
+            if path.is_file():
+                found[status.st_ino] = status.st_size
+    return sum(found.values())
+
+
+def disk_remark(settings: Settings, done: Sequence[tuple[Turn, Run]], disk: float, rates: Mapping[str, Summary]) -> str:
+    """What the disk allows, and how many bytes were written for each byte of an event."""
+    event_bytes = settings.payload_bytes + 24
+    lines = [
+        f"The disk writes {disk / 1e6:,.0f} MB/s with fsync. 1.3 bytes for each byte of the events would be "
+        f"{disk / event_bytes / 1.3:,.0f} events/s."
+    ]
+    for name in ("apply", "apply-rows"):
+        runs = [run for turn, run in done if turn.contender == name and not turn.warm_up]
+        if runs and name in rates:
+            written = statistics.median(run.state_bytes / (run.events * event_bytes) for run in runs)
+            lines.append(f"{name}: {written:.2f} bytes of state were written for each byte of the events.")
+    return " ".join(lines)
 
 
 def wide_console() -> Console:

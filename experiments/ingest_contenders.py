@@ -1,4 +1,4 @@
-"""Four ways to average values per key and window over one stream: two with Aion, two with stock Spark.
+"""Ways to average values per key and window over one stream, with Aion and with stock Spark.
 
 Each is a function of the watermarked events and a Shape, and returns a streaming DataFrame. They differ in late events,
 and no option changes that: Aion keeps them and executes their windows again, stock Spark drops them. So Aion does
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from aion.spark.files import Files
+
+
+HAND_OVER = "spark.aion.distribution.hand_over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,26 @@ def kept(events: DataFrame | Files, shape: Shape) -> DataFrame:
         apply=mean_of_events,
         schema="mean double",
     )
+
+
+def kept_as_rows(events: DataFrame, shape: Shape) -> DataFrame:
+    """The same, and every block crosses the shuffle and the state server as bytes (docs/hand-over.md)."""
+    conf = events.sparkSession.conf
+    conf.set(HAND_OVER, "null")
+    try:
+        return kept(events, shape)
+    finally:
+        conf.unset(HAND_OVER)
+
+
+def scan(events: DataFrame, shape: Shape) -> DataFrame:
+    """Only brings the events to Python, which drops them: what every other way has to do first."""
+
+    def drop(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch.slice(0, 0)
+
+    return events.mapInArrow(drop, events.schema)
 
 
 def mean_of_events(key: tuple[Any, ...], window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, float | None]:
@@ -140,8 +163,10 @@ class ListStateMean(StatefulProcessor):
 CONTENDERS: dict[str, Contender] = {
     "partials": Contender("Aion, partials", True, partials),
     "apply": Contender("Aion, events kept (apply)", True, kept),
+    "apply-rows": Contender("Aion, events kept, no files", True, kept_as_rows),
     "stock-window": Contender("Spark window().agg", False, stock_window),
     "list-state": Contender("Spark ListState of events", False, list_state),
+    "scan": Contender("Spark's scan into Python", False, scan),
 }
 
 OF_FILES: dict[str, Contender] = {

@@ -27,7 +27,10 @@ LOOK_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The result of one run of one streaming query. ``progress``: Spark's own progress reports, abridged."""
+    """The result of one run of one streaming query. ``progress``: Spark's own progress reports, abridged.
+
+    ``state_bytes``: how many more bytes Aion's state has in files.
+    """
 
     events: int
     steady_events_per_s: float
@@ -35,6 +38,7 @@ class Run:
     wall_s: float
     dropped_by_spark: int
     progress: list[dict[str, Any]]
+    state_bytes: int = 0
 
 
 def session(cores: int, work_dir: Path, *, policy: str | None, memory: str = "4g") -> SparkSession:

@@ -193,17 +193,18 @@ def test_steady_rate_leaves_out_the_start_and_the_empty_batches() -> None:
 @pytest.mark.parametrize(
     ("payload", "slide", "wanted"),
     [
-        (0, None, {"apply": 12.0, "partials": 0.7}),
-        (2304, None, {"apply": 2.0, "partials": 0.7}),
-        (100, None, {"apply": None, "partials": 0.7}),
-        (0, "1 second", {"apply": 12.0, "partials": 2.0}),
-        (0, "5 seconds", {"apply": 12.0, "partials": None}),
+        (0, None, {"list-state": 12.0, "scan": None, "stock-window": 0.7}),
+        (2304, None, {"list-state": 2.0, "scan": 0.45, "stock-window": 0.7}),
+        (100, None, {"list-state": None, "scan": None, "stock-window": 0.7}),
+        (0, "1 second", {"list-state": 12.0, "scan": None, "stock-window": 2.0}),
+        (0, "5 seconds", {"list-state": 12.0, "scan": None, "stock-window": None}),
     ],
 )
 def test_targets_belong_to_the_settings_they_were_set_for(
     payload: int, slide: str | None, wanted: dict[str, float | None]
 ) -> None:
-    assert {target.over: target.at_least for target in targets_for(payload, overlap(slide))} == wanted
+    found = {target.under: target.at_least for target in targets_for(payload, overlap(slide))}
+    assert found == {"apply-rows": None, **wanted}
 
 
 @pytest.mark.parametrize("slide", ["0 seconds", "21 seconds", "1 parsec", ""])
@@ -213,9 +214,10 @@ def test_a_wrong_slide_is_refused(slide: str) -> None:
 
 
 def test_contenders_are_chosen_by_name() -> None:
-    assert list(choose("", sliding=False)) == ["partials", "apply", "stock-window", "list-state"]
+    assert list(choose("", sliding=False)) == ["partials", "apply", "stock-window", "list-state", "scan"]
+    assert "apply-rows" in choose("", sliding=False, payload_bytes=2304)
     assert list(choose("list-state, apply", sliding=False)) == ["apply", "list-state"]
-    assert list(choose("", sliding=True)) == ["partials", "stock-window"]
+    assert list(choose("", sliding=True)) == ["partials", "stock-window", "scan"]
     with pytest.raises(typer.BadParameter, match="nonsense"):
         choose("nonsense", sliding=False)
     with pytest.raises(typer.BadParameter, match="with --slide"):
