@@ -51,7 +51,14 @@ def _line(line: Line) -> str:
     label, text = line
     indent = " " * 2 + " " * (_LABEL + 1) * bool(label)
     first = f"  {label:<{_LABEL}} " if label else "  "
-    return textwrap.fill(text, _WIDTH, initial_indent=first, subsequent_indent=indent)
+    return textwrap.fill(
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_long_words=False,  # a path stays whole
+        break_on_hyphens=False,
+    )
 
 
 # -- windows and slices ---------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 
 from aion.core.ingest.block import Block
 from state_backends.files.names import SstFile
-from state_backends.store.ledger import IN_MEMORY, NO_FILE, Entry, Ledger, Move, Place
+from state_backends.store.ledger import IN_MEMORY, NO_FILE, Entry, HandedBody, Ledger, Move, Place
 from state_backends.store.live_files import LiveFiles
 from state_backends.store.m_bucket import MBuckets, MemoryBudget
 from state_backends.store.protocol import Only, StoreStats
@@ -55,7 +55,7 @@ class Blocks:
     def add(self, seq: int, block: Block) -> Entry:
         """Adds a new block, in memory."""
         header = block.header
-        handed = None if block.at is None else sys.intern(block.at.file)
+        handed = None if block.at is None else HandedBody(sys.intern(block.at.file), header.body_bytes)
         entry = self.ledger.add(
             seq, header.slice_us, block.size_bytes, Place.MEMORY, compacted=header.compacted, handed=handed
         )
@@ -137,7 +137,7 @@ class Blocks:
                     continue
                 self.files.gain(file.file_no, line.slice_us, line.size_bytes)
                 place = Place.DISK, file.file_no
-                handed = None if line.handed is None else sys.intern(line.handed)
+                handed = line.handed and line.handed._replace(file=sys.intern(line.handed.file))
                 self.ledger.add(
                     line.seq, line.slice_us, line.size_bytes, *place, compacted=line.compacted, handed=handed
                 )
@@ -177,7 +177,7 @@ class Blocks:
     def handed(self, skip: Collection[int]) -> set[str]:
         """The files of children with bodies of live blocks, without replaced blocks and slices of ``skip``."""
         live = (e for e in self.ledger if e.handed is not None and e.slice_us not in skip)
-        return {e.handed for e in live if e.handed is not None and e.seq not in self._replaced}
+        return {e.handed.file for e in live if e.handed is not None and e.seq not in self._replaced}
 
     def file_counts(self) -> dict[int, dict[int, int]]:
         """For each file: every slice in it, and the slice's number of live blocks that are not replaced."""
@@ -193,7 +193,7 @@ class Blocks:
     def stats(self) -> StoreStats:
         """Bytes by place, and how well staging served reads."""
         both = sum(e.size_bytes for e in self.ledger if e.place is Place.BOTH)
-        on_disk = self.ledger.disk_bytes
+        on_disk = self.ledger.disk_bytes + self.ledger.handed_bytes
         stats = StoreStats(len(self.ledger), self.ledger.memory_bytes, on_disk, on_disk - both)
         stats.staging.add(self.staging.stats)
         return stats

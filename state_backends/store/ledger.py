@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
+from typing import NamedTuple
 
 from aion.core.ingest.block import Compacted
 from state_backends.store.protocol import Only
@@ -71,9 +72,18 @@ class IllegalMove(AssertionError):
     """A move that is not in the table. This is a bug in the store. The message has the block's latest moves."""
 
 
+class HandedBody(NamedTuple):
+    """The body of a block that was handed over: the file of a child that has it, and its size."""
+
+    file: str
+    size_bytes: int
+
+
 @dataclass(slots=True, eq=False)
 class Entry:
     """A live block: its number, slice, size, place, and the file that has it (NO_FILE if it is not on disk).
+
+    If it was handed over, all this is about the reference to its body.
 
     There is one for each block, so it must be small. ``story``: the last two moves, in four bits each. Python caches
     integers up to 256, so this takes no memory.
@@ -86,7 +96,7 @@ class Entry:
     file_no: int = NO_FILE
     story: int = 0
     compacted: Compacted | None = None
-    handed: str | None = None  # the file of a child with its body, if it was handed over
+    handed: HandedBody | None = None
 
     @property
     def arrival(self) -> int:
@@ -111,6 +121,7 @@ class Ledger:
         self._slices: dict[int, list[Entry]] = {}
         self.memory_bytes = 0
         self.disk_bytes = 0
+        self.handed_bytes = 0  # of bodies, which are never in memory
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -141,7 +152,7 @@ class Ledger:
         place: Place,
         file_no: int = NO_FILE,
         compacted: Compacted | None = None,
-        handed: str | None = None,
+        handed: HandedBody | None = None,
     ) -> Entry:
         assert seq not in self._entries, f"block {seq} exists already"
         neighbours = self._slices.setdefault(slice_us, [])
@@ -187,6 +198,8 @@ class Ledger:
         return sorted(found, key=_FILE_ORDER)
 
     def _count(self, entry: Entry, sign: int) -> None:
+        if entry.handed is not None:
+            self.handed_bytes += sign * entry.handed.size_bytes
         if entry.place in IN_MEMORY:
             self.memory_bytes += sign * entry.size_bytes
         if entry.place in ON_DISK:
@@ -197,6 +210,7 @@ class Ledger:
         entries = list(self._entries.values())
         assert self.memory_bytes == sum(e.size_bytes for e in entries if e.place in IN_MEMORY)
         assert self.disk_bytes == sum(e.size_bytes for e in entries if e.place in ON_DISK)
+        assert self.handed_bytes == sum(e.handed.size_bytes for e in entries if e.handed is not None)
         assert {s: {e.seq for e in b} for s, b in self._slices.items()} == {
             s: {e.seq for e in entries if e.slice_us == s} for s in {e.slice_us for e in entries}
         }

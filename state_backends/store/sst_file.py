@@ -22,6 +22,7 @@ from aion.core.ingest.block import Block, Compacted
 from state_backends.files.names import SstFile
 from state_backends.files.storage import sync
 from state_backends.store.io import Steps
+from state_backends.store.ledger import HandedBody
 
 _KEY = struct.Struct(">QQQ")
 _INDEX_KEY = struct.Struct(">Q")
@@ -40,27 +41,26 @@ _SHARDS = 256  # the limit on open files is enough for this many shards
 
 
 class Indexed(NamedTuple):
-    """One block in a file's index of blocks. ``handed``: the file of a child with its body, if it was handed over."""
+    """One block in a file's index of blocks. ``handed``: where its body is, if a child handed it over."""
 
     slice_us: int
     seq: int
     size_bytes: int
     compacted: Compacted | None = None
-    handed: str | None = None
+    handed: HandedBody | None = None
 
     @classmethod
     def of(cls, seq: int, block: Block) -> Indexed:
         header = block.header
-        handed = None if block.at is None else block.at.file
+        handed = None if block.at is None else HandedBody(block.at.file, header.body_bytes)
         return cls(header.slice_us, seq, block.size_bytes, header.compacted, handed)
 
     def to_json(self) -> list[int | str]:
-        handed = () if self.handed is None else (self.handed,)
-        return [self.slice_us, self.seq, self.size_bytes, *(self.compacted or ()), *handed]
+        return [self.slice_us, self.seq, self.size_bytes, *(self.compacted or ()), *(self.handed or ())[::-1]]
 
     @classmethod
     def from_json(cls, line: list[Any]) -> Indexed:
-        handed = line.pop() if isinstance(line[-1], str) else None
+        handed = HandedBody(line.pop(), line.pop()) if isinstance(line[-1], str) else None
         slice_us, seq, size_bytes, *rest = line
         return cls(slice_us, seq, size_bytes, Compacted(*rest) if rest else None, handed)
 
