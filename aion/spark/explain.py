@@ -31,17 +31,19 @@ def explain_plan(
     *,
     asked_levels: int,
     reading: str | None = None,
+    hand_over_bytes: int | None = None,
 ) -> str:
     """The text of :func:`aion.explain`. ``asked_levels``: the policy's number of levels; ``tree`` may have fewer.
 
-    ``reading``: how the children read events themselves. None: Spark reads them.
+    ``reading``: how the children read events themselves. None: Spark reads them. ``hand_over_bytes``: from how many
+    bytes on they hand events over in files (docs/hand-over.md). None: they never do.
     """
     by = f"by key {', '.join(plan.key)}" if plan.key else "without key"
     sections = {
         f"Windows over {plan.time}, {by}": [*_windows(plan.windows, decisions), *_slices(plan.windows)],
         "Aggregates" if plan.layout is not None else "Function": [*_aggregates(plan)],
         "What runs where": [*([("files", reading)] if reading else []), *_places(plan, policy, tree, asked_levels)],
-        "What crosses the network": [*_crossing(plan, tree, decisions)],
+        "What crosses the network": [*_crossing(plan, tree, decisions, hand_over_bytes)],
         "State": [("", _state(policy))],
     }
     return "\n\n".join("\n".join((title, *map(_line, lines))) for title, lines in sections.items()) + "\n"
@@ -156,11 +158,19 @@ def _combining(layout: Layout, policy: Policy) -> str:
     return f"eager if that reads fewer rows: {eager}. Otherwise lazy: {lazy}."
 
 
-def _crossing(plan: Plan, tree: Tree, decisions: Mapping[str, MergingDecision]) -> Iterator[Line]:
+def _crossing(
+    plan: Plan, tree: Tree, decisions: Mapping[str, MergingDecision], hand_over_bytes: int | None
+) -> Iterator[Line]:
     central = [name for name, decision in decisions.items() if decision.strategy is Strategy.CENTRAL]
     if plan.layout is None or central:
         whose = "the function" if plan.layout is None else ", ".join(central)
         yield "events", f"the columns {_columns(plan.schema.names)} of every event, once each, for {whose}."
+    if hand_over_bytes is not None:
+        least = format_bytes(hand_over_bytes)
+        yield (
+            "files",
+            f"a task with {least} of them for a shard writes a file in state.dir, and sends references to it.",
+        )
     if plan.layout is not None:
         fixed = [p for p in plan.layout.partials if not p.holistic]
         read = dict.fromkeys(column for p in fixed for column in p.columns)

@@ -97,7 +97,15 @@ def explain(df: DataFrame | Files, spec: Spec | None = None, /, **definition: Un
     query = _resolve(source, spec_of("explain", spec, definition))
     levels = query.policy.distribution.merge_levels
     reading = source.reading(query.plan)
-    return explain_plan(query.plan, query.policy, query.tree, query.decisions, asked_levels=levels, reading=reading)
+    return explain_plan(
+        query.plan,
+        query.policy,
+        query.tree,
+        query.decisions,
+        asked_levels=levels,
+        reading=reading,
+        hand_over_bytes=hand_over_bytes(query.plan, query.policy, _state_dir(source.session, query.policy)),
+    )
 
 
 @dataclass(frozen=True)
