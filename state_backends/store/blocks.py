@@ -137,7 +137,7 @@ class Blocks:
                     continue
                 self.files.gain(file.file_no, line.slice_us, line.size_bytes)
                 place = Place.DISK, file.file_no
-                handed = line.handed and line.handed._replace(file=sys.intern(line.handed.file))
+                handed = line.handed and HandedBody(sys.intern(line.handed.file), line.handed.size_bytes)
                 self.ledger.add(
                     line.seq, line.slice_us, line.size_bytes, *place, compacted=line.compacted, handed=handed
                 )

@@ -55,15 +55,22 @@ def panes(df: Any, definition: dict[str, Any], **policy: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("definition", ["with a key", pytest.param("without a key", marks=pytest.mark.proof)])
-def test_both_carriers_bring_the_same_panes(spark: SparkSession, tmp_path: Path, definition: str) -> None:
+@pytest.mark.parametrize(
+    ("definition", "restarts"),
+    [
+        ("with a key", False),
+        pytest.param("with a key", True, marks=pytest.mark.proof),
+        pytest.param("without a key", True, marks=pytest.mark.proof),
+    ],
+)
+def test_both_carriers_bring_the_same_panes(
+    spark: SparkSession, tmp_path: Path, definition: str, restarts: bool
+) -> None:
     stream = FileStream(spark, tmp_path / "input", SCHEMA)
-    for file in range(3):
-        stream.put(rows(file, 60, 300))
     sinks = {limit: Sink(spark, tmp_path / str(limit)) for limit in (None, "1")}
-    for files in (3, 5):  # the second time after a restart
+    for files in (range(3), range(3, 5)) if restarts else (range(4),):
         found = {}
-        for file in range(3, files):
+        for file in files:
             stream.put(rows(file, 60, 300))
         for limit, sink in sinks.items():
             found[limit] = sink.run(panes(stream.read(DDL), DEFINITIONS[definition], distribution={"hand_over": limit}))
