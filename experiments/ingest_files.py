@@ -1,7 +1,7 @@
 """``aion experiment ingest --source files``: the same files, with and without turning their events into rows.
 
-Batches of two sizes run in turns in one session. So the cost of a batch and the cost of an event are told apart: the
-events that a large batch has more than a small one, over the time that it takes longer.
+Batches of two sizes run in turns in one session. This separates the cost of an event from the cost of a batch: the
+events that a large batch has more than a small one are divided by the time that it takes longer.
 """
 
 from __future__ import annotations

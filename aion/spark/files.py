@@ -64,7 +64,7 @@ def read_files(
 ) -> Files:
     """Reads the files of a folder as a stream of events, without turning events into Spark rows.
 
-    Spark lists the files and keeps account of which ones were read. Aion's tasks read them with pyarrow, and only the
+    Spark lists the files and remembers which ones it has read. Aion's tasks read them with pyarrow, and only the
     columns that are needed. Pass the result to :func:`windowed` or :func:`explain`.
 
     ``path``: a folder or a glob, as for ``spark.readStream``. ``schema``: the columns of the files, in Spark's DDL or

@@ -27,7 +27,7 @@ LEAST_BODY_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class HandOverConfig:
-    """``state_dir``: a local or mounted folder. ``name``: of the operator. ``limit_bytes``: see the policy's
+    """``state_dir``: a local or mounted folder. ``name``: of the operator. ``limit_bytes``: the policy's
     ``distribution.hand_over``.
     """
 
@@ -36,14 +36,14 @@ class HandOverConfig:
     limit_bytes: int
 
 
-class Place:
-    """Where the tasks of a batch hand over. Must be created inside a task."""
+class BatchFolder:
+    """The folder in which the tasks of a batch hand over files. Must be created inside a task."""
 
     def __init__(self, state_dir: str, name: str) -> None:
         context = TaskContext.get()
         assert context is not None
         query = context.getLocalProperty("sql.streaming.queryId") or "no-query"
-        self.folder = Path(state_dir) / query / name / HANDED_FOLDER
+        self.path = Path(state_dir) / query / name / HANDED_FOLDER
         self.lineage = digest_of(checkpoint_of(context))
         self.batch = int(context.getLocalProperty("streaming.sql.batchId") or "0")
 
@@ -52,8 +52,8 @@ class Place:
         return name_of(self.batch, self.lineage, uuid.uuid4().hex[:16])
 
     def sweep(self) -> None:
-        """Deletes what was handed over for earlier batches, all of which are complete."""
-        sweep(self.folder, self.lineage, self.batch)
+        """Deletes the files of earlier batches. All earlier batches are complete."""
+        sweep(self.path, self.lineage, self.batch)
 
 
 class HandOver:
@@ -64,7 +64,7 @@ class HandOver:
 
     def __init__(self, config: HandOverConfig) -> None:
         self._config = config
-        self._place = Place(config.state_dir, config.name)
+        self._folder = BatchFolder(config.state_dir, config.name)
         self._waiting: dict[int, list[ShardBlock]] = {}
         self._bytes: dict[int, int] = {}
         self._references: list[ShardBlock] = []
@@ -97,7 +97,7 @@ class HandOver:
 
     def _hand_over(self, blocks: Iterable[ShardBlock]) -> None:
         if self._file is None:
-            self._file = HandedFile(self._place.folder, self._place.new_name())
+            self._file = HandedFile(self._folder.path, self._folder.new_name())
         for shard, block, keys in blocks:
             reference = self._file.add(block)
             if keys is not None:

@@ -18,7 +18,7 @@ from aion.core.slicing.grid import NO_SLICE
 from aion.execute.assembly import hand_over_bytes, make_bound, make_executor, make_operator, predicts, store_config
 from aion.execute.trace import Definition, Recorder
 from aion.spark.frames import to_frame
-from aion.spark.hand_over import Place
+from aion.spark.hand_over import BatchFolder
 from aion.spark.root_config import RootConfig
 from aion.spark.starts import checkpoint_of
 from state_backends.server.client import RemoteAttempt, StateClient, executor_pid
@@ -84,7 +84,7 @@ class RootTask:
     def committed(self) -> None:
         """All shards of the task have committed."""
         if self._hands_over:
-            Place(self._config.state_dir, self._config.name).sweep()
+            BatchFolder(self._config.state_dir, self._config.name).sweep()
 
     def close(self) -> None:
         self._codec.close()

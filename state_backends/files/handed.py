@@ -153,7 +153,7 @@ def advise(folders: Sequence[Path], block: Block) -> None:
     """Asks the system to read the body of a reference from disk, because it will be needed soon. Does not wait."""
     assert block.at is not None
     for folder in folders:
-        with contextlib.suppress(OSError):  # whoever reads it will see what is wrong
+        with contextlib.suppress(OSError):  # the reader of the block reports the error
             fd = os.open(folder / block.at.file, os.O_RDONLY)
             try:
                 os.posix_fadvise(fd, block.at.offset, block.header.body_bytes, os.POSIX_FADV_WILLNEED)

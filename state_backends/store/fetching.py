@@ -29,13 +29,17 @@ class Fetcher:
         while True:
             file_no = entry.file_no
             try:
-                return (yield from self._files.fetch(file_no, entry.slice_us, entry.seq))
+                block = yield from self._files.fetch(file_no, entry.slice_us, entry.seq)
             except CorruptBlock:
                 with self._blocks.lock:
                     if entry.place is Place.PURGED:
                         raise purged(entry) from None
                     if entry.file_no == file_no:
                         raise
+            else:
+                if block.at is not None:  # its reader maps the body
+                    self._files.read_ahead(block)
+                return block
 
 
 def purged(entry: Entry) -> StateError:

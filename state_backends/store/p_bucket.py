@@ -155,10 +155,11 @@ class PBucket:
         if value is None:
             raise CorruptBlock(f"{name}: it is not in the file")
         yield len(value)
-        block = parse(value, name)
-        if block.at is not None:
-            advise(self.bodies, block)
-        return block
+        return parse(value, name)
+
+    def read_ahead(self, block: Block) -> None:
+        """Asks the system to read the body of a reference from disk. Does not wait."""
+        advise(self.bodies, block)
 
     def adopt(self, files: Sequence[SstFile]) -> Steps[list[list[Indexed]]]:
         """Steps that ingest existing files; returns the index of each.

@@ -55,7 +55,7 @@ class FileEntry:
     """A file of blocks. ``crc``: CRC-32 of the whole file. ``index_crc``: CRC-32 of its index of blocks.
 
     Opening a shard reads the index only. A file that a child handed over (docs/hand-over.md) has no number and no such
-    index; ``crc`` is that of its list of bodies, each of which has a checksum of its own.
+    index; ``crc`` is the checksum of its list of bodies. Each body has a checksum of its own.
     """
 
     file_no: int

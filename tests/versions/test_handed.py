@@ -125,14 +125,20 @@ def test_a_file_that_was_swept_too_early_fails_the_commit(make: Callable[..., Ho
     assert read(host, token, 0, 10) == [0], "the version before is whole"
 
 
-def test_merging_files_copies_references_and_not_bodies(make: Callable[..., Host]) -> None:
+def test_merging_files_copies_references_and_not_bodies(
+    make: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead: list[int] = []
+    monkeypatch.setattr("state_backends.store.p_bucket.advise", lambda _, block: ahead.append(block.header.slice_us))
     host = make(retain=1, limits=Limits(worth_bytes=1, file_share=1.0, disk=100.0))
     token = None
     for i in range(40):
         token = commit(host, token, 10 * i)
         host.settle()
     assert token is not None and host.shard.stats().merges > 0
+    assert ahead == [], "nobody reads the bodies"
     assert bodies(host) == set(range(40))
     assert read(host, token, *range(0, 400, 10)) == list(range(0, 400, 10))
     host.restart()
     assert read(host, token, *range(0, 400, 10)) == list(range(0, 400, 10))
+    assert set(ahead) == set(range(0, 400, 10)), "a reader does"

@@ -189,7 +189,7 @@ class BlockCompaction:
         edges = np.searchsorted([run.last_seq for run in runs], sorted(cuts)).tolist()
         found: list[Compact] = []
         for stretch in zip([0, *edges], [*edges, len(runs)], strict=True):
-            for begin, end in _without_handed_over(runs, *stretch):
+            for begin, end in _separate_ranges(runs, *stretch):
                 first = begin if runs[begin].was_handed_over else _first_to_compact(runs, begin, end)
                 unsorted = [i for i in range(begin, end) if not runs[i].is_sorted] if ended else []
                 if sum(runs[i].size_bytes for i in unsorted) > WORTH_SORTING:
@@ -253,10 +253,10 @@ class BlockCompaction:
         return Compact(slice_us, after, runs[end - 1].last_seq, size, ended, sweeps)
 
 
-def _without_handed_over(runs: list[Run], begin: int, end: int) -> list[tuple[int, int]]:
-    """The ranges of a stretch between runs that were handed over.
+def _separate_ranges(runs: list[Run], begin: int, end: int) -> list[tuple[int, int]]:
+    """Splits a stretch into ranges of runs that are compacted separately. Leaves out runs that were handed over.
 
-    If many runs with far more bytes follow such a run, a range begins with it, and ends where the stretch does.
+    If many runs with far more bytes follow a run that was handed over, the last range begins with that run.
     """
     found: list[tuple[int, int]] = []
     behind, first = 0, None
