@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from aion.installation import check_packages
 
-check_packages("policies", "state_backends")  # before these packages are imported
+# First, because the imports below need these packages, and others of the same names would fail in a confusing way.
+check_packages("policies", "state_backends")
 
 from aion import aggregates, errors  # noqa: E402
 from aion.core.plan import Window  # noqa: E402

@@ -59,7 +59,7 @@ class BoundAggregate:
 
 
 # What Arrow raises for an operation that it does not support for a type. We try with no values, or with one null.
-_NOT_OF_THIS_TYPE = (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError)
+_UNSUPPORTED = (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError)
 # Functions whose results do not depend on the order of the values, although their partials are ordered lists.
 _IN_ANY_ORDER = {"median", "percentile", "top_k"}
 
@@ -209,7 +209,7 @@ def _collect_set(request: _Request) -> _Made:
 def _needs_sketches(request: _Request) -> None:
     """Raises MissingExtra now, not in the first batch."""
     with needs_extra("sketches", request.aggregate.function):
-        import datasketches  # noqa: F401
+        import datasketches  # noqa: F401 (importing it is the check)
 
 
 def _approx_count_distinct(request: _Request) -> _Made:
@@ -310,7 +310,7 @@ def _can_be_ordered(type_: pa.DataType) -> bool:
     nothing = pa.table({"key": pa.array([], pa.int64()), "value": pa.array([], type_)})
     try:
         nothing.group_by("key", use_threads=False).aggregate([("value", "min")])
-    except _NOT_OF_THIS_TYPE:
+    except _UNSUPPORTED:
         return False
     return not t.is_null(type_)
 
@@ -319,7 +319,7 @@ def _can_be_kept(type_: pa.DataType) -> bool:
     """Whether Arrow can take and filter values of the type."""
     try:
         pa.nulls(1, type_).take(pa.array([0])).filter(pa.array([True]))
-    except _NOT_OF_THIS_TYPE:
+    except _UNSUPPORTED:
         return False
     return True
 
@@ -327,6 +327,6 @@ def _can_be_kept(type_: pa.DataType) -> bool:
 def _can_be_told_apart(type_: pa.DataType) -> bool:
     try:
         pa.nulls(1, type_).dictionary_encode()
-    except _NOT_OF_THIS_TYPE:
+    except _UNSUPPORTED:
         return False
     return not pa.types.is_nested(type_) and not pa.types.is_null(type_)

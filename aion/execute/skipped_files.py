@@ -24,6 +24,7 @@ import pyarrow.fs as pafs
 
 from aion.execute.file_places import place_of
 from state_backends.files.remote import storage_errors
+from state_backends.files.storage import make_folder, sync
 
 FOLDER = "aion-files"
 """The folder in the checkpoint."""
@@ -97,7 +98,7 @@ class Records:
 
 def _link(folder: Path, name: str, data: bytes, attempt: int) -> None:
     """Writes a file, durably and whole, unless it exists."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     unfinished = folder / f".{name}.{attempt}"
     try:
         with unfinished.open("wb") as out:
@@ -108,8 +109,4 @@ def _link(folder: Path, name: str, data: bytes, attempt: int) -> None:
             (folder / name).hardlink_to(unfinished)
     finally:
         unfinished.unlink(missing_ok=True)
-    directory = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync(folder)

@@ -169,6 +169,7 @@ class _File:
     def __init__(self, names: Sequence[str], folder: str | None, buffer_bytes: int) -> None:
         self._names = list(names)
         self._buffer_bytes = buffer_bytes
+        # It stays open until close().
         self._file = tempfile.TemporaryFile(prefix="aion-spill-", dir=folder)  # noqa: SIM115
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
         self._written: list[tuple[bool, bool]] = []

@@ -31,7 +31,7 @@ WRONG = 2
 """The exit code for an error that the user can fix. The last line of output describes it."""
 ANSWER_MS = 15_000
 JSON = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timeZone": "UTC"}
-"""With microseconds; Spark's default format only has milliseconds."""
+"""With microseconds; Spark's default format only has milliseconds. XXX is the pattern of a zone such as +01:00."""
 
 
 def prefix(workload: Workload, shape: Shape, batches: int) -> str:

@@ -100,16 +100,16 @@ def _to_plain(array: pa.Array) -> list[Any]:
         or pa.types.is_timestamp(type_)
         or pa.types.is_duration(type_)
     ):
-        return array.view(_integer(type_)).to_pylist()  # type: ignore[no-any-return]
+        return _listed(array.view(_integer(type_)))
     if _is_string(type_):
         try:
-            return array.to_pylist()  # type: ignore[no-any-return]
+            return _listed(array)
         except UnicodeDecodeError:
             return [_text(value) for value in array.cast(pa.large_binary()).to_pylist()]
     if _is_binary(type_):
         return [None if value is None else _base64(value) for value in array.to_pylist()]
     if pa.types.is_integer(type_) or pa.types.is_boolean(type_) or pa.types.is_null(type_):
-        return array.to_pylist()  # type: ignore[no-any-return]
+        return _listed(array)
     raise SchemaError(f"codec json: a column of type {type_} cannot be written as JSON; use codec arrow, or cast it")
 
 
@@ -145,7 +145,7 @@ def _split(array: pa.Array, items: Iterator[Any]) -> list[Any]:
 
 
 def _floats_to_plain(array: pa.Array) -> list[Any]:
-    values = array.to_pylist()
+    values = _listed(array)
     odd = pc.invert(pc.is_finite(array)).fill_null(False)
     if pc.any(odd).as_py():
         float_, uint, usual = _FLOATS[array.type.bit_width]
@@ -156,7 +156,12 @@ def _floats_to_plain(array: pa.Array) -> list[Any]:
                 values[i] = "NaN" if bits[i] == usual else f"NaN:{int(bits[i]):x}"
             else:
                 values[i] = "Infinity" if numbers[i] > 0 else "-Infinity"
-    return values  # type: ignore[no-any-return]
+    return values
+
+
+def _listed(array: pa.Array) -> list[Any]:
+    values: list[Any] = array.to_pylist()
+    return values
 
 
 def _text(value: bytes | None) -> Any:
@@ -171,7 +176,7 @@ def _base64(value: bytes | None) -> str:
 
 
 def _valid(array: pa.Array) -> list[bool]:
-    return array.is_valid().to_pylist()  # type: ignore[no-any-return]
+    return _listed(array.is_valid())
 
 
 # -- plain values to Arrow --------------------------------------------------------------------------------

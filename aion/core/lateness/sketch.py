@@ -109,4 +109,5 @@ class LatenessSketch:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LatenessSketch) and self.counts == other.counts
 
+    # Counts change, so a sketch cannot be hashed. Python spells that as None; mypy has no type for it.
     __hash__ = None  # type: ignore[assignment]
