@@ -30,6 +30,7 @@ import typer
 
 from experiments.chaos_child import STARTING_S, ChaosError, Child, start
 from experiments.host_cluster import Cluster, cluster, is_possible
+from state_backends.files.names import HANDED, MERGED, SST
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,6 +90,7 @@ class Result:
     copies: int = 0
     repartitions: int = 0
     merged_files: int = 0
+    handed_files: int = 0
 
     @property
     def kills(self) -> int:
@@ -191,7 +193,8 @@ def summary(result: Result) -> Iterator[str]:
     )
     yield (
         f"also: {result.copies} checkpoints copied, and run next to their originals on one state folder; "
-        f"{result.repartitions} repartitioned; {result.merged_files} merged files seen"
+        f"{result.repartitions} repartitioned; {result.merged_files} merged files "
+        f"and {result.handed_files} of handed-over blocks seen"
     )
     yield (
         f"compared: {result.batches} batches ({result.batches_again} came out twice), {result.panes} panes, "
@@ -219,8 +222,8 @@ class Round:
         self.kinds, self.result, self.console = kinds, result, console
         self.kills = min(settings.kills_of_a_round, settings.kills - result.kills)
         self.files = int(settings.files_of_a_kill * self.kills) + settings.more_files
-        self._merged: set[str] = set()
-        self._merged_before = result.merged_files
+        self._seen: dict[str, set[str]] = {f"{MERGED}{SST}": set(), HANDED: set()}
+        self._before = result.merged_files, result.handed_files
         self._places: Cluster | None = None
 
     def run(self) -> None:
@@ -286,7 +289,7 @@ class Round:
         self._show(range(half, self.files))
         with self._child(copied, state, self._places) as beside:
             self._disturb(disturbed, state, self.kills - self.kills // 2, self.files)
-            self._note_merged(state)
+            self._note_files(state)
             if (code := self._wait_for_end(beside)) != 0:
                 raise ChaosError(f"the copy ended with {code}: {beside.last_words()}")
 
@@ -321,9 +324,12 @@ class Round:
         self.result.repartitions += len(list(folder.glob("checkpoint-*")))
         self._print(f"copied the checkpoints; those of the original now have {partitions} partitions")
 
-    def _note_merged(self, state: Path) -> None:
-        self._merged |= {path.name for path in state.glob("*/*/**/*-merged.sst")}
-        self.result.merged_files = self._merged_before + len(self._merged)
+    def _note_files(self, state: Path) -> None:
+        """Counts files that versions name. A handed-over file has a link in each of its shards."""
+        for end, names in self._seen.items():
+            names |= {path.name for path in state.glob(f"*/*/shard-*/**/*{end}")}
+        merged, handed = (was + len(names) for was, names in zip(self._before, self._seen.values(), strict=True))
+        self.result.merged_files, self.result.handed_files = merged, handed
 
     # -- events -------------------------------------------------------------------------------------------
 
@@ -366,7 +372,7 @@ class Round:
                 child.wait_until_started()
                 while self.result.kills - kills_before < kills and self._wait_for_moment(child, files):
                     fault = self._do_something(child)
-                    self._note_merged(state)
+                    self._note_files(state)
                     if fault is not None and fault.kind == "JVM":
                         break
                 code = self._wait_for_end(child)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from aion.errors import AionError
+from state_backends.files.names import HANDED_FOLDER
 from state_backends.server import processes, server_folder
 from state_backends.server.client import StateClient, runtime_dir
 from state_backends.server.processes import Process
@@ -125,8 +126,9 @@ def fault_kind(rng: random.Random) -> str:
     return rng.choices(list(FAULTS), list(FAULTS.values()))[0]
 
 
-MOMENTS = {"any": 1, "append": 1, "commit": 1}
-"""When to kill, with weights: at any time; just after the server got blocks; just after a version got a new file."""
+MOMENTS = {"any": 1, "hand-over": 1, "append": 1, "commit": 1}
+"""When to kill, with weights: at any time; just after a child began a file of blocks that it hands over; just after the
+server got blocks; just after a version got a new file."""
 
 
 def wait_for_moment(app: Application, state: Path, rng: random.Random, timeout_s: float = 4.0) -> str:
@@ -136,13 +138,14 @@ def wait_for_moment(app: Application, state: Path, rng: random.Random, timeout_s
     if moment != "any":
         with contextlib.closing(StateClient(rng.choice(app.places), None)) as client:
             before, deadline = 1 << 62, time.monotonic() + timeout_s
-            while (now := _blocks_of(client) if moment == "append" else _files_of(state)) <= before:
+            count = {"hand-over": _handed, "append": lambda _: _blocks_of(client), "commit": _files_of}[moment]
+            while (now := count(state)) <= before:
                 if time.monotonic() > deadline:
                     return "at any time"
                 before = now
                 time.sleep(0.002)
         time.sleep(extra_s)
-    return {"any": "at any time", "append": "at an append", "commit": "at a commit"}[moment]
+    return "at any time" if moment == "any" else f"at {'an' if moment == 'append' else 'a'} {moment}"
 
 
 def _blocks_of(client: StateClient) -> int:
@@ -150,6 +153,11 @@ def _blocks_of(client: StateClient) -> int:
         return int(client.stats()["blocks"])
     except AionError:  # no server is running just now
         return 0
+
+
+def _handed(state: Path) -> int:
+    """How many files of handed-over blocks children have begun or completed and nobody has swept yet."""
+    return sum(1 for _ in state.glob(f"*/*/{HANDED_FOLDER}/*"))
 
 
 def _files_of(state: Path) -> int:

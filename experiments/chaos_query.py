@@ -32,7 +32,8 @@ POLICY: dict[str, Any] = {
     # Every batch yields its results at once, and a fixed bound makes the truth known, also what is dropped.
     "lateness": {"initial_bound": f"{BOUND_S} seconds", "coverage": None},
     "trigger": {"kind": "every_batch"},
-    "distribution": {"hand_over": "1KiB"},
+    # About the bytes of a file for a shard: some blocks are handed over, and the others travel as rows.
+    "distribution": {"hand_over": "16KiB"},
     "io": {"request_timeout": f"{REQUEST_TIMEOUT_S}s"},
 }
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
