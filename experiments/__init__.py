@@ -9,6 +9,7 @@ from experiments.chaos import chaos
 from experiments.cleanup import cleanup
 from experiments.hosts import hosts
 from experiments.ingest import ingest
+from experiments.latency import latency
 from experiments.late_keys import late_keys
 from experiments.limits import limits
 from experiments.memory_pressure.command import compare, memory_pressure
@@ -38,6 +39,7 @@ app.command("cleanup")(cleanup)
 app.command("chaos")(chaos)
 app.command("hosts")(hosts)
 app.command("ingest")(ingest)
+app.command("latency")(latency)
 app.command("compare")(compare)
 app.command("late-keys")(late_keys)
 app.command("limits")(limits)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from aion.errors import ServerUnreachable
 from aion.spark.root_config import RootConfig
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
     from aion.spark.work import RootTask, ShardWork
 
-TOKEN_SCHEMA = "token string"
+# Not as text, which the JVM would parse for each task.
+STATE_SCHEMA = StructType([StructField("token", StringType()), StructField("timer_ms", LongType())])
+"""What Spark keeps of a shard: the token of its version, and its timer if it has one."""
 
 
 class Root(StatefulProcessor):
@@ -35,56 +38,59 @@ class Root(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         # Spark also calls this where it only wants the schema of the state. So nothing is opened here.
         self._handle = handle
-        self._token = handle.getValueState("token", TOKEN_SCHEMA)
+        self._state = handle.getValueState("state", STATE_SCHEMA)
 
     def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
         with self._failing_cleanly():
-            work = self._open(int(key[0]))
-            yield from work.advance(timerValues.getCurrentWatermarkInMs())
+            watermark_ms = timerValues.getCurrentWatermarkInMs()
+            work, timer_ms = self._open(int(key[0]))
+            yield from work.advance(watermark_ms)
             for frame in rows:
                 yield from work.arrive(frame["block"])
             yield from work.end_batch()
-            self._set_timer(work)
+            self._leave(work, timer_ms, watermark_ms)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
         with self._failing_cleanly():
             shard = int(key[0])
             if shard not in self._work:
-                work = self._open(shard)
-                yield from work.advance(timerValues.getCurrentWatermarkInMs())
+                watermark_ms = timerValues.getCurrentWatermarkInMs()
+                work, timer_ms = self._open(shard)
+                yield from work.advance(watermark_ms)
                 yield from work.end_batch()
-                # Spark itself deletes the expired timer afterwards.
-                self._set_timer(work, but=expiredTimerInfo.getExpiryTimeInMs())
+                self._leave(work, timer_ms, watermark_ms)
 
     def close(self) -> None:
         """Commits inside the task. If the commit fails, the task fails, and Spark keeps the old token."""
         with self._failing_cleanly():
             for work in self._work.values():
-                work.commit()
+                work.committed()
             if self._task is not None:
                 self._task.committed()
         self._end()
 
-    def _open(self, shard: int) -> ShardWork:
+    def _open(self, shard: int) -> tuple[ShardWork, int | None]:
+        """Opens a shard. Returns its work in this batch, and its timer."""
         if self._task is None:
             from aion.spark.work import RootTask
 
             self._task = RootTask(self._config)
-        known = self._token.get()
-        attempt = self._task.connect(shard, known[0] if known else None)
-        # Spark's state store keeps the new token only if this attempt of the batch wins.
-        self._token.update((attempt.makes,))
-        self._work[shard] = work = self._task.work(shard, attempt)
-        return work
+        token, timer_ms = self._state.get() or (None, None)
+        self._work[shard] = work = self._task.work(shard, token)
+        return work, timer_ms
 
-    def _set_timer(self, work: ShardWork, but: int | None = None) -> None:
-        """Keeps one timer for each shard: at the next watermark that makes something due."""
-        due = work.due_ms
-        timers = set(self._handle.listTimers())
-        for timer in timers - {due, but}:
-            self._handle.deleteTimer(timer)
-        if due is not None and due not in timers:
-            self._handle.registerTimer(due)
+    def _leave(self, work: ShardWork, timer_ms: int | None, watermark_ms: int) -> None:
+        """Begins the commit. Meanwhile Spark learns the new token, and the next watermark that makes something due.
+
+        Spark's state store keeps the new token only if this attempt of the batch wins. A shard has one timer at most.
+        """
+        work.begin_commit()
+        due_ms = work.due_ms
+        if timer_ms is not None and due_ms != timer_ms > watermark_ms:  # Spark deletes an expired timer itself
+            self._handle.deleteTimer(timer_ms)
+        if due_ms is not None and due_ms != timer_ms:
+            self._handle.registerTimer(due_ms)
+        self._state.update((work.makes, due_ms))
 
     @contextmanager
     def _failing_cleanly(self) -> Iterator[None]:
@@ -93,7 +99,7 @@ class Root(StatefulProcessor):
             yield
         except BaseException as error:
             for work in self._work.values():
-                work.attempt.abort()
+                work.abort()
             self._end()
             if isinstance(error, ServerUnreachable):
                 raise ServerUnreachable(f"{error}. {self._what_now()}") from error

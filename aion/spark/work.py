@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pandas as pd
@@ -49,15 +50,13 @@ class RootTask:
         self._checkpoint = checkpoint_of(context)
         self._client = _client(config.application, self._policy.io.request_timeout_us / 1e6)
         self._codec = CodecPool(self._policy.io.codec_threads)
+        self._commits = ThreadPoolExecutor(1, "aion-commit")
         self._hands_over = hand_over_bytes(config.plan, self._policy, config.state_dir) is not None
 
-    def connect(self, shard: int, token: str | None) -> RemoteAttempt:
-        """Starts an attempt on a shard, at the version ``token``. None: the shard has no version yet.
-
-        Its ``makes`` is the token of the version that its commit makes.
-        """
+    def work(self, shard: int, token: str | None) -> ShardWork:
+        """Starts an attempt on a shard, at the version ``token``. None: the shard has no version yet."""
         config = self._config
-        return self._client.open(
+        attempt = self._client.open(
             Identity(
                 query=self._query,
                 operator=config.name,
@@ -77,9 +76,7 @@ class RootTask:
             others=self._policy.lateness.per == "query" and len(config.ids) > 1,
             moved=config.record is not None,
         )
-
-    def work(self, shard: int, attempt: RemoteAttempt) -> ShardWork:
-        return ShardWork(self._config, self._policy, attempt, self._codec, shard, self._batch)
+        return ShardWork(config, self._policy, attempt, self._codec, self._commits, shard, self._batch)
 
     def committed(self) -> None:
         """All shards of the task have committed."""
@@ -87,6 +84,7 @@ class RootTask:
             BatchFolder(self._config.state_dir, self._config.name).sweep()
 
     def close(self) -> None:
+        self._commits.shutdown()
         self._codec.close()
 
 
@@ -99,10 +97,13 @@ class ShardWork:
         policy: Policy,
         attempt: RemoteAttempt,
         codec: CodecPool,
+        commits: Executor,
         shard: int,
         batch: int,
     ) -> None:
         self.attempt = attempt
+        self._commits = commits
+        self._commit: Future[None] | None = None
         self.bound = make_bound(config.plan, policy, attempt.snapshot, shards=len(config.ids))
         if self.bound.together:
             self.bound.receive(*attempt.others)
@@ -147,7 +148,13 @@ class ShardWork:
         self._parts.end()
         yield from _frames(self.executor.end_batch())
 
-    def commit(self) -> None:
+    @property
+    def makes(self) -> str:
+        """The token of the version that the commit makes."""
+        return self.attempt.makes
+
+    def begin_commit(self) -> None:
+        """Commits in another thread. Meanwhile the task goes on with what does not need this shard."""
         self.executor.save()
         if self._recorder is not None:
             try:
@@ -155,7 +162,19 @@ class ShardWork:
             except OSError as error:
                 # A query does not fail because its trace cannot be written.
                 log.warning("a batch was not recorded: %s", error)
-        self.attempt.commit(self.operator.snapshot(), self._next_slices(), self.executor.executions)
+        made = self.operator.snapshot(), self._next_slices(), self.executor.executions
+        self._commit = self._commits.submit(self.attempt.commit, *made)
+
+    def committed(self) -> None:
+        """Waits for the commit. Raises what it raised."""
+        assert self._commit is not None
+        self._commit.result()
+
+    def abort(self) -> None:
+        """Undoes the attempt. If it has committed, nobody will name its version."""
+        if self._commit is not None:
+            wait([self._commit])
+        self.attempt.abort()
 
     def _next_slices(self) -> tuple[int, ...]:
         """The slices that the next batch will read. Its watermark follows from the events of this batch.

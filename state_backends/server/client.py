@@ -20,7 +20,7 @@ import pyarrow.flight as flight
 
 from aion.errors import OutOfMemory, ServerError, ServerUnreachable
 from state_backends.server import processes, wire
-from state_backends.server.remote_attempt import REPLAY_BYTES, BlocksToAppend, RemoteAttempt
+from state_backends.server.remote_attempt import REPLAY_BYTES, BlocksToAppend, RemoteAttempt, ReplayRoom
 from state_backends.server.server_folder import (
     LOG,
     PID,
@@ -99,7 +99,7 @@ class StateClient:
         self._watchdog = Watchdog(folder, timeout_s, lambda seconds: _answers(folder, watch_pid, seconds))
         self._flight = _connection(folder)
         self.generation = 0
-        self.replay_bytes_left = REPLAY_BYTES
+        self.replay = ReplayRoom(REPLAY_BYTES)
 
     @classmethod
     def connect(cls, application: str, *, watch_pid: int, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> StateClient:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -42,14 +43,33 @@ class _Sent(NamedTuple):
     blocks: BlocksToAppend | None
 
 
+class ReplayRoom:
+    """How many bytes all attempts of a client together may keep to send again. Attempts of several threads share it."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._lock = threading.Lock()
+        self.left_bytes = size_bytes
+
+    def take(self, size_bytes: int) -> bool:
+        """Whether there was room for these bytes. If so, they are taken."""
+        with self._lock:
+            if size_bytes > self.left_bytes:
+                return False
+            self.left_bytes -= size_bytes
+            return True
+
+    def give_back(self, size_bytes: int) -> None:
+        with self._lock:
+            self.left_bytes += size_bytes
+
+
 class Connection(Protocol):
     """What an attempt needs of a client. Every method raises ServerUnreachable if the server is gone."""
 
     generation: int
     """The number of the current server. It increases with every reconnect."""
 
-    replay_bytes_left: int
-    """How many more bytes all attempts together may keep to send again."""
+    replay: ReplayRoom
 
     def call(
         self, name: str, request: dict[str, Any], blocks: BlocksToAppend | None = None, *, timeout: float | None = None
@@ -223,16 +243,15 @@ class RemoteAttempt:
         if self._sent is None:
             return
         size_bytes = sum(block.size_bytes for _, _, block in sent.blocks or ())
-        if size_bytes > self._client.replay_bytes_left:
+        if not self._client.replay.take(size_bytes):
             self._forget()
             return
-        self._client.replay_bytes_left -= size_bytes
         self._kept_bytes += size_bytes
         self._sent.append(sent)
 
     def _forget(self) -> None:
         self._sent = None
-        self._client.replay_bytes_left += self._kept_bytes
+        self._client.replay.give_back(self._kept_bytes)
         self._kept_bytes = 0
 
 

@@ -143,7 +143,7 @@ def test_two_attempts_of_a_worker_both_go_on(application: str, connect: Connect,
     assert (values(one, 0), values(two, 0)) == ([1, 3], [2, 4])
     one.commit(snapshot(2))
     two.commit(snapshot(2))
-    assert client.replay_bytes_left == remote_attempt.REPLAY_BYTES
+    assert client.replay.left_bytes == remote_attempt.REPLAY_BYTES
 
 
 def test_a_server_that_somebody_else_replaced_is_found(application: str, connect: Connect, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_what_is_too_much_to_send_again_fails_cleanly(
     # Spark runs the task again: it finds everything as it was.
     again = open_shard(client, tmp_path, "t1", "t3")
     assert values(again, 0) == [1]
-    assert client.replay_bytes_left == 2000
+    assert client.replay.left_bytes == 2000
 
 
 def test_a_server_that_dies_of_every_request_is_not_tried_for_ever(

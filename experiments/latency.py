@@ -1,0 +1,235 @@
+"""The time of a small batch: what a batch costs however few events it has, Aion beside stock Spark.
+
+All contenders run in one process tree, over the same files of 1,000 events, and take turns. One of them is the floor of
+everything that is built as Aion is: events go to Python, one row for each shard through the shuffle, and a stateful
+operator that keeps one token for each shard.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+    from experiments.bench import Summary, Turn
+    from experiments.ingest_contenders import Shape
+    from experiments.ingest_stream import Run
+
+MOST_OVER_TOKEN = 1.10
+"""How much longer a batch of Aion may take than one of the floor."""
+PHASES = {
+    "offsets": ("latestOffset", "getBatch", "walCommit"),
+    "planning": ("queryPlanning",),
+    "running": ("addBatch",),
+    "committing": ("commitOffsets", "commitBatch"),
+}
+"""The parts of a batch, and Spark's names for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    events_per_batch: int
+    batches: int
+    runs: int
+    warm_ups: int
+    partitions: tuple[int, ...]
+    policy: str
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    label: str
+    build: Callable[[Any, Shape], DataFrame]
+
+
+def token(events: DataFrame, shape: Shape) -> DataFrame:
+    """The floor: a row for each shard, and an operator with one token for each."""
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+    partitions = int(events.sparkSession.conf.get("spark.sql.shuffle.partitions"))
+
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        count = sum(batch.num_rows for batch in batches)
+        counts = pa.array([count] * partitions, pa.int64())
+        yield pa.record_batch([pa.array(range(partitions), pa.int32()), counts], ["shard", "n"])
+
+    class Token(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            self.token = handle.getValueState("token", "token string")
+
+        def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+            import pandas as pd
+
+            known = self.token.get()
+            self.token.update((str(int(known[0]) + 1 if known else 0),))
+            yield pd.DataFrame({"n": [sum(int(frame["n"].sum()) for frame in rows)]})
+
+        def close(self) -> None:
+            pass
+
+    shards = events.select("ts").mapInArrow(rows, "shard int, n bigint")
+    return shards.groupBy("shard").transformWithStateInPandas(Token(), "n bigint", "Append", "None")
+
+
+def contenders() -> dict[str, Contender]:
+    from experiments import ingest_contenders as of
+
+    return {
+        "partials": Contender("Aion, partials", of.partials),
+        "apply": Contender("Aion, events kept (apply)", of.kept),
+        "token": Contender("the floor: one token", token),
+        "stock-window": Contender("Spark window().agg", of.stock_window),
+    }
+
+
+def latency(
+    events: Annotated[int, typer.Option(min=1, help="Events in a batch (a file, a trigger).")] = 1_000,
+    batches: Annotated[int, typer.Option(min=4, help="Batches per run; the first two are not measured.")] = 20,
+    runs: Annotated[int, typer.Option(min=1, help="Measured runs per contender.")] = 3,
+    warm_ups: Annotated[int, typer.Option(min=0, help="Runs per contender before those.")] = 1,
+    partitions: Annotated[str, typer.Option(help="Numbers of shuffle partitions.")] = "2,16",
+    only: Annotated[str, typer.Option(help="Some of: partials,apply,token,stock-window.")] = "",
+    policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
+    cores: Annotated[int, typer.Option(min=1, help="Cores.")] = 2,
+    out: Annotated[Path, typer.Option(help="Folder for results; OUT/data keeps the files.")] = Path("out/latency"),
+) -> None:
+    """Measure how long a batch of few events takes, with Aion and with stock Spark.
+
+    Each run starts a query of its own; the JVM and the Python workers stay warm.
+    """
+    from experiments import bench
+    from experiments.generate import EventPlan, write_batches
+    from experiments.ingest import PACKAGES, wide_console
+
+    console = wide_console()
+    chosen = _chosen(only)
+    try:
+        numbers = tuple(int(number) for number in partitions.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"--partitions: {partitions!r} is not a list of numbers, such as 2,16") from None
+    settings = Settings(events, batches, runs, warm_ups, numbers, policy, cores)
+    plan = EventPlan(events_per_batch=events)
+    paths = write_batches(plan, batches, out / "data")
+    done = _take_turns(settings, chosen, paths, out, console.print)
+    times = {place: [milliseconds(run.progress) for run in of_place] for place, of_place in done.items()}
+    summaries = bench.summarise({_name(place): figures for place, figures in times.items()})
+    bench.write_json(
+        out / "latency.json",
+        {
+            "experiment": "latency",
+            "settings": asdict(settings),
+            "data": asdict(plan),
+            "versions": bench.versions(PACKAGES),
+            "machine": bench.machine(),
+            "batch_ms": {name: asdict(summary) for name, summary in summaries.items()},
+            "ratios": ratios(summaries, numbers),
+            "runs": [{"place": _name(place), **asdict(run)} for place, of_place in done.items() for run in of_place],
+        },
+    )
+    labels = {_name((name, number)): f"{chosen[name].label}, {number} partitions" for name, number in done}
+    title = f"the time of a batch of {events:,} events, {cores} cores"
+    figures = {_name(place): figures for place, figures in times.items()}
+    bench.bar_chart(out / "latency.png", title, labels, figures, "milliseconds")
+    console.print()
+    console.print(_table(title, labels, summaries, {_name(place): of_place for place, of_place in done.items()}))
+    for name, ratio in ratios(summaries, numbers).items():
+        wanted = f" (at most {MOST_OVER_TOKEN:.2f})" if name.startswith("partials / token") else ""
+        console.print(f"{name}: {ratio:.2f}{wanted}", highlight=False)
+    console.print(f"written: {out / 'latency'}.json and .png", highlight=False)
+
+
+def milliseconds(progress: Sequence[Mapping[str, Any]], phase: Sequence[str] = ("triggerExecution",)) -> float:
+    """The median time of a batch, or of some of its phases, without the first two batches and those without events."""
+    from experiments.ingest_stream import SKIPPED_BATCHES
+
+    with_data = [report for report in progress if report["numInputRows"] > 0][SKIPPED_BATCHES:]
+    return statistics.median(sum(report["durationMs"].get(name, 0) for name in phase) for report in with_data)
+
+
+def ratios(summaries: Mapping[str, Summary], partitions: Sequence[int]) -> dict[str, float]:
+    """Aion's times over those of the others, with as many partitions."""
+    return {
+        f"{ours} / {other}, {number} partitions": summaries[a].median / summaries[b].median
+        for number in partitions
+        for ours in ("partials", "apply")
+        for other in ("token", "stock-window")
+        if (a := _name((ours, number))) in summaries and (b := _name((other, number))) in summaries
+    }
+
+
+def _name(place: tuple[str, int]) -> str:
+    return f"{place[0]} {place[1]}"
+
+
+def _chosen(names: str) -> dict[str, Contender]:
+    possible = contenders()
+    wanted = [name.strip() for name in names.split(",") if name.strip()] or list(possible)
+    unknown = [name for name in wanted if name not in possible]
+    if unknown:
+        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; use {', '.join(possible)}")
+    return {name: possible[name] for name in possible if name in wanted}
+
+
+def _take_turns(
+    settings: Settings, chosen: Mapping[str, Contender], paths: list[Path], out: Path, say: Callable[[str], None]
+) -> dict[tuple[str, int], list[Run]]:
+    """The measured runs of each contender with each number of partitions."""
+    from experiments import bench
+    from experiments.ingest import SCHEMA, WINDOW, WINDOW_MS
+    from experiments.ingest_contenders import Shape
+    from experiments.ingest_stream import file_stream, run_to_end, session
+
+    shape = Shape(WINDOW, WINDOW_MS, None, False)
+    places = {_name((name, number)): (name, number) for number in settings.partitions for name in chosen}
+    done: dict[tuple[str, int], list[Run]] = {place: [] for place in places.values()}
+    work_dir = Path(tempfile.mkdtemp(prefix="work-", dir=out)).absolute()
+    spark = session(settings.cores, work_dir, policy=settings.policy)
+    try:
+        for turn in bench.turns(list(places), settings.runs, settings.warm_ups):
+            name, number = places[turn.contender]
+            spark.conf.set("spark.sql.shuffle.partitions", str(number))
+            stream = chosen[name].build(file_stream(spark, paths, SCHEMA, WINDOW), shape)
+            run = run_to_end(stream, work_dir / "checkpoint", settings.events_per_batch * len(paths))
+            say(_line(turn, chosen[name].label, number, run))
+            if not turn.warm_up:
+                done[name, number].append(run)
+    finally:
+        spark.stop()
+        shutil.rmtree(work_dir, ignore_errors=True)
+    return done
+
+
+def _line(turn: Turn, label: str, partitions: int, run: Run) -> str:
+    kind = "warm-up" if turn.warm_up else "run"
+    return f"{kind:>7} {turn.round}  {label:<26} {partitions:>3} partitions {milliseconds(run.progress):>6.0f} ms a batch"
+
+
+def _table(
+    title: str, labels: Mapping[str, str], summaries: Mapping[str, Summary], runs: Mapping[str, Sequence[Run]]
+) -> Any:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    table.add_column("contender", no_wrap=True)
+    for heading in ("ms", "lowest", "highest", *PHASES):
+        table.add_column(heading, justify="right")
+    for name, summary in summaries.items():
+        phases = [statistics.median(milliseconds(run.progress, of) for run in runs[name]) for of in PHASES.values()]
+        figures = (summary.median, summary.lowest, summary.highest, *phases)
+        table.add_row(labels[name], *(f"{figure:,.0f}" for figure in figures))
+    return table
