@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pandas as pd
@@ -27,6 +27,8 @@ from state_backends.store.codec_pool import CodecPool
 from state_backends.versions.manifest import Identity
 
 log = logging.getLogger(__name__)
+FRAME_ROWS = 1024
+FRAME_BYTES = 1 << 20
 
 
 class RootTask:
@@ -50,7 +52,6 @@ class RootTask:
         self._checkpoint = checkpoint_of(context)
         self._client = _client(config.application, self._policy.io.request_timeout_us / 1e6)
         self._codec = CodecPool(self._policy.io.codec_threads)
-        self._commits = ThreadPoolExecutor(1, "aion-commit")
         self._hands_over = hand_over_bytes(config.plan, self._policy, config.state_dir) is not None
 
     def work(self, shard: int, token: str | None) -> ShardWork:
@@ -76,7 +77,7 @@ class RootTask:
             others=self._policy.lateness.per == "query" and len(config.ids) > 1,
             moved=config.record is not None,
         )
-        return ShardWork(config, self._policy, attempt, self._codec, self._commits, shard, self._batch)
+        return ShardWork(config, self._policy, attempt, self._codec, shard, self._batch)
 
     def committed(self) -> None:
         """All shards of the task have committed."""
@@ -84,7 +85,6 @@ class RootTask:
             BatchFolder(self._config.state_dir, self._config.name).sweep()
 
     def close(self) -> None:
-        self._commits.shutdown()
         self._codec.close()
 
 
@@ -97,12 +97,10 @@ class ShardWork:
         policy: Policy,
         attempt: RemoteAttempt,
         codec: CodecPool,
-        commits: Executor,
         shard: int,
         batch: int,
     ) -> None:
         self.attempt = attempt
-        self._commits = commits
         self._commit: Future[None] | None = None
         self.bound = make_bound(config.plan, policy, attempt.snapshot, shards=len(config.ids))
         if self.bound.together:
@@ -127,6 +125,7 @@ class ShardWork:
         self._delay_us = config.watermark_delay_us
         self._latest_us: int | None = None
         self._parts = Defragmenter()
+        self._rows: list[pa.RecordBatch] = []
 
     def advance(self, watermark_ms: int) -> Iterator[pd.DataFrame]:
         # Spark says 0 while there is no watermark.
@@ -134,7 +133,7 @@ class ShardWork:
             at_us, to_us = self.operator.watermark.at_us, watermark_ms * 1000
             if self.bound.together and at_us != to_us and self.bound.asks(at_us):
                 self.bound.learn(*self.attempt.learnt())
-            yield from _frames(self.executor.advance(to_us))
+            yield from self._frames(self.executor.advance(to_us))
 
     def arrive(self, rows: Iterable[bytes]) -> Iterator[pd.DataFrame]:
         blocks = [self.attempt.mapped(block) for block in self._parts.blocks(rows)]
@@ -142,11 +141,13 @@ class ShardWork:
             return
         times = [b.header.max_us for b in blocks if b.header.slice_us != NO_SLICE]
         self._latest_us = max([*times, self._latest_us] if self._latest_us is not None else times, default=None)
-        yield from _frames(self.executor.arrive(blocks))
+        yield from self._frames(self.executor.arrive(blocks))
 
     def end_batch(self) -> Iterator[pd.DataFrame]:
         self._parts.end()
-        yield from _frames(self.executor.end_batch())
+        yield from self._frames(self.executor.end_batch())
+        if self._rows:
+            yield self._frame()
 
     @property
     def makes(self) -> str:
@@ -163,7 +164,7 @@ class ShardWork:
                 # A query does not fail because its trace cannot be written.
                 log.warning("a batch was not recorded: %s", error)
         made = self.operator.snapshot(), self._next_slices(), self.executor.executions
-        self._commit = self._commits.submit(self.attempt.commit, *made)
+        self._commit = _commits.submit(self.attempt.commit, *made)
 
     def committed(self) -> None:
         """Waits for the commit. Raises what it raised."""
@@ -194,14 +195,22 @@ class ShardWork:
         due = self.operator.next_due_us
         return None if due is None else -(-due // 1000)
 
+    def _frames(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
+        """Rows as frames. Few rows wait for more, since a frame has a cost of its own, in pandas and in pyspark."""
+        for batch in batches:
+            if batch.num_rows:
+                self._rows.append(batch)
+                if sum(waiting.num_rows for waiting in self._rows) >= FRAME_ROWS or batch.nbytes >= FRAME_BYTES:
+                    yield self._frame()
 
-def _frames(batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-    for batch in batches:
-        if batch.num_rows:
-            yield to_frame(batch)
+    def _frame(self) -> pd.DataFrame:
+        batches, self._rows = self._rows, []
+        return to_frame(batches[0] if len(batches) == 1 else pa.concat_batches(batches))
 
 
-# A client for each application and timeout. A worker serves many tasks, one at a time.
+# A worker serves many tasks, one at a time. They share the thread that commits, and a client for each application and
+# timeout.
+_commits = ThreadPoolExecutor(1, "aion-commit")
 _clients: dict[tuple[str, float], StateClient] = {}
 
 
