@@ -9,8 +9,8 @@ from experiments.chaos import chaos
 from experiments.cleanup import cleanup
 from experiments.hosts import hosts
 from experiments.ingest import ingest
-from experiments.latency import latency
 from experiments.late_keys import late_keys
+from experiments.latency import latency
 from experiments.limits import limits
 from experiments.memory_pressure.command import compare, memory_pressure
 from experiments.network import network

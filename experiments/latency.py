@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
     from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
     from experiments.bench import Summary, Turn
     from experiments.ingest_contenders import Shape
@@ -101,7 +100,7 @@ def latency(
     events: Annotated[int, typer.Option(min=1, help="Events in a batch (a file, a trigger).")] = 1_000,
     batches: Annotated[int, typer.Option(min=4, help="Batches per run; the first two are not measured.")] = 20,
     runs: Annotated[int, typer.Option(min=1, help="Measured runs per contender.")] = 3,
-    warm_ups: Annotated[int, typer.Option(min=0, help="Runs per contender before those.")] = 1,
+    warm_ups: Annotated[int, typer.Option(min=0, help="Runs per contender before those.")] = 2,
     partitions: Annotated[str, typer.Option(help="Numbers of shuffle partitions.")] = "2,16",
     only: Annotated[str, typer.Option(help="Some of: partials,apply,token,stock-window.")] = "",
     policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
@@ -216,7 +215,9 @@ def _take_turns(
 
 def _line(turn: Turn, label: str, partitions: int, run: Run) -> str:
     kind = "warm-up" if turn.warm_up else "run"
-    return f"{kind:>7} {turn.round}  {label:<26} {partitions:>3} partitions {milliseconds(run.progress):>6.0f} ms a batch"
+    return (
+        f"{kind:>7} {turn.round}  {label:<26} {partitions:>3} partitions {milliseconds(run.progress):>6.0f} ms a batch"
+    )
 
 
 def _table(

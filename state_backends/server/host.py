@@ -136,6 +136,7 @@ class Host:
         """Passes a request for a verb of :data:`state_backends.server.verbs.VERBS` to the attempt's shard."""
         verb, fields = VERBS[name], dict(request)
         work = self.attempts.find(fields.pop("attempt"))
+        del fields["before"]  # done already
         with work.locked() if verb.locks else contextlib.nullcontext():
             answer = getattr(work.shard, name)(request.attempt, *blocks, **fields)
         if verb.ends:

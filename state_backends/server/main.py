@@ -52,7 +52,7 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
         with _named_errors():
-            request = request_of(action.type, action.body.to_pybytes(), Way.JSON)
+            request = self._request(action.type, action.body.to_pybytes(), Way.JSON)
             match VERBS[action.type].by:
                 case By.SERVER:
                     answer = getattr(self, action.type)(request)
@@ -64,14 +64,24 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _named_errors():
-            request = request_of("append", descriptor.command, Way.SENDS_BLOCKS)
+            request = self._request("append", descriptor.command, Way.SENDS_BLOCKS)
             for chunk in reader:
                 self.host.work("append", request, requests.blocks(chunk.data))
 
     def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
         with _named_errors():
-            request = request_of("read", ticket.ticket, Way.GETS_BLOCKS)
+            request = self._request("read", ticket.ticket, Way.GETS_BLOCKS)
             return flight.GeneratorStream(wire.BLOCKS, _messages(self.host.work("read", request)))
+
+    def _request(self, name: str, body: bytes, way: Way) -> Any:
+        """Parses a request, and does what the attempt had asked for before."""
+        request = request_of(name, body, way)
+        for earlier, fields in getattr(request, "before", ()):
+            if earlier not in VERBS or not VERBS[earlier].waits:
+                raise RequestError(f"{name}: before: {earlier[:100]!r} does not wait for other requests")
+            fields = {**fields, "attempt": request.attempt}
+            self.host.work(earlier, request_of(earlier, dumps(fields), Way.JSON))
+        return request
 
     def ping(self, request: requests.PingRequest) -> dict[str, Any]:
         """Answers if the server works. Raises ServerError if it does not; then the client starts another one."""

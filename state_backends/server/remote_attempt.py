@@ -95,6 +95,7 @@ class RemoteAttempt:
         """How often this attempt has opened the shard: once, and again after each lost server or broken call."""
         self._sent: list[_Sent] | None = []  # None: it sent too much to resume, or it is over
         self._kept_bytes = 0
+        self._waiting: list[_Sent] = []  # requests that go with the next one
         self._answer: dict[str, Any] = {}
         seen = client.generation
         try:
@@ -150,8 +151,11 @@ class RemoteAttempt:
         while True:
             seen = self._client.generation
             try:
-                blocks = self._client.call("read", {"attempt": self._name, **request})
+                carried = len(self._waiting)
+                blocks = self._client.call("read", self._request(request))
                 for number, stored in enumerate(blocks):
+                    if number == 0:
+                        self._arrived(carried)
                     if number < len(yielded):
                         if stored.seq != yielded[number]:
                             raise StateError(
@@ -160,6 +164,8 @@ class RemoteAttempt:
                         continue
                     yielded.append(stored.seq)
                     yield StoredBlock(stored.seq, self.mapped(stored.block))
+                if not yielded:
+                    self._arrived(carried)
                 return
             except ServerUnreachable as error:
                 self._resume(error, seen)
@@ -198,17 +204,31 @@ class RemoteAttempt:
     # -- another server -----------------------------------------------------------------------------------
 
     def _call(self, name: str, blocks: BlocksToAppend | None = None, /, **request: Any) -> Any:
-        """Sends a request. Repeats it on the next server if this one is lost."""
+        """Sends a request, or keeps it for the next one. Repeats it on the next server if this one is lost."""
+        if VERBS[name].waits:
+            self._waiting.append(_Sent(name, request, None))
+            return None
         while True:
             seen = self._client.generation
             try:
-                answer = self._client.call(name, {"attempt": self._name, **request}, blocks)
+                answer = self._client.call(name, self._request(request), blocks)
                 break
             except ServerUnreachable as error:
                 self._resume(error, seen)
+        self._arrived(len(self._waiting))
         if VERBS[name].replay:
             self._keep(_Sent(name, request, blocks))
         return answer
+
+    def _request(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """A request with these fields, and with those that have waited for it."""
+        return {"attempt": self._name, "before": [(sent.name, sent.request) for sent in self._waiting], **fields}
+
+    def _arrived(self, count: int) -> None:
+        """The server has done the first ``count`` requests that waited."""
+        for sent in self._waiting[:count]:
+            self._keep(sent)
+        del self._waiting[:count]
 
     def _resume(self, lost: ServerUnreachable, seen: int) -> None:
         """Opens the shard on the next server and repeats what was sent. Raises ServerUnreachable if it cannot."""

@@ -173,9 +173,13 @@ class OpenRequest(ServerRequest):
 
 
 class AttemptRequest(ServerRequest):
-    """A request of an attempt. The other fields are the arguments of the method that serves it."""
+    """A request of an attempt. The other fields are the arguments of the method that serves it.
+
+    ``before``: earlier requests of the attempt that waited for this one, as (verb, request), in their order.
+    """
 
     attempt: Name
+    before: tuple[tuple[Name, dict[str, Any]], ...] = ()
 
 
 class LearntRequest(AttemptRequest):

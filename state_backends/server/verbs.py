@@ -40,7 +40,8 @@ class Verb(NamedTuple):
     ``request``: the type that checks the request. ``locks``: whether the shard is locked meanwhile. A read does not
     lock it, so it can run beside appends. ``ends``: the verb ends the attempt. ``replay``: the verb changes the shard,
     so its requests are repeated if the server is lost (:mod:`state_backends.server.remote_attempt`). ``commit`` and
-    ``abort`` need no replay, because they end the attempt.
+    ``abort`` need no replay, because they end the attempt. ``waits``: nobody needs its answer, so a client sends its
+    requests with the attempt's next request: see requests.AttemptRequest.
     """
 
     request: type[ServerRequest]
@@ -49,6 +50,7 @@ class Verb(NamedTuple):
     locks: bool = True
     ends: bool = False
     replay: bool = False
+    waits: bool = False
 
 
 VERBS: Mapping[str, Verb] = {
@@ -59,8 +61,8 @@ VERBS: Mapping[str, Verb] = {
     "append": Verb(requests.AppendRequest, By.SHARD, Way.SENDS_BLOCKS, replay=True),
     "read": Verb(requests.ReadRequest, By.SHARD, Way.GETS_BLOCKS, locks=False),
     "prestage": Verb(requests.PrestageRequest, By.SHARD),
-    "replace": Verb(requests.ReplaceRequest, By.SHARD, replay=True),
-    "release": Verb(requests.ReleaseRequest, By.SHARD, replay=True),
+    "replace": Verb(requests.ReplaceRequest, By.SHARD, replay=True, waits=True),
+    "release": Verb(requests.ReleaseRequest, By.SHARD, replay=True, waits=True),
     "commit": Verb(requests.CommitRequest, By.HOST),
     "abort": Verb(requests.AbortRequest, By.SHARD, ends=True),
 }

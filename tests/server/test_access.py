@@ -248,6 +248,7 @@ def test_executors_that_are_no_processes(victim: Victim, pid: Any) -> None:
         {"snapshot": {"next_seq": 1, "counters": {}, "lateness": {"lateness": {}, "learnt_bound": 5}}},
         {"snapshot": {"next_seq": 1, "counters": {}, "lateness": {"learnt_bound": {}}}},
         {"snapshot": {"next_seq": 0, "counters": {}}}, {"prestage": [0.5]}, {"prestage": [2**64]}, {"prestage": 5},
+        {"before": [["abort", {}]]}, {"before": [["commit", {}]]}, {"before": [["no verb", {}]]}, {"before": [["release"]]},
         {"executions": [[1]]}, {"executions": [[-1, 0.5]]}, {"executions": [[1, -0.5]]}, {"executions": [[1, "x"]]},
     ],
 )  # fmt: skip
@@ -256,6 +257,13 @@ def test_commits_that_would_poison_the_shard(victim: Victim, change: dict[str, A
     body = json.dumps(request).encode()
     with pytest.raises(errors.RequestError, match=r"^commit: "):
         act(victim, "commit", body)
+
+
+def test_what_waited_is_checked_as_any_request(victim: Victim) -> None:
+    for fields in ({}, {"destage": [], "purge": "all"}, {"destage": [], "purge": [], "more": 1}):
+        request = {"attempt": "0000000000-victim", "slices": [0], "before": [["release", fields]]}
+        with pytest.raises(errors.RequestError, match=r"^release: "):
+            act(victim, "prestage", orjson.dumps(request))
 
 
 @pytest.mark.parametrize("attempt", ["never", "victim.2"])

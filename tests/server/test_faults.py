@@ -115,7 +115,9 @@ def test_replaced_blocks_stay_replaced_on_any_server(application: str, connect: 
     attempt.replace({0: (0, 2)}, 5)
     kill(application)
     assert values(attempt, 0) == [0, 10, 11, 3, 4]
-    assert attempt.servers == 2
+    kill(application)  # now another server has replaced them already
+    assert values(attempt, 0) == [0, 10, 11, 3, 4]
+    assert attempt.servers == 3
 
     def some(only: Only) -> list[int]:
         return [stored.seq for stored in attempt.read([0], only=only)]

@@ -28,7 +28,7 @@ def test_a_verb_is_a_method_that_takes_the_fields_of_its_request(name: str) -> N
         assert parameters == ["self", "request"]
         return
     assert issubclass(verb.request, AttemptRequest)
-    fields = [field for field in verb.request.model_fields if field != "attempt"]
+    fields = [field for field in verb.request.model_fields if field not in ("attempt", "before")]
     blocks = ["blocks"] if verb.way is Way.SENDS_BLOCKS else []
     assert parameters == ["self", "attempt", *blocks, *fields]
 
