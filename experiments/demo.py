@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,20 +89,22 @@ def run(flights: int = 0, out: Path = Path("out"), policy: str = "demo") -> int:
     folder = out.absolute() / "demo"
     if folder.exists():
         shutil.rmtree(folder)
-    data = data_of.load_flights().choose(flights)
-    files = data_of.write_stream(data.table, folder / "flights")
-    left_out = data.left_out()
-    console.print(
-        f"{data.table.num_rows:,} flights in order of actual arrival, in {files:,} files; left out because "
-        f"they never arrived: {sum(left_out.values()):,} "
-        f"({', '.join(f'{count:,} {reason}' for reason, count in left_out.items())}); "
-        f"implausible times in the whole year: {data.implausible:,}",
-        soft_wrap=True,
-    )
-
-    spark = session(folder, policy)
+    folder.mkdir(parents=True)
+    with ThreadPoolExecutor(1) as beside:  # both take seconds
+        loading = beside.submit(data_of.load_flights)
+        spark = session(folder, policy)
     try:
-        watch = Watch(spark, data.table.num_rows)
+        data = loading.result().choose(flights)
+        files = data_of.write_stream(data.table, folder / "flights")
+        left_out = data.left_out()
+        console.print(
+            f"{data.table.num_rows:,} flights of {data.days:,.0f} days in order of actual arrival, in {files:,} files; "
+            f"left out because they never arrived: {sum(left_out.values()):,} "
+            f"({', '.join(f'{count:,} {reason}' for reason, count in left_out.items())}); "
+            f"implausible times in the whole year: {data.implausible:,}",
+            soft_wrap=True,
+        )
+        watch = Watch(spark, data.table.num_rows, data.days)
         follow(watch, console, {query.name: start(spark, query, folder) for query in QUERIES})
         console.print("computing the same over all data with plain Spark, for comparison ...")
         outcomes = [check(spark, query, folder, watch) for query in QUERIES]
@@ -187,6 +190,7 @@ class Watch:
 
     spark: SparkSession
     events_per_query: int
+    days: float
     samples: list[Sample] = field(default_factory=list)
     operators: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     peak_m_bucket_bytes: int = 0
@@ -206,6 +210,13 @@ class Watch:
     def state(self) -> str:
         return f"state: {self.samples[-1] if self.samples else 'none yet'}"
 
+    def speed(self, events: int, seconds: float) -> str:
+        """How many times faster than they happened the flights are replayed. A batch takes as long with many more."""
+        if not events or not seconds:
+            return ""
+        times = events / self.events_per_query * self.days * 86_400 / seconds
+        return f" at {round(times, -3):,.0f} times real time"
+
     def events(self, name: str, query: StreamingQuery, *, ended: bool) -> int:
         """Events that the query has read so far, from its last progress report; from all reports if it has ended."""
         rows = self._rows.setdefault(name, {})
@@ -219,11 +230,11 @@ def follow(watch: Watch, console: Console, queries: dict[str, StreamingQuery]) -
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
-        TextColumn("{task.completed:,.0f} of {task.total:,.0f} events"),
-        TextColumn("{task.fields[rate]:,.0f}/s", justify="right"),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f} flights"),
+        TextColumn("{task.fields[speed]}", justify="right"),
         TimeElapsedColumn(),
     )
-    tasks = {name: progress.add_task(name, total=watch.events_per_query, rate=0.0) for name in queries}
+    tasks = {name: progress.add_task(name, total=watch.events_per_query, speed="") for name in queries}
     state = Text()
     began = time.monotonic()
     next_sample = next_line = 0.0
@@ -240,7 +251,7 @@ def follow(watch: Watch, console: Console, queries: dict[str, StreamingQuery]) -
                         continue
                     active = query.isActive  # read before the events, so that none of them are missed
                     events = watch.events(name, query, ended=not active)
-                    progress.update(tasks[name], completed=events, rate=events / now if now else 0.0)
+                    progress.update(tasks[name], completed=events, speed=watch.speed(events, now))
                     if not active:
                         watch.seconds[name] = now
                         progress.stop_task(tasks[name])
@@ -248,8 +259,11 @@ def follow(watch: Watch, console: Console, queries: dict[str, StreamingQuery]) -
                             reason = str(error).partition("\n=== Streaming Query ===")[0]  # the plan follows
                             raise QueryFailed(f"the query {name} failed: {reason}")
                 if not console.is_terminal and now >= next_line:
-                    done = ", ".join(f"{task.description} {task.completed:,.0f}" for task in progress.tasks)
-                    console.print(f"{now:4.0f} s  events: {done}; {watch.state}", soft_wrap=True)
+                    done = ", ".join(
+                        f"{task.description} {task.completed:,.0f} flights{task.fields['speed']}"
+                        for task in progress.tasks
+                    )
+                    console.print(f"{now:4.0f} s  {done}; {watch.state}", soft_wrap=True)
                     next_line = now + LINE_SECONDS
                 time.sleep(POLL_SECONDS)
             watch.sample(time.monotonic() - began)

@@ -41,8 +41,8 @@ UNLISTED_ZONES = {
 # The chosen stretch: from April on, when thunderstorms make the tail of the delays heavy.
 FIRST_ARRIVAL = datetime(2013, 4, 1, 4, tzinfo=UTC)
 CHOSEN_FLIGHTS = 100_000
-STRETCH_US = DAY_US  # arrival time in one file; a file is a micro-batch, which costs about a second
-# Where a day is cut: 23:05 in New York. Many late flights are then in the air, and the watermark (the last arrival
+STRETCH_US = 7 * DAY_US  # arrival time in one file; a file is a micro-batch, which costs about a second
+# Where days are cut: 23:05 in New York. Many late flights are then in the air, and the watermark (the last arrival
 # before the cut) has just passed the end of an hour. No other time of day makes more flights late.
 CUT_US = 3 * HOUR_US + 5 * 60_000_000
 
@@ -80,6 +80,11 @@ class Flights:
     @property
     def scheduled_us(self) -> Micros:
         return micros(self.table, "scheduled")
+
+    @property
+    def days(self) -> float:
+        """Days between the first and the last arrival."""
+        return float(self.arrived_us[-1] - self.arrived_us[0]) / DAY_US if self.table.num_rows else 0.0
 
     def lateness_us(self) -> Micros:
         """Arrival minus the end of the flight's one-hour window; negative for flights in time."""

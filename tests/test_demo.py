@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,7 @@ from experiments.flights import (
     DAY_US,
     HOUR_US,
     SCHEMA,
+    STRETCH_US,
     Flights,
     file_numbers,
     first_instant,
@@ -151,7 +153,7 @@ def test_files_are_the_flights_and_a_heartbeat(year: Flights, tmp_path: Path) ->
     assert all(pq.read_schema(path) == SCHEMA for path in paths)
     pieces = [pq.read_table(path) for path in paths]
     assert pa.concat_tables(pieces[:-1]).combine_chunks() == table.combine_chunks()
-    assert all(np.ptp(micros(piece, "arrived")) < DAY_US for piece in pieces[:-1])
+    assert all(np.ptp(micros(piece, "arrived")) < STRETCH_US for piece in pieces[:-1])
     (heartbeat,) = pieces[-1].to_pylist()
     assert heartbeat.pop("arrived") == table.column("arrived")[-1].as_py() + pd.Timedelta(days=30)
     assert set(heartbeat.values()) == {None}
@@ -163,7 +165,7 @@ def test_no_flights_make_no_files(year: Flights, tmp_path: Path) -> None:
 
 def test_seen_lateness_is_against_the_file_before(year: Flights) -> None:
     data = year.choose(4_000)
-    files = file_numbers(data.arrived_us, DAY_US)
+    files = file_numbers(data.arrived_us, STRETCH_US)
     assert files[0] == 0 and set(np.diff(files)) == {0, 1}
     seen_us = data.seen_lateness_us()
     window_end_us = data.scheduled_us // HOUR_US * HOUR_US + HOUR_US
@@ -278,7 +280,7 @@ def pandas_truth(data: Flights, query: demo.Query) -> pd.DataFrame:
 def test_the_queries_without_spark(year: Flights, query: demo.Query) -> None:
     """The demo's stream, file by file with the watermark one file behind, through the local operator."""
     data = year.choose(8_000)
-    files = file_numbers(data.arrived_us, DAY_US)
+    files = file_numbers(data.arrived_us, STRETCH_US)
     answers = []
     operator = aion.LocalOperator(
         windows=[aion.Tumbling(demo.WINDOW)], time="scheduled", key=query.key, policy="demo", **query.windowed
@@ -313,6 +315,12 @@ def printed(outcomes: list[Outcome], samples: list[Sample]) -> str:
     console.print(summary(outcomes, samples, peak_m_bucket_bytes=2048))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+def test_the_speed_is_that_of_the_replay() -> None:
+    watch = demo.Watch(cast(Any, None), events_per_query=1000, days=110.0)
+    assert watch.speed(0, 5.0) == "" == watch.speed(500, 0.0)
+    assert watch.speed(500, 30.0) == " at 158,000 times real time"  # 55 days in half a minute
 
 
 def test_summary() -> None:

@@ -248,7 +248,8 @@ def test_executors_that_are_no_processes(victim: Victim, pid: Any) -> None:
         {"snapshot": {"next_seq": 1, "counters": {}, "lateness": {"lateness": {}, "learnt_bound": 5}}},
         {"snapshot": {"next_seq": 1, "counters": {}, "lateness": {"learnt_bound": {}}}},
         {"snapshot": {"next_seq": 0, "counters": {}}}, {"prestage": [0.5]}, {"prestage": [2**64]}, {"prestage": 5},
-        {"before": [["abort", {}]]}, {"before": [["commit", {}]]}, {"before": [["no verb", {}]]}, {"before": [["release"]]},
+        {"before": [["abort", {}]]}, {"before": [["commit", {}]]}, {"before": [["no verb", {}]]},
+        {"before": [["release"]]},
         {"executions": [[1]]}, {"executions": [[-1, 0.5]]}, {"executions": [[1, -0.5]]}, {"executions": [[1, "x"]]},
     ],
 )  # fmt: skip
