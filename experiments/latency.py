@@ -116,7 +116,7 @@ def latency(
     from experiments.ingest import PACKAGES, wide_console
 
     console = wide_console()
-    chosen = _chosen(only)
+    chosen = choose(only)
     try:
         numbers = tuple(int(number) for number in partitions.split(","))
     except ValueError:
@@ -177,7 +177,7 @@ def _name(place: tuple[str, int]) -> str:
     return f"{place[0]} {place[1]}"
 
 
-def _chosen(names: str) -> dict[str, Contender]:
+def choose(names: str) -> dict[str, Contender]:
     possible = contenders()
     wanted = [name.strip() for name in names.split(",") if name.strip()] or list(possible)
     unknown = [name for name in wanted if name not in possible]

@@ -31,6 +31,12 @@ def test_ingest(tmp_path: Path) -> None:
     assert "Aion, partials / Spark window().agg" in said
 
 
+def test_latency(tmp_path: Path) -> None:
+    said, record = run(tmp_path, "latency", *SMALL[2:], "--partitions", "1,3", "--only", "partials,token")
+    assert [run["place"] for run in record["runs"]] == ["partials 1", "token 1", "partials 3", "token 3"]
+    assert "partials / token, 3 partitions" in said
+
+
 def test_windows(tmp_path: Path) -> None:
     said, record = run(tmp_path, "windows", *SMALL, "--legs", "20")
     assert [run["contender"] for run in record["runs"]] == ["aion", "aion-no-bound", "stock"]
