@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -227,7 +227,7 @@ class Round:
         self._places: Cluster | None = None
 
     def run(self) -> None:
-        from experiments.chaos_data import COLUMNS, composition, differences, last_panes
+        from experiments.chaos_data import COLUMNS, batches_of, composition, differences, last_panes, write_batches
 
         disturbed, calm, copied = self.work / "disturbed", self.work / "calm", self.work / "copied"
         for folder in (disturbed, calm, copied):
@@ -336,7 +336,7 @@ class Round:
     def _write_files(self, folder: Path) -> Truth:
         import pyarrow as pa
 
-        from experiments.chaos_data import Truth, events_of
+        from experiments.chaos_data import Truth, events_of, write_file
 
         truth = Truth()
         folder.mkdir()
@@ -464,34 +464,6 @@ class Round:
 
     def _print(self, text: str) -> None:
         self.console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, markup=False, soft_wrap=True)
-
-
-def write_file(folder: Path, number: int, table: Any) -> None:
-    """Writes one file of a stream. The source reads files in the order of their modification times."""
-    import pyarrow.parquet as pq
-
-    path = folder / f"{number:06d}.parquet"
-    pq.write_table(table, path)
-    os.utime(path, (1_600_000_000 + number, 1_600_000_000 + number))
-
-
-def write_batches(source: Path, folder: Path, batches: list[list[str]]) -> None:
-    """Writes one file for each batch, made of the files that the batch names."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    folder.mkdir()
-    for number, names in enumerate(batches):
-        write_file(folder, number, pa.concat_tables([pq.read_table(source / name) for name in names]))
-
-
-def batches_of(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """The rows that a query wrote, by batch, numbered from 0.
-
-    Spark's own batch numbers may have gaps: repartitioning a checkpoint uses one up.
-    """
-    paths = sorted(folder.glob("??????.json"))
-    return {number: [json.loads(line) for line in path.read_text().splitlines()] for number, path in enumerate(paths)}
 
 
 def _cause(failure: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import re
 from collections import Counter
@@ -105,6 +106,37 @@ class Truth:
 
 COLUMNS = {"aggregates": ("n", "total", "low", "high"), "apply": ("n", "total", "digest")}
 """The queries, and the value columns of their panes."""
+
+# -- the files -------------------------------------------------------------------------------------------
+
+
+def write_file(folder: Path, number: int, table: Any) -> None:
+    """Writes one file of a stream. The source reads files in the order of their modification times."""
+    import pyarrow.parquet as pq
+
+    path = folder / f"{number:06d}.parquet"
+    pq.write_table(table, path)
+    os.utime(path, (1_600_000_000 + number, 1_600_000_000 + number))
+
+
+def write_batches(source: Path, folder: Path, batches: list[list[str]]) -> None:
+    """Writes one file for each batch, made of the files that the batch names."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir()
+    for number, names in enumerate(batches):
+        write_file(folder, number, pa.concat_tables([pq.read_table(source / name) for name in names]))
+
+
+def batches_of(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """The rows that a query wrote, by batch, numbered from 0.
+
+    Spark's own batch numbers may have gaps: repartitioning a checkpoint uses one up.
+    """
+    paths = sorted(folder.glob("??????.json"))
+    return {number: [json.loads(line) for line in path.read_text().splitlines()] for number, path in enumerate(paths)}
+
 
 # -- the batches ------------------------------------------------------------------------------------------
 

@@ -99,6 +99,33 @@ def scan(events: DataFrame, shape: Shape) -> DataFrame:
     return events.mapInArrow(drop, events.schema)
 
 
+def token(events: DataFrame, shape: Shape) -> DataFrame:
+    """The floor of a batch's cost: a row for each shard, and a stateful operator with one token for each."""
+    shards = int(events.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        counts = pa.array([sum(batch.num_rows for batch in batches)] * shards, pa.int64())
+        yield pa.record_batch([pa.array(range(shards), pa.int32()), counts], ["shard", "n"])
+
+    counted = events.select("ts").mapInArrow(rows, "shard int, n bigint")
+    return counted.groupBy("shard").transformWithStateInPandas(Token(), "n bigint", "Append", "None")
+
+
+class Token(StatefulProcessor):
+    """Keeps how often it was called, as text."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.token = handle.getValueState("token", "token string")
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        known = self.token.get()
+        self.token.update((str(int(known[0]) + 1 if known else 0),))
+        yield pd.DataFrame({"n": [sum(int(frame["n"].sum()) for frame in rows)]})
+
+    def close(self) -> None:
+        pass
+
+
 def mean_of_events(key: tuple[Any, ...], window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, float | None]:
     """The mean of ``value`` over lazily read record batches. Ignores nulls, as Spark's ``avg`` does."""
     total, count = 0.0, 0

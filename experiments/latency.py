@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from experiments.bench import Summary, Turn
@@ -54,44 +52,13 @@ class Contender:
     build: Callable[[Any, Shape], DataFrame]
 
 
-def token(events: DataFrame, shape: Shape) -> DataFrame:
-    """The floor: a row for each shard, and an operator with one token for each."""
-    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-
-    partitions = int(events.sparkSession.conf.get("spark.sql.shuffle.partitions"))
-
-    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
-        count = sum(batch.num_rows for batch in batches)
-        counts = pa.array([count] * partitions, pa.int64())
-        yield pa.record_batch([pa.array(range(partitions), pa.int32()), counts], ["shard", "n"])
-
-    class Token(StatefulProcessor):
-        def init(self, handle: Any) -> None:
-            self.token = handle.getValueState("token", "token string")
-
-        def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
-            import pandas as pd
-
-            known = self.token.get()
-            self.token.update((str(int(known[0]) + 1 if known else 0),))
-            yield pd.DataFrame({"n": [sum(int(frame["n"].sum()) for frame in rows)]})
-
-        def close(self) -> None:
-            pass
-
-    shards = events.select("ts").mapInArrow(rows, "shard int, n bigint")
-    return shards.groupBy("shard").transformWithStateInPandas(Token(), "n bigint", "Append", "None")
-
-
 def contenders() -> dict[str, Contender]:
     from experiments import ingest_contenders as of
 
     return {
         "partials": Contender("Aion, partials", of.partials),
         "apply": Contender("Aion, events kept (apply)", of.kept),
-        "token": Contender("the floor: one token", token),
+        "token": Contender("the floor: one token", of.token),
         "stock-window": Contender("Spark window().agg", of.stock_window),
     }
 
@@ -159,7 +126,7 @@ def milliseconds(progress: Sequence[Mapping[str, Any]], phase: Sequence[str] = (
     """
     with_data = [report for report in progress if report["numInputRows"] > 0]
     with_data = with_data[len(with_data) // 2 :]
-    return statistics.median(sum(report["durationMs"].get(name, 0) for name in phase) for report in with_data)
+    return float(statistics.median(sum(report["durationMs"].get(name, 0) for name in phase) for report in with_data))
 
 
 def ratios(summaries: Mapping[str, Summary], partitions: Sequence[int]) -> dict[str, float]:

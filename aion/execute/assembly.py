@@ -9,7 +9,7 @@ from typing import Any
 
 from aion.config import Policy, Share
 from aion.core.compaction.blocks import BlockCompaction
-from aion.core.ingest.block import Codec, Compression
+from aion.core.ingest.block import BlockSettings, Codec, Compression
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.lateness.bound import AdaptiveBound, Expected
@@ -135,16 +135,19 @@ def make_trigger(policy: Policy, forecast: Forecast | None = None) -> Trigger:
             return StalenessTrigger(bound, executions=trigger.executions, forecast=forecast)
 
 
-def make_builder(plan: Plan, policy: Policy, pool: CodecPool, shard_of: ShardOfKeys | None) -> BlockBuilder:
-    """Makes blocks from the events of one task, or of one table."""
-    return BlockBuilder(
-        plan,
+def block_settings(policy: Policy) -> BlockSettings:
+    """How the policy wants blocks to be made."""
+    return BlockSettings(
         target_bytes=policy.blocks.target_bytes,
         compression=Compression[policy.state.compression.upper()],
         codec=Codec[policy.state.codec.upper()],
-        pool=pool,
-        shard_of=shard_of,
+        threads=policy.io.codec_threads,
     )
+
+
+def make_builder(plan: Plan, policy: Policy, pool: CodecPool, shard_of: ShardOfKeys | None) -> BlockBuilder:
+    """Makes blocks from the events of one table."""
+    return BlockBuilder.of(plan, block_settings(policy), pool, shard_of)
 
 
 def make_executor(plan: Plan, operator: Operator, attempt: ShardAttempt, codec: CodecPool, policy: Policy) -> Executor:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 
 import pyarrow as pa
 
-from aion.config import policy_from_text
+from aion.core.ingest.block import BlockSettings
+from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.plan import Plan
 from aion.core.topology import Tree
-from aion.execute.assembly import make_builder
 from aion.spark.blocks import BlockRows
 from aion.spark.hand_over import HandOverConfig, Sending
 from state_backends.store.codec_pool import CodecPool
@@ -21,42 +22,52 @@ _ROWS_AT_ONCE = 1 << 16
 _BYTES_AT_ONCE = 8 << 20
 
 
-class Child:
-    """The function for ``mapInArrow``. Its input is the plan's columns; without ``shard_of``, also the shard id.
+@dataclass(frozen=True)
+class ChildWork:
+    """What every child does with its events. ``name``: the operator's.
 
-    ``policy``: as JSON text, which a worker parses once. ``hand_over``: None if all blocks are sent as rows.
+    ``hand_over``: None if all blocks are sent as rows. It is sent to the tasks. There it loads neither pydantic nor
+    RocksDB, because every worker of a child would keep them.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        policy: str,
-        shard_of: ShardOfKeys | None,
-        tree: Tree,
-        limit_bytes: int,
-        hand_over: HandOverConfig | None = None,
-    ) -> None:
-        self._plan = plan
-        self._hand_over = hand_over
-        self._policy = policy
+    plan: Plan
+    settings: BlockSettings
+    tree: Tree
+    limit_bytes: int
+    name: str
+    hand_over: HandOverConfig | None
+
+    @property
+    def key_types(self) -> list[pa.DataType]:
+        return [self.plan.schema.field(name).type for name in self.plan.key]
+
+    @contextmanager
+    def begun(self, shard_of: ShardOfKeys | None) -> Iterator[tuple[BlockBuilder, Sending]]:
+        """Begins a task. ``shard_of``: None if the shard of each event comes with it."""
+        rows = BlockRows(self.tree, level=0, limit_bytes=self.limit_bytes)
+        with CodecPool(self.settings.threads) as pool, closing(Sending(rows, self.hand_over)) as sending:
+            yield BlockBuilder.of(self.plan, self.settings, pool, shard_of), sending
+
+
+class Child:
+    """The function for ``mapInArrow``. Its input is the plan's columns; without ``shard_of``, also the shard id."""
+
+    def __init__(self, work: ChildWork, shard_of: ShardOfKeys | None) -> None:
+        self._work = work
         self._shard_of = shard_of
-        self._tree = tree
-        self._limit_bytes = limit_bytes
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        policy = policy_from_text(self._policy)
-        rows = BlockRows(self._tree, level=0, limit_bytes=self._limit_bytes)
-        with CodecPool(policy.io.codec_threads) as pool, closing(Sending(rows, self._hand_over)) as sending:
-            builder = make_builder(self._plan, policy, pool, self._shard_of)
+        schema = self._work.plan.schema
+        with self._work.begun(self._shard_of) as (builder, sending):
             for batch in together(batches):
                 events = pa.RecordBatch.from_arrays(
                     [
                         column if column.type == field.type else column.cast(field.type)
-                        for column, field in zip(batch.columns, self._plan.schema, strict=False)
+                        for column, field in zip(batch.columns, schema, strict=False)
                     ],
-                    schema=self._plan.schema,
+                    schema=schema,
                 )
-                shards = batch.column(len(self._plan.schema)) if self._shard_of is None else None
+                shards = batch.column(len(schema)) if self._shard_of is None else None
                 yield from sending.of(builder.add(events, shards))
             yield from sending.finish(builder.finish())
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,21 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from aion.config import policy_from_text
 from aion.core.ingest.conforming import Conforming
 from aion.core.ingest.file_parts import Part
 from aion.core.ingest.hashing import ShardOfKeys
-from aion.core.plan import Plan
-from aion.core.topology import Tree
 from aion.errors import AionError, TransformError
-from aion.execute.assembly import make_builder
 from aion.execute.file_reading import FileReader
 from aion.execute.skipped_files import Records
-from aion.spark.blocks import BlockRows
-from aion.spark.child import together
-from aion.spark.hand_over import HandOverConfig, Sending
+from aion.spark.child import ChildWork, together
 from aion.spark.starts import checkpoint_of
-from state_backends.store.codec_pool import CodecPool
 
 Transform = Callable[[pa.RecordBatch], Any]
 
@@ -127,47 +119,29 @@ def transformed(transform: Transform, events: pa.RecordBatch, schema: pa.Schema 
 class FileChild:
     """The function for ``mapInArrow`` that makes blocks. Its input is the columns of :class:`Part`.
 
-    ``policy``: as JSON text, which a worker parses once. ``watermark``: the column of event times that make it.
+    ``watermark``: the column of event times that make it.
     """
 
-    def __init__(
-        self,
-        scan: FileScan,
-        plan: Plan,
-        policy: str,
-        shard_of: ShardOfKeys,
-        tree: Tree,
-        limit_bytes: int,
-        watermark: str,
-        hand_over: HandOverConfig | None,
-    ) -> None:
+    def __init__(self, scan: FileScan, work: ChildWork, watermark: str) -> None:
         self._scan = scan
-        self._plan = plan
-        self._policy = policy
-        self._shard_of = shard_of
-        self._tree = tree
-        self._limit_bytes = limit_bytes
+        self._work = work
         self._watermark = watermark
-        self._hand_over = hand_over
 
     def __call__(self, parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         counts = dict.fromkeys(COUNTS, 0)
         latest: pa.Scalar = pa.scalar(None, self._scan.schema.field(self._watermark).type)
-        policy = policy_from_text(self._policy)
-        rows = BlockRows(self._tree, level=0, limit_bytes=self._limit_bytes)
-        empty = None
-        with CodecPool(policy.io.codec_threads) as pool, closing(Sending(rows, self._hand_over)) as sending:
-            builder = make_builder(self._plan, policy, pool, self._shard_of)
+        names = self._work.plan.schema.names
+        with self._work.begun(ShardOfKeys(self._work.tree.shards)) as (builder, sending):
             for events in together(self._scan.events(parts, counts)):
                 # Before any block of these events leaves.
                 newest = pc.max(events.column(self._watermark))
                 latest = max((s for s in (latest, newest) if s.is_valid), key=_value, default=latest)
-                for row in sending.of(builder.add(events.select(self._plan.schema.names))):
+                for row in sending.of(builder.add(events.select(names))):
                     yield extended(row, latest)
             for row in sending.finish(builder.finish()):
                 yield extended(row, latest)
         if any(counts.values()):
-            empty = pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in rows.schema], schema=rows.schema)
+            empty = pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in sending.schema], schema=sending.schema)
             yield extended(empty, latest, counts)
 
 

@@ -22,6 +22,7 @@ from aion.execute.file_formats import CSV_OPTIONS, Format
 from aion.execute.file_reading import FileReader
 from aion.spark import starts
 from aion.spark.blocks import row_type
+from aion.spark.child import ChildWork
 from aion.spark.file_arguments import base_of, columns_after, columns_used, declared_columns, watermark_of
 from aion.spark.file_child import (
     COUNT_TYPES,
@@ -33,7 +34,6 @@ from aion.spark.file_child import (
     Skipping,
     Transform,
 )
-from aion.spark.sources import ChildWork
 
 _LISTING = "path string, modificationTime timestamp, length long, content binary"
 _NAME = "files"
@@ -180,16 +180,7 @@ class Files:
         if not ShardOfKeys.covers(work.key_types):
             raise SchemaError(f"key: read_files cannot hash keys of type {', '.join(map(str, work.key_types))}")
         column, delay_us = self._watermark
-        child = FileChild(
-            self._scan(self._needed(work.plan), work.name),
-            work.plan,
-            work.policy,
-            ShardOfKeys(work.tree.shards),
-            work.tree,
-            work.limit_bytes,
-            column,
-            work.hand_over,
-        )
+        child = FileChild(self._scan(self._needed(work.plan), work.name), work, column)
         block = row_type(work.tree, level=0)
         rows = self._parts().mapInArrow(child, f"{block}, {LATEST} timestamp, {COUNT_TYPES}")
         blocks = _counted(rows, f"{work.name}.files").withWatermark(LATEST, _spark_delay(delay_us))

@@ -111,6 +111,7 @@ class Sending:
 
     def __init__(self, rows: BlockRows, config: HandOverConfig | None) -> None:
         self._rows = rows
+        self.schema = rows.schema
         self._hand_over = None if config is None else HandOver(config)
 
     def of(self, blocks: Iterator[ShardBlock]) -> Iterator[pa.RecordBatch]:

@@ -7,38 +7,34 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from aion.config import policy_from_text
+from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.levels import BlockMerger
-from aion.core.plan import Plan
-from aion.core.topology import Tree
-from aion.execute.assembly import make_builder
 from aion.spark.blocks import BlockRows, blocks_of, row_type
+from aion.spark.child import ChildWork
 from state_backends.store.codec_pool import CodecPool
 
 
 class Merging:
     """The function for ``mapInArrow`` of one level. Takes and returns rows of :mod:`aion.spark.blocks`."""
 
-    def __init__(self, plan: Plan, policy: str, tree: Tree, level: int, limit_bytes: int) -> None:
-        self._plan = plan
-        self._policy = policy
-        self._tree = tree
+    def __init__(self, work: ChildWork, level: int) -> None:
+        self._work = work
         self._level = level
-        self._limit_bytes = limit_bytes
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        policy = policy_from_text(self._policy)
-        rows = BlockRows(self._tree, self._level, self._limit_bytes)
-        with CodecPool(policy.io.codec_threads) as pool:
-            merger = BlockMerger(make_builder(self._plan, policy, pool, None))
+        work = self._work
+        rows = BlockRows(work.tree, self._level, work.limit_bytes)
+        with CodecPool(work.settings.threads) as pool:
+            merger = BlockMerger(BlockBuilder.of(work.plan, work.settings, pool))
             for shard, block, _ in blocks_of(batches):
                 yield from rows.of(merger.add(shard, block))
             yield from rows.of(merger.finish())
 
 
-def merged(blocks: DataFrame, plan: Plan, policy: str, tree: Tree, limit_bytes: int) -> DataFrame:
+def merged(blocks: DataFrame, work: ChildWork) -> DataFrame:
     """The children's rows after every level of the tree has merged them."""
+    tree = work.tree
     for level in range(1, tree.levels + 1):
         by_task = blocks.repartitionById(tree.tasks(level), "task")
-        blocks = by_task.mapInArrow(Merging(plan, policy, tree, level, limit_bytes), row_type(tree, level))
+        blocks = by_task.mapInArrow(Merging(work, level), row_type(tree, level))
     return blocks

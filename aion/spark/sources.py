@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
@@ -12,35 +11,14 @@ from pyspark.sql.types import DoubleType, FloatType, StructType
 
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.plan import Plan
-from aion.core.topology import Tree
 from aion.errors import SchemaError, WatermarkError
 from aion.spark.blocks import row_type
-from aion.spark.child import Child
-from aion.spark.hand_over import HandOverConfig
+from aion.spark.child import Child, ChildWork
 from aion.spark.shards import shard_column
 from aion.spark.types import arrow_schema
 
 WATERMARK = "spark.watermarkDelayMs"
 """The key of a column's metadata under which Spark keeps the delay of its watermark."""
-
-
-@dataclass(frozen=True)
-class ChildWork:
-    """What every child does with its events. ``policy``: as JSON text. ``name``: the operator's.
-
-    ``hand_over``: None if all blocks are sent as rows.
-    """
-
-    plan: Plan
-    policy: str
-    tree: Tree
-    limit_bytes: int
-    name: str
-    hand_over: HandOverConfig | None
-
-    @property
-    def key_types(self) -> list[pa.DataType]:
-        return [self.plan.schema.field(name).type for name in self.plan.key]
 
 
 class Source(Protocol):
@@ -94,8 +72,7 @@ class Rows:
         else:
             keys = [(columns[name], types[name].dataType) for name in work.plan.key]
             needed.append(shard_column(keys, work.tree.shards).alias("__aion_shard"))
-        child = Child(work.plan, work.policy, shard_of, work.tree, work.limit_bytes, work.hand_over)
-        return self._df.select(*needed).mapInArrow(child, row_type(work.tree, level=0))
+        return self._df.select(*needed).mapInArrow(Child(work, shard_of), row_type(work.tree, level=0))
 
     def _column(self, name: str, plan: Plan) -> Column:
         column = self._df[f"`{name}`"]

@@ -26,10 +26,11 @@ from aion.core.plan import DROPPED_COLUMNS, Plan
 from aion.core.spec import Keywords, Spec, spec_of
 from aion.core.topology import MergingDecision, Tree, levels_for, merging_strategies
 from aion.errors import ConfigError
-from aion.execute.assembly import hand_over_bytes
+from aion.execute.assembly import block_settings, hand_over_bytes
 from aion.execute.trace import Definition
 from aion.installation import require_extra
 from aion.spark import starts
+from aion.spark.child import ChildWork
 from aion.spark.explain import explain_plan
 from aion.spark.files import Files
 from aion.spark.hand_over import HandOverConfig
@@ -38,7 +39,7 @@ from aion.spark.root import Root
 from aion.spark.root_config import RootConfig
 from aion.spark.session import REQUIRED
 from aion.spark.shards import shard_ids
-from aion.spark.sources import ChildWork, Rows, Source
+from aion.spark.sources import Rows, Source
 from aion.spark.types import arrow_schema
 
 _WORKER_LIMIT = "spark.executor.pyspark.memory"
@@ -65,12 +66,12 @@ def windowed(df: DataFrame | Files, spec: Spec | None = None, /, **definition: U
     state_dir = _state_dir(spark, resolved)
     starts.watch(spark)
     hand_over = _hand_over(plan, resolved, state_dir, asked.name)
-    work = ChildWork(plan, policy_to_text(resolved), tree, limit_bytes, asked.name, hand_over)
-    blocks = merged(source.children(work), plan, work.policy, tree, limit_bytes)
+    work = ChildWork(plan, block_settings(resolved), tree, limit_bytes, asked.name, hand_over)
+    blocks = merged(source.children(work), work)
     root = Root(
         RootConfig(
             plan=plan,
-            policy=work.policy,
+            policy=policy_to_text(resolved),
             name=asked.name,
             uid=uuid.uuid4().hex,
             application=spark.sparkContext.applicationId,

@@ -12,7 +12,6 @@ import pytest
 
 import aion
 from aion import aggregates as A
-from experiments.chaos import batches_of
 from experiments.chaos_data import (
     COLUMNS,
     DELAY_S,
@@ -20,6 +19,7 @@ from experiments.chaos_data import (
     WINDOW_S,
     Row,
     Truth,
+    batches_of,
     composition,
     differences,
     digest,

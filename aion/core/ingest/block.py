@@ -23,6 +23,7 @@ A large block may be handed over: its body lies in a file that a child wrote, an
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias
 
@@ -60,6 +61,19 @@ class Compression(IntEnum):
     NONE = 0
     LZ4 = 1
     ZSTD = 2
+
+
+@dataclass(frozen=True)
+class BlockSettings:
+    """How the blocks of a query are made. ``threads``: how many encode blocks, beside the thread that builds them.
+
+    Plain values: a worker that only makes blocks need not load the policy.
+    """
+
+    target_bytes: int
+    compression: Compression
+    codec: Codec
+    threads: int
 
 
 UNNUMBERED = -1

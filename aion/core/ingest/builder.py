@@ -17,9 +17,20 @@ import pyarrow.compute as pc
 
 from aion.aggregates.groups import Coded, number
 from aion.aggregates.values import combined
-from aion.core.ingest.block import Block, BlockKind, Codec, Compacted, Compression, decode, encode, is_quick
+from aion.core.ingest.block import (
+    Block,
+    BlockKind,
+    BlockSettings,
+    Codec,
+    Compacted,
+    Compression,
+    decode,
+    encode,
+    is_quick,
+)
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.ingest.key_ranges import row_hashes
+from aion.core.ingest.sorting import codes_of, ranks_of, sorted_by
 from aion.core.numbers import EARLIEST_US, LATEST_US, sum_of
 from aion.core.plan import MARK, SLICE, Plan
 from aion.core.slicing.edges import EdgeSet
@@ -27,7 +38,6 @@ from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE, is_timed
 
 Micros = npt.NDArray[np.int64]
 MIB = 1 << 20
-_I64_MAX = 2**63 - 1
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -107,6 +117,18 @@ class BlockBuilder:
                 pool=pool,
                 shard_of=shard_of,
             )
+
+    @classmethod
+    def of(cls, plan: Plan, settings: BlockSettings, pool: Pool, shard_of: ShardOfKeys | None = None) -> BlockBuilder:
+        """A builder with the settings of a query."""
+        return cls(
+            plan,
+            target_bytes=settings.target_bytes,
+            compression=settings.compression,
+            codec=settings.codec,
+            pool=pool,
+            shard_of=shard_of,
+        )
 
     def add(self, batch: pa.RecordBatch, shards: pa.Array | None = None) -> Iterator[ShardBlock]:
         if batch.num_rows == 0:
@@ -298,9 +320,9 @@ class BlockBuilder:
         The rest waits unless ``final``.
         """
         table = pa.concat_tables(self._pending).combine_chunks()
-        codes = [_codes(table.column(name)) for name in (_SHARD, _SLICE)]
+        codes = [codes_of(table.column(name)) for name in (_SHARD, _SLICE)]
         hashes = row_hashes(self.plan, table) if self.plan.key else None
-        order = _order([*codes, *([] if hashes is None else [_ranks(hashes)])], table.num_rows)
+        order = sorted_by([*codes, *([] if hashes is None else [ranks_of(hashes)])], table.num_rows)
         if order is not None:
             table = table.take(pa.array(order)).combine_chunks()
             hashes = hashes[order] if hashes is not None else None
@@ -446,37 +468,3 @@ def _runs(shards: npt.NDArray[np.int32], slices: npt.NDArray[np.int64]) -> Itera
     edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(shards)]
     for start, stop in itertools.pairwise(edges):
         yield int(shards[start]), int(slices[start]), start, stop
-
-
-def _codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], int]:
-    """A small integer for each value, numbered by first appearance, and the number of different values."""
-    encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.combine_chunks()
-    return encoded.indices.to_numpy(zero_copy_only=False), len(encoded.dictionary)
-
-
-def _ranks(values: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], int]:
-    """A small integer for each value, in the order of the values, and the number of different values."""
-    encoded = pa.array(values).dictionary_encode()
-    distinct = encoded.dictionary.to_numpy()
-    ranks = np.empty(len(distinct), np.int32)
-    ranks[np.argsort(distinct)] = np.arange(len(distinct), dtype=np.int32)
-    return ranks[encoded.indices.to_numpy()], len(distinct)
-
-
-def _order(codes: list[tuple[npt.NDArray[np.int32], int]], rows: int) -> npt.NDArray[np.int64] | None:
-    """The rows sorted by the codes, the first code first. The sort is stable. None: they are sorted already."""
-    total = 1
-    combined = np.zeros(rows, np.int64)
-    for indices, distinct in codes:
-        if total * distinct > _I64_MAX:  # the product would overflow: number them again, in the same order
-            combined = np.unique(combined, return_inverse=True)[1]
-            total = rows
-        total *= max(distinct, 1)
-        combined = combined * max(distinct, 1) + indices
-    if bool((combined[1:] >= combined[:-1]).all()):
-        return None
-    # numpy sorts 16-bit integers by radix, in linear time.
-    small = combined.astype(np.uint16) if total <= 1 << 16 else combined
-    return np.argsort(small, kind="stable")
