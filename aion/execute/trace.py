@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from aion.aggregates import count
 from aion.core.compaction.blocks import BlockFact, CompactionDone
@@ -304,7 +303,7 @@ def read_trace(path: Path) -> Trace:
     definitions: list[dict[str, Any]] = []
     for file in files:
         try:
-            table = pq.ParquetFile(file).read()
+            table = parquet().ParquetFile(file).read()
         except (OSError, pa.ArrowException) as error:
             raise FormatError(f"{file}: this is not a trace: {error}") from error
         metadata = (table.schema.metadata or {}).get(METADATA)
@@ -329,7 +328,7 @@ def _write(path: Path, definition: Definition, table: pa.Table) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     metadata = {METADATA: json.dumps(definition.to_json()).encode()}
     try:
-        pq.write_table(table.replace_schema_metadata(metadata), partial)
+        parquet().write_table(table.replace_schema_metadata(metadata), partial)
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -476,3 +475,10 @@ class RecordedCompactions:
         for fact in self._group:
             self._recorder.compacted(fact, max(0.0, self._made_s - self._begin_s) / max(size, 1))
         self._group.clear()
+
+
+def parquet() -> Any:
+    """Loaded when it is needed: every root's worker loads this module, and few record."""
+    import pyarrow.parquet
+
+    return pyarrow.parquet

@@ -169,8 +169,11 @@ def check_levels(stage: Stage) -> None:
 
 
 def check_files(stage: Stage) -> None:
-    events = [e for e in stage.events[:-1] if e["speed"] > 0]
-    equal(newest(stage.rows("panes"), "cars", "speed"), tolls(events, 60, 60))
+    # The event that ends all windows has no speed, so `where` leaves it out, and it does not move the watermark.
+    events = [e for e in stage.events if e["speed"] > 0]
+    over = max(e["ts"] for e in events) - 20
+    truth = {place: values for place, values in tolls(events, 60, 60).items() if place[-1] <= over}
+    equal(newest(stage.rows("panes"), "cars", "speed"), truth)
 
 
 def check_tuning(stage: Stage) -> None:
