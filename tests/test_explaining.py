@@ -176,7 +176,12 @@ def test_sessions_and_counts_are_told_as_well() -> None:
         (
             {"execution": {"aggregation": "eager"}},
             {**MEAN, "sd": A.stddev("speed"), "middle": A.median("speed")},
-            "lazy, because the result of sd, middle may depend on how slices are grouped: each window is",
+            "each window from a few runs. Lazy for sd, middle, whose results may depend on how slices are grouped.",
+        ),
+        (
+            {"execution": {"aggregation": "eager"}},
+            {"sd": A.stddev("speed"), "middle": A.median("speed")},
+            "overlap lazy, because the result of sd, middle may depend on how slices are grouped: each window is",
         ),
     ],
 )

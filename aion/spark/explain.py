@@ -148,14 +148,15 @@ def _combining(layout: Layout, policy: Policy) -> str:
     lazy = "each window is combined from all its slices"
     eager = "runs of slices are combined first, once for many windows, and each window from a few runs"
     rounding = [b.name for b in layout.bound if not all(p.exact and not p.holistic for p in b.partials)]
+    apart = f" Lazy for {', '.join(rounding)}, whose results may depend on how slices are grouped." if rounding else ""
     match policy.execution.aggregation:
         case "lazy":
             return f"lazy, as the policy says: {lazy}."
-        case _ if rounding:
+        case _ if len(rounding) == len(layout.bound):
             return f"lazy, because the result of {', '.join(rounding)} may depend on how slices are grouped: {lazy}."
         case "eager":
-            return f"eager, as the policy says: {eager}."
-    return f"eager if that reads fewer rows: {eager}. Otherwise lazy: {lazy}."
+            return f"eager, as the policy says: {eager}.{apart}"
+    return f"eager if that reads fewer rows: {eager}. Otherwise lazy: {lazy}.{apart}"
 
 
 def _crossing(

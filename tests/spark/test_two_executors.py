@@ -5,6 +5,7 @@ The query is that of ``aion experiment hosts``, here on a cluster that needs no 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -63,4 +64,9 @@ def test_an_executor_that_is_killed_takes_nothing_along(tmp_path: Path) -> None:
 
 def executors(driver: int) -> list[psutil.Process]:
     below = psutil.Process(driver).children(recursive=True)
-    return [p for p in below if p.name() == "java" and any(EXECUTOR in word for word in p.cmdline())]
+    found = []
+    for process in below:
+        with contextlib.suppress(psutil.NoSuchProcess):  # Spark's helpers end at any moment
+            if process.name() == "java" and any(EXECUTOR in word for word in process.cmdline()):
+                found.append(process)
+    return found

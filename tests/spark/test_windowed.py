@@ -101,7 +101,7 @@ def test_overlapping_windows_are_the_same_whichever_way_they_are_combined(stream
         "key": "k", "time": "ts", "windows": aion.Sliding("40 seconds", "1 second"), "aggregates": ALL,
     }  # fmt: skip
     eager = aion.windowed(events, policy={**policy, "execution": {"aggregation": "eager"}}, **definition)
-    assert "each window of few runs: eager, as the policy says." in " ".join(
+    assert "overlap eager, as the policy says: runs of slices are combined first" in " ".join(
         aion.explain(events, policy={**policy, "execution": {"aggregation": "eager"}}, **definition).split()
     )
     got = sink.run(eager)
