@@ -48,6 +48,7 @@ RUN_SMALL = {
     "test_a_comparison_names_what_was_set_differently_and_nothing_else",
     "hosts": "tests/spark/test_two_executors.py::test_an_executor_that_is_killed_takes_nothing_along",
     "ingest": "tests/experiments/test_commands.py::test_ingest",
+    "latency": "tests/experiments/test_commands.py::test_latency",
     "late-keys": "tests/test_experiments_late_keys.py::test_the_command_prints_and_writes_what_it_found",
     "limits": "tests/test_experiments_limits.py::test_the_command_measures_and_says_what_it_found",
     "memory-pressure": "tests/experiments/test_sweep.py::test_a_sweep_that_was_stopped_goes_on_with_what_is_missing",
