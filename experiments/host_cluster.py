@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -119,13 +120,15 @@ class Cluster:
 def cluster(
     workers: int, work: Path, *, cores: int, memory_mib: int, environment: Mapping[str, str] | None = None
 ) -> Iterator[Cluster]:
-    """Starts a cluster in ``work``, which all hosts share. On exit everything is removed.
+    """Starts a cluster with its log in ``work``. On exit everything else is removed.
 
     ``cores`` and ``memory_mib``: of all executors on one host.
     """
     # No two runs share a name; the kernel allows 15 characters.
     tag = f"aion{os.getpid()}"
     with ExitStack() as stack:
+        # Not in ``work``, which may have a long path: the path of a socket has at most 107 bytes.
+        disks = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aion-", ignore_cleanup_errors=True)))
         output_of("ip", "link", "add", tag, "type", "bridge")
         stack.callback(output_of, "ip", "link", "del", tag)
         output_of("ip", "link", "set", tag, "up")
@@ -139,7 +142,7 @@ def cluster(
             stack.callback(output_of, "ip", "link", "del", wire)
             output_of("ip", "link", "set", wire, "master", tag, "up")
             # The bridge has no address, so these addresses cannot clash with any outside.
-            host = Host(name, f"10.77.0.{number + 1}", work / f"host-{number}")
+            host = Host(name, f"10.77.0.{number + 1}", disks / f"host-{number}")
             output_of("ip", "-n", name, "addr", "add", f"{host.address}/24", "dev", "e0")
             for device in ("e0", "lo"):
                 output_of("ip", "-n", name, "link", "set", device, "up")

@@ -50,6 +50,7 @@ class Oracle:
 
     def __init__(self, windows: Sequence[Definition], bound: int) -> None:
         self.watermark: int | None = None
+        self._windows = windows
         self._lives: list[_Life] = [
             _PeriodicLife(n, w, bound) if isinstance(w, Periodic) else _KeyedLife(n, w, bound)
             for n, w in enumerate(windows)
@@ -65,9 +66,11 @@ class Oracle:
         rows: dict[Any, list[Numbered]] = {}
         for one in events:
             rows.setdefault(self._row_of(one), []).append(one)
+        single = [[one] for one in events]
         dropped: Dropped = Counter()
-        for life in self._lives:
-            dropped += life.process(list(rows.values()), self.watermark)
+        for window, life in zip(self._windows, self._lives, strict=True):
+            of_events = isinstance(window, Count | PerRecord)  # they keep events, not partials
+            dropped += life.process(single if of_events else list(rows.values()), self.watermark)
         return dropped
 
     def advance(self, watermark: int) -> list[Pane]:

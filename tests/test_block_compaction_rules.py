@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aion.core.compaction.blocks import BlockCompaction, BlockFact, Compact, CompactionDone
@@ -58,7 +58,7 @@ class Model:
             self.blocks[place : place + len(inside)] = [(compaction.until, together)]
             self.rewritten += len(together)
             self.compaction.compacted(CompactionDone(compaction, len(together)))
-            waiting += self.compaction.due(0, self.cuts, ended=ended)
+            waiting += [due for due in self.compaction.due(0, self.cuts, ended=ended) if due not in waiting]
         assert runs_of(self.compaction) == [(seq, len(keys)) for seq, keys in self.blocks]
 
     def stretches(self) -> list[list[frozenset[int]]]:
@@ -71,6 +71,7 @@ class Model:
 key_sets = st.frozensets(st.integers(0, 60), min_size=1)
 
 
+@example([[frozenset([0]), frozenset([0]), frozenset([0, 1, 2, 3]), frozenset([0])]], 5)
 @given(
     st.lists(st.one_of(st.lists(key_sets, max_size=4), st.just("cut"), st.just("restart")), max_size=40),
     st.sampled_from([5, 40, 10**9]),

@@ -42,6 +42,7 @@ from state_backends.versions.manifest import Identity
 START_SECONDS = 60.0
 REQUEST_TIMEOUT_SECONDS = 30.0
 PING_SECONDS = 10.0
+MOST_SOCKET_BYTES = 107
 _FAILED = "Unexpected error in RPC handling"  # gRPC's message for a C++ exception: most likely out of memory
 
 # The environment variables that the server inherits: those that it needs to run, and those that pyarrow's file systems
@@ -285,6 +286,11 @@ def _ensure(folder: Path, watch_pid: int, timeout_s: float) -> None:
 
 
 def _start(folder: Path, watch_pid: int) -> None:
+    if (size := len(os.fsencode(folder / SOCKET))) > MOST_SOCKET_BYTES:
+        raise ServerError(
+            f"the state server's socket {folder / SOCKET} would have a path of {size} bytes, and the system allows "
+            f"{MOST_SOCKET_BYTES}: set TMPDIR to a folder with a shorter path"
+        )
     folder.mkdir(mode=0o700, exist_ok=True)
     private(folder)
     for stale in (PID, SOCKET):  # of a server that was killed

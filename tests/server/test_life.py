@@ -241,6 +241,16 @@ def test_a_server_that_cannot_start_says_why(
     server_folder.sweep(runtime_dir(application).parent)
 
 
+def test_a_folder_whose_path_is_too_long_for_a_socket_is_refused(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    long = tmp_path / ("long" * 25)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    with pytest.raises(errors.ServerError, match="the system allows 107: set TMPDIR to a folder with a shorter path"):
+        StateClient.connect(f"test-{uuid.uuid4()}", watch_pid=executor.pid)
+
+
 def test_an_attempt_that_is_superseded_is_told(connect: Connect, tmp_path: Path) -> None:
     client = connect()
     zombie = open_shard(client, tmp_path, None, "t1")

@@ -22,7 +22,7 @@ from aion.core.lateness.estimate import Arrivals, arrivals
 from aion.core.lateness.histogram import LatenessHistogram
 from aion.core.lateness.models import FAMILIES, NAMES, choose, fit, modelled
 from aion.core.lateness.observe import HALF_LIFE_US, Floats, Lateness, room_us
-from aion.core.lateness.shared import LearntBound, Outlook, observations, usable
+from aion.core.lateness.shared import LearntBound, Outlook, newest, observations, usable
 from aion.core.lateness.sketch import Ints
 from aion.core.trigger.staleness import NothingKnown
 from aion.errors import FormatError
@@ -153,7 +153,7 @@ class AdaptiveBound:
         found with other settings, are ignored.
         """
         self._shards = 1 + shards
-        best = max([self._next, *usable(published, self._settings())], key=lambda learnt: learnt.age)
+        best = newest([self._next, *usable(published, self._settings())])
         if best.restarted_us is not None and best.restarted_us != self._next.restarted_us:
             self.lateness.forget_before(best.restarted_us)
             if not self.lateness.epochs:

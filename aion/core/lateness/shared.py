@@ -7,7 +7,7 @@ the others adopt its result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -148,6 +148,16 @@ def _instant(value: Any) -> int | None:
 
 def _share(value: Any) -> float | None:
     return None if value is None else float(value)
+
+
+def newest(results: Sequence[LearntBound]) -> LearntBound:
+    """The result that all shards of a query use.
+
+    Attempts that ran again may have found different results of one age, because they received different things. Then
+    what the results contain decides, so that every shard that sees both chooses the same one.
+    """
+    age = max(learnt.age for learnt in results)
+    return max((learnt for learnt in results if learnt.age == age), key=lambda learnt: repr(learnt.to_json()))
 
 
 def usable(published: Iterable[Any], settings: Mapping[str, Any]) -> list[LearntBound]:
