@@ -196,6 +196,8 @@ CONTENDERS: dict[str, Contender] = {
     "scan": Contender("Spark's scan into Python", False, scan),
 }
 
+FLOOR = Contender("the floor: one token", False, token)
+
 OF_FILES: dict[str, Contender] = {
     "files": Contender("Aion, files, partials", True, partials, reads_files=True),
     "files-apply": Contender("Aion, files, events kept", True, kept, reads_files=True),

@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from experiments.bench import Summary, Turn
-    from experiments.ingest_contenders import Shape
+    from experiments.ingest_contenders import Contender
     from experiments.ingest_stream import Run
 
 MOST_OVER_TOKEN = 1.10
@@ -46,21 +44,11 @@ class Settings:
     cores: int
 
 
-@dataclass(frozen=True, slots=True)
-class Contender:
-    label: str
-    build: Callable[[Any, Shape], DataFrame]
-
-
 def contenders() -> dict[str, Contender]:
-    from experiments import ingest_contenders as of
+    from experiments.ingest_contenders import CONTENDERS, FLOOR
 
-    return {
-        "partials": Contender("Aion, partials", of.partials),
-        "apply": Contender("Aion, events kept (apply)", of.kept),
-        "token": Contender("the floor: one token", of.token),
-        "stock-window": Contender("Spark window().agg", of.stock_window),
-    }
+    known = {**CONTENDERS, "token": FLOOR}
+    return {name: known[name] for name in ("partials", "apply", "token", "stock-window")}
 
 
 def latency(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aion.core.lateness.bound import AdaptiveBound, Expected
@@ -232,6 +232,10 @@ class Query:
         return found
 
 
+# Two attempts that ran again found different results of one age.
+@example(
+    [[0, 0, 1, 2, 2, 0, 1, 1, 2], [0, 0, 1, 2, 2, 0, 1, 1, 2], [0, 0, 0, 1, 1, 1, 2, 2, 2]], {0, 2}, 0, lognormal(60)
+)
 @some(1 / 6)
 @given(
     st.lists(STEPS, min_size=3, max_size=3),

@@ -478,7 +478,7 @@ class RecordedCompactions:
 
 
 def parquet() -> Any:
-    """Loaded when it is needed: every root's worker loads this module, and few record."""
+    """The module ``pyarrow.parquet``. Every root's worker loads this module, but only a query that records needs it."""
     import pyarrow.parquet
 
     return pyarrow.parquet

@@ -24,10 +24,10 @@ _BYTES_AT_ONCE = 8 << 20
 
 @dataclass(frozen=True)
 class ChildWork:
-    """What every child does with its events. ``name``: the operator's.
+    """What the tasks of all levels need to make blocks: plain values.
 
-    ``hand_over``: None if all blocks are sent as rows. It is sent to the tasks. There it loads neither pydantic nor
-    RocksDB, because every worker of a child would keep them.
+    A worker that receives it loads neither pydantic nor RocksDB. ``name``: the operator's. ``hand_over``: None if
+    children send all blocks as rows.
     """
 
     plan: Plan

@@ -7,6 +7,7 @@ the others adopt its result.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -157,7 +158,7 @@ def newest(results: Sequence[LearntBound]) -> LearntBound:
     what the results contain decides, so that every shard that sees both chooses the same one.
     """
     age = max(learnt.age for learnt in results)
-    return max((learnt for learnt in results if learnt.age == age), key=lambda learnt: repr(learnt.to_json()))
+    return max((learnt for learnt in results if learnt.age == age), key=lambda learnt: json.dumps(learnt.to_json()))
 
 
 def usable(published: Iterable[Any], settings: Mapping[str, Any]) -> list[LearntBound]:
