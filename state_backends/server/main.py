@@ -41,7 +41,7 @@ ENDING_SECONDS = 20.0
 FEW_OPEN_FILES = 4096
 
 
-class StateServer(flight.FlightServerBase):  # type: ignore[misc]
+class StateServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow.flight has no types
     """Parses requests, calls the method with the verb's name, and sends back answers and errors."""
 
     def __init__(self, socket: Path, host: Host, watch: Executors) -> None:

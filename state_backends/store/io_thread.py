@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future, InvalidStateError, wait
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from aion.errors import ServerUnreachable
@@ -107,8 +108,8 @@ class IoThread:
     ) -> None:
         self._heap: list[tuple[Priority, int, IoRequest[Any]]] = []
         self._numbers = itertools.count()
-        self._wake = threading.Condition()
-        self._room = threading.Condition(self._wake)  # type: ignore[arg-type]
+        lock = threading.RLock()
+        self._wake, self._room = threading.Condition(lock), threading.Condition(lock)
         self._closed = False
         self._death: str | None = None
         self._running: dict[int, IoRequest[Any]] = {}  # by thread: the request whose step is under way
@@ -263,11 +264,9 @@ class IoThread:
             moved = next(request.steps)
             done = request.future.cancelled()
         except StopIteration as stop:
-            value = stop.value
-            outcome = lambda: request.future.set_result(value)  # noqa: E731
+            outcome = partial(request.future.set_result, stop.value)
         except BaseException as error:
-            failure = error
-            outcome = lambda: request.future.set_exception(failure)  # noqa: E731
+            outcome = partial(request.future.set_exception, error)
         took = self._clock() - begin
         with self._wake:
             stats = self.stats.by_priority[request.priority.name.lower()]
