@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import typer
 from rich.table import Table
 
 
@@ -32,6 +33,17 @@ def turns(contenders: Sequence[str], runs: int, warm_ups: int) -> Iterator[Turn]
     for round_ in range(warm_ups + runs):
         for contender in contenders:
             yield Turn(contender, round_, round_ < warm_ups)
+
+
+def pick(names: str, known: Sequence[str], default: Sequence[str] | None = None) -> list[str]:
+    """The names of an option like "a,b" that are known, in their own order; without names ``default``, else all.
+
+    Raises typer.BadParameter with what may be used.
+    """
+    wanted = [name.strip() for name in names.split(",") if name.strip()] or (known if default is None else default)
+    if unknown := [name for name in wanted if name not in known]:
+        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; use {', '.join(known)}")
+    return [name for name in known if name in wanted]
 
 
 @dataclass(frozen=True, slots=True)

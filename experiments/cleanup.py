@@ -81,7 +81,7 @@ def cleanup(
     from experiments.ingest import wide_console
 
     console = wide_console()
-    chosen = choose(streams)
+    chosen = bench.pick(streams, [*(leg.kind for leg in LEGS), FLIGHTS])
     settings = Settings(
         coverage=coverage,
         confidence=confidence,
@@ -111,16 +111,6 @@ def cleanup(
     console.print(cleanup_report.remarks(settings), highlight=False)
     paths = cleanup_report.write(out, record, results, settings)
     console.print("written: " + ", ".join(str(path) for path in paths), highlight=False, soft_wrap=True)
-
-
-def choose(names: str) -> list[str]:
-    """The streams with these names, in order; all streams if there are no names."""
-    known = [leg.kind for leg in LEGS] + [FLIGHTS]
-    wanted = [name.strip() for name in names.split(",") if name.strip()] or known
-    unknown = [name for name in wanted if name not in known]
-    if unknown:
-        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; use {', '.join(known)}")
-    return [name for name in known if name in wanted]
 
 
 def runs(name: str, settings: Settings, processes: int) -> Iterator[dict[str, Any]]:

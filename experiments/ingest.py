@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from experiments.bench import Summary, Target, Turn
+    from experiments.flink import FlinkJob
+    from experiments.generate import EventPlan
     from experiments.ingest_contenders import Contender
     from experiments.ingest_stream import Run
 
@@ -36,6 +38,9 @@ PACKAGES = ("aion", "pyspark", "pyarrow", "pandas", "numpy", "rocksdict")
 # The target ratios, by setting. For other settings the ratio is reported without a target.
 KEPT_OVER_LIST_STATE = {0: 12.0, 2304: 2.0}  # by payload bytes
 KEPT_OVER_SCAN = {2304: 0.45}
+# By payload bytes and events of a batch.
+KEPT_OVER_FLINK_HEAP = {(2304, 200_000): 0.8, (0, 2_000_000): 1.2}
+KEPT_OVER_FLINK_ROCKSDB = {(2304, 100_000): 2.0}
 PARTIALS_OVER_WINDOW = {1.0: 0.7, 20.0: 2.0}  # by overlap: the number of windows that hold an event
 
 
@@ -85,11 +90,18 @@ def ingest(
     ] = "rows",
     slide: Annotated[str | None, typer.Option(help="A new window every SLIDE, e.g. '1 second'.")] = None,
     contenders: Annotated[
-        str, typer.Option(help="Some of: partials,apply,apply-rows,stock-window,list-state,scan,files,files-apply.")
+        str,
+        typer.Option(
+            help="Some of: partials,apply,apply-rows,stock-window,list-state,scan,files,files-apply; with --flink also "
+            "flink-heap,flink-rocksdb,flink-mean."
+        ),
     ] = "",
     list_events: Annotated[
         int, typer.Option(help="Events per run of list-state: whole batches of the same files, at least 3.")
     ] = 6_000_000,
+    flink: Annotated[
+        Path | None, typer.Option(help="Flink's jars, a folder or a wheel, to measure Flink, too.")
+    ] = None,
     policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
     cores: Annotated[int, typer.Option(min=1, help="Cores, and shuffle partitions.")] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the generated events.")] = 1,
@@ -113,15 +125,15 @@ def ingest(
         if slide is not None:
             raise typer.BadParameter("--slide does not go with --source files")
         sizes = sizes_for(events, payload)
-        chosen = choose_files(contenders, payload)
-        settings = Settings(max(sizes), dict.fromkeys(chosen, batches), runs, warm_ups, payload, slide, policy, cores)
+        of_files = choose_files(contenders, payload)
+        settings = Settings(max(sizes), dict.fromkeys(of_files, batches), runs, warm_ups, payload, slide, policy, cores)
         found = {"versions": bench.versions(PACKAGES), "machine": bench.machine()}
         start = {"experiment": "ingest", "settings": asdict(settings), "source": source, "sizes": sizes, **found}
-        compare_files(settings, chosen, sizes, seed, out, start, console)
+        compare_files(settings, of_files, sizes, seed, out, start, console)
         return
-    chosen = choose(contenders, sliding=slide is not None, payload_bytes=payload)
-    targets = targets_for(payload, overlap(slide))
+    chosen = choose(contenders, sliding=slide is not None, payload_bytes=payload, flink=flink is not None)
     events = events or (200_000 if payload else 2_000_000)
+    targets = targets_for(payload, overlap(slide), events)
     batches_of = dict.fromkeys(chosen, batches)
     if "list-state" in chosen:
         batches_of["list-state"] = min(batches, max(3, list_events // events))
@@ -137,20 +149,22 @@ def ingest(
     }
     with console.status(f"generating {batches} files of {events:,} events"):
         paths = write_batches(plan, batches, out / "data")
-    done = take_turns(settings, chosen, paths, out, record, console)
+    done = take_turns(settings, chosen, paths, out, record, console, flink_of(flink, out, plan, settings))
     report(settings, chosen, targets, done, out, record, console)
 
 
 def take_turns(
     settings: Settings,
-    chosen: dict[str, Contender],
+    chosen: Mapping[str, Contender | FlinkJob],
     paths: list[Path],
     out: Path,
     record: dict[str, Any],
     console: Console,
+    run_flink: Callable[[FlinkJob, Path], Run],
 ) -> list[tuple[Turn, Run]]:
-    """All runs of all contenders, in one Spark session. Writes each run to the JSON file when it is done."""
+    """All runs of all contenders. Spark's share one session. Writes each run to the JSON file when it is done."""
     from experiments import bench
+    from experiments.flink import FlinkJob
     from experiments.ingest_contenders import Shape
     from experiments.ingest_stream import file_stream, run_to_end, session
 
@@ -168,11 +182,14 @@ def take_turns(
             contender = chosen[turn.contender]
             files = paths[: settings.batches[turn.contender]]
             with console.status(f"round {turn.round}: {contender.label}"):
-                # Plan and state are new in each run. Only the JVM and the workers stay warm.
-                stream = contender.build(file_stream(spark, files, schema, WINDOW), shape)
-                before = state_bytes(work_dir)
-                run = run_to_end(stream, work_dir / "checkpoint", settings.events_per_batch * len(files))
-                run = replace(run, state_bytes=state_bytes(work_dir) - before)
+                if isinstance(contender, FlinkJob):
+                    run = run_flink(contender, work_dir)
+                else:
+                    # Plan and state are new in each run. Only the JVM and the workers stay warm.
+                    stream = contender.build(file_stream(spark, files, schema, WINDOW), shape)
+                    before = state_bytes(work_dir)
+                    run = run_to_end(stream, work_dir / "checkpoint", settings.events_per_batch * len(files))
+                    run = replace(run, state_bytes=state_bytes(work_dir) - before)
             done.append((turn, run))
             kind = "warm-up" if turn.warm_up else "run"
             console.print(
@@ -190,7 +207,7 @@ def take_turns(
 
 def report(
     settings: Settings,
-    chosen: dict[str, Contender],
+    chosen: Mapping[str, Contender | FlinkJob],
     targets: list[Target],
     done: list[tuple[Turn, Run]],
     out: Path,
@@ -215,36 +232,36 @@ def report(
     if judged:
         console.print(bench.ratios_table(labels, judged))
     console.print(remarks(settings), highlight=False)
+    console.print(flink_remark(chosen, done), highlight=False)
     if settings.payload_bytes:
         console.print(disk_remark(settings, done, record["disk_bytes_per_s"], rates), highlight=False)
     console.print(f"written: {out / settings.stem}.json and .png", highlight=False)
 
 
-def choose(names: str, *, sliding: bool, payload_bytes: int = 0) -> dict[str, Contender]:
+def choose(
+    names: str, *, sliding: bool = False, payload_bytes: int = 0, flink: bool = False
+) -> dict[str, Contender | FlinkJob]:
     """The contenders with these names, in the order of the comparison; without names all that say something."""
+    from experiments import bench
+    from experiments.flink import JOBS
     from experiments.ingest_contenders import CONTENDERS
 
-    possible = ["partials", "stock-window", "scan"] if sliding else list(CONTENDERS)
-    # Without a payload, hardly anything is handed over.
-    default = [name for name in possible if payload_bytes or name != "apply-rows"]
-    wanted = [name.strip() for name in names.split(",") if name.strip()] or default
-    unknown = [name for name in wanted if name not in possible]
-    if unknown:
-        which = "with --slide use" if sliding else "use"
-        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; {which} {', '.join(possible)}")
-    return {name: CONTENDERS[name] for name in possible if name in wanted}
+    known: dict[str, Contender | FlinkJob] = {**CONTENDERS, **(JOBS if flink else {})}
+    if sliding:
+        known = {name: known[name] for name in ("partials", "stock-window", "scan")}
+    # Without a payload, hardly anything is handed over; with one, a mean keeps nothing of it.
+    idle = {"flink-mean"} if payload_bytes else {"apply-rows"}
+    wanted = bench.pick(names, list(known), [name for name in known if name not in idle])
+    return {name: known[name] for name in wanted}
 
 
 def choose_files(names: str, payload_bytes: int) -> dict[str, Contender]:
     """The contenders of ``--source files`` with these names; without names those that the targets are about."""
+    from experiments import bench
     from experiments.ingest_contenders import OF_FILES
 
-    default = "files-apply,apply" if payload_bytes else "files,partials,stock-window"
-    wanted = [name.strip() for name in (names or default).split(",") if name.strip()]
-    unknown = [name for name in wanted if name not in OF_FILES]
-    if unknown:
-        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; use {', '.join(OF_FILES)}")
-    return {name: OF_FILES[name] for name in OF_FILES if name in wanted}
+    default = ["files-apply", "apply"] if payload_bytes else ["files", "partials", "stock-window"]
+    return {name: OF_FILES[name] for name in bench.pick(names, list(OF_FILES), default)}
 
 
 def overlap(slide: str | None) -> float:
@@ -262,7 +279,22 @@ def overlap(slide: str | None) -> float:
     return WINDOW_MS * 1_000 / slide_us
 
 
-def targets_for(payload_bytes: int, windows_per_event: float) -> list[Target]:
+def flink_of(jars: Path | None, out: Path, plan: EventPlan, settings: Settings) -> Callable[[FlinkJob, Path], Run]:
+    """Runs a job of Flink over the stream of ``plan``, with the jars that ``--flink`` names."""
+    from experiments.flink import HOW_TO_GET, Flink, FlinkError, Load
+
+    flink = None if jars is None else Flink(jars, out / "data")
+
+    def run(job: FlinkJob, work_dir: Path) -> Run:
+        if flink is None:
+            raise FlinkError(HOW_TO_GET)
+        batches = max(settings.batches.values())
+        return flink.run(job, Load.of(plan, batches, settings.cores), work_dir)
+
+    return run
+
+
+def targets_for(payload_bytes: int, windows_per_event: float, events: int) -> list[Target]:
     """The ratios to report, with their targets if these settings have one."""
     from experiments.bench import Target
 
@@ -270,7 +302,10 @@ def targets_for(payload_bytes: int, windows_per_event: float) -> list[Target]:
         Target("apply", "list-state", KEPT_OVER_LIST_STATE.get(payload_bytes)),
         Target("apply", "apply-rows", None),
         Target("apply", "scan", KEPT_OVER_SCAN.get(payload_bytes)),
+        Target("apply", "flink-rocksdb", KEPT_OVER_FLINK_ROCKSDB.get((payload_bytes, events))),
+        Target("apply", "flink-heap", KEPT_OVER_FLINK_HEAP.get((payload_bytes, events))),
         Target("partials", "stock-window", PARTIALS_OVER_WINDOW.get(windows_per_event)),
+        Target("partials", "flink-mean", None),
     ]
 
 
@@ -307,6 +342,22 @@ def remarks(settings: Settings) -> str:
             f"({fewest * settings.events_per_batch:,} events). Batches have the same size for all contenders."
         )
     return "\n".join(lines)
+
+
+def flink_remark(chosen: Mapping[str, Contender | FlinkJob], done: Sequence[tuple[Turn, Run]]) -> str:
+    """How Flink was measured, or how to get it."""
+    from experiments.flink import CHECKPOINT_MS, HOW_TO_GET, FlinkJob
+
+    jobs = [name for name, contender in chosen.items() if isinstance(contender, FlinkJob)]
+    if not jobs:
+        return HOW_TO_GET
+    made = [run.progress[0] for turn, run in done if turn.contender in jobs and not turn.warm_up]
+    fewest = min(found["checkpoints"] for found in made)
+    return (
+        "Flink makes the same distribution of events in its own process, so it reads no source; its windows fire "
+        f"again at most once per batch of event time. Checkpoints every {CHECKPOINT_MS / 1_000:g} s, at least {fewest} "
+        "in a run."
+    )
 
 
 def disk_rate(folder: Path, size_bytes: int = 256 << 20) -> float:

@@ -71,7 +71,8 @@ def latency(
     from experiments.ingest import PACKAGES, wide_console
 
     console = wide_console()
-    chosen = choose(only)
+    known = contenders()
+    chosen = {name: known[name] for name in bench.pick(only, list(known))}
     try:
         numbers = tuple(int(number) for number in partitions.split(","))
     except ValueError:
@@ -130,15 +131,6 @@ def ratios(summaries: Mapping[str, Summary], partitions: Sequence[int]) -> dict[
 
 def _name(place: tuple[str, int]) -> str:
     return f"{place[0]} {place[1]}"
-
-
-def choose(names: str) -> dict[str, Contender]:
-    possible = contenders()
-    wanted = [name.strip() for name in names.split(",") if name.strip()] or list(possible)
-    unknown = [name for name in wanted if name not in possible]
-    if unknown:
-        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; use {', '.join(possible)}")
-    return {name: possible[name] for name in possible if name in wanted}
 
 
 def _take_turns(

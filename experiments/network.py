@@ -78,9 +78,7 @@ def network(
     from experiments.ingest import wide_console
 
     console = wide_console()
-    chosen = [name.strip() for name in legs.split(",") if name.strip()] or list(LEGS)
-    if unknown := [name for name in chosen if name not in LEGS]:
-        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; use {', '.join(LEGS)}")
+    chosen = bench.pick(legs, list(LEGS))
     settings = Settings(
         events_per_batch=events,
         batches=batches,

@@ -75,7 +75,7 @@ class Measured:
 
 
 def overhead(
-    queries: Annotated[str, typer.Option(help="Some of: partials,apply.")] = ",".join(QUERIES),
+    queries: Annotated[str, typer.Option(help="Some of: partials,apply.")] = "",
     events: Annotated[
         int | None,
         typer.Option(min=1, help="Events per batch (a file, a trigger). Default: 2,000,000; with a payload 200,000."),
@@ -98,7 +98,7 @@ def overhead(
 
     console = wide_console()
     events = events or (200_000 if payload else 2_000_000)
-    settings = Settings(choose(queries), events, batches, runs, warm_ups, payload, policy, cores)
+    settings = Settings(tuple(bench.pick(queries, QUERIES)), events, batches, runs, warm_ups, payload, policy, cores)
     plan = EventPlan(events_per_batch=events, payload_bytes=payload, seed=seed)
     record: dict[str, Any] = {
         "experiment": "overhead",
@@ -111,14 +111,6 @@ def overhead(
         paths = write_batches(plan, batches, out / "data")
     done = take_turns(settings, paths, out, record, console)
     report(settings, done, out, record, console)
-
-
-def choose(names: str) -> tuple[str, ...]:
-    """The queries with these names, in the order of the comparison."""
-    wanted = {name.strip() for name in names.split(",") if name.strip()}
-    if not wanted or wanted - set(QUERIES):
-        raise typer.BadParameter(f"{names!r}: use some of {', '.join(QUERIES)}")
-    return tuple(query for query in QUERIES if query in wanted)
 
 
 def take_turns(settings: Settings, paths: list[Path], out: Path, record: dict[str, Any], console: Console) -> Done:

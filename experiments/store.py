@@ -57,7 +57,7 @@ def store(
     from experiments.ingest import wide_console
 
     console = wide_console()
-    chosen = choose(legs)
+    chosen = {leg: CONTENDERS[leg] for leg in bench.pick(legs, list(CONTENDERS))}
     settings = Settings(
         state_bytes=state_mib * MIB,
         disk_bytes=disk_mib * MIB,
@@ -77,15 +77,6 @@ def store(
     }
     results = take_turns(settings, chosen, out, record, console)
     report(settings, results, out, record, console)
-
-
-def choose(names: str) -> dict[str, tuple[str, ...]]:
-    """The contenders of the legs with these names, in order; without names, of all legs."""
-    wanted = [name.strip() for name in names.split(",") if name.strip()] or list(CONTENDERS)
-    unknown = [name for name in wanted if name not in CONTENDERS]
-    if unknown:
-        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; use {', '.join(CONTENDERS)}")
-    return {leg: contenders for leg, contenders in CONTENDERS.items() if leg in wanted}
 
 
 def fits(settings: Settings, available_bytes: int) -> bool:

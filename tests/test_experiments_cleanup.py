@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 
 from aion.core.lateness.bound import AdaptiveBound
 from experiments import cleanup_report
-from experiments.cleanup import FLIGHTS, LEGS, Leg, Settings, choose
+from experiments.cleanup import Leg, Settings
 from experiments.cleanup_report import checks, confidence_check
 from experiments.cleanup_runs import fixed_bounds, flight_stream, known_truth, timed_replay
 from experiments.cleanup_streams import (
@@ -156,13 +155,6 @@ def test_a_share_of_runs_holds_unless_it_is_surprising() -> None:
     assert [check.holds for check in found.values()] == [False, False, True]
     assert [check.words for check in found.values()] == ["does not hold", "below, by chance", "holds"]
     assert found[36].measured == 0.9 and "36/40" in found[36].wanted
-
-
-def test_streams_are_chosen_by_name() -> None:
-    assert choose("") == [leg.kind for leg in LEGS] + [FLIGHTS]
-    assert choose("flights, bursts") == ["bursts", "flights"]
-    with pytest.raises(typer.BadParameter, match="unknown: floods; use log-normal"):
-        choose("floods")
 
 
 def test_the_report_says_what_was_measured(tmp_path: Path) -> None:

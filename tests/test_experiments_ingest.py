@@ -191,20 +191,22 @@ def test_steady_rate_leaves_out_the_start_and_the_empty_batches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("payload", "slide", "wanted"),
+    ("payload", "slide", "events", "wanted"),
     [
-        (0, None, {"list-state": 12.0, "scan": None, "stock-window": 0.7}),
-        (2304, None, {"list-state": 2.0, "scan": 0.45, "stock-window": 0.7}),
-        (100, None, {"list-state": None, "scan": None, "stock-window": 0.7}),
-        (0, "1 second", {"list-state": 12.0, "scan": None, "stock-window": 2.0}),
-        (0, "5 seconds", {"list-state": 12.0, "scan": None, "stock-window": None}),
+        (0, None, 2_000_000, {"list-state": 12.0, "stock-window": 0.7, "flink-heap": 1.2}),
+        (0, None, 1_000, {"list-state": 12.0, "stock-window": 0.7}),
+        (2304, None, 100_000, {"list-state": 2.0, "scan": 0.45, "stock-window": 0.7, "flink-rocksdb": 2.0}),
+        (2304, None, 200_000, {"list-state": 2.0, "scan": 0.45, "stock-window": 0.7, "flink-heap": 0.8}),
+        (100, None, 1_000, {"stock-window": 0.7}),
+        (0, "1 second", 1_000, {"list-state": 12.0, "stock-window": 2.0}),
+        (0, "5 seconds", 1_000, {"list-state": 12.0}),
     ],
 )
 def test_targets_belong_to_the_settings_they_were_set_for(
-    payload: int, slide: str | None, wanted: dict[str, float | None]
+    payload: int, slide: str | None, events: int, wanted: dict[str, float]
 ) -> None:
-    found = {target.under: target.at_least for target in targets_for(payload, overlap(slide))}
-    assert found == {"apply-rows": None, **wanted}
+    targets = targets_for(payload, overlap(slide), events)
+    assert {target.under: target.at_least for target in targets if target.at_least is not None} == wanted
 
 
 @pytest.mark.parametrize("slide", ["0 seconds", "21 seconds", "1 parsec", ""])
@@ -214,14 +216,16 @@ def test_a_wrong_slide_is_refused(slide: str) -> None:
 
 
 def test_contenders_are_chosen_by_name() -> None:
-    assert list(choose("", sliding=False)) == ["partials", "apply", "stock-window", "list-state", "scan"]
-    assert "apply-rows" in choose("", sliding=False, payload_bytes=2304)
-    assert list(choose("list-state, apply", sliding=False)) == ["apply", "list-state"]
+    assert list(choose("")) == ["partials", "apply", "stock-window", "list-state", "scan"]
+    assert "apply-rows" in choose("", payload_bytes=2304)
+    assert "flink-mean" in choose("", flink=True) and "flink-mean" not in choose("", payload_bytes=2304, flink=True)
+    assert list(choose("list-state, apply")) == ["apply", "list-state"]
     assert list(choose("", sliding=True)) == ["partials", "stock-window", "scan"]
-    with pytest.raises(typer.BadParameter, match="nonsense"):
-        choose("nonsense", sliding=False)
-    with pytest.raises(typer.BadParameter, match="with --slide"):
-        choose("list-state", sliding=True)
+    with pytest.raises(typer.BadParameter, match="unknown: nonsense; use partials, apply"):
+        choose("nonsense")
+    for refused in ("list-state", "flink-heap"):
+        with pytest.raises(typer.BadParameter, match="use partials, stock-window, scan"):
+            choose(refused, sliding=True, flink=True)
 
 
 def test_remarks_say_that_list_state_reads_less() -> None:

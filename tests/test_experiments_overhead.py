@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import typer
 
 from aion.errors import CorruptState
 from experiments import bench
-from experiments.overhead import HOW, Settings, check, choose, cpu_seconds, targets
+from experiments.overhead import HOW, Settings, check, cpu_seconds, targets
 from experiments.overhead_server import HOW as SHARDS
 from experiments.overhead_server import Forgetful, state_server
 from state_backends.files.storage import LocalStorage
@@ -128,12 +127,8 @@ def test_at_most_15_percent_more_time() -> None:
         assert [verdict.holds for verdict in bench.verdicts([target], rates)] == [holds]
 
 
-def test_queries_can_be_chosen() -> None:
-    assert choose("apply, partials") == ("partials", "apply")
+def test_each_way_has_a_shard() -> None:
     assert HOW.keys() == SHARDS.keys()
-    for wrong in ("", "partial"):
-        with pytest.raises(typer.BadParameter, match="use some of partials, apply"):
-            choose(wrong)
 
 
 def test_processor_time_is_that_of_children_too(executor: Executor) -> None:

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 import pytest
-import typer
 
 from aion.core.ingest.block import decode
 from experiments import store_report
-from experiments.store import CONTENDERS, DEFAULTS, choose, fits, line, remarks
+from experiments.store import CONTENDERS, DEFAULTS, fits, line, remarks
 from experiments.store_common import (
     BLOCK_BYTES,
     MIB,
@@ -174,11 +173,8 @@ def test_state_is_so_many_budgets() -> None:
     assert f"budget {DEFAULTS.budget_bytes // MIB}" in remarks(DEFAULTS)
 
 
-def test_legs_can_be_chosen() -> None:
-    assert set(choose("")) == set(CONTENDERS) == set(LEGS)
-    assert list(choose("late, ingest")) == ["ingest", "late"]
-    with pytest.raises(typer.BadParameter, match="use ingest, disk, late, past, blobs"):
-        choose("inges")
+def test_each_leg_has_contenders() -> None:
+    assert set(CONTENDERS) == set(LEGS)
 
 
 def test_the_memory_backend_takes_part_where_it_fits() -> None:

@@ -1,0 +1,60 @@
+"""Flink beside Aion: what its program prints becomes a run, and it does run with the jars of PyPI."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.flink import JOBS, Flink, FlinkError, Load, as_run
+from experiments.generate import EventPlan
+
+LOAD = Load.of(EventPlan(2_000, payload_bytes=100), batches=5, cores=2)
+FOUND = {"events": 10_000, "wall_s": 4.0, "measured_s": 2.0, "panes": 9, "computed": 12_000, "dropped": 0}
+
+
+def test_the_rate_is_that_of_the_events_after_the_skipped_batches() -> None:
+    run = as_run(JOBS["flink-heap"], LOAD, {**FOUND, "checkpoints": 3})
+    assert (run.steady_events_per_s, run.whole_events_per_s, run.events) == (3_000, 2_500, 10_000)
+    assert run.progress[0]["checkpoints"] == 3
+
+
+@pytest.mark.parametrize("wrong", [{"events": 9_999}, {"dropped": 1}])
+def test_a_run_that_lost_events_is_no_run(wrong: dict[str, int]) -> None:
+    with pytest.raises(FlinkError, match="of 10,000 events"):
+        as_run(JOBS["flink-heap"], LOAD, {**FOUND, **wrong})
+
+
+def test_what_is_not_flink_is_refused_with_the_way_to_get_it(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no wheel")
+    with zipfile.ZipFile(tmp_path / "other.whl", "w") as wheel:
+        wheel.writestr("lib/other.jar", "")
+    for jars in (tmp_path / "text", tmp_path / "missing", tmp_path / "other.whl"):
+        with pytest.raises(FlinkError, match="pip download --no-deps -d out apache-flink-libraries"):
+            Flink(jars, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def flink(tmp_path_factory: pytest.TempPathFactory) -> Flink:
+    folder = tmp_path_factory.mktemp("flink")
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(folder)]
+    subprocess.run([*pip, "apache-flink-libraries==2.3.0"], check=True, timeout=600)
+    (wheel,) = folder.glob("*.whl")
+    return Flink(wheel, folder)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", JOBS)
+def test_flink_computes_all_events_and_drops_none(flink: Flink, tmp_path: Path, name: str) -> None:
+    load = replace(LOAD, payload_bytes=0) if name == "flink-mean" else LOAD
+    run = flink.run(JOBS[name], load, tmp_path)
+    # Windows with late events are computed again, so more events than there are.
+    assert run.progress[0]["computed"] > run.events == 10_000
+    # 5 batches of 40 seconds in windows of 20 seconds touch 11 windows of 100 keys, and those of late events.
+    assert run.progress[0]["panes"] >= 11 * 100
+    assert list(tmp_path.iterdir()) == []
