@@ -189,7 +189,8 @@ def requests() -> dict[str, Any]:
         return {"missing": "it needs a local S3 server; run pip install 'moto[server]'"}
     import pyarrow.fs as pafs
 
-    from state_backends.files.remote import Remote, RemoteStorage
+    from state_backends.files.remote import Remote
+    from state_backends.files.remote_storage import RemoteStorage
     from state_backends.store.io_thread import IoThread
     from state_backends.store.m_bucket import MemoryBudget
     from state_backends.store.tiered import TieredStore

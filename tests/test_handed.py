@@ -9,7 +9,8 @@ import pytest
 
 from aion.core.ingest.block import UNNUMBERED, Block, Compacted, decode, numbered, parse
 from aion.errors import CorruptBlock, CorruptState, DiskError
-from state_backends.files.handed import ALIGNMENT, Bodies, HandedFile, damage, name_of, read_footer, sweep
+from state_backends.files.bodies import ALIGNMENT, Bodies, Places, damage, read_footer
+from state_backends.files.handed import HandedFile, name_of, sweep
 from tests.server.conftest import SCHEMA, block
 
 NAME = name_of(7, "c0ffee", "attempt")
@@ -23,6 +24,7 @@ def handed(tmp_path: Path) -> Iterator[list[Block]]:
     try:
         references = [file.add(b) for b in BLOCKS]
         assert not (tmp_path / NAME).exists(), "nobody sees a file that is not complete"
+        file.end()
         file.seal()
         yield references
     finally:
@@ -30,7 +32,7 @@ def handed(tmp_path: Path) -> Iterator[list[Block]]:
 
 
 def test_a_reference_leads_to_the_rows(tmp_path: Path, handed: list[Block]) -> None:
-    bodies = Bodies([tmp_path / "elsewhere", tmp_path])
+    bodies = Bodies(Places([str(tmp_path / "elsewhere"), str(tmp_path)]))
     for reference, original in zip(handed, BLOCKS, strict=True):
         came = parse(bytes(reference.stored))
         assert came == reference and came.size_bytes == len(came.stored) < 200
@@ -39,7 +41,7 @@ def test_a_reference_leads_to_the_rows(tmp_path: Path, handed: list[Block]) -> N
         assert decode(found, SCHEMA) == decode(original, SCHEMA)
         assert found.body.address % ALIGNMENT == 0, "so Arrow copies nothing"
     del bodies, found
-    assert Bodies([]).of(BLOCKS[0]) is BLOCKS[0]
+    assert Bodies(Places([])).of(BLOCKS[0]) is BLOCKS[0]
 
 
 def test_a_sorted_block_gets_its_number_with_the_first_use(handed: list[Block]) -> None:
@@ -61,10 +63,10 @@ def test_a_damaged_reference_is_not_followed(handed: list[Block], at: int) -> No
 
 def test_a_file_that_is_gone_or_too_short_is_named(tmp_path: Path, handed: list[Block]) -> None:
     with pytest.raises(CorruptBlock, match=NAME):
-        Bodies([tmp_path / "elsewhere"]).of(handed[0])
+        _ = Bodies(Places([str(tmp_path / "elsewhere")])).of(handed[0]).body
     (tmp_path / NAME).write_bytes((tmp_path / NAME).read_bytes()[:200])
     with pytest.raises(CorruptBlock, match=f"{NAME}: it ends before"):
-        Bodies([tmp_path]).of(handed[-1])
+        _ = Bodies(Places([str(tmp_path)])).of(handed[-1]).body
     with pytest.raises(CorruptState, match="not complete"):
         read_footer(tmp_path / NAME)
 
@@ -98,7 +100,8 @@ def test_a_disk_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(DiskError, match="No space left"):
             for _ in range(100):
                 file.add(BLOCKS[3])
-            file.seal()
+            file.end()
+        file.seal()
     finally:
         file.close()
     assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from aion.errors import CorruptState, StorageError
-from state_backends.files.remote import Remote, RemoteStorage
+from state_backends.files.remote import Remote
+from state_backends.files.remote_storage import RemoteStorage
 from state_backends.store.backends import STORES
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget

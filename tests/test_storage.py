@@ -19,7 +19,8 @@ from aion.errors import CorruptState, StorageError
 from state_backends.files import remote as remote_module
 from state_backends.files.location import LocalLocation, RemoteLocation, locate, scratch
 from state_backends.files.names import Doomed, SstFile
-from state_backends.files.remote import Remote, RemoteStorage
+from state_backends.files.remote import Remote
+from state_backends.files.remote_storage import RemoteStorage
 from state_backends.files.storage import LocalStorage
 from state_backends.server import requests
 from state_backends.server.host import Host
@@ -418,7 +419,7 @@ def test_a_path_is_local_however_it_is_written(tmp_path: Path, text: str) -> Non
     location = locate(text.format(tmp_path))
     assert isinstance(location, LocalLocation)
     assert location.live == tmp_path / ".live"
-    storage = location.storage(["query", "tolls", "shard-00000"], tmp_path / "unused")
+    storage = location.storage(["query", "tolls", "shard-00000"], tmp_path / "unused", "lineage")
     assert storage.files == tmp_path / "query" / "tolls" / "shard-00000" / "files"
 
 

@@ -310,8 +310,8 @@ class DistributionPolicy(_Section):
         default=1 << 20,
         alias="hand_over",
         description="If a task has at least this many bytes of kept events for a shard, it writes them to a file in "
-        "state.dir, and only references go through the shuffle and into the state. null: it never does. A state.dir "
-        "that is a URI gets no such files, nor does a backend other than tiered.",
+        "state.dir, and only references go through the shuffle and into the state. null: it never does. "
+        "Backends other than tiered get no such files.",
     )
 
 

@@ -175,12 +175,12 @@ def _local_dir() -> str | None:
     return folder if folder and Path(folder).is_dir() else None
 
 
-def hand_over_bytes(plan: Plan, policy: Policy, state_dir: str) -> int | None:
+def hand_over_bytes(plan: Plan, policy: Policy) -> int | None:
     """From how many bytes of kept events on a child hands them over in a file (docs/hand-over.md). None: it never does.
 
-    Object stores have no links. And the baselines, in memory or all on disk, keep blocks as a batch brought them.
+    The baselines, in memory or all on disk, keep blocks as a batch brought them.
     """
-    is_possible = plan.layout is None and "://" not in state_dir and policy.state.backend == "tiered"
+    is_possible = plan.layout is None and policy.state.backend == "tiered"
     return policy.distribution.hand_over_bytes if is_possible else None
 
 

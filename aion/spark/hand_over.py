@@ -8,7 +8,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -19,6 +18,7 @@ from aion.spark.blocks import BlockRows
 from aion.spark.starts import checkpoint_of
 from state_backends.files.handed import HandedFile, name_of, sweep
 from state_backends.files.names import HANDED_FOLDER
+from state_backends.files.storage import local_path
 from state_backends.versions.lineage import digest_of
 
 LEAST_BODY_BYTES = 1 << 16
@@ -27,9 +27,7 @@ LEAST_BODY_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class HandOverConfig:
-    """``state_dir``: a local or mounted folder. ``name``: of the operator. ``limit_bytes``: the policy's
-    ``distribution.hand_over``.
-    """
+    """``name``: of the operator. ``limit_bytes``: the policy's ``distribution.hand_over``."""
 
     state_dir: str
     name: str
@@ -37,23 +35,39 @@ class HandOverConfig:
 
 
 class BatchFolder:
-    """The folder in which the tasks of a batch hand over files. Must be created inside a task."""
+    """Where the tasks of a batch hand over files. Must be created inside a task."""
 
     def __init__(self, state_dir: str, name: str) -> None:
         context = TaskContext.get()
         assert context is not None
         query = context.getLocalProperty("sql.streaming.queryId") or "no-query"
-        self.path = Path(state_dir) / query / name / HANDED_FOLDER
-        self.lineage = digest_of(checkpoint_of(context))
-        self.batch = int(context.getLocalProperty("streaming.sql.batchId") or "0")
+        self._lineage = digest_of(checkpoint_of(context))
+        self._batch = int(context.getLocalProperty("streaming.sql.batchId") or "0")
+        self._names = query, name
+        self._state_dir = state_dir
+        local = local_path(state_dir)
+        self._folder = None if local is None else local.joinpath(*self._names, HANDED_FOLDER)
 
-    def new_name(self) -> str:
-        """A name that no other attempt of any task uses."""
-        return name_of(self.batch, self.lineage, uuid.uuid4().hex[:16])
+    def owner(self, shard: int) -> int | None:
+        """The shard that the file of a shard's blocks belongs to. None: it belongs to all."""
+        return shard if self._folder is None else None
+
+    def create(self, shard: int) -> HandedFile:
+        """A new file, for the :meth:`owner` of this shard. No other attempt of any task uses its name."""
+        name = name_of(self._batch, self._lineage, uuid.uuid4().hex[:16])
+        if self._folder is not None:
+            return HandedFile(self._folder, name)
+        from state_backends.files import handed_remote  # only here: it takes 0.2 s to import
+        from state_backends.files.location import scratch
+
+        names = *self._names, f"shard-{shard:05d}"
+        place = handed_remote.HandedPlace.of(scratch(), names, self._lineage)
+        return handed_remote.create(handed_remote.shared(self._state_dir), place, name)
 
     def sweep(self) -> None:
-        """Deletes the files of earlier batches. All earlier batches are complete."""
-        sweep(self.path, self.lineage, self.batch)
+        """Deletes the files of earlier batches, which are complete. On a remote file system, the shards do that."""
+        if self._folder is not None:
+            sweep(self._folder, self._lineage, self._batch)
 
 
 class HandOver:
@@ -68,7 +82,7 @@ class HandOver:
         self._waiting: dict[int, list[ShardBlock]] = {}
         self._bytes: dict[int, int] = {}
         self._references: list[ShardBlock] = []
-        self._file: HandedFile | None = None
+        self._files: dict[int | None, HandedFile] = {}  # by the shard that owns it
 
     def of(self, blocks: Iterable[ShardBlock]) -> Iterator[ShardBlock]:
         """Takes blocks, and yields those that are sent as rows."""
@@ -81,25 +95,29 @@ class HandOver:
             self._bytes[shard] = self._bytes.get(shard, 0) + block.size_bytes
             self._waiting.setdefault(shard, []).append(made)
             if self._bytes[shard] >= self._config.limit_bytes:
-                self._hand_over(self._waiting.pop(shard))
+                self._hand_over(shard, self._waiting.pop(shard))
 
     def finish(self) -> Iterator[ShardBlock]:
-        """Yields the blocks of shards with few bytes, then references to all others. Their file is durable by then."""
+        """Yields the blocks of shards with few bytes, then references to all others, which are durable by then."""
+        for file in self._files.values():
+            file.end()
         for waiting in self._waiting.values():
             yield from waiting
-        if self._file is not None:
-            self._file.seal()
+        for file in self._files.values():
+            file.seal()
         yield from self._references
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        for file in self._files.values():
+            file.close()
 
-    def _hand_over(self, blocks: Iterable[ShardBlock]) -> None:
-        if self._file is None:
-            self._file = HandedFile(self._folder.path, self._folder.new_name())
-        for shard, block, keys in blocks:
-            reference = self._file.add(block)
+    def _hand_over(self, shard: int, blocks: Iterable[ShardBlock]) -> None:
+        owner = self._folder.owner(shard)
+        if owner not in self._files:
+            self._files[owner] = self._folder.create(shard)
+        file = self._files[owner]
+        for _, block, keys in blocks:
+            reference = file.add(block)
             if keys is not None:
                 header = reference.header._replace(compacted=Compacted(UNNUMBERED, *keys))
                 reference = Block(header, b"", reference.at)

@@ -105,7 +105,7 @@ def explain(df: DataFrame | Files, spec: Spec | None = None, /, **definition: Un
         query.decisions,
         asked_levels=levels,
         reading=reading,
-        hand_over_bytes=hand_over_bytes(query.plan, query.policy, _state_dir(source.session, query.policy)),
+        hand_over_bytes=hand_over_bytes(query.plan, query.policy),
     )
 
 
@@ -172,7 +172,7 @@ def dropped(df: DataFrame) -> DataFrame:
 
 def _hand_over(plan: Plan, policy: Policy, state_dir: str, name: str) -> HandOverConfig | None:
     """How children hand over kept events. None if they send all blocks as rows."""
-    limit_bytes = hand_over_bytes(plan, policy, state_dir)
+    limit_bytes = hand_over_bytes(plan, policy)
     return None if limit_bytes is None else HandOverConfig(state_dir, name, limit_bytes)
 
 

@@ -52,7 +52,7 @@ class RootTask:
         self._checkpoint = checkpoint_of(context)
         self._client = _client(config.application, self._policy.io.request_timeout_us / 1e6)
         self._codec = CodecPool(self._policy.io.codec_threads)
-        self._hands_over = hand_over_bytes(config.plan, self._policy, config.state_dir) is not None
+        self._hands_over = hand_over_bytes(config.plan, self._policy) is not None
 
     def work(self, shard: int, token: str | None) -> ShardWork:
         """Starts an attempt on a shard, at the version ``token``. None: the shard has no version yet."""

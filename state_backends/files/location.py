@@ -9,14 +9,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
 
 import pyarrow.fs as pafs
 
 from aion.errors import StorageError
+from state_backends.files.handed_remote import HandedPlace
 from state_backends.files.names import HANDED_FOLDER
-from state_backends.files.remote import Remote, RemoteStorage
-from state_backends.files.storage import LocalStorage, Storage
+from state_backends.files.remote import Remote
+from state_backends.files.remote_storage import RemoteStorage
+from state_backends.files.storage import LocalStorage, Storage, local_path
 
 
 class Location(Protocol):
@@ -27,10 +28,11 @@ class Location(Protocol):
 
     live: Path
 
-    def storage(self, names: Sequence[str], cache: Path) -> Storage:
+    def storage(self, names: Sequence[str], cache: Path, lineage: str) -> Storage:
         """The storage of a shard.
 
         ``names``: its folders, from the query down to the shard. ``cache``: a folder for local copies of its files.
+        ``lineage``: identifies the lineage that works with it, in the names of files that children hand over.
         """
 
     def filesystem(self) -> tuple[Any, str]:
@@ -47,7 +49,7 @@ class LocalLocation:
         self.folder = folder
         self.live = folder / ".live"
 
-    def storage(self, names: Sequence[str], cache: Path) -> LocalStorage:
+    def storage(self, names: Sequence[str], cache: Path, lineage: str) -> LocalStorage:
         query, operator, *_ = names
         return LocalStorage(self.folder.joinpath(*names), self.folder / query / operator / HANDED_FOLDER)
 
@@ -67,8 +69,9 @@ class RemoteLocation:
         self._folder = folder
         self.live = folder / ".live"
 
-    def storage(self, names: Sequence[str], cache: Path) -> RemoteStorage:
-        return RemoteStorage(self.remote, "/".join(names), cache)
+    def storage(self, names: Sequence[str], cache: Path, lineage: str) -> RemoteStorage:
+        handed = HandedPlace.of(self._folder, names, lineage)
+        return RemoteStorage(self.remote, "/".join(names), cache, handed)
 
     def filesystem(self) -> tuple[Any, str]:
         return self.remote.connect()
@@ -82,10 +85,8 @@ class RemoteLocation:
 
 def locate(state_dir: str) -> Location:
     """The location for a path or URI. Makes no connection. Raises StorageError if there is no folder for copies."""
-    if state_dir.startswith("file:"):
-        return LocalLocation(Path(unquote(urlsplit(state_dir).path)))
-    if "://" not in state_dir:
-        return LocalLocation(Path(state_dir))
+    if (folder := local_path(state_dir)) is not None:
+        return LocalLocation(folder)
     return RemoteLocation(Remote(state_dir), scratch())
 
 

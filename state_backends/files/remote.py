@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from aion.core.checksum import crc32
-from aion.errors import CorruptState, StorageError
+from aion.errors import StorageError
 from state_backends.files import bulk_delete
-from state_backends.files.names import MANIFEST, OPERATOR, PART, Doomed, SstFile
+from state_backends.files.names import PART
 
 THREADS = 8
 _CHUNK_BYTES = 4 << 20  # one request each, if the file system reads in ranges
 _UNCONFIRMED_BYTES = 32 << 20  # an upload sends its parts in the background; this limits their memory
-_WHOLE_PUTS = frozenset({"s3", "gcs", "abfs"})
+WHOLE_PUTS = frozenset({"s3", "gcs", "abfs"})
 """File systems on which a file appears only when it is complete. On others it is written as ``.part`` and renamed."""
 
 log = logging.getLogger(__name__)
@@ -83,220 +80,62 @@ class Remote:
         self.cleaning.shutdown(wait=True, cancel_futures=True)
 
 
-class RemoteStorage:
-    """One shard's folder on a remote file system. ``cache``: the folder with the host's copies of the files in use.
+class RemoteUpload:
+    """A file that is being written. It appears under its name when it is complete.
 
-    The names are the same as in a local folder: ``files/<number>-<attempt>.sst``, ``manifests/<token>.json``. A commit
-    takes one request for each new file, and one for its manifest.
+    ``where``: its URI, for messages. ``part``: the end of the name that it has until then, on file systems that do not
+    put files whole. Every method raises StorageError.
     """
 
-    def __init__(self, remote: Remote, folder: str, cache: Path) -> None:
+    def __init__(self, remote: Remote, path: str, where: str = "", part: str = PART) -> None:
         self._remote = remote
-        self._folder = folder
-        self.files = cache
-        self._deleting: set[Future[None]] = set()
+        self._path, self._where = path, where or path
+        self._part = part
+        self._out: Any = None
+        self._unconfirmed = 0
+        self._finished = False
 
-    def publish(self, new: Sequence[str], named: Sequence[str]) -> None:
-        """Uploads the new files. All others existed when the shard was opened, or have been uploaded since."""
-        self._in_parallel(self._upload, new)
+    def write(self, data: Any) -> None:
+        with storage_errors(self._where):
+            out = self._opened()
+            out.write(data)
+            self._unconfirmed += memoryview(data).nbytes
+            if self._unconfirmed >= _UNCONFIRMED_BYTES:
+                out.flush()
+                self._unconfirmed = 0
 
-    def adopt(self, handed: Sequence[str]) -> None:
-        """Children hand over nothing to a remote place, so there is nothing to link. Raises CorruptState."""
-        if handed:
-            raise CorruptState(f"file {handed[0]} was handed over on a local file system, and this place is remote")
+    def finish(self) -> None:
+        fs, _ = self._remote.connect()
+        with storage_errors(self._where):
+            out = self._opened()
+            if self._is_whole:
+                out.close()
+            else:
+                out.flush()
+                out.close()
+                fs.move(self._path + self._part, self._path)
+            self._finished = True
+
+    def discard(self) -> None:
+        """Deletes what was written. Does nothing after :meth:`finish`. Never raises: what is left is swept later."""
+        if self._finished or self._out is None:
+            return
+        with contextlib.suppress(StorageError), storage_errors(self._where):
+            # Only a stream that is closed can be deleted.
+            self._out.close()
+            self._remote.delete([self._path if self._is_whole else self._path + self._part])
 
     @property
-    def bodies(self) -> list[Path]:
-        return []
+    def _is_whole(self) -> bool:
+        return self._remote.connect()[0].type_name in WHOLE_PUTS
 
-    def fetch(self, files: Sequence[SstFile]) -> None:
-        self._remote.connect()  # raises for a wrong URI, before any work is done
-        self.files.mkdir(parents=True, exist_ok=True)
-        wanted = {f.name for f in files}
-        for path in self.files.iterdir():
-            if path.name not in wanted:
-                path.unlink(missing_ok=True)
-        self._in_parallel(self._download, [f for f in files if not Path(f.path).exists()])
-
-    def release(self, names: Collection[str]) -> None:
-        for name in names:
-            (self.files / name).unlink(missing_ok=True)
-
-    def delete(self, doomed: Doomed) -> Doomed:
-        """Deletes in the background. Files that cannot be deleted are found again when the shard is opened."""
-        for name in doomed.files:
-            (self.files / name).unlink(missing_ok=True)
-        if not any(doomed):
-            return doomed
-
-        def delete() -> None:
-            try:
-                paths = [self._at("manifests", name)[1] for name in doomed.manifests]
-                self._remote.delete([*paths, *(self._at("files", name)[1] for name in doomed.files)])
-            except StorageError as error:
-                log.warning("old files could not be deleted: %s", error)
-
-        with contextlib.suppress(RuntimeError):  # the connection is closed; the files are found again later
-            future = self._remote.cleaning.submit(delete)
-            self._deleting.add(future)
-            future.add_done_callback(self._deleting.discard)
-        return Doomed([], [])
-
-    def listing(self) -> tuple[list[str], list[str]]:
-        fs, path = self._at()
-        with storage_errors(self._uri()):
-            infos = fs.get_file_info(pafs.FileSelector(path, allow_not_found=True, recursive=True))
-        found: dict[str, list[str]] = {"manifests": [], "files": []}
-        for info in infos:
-            kind = info.path.rpartition("/")[0].rpartition("/")[2]
-            if info.type is pafs.FileType.File and kind in found:
-                found[kind].append(info.base_name)
-        return found["manifests"], found["files"]
-
-    def siblings(self) -> list[str]:
-        fs, path = self._at()
-        path = path.rpartition("/")[0]
-        with storage_errors(self._uri()):
-            infos = fs.get_file_info(pafs.FileSelector(path, allow_not_found=True))
-        return [info.base_name for info in infos if info.type is pafs.FileType.Directory]
-
-    def take(self, other: RemoteStorage, names: Sequence[str]) -> None:
-        """The file system copies the files itself; their bytes do not pass through this host."""
-
-        def copy(name: str) -> None:
-            (fs, source), (_, target) = other._at("files", name), self._at("files", name)
-            try:
-                with storage_errors(other._uri("files", name), may_be_missing=True):
-                    fs.copy_file(source, target)
-            except FileNotFoundError:
-                raise CorruptState(f"file {name} is missing: {other._uri('files', name)} does not exist") from None
-
-        fs, _ = self._at()
-        if fs.type_name not in _WHOLE_PUTS:
-            with storage_errors(self._uri("files")):
-                fs.create_dir(self._at("files")[1], recursive=True)
-        self._in_parallel(copy, names)
-
-    def save(self, token: str, manifest: bytes) -> None:
-        self._put("manifests", token + MANIFEST, [manifest])
-
-    def load(self, token: str) -> bytes:
-        fs, path = self._at("manifests", token + MANIFEST)
-        with storage_errors(self.where(token), may_be_missing=True), fs.open_input_file(path) as file:
-            data: bytes = file.read(file.size())
-            return data
-
-    def where(self, token: str) -> str:
-        return self._uri("manifests", token + MANIFEST)
-
-    def owner(self) -> bytes | None:
-        fs, _ = self._remote.connect()
-        path, where = self._operator()
-        with (
-            contextlib.suppress(FileNotFoundError),
-            storage_errors(where, may_be_missing=True),
-            fs.open_input_file(path) as file,
-        ):
-            data: bytes = file.read(file.size())
-            return data
-        return None
-
-    def claim(self, owner: bytes, *, first: bool) -> bytes:
-        """If two hosts write at the same time, both read the file afterwards, to see whose it is."""
-        path, where = self._operator()
-        self._write(path, where, [owner], part=f".{self._folder.rpartition('/')[2]}{PART}")
-        return (self.owner() if first else None) or owner
-
-    def close(self) -> None:
-        shutil.rmtree(self.files, ignore_errors=True)
-
-    def settle(self) -> None:
-        """Waits until the deletions under way are over."""
-        wait(set(self._deleting))
-
-    # -- one file -----------------------------------------------------------------------------------------
-
-    def _upload(self, name: str) -> None:
-        with (self.files / name).open("rb", buffering=0) as file:
-            self._put("files", name, iter(lambda: file.read(_CHUNK_BYTES), b""))
-
-    def _download(self, file: SstFile) -> None:
-        """Downloads a file and checks it. An incomplete copy never has the file's name."""
-        path = Path(file.path)
-        part = path.with_suffix(PART)
-        size = crc = 0
-        fs, source = self._at("files", file.name)
-        try:
-            with (
-                storage_errors(self._uri("files", file.name), may_be_missing=True),
-                fs.open_input_file(source) as remote,
-                part.open("wb") as out,
-            ):
-                while chunk := remote.read(_CHUNK_BYTES):
-                    size += len(chunk)
-                    crc = crc32(chunk, crc)
-                    out.write(chunk)
-        except FileNotFoundError:
-            raise CorruptState(f"file {file.name} is missing: {self._uri('files', file.name)} does not exist") from None
-        if (size, crc) != (file.size_bytes, file.crc):
-            part.unlink()
-            raise CorruptState(
-                f"file {file.name} at {self._uri('files', file.name)} is damaged: it has {size} bytes with CRC-32 "
-                f"{crc:08x}, but its manifest says {file.size_bytes} bytes with {file.crc:08x}"
-            )
-        part.rename(path)
-
-    def _put(self, kind: str, name: str, chunks: Iterable[bytes]) -> None:
-        _, path = self._at(kind, name)
-        self._write(path, self._uri(kind, name), chunks)
-
-    def _write(self, path: str, where: str, chunks: Iterable[bytes], part: str = PART) -> None:
-        fs, _ = self._remote.connect()
-        whole = fs.type_name in _WHOLE_PUTS
-        with storage_errors(where):
-            if not whole:
-                fs.create_dir(path.rpartition("/")[0], recursive=True)
-            with fs.open_output_stream(path if whole else path + part) as out:
-                unconfirmed = 0
-                for chunk in chunks:
-                    out.write(chunk)
-                    unconfirmed += len(chunk)
-                    if unconfirmed >= _UNCONFIRMED_BYTES:
-                        out.flush()
-                        unconfirmed = 0
-                if not whole:
-                    out.flush()
-            if not whole:
-                fs.move(path + part, path)
-
-    # -- helpers ------------------------------------------------------------------------------------------
-
-    def _in_parallel(self, function: Callable[[Any], None], arguments: Sequence[Any]) -> None:
-        """Calls the function for all arguments in parallel, because the calls wait for the network.
-
-        Raises the first error when all calls are over.
-        """
-        futures = [self._remote.pool.submit(function, argument) for argument in arguments]
-        wait(futures)
-        for future in futures:
-            future.result()
-
-    def _operator(self) -> tuple[str, str]:
-        """The path of ``operator.json``, which the operator's shards share, and its URI."""
-        _, base = self._remote.connect()
-        names = [self._folder.rpartition("/")[0], OPERATOR]
-        return "/".join(filter(None, [base, *names])), "/".join(filter(None, [self._shown, *names]))
-
-    def _at(self, *parts: str) -> tuple[Any, str]:
-        fs, base = self._remote.connect()
-        return fs, "/".join([base, self._folder, *parts])
-
-    def _uri(self, *parts: str) -> str:
-        return "/".join([self._shown, self._folder, *parts])
-
-    @property
-    def _shown(self) -> str:
-        return self._remote.uri.partition("?")[0].rstrip("/")
+    def _opened(self) -> Any:
+        if self._out is None:
+            fs, _ = self._remote.connect()
+            if not self._is_whole:
+                fs.create_dir(self._path.rpartition("/")[0], recursive=True)
+            self._out = fs.open_output_stream(self._path if self._is_whole else self._path + self._part)
+        return self._out
 
 
 @contextlib.contextmanager

@@ -15,8 +15,11 @@ import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
 
+from aion.core.ingest.block import Block
 from aion.errors import CorruptState
+from state_backends.files.bodies import Footer, Places, advise, find, read_footer
 from state_backends.files.faults import disk_error, disk_errors
 from state_backends.files.names import MANIFEST, OPERATOR, PART, Doomed, SstFile
 
@@ -41,15 +44,18 @@ class Storage(Protocol):
         CorruptState naming a file that is missing. Holds no lock that readers need.
         """
 
-    def adopt(self, handed: Sequence[str]) -> None:
+    def adopt(self, handed: Sequence[str]) -> list[Footer]:
         """Links files that children handed over into this shard's folder. They are durable when this returns.
 
-        Raises CorruptState if one is missing.
+        A remote storage copies them. Returns the footer of each. Raises CorruptState if one is missing.
         """
 
     @property
-    def bodies(self) -> list[Path]:
-        """The folders in which this shard's workers find files that children handed over."""
+    def bodies(self) -> Places:
+        """Where this shard's workers find files that children handed over."""
+
+    def read_ahead(self, block: Block) -> None:
+        """Begins to bring the body of a reference to this host's memory, because it will be read. Does not wait."""
 
     def fetch(self, files: Sequence[SstFile]) -> None:
         """Makes sure that these files are in the folder ``files``. Downloads missing files, and checks them.
@@ -119,9 +125,9 @@ class LocalStorage:
         if missing:
             raise CorruptState(f"file {missing[0]} in {self.files} is missing, but the new version needs it")
 
-    def adopt(self, handed: Sequence[str]) -> None:
+    def adopt(self, handed: Sequence[str]) -> list[Footer]:
         if not handed:
-            return
+            return []
         assert self._handed is not None
         with disk_errors("writing state", self.files):
             make_folder(self.files)
@@ -133,10 +139,16 @@ class LocalStorage:
                 except FileNotFoundError as error:
                     raise CorruptState(f"file {name}, which a child handed over, is missing: {error}") from error
             sync(self.files)
+            return [read_footer(self.files / name) for name in handed]
 
     @property
-    def bodies(self) -> list[Path]:
-        return [self.files] if self._handed is None else [self.files, self._handed]
+    def bodies(self) -> Places:
+        return Places([str(folder) for folder in (self.files, self._handed) if folder is not None])
+
+    def read_ahead(self, block: Block) -> None:
+        assert block.at is not None
+        if (path := find(self.bodies.folders, block.at.file)) is not None:
+            advise(path, block)
 
     def fetch(self, files: Sequence[SstFile]) -> None:
         """Does nothing: RocksDB notices a missing file when it ingests it."""
@@ -234,6 +246,13 @@ class LocalStorage:
     def _path(self, token: str) -> Path:
         # Not with_suffix: a token may have a dot.
         return self._manifests / f"{token}{MANIFEST}"
+
+
+def local_path(state_dir: str) -> Path | None:
+    """The folder that ``state.dir`` means on this host. None: it is a URI of another file system."""
+    if state_dir.startswith("file:"):
+        return Path(unquote(urlsplit(state_dir).path))
+    return None if "://" in state_dir else Path(state_dir)
 
 
 def make_folder(path: Path) -> None:

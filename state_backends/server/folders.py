@@ -12,7 +12,7 @@ from state_backends.files.location import LocalLocation, Location
 from state_backends.files.storage import Storage
 from state_backends.server import live_folder
 from state_backends.server.live_folder import LiveFolder
-from state_backends.versions.lineage import Home, home_of
+from state_backends.versions.lineage import Home, digest_of, home_of
 from state_backends.versions.manifest import Identity
 
 
@@ -53,7 +53,9 @@ class Folders:
         live = own / str(self._made)
         copies = live.joinpath("copies", *names)
         return ShardFolders(
-            location.storage(names, copies), live.joinpath("shard", *names), lambda: home_of(location, identity, copies)
+            location.storage(names, copies, digest_of(identity.checkpoint)),
+            live.joinpath("shard", *names),
+            lambda: home_of(location, identity, copies),
         )
 
     def live(self) -> list[LiveFolder]:

@@ -117,8 +117,8 @@ class Host:
             except BaseException:
                 self.attempts.end(request.attempt)
                 raise
-            bodies = [str(folder) for folder in shard.storage.bodies]
-            answer: dict[str, Any] = {"snapshot": snapshot, "rebuilt": shard.rebuilds > rebuilds, "bodies": bodies}
+            bodies, rebuilt = shard.storage.bodies, shard.rebuilds > rebuilds
+            answer: dict[str, Any] = {"snapshot": snapshot, "rebuilt": rebuilt, "bodies": bodies}
         if answer["rebuilt"] and snapshot is not None:
             with self._lock:
                 self._committed.restored(key[:2])

@@ -16,13 +16,12 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from aion.core.ingest.block import Block
 from aion.errors import ServerUnreachable, StateError
 from policies.sizing import Execution
-from state_backends.files.handed import Bodies
+from state_backends.files.bodies import Bodies, Places
 from state_backends.server.verbs import VERBS
 from state_backends.store.protocol import Only, StoredBlock
 
@@ -132,7 +131,7 @@ class RemoteAttempt:
         return found["staged"], found["written"]
 
     def mapped(self, block: Block) -> Block:
-        """The block with its body, if a child has handed it over. Raises CorruptBlock."""
+        """The block; if a child has handed it over, one that opens its body when it is first read."""
         return self._bodies.of(block)
 
     # -- work ---------------------------------------------------------------------------------------------
@@ -257,7 +256,8 @@ class RemoteAttempt:
 
     def _open(self) -> None:
         self._answer = self._client.call("open", {**self._opening, "attempt": self._name})
-        self._bodies = Bodies([Path(folder) for folder in self._answer.get("bodies", ())])
+        places = Places(*self._answer.get("bodies", ((),)))
+        self._bodies = Bodies(places, _download if places.uri else None)
 
     def _keep(self, sent: _Sent) -> None:
         if self._sent is None:
@@ -273,6 +273,12 @@ class RemoteAttempt:
         self._sent = None
         self._client.replay.give_back(self._kept_bytes)
         self._kept_bytes = 0
+
+
+def _download(places: Places, name: str) -> None:
+    from state_backends.files.handed_remote import download  # only here: it takes 0.2 s to import
+
+    download(places, name)
 
 
 def _triples(spans: Mapping[int, tuple[int, int]]) -> list[tuple[int, int, int]]:

@@ -14,7 +14,7 @@ import logging
 import shutil
 import threading
 from bisect import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rocksdict import Cache, IngestExternalFileOptions, Rdict, WriteOptions
@@ -23,7 +23,6 @@ from aion.core.checksum import crc32
 from aion.core.ingest.block import Block, parse
 from aion.errors import CorruptBlock, CorruptState, StateError
 from state_backends.files.faults import disk_error, disk_errors, from_rocksdb, is_rocksdb_io
-from state_backends.files.handed import advise
 from state_backends.files.names import MERGED, PART, SST, SstFile, is_merged
 from state_backends.files.storage import link_or_copy, make_folder, sync
 from state_backends.store.io import Steps
@@ -60,8 +59,8 @@ class PBucket:
         self.live = live
         self.durable = durable
         self.tag = "0"
-        self.bodies: Sequence[Path] = ()
-        """The folders with files that children handed over. They are read by others, which map them."""
+        self.ahead: Callable[[Block], None] = lambda block: None
+        """Brings the body of a reference nearer. Others read it, and map the file."""
         self.next_file_no = 0
         self._db: Rdict | None = None
         self._db_path = live
@@ -158,8 +157,8 @@ class PBucket:
         return parse(value, name)
 
     def read_ahead(self, block: Block) -> None:
-        """Asks the system to read the body of a reference from disk. Does not wait."""
-        advise(self.bodies, block)
+        """Begins to bring the body of a reference to this host's memory. Does not wait."""
+        self.ahead(block)
 
     def adopt(self, files: Sequence[SstFile]) -> Steps[list[list[Indexed]]]:
         """Steps that ingest existing files; returns the index of each.

@@ -18,7 +18,7 @@ import pyarrow.fs as pafs
 
 from aion.core.checksum import crc32
 from aion.errors import FormatError, StateError, StorageError
-from state_backends.files.handed import damage
+from state_backends.files.bodies import damage
 from state_backends.files.location import locate
 from state_backends.files.names import HANDED, MANIFEST, OPERATOR, SST
 from state_backends.files.remote import pyarrow_uri

@@ -48,7 +48,8 @@ def home_of(location: Location, identity: Identity, cache: Path) -> Home:
     """
 
     def storage(*lineage: str) -> Storage:
-        return location.storage([identity.query, identity.operator, *lineage, f"shard-{identity.shard:05d}"], cache)
+        names = identity.query, identity.operator, *lineage, f"shard-{identity.shard:05d}"
+        return location.storage(names, cache, digest_of(identity.checkpoint))
 
     base, folder = storage(), folder_of(identity.checkpoint)
     found = _operator(base, identity)

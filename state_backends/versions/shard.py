@@ -27,7 +27,6 @@ from aion.errors import (
     RequestError,
     StateError,
 )
-from state_backends.files.handed import read_footer
 from state_backends.files.names import HANDED, MANIFEST, OPERATOR, Doomed, SstFile
 from state_backends.files.storage import Storage
 from state_backends.store.attempt import StoreAttempt
@@ -191,7 +190,8 @@ class Shard:
         self.storage.publish(self._published, [f.name for f in files])
         self.storage.save(manifest.token, dump(manifest))
         work.end()
-        self.storage.release([f.name for no, f in self._files.items() if no not in live])
+        before = self._current.files if self._current else ()
+        self.storage.release({f.name for f in before} - {f.name for f in files})
         for file in self._written:
             if file.file_no not in live:
                 self._p_bucket.delete(file)
@@ -277,7 +277,7 @@ class Shard:
             self.storage, self._elsewhere = self._home()
         # New files stay in a folder of this host until a version names them, so that no other host deletes them.
         p_bucket = PBucket(self._live / "new", self._live / "rocksdb", durable=False, cache=self._cache)
-        p_bucket.bodies = self.storage.bodies
+        p_bucket.ahead = self.storage.read_ahead
         store = self._make_store(p_bucket)
         try:
             manifest = None if token is None else self._find(token, identity)
@@ -404,10 +404,8 @@ class Shard:
         # If this commit fails, another attempt's version may need these links. So they are not deleted at once: a
         # commit of a later batch deletes them, unless a version of its history names them.
         self._retention.note(new)
-        self.storage.adopt(new)
         entries = dict(self._handed)
-        for name in new:
-            footer = read_footer(self.storage.files / name)
+        for name, footer in zip(new, self.storage.adopt(new), strict=True):
             entries[name] = FileEntry(NO_FILE, name, footer.size_bytes, footer.crc, 0, len(footer.bodies))
         return [entries[name] for name in sorted(names)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 import aion
+from state_backends.files.location import scratch
+from state_backends.versions.audit import StateFolder
 from tests.object_store import ObjectStore, serving
+from tests.spark import test_hand_over as hand_over
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes, plain
 from tests.spark.test_windowed import ALL, BOUND, batches, locally, naive, server_pid, strip
 
@@ -83,3 +87,35 @@ def test_a_bucket_that_is_not_there_is_named(
     result = aion.windowed(events, key="k", time="ts", windows=aion.Tumbling("10 seconds"), aggregates=ALL)
     with pytest.raises(Exception, match=r"StorageError: state\.dir s3://no-such-bucket.*there is no bucket"):
         sink.run(result)
+
+
+@pytest.mark.proof
+def test_events_that_children_hand_over_lie_in_the_object_store(
+    spark: SparkSession, tmp_path: Path, bucket: ObjectStore, place: Callable[[str], None]
+) -> None:
+    """The same panes as with rows, also after this host has lost its copies."""
+    stream = FileStream(spark, tmp_path / "input", hand_over.SCHEMA)
+    sinks = {limit: Sink(spark, tmp_path / str(limit)) for limit in (None, "1")}
+    place(bucket.uri("handed"))
+    found: dict[Any, Any] = {}
+    for files in (range(3), range(3, 5)):
+        for file in files:
+            stream.put(hand_over.rows(file, 60, 300))
+        for limit, sink in sinks.items():
+            events = stream.read(hand_over.DDL)
+            definition = hand_over.DEFINITIONS["with a key"]
+            found[limit] = sink.run(hand_over.panes(events, definition, distribution={"hand_over": limit}))
+            bodies = [path for path in bucket.objects() if path.endswith(".bodies") and sink.query_id in path]
+            kept = [path for path in bodies if "/files/" in path]
+            assert bool(kept) == (limit is not None)
+            left = {path.rpartition("/")[2][:21] for path in bodies if path not in kept}
+            assert len(left) <= 1, "what children left is deleted with the next commit"
+        os.kill(server_pid(spark), signal.SIGKILL)
+        for path in scratch().rglob("*.bodies"):
+            path.unlink()
+    assert plain(found["1"]) == plain(found[None])
+    assert {row["kind"] for row in found["1"]} >= {"on_time", "late", "dropped"}
+    with closing(StateFolder(bucket.uri("handed"))) as folder:
+        findings = [folder.check(shard) for shard in folder.shards()]
+    assert findings and not any(problem for finding in findings for problem in finding.files.values())
+    assert any(name.endswith(".bodies") for finding in findings for name in finding.files)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from aion.core.compaction.files import DEFAULTS, Limits
 from aion.core.ingest.block import Block
-from state_backends.files.remote import Remote, RemoteStorage
+from state_backends.files.bodies import Bodies
+from state_backends.files.handed import HandedFile
+from state_backends.files.handed_remote import HandedPlace, bring, create
+from state_backends.files.remote import Remote
+from state_backends.files.remote_storage import RemoteStorage
 from state_backends.files.storage import LocalStorage
 from state_backends.store.backends import STORES
 from state_backends.store.io_thread import IoThread
@@ -43,6 +48,7 @@ class Host:
     ) -> None:
         self.kind, self.folder, self.retain, self.limits = kind, folder, retain, limits
         self.budget_bytes, self.block_bytes = budget, block_bytes
+        self.handed = HandedPlace("handed", folder / "written here")
         self.blocks: dict[bytes, int] = {}
         self.attempts = 0
         self.start()
@@ -54,7 +60,7 @@ class Host:
             # What pyarrow reaches by its own means; here it is a local folder, so that tests can look into it.
             fs = SubTreeFileSystem(str(self.folder.parent), LocalFileSystem())
             self.remote = Remote("test://remote", (fs, self.folder.name))
-            self.storage = RemoteStorage(self.remote, "state", self.folder / "copies")
+            self.storage = RemoteStorage(self.remote, name, self.folder / "copies", self.handed)
         self.shard = Shard(IDENTITY, self.storage, self.folder / "live", self.make_store, retain=self.retain)
 
     def make_store(self, p_bucket: PBucket) -> Any:
@@ -67,11 +73,29 @@ class Host:
         self.io.close()
         if self.kind == "remote":
             self.remote.close()
-            shutil.rmtree(self.folder / "copies", ignore_errors=True)  # the next host has none
+            for copies in ("copies", "written here"):  # the next host has none
+                shutil.rmtree(self.folder / copies, ignore_errors=True)
 
     def restart(self) -> None:
         self.stop()
         self.start()
+
+    def hand_over(self, name: str, *blocks: Block) -> list[Block]:
+        """What a child on this host hands over."""
+        if self.kind == "remote":
+            file = create(self.remote, self.handed, name)
+        else:
+            file = HandedFile(self.folder / "handed", name)
+        with closing(file):
+            references = [file.add(block) for block in blocks]
+            file.end()
+            file.seal()
+        return references
+
+    def body(self, block: Block) -> bytes:
+        """What a worker on this host reads."""
+        bodies = Bodies(self.storage.bodies, lambda places, name: bring(self.remote, places, name))
+        return bytes(bodies.of(block).body)
 
     def open(self, token: str | None, identity: Identity = IDENTITY) -> tuple[str, dict[str, Any] | None]:
         """A new attempt on a version, and its snapshot."""

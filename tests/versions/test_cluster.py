@@ -10,7 +10,9 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +21,41 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from aion.core.ingest.block import Block
+from aion.errors import CorruptState
+from state_backends.files.bodies import Bodies
+from state_backends.files.handed import HandedFile, name_of, sweep
+from state_backends.files.handed_remote import HandedPlace, bring, create
 from state_backends.files.location import LocalLocation, Location, RemoteLocation
+from state_backends.files.names import HANDED_FOLDER
 from state_backends.files.remote import Remote
 from state_backends.store.backends import STORES
 from state_backends.store.io_thread import IoThread, Priority, Steps
 from state_backends.store.m_bucket import MemoryBudget
-from state_backends.versions.lineage import home_of
+from state_backends.versions.lineage import digest_of, home_of
 from state_backends.versions.shard import Shard
 from tests.examples import some
 from tests.stores.rig import EAGER, make_block
 from tests.versions.host import IDENTITY
 
 HOSTS = 2
+NAMES = IDENTITY.query, IDENTITY.operator, "shard-00003"
 Blocks = dict[int, tuple[int, bytes]]
 """The live blocks of a version: seq -> slice, contents."""
 
 
 @dataclass
 class Lineage:
-    """One Spark: ``chosen`` are the versions of the batches that it keeps, oldest first; the last one is current."""
+    """One Spark: ``chosen`` are the versions of the batches that it keeps, oldest first; the last one is current.
+
+    ``handed``: what the children of the present batch have handed over. All attempts of roots get the same.
+    """
 
     checkpoint: str
     batch: int = 0
     chosen: list[str | None] = field(default_factory=lambda: [None])
     rivals: list[str] = field(default_factory=list)
+    handed: list[Block] = field(default_factory=list)
 
 
 @dataclass
@@ -54,6 +67,12 @@ class Attempt:
     blocks: Blocks
     next_seq: int
     purging: set[int] = field(default_factory=set)
+    handed: set[Any] = field(default_factory=set)
+
+    @property
+    def is_present(self) -> bool:
+        """Whether Spark still waits for it."""
+        return self.token == self.lineage.chosen[-1] and int(self.name[:10]) == self.lineage.batch
 
 
 class Cluster(RuleBasedStateMachine):
@@ -68,6 +87,7 @@ class Cluster(RuleBasedStateMachine):
         self.versions: dict[str | None, Blocks] = {None: {}}
         self.lineages = [Lineage("original")]
         self.attempts: list[Attempt] = []
+        self.bodies: dict[Any, bytes] = {}
         self.clock = 0
 
     def location(self, kind: str, host: int) -> Location:
@@ -89,7 +109,7 @@ class Cluster(RuleBasedStateMachine):
             location, copies = self.locations[host], live / "copies"
             self.shards[key] = Shard(
                 identity,
-                location.storage([identity.query, identity.operator, "shard-00003"], copies),
+                location.storage(NAMES, copies, digest_of(lineage.checkpoint)),
                 live / "shard",
                 lambda p: STORES["tiered"](
                     p, self.io[host], MemoryBudget(16 << 10), bucket_limit_bytes=8 << 10, limits=EAGER
@@ -123,8 +143,57 @@ class Cluster(RuleBasedStateMachine):
                 continue
             block = make_block(slice_us, next(self.numbers), 600)
             attempt.shard.append(attempt.name, [(attempt.next_seq, late, block)])
-            attempt.blocks[attempt.next_seq] = slice_us, bytes(block.data)
+            attempt.blocks[attempt.next_seq] = slice_us, bytes(block.body)
             attempt.next_seq += 1
+
+    @rule(data=st.data(), host=st.integers(0, HOSTS - 1), count=st.integers(1, 3))
+    def hand_over(self, data: st.DataObject, host: int, count: int) -> None:
+        """By a child of the present batch. Nobody may ever use it."""
+        lineage = data.draw(st.sampled_from(self.lineages))
+        self.clock += 1
+        digest, slice_us = digest_of(lineage.checkpoint), 10 * (self.clock // 8)
+        name, location = name_of(lineage.batch, digest, str(next(self.numbers))), self.locations[host]
+        if isinstance(location, RemoteLocation):
+            file = create(location.remote, HandedPlace.of(self.folder / f"host-{host}", NAMES, digest), name)
+        else:
+            file = HandedFile(self.folder.joinpath("state", *NAMES[:2], HANDED_FOLDER), name)
+        with closing(file):
+            blocks = [make_block(slice_us, next(self.numbers), 600) for _ in range(count)]
+            references = [file.add(block) for block in blocks]
+            self.bodies |= {
+                reference.at: bytes(block.body) for reference, block in zip(references, blocks, strict=True)
+            }
+            file.end()
+            file.seal()
+        lineage.handed += references
+
+    @precondition(lambda self: any(a.is_present and a.lineage.handed for a in self.attempts))
+    @rule(data=st.data())
+    def append_handed(self, data: st.DataObject) -> None:
+        """All that the children of the batch have handed over so far. The worker can read it at once."""
+        attempt = data.draw(st.sampled_from([a for a in self.attempts if a.is_present and a.lineage.handed]))
+        for block in attempt.lineage.handed:
+            slice_us = block.header.slice_us
+            if slice_us in attempt.purging or block.at in attempt.handed:
+                continue
+            attempt.handed.add(block.at)
+            attempt.shard.append(attempt.name, [(attempt.next_seq, False, block)])
+            attempt.blocks[attempt.next_seq] = slice_us, self.bodies[block.at]
+            assert self.body(attempt.shard, block) == self.bodies[block.at]
+            attempt.next_seq += 1
+
+    @rule(data=st.data())
+    def sweep(self, data: st.DataObject) -> None:
+        """By a task of the present batch, or of an older one that still runs. Only where files are local."""
+        lineage = data.draw(st.sampled_from(self.lineages))
+        batch = data.draw(st.integers(0, lineage.batch))
+        sweep(self.folder.joinpath("state", *NAMES[:2], HANDED_FOLDER), digest_of(lineage.checkpoint), batch)
+
+    def body(self, shard: Shard, block: Block) -> bytes:
+        """What a worker of this host reads."""
+        remote = self.remotes[0] if self.remotes else None
+        download = None if remote is None else partial(bring, remote)
+        return bytes(Bodies(shard.storage.bodies, download).of(block).body)
 
     @precondition(lambda self: any(a.blocks for a in self.attempts))
     @rule(data=st.data())
@@ -139,11 +208,18 @@ class Cluster(RuleBasedStateMachine):
     def commit(self, data: st.DataObject) -> None:
         """Also of an attempt whose batch is long decided: nobody told it."""
         attempt = data.draw(st.sampled_from(self.attempts))
-        attempt.shard.commit(attempt.name, {"next_seq": attempt.next_seq})
+        try:
+            attempt.shard.commit(attempt.name, {"next_seq": attempt.next_seq})
+        except CorruptState:
+            # What was handed over may be gone, but only if nobody waits for this attempt.
+            assert attempt.handed and not attempt.is_present
+            attempt.shard.abort(attempt.name)
+            self.attempts.remove(attempt)
+            return
         self.attempts.remove(attempt)
         self.versions[attempt.name] = {q: b for q, b in attempt.blocks.items() if b[0] not in attempt.purging}
         lineage = attempt.lineage
-        if attempt.token == lineage.chosen[-1] and int(attempt.name[:10]) == lineage.batch:
+        if attempt.is_present:
             lineage.rivals.append(attempt.name)
 
     @precondition(lambda self: self.attempts)
@@ -180,6 +256,7 @@ class Cluster(RuleBasedStateMachine):
         lineage = data.draw(st.sampled_from([one for one in self.lineages if one.rivals]))
         kept = [*lineage.chosen, data.draw(st.sampled_from(lineage.rivals))]
         lineage.chosen, lineage.rivals, lineage.batch = kept[-self.retain :], [], lineage.batch + 1
+        lineage.handed = []
 
     @precondition(lambda self: any(one.rivals for one in self.lineages))
     @rule(data=st.data())
@@ -207,7 +284,7 @@ class Cluster(RuleBasedStateMachine):
             return
         self.attempts = [a for a in self.attempts if a.lineage is not lineage]
         lineage.batch -= len(lineage.chosen) - 1 - at
-        lineage.chosen, lineage.rivals = lineage.chosen[: at + 1], []
+        lineage.chosen, lineage.rivals, lineage.handed = lineage.chosen[: at + 1], [], []
 
     # -- the rule -----------------------------------------------------------------------------------------
 
@@ -224,7 +301,9 @@ class Cluster(RuleBasedStateMachine):
             shard.open(token, name, replace(IDENTITY, checkpoint=lineage.checkpoint))
             wanted = {(seq, *block) for seq, block in self.versions[token].items()}
             slices = sorted({slice_us for _, slice_us, _ in wanted})
-            found = [(b.seq, b.block.header.slice_us, bytes(b.block.data)) for b in shard.read(name, slices)]
+            read = [(seq, block) for seq, block in shard.read(name, slices)]
+            bodies = [bytes(block.body) if block.at is None else self.body(shard, block) for _, block in read]
+            found = [(seq, block.header.slice_us, body) for (seq, block), body in zip(read, bodies, strict=True)]
             assert set(found) == wanted and len(found) == len(wanted)
             shard.abort(name)
         finally:

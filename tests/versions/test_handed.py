@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from aion.core.compaction.files import Limits
 from aion.core.ingest.block import Block
-from aion.errors import CorruptState
-from state_backends.files.handed import HandedFile, name_of, sweep
+from aion.errors import CorruptBlock, CorruptState
+from state_backends.files.handed import name_of, sweep
+from state_backends.files.remote_storage import RemoteStorage
 from state_backends.versions.manifest import load
+from tests.server.conftest import wait_until
 from tests.stores.rig import make_block
 from tests.versions.host import Host
 
 LINEAGE = "c0ffee"
 
 
+@pytest.fixture(params=["tiered", "remote"])
+def make(request: pytest.FixtureRequest, make: Callable[..., Host]) -> Callable[..., Host]:
+    """Hosts whose versions are in a local folder, or on a file system without links."""
+    return partial(make, request.param)
+
+
 def hand_over(host: Host, batch: int, *slices: int) -> list[Block]:
     """What a child hands over for a batch: a block for each slice."""
-    file = HandedFile(host.folder / "handed", name_of(batch, LINEAGE, f"{host.attempts}"))
-    try:
-        references = [file.add(make_block(slice_us, slice_us, 2000)) for slice_us in slices]
-        file.seal()
-    finally:
-        file.close()
-    return references
+    blocks = [make_block(slice_us, slice_us, 2000) for slice_us in slices]
+    return host.hand_over(name_of(batch, LINEAGE, f"{host.attempts}"), *blocks)
 
 
 def commit(host: Host, token: str | None, *slices: int, purge: tuple[int, ...] = ()) -> str:
@@ -41,26 +46,41 @@ def commit(host: Host, token: str | None, *slices: int, purge: tuple[int, ...] =
 
 def bodies(host: Host) -> set[int]:
     """The batches whose files the shard's folder has."""
-    return {int(path.name[11:21]) for path in host.storage.files.glob("*.bodies")}
+    settle(host)
+    return {int(path.name[11:21]) for path in (host.folder / "state" / "files").glob("*.bodies")}
+
+
+def settle(host: Host) -> None:
+    if isinstance(host.storage, RemoteStorage):
+        host.storage.settle()
+
+
+def left(host: Host) -> list[str]:
+    """The files that children wrote, where they left them."""
+    settle(host)
+    return [path.name for path in host.folder.glob("handed/*")] + [p.name for p in host.handed.local.glob("*")]
 
 
 def read(host: Host, token: str, *slices: int) -> list[int]:
     attempt, _ = host.open(token)
-    found = [block.header.slice_us for _, block in host.shard.read(attempt, slices)]
+    found = [block for _, block in host.shard.read(attempt, slices)]
+    for block in found:
+        slice_us = block.header.slice_us
+        assert host.body(block) == bytes(make_block(slice_us, slice_us, 2000).body)
     host.shard.abort(attempt)
-    return found
+    return [block.header.slice_us for block in found]
 
 
 def test_a_version_keeps_what_it_needs_after_the_child_s_file_is_swept(make: Callable[..., Host]) -> None:
     host = make()
     token = commit(host, None, 0, 10)
     sweep(host.folder / "handed", LINEAGE, 1)
-    assert list((host.folder / "handed").iterdir()) == []
+    assert left(host) == []
     host.restart()
     assert read(host, token, 0, 10) == [0, 10]
     manifest = load(host.manifest(token).read_bytes(), "m")
     assert [(f.name.rpartition(".")[2], f.blocks) for f in manifest.files] == [("sst", 2), ("bodies", 2)]
-    written = sum(path.stat().st_size for path in host.storage.files.glob("*.sst"))
+    written = sum(path.stat().st_size for path in host.folder.glob("state/files/*.sst"))
     assert written < 4 * 4096, "the bodies were not written again"
 
 
@@ -98,19 +118,23 @@ def test_a_commit_that_fails_takes_no_file_from_a_version_that_others_committed(
     token = commit(host, token, 30)
     names = {f.name for f in load(host.manifest(token).read_bytes(), "m").files}
     assert reference.at is not None and reference.at.file not in names
-    assert not (host.storage.files / reference.at.file).exists(), "a later batch's commit deletes what nobody names"
+    settle(host)
+    assert reference.at.file not in [path.name for path in host.folder.glob("*/files/*")], (
+        "a later batch's commit deletes what nobody names"
+    )
     assert read(host, token, 0, 10, 20, 30) == [0, 20, 30]
 
 
 def test_a_file_that_is_missing_is_named_when_the_shard_is_opened(make: Callable[..., Host]) -> None:
     host = make()
     token = commit(host, None, 0)
-    (path,) = host.storage.files.glob("*.bodies")
+    (path,) = host.folder.glob("state/files/*.bodies")
     host.stop()
     path.unlink()
     host.start()
-    with pytest.raises(CorruptState, match=path.name):
-        host.open(token)
+    # On a remote file system nobody looks for all files when a shard is opened, and the reader says it.
+    with pytest.raises((CorruptState, CorruptBlock), match=path.name):
+        read(host, token, 0)
 
 
 def test_a_file_that_was_swept_too_early_fails_the_commit(make: Callable[..., Host]) -> None:
@@ -118,7 +142,7 @@ def test_a_file_that_was_swept_too_early_fails_the_commit(make: Callable[..., Ho
     token = commit(host, None, 0)
     attempt, _ = host.open(token)
     host.shard.append(attempt, [(1, False, hand_over(host, 1, 10)[0])])
-    sweep(host.folder / "handed", LINEAGE, 99)
+    shutil.rmtree(host.folder / "handed")
     with pytest.raises(CorruptState, match="a child handed over, is missing"):
         host.shard.commit(attempt, {"next_seq": 2})
     host.shard.abort(attempt)
@@ -129,7 +153,9 @@ def test_merging_files_copies_references_and_not_bodies(
     make: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead: list[int] = []
-    monkeypatch.setattr("state_backends.store.p_bucket.advise", lambda _, block: ahead.append(block.header.slice_us))
+    for place in ("storage", "remote_storage"):
+        note = lambda _, block: ahead.append(block.header.slice_us)  # noqa: E731
+        monkeypatch.setattr(f"state_backends.files.{place}.advise", note)
     host = make(retain=1, limits=Limits(worth_bytes=1, file_share=1.0, disk=100.0))
     token = None
     for i in range(40):
@@ -139,6 +165,49 @@ def test_merging_files_copies_references_and_not_bodies(
     assert ahead == [], "nobody reads the bodies"
     assert bodies(host) == set(range(40))
     assert read(host, token, *range(0, 400, 10)) == list(range(0, 400, 10))
+    if host.kind == "remote":
+        return
     host.restart()
     assert read(host, token, *range(0, 400, 10)) == list(range(0, 400, 10))
     assert set(ahead) == set(range(0, 400, 10)), "a reader does"
+
+
+def test_a_host_brings_what_another_host_s_children_wrote_before_it_is_read(make: Callable[..., Host]) -> None:
+    host = make()
+    if host.kind != "remote":
+        pytest.skip("the files are in a folder of all hosts")
+    token = commit(host, None, 0, 10)
+    host.restart()
+    (name,) = (path.name for path in host.folder.glob("state/files/*.bodies"))
+    attempt, _ = host.open(token)
+    assert list(host.storage.files.glob("*.bodies")) == []
+    host.shard.prestage(attempt, [0])
+    host.settle()
+    wait_until(lambda: (host.storage.files / name).exists())
+    (host.folder / "state" / "files" / name).unlink()
+    host.shard.abort(attempt)
+    assert read(host, token, 0, 10) == [0, 10], "nobody asks the remote file system again"
+
+
+def test_bodies_that_were_not_committed_are_read_where_the_child_left_them(make: Callable[..., Host]) -> None:
+    host = make()
+    attempt, _ = host.open(None)
+    (reference,) = hand_over(host, 0, 10)
+    if host.kind == "remote":
+        shutil.rmtree(host.handed.local)  # the child was on another host
+    host.shard.append(attempt, [(0, False, reference)])
+    assert host.body(reference) == bytes(make_block(10, 10, 2000).body)
+    host.shard.commit(attempt, {"next_seq": 1})
+    assert host.body(reference) == bytes(make_block(10, 10, 2000).body)
+
+
+def test_what_no_attempt_used_goes_when_a_shard_that_was_opened_later_commits(make: Callable[..., Host]) -> None:
+    host = make()
+    token = commit(host, None, 0)
+    hand_over(host, 1, 10)  # by an attempt of a child that failed
+    other = host.hand_over(name_of(7, LINEAGE, "other"), make_block(70, 70, 2000))  # of a batch to come
+    host.restart()
+    for slice_us in (20, 30):
+        token = commit(host, token, slice_us)
+    sweep(host.folder / "handed", LINEAGE, 3)  # as a task does where files are local
+    assert other[0].at is not None and left(host) == [other[0].at.file]

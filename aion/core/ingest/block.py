@@ -23,6 +23,7 @@ A large block may be handed over: its body lies in a file that a child wrote, an
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias
@@ -134,11 +135,15 @@ class BodyAt(NamedTuple):
 
 
 class Block(NamedTuple):
-    """``data``: header and body. If the block was handed over (``at``): the body alone, or empty until it is mapped."""
+    """``data``: header and body. If the block was handed over (``at``), it is empty, and ``opens`` finds the body.
+
+    A body is opened when it is first read. Few of the blocks that come are read at once.
+    """
 
     header: Header
     data: Buffer
     at: BodyAt | None = None
+    opens: Callable[[], Any] | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -152,7 +157,9 @@ class Block(NamedTuple):
 
     @property
     def body(self) -> Any:
-        """The encoded rows, as a pyarrow.Buffer."""
+        """The encoded rows, as a pyarrow.Buffer. Raises CorruptBlock if the file with them is missing or too short."""
+        if self.opens is not None:
+            return self.opens()
         data = pa.py_buffer(self.data)
         return data.slice(min(self.header.own_bytes, data.size)) if self.at is None else data
 

@@ -1,0 +1,305 @@
+"""A storage of versions on a file system that ``pyarrow.fs`` reaches; see :mod:`state_backends.files.remote`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import Any
+
+import pyarrow.fs as pafs
+
+from aion.core.checksum import crc32
+from aion.core.ingest.block import Block
+from aion.errors import CorruptState, StateError, StorageError
+from state_backends.files.bodies import Footer, Places, advise, find, footer_of, read_footer
+from state_backends.files.handed_remote import HandedPlace, bring
+from state_backends.files.names import HANDED, MANIFEST, OPERATOR, PART, Doomed, SstFile
+from state_backends.files.remote import WHOLE_PUTS, Remote, RemoteUpload, storage_errors
+from state_backends.files.storage import link_or_copy
+
+_CHUNK_BYTES = 4 << 20  # one request each, if the file system reads in ranges
+
+log = logging.getLogger(__name__)
+
+
+class RemoteStorage:
+    """One shard's folder on a remote file system. ``cache``: the folder with the host's copies of the files in use.
+
+    The names are the same as in a local folder: ``files/<number>-<attempt>.sst``, ``manifests/<token>.json``. A commit
+    takes one request for each new file, and one for its manifest. ``handed``: where children leave files for the shard.
+    """
+
+    def __init__(self, remote: Remote, folder: str, cache: Path, handed: HandedPlace | None = None) -> None:
+        self._remote = remote
+        self._folder = folder
+        self.files = cache
+        self._handed = handed
+        self._adopted: list[str] = []  # paths of files that were copied, and can be deleted
+        self._coming: set[str] = set()  # files that are being downloaded because they will be read
+        self._deleting: set[Future[None]] = set()
+
+    def publish(self, new: Sequence[str], named: Sequence[str]) -> None:
+        """Uploads the new files. All others existed when the shard was opened, or have been uploaded since."""
+        self._in_parallel(self._upload, new)
+
+    def adopt(self, handed: Sequence[str]) -> list[Footer]:
+        """The file system copies the files itself."""
+        self._in_parallel(self._adopt, handed)
+        return [self._footer(name) for name in handed]
+
+    def _adopt(self, name: str) -> None:
+        left = self._left(name)
+        if left is None or self._handed is None:
+            raise CorruptState(f"file {name} was handed over, and nobody knows where")
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
+            self.files.mkdir(parents=True, exist_ok=True)
+            link_or_copy(self._handed.local / name, self.files / name)
+            (self._handed.local / name).unlink()
+        fs, target = self._at("files", name)
+        try:
+            self._copy(left, target, self._uri("files", name))
+        except FileNotFoundError:
+            # Another attempt of the batch may have copied it.
+            if fs.get_file_info(target).type is not pafs.FileType.File:
+                raise CorruptState(f"file {name}, which a child handed over, is missing: {left}") from None
+        self._adopted.append(left)
+
+    def _footer(self, name: str) -> Footer:
+        if (self.files / name).exists():
+            return read_footer(self.files / name)
+        fs, path = self._at("files", name)
+        with storage_errors(self._uri("files", name)), fs.open_input_file(path) as file:
+            return footer_of(file, name)
+
+    @property
+    def bodies(self) -> Places:
+        folders, paths = [str(self.files)], ["/".join([self._folder, "files"])]
+        if self._handed is not None:
+            # First where a file is before it is copied: it is never only there when it is looked for in the next.
+            folders, paths = [*folders, str(self._handed.local)], [self._handed.path, *paths]
+        return Places(folders, self._remote.uri, paths)
+
+    def read_ahead(self, block: Block) -> None:
+        """Downloads the file in the background, if it is not on this host."""
+        assert block.at is not None
+        name, places = block.at.file, self.bodies
+        path = find(places.folders, name)
+        if path is not None:
+            advise(path, block)
+            return
+        if name in self._coming:
+            return
+        self._coming.add(name)
+
+        def download() -> None:
+            try:
+                bring(self._remote, places, name)
+            except (OSError, StateError) as error:  # the reader of the block reports it
+                log.debug("%s was not downloaded ahead: %s", name, error)
+            finally:
+                self._coming.discard(name)
+
+        try:
+            self._remote.pool.submit(download)
+        except RuntimeError:  # the connection is closed
+            self._coming.discard(name)
+
+    def fetch(self, files: Sequence[SstFile]) -> None:
+        self._remote.connect()  # raises for a wrong URI, before any work is done
+        self.files.mkdir(parents=True, exist_ok=True)
+        wanted = {f.name for f in files}
+        for path in self.files.iterdir():
+            if path.name not in wanted:
+                path.unlink(missing_ok=True)
+        self._in_parallel(self._download, [f for f in files if not Path(f.path).exists()])
+
+    def release(self, names: Collection[str]) -> None:
+        for name in names:
+            (self.files / name).unlink(missing_ok=True)
+
+    def delete(self, doomed: Doomed) -> Doomed:
+        """Deletes in the background. Files that cannot be deleted are found again when the shard is opened."""
+        for name in doomed.files:
+            (self.files / name).unlink(missing_ok=True)
+        adopted, self._adopted = self._adopted, []
+        if not any(doomed) and not adopted:
+            return doomed
+
+        def delete() -> None:
+            try:
+                paths = [self._at("manifests", name)[1] for name in doomed.manifests]
+                paths += [self._at("files", name)[1] for name in doomed.files]
+                left = [self._left(name) for name in doomed.files if name.endswith(HANDED)]
+                self._remote.delete([*paths, *adopted, *filter(None, left)])
+            except StorageError as error:
+                log.warning("old files could not be deleted: %s", error)
+
+        with contextlib.suppress(RuntimeError):  # the connection is closed; the files are found again later
+            future = self._remote.cleaning.submit(delete)
+            self._deleting.add(future)
+            future.add_done_callback(self._deleting.discard)
+        return Doomed([], [])
+
+    def listing(self) -> tuple[list[str], list[str]]:
+        fs, path = self._at()
+        found: dict[str, list[str]] = {"manifests": [], "files": []}
+        with storage_errors(self._uri()):
+            infos = fs.get_file_info(pafs.FileSelector(path, allow_not_found=True, recursive=True))
+            if (left := self._left("")) is not None:
+                handed = fs.get_file_info(pafs.FileSelector(left, allow_not_found=True))
+                found["files"] += [info.base_name for info in handed if info.is_file]
+        for info in infos:
+            kind = info.path.rpartition("/")[0].rpartition("/")[2]
+            if info.type is pafs.FileType.File and kind in found:
+                found[kind].append(info.base_name)
+        return found["manifests"], found["files"]
+
+    def siblings(self) -> list[str]:
+        fs, path = self._at()
+        path = path.rpartition("/")[0]
+        with storage_errors(self._uri()):
+            infos = fs.get_file_info(pafs.FileSelector(path, allow_not_found=True))
+        return [info.base_name for info in infos if info.type is pafs.FileType.Directory]
+
+    def take(self, other: RemoteStorage, names: Sequence[str]) -> None:
+        """The file system copies the files itself; their bytes do not pass through this host."""
+
+        def copy(name: str) -> None:
+            (_, source), (_, target) = other._at("files", name), self._at("files", name)
+            try:
+                self._copy(source, target, other._uri("files", name))
+            except FileNotFoundError:
+                raise CorruptState(f"file {name} is missing: {other._uri('files', name)} does not exist") from None
+
+        self._in_parallel(copy, names)
+
+    def save(self, token: str, manifest: bytes) -> None:
+        self._put("manifests", token + MANIFEST, [manifest])
+
+    def load(self, token: str) -> bytes:
+        fs, path = self._at("manifests", token + MANIFEST)
+        with storage_errors(self.where(token), may_be_missing=True), fs.open_input_file(path) as file:
+            data: bytes = file.read(file.size())
+            return data
+
+    def where(self, token: str) -> str:
+        return self._uri("manifests", token + MANIFEST)
+
+    def owner(self) -> bytes | None:
+        fs, _ = self._remote.connect()
+        path, where = self._operator()
+        with (
+            contextlib.suppress(FileNotFoundError),
+            storage_errors(where, may_be_missing=True),
+            fs.open_input_file(path) as file,
+        ):
+            data: bytes = file.read(file.size())
+            return data
+        return None
+
+    def claim(self, owner: bytes, *, first: bool) -> bytes:
+        """If two hosts write at the same time, both read the file afterwards, to see whose it is."""
+        path, where = self._operator()
+        self._write(path, where, [owner], part=f".{self._folder.rpartition('/')[2]}{PART}")
+        return (self.owner() if first else None) or owner
+
+    def close(self) -> None:
+        shutil.rmtree(self.files, ignore_errors=True)
+        if self._handed is not None:
+            shutil.rmtree(self._handed.local, ignore_errors=True)
+
+    def settle(self) -> None:
+        """Waits until the deletions under way are over."""
+        wait(set(self._deleting))
+
+    # -- one file -----------------------------------------------------------------------------------------
+
+    def _upload(self, name: str) -> None:
+        with (self.files / name).open("rb", buffering=0) as file:
+            self._put("files", name, iter(lambda: file.read(_CHUNK_BYTES), b""))
+
+    def _download(self, file: SstFile) -> None:
+        """Downloads a file and checks it. An incomplete copy never has the file's name."""
+        path = Path(file.path)
+        part = path.with_suffix(PART)
+        size = crc = 0
+        fs, source = self._at("files", file.name)
+        try:
+            with (
+                storage_errors(self._uri("files", file.name), may_be_missing=True),
+                fs.open_input_file(source) as remote,
+                part.open("wb") as out,
+            ):
+                while chunk := remote.read(_CHUNK_BYTES):
+                    size += len(chunk)
+                    crc = crc32(chunk, crc)
+                    out.write(chunk)
+        except FileNotFoundError:
+            raise CorruptState(f"file {file.name} is missing: {self._uri('files', file.name)} does not exist") from None
+        if (size, crc) != (file.size_bytes, file.crc):
+            part.unlink()
+            raise CorruptState(
+                f"file {file.name} at {self._uri('files', file.name)} is damaged: it has {size} bytes with CRC-32 "
+                f"{crc:08x}, but its manifest says {file.size_bytes} bytes with {file.crc:08x}"
+            )
+        part.rename(path)
+
+    def _copy(self, source: str, target: str, where: str) -> None:
+        """Copies a file within the file system. Raises FileNotFoundError, or StorageError, which names ``where``."""
+        fs, _ = self._remote.connect()
+        with storage_errors(where, may_be_missing=True):
+            if fs.type_name not in WHOLE_PUTS:
+                fs.create_dir(target.rpartition("/")[0], recursive=True)
+            fs.copy_file(source, target)
+
+    def _put(self, kind: str, name: str, chunks: Iterable[bytes]) -> None:
+        _, path = self._at(kind, name)
+        self._write(path, self._uri(kind, name), chunks)
+
+    def _write(self, path: str, where: str, chunks: Iterable[bytes], part: str = PART) -> None:
+        upload = RemoteUpload(self._remote, path, where, part)
+        try:
+            for chunk in chunks:
+                upload.write(chunk)
+            upload.finish()
+        except BaseException:
+            upload.discard()
+            raise
+
+    # -- helpers ------------------------------------------------------------------------------------------
+
+    def _in_parallel(self, function: Callable[[Any], None], arguments: Sequence[Any]) -> None:
+        """Calls the function for all arguments in parallel, because the calls wait for the network.
+
+        Raises the first error when all calls are over.
+        """
+        futures = [self._remote.pool.submit(function, argument) for argument in arguments]
+        wait(futures)
+        for future in futures:
+            future.result()
+
+    def _operator(self) -> tuple[str, str]:
+        """The path of ``operator.json``, which the operator's shards share, and its URI."""
+        _, base = self._remote.connect()
+        names = [self._folder.rpartition("/")[0], OPERATOR]
+        return "/".join(filter(None, [base, *names])), "/".join(filter(None, [self._shown, *names]))
+
+    def _at(self, *parts: str) -> tuple[Any, str]:
+        fs, base = self._remote.connect()
+        return fs, "/".join([base, self._folder, *parts])
+
+    def _left(self, name: str) -> str | None:
+        """Where a child leaves a file of this name."""
+        _, base = self._remote.connect()
+        return None if self._handed is None else "/".join(filter(None, [base, self._handed.path, name]))
+
+    def _uri(self, *parts: str) -> str:
+        return "/".join([self._shown, self._folder, *parts])
+
+    @property
+    def _shown(self) -> str:
+        return self._remote.uri.partition("?")[0].rstrip("/")
