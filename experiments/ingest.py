@@ -150,6 +150,11 @@ def ingest(
     with console.status(f"generating {batches} files of {events:,} events"):
         paths = write_batches(plan, batches, out / "data")
     done = take_turns(settings, chosen, paths, out, record, console, flink_of(flink, out, plan, settings))
+    if payload:
+        from experiments.stages import of_carriers
+
+        with console.status("the stages of a kept event"):
+            record["stages"] = of_carriers(paths[0], out)
     report(settings, chosen, targets, done, out, record, console)
 
 
@@ -234,7 +239,11 @@ def report(
     console.print(remarks(settings), highlight=False)
     console.print(flink_remark(chosen, done), highlight=False)
     if settings.payload_bytes:
+        from experiments import stages
+
         console.print(disk_remark(settings, done, record["disk_bytes_per_s"], rates), highlight=False)
+        console.print(stages.table(record["stages"]))
+        stages.chart(out / f"{settings.stem}-stages.png", record["stages"])
     console.print(f"written: {out / settings.stem}.json and .png", highlight=False)
 
 

@@ -76,8 +76,8 @@ def read(data: Any, schema: pa.Schema) -> pa.RecordBatch:
 def test_what_is_read_is_what_was_written(compression: Compression, values: list[dict[str, Any]]) -> None:
     batch = pa.RecordBatch.from_pylist(values, SCHEMA)
     block = block_of(batch, compression)
-    assert block.size_bytes == len(block.data)
-    for data in (block.data, memoryview(block.data), pa.py_buffer(block.data)):
+    assert block.size_bytes == len(block.stored)
+    for data in (block.stored, memoryview(block.stored), pa.py_buffer(block.stored)):
         assert read(data, SCHEMA).equals(batch)
     assert decode(block, SCHEMA).equals(batch), "without a detour over its bytes"
 
@@ -91,7 +91,7 @@ def test_what_is_read_is_what_was_written(compression: Compression, values: list
 )
 def test_the_header_says_what_it_was_told(kind: BlockKind, slice_us: int, events: int, low: int, high: int) -> None:
     batch = pa.record_batch({"v": [1, 2]})
-    header = parse(block_of(batch, kind=kind, slice_us=slice_us, events=events, min_us=low, max_us=high).data).header
+    header = parse(block_of(batch, kind=kind, slice_us=slice_us, events=events, min_us=low, max_us=high).stored).header
     assert (header.kind, header.slice_us, header.events, header.min_us, header.max_us) == (
         kind, slice_us, events, low, high,
     )  # fmt: skip
@@ -101,13 +101,13 @@ def test_the_header_says_what_it_was_told(kind: BlockKind, slice_us: int, events
 @given(st.integers(0, 2**63 - 1), st.none() | st.tuples(*[st.integers(0, 2**63 - 1)] * 3))
 def test_a_header_holds_any_count(events: int, compacted: tuple[int, int, int] | None) -> None:
     block = block_of(pa.record_batch({"v": [1, 2]}), events=events, compacted=compacted and Compacted(*compacted))
-    assert parse(block.data).header == block.header
+    assert parse(block.stored).header == block.header
     assert (block.header.events, block.header.compacted) == (events, compacted)
-    assert read(block.data, pa.schema([("v", pa.int64())])).num_rows == 2
-    assert block.data[4] <= 2 or events >= 2**32, "an older Aion reads whatever it can"
-    for length in range(len(block.data)):
+    assert read(block.stored, pa.schema([("v", pa.int64())])).num_rows == 2
+    assert block.stored[4] <= 2 or events >= 2**32, "an older Aion reads whatever it can"
+    for length in range(len(block.stored)):
         with pytest.raises(CorruptBlock, match="block 17"):
-            read(block.data[:length], SCHEMA)
+            read(block.stored[:length], SCHEMA)
 
 
 @compressions
@@ -116,7 +116,7 @@ def test_a_slice_of_a_batch_takes_its_own_rows_only(compression: Compression) ->
     piece = batch.slice(400, 3)
     block = block_of(piece, compression)
     assert block.size_bytes < 600
-    assert read(block.data, batch.schema).column(0).to_pylist() == [400, 401, 402]
+    assert read(block.stored, batch.schema).column(0).to_pylist() == [400, 401, 402]
 
 
 @pytest.mark.parametrize("compression", [Compression.LZ4, Compression.ZSTD])
@@ -129,8 +129,8 @@ def test_compression_makes_blocks_smaller(compression: Compression) -> None:
 
 def test_an_uncompressed_block_is_decoded_without_a_copy() -> None:
     block, batch = small()
-    whole = pa.py_buffer(block.data)
-    decoded = read(block.data, batch.schema)
+    whole = pa.py_buffer(block.stored)
+    decoded = read(block.stored, batch.schema)
     for column in decoded.columns:
         for buffer in filter(None, column.buffers()):
             assert whole.address <= buffer.address and buffer.address + buffer.size <= whole.address + whole.size
@@ -147,7 +147,7 @@ def test_a_header_has_64_bytes() -> None:
 def test_every_flipped_bit_is_noticed_and_the_block_named(compression: Compression) -> None:
     block, batch = small(compression)
     for position in range(block.size_bytes * 8):
-        damaged = bytearray(block.data)
+        damaged = bytearray(block.stored)
         damaged[position // 8] ^= 1 << position % 8
         with pytest.raises((CorruptBlock, FormatError), match="block 17"):
             read(bytes(damaged), batch.schema)
@@ -158,13 +158,13 @@ def test_every_truncation_is_noticed_and_the_block_named(compression: Compressio
     block, batch = small(compression)
     for length in range(block.size_bytes):
         with pytest.raises(CorruptBlock, match="block 17"):
-            read(block.data[:length], batch.schema)
+            read(block.stored[:length], batch.schema)
 
 
 def test_bytes_too_many_are_noticed() -> None:
     block, batch = small()
     with pytest.raises(CorruptBlock, match="block 17"):
-        read(block.data + b"\0", batch.schema)
+        read(block.stored + b"\0", batch.schema)
 
 
 @given(st.binary(max_size=200))
@@ -177,14 +177,14 @@ def test_check_looks_at_the_body_without_decoding_it() -> None:
     block, _ = small()
     check(block)
     with pytest.raises(CorruptBlock, match=r"block 17.*checksum"):
-        check(Block(block.header, block.data[:-1] + b"\xff"), "block 17")
+        check(Block(block.header, block.stored[:-1] + b"\xff"), "block 17")
 
 
 def test_a_block_of_a_newer_format_is_told_apart_from_a_damaged_one() -> None:
     block, _ = small()
-    head = bytearray(block.data[: HEADER_BYTES - 4])
+    head = bytearray(block.stored[: HEADER_BYTES - 4])
     head[4] = VERSION + 1
-    newer = bytes(head) + struct.pack("<I", zlib.crc32(head)) + block.data[HEADER_BYTES:]
+    newer = bytes(head) + struct.pack("<I", zlib.crc32(head)) + block.stored[HEADER_BYTES:]
     with pytest.raises(FormatError, match=rf"block 17.*format {VERSION + 1}.*up to {VERSION}"):
         parse(newer, "block 17")
 
@@ -196,4 +196,4 @@ def test_values_of_every_width_survive() -> None:
     }  # fmt: skip
     batch = pa.RecordBatch.from_pylist([row], SCHEMA)
     for compression in Compression:
-        assert read(block_of(batch, compression).data, SCHEMA).to_pylist() == [row]
+        assert read(block_of(batch, compression).stored, SCHEMA).to_pylist() == [row]

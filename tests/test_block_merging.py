@@ -223,7 +223,7 @@ def test_blocks_stay_near_the_target() -> None:
 def test_a_damaged_block_is_not_merged() -> None:
     plan = PLANS["partials"]
     (shard, block, _), *_ = built(plan, table([(0, 1, 1.0)]), 1 << 20)
-    damaged = bytearray(block.data)
+    damaged = bytearray(block.stored)
     damaged[HEADER_BYTES + 8] ^= 1
     with pytest.raises(CorruptBlock, match="checksum"):
         merged(plan, [ShardBlock(shard, Block(block.header, bytes(damaged)))], 1 << 20)

@@ -352,7 +352,7 @@ def test_a_damaged_block_is_named_in_its_place(pool: CodecPool) -> None:
         return StoredBlock(seq, encode(batch, kind=BlockKind.EVENTS, slice_us=0, events=20_000, min_us=0, max_us=0))
 
     blocks = [stored(seq) for seq in range(7, 11)]
-    good = bytes(blocks[2].block.data)
+    good = bytes(blocks[2].block.stored)
     blocks[2] = StoredBlock(9, Block(blocks[2].block.header, good[:-1] + bytes([good[-1] ^ 1])))
     decoded = decode_all(plan, blocks, pool)
     assert [next(decoded).seq, next(decoded).seq] == [7, 8]

@@ -39,11 +39,11 @@ def block_of(batch: pa.RecordBatch, codec: Codec, compression: Compression = Com
 
 
 def round_trip(batch: pa.RecordBatch, codec: Codec, compression: Compression = Compression.NONE) -> pa.RecordBatch:
-    return decode(parse(block_of(batch, codec, compression).data), batch.schema)
+    return decode(parse(block_of(batch, codec, compression).stored), batch.schema)
 
 
 def text_of(column: pa.Array) -> bytes:
-    return bytes(block_of(pa.record_batch([column], ["x"]), Codec.JSON).data[HEADER_BYTES:])
+    return bytes(block_of(pa.record_batch([column], ["x"]), Codec.JSON).stored[HEADER_BYTES:])
 
 
 # -- all types, random values -----------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_every_type_and_every_value_comes_back_as_it_was(codec: Codec, data: st.
 def test_blocks_of_any_number_of_rows(codec: Codec, compression: Compression, rows: int) -> None:
     batch = pa.record_batch({"x": pa.array(range(rows), pa.int64()), "s": pa.array(["ä\n"] * rows, pa.string())})
     block = block_of(batch, codec, compression)
-    header = parse(block.data).header
+    header = parse(block.stored).header
     assert (header.codec, header.compression, header.rows) == (codec, compression, rows)
     assert decode(block, batch.schema).equals(batch)
     if rows == 3000 and compression is not Compression.NONE:
@@ -243,7 +243,7 @@ def test_schemas_keep_metadata_and_what_may_be_null(codec: Codec) -> None:
 
 def test_json_is_one_object_per_line_whatever_is_in_the_strings() -> None:
     batch = pa.record_batch({"n": [2**53 + 1, None, -1], "s": ['a\n{"n":1}', '"\r\n', "\u2028\0"]})
-    lines = bytes(block_of(batch, Codec.JSON).data[HEADER_BYTES:]).decode().split("\n")
+    lines = bytes(block_of(batch, Codec.JSON).stored[HEADER_BYTES:]).decode().split("\n")
     assert lines.pop() == ""
     assert [orjson.loads(line) for line in lines] == batch.to_pylist()
     assert lines[0] == '{"n":9007199254740993,"s":"a\\n{\\"n\\":1}"}'
@@ -326,7 +326,7 @@ def test_a_body_that_is_not_arrow_is_corrupt_and_named() -> None:
 @pytest.mark.parametrize(("codec", "compression"), CODECS)
 def test_every_flipped_bit_and_every_truncation_is_found(codec: Codec, compression: Compression) -> None:
     batch = pa.record_batch({"x": [1, 2, 3], "s": ["a", None, "ö"]})
-    data = bytes(block_of(batch, codec, compression).data)
+    data = bytes(block_of(batch, codec, compression).stored)
     for position, bit in itertools.product(range(len(data)), range(8)):
         damaged = bytearray(data)
         damaged[position] ^= 1 << bit

@@ -28,13 +28,13 @@ def test_blocks_come_out_as_they_went_in_however_their_rows_are_mixed(data: st.D
         fragmenter = Fragmenter(sender, limit)
         for size in data.draw(st.lists(st.integers(0, 2000), max_size=5)):
             block = block_of(size, slice_us=len(sent))
-            sent.append(bytes(block.data))
+            sent.append(bytes(block.stored))
             rows += fragmenter.rows(block)
     assert all(len(row) <= limit for row in rows)
     parts = Defragmenter()
     mixed = data.draw(st.permutations(rows))
     cut = data.draw(st.integers(0, len(mixed)))
-    came = [bytes(b.data) for half in (mixed[:cut], mixed[cut:]) for b in parts.blocks(half)]
+    came = [bytes(b.stored) for half in (mixed[:cut], mixed[cut:]) for b in parts.blocks(half)]
     parts.end()
     assert Counter(came) == Counter(sent)
 
@@ -42,13 +42,13 @@ def test_blocks_come_out_as_they_went_in_however_their_rows_are_mixed(data: st.D
 def test_a_sender_may_send_any_number_of_blocks() -> None:
     fragmenter, parts = Fragmenter(1, 100, serial=2**32 - 2), Defragmenter()
     sent = [block_of(500, slice_us=number) for number in range(4)]
-    assert [next(parts.blocks(fragmenter.rows(block))).data for block in sent] == [block.data for block in sent]
+    assert [next(parts.blocks(fragmenter.rows(block))).data for block in sent] == [block.stored for block in sent]
     parts.end()
 
 
 def test_a_block_that_fits_is_one_row_and_its_own_bytes() -> None:
     block = block_of(100)
-    assert list(Fragmenter(1, block.size_bytes).rows(block)) == [block.data]
+    assert list(Fragmenter(1, block.size_bytes).rows(block)) == [block.stored]
     assert len(list(Fragmenter(1, block.size_bytes - 1).rows(block))) == 2
 
 

@@ -67,7 +67,7 @@ class Writer:
         """All blocks of a version, by an attempt that changes nothing."""
         self.shard.open(token, "reader", self.identity)
         try:
-            return [(seq, bytes(block.data)) for seq, block in self.shard.read("reader", SLICES)]
+            return [(seq, bytes(block.stored)) for seq, block in self.shard.read("reader", SLICES)]
         finally:
             self.shard.abort("reader")
 

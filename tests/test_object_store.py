@@ -72,7 +72,7 @@ class Host:
         stored = list(self.shard.read("0000009999-reader", slices))
         self.shard.abort("0000009999-reader")
         for seq, block in stored:
-            assert bytes(block.data) == bytes(make_block(block.header.slice_us, seq, BLOCK_BYTES).data)
+            assert bytes(block.stored) == bytes(make_block(block.header.slice_us, seq, BLOCK_BYTES).stored)
         return [seq for seq, _ in stored]
 
     def close(self) -> None:

@@ -297,7 +297,7 @@ def test_versions_are_as_the_page_says(make: Callable[..., Rig], codec: str, how
         snapshot = rig.shard.open(token, "reader", rig.identity)
         assert snapshot == manifest["snapshot"]
         stored = rig.shard.read("reader", range(-60_000_000, 60_000_000, 10_000_000))
-        assert {(b.header.slice_us, seq): bytes(b.data) for seq, b in stored} == blocks
+        assert {(b.header.slice_us, seq): bytes(b.stored) for seq, b in stored} == blocks
         assert {s for s, _ in blocks} == set(read_packed(snapshot["slices"])["slice"])
         assert max(seq for _, seq in blocks) < snapshot["next_seq"]
         schema = pa.schema([(name, {"int64": pa.int64(), "string": pa.string()}.get(t) or pa.timestamp("us"))
@@ -339,7 +339,7 @@ def test_files_of_any_shape_are_as_the_page_says(make: Callable[..., Rig]) -> No
                 batch, kind=BlockKind.EVENTS, slice_us=slice_us, events=9 << i % 59, min_us=slice_us, max_us=-(i % 2),
                 compression=compression, codec=Codec(i % 2), compacted=compacted,
             )  # fmt: skip
-            blocks[slice_us, seq] = bytes(block.data)
+            blocks[slice_us, seq] = bytes(block.stored)
             rig.shard.append(f"{attempt:010d}-t", [(seq, i % 5 == 0, block)])
         purged = [-2 * 10**12] if attempt == 2 else []
         rig.shard.release(f"{attempt:010d}-t", purge=purged)
@@ -381,7 +381,7 @@ def test_compacted_blocks_are_as_the_page_says(make: Callable[..., Rig], how: di
         found = read_version(rig.folder / "state", token)
         rig.shard.open(token, "reader", rig.identity)
         stored = rig.shard.read("reader", [0, 10_000_000])
-        assert {(b.header.slice_us, seq): bytes(b.data) for seq, b in stored} == found
+        assert {(b.header.slice_us, seq): bytes(b.stored) for seq, b in stored} == found
         assert sum(read_block(data)[0]["events"] for data in found.values()) == events
         for data in found.values():
             if read_compacted(data):

@@ -345,9 +345,9 @@ def test_nobody_waits_for_the_uploads_of_another_shard(make: Callable[..., Place
         assert sorted(p.name for p in (tmp_path / "base/query").glob("*/manifests/*")) == ["0000000000-first.json"]
         store = shards[0].store
         assert store is not None and store.size_on_disk([0]), "written, and let go"
-        assert [bytes(b.block.data) for b in store.read([0])] == [bytes(blocks[0].data)]
+        assert [bytes(b.block.stored) for b in store.read([0])] == [bytes(blocks[0].stored)]
         store.prestage([0])
-        assert [bytes(b.block.data) for b in store.read([0])] == [bytes(blocks[0].data)]
+        assert [bytes(b.block.stored) for b in store.read([0])] == [bytes(blocks[0].stored)]
         assert store.stats().staging.misses == 1, "the second time it was prestaged"
         assert not committed.done()
         slow.may_end.set()

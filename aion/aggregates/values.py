@@ -20,6 +20,8 @@ def combined(column: Any) -> pa.Array:
     """A column as one array, without chunks."""
     if not isinstance(column, pa.ChunkedArray):
         return column
+    if column.num_chunks == 1:
+        return column.chunk(0)  # combine_chunks() copies it
     column = column.combine_chunks()
     return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
 

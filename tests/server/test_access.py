@@ -319,7 +319,7 @@ def message(*rows: tuple[Any, Any, Any]) -> pa.RecordBatch:
 
 
 def damaged() -> bytes:
-    data = bytearray(block(1).data)
+    data = bytearray(block(1).stored)
     data[3] ^= 1
     return bytes(data)
 
@@ -328,14 +328,14 @@ def damaged() -> bytes:
     ("rows", "error"),
     [
         ([(1, False, None)], errors.RequestError),
-        ([(None, False, bytes(block(1).data))], errors.RequestError),
-        ([(1, None, bytes(block(1).data))], errors.RequestError),
-        ([(0, False, bytes(block(1).data))], errors.RequestError),
-        ([(-5, False, bytes(block(1).data))], errors.RequestError),
-        ([(2, False, bytes(block(1).data)), (1, False, bytes(block(1).data))], errors.RequestError),
+        ([(None, False, bytes(block(1).stored))], errors.RequestError),
+        ([(1, None, bytes(block(1).stored))], errors.RequestError),
+        ([(0, False, bytes(block(1).stored))], errors.RequestError),
+        ([(-5, False, bytes(block(1).stored))], errors.RequestError),
+        ([(2, False, bytes(block(1).stored)), (1, False, bytes(block(1).stored))], errors.RequestError),
         ([(1, False, b"")], errors.CorruptBlock),
         ([(1, False, b"rubbish" * 100)], errors.CorruptBlock),
-        ([(1, False, bytes(block(1).data)[:-1])], errors.CorruptBlock),
+        ([(1, False, bytes(block(1).stored)[:-1])], errors.CorruptBlock),
         ([(1, False, damaged())], errors.CorruptBlock),
     ],
     ids=["null", "no number", "no lateness", "taken", "negative", "backwards", "empty", "bytes", "short", "torn"],

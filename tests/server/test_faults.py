@@ -99,7 +99,7 @@ def test_a_read_goes_on_behind_what_it_yielded(application: str, connect: Connec
     fate(application)
     found += reading
     assert [b.seq for b in found] == list(range(len(large)))
-    assert [bytes(b.block.data) for b in found] == [bytes(b.data) for b in large]
+    assert [bytes(b.block.stored) for b in found] == [bytes(b.stored) for b in large]
     assert session_.servers == 2
 
 

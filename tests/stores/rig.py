@@ -94,7 +94,7 @@ class Rig:
     def check(self, stored: Any) -> int:
         seq, block = stored
         assert block.header == self.blocks[seq].header
-        assert bytes(block.data) == bytes(self.blocks[seq].data), f"block {seq} is another one"
+        assert bytes(block.stored) == bytes(self.blocks[seq].stored), f"block {seq} is another one"
         return int(seq)
 
     def settle(self) -> None:

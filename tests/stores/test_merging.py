@@ -55,14 +55,14 @@ ALL = [0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15]
 
 
 def test_small_files_become_one_with_the_same_blocks(rig: Rig) -> None:
-    before = {seq: bytes(block.data) for seq, block in rig.blocks.items()}
+    before = {seq: bytes(block.stored) for seq, block in rig.blocks.items()}
     assert len(rig.store.files()) == 8
     merge(rig)
     (number,) = rig.store.files()
     assert number == 8, "a new number"
     assert rig.store.files() == {8: {0: 2, 1: 4, 2: 4, 3: 4, 4: 2}}
     assert rig.read(*range(5)) == ALL
-    assert {seq: bytes(b.data) for seq, b in rig.store.read(range(5))} == before
+    assert {seq: bytes(b.stored) for seq, b in rig.store.read(range(5))} == before
     assert rig.store.stats().merges == 1 and rig.store.stats().merged_bytes == sum(
         b.size_bytes for b in rig.blocks.values()
     )
@@ -260,7 +260,7 @@ def test_purged_ranges_are_reclaimed(make: Callable[..., Rig]) -> None:
 
 
 def damaged(block: Block) -> Block:
-    data = bytearray(bytes(block.data))
+    data = bytearray(bytes(block.stored))
     data[-1] ^= 1
     return Block(block.header, bytes(data))
 

@@ -50,7 +50,7 @@ def test_a_reader_from_before_a_rollback_never_gets_the_blocks_of_after_it(rig: 
     WHEREVER[where](rig)
     with pytest.raises(StateError, match="purged while it was read"):
         for seq, block in reader:
-            assert bytes(block.data) == bytes(before[seq].data)
+            assert bytes(block.stored) == bytes(before[seq].stored)
 
 
 def test_a_rollback_waits_for_what_is_being_written(rig: Rig) -> None:

@@ -112,7 +112,7 @@ class Host:
         """Blocks as (seq, slice); each has contents of its own, also if its seq was given before."""
         for seq, slice_us in blocks:
             block = make_block(slice_us, len(self.blocks), self.block_bytes)
-            self.blocks[bytes(block.data)] = seq
+            self.blocks[bytes(block.stored)] = seq
             self.shard.append(attempt, [(seq, late, block)])
 
     def append_together(self, attempt: str, *blocks: tuple[int, int]) -> None:
@@ -129,7 +129,7 @@ class Host:
         return attempt
 
     def read(self, attempt: str, *slices: int) -> list[tuple[int, Block]]:
-        stored = [(seq, bytes(block.data)) for seq, block in self.shard.read(attempt, slices)]
+        stored = [(seq, bytes(block.stored)) for seq, block in self.shard.read(attempt, slices)]
         assert all(self.blocks[data] == seq for seq, data in stored)
         return stored  # type: ignore[return-value]
 
