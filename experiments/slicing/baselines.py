@@ -125,6 +125,8 @@ class FlatFat:
         self._windows = [w if isinstance(w, Tumbling) else _session(w) for w in windows]
         self._leaves = _Leaves()
         self._now_us = LONG_AGO
+        # By window: events before this belong to sessions that have ended, which nothing joins any more.
+        self._open_from_us = dict.fromkeys(range(len(windows)), LONG_AGO)
         self.whole_batches = whole_batches
 
     def process(self, times_us: Ints, values: Ints) -> None:
@@ -148,11 +150,11 @@ class FlatFat:
     def advance(self, watermark_us: int) -> Panes:
         before_us, self._now_us = self._now_us, max(watermark_us, self._now_us)
         found, unneeded = [], len(self._leaves.times)
-        for window in self._windows:
+        for number, window in enumerate(self._windows):
             if isinstance(window, Tumbling):
                 panes, needed_from = self._tumbling(window, before_us)
             else:
-                panes, needed_from = self._sessions(window, before_us)
+                panes, needed_from = self._sessions(window, number)
             found.append(panes)
             unneeded = min(unneeded, needed_from)
         self._leaves.drop_front(unneeded)
@@ -173,18 +175,25 @@ class FlatFat:
         panes = starts, starts + size_us, ends - begins, self._leaves.sums(begins, ends)
         return panes, int(np.searchsorted(times, open_from))
 
-    def _sessions(self, window: Session, before_us: int) -> tuple[tuple[Ints, Ints, Ints, Ints], int]:
-        times = self._leaves.times
+    def _sessions(self, window: Session, number: int) -> tuple[tuple[Ints, Ints, Ints, Ints], int]:
+        front = int(np.searchsorted(self._leaves.times, self._open_from_us[number]))
+        times = self._leaves.times[front:]
         if not len(times):
-            return _NOTHING, 0
+            return _NOTHING, front
         cuts = np.flatnonzero(np.diff(times) > window.gap_us) + 1
         begins, ends = np.concatenate(([0], cuts)), np.append(cuts, len(times))
         ends_us = times[ends - 1] + window.gap_us
-        is_open = ends_us > self._now_us
-        needed_from = int(begins[is_open][0]) if is_open.any() else len(times)
-        due = ~is_open & (ends_us > before_us)
-        begins, ends = begins[due], ends[due]
-        return (times[begins], ends_us[due], ends - begins, self._leaves.sums(begins, ends)), needed_from
+        due = ends_us <= self._now_us
+        needed_from = len(times) if due.all() else int(begins[~due][0])
+        begins, ends, ends_us = begins[due], ends[due], ends_us[due]
+        if len(ends):
+            self._open_from_us[number] = int(times[ends[-1] - 1]) + 1
+        return (
+            times[begins],
+            ends_us,
+            ends - begins,
+            self._leaves.sums(begins + front, ends + front),
+        ), front + needed_from
 
 
 class _Leaves:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
@@ -164,6 +164,7 @@ BASELINES: dict[str, Callable[[Sequence[Definition]], Buckets | FlatFat]] = {
 
 @pytest.mark.parametrize("name", BASELINES)
 @given(windows, st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 40), max_size=8)), max_size=8))
+@example([Tumbling(2, 1), Session(1)], [(1, [8]), (9, [0])])  # an event just behind a session that has ended
 def test_baselines_yield_each_window_once_when_it_ends(
     name: str, windows: list[Definition], steps: list[tuple[int, list[int]]]
 ) -> None:
