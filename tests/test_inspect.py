@@ -6,6 +6,7 @@ import random
 import shutil
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,17 @@ from typer.testing import CliRunner
 
 import aion
 from aion.cli import app
+from aion.core.ingest.block import Block
 from aion.errors import ConfigError, StateError
 from aion.tools.inspect.state import SET_ASIDE, set_back
+from state_backends.files.handed import HandedFile, name_of
+from state_backends.files.names import HANDED_FOLDER
 from state_backends.files.storage import LocalStorage
 from state_backends.store.backends import STORES
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.audit import ShardFinding, StateFolder, plan_repair
+from state_backends.versions.lineage import digest_of
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 from tests.operators import make
@@ -42,7 +47,7 @@ class Writer:
         self._io = IoThread()
         self.shard = Shard(
             self.identity,
-            LocalStorage(self.folder),
+            LocalStorage(self.folder, self.folder.parent / HANDED_FOLDER),
             self._live,
             lambda p: STORES["tiered"](p, self._io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
             retain=100,
@@ -70,6 +75,12 @@ class Writer:
             return [(seq, bytes(block.stored)) for seq, block in self.shard.read("reader", SLICES)]
         finally:
             self.shard.abort("reader")
+
+    def adopt(self, block: Block) -> None:
+        """The first version, with a block that a child handed over."""
+        self.shard.open(None, "0000000000-a", self.identity)
+        self.shard.append("0000000000-a", [(0, False, block)])
+        self.shard.commit("0000000000-a", make(aion.Tumbling(10)).snapshot() | {"next_seq": 1})
 
 
 @pytest.fixture
@@ -101,6 +112,28 @@ def damages(data: bytes, other: bytes, rng: random.Random) -> Iterator[tuple[str
         flipped[position] ^= 1 << rng.randrange(8)
         yield f"flipped at {position}", bytes(flipped)
         yield f"truncated to {position}", data[:position]
+
+
+# -- lineages -------------------------------------------------------------------------------------------------
+
+
+def test_what_a_child_handed_over_to_several_shards_is_on_disk_once(tmp_path: Path) -> None:
+    handed, digest = tmp_path / "state" / "query" / "tolls" / HANDED_FOLDER, digest_of("")
+    with closing(HandedFile(handed, name_of(0, digest, "child"))) as file:
+        references = [file.add(make_block(SLICES[n], n, 100_000)) for n in range(2)]
+        file.end()
+        file.seal()
+    for shard, reference in enumerate(references):
+        with Writer(tmp_path / "state", shard, tmp_path / "live") as writer:
+            writer.adopt(reference)
+    (handed / name_of(9, digest, "left")).touch()
+    (handed / name_of(9, "other", "left")).touch()
+    with closing(StateFolder(str(tmp_path / "state"))) as folder:
+        (lineage,) = folder.lineages()
+        assert 200_000 < lineage.bytes < 220_000
+        folder.forget(lineage)
+    left = [path.name for path in (tmp_path / "state").rglob("*") if path.suffix in (".bodies", ".sst", ".json")]
+    assert sorted(left) == sorted([name_of(9, "other", "left"), "operator.json"])
 
 
 # -- corruption -----------------------------------------------------------------------------------------------

@@ -20,9 +20,9 @@ from aion.core.checksum import crc32
 from aion.errors import FormatError, StateError, StorageError
 from state_backends.files.bodies import damage
 from state_backends.files.location import locate
-from state_backends.files.names import HANDED, MANIFEST, OPERATOR, SST
+from state_backends.files.names import HANDED, HANDED_FOLDER, MANIFEST, OPERATOR, SST
 from state_backends.files.remote import pyarrow_uri
-from state_backends.versions.lineage import PREFIX
+from state_backends.versions.lineage import PREFIX, digest_of
 from state_backends.versions.manifest import FileEntry, Manifest, load, load_operator
 
 _CHUNK_BYTES = 4 << 20
@@ -164,6 +164,7 @@ class StateFolder:
     def lineages(self) -> list[Lineage]:
         """The lineages that have shards here."""
         found: dict[tuple[str, str], Lineage] = {}
+        handed: set[tuple[str, str]] = set()
         for query, operator, shard in self.shards():
             name = operator.partition("/")[2] or FIRST
             lineage = found.get((query, name))
@@ -172,7 +173,11 @@ class StateFolder:
                 lineage = found[query, name] = Lineage(query, name, checkpoint)
             folder = f"{self._base}/{query}/{operator}/{shard}"
             lineage.folders.append(folder)
-            lineage.bytes += sum(size for _, size in self._list(f"{folder}/files"))
+            for file, size in self._list(f"{folder}/files"):
+                # All shards that need a file of a child have links to it.
+                is_new = not file.endswith(HANDED) or (operator, file) not in handed
+                lineage.bytes += size if is_new else 0
+                handed.add((operator, file))
             tokens = [name.partition("-")[0] for name, _ in self._list(f"{folder}/manifests")]
             lineage.newest = max([lineage.newest, *(int(token) for token in tokens if token.isdecimal())])
         return list(found.values())
@@ -182,8 +187,19 @@ class StateFolder:
         for folder in lineage.folders:
             self._fs.delete_dir(folder)
             operator = folder.rpartition("/")[0]
+            if lineage.checkpoint is not None:
+                self._forget_handed(operator.removesuffix(f"/{lineage.name}"), digest_of(lineage.checkpoint))
             if lineage.name != FIRST and not self._folders(operator):
                 self._fs.delete_dir(operator)
+
+    def _forget_handed(self, operator: str, lineage: str) -> None:
+        """Deletes what children of a lineage handed over to no version; see docs/state-format.md."""
+        folder = f"{operator}/{HANDED_FOLDER}"
+        if lineage in self._folders(folder):
+            self._fs.delete_dir(f"{folder}/{lineage}")
+        for name, _ in self._list(folder):
+            if f"-{lineage}-" in name:
+                self._fs.delete_file(f"{folder}/{name}")
 
     def _checkpoint(self, path: str) -> str | None:
         try:
