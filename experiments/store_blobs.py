@@ -57,7 +57,7 @@ def sst_files(commits: Commits, folder: Path) -> tuple[float, float, int]:
     write_s = time.perf_counter() - begin
     dropped = drop_page_cache(folder)
     where = [(no, seq) for no, commit in zip(files, commits, strict=True) for seq, _ in commit]
-    read_s = _read(commits, lambda: (_done(p_bucket.fetch(no, 0, seq)).data for no, seq in where))
+    read_s = _read(commits, lambda: (_done(p_bucket.fetch(no, 0, seq)).stored for no, seq in where))
     p_bucket.close()
     return write_s, read_s, dropped
 
@@ -74,7 +74,7 @@ def blob_files(commits: Commits, folder: Path) -> tuple[float, float, int]:
     begin = time.perf_counter()
     for file_no, commit in enumerate(commits):
         for seq, block in commit:
-            db.put(block_key(file_no, 0, seq), bytes(block.data), write_opt=no_log)
+            db.put(block_key(file_no, 0, seq), bytes(block.stored), write_opt=no_log)
         db.flush()
     write_s = time.perf_counter() - begin
     assert list((folder / "db").glob("*.blob")), "the values are in blob files"

@@ -42,7 +42,7 @@ def plain(blocks: list[Block], folder: Path) -> tuple[float, float, int]:
     begin = time.perf_counter()
     with path.open("wb", buffering=0) as out:
         for block in blocks:
-            out.write(block.data)
+            out.write(block.stored)
         os.fsync(out.fileno())
     write_s = time.perf_counter() - begin
     sizes = [b.size_bytes for b in blocks]

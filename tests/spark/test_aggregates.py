@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -114,6 +115,7 @@ def by_spark(spark: SparkSession, folder: Path) -> DataFrame:
     return rows.groupBy("k", F.window("ts", "20 seconds").alias("w")).agg(*columns)
 
 
+@pytest.mark.proof
 def test_the_same_results_as_sparks_own_functions(spark: SparkSession, tmp_path: Path) -> None:
     stream, sink = FileStream(spark, tmp_path / "input", SCHEMA), Sink(spark, tmp_path)
     rows = events(4, 240)

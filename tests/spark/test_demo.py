@@ -13,6 +13,7 @@ from experiments.flights import arrivals, load_flights, write_stream
 from tests.test_demo import pandas_truth
 
 
+@pytest.mark.proof
 def test_spark_computes_the_truth_and_keeps_the_watermark_below_the_filter(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from experiments.generate import EventPlan, write_batches
@@ -26,6 +27,7 @@ def test_ingest_reads_all_events_and_says_how_fast(spark: SparkSession, tmp_path
     assert done.whole_events_per_s > 0 and done.steady_events_per_s > 0
 
 
+@pytest.mark.proof
 def test_overlapping_windows_are_those_of_spark(spark: SparkSession, tmp_path: Path) -> None:
     files = write_batches(EventPlan(events_per_batch=500, late_share=0.0), 3, tmp_path / "data")
     found = [
@@ -38,6 +40,7 @@ def test_overlapping_windows_are_those_of_spark(spark: SparkSession, tmp_path: P
     assert found[0].results > 0
 
 
+@pytest.mark.proof
 def test_hops_of_central_and_distributed_queries_are_counted(spark: SparkSession, tmp_path: Path) -> None:
     mine = configured(spark.newSession())  # settings of its own
     folder = SOURCES.write(tmp_path / "data")

@@ -73,6 +73,7 @@ def truth(events: list[Event], watermark: int) -> dict[tuple[Any, ...], tuple[in
     return found
 
 
+@pytest.mark.proof
 def test_all_of_them_in_one_query_over_restarts(stream: FileStream, sink: Sink) -> None:
     """Late events shift, extend, join and split windows. After every other batch the query stops and is restarted."""
     rng = random.Random(7)

@@ -81,6 +81,7 @@ def checksum(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[st
     return {"rows": rows, "crc": crc, "batches": len(seen), "alive": most, "grown": most_rss}
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("budgets", "hand_over"),
     [

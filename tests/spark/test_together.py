@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from pyspark.sql import SparkSession
 
 import aion
@@ -46,6 +47,7 @@ def standings(state: Path, query: str) -> list[dict[str, Any]]:
         folder.close()
 
 
+@pytest.mark.proof
 def test_shards_learn_lateness_together(spark: SparkSession, stream: FileStream, sink: Sink) -> None:
     late = put(stream)
     policy = {

@@ -52,6 +52,7 @@ def assert_equal(found: Mapping[str, pd.DataFrame], truth: Mapping[str, pd.DataF
             assert same.all(), f"{name}.{column}"
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
