@@ -262,3 +262,11 @@ def test_the_chart_is_a_picture(tmp_path: Path) -> None:
     path = tmp_path / "out" / "chart.png"
     bench.bar_chart(path, "title", {"a": "Contender A"}, {"a": [1.0, 2.0], "b": []}, "events/s")
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_names_are_picked_in_the_order_that_is_known() -> None:
+    assert bench.pick(" b,a ", ["a", "b", "c"]) == ["a", "b"]
+    assert bench.pick("", ["a", "b", "c"]) == ["a", "b", "c"]
+    assert bench.pick("", ["a", "b", "c"], ["c"]) == ["c"]
+    with pytest.raises(typer.BadParameter, match="unknown: d, e; use a, b"):
+        bench.pick("d,a,e", ["a", "b"])
