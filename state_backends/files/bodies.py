@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,13 +91,23 @@ def find(folders: Sequence[str], name: str) -> Path | None:
     return next((path for path in paths if path.exists()), None)
 
 
-def advise(path: Path, block: Block) -> None:
-    """Asks the system to read the body of a reference from disk, because it will be needed soon. Does not wait."""
-    assert block.at is not None
-    with contextlib.suppress(OSError):  # the reader of the block reports the error
+def by_file(references: Iterable[Block]) -> dict[str, list[Block]]:
+    """The references by the file that their bodies are in."""
+    found: dict[str, list[Block]] = {}
+    for block in references:
+        assert block.at is not None
+        found.setdefault(block.at.file, []).append(block)
+    return found
+
+
+def advise(path: Path, references: Iterable[Block]) -> None:
+    """Asks the system to read bodies of this file from disk, because they will be needed soon. Does not wait."""
+    with contextlib.suppress(OSError):  # the reader of a block reports the error
         fd = os.open(path, os.O_RDONLY)
         try:
-            os.posix_fadvise(fd, block.at.offset, block.header.body_bytes, os.POSIX_FADV_WILLNEED)
+            for block in references:
+                assert block.at is not None
+                os.posix_fadvise(fd, block.at.offset, block.header.body_bytes, os.POSIX_FADV_WILLNEED)
         finally:
             os.close(fd)
 

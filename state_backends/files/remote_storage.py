@@ -15,7 +15,7 @@ import pyarrow.fs as pafs
 from aion.core.checksum import crc32
 from aion.core.ingest.block import Block
 from aion.errors import CorruptState, StateError, StorageError
-from state_backends.files.bodies import Footer, Places, advise, find, footer_of, read_footer
+from state_backends.files.bodies import Footer, Places, advise, by_file, find, footer_of, read_footer
 from state_backends.files.handed_remote import HandedPlace, bring
 from state_backends.files.names import HANDED, MANIFEST, OPERATOR, PART, Doomed, SstFile
 from state_backends.files.remote import WHOLE_PUTS, Remote, RemoteUpload, storage_errors
@@ -83,29 +83,25 @@ class RemoteStorage:
             folders, paths = [*folders, str(self._handed.local)], [self._handed.path, *paths]
         return Places(folders, self._remote.uri, paths)
 
-    def read_ahead(self, block: Block) -> None:
-        """Downloads the file in the background, if it is not on this host."""
-        assert block.at is not None
-        name, places = block.at.file, self.bodies
-        path = find(places.folders, name)
-        if path is not None:
-            advise(path, block)
-            return
-        if name in self._coming:
-            return
-        self._coming.add(name)
+    def read_ahead(self, references: Iterable[Block]) -> None:
+        """Downloads the files that are not on this host, in the background."""
+        places = self.bodies
+        for name, blocks in by_file(references).items():
+            if (path := find(places.folders, name)) is not None:
+                advise(path, blocks)
+            elif name not in self._coming:
+                self._coming.add(name)
+                try:
+                    self._remote.pool.submit(self._bring, places, name)
+                except RuntimeError:  # the connection is closed
+                    self._coming.discard(name)
 
-        def download() -> None:
-            try:
-                bring(self._remote, places, name)
-            except (OSError, StateError) as error:  # the reader of the block reports it
-                log.debug("%s was not downloaded ahead: %s", name, error)
-            finally:
-                self._coming.discard(name)
-
+    def _bring(self, places: Places, name: str) -> None:
         try:
-            self._remote.pool.submit(download)
-        except RuntimeError:  # the connection is closed
+            bring(self._remote, places, name)
+        except (OSError, StateError) as error:  # the reader of the block reports it
+            log.debug("%s was not downloaded ahead: %s", name, error)
+        finally:
             self._coming.discard(name)
 
     def fetch(self, files: Sequence[SstFile]) -> None:

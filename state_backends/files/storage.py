@@ -12,14 +12,14 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from aion.core.ingest.block import Block
 from aion.errors import CorruptState
-from state_backends.files.bodies import Footer, Places, advise, find, read_footer
+from state_backends.files.bodies import Footer, Places, advise, by_file, find, read_footer
 from state_backends.files.faults import disk_error, disk_errors
 from state_backends.files.names import MANIFEST, OPERATOR, PART, Doomed, SstFile
 
@@ -54,8 +54,8 @@ class Storage(Protocol):
     def bodies(self) -> Places:
         """Where this shard's workers find files that children handed over."""
 
-    def read_ahead(self, block: Block) -> None:
-        """Begins to bring the body of a reference to this host's memory, because it will be read. Does not wait."""
+    def read_ahead(self, references: Iterable[Block]) -> None:
+        """Begins to bring the bodies of references to this host's memory, because they will be read. Does not wait."""
 
     def fetch(self, files: Sequence[SstFile]) -> None:
         """Makes sure that these files are in the folder ``files``. Downloads missing files, and checks them.
@@ -145,10 +145,10 @@ class LocalStorage:
     def bodies(self) -> Places:
         return Places([str(folder) for folder in (self.files, self._handed) if folder is not None])
 
-    def read_ahead(self, block: Block) -> None:
-        assert block.at is not None
-        if (path := find(self.bodies.folders, block.at.file)) is not None:
-            advise(path, block)
+    def read_ahead(self, references: Iterable[Block]) -> None:
+        for name, blocks in by_file(references).items():
+            if (path := find(self.bodies.folders, name)) is not None:
+                advise(path, blocks)
 
     def fetch(self, files: Sequence[SstFile]) -> None:
         """Does nothing: RocksDB notices a missing file when it ingests it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aion.core.ingest.block import Block
 from aion.errors import CorruptBlock, StateError
 from state_backends.store.blocks import Blocks
@@ -38,8 +40,13 @@ class Fetcher:
                         raise
             else:
                 if block.at is not None:  # its reader maps the body
-                    self._files.read_ahead(block)
+                    self._files.read_ahead([block])
                 return block
+
+    def ahead(self, references: Sequence[Block]) -> Steps[None]:
+        """Brings the bodies of references nearer that are in memory themselves."""
+        yield 0
+        self._files.read_ahead(references)
 
 
 def purged(entry: Entry) -> StateError:

@@ -59,8 +59,8 @@ class PBucket:
         self.live = live
         self.durable = durable
         self.tag = "0"
-        self.ahead: Callable[[Block], None] = lambda block: None
-        """Brings the body of a reference nearer. Others read it, and map the file."""
+        self.ahead: Callable[[Sequence[Block]], None] = lambda references: None
+        """Brings the bodies of references nearer. Others read them, and map their files."""
         self.next_file_no = 0
         self._db: Rdict | None = None
         self._db_path = live
@@ -156,9 +156,9 @@ class PBucket:
         yield len(value)
         return parse(value, name)
 
-    def read_ahead(self, block: Block) -> None:
-        """Begins to bring the body of a reference to this host's memory. Does not wait."""
-        self.ahead(block)
+    def read_ahead(self, references: Sequence[Block]) -> None:
+        """Begins to bring the bodies of references to this host's memory. Does not wait."""
+        self.ahead(references)
 
     def adopt(self, files: Sequence[SstFile]) -> Steps[list[list[Indexed]]]:
         """Steps that ingest existing files; returns the index of each.

@@ -50,7 +50,10 @@ class Prestager:
         self.on_staged: Callable[[int, float, float], None] | None = None
 
     def prestage(self, slices: Sequence[int], only: Only | None) -> None:
-        """Starts fetching the visible blocks of these slices, in this order. Does not wait."""
+        """Starts fetching the visible blocks of these slices, in this order. Does not wait.
+
+        The body of a reference is fetched even if the reference is in memory: it may be on another host.
+        """
         begin = self._io.now()
         last: _Staging | None = None
         size, times = 0, [begin]
@@ -59,6 +62,7 @@ class Prestager:
             # At most what memory has room for, and what a function needs: it may begin before everything is there.
             entries = [e for s in dict.fromkeys(slices) for e in self._blocks.visible([s], only)]
             wanted = self._wanted_bytes(entries)
+            kept = [self._blocks.memory.get(e.seq) for e in entries if e.handed is not None and e.place in IN_MEMORY]
             for entry in entries:
                 if entry.place is not Place.DISK:
                     continue
@@ -67,6 +71,8 @@ class Prestager:
                     break
                 last = self._start(entry, Priority.PRESTAGE, entry.size_bytes, times)
                 size += entry.size_bytes
+        if references := [block for block in kept if block is not None]:
+            self._io.submit(Priority.PRESTAGE, self._fetcher.ahead(references))
         if last is not None:
             last.request.when_over(
                 lambda error: self._learn(error, size, self._io.now() - begin, times[-1] - begin if busy else 0.0)

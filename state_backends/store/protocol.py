@@ -105,7 +105,7 @@ class BlockStore(Protocol):
         """
 
     def size_on_disk(self, slices: Sequence[int]) -> int:
-        """Encoded bytes of the blocks of these slices that are only on disk."""
+        """Encoded bytes of the blocks of these slices that are only on disk, as the bodies of references are."""
 
     def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
         """Starts fetching these slices, or ``only`` some of their blocks, into memory, in this order.

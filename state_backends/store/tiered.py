@@ -151,7 +151,9 @@ class TieredStore:
 
     def size_on_disk(self, slices: Sequence[int]) -> int:
         with self.blocks.lock:
-            return sum(e.size_bytes for e in self.blocks.visible(slices) if e.place is Place.DISK)
+            entries = self.blocks.visible(slices)
+        bodies = sum(e.handed.size_bytes for e in entries if e.handed is not None)
+        return bodies + sum(e.size_bytes for e in entries if e.place is Place.DISK)
 
     # -- moves between memory and disk --------------------------------------------------------------------
 

@@ -154,7 +154,7 @@ def test_merging_files_copies_references_and_not_bodies(
 ) -> None:
     ahead: list[int] = []
     for place in ("storage", "remote_storage"):
-        note = lambda _, block: ahead.append(block.header.slice_us)  # noqa: E731
+        note = lambda _, blocks: ahead.extend(block.header.slice_us for block in blocks)  # noqa: E731
         monkeypatch.setattr(f"state_backends.files.{place}.advise", note)
     host = make(retain=1, limits=Limits(worth_bytes=1, file_share=1.0, disk=100.0))
     token = None
@@ -187,6 +187,22 @@ def test_a_host_brings_what_another_host_s_children_wrote_before_it_is_read(make
     (host.folder / "state" / "files" / name).unlink()
     host.shard.abort(attempt)
     assert read(host, token, 0, 10) == [0, 10], "nobody asks the remote file system again"
+
+
+def test_a_body_is_fetched_ahead_though_its_reference_is_in_memory(make: Callable[..., Host]) -> None:
+    """The usual case on a cluster: the child was on another host, and the window ends soon."""
+    host = make()
+    if host.kind != "remote":
+        pytest.skip("the files are in a folder of all hosts")
+    attempt, _ = host.open(None)
+    (reference,) = hand_over(host, 0, 10)
+    shutil.rmtree(host.handed.local)
+    host.shard.append(attempt, [(0, False, reference)])
+    assert reference.at is not None and host.shard.store is not None
+    assert host.shard.store.stats().m_bucket_bytes > 0
+    assert host.shard.store.size_on_disk([10]) == reference.header.body_bytes
+    host.shard.prestage(attempt, [10])
+    wait_until(lambda: (host.storage.files / reference.at.file).exists())
 
 
 def test_bodies_that_were_not_committed_are_read_where_the_child_left_them(make: Callable[..., Host]) -> None:

@@ -51,7 +51,7 @@ class SimulatedFiles:
         blocks = {i.seq: known.get(i.seq) or sized(i.slice_us, i.size_bytes, i.compacted) for i in index}
         return self._new_file(blocks, mark)
 
-    def read_ahead(self, block: Block) -> None:
+    def read_ahead(self, references: Sequence[Block]) -> None:
         """Does nothing: no block of a trace is handed over."""
 
     def fetch(self, file_no: int, slice_us: int, seq: int) -> Steps[Block]:
