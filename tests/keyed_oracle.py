@@ -143,3 +143,10 @@ class Oracle:
                 values = tuple(sorted(e.value for e in w.events))
                 found.setdefault((key, w.start, w.end), []).append(values)
         return found
+
+    def goes_on(self, key: int, start: int, end: int) -> bool:
+        """Whether a session that came out is part of one that has not ended."""
+        if not isinstance(self.definition, aion.Session) or self.watermark is None:
+            return False
+        windows = windows_of(self.definition, self.live.get(key, []))
+        return any(w.start <= start and end <= w.end and w.over > self.watermark for w in windows)

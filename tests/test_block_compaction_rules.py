@@ -51,7 +51,8 @@ class Model:
         while waiting:
             compaction = waiting.pop(0)
             inside = [b for b in self.blocks if compaction.after < b[0] <= compaction.until]
-            assert len(inside) > 1 and compaction.size_bytes == sum(len(keys) for _, keys in inside)
+            # A compaction that was ordered before may have made them smaller meanwhile.
+            assert len(inside) > 1 and compaction.size_bytes >= sum(len(keys) for _, keys in inside)
             assert len({bisect.bisect(self.cuts, seq) for seq, _ in inside}) == 1, "a cut goes through it"
             together = frozenset().union(*(keys for _, keys in inside))
             place = self.blocks.index(inside[0])
@@ -72,6 +73,7 @@ key_sets = st.frozensets(st.integers(0, 60), min_size=1)
 
 
 @example([[frozenset([0]), frozenset([0]), frozenset([0, 1, 2, 3]), frozenset([0])]], 5)
+@example([[frozenset([0, 1]), frozenset([0, 1]), frozenset([0, 1]), frozenset([0])]], 5)
 @given(
     st.lists(st.one_of(st.lists(key_sets, max_size=4), st.just("cut"), st.just("restart")), max_size=40),
     st.sampled_from([5, 40, 10**9]),
