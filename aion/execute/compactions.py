@@ -63,7 +63,9 @@ def carry_out(
             raise
         for compaction in group.values():
             actions = operator.handle(CompactionDone(compaction, sizes[compaction.slice_us]))
-            waiting += [action for action in actions if isinstance(action, Compact) and action not in waiting]
+            # The answer is all that is due in this slice now. What was ordered before does not know the new run.
+            waiting = deque(other for other in waiting if other.slice_us != compaction.slice_us)
+            waiting += [action for action in actions if isinstance(action, Compact)]
 
 
 def _next_group(waiting: deque[Compact], limit_bytes: int) -> dict[int, Compact]:
