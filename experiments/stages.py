@@ -12,7 +12,7 @@ import contextlib
 import tempfile
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -34,6 +34,7 @@ from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.plan import Plan, make_plan
 from aion.execute.assembly import make_builder, make_executor, make_operator
 from aion.execute.executor import Executor
+from experiments.late_keys_runs import CountedAttempt
 from state_backends.files.bodies import Bodies
 from state_backends.files.handed import HandedFile, name_of
 from state_backends.files.names import HANDED, HANDED_FOLDER, MANIFEST, PART, SST
@@ -95,7 +96,7 @@ class Road:
 
 
 class State:
-    """A shard, as the state server has it, and an attempt on it whose messages are those of the server."""
+    """A shard, as the state server has it. ``attempt``: the one that works on it."""
 
     def __init__(self, folder: Path) -> None:
         self.handed = folder / HANDED_FOLDER
@@ -106,54 +107,46 @@ class State:
         )  # fmt: skip
         self._token: str | None = None
         self._batch = -1
-        self.count = Count()
+        self.attempt: WiredAttempt
 
     def begin(self) -> dict[str, Any] | None:
         """Begins a batch. Returns the operator's snapshot."""
         self._batch += 1
-        snapshot = self._shard.open(self._token, self.attempt, self._shard.identity)
-        self._bodies = Bodies(self._shard.storage.bodies)
+        name = f"{self._batch:010d}-0"
+        snapshot = self._shard.open(self._token, name, self._shard.identity)
+        self.attempt = WiredAttempt(self._shard, name)
         return snapshot
 
-    @property
-    def attempt(self) -> str:
-        return f"{self._batch:010d}-0"
-
     def commit(self, snapshot: dict[str, Any]) -> None:
-        self._token = self._shard.commit(self.attempt, snapshot)
-
-    def mapped(self, block: Block) -> Block:
-        return self._bodies.of(block)
+        self._token = self._shard.commit(self.attempt.attempt, snapshot)
 
     def close(self) -> None:
         self._shard.close()
         self._io.close()
 
-    # -- the attempt that an executor works with ----------------------------------------------------------
 
-    def append(self, blocks: Iterable[tuple[int, bool, Block]]) -> None:
+class WiredAttempt(CountedAttempt):
+    """An attempt whose blocks travel as between a worker and the state server. ``count``: the messages' bytes."""
+
+    def __init__(self, shard: Shard, attempt: str) -> None:
+        super().__init__(shard, attempt)
+        self.count = Count()
+        self._bodies = Bodies(shard.storage.bodies)
+
+    def mapped(self, block: Block) -> Block:
+        return self._bodies.of(block)
+
+    def append(self, blocks: Any) -> None:
         for message in wire.pack(blocks):
             self.count.moved += message.nbytes
-            self._shard.append(self.attempt, list(wire.unpack(message)))
+            super().append(wire.unpack(message))
 
     def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
-        stored = self._shard.read(self.attempt, slices, blocking=blocking, only=only)
+        stored = super().read(slices, blocking=blocking, only=only)
         for message in wire.pack((seq, False, block) for seq, block in stored):
             self.count.moved += message.nbytes
             for seq, _, block in wire.unpack(message):
                 yield StoredBlock(seq, self.mapped(block))
-
-    def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
-        self._shard.prestage(self.attempt, slices, only)
-
-    def replace(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
-        self._shard.replace(self.attempt, spans, below)
-
-    def abandon(self, from_seq: int) -> None:
-        raise NotImplementedError
-
-    def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
-        self._shard.release(self.attempt, destage, purge)
 
 
 def stages_of(path: Path, folder: Path, carrier: str) -> list[Stage]:
@@ -187,18 +180,18 @@ def stages_of(path: Path, folder: Path, carrier: str) -> list[Stage]:
             count.copied = outside([pa.py_buffer(b.data) for b in arrived if b.at is None], rows.buffers())
         del made, carried
         executor = _executor(plan, policy, state, pool)
-        with road.stage("root: to the state server") as state.count:
-            for _ in executor.arrive([state.mapped(block) for block in arrived]):
+        with road.stage("root: to the state server") as state.attempt.count:
+            for _ in executor.arrive([state.attempt.mapped(block) for block in arrived]):
                 pass
-            state.count.copied = state.count.moved
+            state.attempt.count.copied = state.attempt.count.moved
         del arrived, rows
         with road.stage("state server: commit"):
             state.commit(executor.operator.snapshot())
         executor = _executor(plan, policy, state, pool)
-        with road.stage("root: read, group, call") as state.count:
+        with road.stage("root: read, group, call") as state.attempt.count:
             last_us = max(pc.max(batch["ts"]).cast(pa.int64()).as_py() for batch in events)
             n = sum(pane["n"] for rows in executor.advance(last_us + 20_000_000) for pane in rows.to_pylist())
-            state.count.copied = state.count.moved
+            state.attempt.count.copied = state.attempt.count.moved
         if n != sum(batch.num_rows for batch in events):
             raise RuntimeError(f"the windows have {n} events, which is not what the file has")
     return road.stages
@@ -255,7 +248,7 @@ def chart(path: Path, stages: Stages) -> None:
 def _executor(plan: Plan, policy: Policy, state: State, pool: CodecPool) -> Executor:
     """At the beginning of a batch."""
     operator = make_operator(plan, policy, state.begin())
-    return make_executor(plan, operator, state, pool, policy)
+    return make_executor(plan, operator, state.attempt, pool, policy)
 
 
 def count_events(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, int]:
