@@ -289,16 +289,21 @@ def overlap(slide: str | None) -> float:
 
 
 def flink_of(jars: Path | None, out: Path, plan: EventPlan, settings: Settings) -> Callable[[FlinkJob, Path], Run]:
-    """Runs a job of Flink over the stream of ``plan``, with the jars that ``--flink`` names."""
-    from experiments.flink import HOW_TO_GET, Flink, FlinkError, Load
+    """Runs a job of Flink over the stream of ``plan``, with the jars that ``--flink`` names.
 
-    flink = None if jars is None else Flink(jars, out / "data")
+    Raises typer.BadParameter if they are not those of Flink, or if there is no compiler.
+    """
+    from experiments.flink import Flink, FlinkError, Load
+
+    try:
+        flink = None if jars is None else Flink(jars, out / "data")
+    except FlinkError as error:
+        raise typer.BadParameter(f"--flink: {error}") from None
+    load = Load.of(plan, max(settings.batches.values()), settings.cores)
 
     def run(job: FlinkJob, work_dir: Path) -> Run:
-        if flink is None:
-            raise FlinkError(HOW_TO_GET)
-        batches = max(settings.batches.values())
-        return flink.run(job, Load.of(plan, batches, settings.cores), work_dir)
+        assert flink is not None, "without --flink, Flink cannot be chosen"
+        return flink.run(job, load, work_dir)
 
     return run
 

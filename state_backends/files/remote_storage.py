@@ -64,7 +64,9 @@ class RemoteStorage:
             self._copy(left, target, self._uri("files", name))
         except FileNotFoundError:
             # Another attempt of the batch may have copied it.
-            if fs.get_file_info(target).type is not pafs.FileType.File:
+            with storage_errors(self._uri("files", name)):
+                is_there = fs.get_file_info(target).type is pafs.FileType.File
+            if not is_there:
                 raise CorruptState(f"file {name}, which a child handed over, is missing: {left}") from None
         self._adopted.append(left)
 

@@ -161,6 +161,7 @@ def _shaped(what: str, read: Callable[[], T]) -> T:
 
 def _known(kind: type[T], value: dict[str, Any]) -> T:
     """The fields that this version of Aion knows. A later version may have added others to the same format."""
+    # A dataclass's fields have no types in the type of its class, so mypy cannot compare them.
     return kind(**{f.name: value[f.name] for f in fields(kind)})  # type: ignore[arg-type]
 
 

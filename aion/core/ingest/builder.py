@@ -187,7 +187,7 @@ class BlockBuilder:
 
     def _keep(self, events: pa.Table) -> Iterator[ShardBlock]:
         self._pending.append(events)
-        self._pending_bytes += events.get_total_buffer_size()  # nbytes takes as long as a copy
+        self._pending_bytes += events.nbytes
         if self._pending_bytes >= self.buffer_bytes:
             yield from self._encoded(self._flush_events(final=False))
 
