@@ -344,6 +344,7 @@ class Host:
             retain=config.retain_versions,
             home=folders.home,
             cache=self._cache,
+            make_keyed=lambda files: config.make_keyed(files, io, self.budget),
         )
 
 

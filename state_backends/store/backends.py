@@ -11,6 +11,8 @@ from policies.plugins import build
 from policies.prestage import JustInTimePrestage, PrestagePolicy
 from state_backends.store.io import BlockFiles, Io
 from state_backends.store.io_thread import IoThread
+from state_backends.store.keyed.run_files import RunFiles
+from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.m_bucket import MemoryBudget, Stretches
 from state_backends.store.tiered import TieredStore
 
@@ -29,6 +31,11 @@ def disk_only(p_bucket: BlockFiles, io: Io, budget: MemoryBudget, **options: Any
 
 
 STORES: dict[str, Callable[..., TieredStore]] = {"memory": memory_only, "rocksdb": disk_only, "tiered": TieredStore}
+
+
+def keyed_store(backend: str, files: RunFiles, io: Io, budget: MemoryBudget) -> KeyedStore:
+    """Keyed values beside the blocks of the store ``backend``, a key of STORES."""
+    return KeyedStore(files, io, budget, keeps_all=backend == "memory", keeps_none=backend == "rocksdb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +101,6 @@ class StoreConfig:
             prestages=self.prestages,
             blocking=self.blocking,
         )
+
+    def make_keyed(self, files: RunFiles, io: Io, budget: MemoryBudget) -> KeyedStore:
+        return keyed_store(self.backend, files, io, budget)

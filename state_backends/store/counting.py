@@ -89,6 +89,8 @@ def only_counts(stats: StoreStats) -> StoreStats:
         merges=stats.merges,
         merged_bytes=stats.merged_bytes,
         failed_merges=stats.failed_merges,
+        value_hits=stats.value_hits,
+        value_misses=stats.value_misses,
         staging=stats.staging,
     )
 

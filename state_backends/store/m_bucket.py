@@ -6,7 +6,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from aion.core.ingest.block import Block
 
@@ -19,12 +19,23 @@ class Stretches(NamedTuple):
     offset_us: int
 
 
+class ValuesInMemory(Protocol):
+    """Keyed values of one shard that can leave memory at any time."""
+
+    size_bytes: int
+
+    def shrink(self, size_bytes: int) -> None:
+        """Frees at least this much, or all. Takes no lock that is held while the budget is asked for anything."""
+
+
 class MemoryBudget:
     """How much memory the stores of one host may use for blocks, in total.
 
     ``used_bytes``: blocks in memory. ``reserved_bytes``: room for RocksDB's block cache, and for blocks that prestages
     and readers fetch. ``ledger_bytes``: what the stores' ledgers take. It counts up to half of the budget, so that
     many blocks on disk still leave room for reading. ``peak_bytes``: the largest ``used_bytes`` so far.
+
+    ``cached_bytes``: keyed values that are also on disk. They take what the others leave, and make room for them.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -33,7 +44,9 @@ class MemoryBudget:
         self.used_bytes = 0
         self.ledger_bytes = 0
         self.peak_bytes = 0
+        self.cached_bytes = 0
         self._lock = threading.Lock()
+        self._caches: list[ValuesInMemory] = []
 
     def raise_to(self, limit_bytes: int) -> None:
         """Raises the limit. Operators of one host share one budget: the largest that any of their policies sets."""
@@ -49,16 +62,19 @@ class MemoryBudget:
             self.used_bytes += size_bytes
             self.reserved_bytes -= reserved_bytes
             self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+        self.make_room()
 
     def ledger_grew(self, size_bytes: int) -> None:
         """Counts memory that a ledger takes; negative: less than before."""
         with self._lock:
             self.ledger_bytes += size_bytes
+        self.make_room()
 
     def reserve(self, size_bytes: int) -> None:
         """Reserves room even if the budget is used up."""
         with self._lock:
             self.reserved_bytes += size_bytes
+        self.make_room()
 
     def try_reserve(self, size_bytes: int, *, spare_bytes: int = 0) -> bool:
         """Reserves room for a block before it is fetched, if ``spare_bytes`` stay free. Returns whether it did.
@@ -69,7 +85,8 @@ class MemoryBudget:
             if self.left() < size_bytes + spare_bytes:
                 return False
             self.reserved_bytes += size_bytes
-            return True
+        self.make_room()
+        return True
 
     def give_back(self, size_bytes: int) -> None:
         """Frees room that was reserved."""
@@ -77,9 +94,38 @@ class MemoryBudget:
             self.reserved_bytes -= size_bytes
 
     def left(self) -> int:
-        """Bytes that are free. Negative if the budget is exceeded."""
+        """Bytes that are free, or that keyed values would free. Negative if the budget is exceeded."""
         ledger_bytes = min(self.ledger_bytes, self.limit_bytes // 2)
         return self.limit_bytes - ledger_bytes - self.reserved_bytes - self.used_bytes
+
+    # -- keyed values that are also on disk ---------------------------------------------------------------
+
+    def attach(self, cache: ValuesInMemory) -> None:
+        """From now on, these values leave memory when others need the room."""
+        with self._lock:
+            self._caches.append(cache)
+
+    def detach(self, cache: ValuesInMemory) -> None:
+        with self._lock:
+            if cache in self._caches:
+                self._caches.remove(cache)
+
+    def cached(self, size_bytes: int) -> None:
+        """Counts values that came into memory; negative: that left it. Call :meth:`make_room` after it."""
+        with self._lock:
+            self.cached_bytes += size_bytes
+
+    def make_room(self) -> None:
+        """Frees values if memory is exceeded: those of the shard with the most bytes first. Hold no values' lock."""
+        if not self.cached_bytes or self.left() >= self.cached_bytes:
+            return
+        with self._lock:
+            caches = sorted(self._caches, key=lambda cache: cache.size_bytes, reverse=True)
+        for cache in caches:
+            excess = self.cached_bytes - max(self.left(), 0)
+            if excess <= 0:
+                return
+            cache.shrink(excess)
 
 
 class MBuckets:

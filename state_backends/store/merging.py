@@ -17,12 +17,11 @@ from aion.core.ingest.block import check
 from aion.errors import CorruptBlock
 from state_backends.files.names import MERGED, SstFile
 from state_backends.store.blocks import Blocks
-from state_backends.store.io import BlockFiles, Io, Pending, Priority, Steps
+from state_backends.store.io import BlockFiles, Io, Steps
 from state_backends.store.ledger import Entry, Place
+from state_backends.store.merge_turns import MergeTurns
 from state_backends.store.sst_file import Indexed
 
-OVERDUE_COMMITS = 16
-"""A merge that has not ended after this number of commits gets the priority of late writes."""
 log = logging.getLogger(__name__)
 
 
@@ -35,34 +34,25 @@ class _Merged(NamedTuple):
 
 
 class Merger:
-    """Keeps the number of files low. It owns the merge under way, and a merged file that is not in use yet.
+    """Keeps the number of files low. It owns the merged file that is not in use yet.
 
     Invariant: a merged file is either put to use by the writing thread, between two commits, or deleted. It refers to
     blocks by their entries, not by their numbers: after a rollback another block may have the same number.
     """
 
     def __init__(self, blocks: Blocks, files: BlockFiles, io: Io, limits: Limits) -> None:
-        self._blocks, self._files, self._io = blocks, files, io
+        self._blocks, self._files = blocks, files
         self._limits = limits
-        self._request: Pending[None] | None = None
+        self._turns = MergeTurns(io)
         self._merged: _Merged | None = None
-        self._age = self._pause = self._failures_in_a_row = 0  # age and pause are in calls of compact
-        self._closing = False
         self.merges = self.merged_bytes = self.failed_merges = 0
 
     def compact(self, among: Collection[int] | None, *, held_bytes: int, disk_bytes: int) -> None:
         """See :meth:`state_backends.store.protocol.BlockStore.compact`."""
         with self._blocks.lock:
             self.use_merged()
-            if self._request is not None and not self._request.over():
-                self._age += 1
-                if self._age >= OVERDUE_COMMITS:
-                    self._request.raise_to(Priority.LATE_WRITE)
+            if not self._turns.due():
                 return
-            if self._pause:
-                self._pause -= 1
-                return
-            self._age = 0
             files = self._blocks.files
             if among is None:
                 among = frozenset(files)
@@ -71,7 +61,7 @@ class Merger:
             # Files that merges made and that no version names yet.
             unnamed = files.new_bytes(skip=among)
             steps = self._steps(frozenset(among), held_bytes + unnamed, disk_bytes + unnamed)
-            self._request = self._io.submit(Priority.MAINTENANCE, steps)
+            self._turns.begin(steps)
 
     def use_merged(self) -> None:
         """Replaces files by the file that they were merged into. Hold the lock.
@@ -85,9 +75,7 @@ class Merger:
     def stop(self) -> None:
         """Cancels the merge under way, and deletes a merged file that is not in use yet."""
         with self._blocks.lock:
-            self._closing = True
-            if self._request is not None:
-                self._request.cancel()
+            self._turns.stop()
             merged, self._merged = self._merged, None
         if merged is not None:
             self._files.delete(merged.file)
@@ -103,17 +91,16 @@ class Merger:
         try:
             file = yield from self._copy(entries)
         except Exception as error:
-            # Nothing was replaced. The same error is likely to come again, so the pauses between tries grow.
+            # Nothing was replaced.
             self.failed_merges += 1
-            self._failures_in_a_row += 1
-            self._pause = min(2**self._failures_in_a_row, 64)
+            self._turns.failed()
             log.error("cannot merge files %s; they stay as they are: %s", choice.files, error)
             return
         with self._blocks.lock:
-            self._failures_in_a_row = 0
+            self._turns.succeeded()
             self.merges += 1
             self.merged_bytes += sum(e.size_bytes for e in entries)
-            if not self._closing:
+            if not self._turns.closing:
                 self._merged = _Merged(file, entries, choice.files)
                 return
         self._files.delete(file)

@@ -53,7 +53,7 @@ class PBucket:
     """
 
     def __init__(self, files: Path, live: Path, *, durable: bool, cache: Cache | None = None) -> None:
-        self._cache = cache or Cache(CACHE_BYTES)
+        self.cache = cache or Cache(CACHE_BYTES)
         self._numbers_lock = threading.Lock()  # experiments may use several I/O threads
         self.files = files
         self.live = live
@@ -112,6 +112,23 @@ class PBucket:
         The file is ingested at the end of the context. If anything is raised, it is deleted. ``mark``: the end of its
         name. Raises DiskError.
         """
+        with self.making(mark) as (file_no, path, part):
+            out = NewFile(file_no, path.name, part, index, rocksdb_options(self.cache))
+            try:
+                yield out
+            except BaseException:
+                out.close()
+                raise
+            self.place(part, path)
+            out.file = SstFile(file_no, str(path), out.size_bytes, out.crc, out.index_crc, len(index))
+            self._ingest([out.file])
+
+    @contextlib.contextmanager
+    def making(self, mark: str = "") -> Iterator[tuple[int, Path, Path]]:
+        """A context for a new file: its number, its path, and the path that it has until it is complete.
+
+        If anything is raised, the file is deleted. Raises DiskError.
+        """
         with self._numbers_lock:
             file_no = self.next_file_no
             self.next_file_no += 1
@@ -122,17 +139,7 @@ class PBucket:
         try:
             with disk_errors("writing state", self.files):
                 self.files.mkdir(parents=True, exist_ok=True)
-                out = NewFile(file_no, path.name, part, index, rocksdb_options(self._cache))
-                try:
-                    yield out
-                except BaseException:
-                    out.close()
-                    raise
-                part.rename(path)
-                if self.durable:
-                    sync(self.files)
-                out.file = SstFile(file_no, str(path), out.size_bytes, out.crc, out.index_crc, len(index))
-                self._ingest([out.file])
+                yield file_no, path, part
         except BaseException:
             for leftover in (part, path):  # no version will ever name it
                 with contextlib.suppress(OSError):
@@ -140,6 +147,12 @@ class PBucket:
             raise
         finally:
             self._writing.discard(file_no)
+
+    def place(self, part: Path, path: Path) -> None:
+        """Gives a complete file its name."""
+        part.rename(path)
+        if self.durable:
+            sync(self.files)
 
     def fetch(self, file_no: int, slice_us: int, seq: int) -> Steps[Block]:
         """Steps that read one block. Raises CorruptBlock if it is missing or damaged, DiskError if unreadable."""
@@ -244,7 +257,7 @@ class PBucket:
         """Closes RocksDB and removes its folder. Call it when no request is under way."""
         self._closed = True
         if self._db is not None:
-            _close(self._db)
+            close_db(self._db)
             self._db = None
         self._ingested.clear()
         shutil.rmtree(self.live, ignore_errors=True)
@@ -259,7 +272,7 @@ class PBucket:
             shutil.rmtree(self.live, ignore_errors=True)
             self.live.mkdir(parents=True, mode=0o700)
             self._db_path, self._failed = self._new_path(), False
-            self._db = Rdict(str(self._db_path), rocksdb_options(self._cache))
+            self._db = Rdict(str(self._db_path), rocksdb_options(self.cache))
         return self._db
 
     def _new_path(self) -> Path:
@@ -270,14 +283,14 @@ class PBucket:
         db = self._open()
         if not self._failed:
             try:
-                self._ingest_into(db, files)
+                ingest(db, self.live, files)
             except Exception as error:
                 if not is_rocksdb_io(error):
                     raise
                 # The disk failed, now or earlier. RocksDB does not recover by itself.
                 self._failed = True
         if self._failed:
-            self._ingest_into(self._renew(db), files)
+            ingest(self._renew(db), self.live, files)
         self._ingested.update((file.file_no, file) for file in files)
 
     def _renew(self, old: Rdict) -> Rdict:
@@ -285,34 +298,18 @@ class PBucket:
         path = self._new_path()
         db: Rdict | None = None
         try:
-            db = Rdict(str(path), rocksdb_options(self._cache))
-            self._ingest_into(db, list(self._ingested.values()))
+            db = Rdict(str(path), rocksdb_options(self.cache))
+            ingest(db, self.live, list(self._ingested.values()))
         except BaseException:
             if db is not None:
-                _close(db)
+                close_db(db)
             shutil.rmtree(path, ignore_errors=True)
             raise
         path, self._db_path = self._db_path, path
         self._db, self._failed = db, False
-        _close(old)
+        close_db(old)
         shutil.rmtree(path, ignore_errors=True)
         return db
-
-    def _ingest_into(self, db: Rdict, files: Sequence[SstFile]) -> None:
-        if not files:
-            return
-        links = {self.live / f"{file.file_no}.ingest": file.path for file in files}
-        try:
-            for link, path in links.items():
-                link_or_copy(Path(path), link)
-            how = IngestExternalFileOptions()
-            how.set_move_files(True)
-            db.ingest_external_file([str(link) for link in links], how)
-        except BaseException:
-            for link in links:
-                with contextlib.suppress(OSError):
-                    link.unlink()
-            raise
 
     def _runs(self, file_nos: Sequence[int]) -> list[tuple[int, int]]:
         """The numbers as ranges (first, last). No file that stays lies within a range."""
@@ -326,7 +323,25 @@ class PBucket:
         return runs
 
 
-def _close(db: Rdict) -> None:
+def ingest(db: Rdict, folder: Path, files: Sequence[SstFile]) -> None:
+    """Ingests all files or none, by links in ``folder``. Where two files have the same key, the later one counts."""
+    if not files:
+        return
+    links = {folder / f"{file.file_no}.ingest": file.path for file in files}
+    try:
+        for link, path in links.items():
+            link_or_copy(Path(path), link)
+        how = IngestExternalFileOptions()
+        how.set_move_files(True)
+        db.ingest_external_file([str(link) for link in links], how)
+    except BaseException:
+        for link in links:
+            with contextlib.suppress(OSError):
+                link.unlink()
+        raise
+
+
+def close_db(db: Rdict) -> None:
     """Closes RocksDB. If it has failed, it complains that it cannot flush, but nobody needs what it would flush."""
     try:
         db.close()

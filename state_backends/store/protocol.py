@@ -62,6 +62,9 @@ class StoreStats:
 
     ``failed_writes``: files that could not be written; their blocks stayed in memory. ``merges``: files that were made
     of others. They wrote ``merged_bytes`` again. ``failed_merges``: merges that failed and changed nothing.
+
+    ``values``: keyed values in memory, with ``value_bytes`` of memory. ``value_hits``: keys that were looked up and did
+    not need the disk; ``value_misses``: others. ``runs``: files of keyed values, with ``run_bytes``.
     """
 
     blocks: int = 0
@@ -72,6 +75,12 @@ class StoreStats:
     merges: int = 0
     merged_bytes: int = 0
     failed_merges: int = 0
+    values: int = 0
+    value_bytes: int = 0
+    value_hits: int = 0
+    value_misses: int = 0
+    runs: int = 0
+    run_bytes: int = 0
     staging: StagingStats = field(default_factory=StagingStats)
 
     def add(self, other: StoreStats) -> None:

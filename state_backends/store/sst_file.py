@@ -28,8 +28,8 @@ _KEY = struct.Struct(">QQQ")
 _INDEX_KEY = struct.Struct(">Q")
 _SIGN = 1 << 63
 _LAST = ((1 << 64) - 1, (1 << 64) - 1)
-_TABLE_FORMAT = 6  # of RocksDB's files: docs/state-format.md. Set, because another RocksDB may have another default
-_BLOCK_BYTES = 4096
+TABLE_FORMAT = 6  # of RocksDB's files: docs/state-format.md. Set, because another RocksDB may have another default
+BLOCK_BYTES = 4096
 _CHUNK_BYTES = 1 << 18
 SYNC_BYTES = 8 << 20
 _OWN_FILE_BYTES = 1 << 20
@@ -65,36 +65,27 @@ class Indexed(NamedTuple):
         return cls(slice_us, seq, size_bytes, Compacted(*rest) if rest else None, handed)
 
 
-class NewFile:
-    """A file that is being written. ``file`` is known when it is complete, just before it is ingested."""
+class SstOut:
+    """An SST file that is being written. ``size_bytes``, ``crc``: of what RocksDB's writer has written so far."""
 
-    file: SstFile
-
-    def __init__(self, file_no: int, name: str, part: Path, index: Sequence[Indexed], options: Options) -> None:
-        self.file_no = file_no
+    def __init__(self, part: Path, options: Options) -> None:
         self._part = part
-        # RocksDB reads the first and the last data block of a file when it ingests it. So both are small: the index
-        # fills the first, and the last key has an empty value.
-        # The index has the name under which the file was first written, so the index of each file has another checksum.
-        lines = orjson.dumps({"file": name, "blocks": [line.to_json() for line in index]}).ljust(_BLOCK_BYTES)
-        self.index_crc = crc32(lines)
         self._unsynced = 0
-        self.size_bytes = self.crc = 0  # of the whole file, when it is sealed
+        self.size_bytes = self.crc = 0
         self._chunk = memoryview(bytearray(_CHUNK_BYTES))
         self._reader: FileIO | None = None  # reads back what RocksDB's writer wrote
         self._writer = SstFileWriter(options)
         try:
             self._writer.open(str(part))
             self._reader = part.open("rb", buffering=0)
-            self._writer[index_key(file_no)] = lines
         except BaseException:
             self.close()
             raise
 
-    def put(self, slice_us: int, seq: int, value: bytes) -> None:
-        self._writer[block_key(self.file_no, slice_us, seq)] = value
+    def put(self, key: bytes, value: bytes) -> None:
+        """Adds an entry. Keys must come in their order."""
+        self._writer[key] = value
         self._unsynced += len(value)
-        self._update_checksum()
 
     def close(self) -> None:
         """Closes a file that will not be completed, so that a full disk gets its bytes back.
@@ -114,16 +105,14 @@ class NewFile:
         sync(self._part)
         self._unsynced = 0
 
-    def seal(self) -> Steps[None]:
-        """Steps that complete the file. Then its size and the CRC-32 of its bytes are known."""
+    def finish(self) -> None:
+        """Completes and syncs the file. Then its size and the CRC-32 of its bytes are known."""
         assert self._reader is not None
-        self._writer[_KEY.pack(self.file_no, *_LAST)] = b""
         self._writer.finish()  # syncs the file
-        self._update_checksum()
+        self.update_checksum()
         self._reader.close()
-        yield 0
 
-    def _update_checksum(self) -> None:
+    def update_checksum(self) -> None:
         """Adds what RocksDB has written since the last call to size and checksum. RocksDB only ever appends.
 
         This must run before the sync. With the sync RocksDB asks the kernel to drop the pages, and reading them again
@@ -133,6 +122,54 @@ class NewFile:
         while count := self._reader.readinto(self._chunk):
             self.size_bytes += count
             self.crc = crc32(self._chunk[:count], self.crc)
+
+
+class NewFile:
+    """A file of blocks that is being written. ``file`` is known when it is complete, just before it is ingested."""
+
+    file: SstFile
+
+    def __init__(self, file_no: int, name: str, part: Path, index: Sequence[Indexed], options: Options) -> None:
+        self.file_no = file_no
+        # RocksDB reads the first and the last data block of a file when it ingests it. So both are small: the index
+        # fills the first, and the last key has an empty value.
+        # The index has the name under which the file was first written, so the index of each file has another checksum.
+        lines = orjson.dumps({"file": name, "blocks": [line.to_json() for line in index]}).ljust(BLOCK_BYTES)
+        self.index_crc = crc32(lines)
+        self._out = SstOut(part, options)
+        try:
+            self._out.put(index_key(file_no), lines)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def size_bytes(self) -> int:
+        return self._out.size_bytes
+
+    @property
+    def crc(self) -> int:
+        return self._out.crc
+
+    def put(self, slice_us: int, seq: int, value: bytes) -> None:
+        self._out.put(block_key(self.file_no, slice_us, seq), value)
+        self._out.update_checksum()
+
+    def close(self) -> None:
+        """See :meth:`SstOut.close`."""
+        self._out.close()
+
+    def sync_due(self) -> bool:
+        return self._out.sync_due()
+
+    def sync(self) -> None:
+        self._out.sync()
+
+    def seal(self) -> Steps[None]:
+        """Steps that complete the file. Then its size and the CRC-32 of its bytes are known."""
+        self._out.put(_KEY.pack(self.file_no, *_LAST), b"")
+        self._out.finish()
+        yield 0
 
 
 def checksum(path: Path) -> int:
@@ -187,8 +224,8 @@ def rocksdb_options(cache: Cache) -> Options:
     # Blocks of one window are read one after another, so the kernel may read ahead.
     options.set_advise_random_on_open(False)
     table = BlockBasedOptions()
-    table.set_format_version(_TABLE_FORMAT)
-    table.set_block_size(_BLOCK_BYTES)
+    table.set_format_version(TABLE_FORMAT)
+    table.set_block_size(BLOCK_BYTES)
     table.set_block_cache(cache)
     options.set_block_based_table_factory(table)
     return options

@@ -54,6 +54,7 @@ class Past(NamedTuple):
 class FileEntry:
     """A file of blocks. ``crc``: CRC-32 of the whole file. ``index_crc``: CRC-32 of its index of blocks.
 
+    In a file of keyed values, ``blocks`` counts the keys, and ``index_crc`` is the CRC-32 of the entry with its name.
     Opening a shard reads the index only. A file that a child handed over (docs/hand-over.md) has no number and no such
     index; ``crc`` is the checksum of its list of bodies. Each body has a checksum of its own.
     """
@@ -73,7 +74,8 @@ class Manifest:
     ``purged``: slices whose blocks are dead although a listed file still holds them. ``superseded``: blocks that are
     dead because others replaced them, as runs (first seq, last seq) without a live block. ``next_file_no``: an attempt
     that starts from this version gives this number to its first file. ``history``: older versions that are kept, oldest
-    first. The last one is the parent. The history is empty if the parent lies in another lineage's folder.
+    first. The last one is the parent. The history is empty if the parent lies in another lineage's folder. ``runs``:
+    the numbers of the files with keyed values, oldest first. All other files have blocks.
     """
 
     token: str
@@ -86,6 +88,7 @@ class Manifest:
     snapshot: dict[str, Any]
     superseded: tuple[tuple[int, int], ...] = ()
     history: tuple[Past, ...] = ()
+    runs: tuple[int, ...] = ()
 
 
 def dump(manifest: Manifest) -> bytes:
@@ -116,6 +119,7 @@ def load(data: bytes, name: str) -> Manifest:
                 Past(token, tuple((name, size) for name, size in left), merged)
                 for token, left, merged in value["history"]
             ),
+            runs=tuple(value.get("runs", ())),  # an earlier Aion knew none
         ),
     )
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rocksdict import Cache
 
@@ -31,6 +31,8 @@ from state_backends.files.names import HANDED, MANIFEST, OPERATOR, Doomed, SstFi
 from state_backends.files.storage import Storage
 from state_backends.store.attempt import StoreAttempt
 from state_backends.store.counting import only_counts
+from state_backends.store.keyed.run_files import RunFiles
+from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.ledger import NO_FILE
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import BlockStore, Only, StoredBlock, StoreStats
@@ -50,6 +52,8 @@ from state_backends.versions.manifest import (
 from state_backends.versions.retention import Retention, batch_of, floor_of
 
 StoreFactory = Callable[[PBucket], BlockStore]
+KeyedFactory = Callable[[RunFiles], KeyedStore]
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -59,7 +63,7 @@ class Shard:
     The caller makes one call at a time, except for reads. ``storage`` keeps the versions. The folder ``live`` has
     RocksDB's own files, and new files. ``retain``: how many batches Spark keeps. ``home`` finds the storage of the
     shard's lineage (state_backends/versions/lineage.py); it is called when the shard is rebuilt from a version. None:
-    the lineage is in ``storage``.
+    the lineage is in ``storage``. ``make_keyed``: makes the store of its keyed values. None: it cannot have any.
     """
 
     def __init__(
@@ -72,11 +76,13 @@ class Shard:
         retain: int,
         home: Callable[[], Home] | None = None,
         cache: Cache | None = None,
+        make_keyed: KeyedFactory | None = None,
     ) -> None:
         self.identity = identity
         self.storage = storage
         self._live = live
         self._make_store = make_store
+        self._make_keyed = make_keyed
         # One more than Spark keeps batches: the newest version may belong to a batch that is not complete yet.
         self._keep = retain + 1
         self._home = home
@@ -84,6 +90,7 @@ class Shard:
         self._cache = cache
         self._attempt: StoreAttempt | None = None
         self._p_bucket: PBucket | None = None
+        self._keyed: KeyedStore | None = None
         self._current: Manifest | None = None
         self._files: dict[int, FileEntry] = {}
         self._handed: dict[str, FileEntry] = {}  # by children, and named by the current version
@@ -131,13 +138,13 @@ class Shard:
     ) -> Iterator[StoredBlock]:
         return self._naming_the_version(self._working(attempt).read(slices, blocking=blocking, only=only))
 
-    def _naming_the_version(self, blocks: Iterator[StoredBlock]) -> Iterator[StoredBlock]:
-        """Yields the blocks. Adds the version to the error for a damaged one."""
+    def _naming_the_version(self, found: Iterator[T]) -> Iterator[T]:
+        """Yields what was found. Adds the version to the error for a damaged block or file."""
         try:
-            yield from blocks
-        except CorruptBlock as error:
+            yield from found
+        except (CorruptBlock, CorruptState) as error:
             version = f"version {self.token} in {self.storage.where(self.token)}" if self.token else "no version yet"
-            raise CorruptBlock(f"{error}; {version}") from error
+            raise type(error)(f"{error}; {version}") from error
 
     def prestage(self, attempt: str, slices: Sequence[int], only: Only | None = None) -> None:
         self._working(attempt).prestage(slices, only)
@@ -149,6 +156,19 @@ class Shard:
     def replace(self, attempt: str, spans: Mapping[int, tuple[int, int]], below: int) -> None:
         """See :meth:`BlockStore.replace`. This attempt sees the change at once, others after the commit."""
         self._working(attempt).replace(spans, below)
+
+    def get(self, attempt: str, keys: Sequence[bytes]) -> Iterator[list[bytes | None]]:
+        """The value of each key, None if there is none, in pages. See KeyedAttempt for this and the next three."""
+        return self._naming_the_version(self._keyed_of(attempt).get(keys))
+
+    def put(self, attempt: str, values: Iterable[tuple[bytes, bytes | None, int | None]]) -> None:
+        self._keyed_of(attempt).put(values)
+
+    def scan(self, attempt: str, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        return self._naming_the_version(self._keyed_of(attempt).scan(begin, end))
+
+    def hint(self, attempt: str, keys: Sequence[bytes]) -> None:
+        self._keyed_of(attempt).hint(keys)
 
     def commit(self, attempt: str, snapshot: dict[str, Any]) -> str:
         """Makes a new version of what the attempt did, whole or not at all; returns its token.
@@ -167,12 +187,14 @@ class Shard:
         # A purged slice never comes back. So a slice is purged if files hold it and none has a live block of it.
         alive = {s for no in live for s, n in counts[no].items() if n}
         purged = {s for no in live for s in counts[no]} - alive
+        runs = self._keyed.persist() if self._keyed is not None else []
         new = [f for f in self._written if f.file_no in live]
+        new += [run for run in runs if run.file_no not in self._files]
         self._unpublish()
         self._published = self._p_bucket.publish(new, attempt, self.storage.files)
         entries = self._files | {f.file_no: _entry(f, name) for f, name in zip(new, self._published, strict=True)}
         handed = self._adopted(store.handed(skip=dead))
-        files = (*(entries[no] for no in sorted(live)), *handed)
+        files = (*(entries[no] for no in sorted(live.union(run.file_no for run in runs))), *handed)
         past = self._retention.following(self._current, files)
         manifest = Manifest(
             token=self._new_token,
@@ -185,6 +207,7 @@ class Shard:
             next_file_no=self._p_bucket.next_file_no,
             snapshot=snapshot,
             history=self._retention.history(past),
+            runs=tuple(run.file_no for run in runs),
         )
         # First all files, then the manifest that names them: so a version exists whole or not at all.
         self.storage.publish(self._published, [f.name for f in files])
@@ -196,6 +219,8 @@ class Shard:
             if file.file_no not in live:
                 self._p_bucket.delete(file)
         self._keep_files(manifest)
+        if self._keyed is not None:
+            self._keyed.end(self._runs(manifest), snapshot.get("expected_ms"))
         self._at_work = None
         self._written, self._published = [], []
         self._expire(manifest, past, batch_of(attempt))
@@ -208,11 +233,12 @@ class Shard:
 
     def close(self) -> None:
         with self._stats_lock:
-            store, self._attempt = self.store, None  # even if closing it fails, it is not used again
-            if store is not None:
+            stores = self._stores()
+            self._attempt = self._keyed = None  # even if closing one fails, it is not used again
+            for store in stores:
                 self._closed_stats.add(only_counts(store.stats()))
         try:
-            if store is not None:
+            for store in stores:
                 store.close()
         finally:
             shutil.rmtree(self._live, ignore_errors=True)
@@ -222,9 +248,12 @@ class Shard:
         with self._stats_lock:
             stats = StoreStats()
             stats.add(self._closed_stats)
-            if self.store is not None:
-                stats.add(self.store.stats())
+            for store in self._stores():
+                stats.add(store.stats())
             return stats
+
+    def _stores(self) -> list[BlockStore | KeyedStore]:
+        return [store for store in (self.store, self._keyed) if store is not None]
 
     @property
     def token(self) -> str | None:
@@ -244,6 +273,8 @@ class Shard:
         """Forgets everything that the attempt at work did."""
         assert self._attempt is not None and self._p_bucket is not None
         self._attempt.undo()
+        if self._keyed is not None:
+            self._keyed.undo()
         # A merged file holds blocks of the version, so the store keeps it.
         live = self._attempt.store.files()
         for file in self._written:
@@ -267,6 +298,12 @@ class Shard:
             )
         return self._attempt
 
+    def _keyed_of(self, attempt: str) -> KeyedStore:
+        self._working(attempt)
+        if self._keyed is None:
+            raise StateError(f"shard {self.identity.shard} has no store for keyed values")
+        return self._keyed
+
     def _rebuild(self, token: str | None, attempt: str, identity: Identity) -> StoreAttempt:
         self.close()
         self._current, self._files, self._handed = None, {}, {}
@@ -279,27 +316,33 @@ class Shard:
         p_bucket = PBucket(self._live / "new", self._live / "rocksdb", durable=False, cache=self._cache)
         p_bucket.ahead = self.storage.read_ahead
         store = self._make_store(p_bucket)
+        keyed = self._make_keyed(RunFiles(p_bucket, self._live / "keyed")) if self._make_keyed is not None else None
+        stores: list[BlockStore | KeyedStore] = [store] if keyed is None else [store, keyed]
         try:
             manifest = None if token is None else self._find(token, identity)
             self._claim(attempt, identity, begins=manifest is None)
             if manifest is not None:
                 self._keep_files(manifest)
-            files = [self._file(f) for f in self._files.values()]
-            self.storage.fetch(files)
+            self.storage.fetch([self._file(f) for f in self._files.values()])
             if manifest is not None:
                 self.storage.publish([], list(self._handed))
-                store.restore(files, frozenset(manifest.purged), manifest.superseded)
+                blocks = [self._file(f) for no, f in self._files.items() if no not in manifest.runs]
+                store.restore(blocks, frozenset(manifest.purged), manifest.superseded)
+                if keyed is not None:
+                    keyed.restore(self._runs(manifest))
+                elif manifest.runs:
+                    raise StateError(f"shard {self.identity.shard} has no store for the keyed values of its version")
                 p_bucket.next_file_no = max(p_bucket.next_file_no, manifest.next_file_no)
             past, floor = self._older(manifest)
             manifests, names = self.storage.listing()
             self._retention = Retention(self._keep, past, floor=floor, manifests=manifests, files=names)
-        except CorruptState as error:
-            store.close()
-            raise CorruptState(f"version {token} in {self.storage.where(token or '')}: {error}") from error
-        except BaseException:
-            store.close()
+        except BaseException as error:
+            for made in stores:
+                made.close()
+            if isinstance(error, CorruptState):
+                raise CorruptState(f"version {token} in {self.storage.where(token or '')}: {error}") from error
             raise
-        self._p_bucket, self._attempt = p_bucket, StoreAttempt(store)
+        self._p_bucket, self._attempt, self._keyed = p_bucket, StoreAttempt(store), keyed
         return self._attempt
 
     def _find(self, token: str, identity: Identity) -> Manifest:
@@ -413,6 +456,13 @@ class Shard:
         path = self.storage.files / entry.name
         return SstFile(entry.file_no, str(path), entry.size_bytes, entry.crc, entry.index_crc, entry.blocks)
 
+    def _runs(self, manifest: Manifest) -> list[SstFile]:
+        """The files with keyed values, oldest first. Raises CorruptState if the version names no such file."""
+        missing = [no for no in manifest.runs if no not in self._files]
+        if missing:
+            raise CorruptState(f"file {missing[0]:010d}, a run, is not among the files of version {manifest.token}")
+        return [self._file(self._files[no]) for no in manifest.runs]
+
     # -- what is kept, and what is merged -----------------------------------------------------------------
 
     def _expire(self, manifest: Manifest, past: list[Past], batch: int) -> None:
@@ -422,6 +472,8 @@ class Shard:
             self._retention.retry(self.storage.delete(self._retention.committed(manifest, past, batch)))
             held, disk = self._retention.held_bytes, self._retention.disk_bytes
             self.store.compact(self._files, held_bytes=held, disk_bytes=disk)
+            if self._keyed is not None:
+                self._keyed.compact()
         except (OSError, StateError) as error:
             log.warning(
                 "old files of shard %d could not be deleted now; the next commit tries again: %s",

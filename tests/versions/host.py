@@ -18,8 +18,10 @@ from state_backends.files.handed_remote import HandedPlace, bring, create
 from state_backends.files.remote import Remote
 from state_backends.files.remote_storage import RemoteStorage
 from state_backends.files.storage import LocalStorage
-from state_backends.store.backends import STORES
+from state_backends.store.backends import STORES, keyed_store
 from state_backends.store.io_thread import IoThread
+from state_backends.store.keyed.run_files import RunFiles
+from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.p_bucket import PBucket
 from state_backends.versions.manifest import Identity, load
@@ -61,12 +63,28 @@ class Host:
             fs = SubTreeFileSystem(str(self.folder.parent), LocalFileSystem())
             self.remote = Remote("test://remote", (fs, self.folder.name))
             self.storage = RemoteStorage(self.remote, name, self.folder / "copies", self.handed)
-        self.shard = Shard(IDENTITY, self.storage, self.folder / "live", self.make_store, retain=self.retain)
+        self.shard = Shard(
+            IDENTITY,
+            self.storage,
+            self.folder / "live",
+            self.make_store,
+            retain=self.retain,
+            make_keyed=self.make_keyed,
+        )
+
+    @property
+    def backend(self) -> str:
+        return "tiered" if self.kind == "remote" else self.kind
 
     def make_store(self, p_bucket: PBucket) -> Any:
-        store = STORES["tiered" if self.kind == "remote" else self.kind]
+        self.budget = MemoryBudget(self.budget_bytes)
         options: dict[str, Any] = {"bucket_limit_bytes": self.budget_bytes // 2, "limits": self.limits}
-        return store(p_bucket, self.io, MemoryBudget(self.budget_bytes), **options)
+        return STORES[self.backend](p_bucket, self.io, self.budget, **options)
+
+    def make_keyed(self, files: RunFiles) -> KeyedStore:
+        self.runs = files
+        self.keyed = keyed_store(self.backend, files, self.io, self.budget)
+        return self.keyed
 
     def stop(self) -> None:
         self.shard.close()

@@ -1,0 +1,72 @@
+"""What an attempt has put: changes of keyed values that are in memory only. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+
+CHANGE_BYTES = 256
+"""What Python needs for a change, besides the bytes of key and value."""
+_FEW = 64  # so many new keys are sorted in one by one
+
+
+class Overlay:
+    """Changes by key. ``value`` None: the key is deleted. ``size_bytes``: the memory that they take.
+
+    It has no lock: hold the store's lock around every call.
+    """
+
+    def __init__(self) -> None:
+        self.changes: dict[bytes, bytes | None] = {}
+        self.needed_ms: dict[bytes, int] = {}
+        self.size_bytes = 0
+        self._sorted: list[bytes] = []
+        self._unsorted: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def put(self, values: Iterable[tuple[bytes, bytes | None, int | None]]) -> int:
+        """Returns by how many bytes it grew."""
+        changes, needed, unsorted = self.changes, self.needed_ms, self._unsorted
+        before, size, known = len(changes), 0, len(changes)
+        for key, value, needed_ms in values:
+            old = changes.get(key)
+            if old is not None:
+                size -= len(old)
+            changes[key] = value
+            if value is not None:
+                size += len(value)
+            if len(changes) > known:
+                known += 1
+                size += len(key)
+                unsorted.append(key)
+            if needed_ms is not None:
+                needed[key] = needed_ms
+            elif needed:
+                needed.pop(key, None)
+        size += CHANGE_BYTES * (len(changes) - before)
+        self.size_bytes += size
+        return size
+
+    def keys(self) -> Sequence[bytes]:
+        """All keys, sorted."""
+        if len(self._unsorted) <= _FEW:
+            for key in self._unsorted:
+                insort(self._sorted, key)
+        else:
+            self._sorted += self._unsorted
+            self._sorted.sort()
+        self._unsorted = []
+        return self._sorted
+
+    def between(self, begin: bytes, end: bytes | None) -> list[tuple[bytes, bytes | None]]:
+        """The changes of the keys where ``begin <= key < end``, sorted."""
+        keys = self.keys()
+        upto = len(keys) if end is None else bisect_left(keys, end)
+        return [(key, self.changes[key]) for key in keys[bisect_left(keys, begin) : upto]]
+
+    def entries(self) -> Iterator[tuple[bytes, bytes]]:
+        """All changes, sorted, as a run has them."""
+        changes = self.changes
+        return ((key, changes[key] or b"") for key in list(self.keys()))

@@ -1,0 +1,40 @@
+"""The protocol of keyed values: a sorted space of keys, in which values are updated and deleted. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+
+class KeyedValue(NamedTuple):
+    """A value of a key. Neither is empty. ``value``: None deletes the key.
+
+    ``needed_ms``: when the value will be needed next, for example the time of its key's next timer. None: unknown.
+    """
+
+    key: bytes
+    value: bytes | None
+    needed_ms: int | None = None
+
+
+class KeyedAttempt(Protocol):
+    """The keyed values of one shard, as an attempt sees them: those of its version, and what it has put itself.
+
+    :class:`state_backends.versions.keyed_attempt.LocalKeyedAttempt` if the shard is in this process;
+    :class:`state_backends.server.remote_attempt.RemoteAttempt` in Spark's workers.
+    """
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The value of each key, in the order of the keys. None: there is none."""
+
+    def put(self, values: Sequence[KeyedValue]) -> None:
+        """Sets values. If a key comes twice, the last value counts."""
+
+    def scan(self, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        """Yields key and value where ``begin <= key < end``, in the order of the keys; ``end`` None: to the last key.
+
+        Lazy. It need not see what is put after it began.
+        """
+
+    def hint(self, keys: Sequence[bytes]) -> None:
+        """Starts bringing the values of these keys to memory, because they will be read soon. Does not wait."""

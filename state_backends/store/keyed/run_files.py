@@ -1,0 +1,251 @@
+"""The keyed values of one shard on disk: runs, and a RocksDB that has ingested them.
+
+Only the I/O thread calls it, except where a docstring says otherwise. Errors of the disk are raised as DiskError,
+damaged runs as CorruptState.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from rocksdict import Rdict
+
+from aion.core.checksum import crc32
+from aion.errors import AionError, CorruptState, StateError
+from state_backends.files.faults import disk_error, from_rocksdb, is_rocksdb_io
+from state_backends.files.names import SstFile
+from state_backends.store.io import Steps
+from state_backends.store.keyed.run_file import STEP_BYTES, VALUES, NewRun, name_key, run_options
+from state_backends.store.p_bucket import PBucket, close_db, ingest
+from state_backends.store.sst_file import checksum
+
+_FIRST_KEYS, _MOST_KEYS = 64, 1024  # of one step of a get
+_ENTRIES = 4096  # of one step of a scan
+_END = b"\x02"  # above all keys of values
+_db_numbers = itertools.count()  # a RocksDB that failed may keep its folder locked
+log = logging.getLogger(__name__)
+
+
+class RunFiles:
+    """Writes and reads the runs of one shard.
+
+    ``p_bucket`` numbers new files and says where they go. ``live``: the folder for RocksDB's own files. It is made when
+    first needed and removed by :meth:`close`.
+
+    ``runs``: what is read, oldest first; the newest value of a key counts. Any thread may set it. RocksDB follows with
+    the next step: it ingests runs that were added at the end. After other changes, and after an error, a new RocksDB is
+    made of all runs.
+    """
+
+    def __init__(self, p_bucket: PBucket, live: Path) -> None:
+        self.runs: tuple[SstFile, ...] = ()
+        self._p_bucket = p_bucket
+        self._live = live
+        self._db: Rdict | None = None
+        self._db_path = live
+        self._ingested: tuple[SstFile, ...] = ()
+        self._closed = False
+
+    def write(self, changes: Iterable[tuple[bytes, bytes]], mark: str = "") -> Steps[SstFile]:
+        """Steps that write a run. ``changes``: sorted by key; an empty value deletes its key. ``mark``: see PBucket."""
+        with self._p_bucket.making(mark) as (file_no, path, part):
+            out = NewRun(file_no, path.name, part, run_options(self._p_bucket.cache))
+            try:
+                yield from out.write(changes)
+            except BaseException:
+                out.close()
+                raise
+            self._p_bucket.place(part, path)
+        return SstFile(file_no, str(path), out.size_bytes, out.crc, out.index_crc, out.keys)
+
+    def get(self, keys: Sequence[bytes], most_bytes: int) -> Steps[list[bytes | None]]:
+        """Steps that look up keys. Ends early, with fewer values than keys, after ``most_bytes``."""
+        values: list[bytes | None] = []
+        count, total = _FIRST_KEYS, 0
+        while len(values) < len(keys) and total < most_bytes:
+            part = keys[len(values) : len(values) + count]
+            with self._reading() as db:
+                found = db.get([VALUES + key for key in part])
+            size = sum(map(len, filter(None, found)))
+            values += [value or None for value in found]
+            total += size
+            yield size
+            # The sizes of values are unknown, so each step looks up as many keys as the one before lets expect.
+            count = max(1, min(2 * count, _MOST_KEYS, count * STEP_BYTES // max(size, 1)))
+        return values
+
+    def page(self, begin: bytes, end: bytes | None) -> Steps[tuple[list[tuple[bytes, bytes]], bytes | None]]:
+        """Steps that read some entries from ``begin`` on, deleted keys excluded. Returns them, and where to go on.
+
+        None instead of that: there are no more.
+        """
+        entries: list[tuple[bytes, bytes]] = []
+        upto = _END if end is None else VALUES + end
+        at: bytes | None = VALUES + begin
+        while at is not None:
+            with self._reading() as db:
+                size, at = _read(db, at, upto, entries)
+            yield size
+            if entries:
+                break
+        return entries, None if at is None else at[len(VALUES) :]
+
+    def adopt(self) -> Steps[None]:
+        """Steps that open the runs, and check that each is the run of its name. Raises CorruptState, DiskError."""
+        for run in self.runs:
+            try:
+                size = Path(run.path).stat().st_size
+            except FileNotFoundError as error:
+                raise CorruptState(f"file {run.name} cannot be read: {error}") from error
+            except OSError as error:
+                raise disk_error(f"opening file {run.name}", self._p_bucket.files, error) from error
+            if size != run.size_bytes:
+                raise CorruptState(f"file {run.name}: it does not have the {run.size_bytes} bytes of its manifest")
+        yield 0
+        runs = self.runs
+        with self._reading() as db:
+            names = db.get([name_key(run.file_no) for run in runs]) if runs else []
+        for run, name in zip(runs, names, strict=True):
+            if name is None or crc32(name) != run.index_crc:
+                # Another file may have hidden this entry. The checksums of the files show which one is bad.
+                bad = self._damaged() or run
+                raise CorruptState(f"file {bad.name}: it is not the file that the manifest names")
+
+    def refresh(self) -> Steps[None]:
+        """One step that brings RocksDB up to date, so that the next read need not."""
+        if not self._closed:
+            with self._reading():
+                pass
+        yield 0
+
+    def merge(self, runs: Sequence[SstFile], mark: str, *, oldest: bool) -> Steps[SstFile]:
+        """Steps that write one run with what these runs say together. ``oldest``: no run is older than these.
+
+        A RocksDB of its own merges them, and checks their bytes.
+        """
+        path = self._new_path()
+        db: Rdict | None = None
+        try:
+            with self._errors():
+                self._live.mkdir(parents=True, exist_ok=True, mode=0o700)
+                db = Rdict(str(path), run_options(self._p_bucket.cache))
+                ingest(db, path, runs)
+            yield 0
+            return (yield from self.write(self._merged(db, oldest), mark))
+        finally:
+            if db is not None:
+                close_db(db)
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _merged(self, db: Rdict, oldest: bool) -> Iterator[tuple[bytes, bytes]]:
+        with self._errors():
+            at = db.iter()
+            at.seek(VALUES)
+            skip = len(VALUES)
+            while at.valid():
+                value = at.value()
+                # If no older run has the key, nothing needs to be deleted.
+                if value or not oldest:
+                    yield at.key()[skip:], value
+                at.next()
+            at.status()  # raises what ended the loop too early
+
+    def delete(self, run: SstFile) -> None:
+        """Deletes a run that was written here and that no version names. Any thread may call it."""
+        self._p_bucket.delete(run)
+
+    def close(self) -> None:
+        """Closes RocksDB and removes its folder. Call it when no request is under way."""
+        self._closed = True
+        self._drop_db()
+        shutil.rmtree(self._live, ignore_errors=True)
+
+    # -- RocksDB ------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Rdict]:
+        """A context with a RocksDB that has exactly the runs of :attr:`runs`."""
+        with self._errors():
+            try:
+                yield self._open()
+            except Exception:
+                self._drop_db()  # it may have failed for good, so the next step makes another
+                raise
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turns errors into DiskError, or into CorruptState naming the damaged run."""
+        try:
+            yield
+        except AionError:
+            raise
+        except FileNotFoundError as error:
+            raise CorruptState(f"a run cannot be read: {error}") from error
+        except Exception as error:  # rocksdict raises plain Exceptions
+            if isinstance(error, OSError) or is_rocksdb_io(error):
+                raise disk_error("reading keyed values", self._p_bucket.files, error) from error
+            if not from_rocksdb(error):
+                raise
+            bad = self._damaged()
+            name = f"file {bad.name}" if bad is not None else f"one of {len(self.runs)} runs"
+            raise CorruptState(f"{name}: RocksDB cannot read it: {error}") from error
+
+    def _damaged(self) -> SstFile | None:
+        """The first run whose bytes are not those that were written. Reads all runs."""
+        with contextlib.suppress(OSError):
+            return next((run for run in self.runs if checksum(Path(run.path)) != run.crc), None)
+        return None
+
+    def _open(self) -> Rdict:
+        if self._closed:
+            raise StateError(f"the keyed values in {self._live} are closed")
+        runs = self.runs
+        known = len(self._ingested)
+        if self._db is None or [r.file_no for r in self._ingested] != [r.file_no for r in runs[:known]]:
+            self._drop_db()
+            self._live.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._db_path = self._new_path()
+            self._db = Rdict(str(self._db_path), run_options(self._p_bucket.cache))
+            known = 0
+        if known < len(runs):
+            ingest(self._db, self._live, runs[known:])
+        self._ingested = runs
+        return self._db
+
+    def _drop_db(self) -> None:
+        db, self._db, self._ingested = self._db, None, ()
+        if db is not None:
+            close_db(db)
+            shutil.rmtree(self._db_path, ignore_errors=True)
+
+    def _new_path(self) -> Path:
+        return self._live / f"db-{next(_db_numbers)}"
+
+
+def _read(db: Rdict, begin: bytes, end: bytes, entries: list[tuple[bytes, bytes]]) -> tuple[int, bytes | None]:
+    """Adds entries to the list, in one step. Returns their bytes, and the key to go on with; None: that was all."""
+    at = db.iter()
+    at.seek(begin)
+    skip, size = len(VALUES), 0
+    for _ in range(_ENTRIES):
+        if not at.valid():
+            at.status()  # RocksDB ends a scan at a damaged block, as if it were the last one
+            return size, None
+        key = at.key()
+        if key >= end:
+            return size, None
+        if size >= STEP_BYTES:
+            return size, key
+        if value := at.value():
+            entries.append((key[skip:], value))
+        size += len(key) + len(value)
+        at.next()
+    if not at.valid():
+        at.status()
+        return size, None
+    return size, at.key() if at.key() < end else None

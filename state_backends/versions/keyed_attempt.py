@@ -1,0 +1,28 @@
+"""The keyed values of a shard of this process, for one attempt."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from state_backends.store.keyed.protocol import KeyedValue
+from state_backends.versions.shard import Shard
+
+
+class LocalKeyedAttempt:
+    """A :class:`state_backends.store.keyed.protocol.KeyedAttempt`. The shard is open for the attempt ``attempt``."""
+
+    def __init__(self, shard: Shard, attempt: str) -> None:
+        self._shard, self._attempt = shard, attempt
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return list(itertools.chain.from_iterable(self._shard.get(self._attempt, keys)))
+
+    def put(self, values: Sequence[KeyedValue]) -> None:
+        self._shard.put(self._attempt, values)
+
+    def scan(self, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        return self._shard.scan(self._attempt, begin, end)
+
+    def hint(self, keys: Sequence[bytes]) -> None:
+        self._shard.hint(self._attempt, keys)
