@@ -20,7 +20,7 @@ import pyarrow.flight as flight
 
 from aion.errors import OutOfMemory, ServerError, ServerUnreachable
 from state_backends.server import processes, wire
-from state_backends.server.remote_attempt import REPLAY_BYTES, BlocksToAppend, RemoteAttempt, ReplayRoom
+from state_backends.server.remote_attempt import REPLAY_BYTES, RemoteAttempt, ReplayRoom, ToSend
 from state_backends.server.server_folder import (
     LOG,
     PID,
@@ -32,10 +32,9 @@ from state_backends.server.server_folder import (
     runtime_dir,
     trim_log,
 )
-from state_backends.server.verbs import VERBS, Way
+from state_backends.server.verbs import VERBS, Way, addressed
 from state_backends.server.watchdog import Watchdog
 from state_backends.store.backends import StoreConfig
-from state_backends.store.protocol import StoredBlock
 from state_backends.versions.json_values import dumps
 from state_backends.versions.manifest import Identity
 
@@ -138,23 +137,24 @@ class StateClient:
             self.generation += 1
 
     def call(
-        self, name: str, request: dict[str, Any], blocks: BlocksToAppend | None = None, *, timeout: float | None = None
+        self, name: str, request: dict[str, Any], sent: ToSend | None = None, *, timeout: float | None = None
     ) -> Any:
         """Sends a request for a verb of :data:`state_backends.server.verbs.VERBS`.
 
-        Returns the answer, or an iterator of blocks. ``blocks``: the (seq, late, block) that follow the request. Raises
-        what the server raised, or ServerUnreachable if it cannot be reached.
+        Returns the answer, or an iterator of blocks, values or entries. ``sent``: the blocks or values that follow the
+        request. Raises what the server raised, or ServerUnreachable if it cannot be reached.
         """
-        way, body = VERBS[name].way, dumps(request)
-        if way is Way.GETS_BLOCKS:
-            return self._blocks(name, body)
+        verb, body = VERBS[name], dumps(request)
+        if verb.way is Way.GETS:
+            return self._found(name, addressed(name, body))
         options = flight.FlightCallOptions(timeout=timeout or self._watchdog.limit_s)
         try:
             with self._watchdog.waiting(name):
-                if way is Way.SENDS_BLOCKS:
-                    writer, _ = self._flight.do_put(flight.FlightDescriptor.for_command(body), wire.BLOCKS, options)
+                if verb.carries is not None:
+                    descriptor = flight.FlightDescriptor.for_command(addressed(name, body))
+                    writer, _ = self._flight.do_put(descriptor, verb.carries.schema, options)
                     with writer:
-                        for message in wire.pack(blocks or ()):
+                        for message in verb.carries.pack(sent or ()):
                             writer.write_batch(message)
                     return None
                 (result,) = self._flight.do_action(flight.Action(name, pa.py_buffer(body)), options)
@@ -197,9 +197,11 @@ class StateClient:
         }
         return RemoteAttempt(self, opening)
 
-    def _blocks(self, name: str, body: bytes) -> Iterator[StoredBlock]:
-        """Yields the blocks that answer a verb."""
-        ticket = flight.Ticket(body)
+    def _found(self, name: str, request: bytes) -> Iterator[Any]:
+        """Yields the blocks, values or entries that answer a verb."""
+        carries = VERBS[name].carries
+        assert carries is not None
+        ticket = flight.Ticket(request)
         reader: Any = None
         given_up = threading.Event()
 
@@ -214,8 +216,7 @@ class StateClient:
                 # There is no limit for the whole read, because its time depends on the reader too.
                 with self._watchdog.waiting(name, give_up):
                     chunk = reader.read_chunk()
-                for seq, _, block in wire.unpack(chunk.data):
-                    yield StoredBlock(seq, block)
+                yield from carries.unpack(chunk.data)
         except StopIteration:
             return
         except (flight.FlightError, pa.ArrowException, OSError) as error:

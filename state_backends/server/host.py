@@ -134,7 +134,7 @@ class Host:
 
     def work(self, name: str, request: AttemptRequest, *blocks: Any) -> Any:
         """Passes a request for a verb of :data:`state_backends.server.verbs.VERBS` to the attempt's shard."""
-        verb, fields = VERBS[name], dict(request)
+        verb, fields = VERBS[name], {field: getattr(request, field) for field in type(request).model_fields}
         work = self.attempts.find(fields.pop("attempt"))
         del fields["before"]  # done already
         with work.locked() if verb.locks else contextlib.nullcontext():
@@ -263,6 +263,7 @@ class Host:
             "used_bytes": self.budget.used_bytes,
             "reserved_bytes": self.budget.reserved_bytes,
             "ledger_bytes": self.budget.ledger_bytes,
+            "cached_bytes": self.budget.cached_bytes,
             "resident_bytes": psutil.Process().memory_info().rss,
             "metrics_port": self._endpoint.port,
             "attempts": attempts,

@@ -28,7 +28,7 @@ from state_backends.server import processes, requests, server_folder, wire
 from state_backends.server.host import Host
 from state_backends.server.processes import Process
 from state_backends.server.server_folder import PID, SOCKET, Lease
-from state_backends.server.verbs import VERBS, By, Way, request_of
+from state_backends.server.verbs import VERBS, By, Carries, Way, address_of, request_of
 from state_backends.store.sst_file import FILES_OF_A_SHARD
 from state_backends.versions.json_values import dumps
 
@@ -64,14 +64,18 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow.fli
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _named_errors():
-            request = self._request("append", descriptor.command, Way.SENDS_BLOCKS)
+            name, body = address_of(descriptor.command)
+            request, carries = self._request(name, body, Way.SENDS), VERBS[name].carries
+            assert carries is not None
             for chunk in reader:
-                self.host.work("append", request, requests.blocks(chunk.data))
+                self.host.work(name, request, carries.unpack(chunk.data))
 
     def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
         with _named_errors():
-            request = self._request("read", ticket.ticket, Way.GETS_BLOCKS)
-            return flight.GeneratorStream(wire.BLOCKS, _messages(self.host.work("read", request)))
+            name, body = address_of(ticket.ticket)
+            request, carries = self._request(name, body, Way.GETS), VERBS[name].carries
+            assert carries is not None
+            return flight.GeneratorStream(carries.schema, _messages(carries, self.host.work(name, request)))
 
     def _request(self, name: str, body: bytes, way: Way) -> Any:
         """Parses a request, and does what the attempt had asked for before."""
@@ -133,9 +137,9 @@ def _named_errors() -> Iterator[None]:
         raise flight.FlightServerError(wire.encode_error(error)) from error
 
 
-def _messages(blocks: Any) -> Iterator[pa.RecordBatch]:
+def _messages(carries: Carries, found: Any) -> Iterator[pa.RecordBatch]:
     with _named_errors():
-        yield from wire.pack(((b.seq, False, b.block) for b in blocks), wire.READ_MESSAGE_BYTES)
+        yield from carries.pack(found)
 
 
 def serve(folder: Path, host: Host, watch: Executors, stop: threading.Event) -> None:

@@ -1,13 +1,14 @@
 """An attempt's work on one shard, through the state server. It survives the death of the server.
 
-Before its commit, an attempt only appends blocks, replaces blocks and releases slices. The blocks that it has read, and
-the panes that it has made, are in the worker. So if the server dies, the attempt resumes on the next server: it opens
-the shard again at the version that it started from, sends the same blocks with the same numbers, and repeats the call
-that failed. A read continues after the last block that it yielded, because every server yields the blocks in the same
-order. Nothing is computed twice, so no pane is yielded twice.
+Before its commit, an attempt only appends blocks, replaces blocks, releases slices and puts values. What it has read,
+and the panes that it has made, are in the worker. So if the server dies, the attempt resumes on the next server: it
+opens the shard again at the version that it started from, sends the same blocks with the same numbers and the same
+values in the same order, and repeats the call that failed. A read continues after the last block that it yielded,
+because every server yields the blocks in the same order, and a scan after the last key. Nothing is computed twice, so
+no pane is yielded twice.
 
-Blocks that were sent are kept until the commit, up to ``REPLAY_BYTES`` for all attempts of a worker. An attempt that
-has sent more cannot resume: it fails with ServerUnreachable, and Spark runs its task again.
+Blocks and values that were sent are kept until the commit, up to ``REPLAY_BYTES`` for all attempts of a worker. An
+attempt that has sent more cannot resume: it fails with ServerUnreachable, and Spark runs its task again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from aion.core.ingest.block import Block
 from aion.errors import ServerUnreachable, StateError
 from policies.sizing import Execution
 from state_backends.files.bodies import Bodies, Places
+from state_backends.server import wire
 from state_backends.server.verbs import VERBS
+from state_backends.store.keyed.protocol import KeyedValue
 from state_backends.store.protocol import Only, StoredBlock
 
 REPLAY_BYTES = 64 << 20
@@ -32,6 +35,9 @@ ABORT_SECONDS = 10.0
 log = logging.getLogger(__name__)
 BlocksToAppend = Sequence[tuple[int, bool, Block]]
 """(seq, late, block)."""
+ToSend = BlocksToAppend | Sequence[KeyedValue]
+_KEYS_AT_ONCE = 1 << 16  # keys of one request
+_VALUE_BYTES = 128  # what a value that is kept takes besides key and value
 
 
 class _Sent(NamedTuple):
@@ -39,7 +45,8 @@ class _Sent(NamedTuple):
 
     name: str
     request: dict[str, Any]
-    blocks: BlocksToAppend | None
+    content: ToSend | None
+    size_bytes: int = 0
 
 
 class ReplayRoom:
@@ -71,7 +78,7 @@ class Connection(Protocol):
     replay: ReplayRoom
 
     def call(
-        self, name: str, request: dict[str, Any], blocks: BlocksToAppend | None = None, *, timeout: float | None = None
+        self, name: str, request: dict[str, Any], sent: ToSend | None = None, *, timeout: float | None = None
     ) -> Any: ...
     def reconnect(self, seen: int) -> None: ...
 
@@ -142,7 +149,8 @@ class RemoteAttempt:
         return found["shards"], found["learnt_bound"], found["learnt"]
 
     def append(self, blocks: Iterable[tuple[int, bool, Block]]) -> None:
-        self._call("append", list(blocks))
+        sent = list(blocks)
+        self._call("append", sent, sum(block.size_bytes for _, _, block in sent))
 
     def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
         yielded: list[int] = []
@@ -181,6 +189,43 @@ class RemoteAttempt:
     def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
         self._call("release", destage=list(destage), purge=list(purge))
 
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """See :class:`state_backends.store.keyed.protocol.KeyedAttempt` for this and the next three."""
+        values: list[bytes | None] = []
+        while len(values) < len(keys):
+            part = keys[len(values) : len(values) + _KEYS_AT_ONCE]
+            request = {"keys": wire.pack_keys(part)}
+            values += self._all("get", request)
+        return values
+
+    def put(self, values: Sequence[KeyedValue]) -> None:
+        if values:
+            sent = list(values)
+            size = sum(len(value[0]) + len(value[1] or b"") + _VALUE_BYTES for value in sent)
+            self._call("put", sent, size)
+
+    def scan(self, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        while True:
+            seen = self._client.generation
+            try:
+                carried = len(self._waiting)
+                request = {"begin": wire.pack_key(begin), "end": None if end is None else wire.pack_key(end)}
+                found = self._client.call("scan", self._request(request))
+                for number, (key, value) in enumerate(found):
+                    if number == 0:
+                        self._arrived(carried)
+                        carried = 0
+                    begin = key + b"\0"  # the next key that is possible
+                    yield key, value
+                self._arrived(carried)
+                return
+            except ServerUnreachable as error:
+                self._resume(error, seen)
+
+    def hint(self, keys: Sequence[bytes]) -> None:
+        for begin in range(0, len(keys), _KEYS_AT_ONCE):
+            self._call("hint", keys=wire.pack_keys(keys[begin : begin + _KEYS_AT_ONCE]))
+
     def commit(
         self, snapshot: dict[str, Any], prestage: Sequence[int] = (), executions: Sequence[Execution] = ()
     ) -> None:
@@ -202,21 +247,35 @@ class RemoteAttempt:
 
     # -- another server -----------------------------------------------------------------------------------
 
-    def _call(self, name: str, blocks: BlocksToAppend | None = None, /, **request: Any) -> Any:
-        """Sends a request, or keeps it for the next one. Repeats it on the next server if this one is lost."""
+    def _all(self, name: str, request: dict[str, Any]) -> list[Any]:
+        """All that a verb answers with. Repeats the request on the next server if this one is lost."""
+        while True:
+            seen = self._client.generation
+            try:
+                found = list(self._client.call(name, self._request(request)))
+                self._arrived(len(self._waiting))
+                return found
+            except ServerUnreachable as error:
+                self._resume(error, seen)
+
+    def _call(self, name: str, content: ToSend | None = None, size_bytes: int = 0, /, **request: Any) -> Any:
+        """Sends a request, or keeps it for the next one. Repeats it on the next server if this one is lost.
+
+        ``content``: the blocks or values that follow it, with ``size_bytes``.
+        """
         if VERBS[name].waits:
             self._waiting.append(_Sent(name, request, None))
             return None
         while True:
             seen = self._client.generation
             try:
-                answer = self._client.call(name, self._request(request), blocks)
+                answer = self._client.call(name, self._request(request), content)
                 break
             except ServerUnreachable as error:
                 self._resume(error, seen)
         self._arrived(len(self._waiting))
         if VERBS[name].replay:
-            self._keep(_Sent(name, request, blocks))
+            self._keep(_Sent(name, request, content, size_bytes))
         return answer
 
     def _request(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -249,7 +308,7 @@ class RemoteAttempt:
                 seen = self._client.generation
                 self._open()
                 for sent in self._sent:
-                    self._client.call(sent.name, {"attempt": self._name, **sent.request}, sent.blocks)
+                    self._client.call(sent.name, {"attempt": self._name, **sent.request}, sent.content)
                 return
             except ServerUnreachable as again:
                 lost = again
@@ -262,11 +321,10 @@ class RemoteAttempt:
     def _keep(self, sent: _Sent) -> None:
         if self._sent is None:
             return
-        size_bytes = sum(block.size_bytes for _, _, block in sent.blocks or ())
-        if not self._client.replay.take(size_bytes):
+        if not self._client.replay.take(sent.size_bytes):
             self._forget()
             return
-        self._kept_bytes += size_bytes
+        self._kept_bytes += sent.size_bytes
         self._sent.append(sent)
 
     def _forget(self) -> None:

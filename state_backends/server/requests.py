@@ -11,6 +11,7 @@ import re
 from typing import Annotated, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from aion.core.ingest.block import Block
@@ -42,12 +43,16 @@ def _state_dir(text: str) -> str:
 
 
 def _snapshot(value: dict[str, Any]) -> dict[str, Any]:
-    """Checks the operator's state. The server reads three fields of it.
+    """Checks the operator's state. The server reads four fields of it.
 
     ``next_seq``: the number of the next block. ``counters``: the operator's counters. ``lateness``: what the operator's
     other shards get: ``learnt_bound`` when they are opened, ``lateness`` when they ask for it. Metrics show
-    ``lateness.histogram``, and the bound in ``lateness.learnt_bound``.
+    ``lateness.histogram``, and the bound in ``lateness.learnt_bound``. ``expected_ms``, if there is one: keyed values
+    that are needed up to this time stay in memory before others (policies/values.py).
     """
+    expected_ms = value.get("expected_ms")
+    if expected_ms is not None and (not isinstance(expected_ms, int) or isinstance(expected_ms, bool)):
+        raise ValueError("expected_ms must be an integer: the time up to which the next attempt needs keyed values")
     next_seq = value.get("next_seq")
     if not isinstance(next_seq, int) or isinstance(next_seq, bool) or not 0 <= next_seq <= _MOST:
         raise ValueError("next_seq is the number of the next block, and must be an integer of 0 or more")
@@ -227,6 +232,40 @@ class ReleaseRequest(AttemptRequest):
     purge: Slices
 
 
+def _keys(text: str) -> list[bytes]:
+    try:
+        return wire.unpack_keys(text)
+    except (ValueError, OSError, pa.ArrowException) as error:
+        raise ValueError(f"are not keys: {error}") from None
+
+
+def _key(text: str | None) -> bytes | None:
+    return None if text is None else wire.unpack_key(text)
+
+
+Keys = Annotated[str, AfterValidator(_keys)]
+"""Keys as :func:`state_backends.server.wire.pack_keys` packs them. The field's value is a list of bytes."""
+
+
+class GetRequest(AttemptRequest):
+    keys: Keys
+
+
+class PutRequest(AttemptRequest):
+    """Sets the values that follow, as Arrow batches of the schema ``wire.VALUES``."""
+
+
+class ScanRequest(AttemptRequest):
+    """``begin``, ``end``: keys in base64. ``begin`` may be empty. ``end`` None: to the last key."""
+
+    begin: Annotated[str, AfterValidator(_key)]
+    end: Annotated[str | None, AfterValidator(_key)]
+
+
+class HintRequest(AttemptRequest):
+    keys: Keys
+
+
 class CommitRequest(AttemptRequest):
     """Commits. ``prestage``: slices that the next attempt will probably read.
 
@@ -251,3 +290,18 @@ def blocks(message: pa.RecordBatch | None) -> list[tuple[int, bool, Block]]:
     if any(column.null_count for column in message.columns):
         raise RequestError("append: a block, or its number or lateness, is null")
     return list(wire.unpack(message))
+
+
+def values(message: pa.RecordBatch | None) -> list[tuple[bytes, bytes | None, int | None]]:
+    """The (key, value, needed_ms) in a message. Raises RequestError."""
+    if message is None:
+        raise RequestError("put: the message has no values")
+    if message.schema != wire.VALUES:
+        raise RequestError("put: the columns of the message are not those of keyed values")
+    keys, values, needed_ms = message.columns
+    if keys.null_count:
+        raise RequestError("put: a key is null")
+    for what, column in (("key", keys), ("value", values)):
+        if pc.min(pc.binary_length(column)).as_py() == 0:
+            raise RequestError(f"put: a {what} is empty")
+    return list(zip(keys.to_pylist(), values.to_pylist(), needed_ms.to_pylist(), strict=True))

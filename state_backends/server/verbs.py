@@ -7,15 +7,17 @@ fields of the request as arguments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 from pydantic import ValidationError
 
 from aion.errors import RequestError
-from state_backends.server import requests
+from state_backends.server import requests, wire
 from state_backends.server.requests import ServerRequest
+from state_backends.store.protocol import StoredBlock
 
 
 class By(Enum):
@@ -30,12 +32,34 @@ class Way(Enum):
     """How a verb's request and answer are sent."""
 
     JSON = "json"  # a JSON request and a JSON answer
-    SENDS_BLOCKS = "sends blocks"  # blocks follow the request
-    GETS_BLOCKS = "gets blocks"  # blocks are the answer
+    SENDS = "sends"  # Arrow batches follow the request
+    GETS = "gets"  # Arrow batches are the answer
+
+
+class Carries(NamedTuple):
+    """What the Arrow batches of a request or an answer carry.
+
+    ``pack`` makes batches of blocks or values; ``unpack`` gets a list of them back from one batch.
+    """
+
+    schema: pa.Schema
+    pack: Callable[[Iterable[Any]], Iterator[pa.RecordBatch]]
+    unpack: Callable[[pa.RecordBatch], Iterable[Any]]
+
+
+APPENDED = Carries(wire.BLOCKS, wire.pack, requests.blocks)
+READ = Carries(
+    wire.BLOCKS,
+    lambda found: wire.pack(((b.seq, False, b.block) for b in found), wire.READ_MESSAGE_BYTES),
+    lambda message: (StoredBlock(seq, block) for seq, _, block in wire.unpack(message)),
+)
+PUT = Carries(wire.VALUES, wire.pack_values, requests.values)
+FOUND = Carries(wire.FOUND, wire.pack_found, wire.unpack_found)
+ENTRIES = Carries(wire.ENTRIES, wire.pack_entries, wire.unpack_entries)
 
 
 class Verb(NamedTuple):
-    """A row of the table.
+    """A row of the table. ``carries``: what its Arrow batches carry, unless its way is JSON.
 
     ``request``: the type that checks the request. ``locks``: whether the shard is locked meanwhile. A read does not
     lock it, so it can run beside appends. ``ends``: the verb ends the attempt. ``replay``: the verb changes the shard,
@@ -47,6 +71,7 @@ class Verb(NamedTuple):
     request: type[ServerRequest]
     by: By
     way: Way = Way.JSON
+    carries: Carries | None = None
     locks: bool = True
     ends: bool = False
     replay: bool = False
@@ -58,14 +83,29 @@ VERBS: Mapping[str, Verb] = {
     "stats": Verb(requests.StatsRequest, By.HOST),
     "open": Verb(requests.OpenRequest, By.HOST),
     "learnt": Verb(requests.LearntRequest, By.HOST),
-    "append": Verb(requests.AppendRequest, By.SHARD, Way.SENDS_BLOCKS, replay=True),
-    "read": Verb(requests.ReadRequest, By.SHARD, Way.GETS_BLOCKS, locks=False),
+    "append": Verb(requests.AppendRequest, By.SHARD, Way.SENDS, APPENDED, replay=True),
+    "read": Verb(requests.ReadRequest, By.SHARD, Way.GETS, READ, locks=False),
     "prestage": Verb(requests.PrestageRequest, By.SHARD),
     "replace": Verb(requests.ReplaceRequest, By.SHARD, replay=True, waits=True),
     "release": Verb(requests.ReleaseRequest, By.SHARD, replay=True, waits=True),
+    "get": Verb(requests.GetRequest, By.SHARD, Way.GETS, FOUND, locks=False),
+    "put": Verb(requests.PutRequest, By.SHARD, Way.SENDS, PUT, replay=True),
+    "scan": Verb(requests.ScanRequest, By.SHARD, Way.GETS, ENTRIES, locks=False),
+    "hint": Verb(requests.HintRequest, By.SHARD, locks=False),
     "commit": Verb(requests.CommitRequest, By.HOST),
     "abort": Verb(requests.AbortRequest, By.SHARD, ends=True),
 }
+
+
+def addressed(name: str, body: bytes) -> bytes:
+    """A request that Arrow batches follow or answer: the name of the verb, a newline, and the JSON."""
+    return name.encode() + b"\n" + body
+
+
+def address_of(request: bytes | None) -> tuple[str, bytes]:
+    """The name of the verb, and the JSON."""
+    name, _, body = (request or b"").partition(b"\n")
+    return name.decode(errors="replace"), body
 
 
 def request_of(name: str, body: bytes | None, way: Way) -> Any:

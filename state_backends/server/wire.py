@@ -1,11 +1,12 @@
-"""The messages between client and server: blocks as Arrow batches, and errors by name. Pure."""
+"""The messages between client and server: blocks and keyed values as Arrow batches, and errors by name. Pure."""
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
-from collections.abc import Iterable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import pyarrow as pa
 
@@ -13,8 +14,14 @@ from aion import errors
 from aion.core.ingest.block import Block, parse
 
 BLOCKS = pa.schema([("seq", pa.int64()), ("late", pa.bool_()), ("block", pa.large_binary())])
+VALUES = pa.schema([("key", pa.large_binary()), ("value", pa.large_binary()), ("needed_ms", pa.int64())])
+FOUND = pa.schema([("value", pa.large_binary())])
+ENTRIES = pa.schema([("key", pa.large_binary()), ("value", pa.large_binary())])
+_KEYS = pa.schema([("key", pa.large_binary())])
 MESSAGE_BYTES = 1 << 20
 READ_MESSAGE_BYTES = 1 << 18  # each reader has one message waiting to be sent, which the memory budget does not count
+_ITEM_BYTES = 8  # of an offset; so a message of many small values is not too large
+T = TypeVar("T")
 _ERROR_BYTES = 4000  # gRPC sends errors in headers, which are ASCII and at most 8 KiB
 _BEGIN, _END = "aion:", ":noia"
 
@@ -58,6 +65,86 @@ def _message(blocks: list[tuple[int, bool, Any]]) -> pa.RecordBatch:
     body = pa.py_buffer(data[0] if len(data) == 1 else b"".join(data))
     blobs = pa.Array.from_buffers(pa.large_binary(), len(data), [None, ends.buffers()[1], body])
     return pa.record_batch([pa.array(seqs, pa.int64()), pa.array(lates, pa.bool_()), blobs], schema=BLOCKS)
+
+
+# -- keyed values -----------------------------------------------------------------------------------------
+
+
+def pack_keys(keys: Sequence[bytes]) -> str:
+    """Keys as text, for a request: the bytes of an Arrow batch in base64."""
+    batch = pa.record_batch([pa.array(keys, pa.large_binary())], schema=_KEYS)
+    return base64.b64encode(batch.serialize()).decode()
+
+
+def unpack_keys(text: str) -> list[bytes]:
+    """Raises ValueError if this is not what :func:`pack_keys` makes, or if a key is empty."""
+    data = unpack_key(text)
+    batch = pa.ipc.read_record_batch(data, _KEYS)
+    batch.validate(full=True)
+    keys: list[bytes] = batch.column(0).to_pylist()
+    if not all(keys):
+        raise ValueError("a key is empty")
+    return keys
+
+
+def pack_key(key: bytes) -> str:
+    return base64.b64encode(key).decode()
+
+
+def unpack_key(text: str) -> bytes:
+    """Raises ValueError if the text is not base64."""
+    return base64.b64decode(text, validate=True)
+
+
+def pack_values(values: Iterable[tuple[bytes, bytes | None, int | None]]) -> Iterator[pa.RecordBatch]:
+    """Packs keyed values into messages of about ``MESSAGE_BYTES`` each."""
+    for part in _parts(values, lambda value: len(value[0]) + len(value[1] or b""), MESSAGE_BYTES):
+        columns = zip(*part, strict=True)
+        yield pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, VALUES, strict=True)], schema=VALUES)
+
+
+def pack_found(pages: Iterable[Sequence[bytes | None]]) -> Iterator[pa.RecordBatch]:
+    """Packs the pages of a get. Each message has at most about ``READ_MESSAGE_BYTES``, or one value."""
+    for page in pages:
+        if sum(map(len, filter(None, page))) <= READ_MESSAGE_BYTES:
+            parts: Iterable[Sequence[bytes | None]] = [page]
+        else:
+            parts = _parts(page, lambda value: len(value or b""), READ_MESSAGE_BYTES)
+        for part in parts:
+            yield pa.record_batch([pa.array(part, pa.large_binary())], schema=FOUND)
+
+
+def unpack_found(message: pa.RecordBatch) -> list[bytes | None]:
+    values: list[bytes | None] = message.column(0).to_pylist()
+    return values
+
+
+def pack_entries(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
+    """Packs the entries of a scan."""
+    for part in _parts(entries, lambda entry: len(entry[0]) + len(entry[1]), READ_MESSAGE_BYTES):
+        keys, values = zip(*part, strict=True)
+        yield pa.record_batch([pa.array(keys, pa.large_binary()), pa.array(values, pa.large_binary())], schema=ENTRIES)
+
+
+def unpack_entries(message: pa.RecordBatch) -> list[tuple[bytes, bytes]]:
+    return list(zip(message.column(0).to_pylist(), message.column(1).to_pylist(), strict=True))
+
+
+def _parts(items: Iterable[T], size_of: Callable[[T], int], most_bytes: int) -> Iterator[list[T]]:
+    """Consecutive items, together ``most_bytes`` or just above."""
+    part: list[T] = []
+    size = 0
+    for item in items:
+        part.append(item)
+        size += size_of(item) + _ITEM_BYTES
+        if size >= most_bytes:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+# -- errors -----------------------------------------------------------------------------------------------
 
 
 def encode_error(error: BaseException) -> str:

@@ -287,7 +287,7 @@ def test_a_version_that_there_is_not(victim: Victim) -> None:
 
 def put(victim: Victim, command: bytes | None, schema: pa.Schema, *messages: pa.RecordBatch) -> None:
     descriptor = (
-        flight.FlightDescriptor.for_command(command)
+        flight.FlightDescriptor.for_command(b"append\n" + command)
         if command is not None
         else flight.FlightDescriptor.for_path("../../etc/passwd")
     )
@@ -304,11 +304,16 @@ MINE = b'{"attempt":"0000000000-victim"}'
 
 
 @pytest.mark.parametrize(
-    "command", [None, b"", b"rubbish", b"{}", b'{"attempt":"../x"}', b'{"attempt":["0000000000-victim"]}']
+    "command", [b"", b"rubbish", b"{}", b'{"attempt":"../x"}', b'{"attempt":["0000000000-victim"]}']
 )
 def test_puts_for_nobody(victim: Victim, command: bytes | None) -> None:
     with pytest.raises(errors.RequestError, match=r"^append: "):
         put(victim, command, wire.BLOCKS)
+
+
+def test_puts_without_a_verb(victim: Victim) -> None:
+    with pytest.raises(errors.RequestError, match="unknown action ''; there are append, put"):
+        put(victim, None, wire.BLOCKS)
 
 
 def message(*rows: tuple[Any, Any, Any]) -> pa.RecordBatch:
@@ -364,7 +369,7 @@ def test_tables_that_are_no_blocks(victim: Victim) -> None:
 )
 def test_reads_of_nothing(victim: Victim, ticket: bytes) -> None:
     with pytest.raises(flight.FlightError, match=r"RequestError.*read: "):
-        victim.raw.do_get(flight.Ticket(ticket)).read_all()
+        victim.raw.do_get(flight.Ticket(b"read\n" + ticket)).read_all()
 
 
 def test_other_calls_of_flight_are_not_served(victim: Victim) -> None:

@@ -12,7 +12,7 @@ from state_backends.server.host import Host
 from state_backends.server.main import StateServer
 from state_backends.server.remote_attempt import RemoteAttempt
 from state_backends.server.requests import AttemptRequest
-from state_backends.server.verbs import VERBS, By, Way, request_of
+from state_backends.server.verbs import APPENDED, PUT, VERBS, By, Way, request_of
 from state_backends.versions.shard import Shard
 
 WHERE: dict[By, Any] = {By.SERVER: StateServer, By.HOST: Host, By.SHARD: Shard}
@@ -29,8 +29,9 @@ def test_a_verb_is_a_method_that_takes_the_fields_of_its_request(name: str) -> N
         return
     assert issubclass(verb.request, AttemptRequest)
     fields = [field for field in verb.request.model_fields if field not in ("attempt", "before")]
-    blocks = ["blocks"] if verb.way is Way.SENDS_BLOCKS else []
-    assert parameters == ["self", "attempt", *blocks, *fields]
+    content = {APPENDED: ["blocks"], PUT: ["values"]}[verb.carries] if verb.way is Way.SENDS and verb.carries else []
+    assert parameters == ["self", "attempt", *content, *fields]
+    assert (verb.carries is None) == (verb.way is Way.JSON)
 
 
 def test_an_attempt_can_ask_for_every_verb_of_an_attempt() -> None:
