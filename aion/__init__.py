@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from aion import metrics
     from aion.local import LocalOperator
     from aion.spark.files import read_files
+    from aion.spark.group_by import group_by
+    from aion.spark.patch import unconfigure
     from aion.spark.session import configure
     from aion.spark.stream import dropped, explain, panes, windowed
 
@@ -44,9 +46,11 @@ __all__ = [
     "dropped",
     "errors",
     "explain",
+    "group_by",
     "metrics",
     "panes",
     "read_files",
+    "unconfigure",
     "windowed",
 ]
 
@@ -56,8 +60,10 @@ _LAZY = {
     "configure": "aion.spark.session",
     "dropped": "aion.spark.stream",
     "explain": "aion.spark.stream",
+    "group_by": "aion.spark.group_by",
     "panes": "aion.spark.stream",
     "read_files": "aion.spark.files",
+    "unconfigure": "aion.spark.patch",
     "windowed": "aion.spark.stream",
 }
 

@@ -48,6 +48,7 @@ LAYERS = (
     "aion.execute",
     "aion.metrics",
     "aion.local",
+    "aion.stateful",
     "aion.spark",
     "aion",
     "aion.tools",
@@ -66,7 +67,7 @@ HARMLESS = {
     "__future__", "abc", "base64", "bisect", "collections", "collections.abc", "dataclasses", "datetime", "decimal",
     "enum", "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics",
     "contextlib", "datasketches", "difflib", "isal.isal_zlib", "struct", "typing", "zlib", "numpy", "numpy.typing",
-    "orjson", "pyarrow", "pyarrow.compute", "scipy", "scipy.special", "urllib.parse",
+    "msgspec", "orjson", "pyarrow", "pyarrow.compute", "scipy", "scipy.special", "urllib.parse",
 }  # fmt: skip
 
 # Effects that hide in harmless modules, and builtins.
@@ -178,9 +179,9 @@ def test_state_backends_know_of_aion_only_errors_blocks_and_what_is_merged() -> 
     assert {m: rest for m, found in others.items() if (rest := {i for i in found if not belongs(i, *known)})} == {}
 
 
-def test_only_aion_spark_and_the_experiments_import_pyspark() -> None:
+def test_only_what_is_spark_and_the_experiments_import_pyspark() -> None:
     users = {m for m in FILES if any(belongs(i, "pyspark", "py4j") for i in imports(m))}
-    assert {m for m in users if not belongs(m, "aion.spark", "experiments")} == set()
+    assert {m for m in users if not belongs(m, "aion.spark", "aion.stateful", "experiments")} == set()
 
 
 def test_nothing_of_aion_but_its_command_line_knows_the_experiments() -> None:

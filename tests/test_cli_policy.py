@@ -145,6 +145,8 @@ def matches(value: Any, schema: dict[str, Any], root: dict[str, Any] | None = No
             return type(value) in kinds and schema.get("minimum", value) <= value <= schema.get("maximum", value)
         case "string":
             return isinstance(value, str) and re.search(schema.get("pattern", ""), value) is not None
+        case "boolean":
+            return isinstance(value, bool)
         case "null":
             return value is None
     raise AssertionError(schema)

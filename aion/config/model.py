@@ -39,6 +39,7 @@ from aion.config.values import (
     Shards,
     Share,
     Size,
+    Switch,
     Timeout,
     format_bytes,
 )
@@ -414,6 +415,17 @@ class TriggerPolicy(_Section):
     count: EventCount = Field(default=1000, description="For count: the window runs after this number of late events.")
 
 
+class StatefulPolicy(_Section):
+    """Stateful processors (`transformWithState`): see `docs/stateful.md`."""
+
+    enabled: Switch = Field(
+        default=False,
+        description="true: `groupBy(...).transformWithState*` of pyspark runs on Aion, in jobs that are started with "
+        "`python -m aion.run`, or whose session is built with `aion.configure(builder, stateful=True)`. "
+        "`aion.group_by(...)` runs on Aion in any case.",
+    )
+
+
 class MetricsPolicy(_Section):
     """How to watch a running query from outside: see `docs/metrics.md`."""
 
@@ -438,6 +450,7 @@ class Policy(_Section):
     apply: ApplyPolicy = ApplyPolicy()
     lateness: LatenessPolicy = LatenessPolicy()
     trigger: TriggerPolicy = TriggerPolicy()
+    stateful: StatefulPolicy = StatefulPolicy()
     metrics: MetricsPolicy = MetricsPolicy()
 
 

@@ -405,6 +405,7 @@ FanIn = Annotated[
     WithJsonSchema({"type": "integer", "minimum": 2, "maximum": _MAX_NODES}),
     "integer from 2",
 ]
+Switch = Annotated[bool, "true | false"]
 Port = Annotated[
     int | None,
     PlainValidator(_port),

@@ -1,4 +1,4 @@
-"""What the driver hands to the tasks of the root."""
+"""What the driver hands to the tasks of a root."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from aion.core.plan import Plan
 
 
-@dataclass(frozen=True)
-class RootConfig:
-    """The same for every task.
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """The same for every task of an operator. It describes where the operator's shards are.
 
     Plain values: Spark also sends it to a process that must start fast, so it has to load without pydantic.
     """
 
-    plan: Plan
     policy: str
     """As JSON text, which a worker parses once."""
     name: str
@@ -26,9 +25,16 @@ class RootConfig:
     key_types: tuple[str, ...]
     """The types as which keys are hashed."""
     retain_versions: int
-    watermark_delay_us: int | None
-    """The delay given to withWatermark. None if the watermark is on another column than the event time."""
     task_failures: int
     """How many times a task may fail before Spark stops the query."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RootConfig(TaskConfig):
+    """For :class:`aion.spark.root.Root`."""
+
+    plan: Plan
+    watermark_delay_us: int | None
+    """The delay given to withWatermark. None if the watermark is on another column than the event time."""
     record: str | None = None
     """The folder for a trace of the input. None: no trace."""

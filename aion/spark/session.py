@@ -53,9 +53,14 @@ JAVA_ADVICE = (
 def configure(
     builder: SparkSession.Builder,
     policy: Source | None = None,
+    *,
+    stateful: bool = False,
     **overrides: Any,
 ) -> SparkSession.Builder:
-    """Prepares a session builder for :func:`aion.windowed`, and checks the policy and Java.
+    """Prepares a session builder for :func:`aion.windowed` and :func:`aion.group_by`, and checks the policy and Java.
+
+    ``stateful=True``: also ``df.groupBy(...).transformWithState*`` of pyspark runs on Aion, in all sessions that are
+    built with this option (docs/stateful.md). :func:`aion.unconfigure` undoes it.
 
     ``policy``: a preset's name, a path, or a mapping in the shape of the YAML file (default: ``spark.aion.policy``, or
     ``standard`` if that is unset). ``overrides``: single keys, ``memory_budget="1GiB"`` or
@@ -65,8 +70,14 @@ def configure(
     set neither in the builder nor in Spark's own configuration. Spark has no public way to read a builder, so
     ``spark.aion.*`` settings in the builder are only checked by :func:`aion.windowed`. Raises PolicyError, MissingJava.
     """
+    if stateful:
+        overrides["stateful"] = {"enabled": True}
     resolve(policy, keyword=overrides, spark_conf={})
     check_java()
+    if stateful:
+        from aion.spark import patch
+
+        patch.install()
     for key, value in {**REQUIRED, **_settings(policy, overrides)}.items():
         builder.config(key, value)
     return _Builder(builder)

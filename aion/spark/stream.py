@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import uuid
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
-from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from aion.config import SPARK_PREFIX, Policy, policy_to_text, resolve
-from aion.config.layers import Source as PolicySource
-from aion.config.values import location
+from aion.config import Policy, policy_to_text
 from aion.core.ingest.fragments import fragment_bytes
 from aion.core.ingest.hashing import hashed_as
 from aion.core.operator.actions import PaneKind
@@ -37,12 +32,17 @@ from aion.spark.hand_over import HandOverConfig
 from aion.spark.levels import merged
 from aion.spark.root import Root
 from aion.spark.root_config import RootConfig
-from aion.spark.session import REQUIRED
+from aion.spark.settings import (
+    check_name,
+    conf,
+    place_of_state,
+    resolved_policy,
+    shard_count,
+    task_failures,
+)
 from aion.spark.shards import shard_ids
 from aion.spark.sources import Rows, Source
 from aion.spark.types import arrow_schema
-
-_WORKER_LIMIT = "spark.executor.pyspark.memory"
 
 
 def windowed(df: DataFrame | Files, spec: Spec | None = None, /, **definition: Unpack[Keywords]) -> DataFrame:
@@ -62,8 +62,8 @@ def windowed(df: DataFrame | Files, spec: Spec | None = None, /, **definition: U
     spark = source.session
     query = _resolve(source, asked)
     plan, resolved, tree = query.plan, query.policy, query.tree
-    limit_bytes = fragment_bytes(int(_conf(spark, "spark.sql.execution.arrow.maxRecordsPerBatch")))
-    state_dir = _state_dir(spark, resolved)
+    limit_bytes = fragment_bytes(int(conf(spark, "spark.sql.execution.arrow.maxRecordsPerBatch")))
+    state_dir = place_of_state(spark, resolved)
     starts.watch(spark)
     hand_over = _hand_over(plan, resolved, state_dir, asked.name)
     work = ChildWork(plan, block_settings(resolved), tree, limit_bytes, asked.name, hand_over)
@@ -78,9 +78,9 @@ def windowed(df: DataFrame | Files, spec: Spec | None = None, /, **definition: U
             state_dir=state_dir,
             ids=tree.shards,
             key_types=tuple(str(hashed_as(type_)) for type_ in work.key_types),
-            retain_versions=int(_conf(spark, "spark.sql.streaming.minBatchesToRetain")),
+            retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
             watermark_delay_us=source.delay_us(asked.time),
-            task_failures=_task_failures(spark),
+            task_failures=task_failures(spark),
             record=None if asked.record is None else str(Path(asked.record).resolve()),
         )
     )
@@ -130,14 +130,10 @@ def _resolve(source: Source, spec: Spec) -> _Query:
     if spec.record is not None:
         Definition.of(plan, commits=True)  # raises now if these windows cannot be recorded
     keyword = {"distribution_merge_levels": spec.merge_levels, "distribution_fan_in": spec.fan_in}
-    resolved = _policy(source.session, spec.policy, {k: v for k, v in keyword.items() if v is not None})
+    resolved = resolved_policy(source.session, spec.policy, {k: v for k, v in keyword.items() if v is not None})
     if resolved.metrics.port is not None:
         require_extra("metrics", "metrics.port")
-    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", spec.name):
-        raise ConfigError(
-            f"name: {spec.name!r} becomes a folder name; use only letters, digits, '_', '-' and '.', and do not start "
-            "with '.'"
-        )
+    check_name(spec.name)
     if spec.keys_disjoint and not plan.key:
         raise ConfigError("keys_disjoint: it requires a key; it means that each key is in one source partition only")
     decisions = merging_strategies(plan.windows, keys_disjoint=spec.keys_disjoint, splittable=plan.layout is not None)
@@ -145,8 +141,7 @@ def _resolve(source: Source, spec: Spec) -> _Query:
 
 
 def _tree(spark: SparkSession, policy: Policy, decisions: Sequence[MergingDecision]) -> Tree:
-    partitions = int(_conf(spark, "spark.sql.shuffle.partitions"))
-    shards = partitions if policy.state.shards == "auto" else int(policy.state.shards)
+    partitions = int(conf(spark, "spark.sql.shuffle.partitions"))
     settings = policy.distribution
     # The number of source partitions is known only when a batch begins, but the levels are planned before that.
     automatic = max(spark.sparkContext.defaultParallelism, partitions)
@@ -155,7 +150,7 @@ def _tree(spark: SparkSession, policy: Policy, decisions: Sequence[MergingDecisi
         levels=levels_for(settings.merge_levels, decisions),
         fan_in=settings.fan_in,
         children=children,
-        shards=tuple(shard_ids(shards)),
+        shards=tuple(shard_ids(shard_count(spark, policy))),
         root_tasks=partitions,
     )
 
@@ -174,62 +169,3 @@ def _hand_over(plan: Plan, policy: Policy, state_dir: str, name: str) -> HandOve
     """How children hand over kept events. None if they send all blocks as rows."""
     limit_bytes = hand_over_bytes(plan, policy)
     return None if limit_bytes is None else HandOverConfig(state_dir, name, limit_bytes)
-
-
-def _task_failures(spark: SparkSession) -> int:
-    """How often a task may fail. Local mode ignores the setting: the master's URL has the number, by default 1."""
-    local = re.fullmatch(r"local(\[[^,\]]*(?:,\s*(\d+)\s*)?\])?", spark.sparkContext.master)
-    if local is not None:
-        return int(local[2] or 1)
-    return int(spark.conf.get("spark.task.maxFailures", "4") or 4)
-
-
-def _policy(spark: SparkSession, policy: PolicySource | None, keyword: Mapping[str, object]) -> Policy:
-    for key, value in REQUIRED.items():
-        if _conf(spark, key) != value:
-            raise ConfigError(
-                f"{key} is {_conf(spark, key)!r} and must be {value!r}; "
-                "build the session with aion.configure(SparkSession.builder...)"
-            )
-    if spark.sparkContext.getConf().contains(_WORKER_LIMIT):
-        warnings.warn(
-            f"{_WORKER_LIMIT} is set: Spark turns it into a limit on the address space of every Python worker. The "
-            "state server is started by one of them and inherits the limit. Leave it unset (docs/operating.md, Sizes)",
-            stacklevel=4,
-        )
-    # Read the session, not the context: getOrCreate sets its options on a session that already runs.
-    conf = {key: value for key, value in spark.conf.getAll.items() if key.startswith(SPARK_PREFIX)}
-    return resolve(policy, keyword=keyword, spark_conf=conf)
-
-
-def _conf(spark: SparkSession, key: str) -> str:
-    value: str = spark.conf.get(key)
-    return value
-
-
-def _state_dir(spark: SparkSession, policy: Policy) -> str:
-    """The place of the versions: the policy's folder, or a folder beside the checkpoints, or in the working folder.
-
-    A path or a URI. The state servers connect to it with the credentials that they find on their hosts. Raises
-    ConfigError if the executors run on other hosts and no place is set that all of them can reach.
-    """
-    place = policy.state.dir
-    if place is None:
-        checkpoints = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
-        master = spark.sparkContext.master
-        if not master.startswith("local") and ":/" not in (checkpoints or ""):
-            raise ConfigError(
-                f"state.dir: it is not set, and on the cluster {master} each executor would keep its own state, "
-                "which the others could not find; set spark.aion.state.dir to a folder that all executors mount, or "
-                "to a URI such as s3://bucket/folder"
-            )
-        try:
-            place = location(f"{checkpoints.rstrip('/')}/aion-state") if checkpoints else "aion-state"
-        except ConfigError as error:
-            raise ConfigError(
-                f"state.dir: it is not set, and the state cannot be stored beside the checkpoints: {error}; "
-                "set spark.aion.state.dir"
-            ) from None
-    if place.startswith("file:"):
-        place = unquote(urlsplit(place).path)
-    return place if "://" in place else str(Path(place).resolve())

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
-from pyspark import TaskContext
 
 from aion.config import Policy, policy_from_text
 from aion.core.ingest.fragments import Defragmenter
@@ -21,68 +19,41 @@ from aion.execute.trace import Definition, Recorder
 from aion.spark.frames import to_frame
 from aion.spark.hand_over import BatchFolder
 from aion.spark.root_config import RootConfig
-from aion.spark.starts import checkpoint_of
-from state_backends.server.client import RemoteAttempt, StateClient, executor_pid
+from aion.spark.task import ShardTask, in_background
+from state_backends.server.client import RemoteAttempt
 from state_backends.store.codec_pool import CodecPool
-from state_backends.versions.manifest import Identity
 
 log = logging.getLogger(__name__)
 FRAME_ROWS = 1024
 FRAME_BYTES = 1 << 20
 
 
-class RootTask:
-    """One task of the root, and what its shards share: policy, codec threads, connection to the server. Close it."""
+class RootTask(ShardTask):
+    """One task of the root, and what its shards share: see ShardTask, and codec threads. Close it."""
 
     def __init__(self, config: RootConfig) -> None:
-        self._config = config
-        self._policy = policy_from_text(config.policy)
-        self._store = store_config(
-            self._policy,
+        policy = policy_from_text(config.policy)
+        store = store_config(
+            policy,
             windows=config.plan.windows.values(),
             blocking=config.plan.blocking,
             retain_versions=config.retain_versions,
         )
-        context = TaskContext.get()
-        assert context is not None
-        self._query = context.getLocalProperty("sql.streaming.queryId") or "no-query"
-        # Spark runs a streaming query in a job group named by the run.
-        self._run = context.getLocalProperty("spark.jobGroup.id") or ""
-        self._batch = int(context.getLocalProperty("streaming.sql.batchId") or "0")
-        self._checkpoint = checkpoint_of(context)
-        self._client = _client(config.application, self._policy.io.request_timeout_us / 1e6)
-        self._codec = CodecPool(self._policy.io.codec_threads)
-        self._hands_over = hand_over_bytes(config.plan, self._policy) is not None
+        super().__init__(config, policy, store, config.plan.definition)
+        self._root = config
+        self._codec = CodecPool(policy.io.codec_threads)
+        self._hands_over = hand_over_bytes(config.plan, policy) is not None
 
     def work(self, shard: int, token: str | None) -> ShardWork:
         """Starts an attempt on a shard, at the version ``token``. None: the shard has no version yet."""
-        config = self._config
-        attempt = self._client.open(
-            Identity(
-                query=self._query,
-                operator=config.name,
-                shard=shard,
-                shards=len(config.ids),
-                definition=config.plan.definition,
-                ids=config.ids,
-                key_types=config.key_types,
-                checkpoint=self._checkpoint,
-            ),
-            token=token,
-            makes=f"{self._batch:010d}-{uuid.uuid4().hex[:16]}",
-            run=self._run,
-            operator_uid=config.uid,
-            state_dir=config.state_dir,
-            store=self._store,
-            others=self._policy.lateness.per == "query" and len(config.ids) > 1,
-            moved=config.record is not None,
-        )
-        return ShardWork(config, self._policy, attempt, self._codec, shard, self._batch)
+        together = self.policy.lateness.per == "query" and len(self._root.ids) > 1
+        attempt = self.open(shard, token, others=together, moved=self._root.record is not None)
+        return ShardWork(self._root, self.policy, attempt, self._codec, shard, self.batch)
 
     def committed(self) -> None:
         """All shards of the task have committed."""
         if self._hands_over:
-            BatchFolder(self._config.state_dir, self._config.name).sweep()
+            BatchFolder(self._root.state_dir, self._root.name).sweep()
 
     def close(self) -> None:
         self._codec.close()
@@ -164,7 +135,7 @@ class ShardWork:
                 # A query does not fail because its trace cannot be written.
                 log.warning("a batch was not recorded: %s", error)
         made = self.operator.snapshot(), self._next_slices(), self.executor.executions
-        self._commit = _commits.submit(self.attempt.commit, *made)
+        self._commit = in_background(self.attempt.commit, *made)
 
     def committed(self) -> None:
         """Waits for the commit. Raises what it raised."""
@@ -206,17 +177,3 @@ class ShardWork:
     def _frame(self) -> pd.DataFrame:
         batches, self._rows = self._rows, []
         return to_frame(batches[0] if len(batches) == 1 else pa.concat_batches(batches))
-
-
-# A worker serves many tasks, one at a time. They share the thread that commits, and a client for each application and
-# timeout.
-_commits = ThreadPoolExecutor(1, "aion-commit")
-_clients: dict[tuple[str, float], StateClient] = {}
-
-
-def _client(application: str, timeout_s: float) -> StateClient:
-    client = _clients.get((application, timeout_s))
-    if client is None:
-        client = StateClient.connect(application, watch_pid=executor_pid(), timeout_s=timeout_s)
-        _clients[application, timeout_s] = client
-    return client

@@ -1,0 +1,173 @@
+"""``group_by``: Spark's stateful processors (``transformWithState``) on Aion's store."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame, GroupedData
+from pyspark.sql import functions as F
+from pyspark.sql.classic.column import Column
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructField, StructType
+
+from aion.config import policy_to_text
+from aion.config.layers import Source as PolicySource
+from aion.core.ingest.hashing import hashed_as
+from aion.errors import ConfigError
+from aion.spark import starts
+from aion.spark.settings import check_name, conf, place_of_state, resolved_policy, shard_count, task_failures
+from aion.spark.shards import shard_column, shard_ids
+from aion.spark.stateful_root import Columns, StatefulConfig, StatefulRoot
+from aion.spark.types import arrow_schema
+
+METHODS: Mapping[str, Callable[..., DataFrame]] = {
+    name: getattr(GroupedData, name) for name in ("transformWithStateInPandas", "transformWithState")
+}
+"""pyspark's own methods, which :mod:`aion.spark.patch` may replace."""
+_SHARD = "__aion_shard"
+_KEY = "__aion_key_"
+
+
+def group_by(
+    df: DataFrame, *columns: str | Column, policy: PolicySource | None = None, name: str = "stateful"
+) -> Grouped:
+    """Groups a DataFrame by columns, for a stateful processor whose state is in Aion's store.
+
+    ``df``: a DataFrame, streaming or not. ``columns``: names or expressions, as for ``DataFrame.groupBy``. ``policy``:
+    a preset, a path or a mapping; it overrides the session's. ``name`` identifies this operator within a query. Keep it
+    the same over restarts. Raises ConfigError.
+    """
+    return Grouped(df, columns, policy, name)
+
+
+class Grouped:
+    """Offers :meth:`transformWithStateInPandas` and :meth:`transformWithState` of pyspark's ``GroupedData``.
+
+    The arguments, the processor and the rows are those of pyspark; the state is in Aion's store (docs/stateful.md).
+    """
+
+    def __init__(self, df: DataFrame, columns: Sequence[str | Column], policy: PolicySource | None, name: str) -> None:
+        check_name(name)
+        if not columns:
+            raise ConfigError("group_by: it needs at least one column; state is kept for each key")
+        self._df, self._columns, self._policy, self._name = df, columns, policy, name
+
+    @classmethod
+    def of_spark(cls, grouped: GroupedData, name: str) -> Grouped:
+        """What Spark has grouped."""
+        return cls(*_frame_and_columns(grouped), None, name)
+
+    def transformWithStateInPandas(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: Grouped | GroupedData | None = None,
+        eventTimeColumnName: str = "",
+    ) -> DataFrame:
+        """Runs a processor that takes and returns frames of pandas. See pyspark's ``GroupedData``.
+
+        ``initialState`` is ``aion.group_by(...)`` or ``groupBy(...)`` of a DataFrame that is not a stream.
+        """
+        return self._transform(
+            True, statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName
+        )
+
+    def transformWithState(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: Grouped | GroupedData | None = None,
+        eventTimeColumnName: str = "",
+    ) -> DataFrame:
+        """Runs a processor that takes and returns rows. See pyspark's ``GroupedData``.
+
+        ``initialState`` is ``aion.group_by(...)`` or ``groupBy(...)`` of a DataFrame that is not a stream.
+        """
+        return self._transform(
+            False, statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName
+        )
+
+    def _transform(
+        self,
+        pandas: bool,
+        processor: StatefulProcessor,
+        output: StructType | str,
+        output_mode: str,
+        time_mode: str,
+        initial: Grouped | GroupedData | None,
+        event_time: str,
+    ) -> DataFrame:
+        method = "transformWithStateInPandas" if pandas else "transformWithState"
+        if not self._df.isStreaming:  # nothing has to be kept
+            stock = initial._df.groupBy(*initial._columns) if isinstance(initial, Grouped) else initial
+            grouped = self._df.groupBy(*self._columns)
+            return METHODS[method](grouped, processor, output, output_mode, time_mode, stock, event_time)
+        spark = self._df.sparkSession
+        policy = resolved_policy(spark, self._policy, {})
+        starts.watch(spark)
+        ids = tuple(shard_ids(shard_count(spark, policy)))
+        rows = _keyed(self._df, self._columns, ids)
+        first = None if initial is None else _keyed(*_frame_and_columns(initial), ids)
+        config = StatefulConfig(
+            policy=policy_to_text(policy),
+            name=self._name,
+            uid=uuid.uuid4().hex,
+            application=spark.sparkContext.applicationId,
+            state_dir=place_of_state(spark, policy),
+            ids=ids,
+            key_types=tuple(str(hashed_as(type_)) for type_ in arrow_schema(rows.key).types),
+            retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
+            task_failures=task_failures(spark),
+            key=rows.key,
+            columns=rows.columns,
+            initial=None if first is None else first.columns,
+            pandas=pandas,
+            time_mode=time_mode.lower(),
+        )
+        return METHODS[method](
+            rows.df.groupBy(_SHARD),
+            StatefulRoot(config, processor),
+            output,
+            output_mode,
+            time_mode,
+            None if first is None else first.df.groupBy(_SHARD),
+            event_time,
+        )
+
+
+class _Keyed(NamedTuple):
+    """A DataFrame with the shard of each row. ``key``: the type of its keys, with the names that the user knows."""
+
+    df: DataFrame
+    key: StructType
+    columns: Columns
+
+
+def _keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int]) -> _Keyed:
+    names, fields, extra = [], [], {}
+    for number, column in enumerate(by):
+        (field,) = df.select(column).schema
+        names.append(field.name)
+        plain = isinstance(column, str) or str(column) == f"Column<'{field.name}'>"
+        if not plain or field.name not in df.columns:
+            # An expression. The processor gets it as part of the key only, as in Spark.
+            names[-1] = f"{_KEY}{number}"
+            extra[names[-1]] = F.col(column) if isinstance(column, str) else column
+        fields.append(StructField(field.name, field.dataType))
+    keyed = df.withColumns(extra) if extra else df
+    shard = shard_column([(F.col(f"`{n}`"), f.dataType) for n, f in zip(names, fields, strict=True)], ids)
+    return _Keyed(keyed.withColumn(_SHARD, shard), StructType(fields), Columns(tuple(names), tuple(df.columns)))
+
+
+def _frame_and_columns(grouped: Grouped | GroupedData) -> tuple[DataFrame, Sequence[str | Column]]:
+    if isinstance(grouped, Grouped):
+        return grouped._df, grouped._columns
+    expressions = grouped._jgd.groupingExprs()
+    utilities = grouped._df.sparkSession.sparkContext._jvm.org.apache.spark.sql.classic.ExpressionUtils
+    return grouped._df, [Column(utilities.column(expressions.apply(i))) for i in range(expressions.size())]

@@ -1,0 +1,60 @@
+"""The patch by which ``df.groupBy(...).transformWithState*`` runs on Aion in a job that is otherwise not changed.
+
+It replaces two methods of pyspark's ``GroupedData``: ``transformWithStateInPandas`` and ``transformWithState``. They
+call pyspark's own methods unless the session has ``spark.aion.stateful.enabled=true`` and the DataFrame is a stream.
+Nothing else of pyspark is changed. :func:`unconfigure` puts the methods back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from pyspark.sql import DataFrame, GroupedData, SparkSession
+
+from aion.spark.group_by import METHODS, Grouped
+from aion.spark.session import REQUIRED
+
+ENABLED = "spark.aion.stateful.enabled"
+log = logging.getLogger(__name__)
+
+
+def install() -> None:
+    """Installs the patch. Does nothing if it is installed already."""
+    for name, stock in METHODS.items():
+        if getattr(GroupedData, name) is stock:
+            setattr(GroupedData, name, _replacement(name, stock))
+
+
+def unconfigure() -> None:
+    """Puts pyspark's own ``transformWithState*`` back. Queries that run already go on."""
+    for name, stock in METHODS.items():
+        if GroupedData.__dict__.get(name) is not stock:
+            setattr(GroupedData, name, stock)
+
+
+def _replacement(name: str, stock: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
+    @wraps(stock)
+    def transform(self: GroupedData, *arguments: Any, **named: Any) -> DataFrame:
+        spark: SparkSession = self._df.sparkSession
+        if not self._df.isStreaming or spark.conf.get(ENABLED, "false").lower() != "true":
+            return stock(self, *arguments, **named)
+        for key, value in REQUIRED.items():
+            spark.conf.set(key, value)
+        operator = _name(self._df)
+        log.warning(
+            "%s runs on Aion, as the operator %r, because %s is true; aion.unconfigure() undoes this",
+            name, operator, ENABLED,
+        )  # fmt: skip
+        result: DataFrame = getattr(Grouped.of_spark(self, operator), name)(*arguments, **named)
+        return result
+
+    return transform
+
+
+def _name(df: DataFrame) -> str:
+    """The name of an operator: its number among the stateful processors of the query, from the source on."""
+    before = df._jdf.queryExecution().logical().toString().count("TransformWithStateIn")
+    return f"stateful-{before}" if before else "stateful"

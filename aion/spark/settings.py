@@ -1,0 +1,93 @@
+"""What the operators need to know of a session: its policy, where state is kept, and Spark's own settings."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from pyspark.sql import SparkSession
+
+from aion.config import SPARK_PREFIX, Policy, resolve
+from aion.config.layers import Source as PolicySource
+from aion.config.values import location
+from aion.errors import ConfigError
+from aion.spark.session import REQUIRED
+
+_WORKER_LIMIT = "spark.executor.pyspark.memory"
+
+
+def check_name(name: str) -> None:
+    """Raises ConfigError if an operator cannot have this name."""
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", name):
+        raise ConfigError(
+            f"name: {name!r} becomes a folder name; use only letters, digits, '_', '-' and '.', and do not start "
+            "with '.'"
+        )
+
+
+def shard_count(spark: SparkSession, policy: Policy) -> int:
+    """The number of shards of an operator."""
+    partitions = int(conf(spark, "spark.sql.shuffle.partitions"))
+    return partitions if policy.state.shards == "auto" else int(policy.state.shards)
+
+
+def task_failures(spark: SparkSession) -> int:
+    """How often a task may fail. Local mode ignores the setting: the master's URL has the number, by default 1."""
+    local = re.fullmatch(r"local(\[[^,\]]*(?:,\s*(\d+)\s*)?\])?", spark.sparkContext.master)
+    if local is not None:
+        return int(local[2] or 1)
+    return int(spark.conf.get("spark.task.maxFailures", "4") or 4)
+
+
+def resolved_policy(spark: SparkSession, policy: PolicySource | None, keyword: Mapping[str, object]) -> Policy:
+    for key, value in REQUIRED.items():
+        if conf(spark, key) != value:
+            raise ConfigError(
+                f"{key} is {conf(spark, key)!r} and must be {value!r}; "
+                "build the session with aion.configure(SparkSession.builder...)"
+            )
+    if spark.sparkContext.getConf().contains(_WORKER_LIMIT):
+        warnings.warn(
+            f"{_WORKER_LIMIT} is set: Spark turns it into a limit on the address space of every Python worker. The "
+            "state server is started by one of them and inherits the limit. Leave it unset (docs/operating.md, Sizes)",
+            stacklevel=4,
+        )
+    # Read the session, not the context: getOrCreate sets its options on a session that already runs.
+    options = {key: value for key, value in spark.conf.getAll.items() if key.startswith(SPARK_PREFIX)}
+    return resolve(policy, keyword=keyword, spark_conf=options)
+
+
+def conf(spark: SparkSession, key: str) -> str:
+    value: str = spark.conf.get(key)
+    return value
+
+
+def place_of_state(spark: SparkSession, policy: Policy) -> str:
+    """The place of the versions: the policy's folder, or a folder beside the checkpoints, or in the working folder.
+
+    A path or a URI. The state servers connect to it with the credentials that they find on their hosts. Raises
+    ConfigError if the executors run on other hosts and no place is set that all of them can reach.
+    """
+    place = policy.state.dir
+    if place is None:
+        checkpoints = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
+        master = spark.sparkContext.master
+        if not master.startswith("local") and ":/" not in (checkpoints or ""):
+            raise ConfigError(
+                f"state.dir: it is not set, and on the cluster {master} each executor would keep its own state, "
+                "which the others could not find; set spark.aion.state.dir to a folder that all executors mount, or "
+                "to a URI such as s3://bucket/folder"
+            )
+        try:
+            place = location(f"{checkpoints.rstrip('/')}/aion-state") if checkpoints else "aion-state"
+        except ConfigError as error:
+            raise ConfigError(
+                f"state.dir: it is not set, and the state cannot be stored beside the checkpoints: {error}; "
+                "set spark.aion.state.dir"
+            ) from None
+    if place.startswith("file:"):
+        place = unquote(urlsplit(place).path)
+    return place if "://" in place else str(Path(place).resolve())

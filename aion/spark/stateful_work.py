@@ -1,0 +1,189 @@
+"""The work of a stateful root's task: for each of its shards one attempt of one batch, through the state server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from typing import Any
+
+import pandas as pd
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
+from pyspark.sql.types import StructType
+
+from aion.config import policy_from_text
+from aion.errors import FormatError
+from aion.execute.assembly import store_config
+from aion.spark.stateful_root import StatefulConfig
+from aion.spark.task import ShardTask, in_background
+from aion.stateful.handle import Handle
+from aion.stateful.keys import Group, Keys, group_frames, group_rows
+from aion.stateful.run import VERSION, ShardRun
+from aion.stateful.variables import Variables
+from state_backends.server.client import RemoteAttempt
+
+_FRAME_ROWS = 10_000
+
+
+class StatefulTask(ShardTask):
+    """One task, its processor and the processor's handle. ``spark_handle``: Spark's, which can parse schemas."""
+
+    def __init__(
+        self, config: StatefulConfig, processor: StatefulProcessor, spark_handle: StatefulProcessorHandle
+    ) -> None:
+        policy = policy_from_text(config.policy)
+        store = store_config(policy, retain_versions=config.retain_versions)
+        super().__init__(config, policy, store, {"kind": "stateful", "key": json.loads(config.key.json())["fields"]})
+        self._stateful = config
+        self._processor = processor
+        self._parse = _parser(spark_handle)
+        self._keys = Keys(config.key)
+        self._handle: Handle | None = None
+
+    def work(self, shard: int, token: str | None, times: TimerValues) -> StatefulWork:
+        """Starts an attempt on a shard, at the version ``token``. None: the shard has no version yet."""
+        if self._handle is None:
+            self._handle = Handle(self._stateful.time_mode, times.getCurrentProcessingTimeInMs(), self._parse)
+            self._processor.init(self._handle)
+            self._handle.initialized()
+        attempt = self.open(shard, token)
+        return StatefulWork(self._stateful, self._processor, self._handle, attempt, self._keys, times)
+
+
+class StatefulWork:
+    """One attempt of one batch on one shard. ``ended``: whether the batch's rows have been processed."""
+
+    def __init__(
+        self,
+        config: StatefulConfig,
+        processor: StatefulProcessor,
+        handle: Handle,
+        attempt: RemoteAttempt,
+        keys: Keys,
+        times: TimerValues,
+    ) -> None:
+        self._config, self._keys, self._handle = config, keys, handle
+        self.attempt = attempt
+        snapshot = attempt.snapshot
+        if snapshot is not None and snapshot["version"] != VERSION:
+            raise FormatError(
+                f"the state of the processor was written in format {snapshot['version']}; "
+                f"this Aion reads format {VERSION}"
+            )
+        self._variables = Variables(None if snapshot is None else snapshot["stateful"])
+        self.now_ms = {
+            "eventtime": times.getCurrentWatermarkInMs(),
+            "processingtime": times.getCurrentProcessingTimeInMs(),
+        }.get(config.time_mode, -1)
+        due_ms = None if config.time_mode == "none" else self.now_ms
+        self._run = ShardRun(processor, handle, self._variables, attempt, keys, times, due_ms, snapshot)
+        self._initial: list[Any] = []
+        self._commit: Future[None] | None = None
+        self._due_ms: int | None = None
+        self.ended = False
+
+    @property
+    def makes(self) -> str:
+        return self.attempt.makes
+
+    @property
+    def due_ms(self) -> int | None:
+        return self._due_ms
+
+    @property
+    def soon_ms(self) -> int | None:
+        """The earliest time at which Spark can open this shard again. None: there are no timers."""
+        return None if self._config.time_mode == "none" else max(self.now_ms, 1)
+
+    def initial_rows(self, rows: Any) -> None:
+        """Keeps rows of the initial state until all of the shard are there."""
+        self._initial.append(rows)
+
+    def rows(self, rows: Iterator[Any]) -> Iterator[Any]:
+        """Processes the batch: initial state, rows, timers."""
+        self._handle.begin_shard(self._variables)
+        self._take_initial()
+        results = self._results(rows)
+        yield from joined(results) if self._config.pandas else results
+        self.ended = True
+
+    def end_without_rows(self) -> None:
+        """Processes the initial state of a shard for which no row and no timer came."""
+        self._handle.begin_shard(self._variables)
+        self._take_initial()
+        self.ended = True
+
+    def begin_commit(self) -> None:
+        if self._config.time_mode != "none":
+            wake_ms = self._run.next_wake_ms()
+            # Spark asks for expired timers after the rows. A timer that is due now would be lost.
+            self._due_ms = None if wake_ms is None else max(wake_ms, self.now_ms + 1)
+        self._commit = in_background(self.attempt.commit, self._run.snapshot())
+
+    def committed(self) -> None:
+        assert self._commit is not None
+        self._commit.result()
+
+    def abort(self) -> None:
+        if self._commit is not None:
+            wait([self._commit])
+        self.attempt.abort()
+
+    def _results(self, rows: Iterator[Any]) -> Iterator[Any]:
+        yield from self._run.rows(self._groups(rows))
+        yield from self._run.timers()
+
+    def _take_initial(self) -> None:
+        rows, self._initial = self._initial, []
+        if rows:
+            self._run.initial(self._groups(iter(rows), initial=True))
+
+    def _groups(self, rows: Iterator[Any], *, initial: bool = False) -> Iterator[Group]:
+        columns = self._config.initial if initial else self._config.columns
+        assert columns is not None
+        if self._config.pandas:
+            return group_frames(list(rows), self._keys, columns.key, columns.values)
+        return group_rows(rows, self._keys, columns.key, len(columns.values))
+
+
+def joined(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    """Joins small frames with the same columns and types: each frame has a cost of its own in pyspark."""
+    waiting: list[pd.DataFrame] = []
+    rows = 0
+    for frame in frames:
+        if not isinstance(frame, pd.DataFrame):
+            yield frame  # pyspark says what is wrong with it
+            continue
+        if waiting and not _alike(waiting[-1], frame):
+            yield _concatenated(waiting)
+            waiting, rows = [], 0
+        waiting.append(frame)
+        rows += len(frame)
+        if rows >= _FRAME_ROWS:
+            yield _concatenated(waiting)
+            waiting, rows = [], 0
+    if waiting:
+        yield _concatenated(waiting)
+
+
+def _alike(one: pd.DataFrame, other: pd.DataFrame) -> bool:
+    return one.columns.equals(other.columns) and list(one.dtypes) == list(other.dtypes)
+
+
+def _concatenated(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
+
+
+_parsed: dict[str, StructType] = {}
+
+
+def _parser(handle: StatefulProcessorHandle) -> Callable[[str], StructType]:
+    """Parses schemas of state variables in DDL, as Spark's own handle does: by asking the JVM. Once for each text."""
+
+    def parse(text: str) -> StructType:
+        found = _parsed.get(text)
+        if found is None:
+            found = _parsed[text] = handle._statefulProcessorApiClient._parse_string_schema(text)
+        return found
+
+    return parse

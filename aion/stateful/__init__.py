@@ -1,0 +1,1 @@
+"""Spark's stateful processors (``transformWithState``) on Aion's store."""

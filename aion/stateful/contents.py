@@ -1,0 +1,272 @@
+"""What a state variable holds for one key: a value, a list or a map. Pure: pages are read and written by others.
+
+Small contents are part of the key's record. A list or map that takes more than ``PAGE_BYTES`` there moves to pages of
+about this size, which are read when they are needed and written when they change. So a key may have more state than
+fits in memory.
+
+Times are in ms. ``expires`` of an element is 0 if the variable has no TTL. An element has expired at ``now`` if
+``0 < expires <= now``, as in Spark.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from aion.stateful.packing import pack, unpack
+
+Plain = list[Any]
+PAGE_BYTES = 64 << 10
+_AT_ONCE = 8  # pages that are read together
+_MOST_BITS = 24
+
+
+class Pages(Protocol):
+    """The pages of one variable of one key."""
+
+    def read(self, numbers: Sequence[int]) -> list[Any]:
+        """The contents of pages. None: there is no such page."""
+
+    def write(self, number: int, content: Any) -> None:
+        """Writes a page. None: deletes it."""
+
+
+class Content(Protocol):
+    """What a record needs of each kind of content."""
+
+    changed: bool
+
+    def encode(self, pages: Pages) -> bytes | None:
+        """What the record keeps. None: nothing. Writes the pages that changed."""
+
+    def expire(self, now: int, pages: Pages) -> int:
+        """Removes what has expired. Returns when the next element expires; 0: none does."""
+
+
+class ValueContent:
+    """A value, or none."""
+
+    def __init__(self, stored: bytes | None = None) -> None:
+        self.value: Plain | None = None
+        self.expires = 0
+        self.changed = False
+        if stored is not None:
+            self.expires, self.value = unpack(stored)
+
+    def get(self, now: int) -> Plain | None:
+        return None if 0 < self.expires <= now else self.value
+
+    def set(self, value: Plain | None, expires: int) -> None:
+        self.value, self.expires = value, expires
+        self.changed = True
+
+    def encode(self, pages: Pages) -> bytes | None:
+        return None if self.value is None else pack([self.expires, self.value])
+
+    def expire(self, now: int, pages: Pages) -> int:
+        if 0 < self.expires <= now:
+            self.set(None, 0)
+        return self.expires
+
+
+class ListContent:
+    """A list: pages, which are full, and a tail in the record. An append does not read the pages."""
+
+    def __init__(self, stored: bytes | None = None) -> None:
+        self._pages = 0  # in the list
+        self._written = 0  # in the store, from this number down
+        self._tail: list[tuple[int, Plain] | Plain] = []
+        self.changed = False
+        if stored is not None:
+            self._pages, self._tail = unpack(stored)
+            self._written = self._pages
+
+    def exists(self, now: int, pages: Pages) -> bool:
+        return next(self.get(now, pages), None) is not None
+
+    def get(self, now: int, pages: Pages) -> Iterator[Plain]:
+        """The elements, lazily, as they are when the first is taken."""
+        tail = list(self._tail)
+        for begin in range(0, self._pages, _AT_ONCE):
+            for page in pages.read(range(begin, min(begin + _AT_ONCE, self._pages))):
+                yield from (value for expires, value in page if not 0 < expires <= now)
+        yield from (value for expires, value in tail if not 0 < expires <= now)
+
+    def append(self, values: Sequence[Plain], expires: int) -> None:
+        self._tail.extend([expires, value] for value in values)
+        self.changed = True
+
+    def put(self, values: Sequence[Plain], expires: int) -> None:
+        self.clear()
+        self.append(values, expires)
+
+    def clear(self) -> None:
+        self._pages, self._tail = 0, []
+        self.changed = True
+
+    def encode(self, pages: Pages) -> bytes | None:
+        data = pack([self._pages, self._tail])
+        if len(data) > PAGE_BYTES:
+            self._fill_pages(pages, max(1, len(self._tail) * PAGE_BYTES // len(data)))
+            data = pack([self._pages, self._tail])
+        for number in range(self._pages, self._written):
+            pages.write(number, None)
+        self._written = self._pages
+        return data if self._pages or self._tail else None
+
+    def _fill_pages(self, pages: Pages, many: int) -> None:
+        """Moves as many elements as fill pages of ``many`` elements from the tail to pages."""
+        full = len(self._tail) // many * many
+        for begin in range(0, full, many):
+            pages.write(self._pages, self._tail[begin : begin + many])
+            self._pages += 1
+        self._written = max(self._written, self._pages)
+        self._tail = self._tail[full:]
+
+    def expire(self, now: int, pages: Pages) -> int:
+        # Elements expire in the order in which they were appended, but the clock of Spark's driver may go back.
+        alive: list[Any] = []
+        for begin in range(0, self._pages, _AT_ONCE):
+            for page in pages.read(range(begin, min(begin + _AT_ONCE, self._pages))):
+                alive += [element for element in page if not 0 < element[0] <= now]
+        alive += [element for element in self._tail if not 0 < element[0] <= now]
+        self._pages, self._tail = 0, alive
+        self.changed = True
+        return min((expires for expires, _ in alive), default=0)
+
+
+class MapContent:
+    """A map from bytes: in the record, or in ``2**bits`` pages by the hash of the key."""
+
+    def __init__(self, stored: bytes | None = None) -> None:
+        self._bits = -1  # all entries are in the record
+        self._count = 0
+        self._loaded: dict[int, dict[bytes, list[Any]]] = {0: {}}
+        self._dirty: set[int] = set()
+        self._written = 0  # in the store, from this number down
+        self.changed = False
+        if stored is not None:
+            self._bits, self._count, entries = unpack(stored)
+            self._written = self._stored_pages()
+            self._loaded = {} if self._bits >= 0 else {0: {key: rest for key, *rest in entries}}
+
+    @property
+    def paged(self) -> bool:
+        """Whether the entries are in pages."""
+        return self._bits >= 0
+
+    def exists(self, now: int, pages: Pages) -> bool:
+        return next(self.items(now, pages), None) is not None
+
+    def get(self, key: bytes, now: int, pages: Pages) -> Plain | None:
+        found = self._page(self._number(key), pages).get(key)
+        if found is None or 0 < found[0] <= now:
+            return None
+        value: Plain = found[1]
+        return value
+
+    def set(self, key: bytes, value: Plain, expires: int, pages: Pages) -> None:
+        number = self._number(key)
+        page = self._page(number, pages)
+        self._count += key not in page
+        page[key] = [expires, value]
+        self._touch(number)
+
+    def remove(self, key: bytes, pages: Pages) -> None:
+        number = self._number(key)
+        if self._page(number, pages).pop(key, None) is not None:
+            self._count -= 1
+            self._touch(number)
+
+    def items(self, now: int, pages: Pages) -> Iterator[tuple[bytes, Plain]]:
+        """The entries, lazily. Pages that were not in memory do not stay there."""
+        for page in self._all(pages):
+            yield from [(key, value) for key, (expires, value) in page.items() if not 0 < expires <= now]
+
+    def clear(self) -> None:
+        self._bits, self._count, self._loaded, self._dirty = -1, 0, {0: {}}, set()
+        self.changed = True
+
+    def encode(self, pages: Pages) -> bytes | None:
+        if not self._count:
+            self.clear()
+        elif self._bits < 0:
+            data = pack([-1, self._count, _entries(self._loaded[0])])
+            if len(data) <= PAGE_BYTES:
+                self._delete_from(0, pages)
+                return data
+            self._spread(pages, len(data))
+        while self._dirty:
+            contents = {number: _entries(self._loaded[number]) for number in self._dirty}
+            largest = max(len(pack(content)) for content in contents.values())
+            if largest > 2 * PAGE_BYTES and self._bits < _MOST_BITS:
+                self._spread(pages, largest)
+                continue
+            for number, content in contents.items():
+                pages.write(number, content or None)
+            self._dirty.clear()
+        self._delete_from(self._stored_pages(), pages)
+        return pack([self._bits, self._count, None]) if self._count else None
+
+    def _delete_from(self, first: int, pages: Pages) -> None:
+        for number in range(first, self._written):
+            pages.write(number, None)
+        self._written = first
+
+    def expire(self, now: int, pages: Pages) -> int:
+        earliest = 0
+        for number in range(max(1, self._stored_pages())):
+            page = self._page(number, pages)
+            dead = [key for key, (expires, _) in page.items() if 0 < expires <= now]
+            for key in dead:
+                del page[key]
+            self._count -= len(dead)
+            if dead:
+                self._touch(number)
+            earliest = min((e for e, _ in page.values() if not earliest or e < earliest), default=earliest)
+        return earliest
+
+    def _stored_pages(self) -> int:
+        return 0 if self._bits < 0 else 1 << self._bits
+
+    def _number(self, key: bytes) -> int:
+        return 0 if self._bits <= 0 else zlib.crc32(key) & ((1 << self._bits) - 1)
+
+    def _page(self, number: int, pages: Pages) -> dict[bytes, list[Any]]:
+        found = self._loaded.get(number)
+        if found is None:
+            found = self._loaded[number] = _parsed(pages.read([number])[0])
+        return found
+
+    def _all(self, pages: Pages) -> Iterator[dict[bytes, list[Any]]]:
+        if self._bits < 0:
+            yield self._loaded[0]
+            return
+        for begin in range(0, 1 << self._bits, _AT_ONCE):
+            numbers = range(begin, min(begin + _AT_ONCE, 1 << self._bits))
+            missing = [n for n in numbers if n not in self._loaded]
+            found = dict(zip(missing, map(_parsed, pages.read(missing)), strict=True)) if missing else {}
+            for number in numbers:
+                yield self._loaded[number] if number in self._loaded else found[number]
+
+    def _touch(self, number: int) -> None:
+        self._dirty.add(number)
+        self.changed = True
+
+    def _spread(self, pages: Pages, largest: int) -> None:
+        """Spreads the entries over more pages, so that the largest takes about half a page."""
+        everything = {key: entry for page in self._all(pages) for key, entry in page.items()}
+        self._bits = min(_MOST_BITS, max(self._bits, 0) + max(1, (largest // PAGE_BYTES).bit_length()))
+        self._loaded = {number: {} for number in range(1 << self._bits)}
+        for key, entry in everything.items():
+            self._loaded[self._number(key)][key] = entry
+        self._dirty = set(self._loaded)
+
+
+def _entries(page: dict[bytes, list[Any]]) -> list[list[Any]]:
+    return [[key, *rest] for key, rest in page.items()]
+
+
+def _parsed(entries: Any) -> dict[bytes, list[Any]]:
+    return {} if entries is None else {key: rest for key, *rest in entries}

@@ -1,0 +1,249 @@
+"""The values of state variables as bytes, by Spark's schemas.
+
+A value crosses three forms: the user's tuple; *plain* values, which are lists of None, bool, int, float, str, bytes and
+lists; and MessagePack bytes. Conversion to plain values does what Spark does between Python and its rows
+(``EvaluatePython.makeFromJava``): a value of another type than the schema's becomes null, or is converted to text.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from datetime import date, datetime
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Any
+
+import numpy as np
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    Row,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    UserDefinedType,
+    YearMonthIntervalType,
+)
+
+from aion.errors import SchemaError
+
+Plain = list[Any]
+Convert = Callable[[Any], Any]
+_SCALARS = frozenset({bool, int, float, str, bytes, datetime, date, type(None)})
+_FLOAT = struct.Struct("<f")
+_LONG = 1 << 63
+
+
+class Codec:
+    """Converts the values of one state variable by its schema. Raises SchemaError for a type that cannot be stored."""
+
+    def __init__(self, schema: StructType) -> None:
+        self.schema = schema
+        self._names = schema.names
+        self._to = [_to_plain(field.dataType) for field in schema]
+        self._from = [_from_plain(field.dataType) for field in schema]
+        self._converts = any(field.dataType.needConversion() for field in schema)
+
+    def plain(self, value: Any) -> Plain:
+        """The plain form of a user's tuple. Raises what Spark's client raises, and ValueError for a wrong length."""
+        values = self.schema.toInternal(tuple(map(normalized, value)))
+        if len(values) != len(self._to):
+            raise ValueError(
+                "Input row doesn't have expected number of values required by the schema. "
+                f"{len(self._to)} fields are required while {len(values)} values are provided."
+            )
+        return [convert(v) for convert, v in zip(self._to, values, strict=True)]
+
+    def value(self, plain: Sequence[Any]) -> tuple[Any, ...]:
+        """The user's tuple."""
+        values = tuple([convert(v) if convert else v for convert, v in zip(self._from, plain, strict=True)])
+        return tuple(self.schema.fromInternal(values)) if self._converts else values
+
+    def row(self, plain: Sequence[Any]) -> Row:
+        """The value as a Row with the names of its fields."""
+        return Row(*self._names)(*self.value(plain))
+
+
+def normalized(v: Any) -> Any:
+    """A value with numbers of Python instead of numpy's, and times of Python instead of pandas', at every depth."""
+    if type(v) in _SCALARS:
+        return v
+    if isinstance(v, np.generic):
+        return v.tolist()
+    if isinstance(v, Row) or (isinstance(v, tuple) and hasattr(v, "_fields")):
+        return type(v)(*map(normalized, v))
+    if isinstance(v, list | tuple):
+        return type(v)(map(normalized, v))
+    if isinstance(v, dict):
+        return {normalized(key): normalized(value) for key, value in v.items()}
+    if hasattr(v, "to_pytimedelta"):
+        return v.to_pytimedelta()
+    if hasattr(v, "to_pydatetime"):
+        return v.to_pydatetime()
+    return v
+
+
+# -- to plain values ----------------------------------------------------------------------------------
+
+
+def _to_plain(type_: DataType) -> Convert:
+    for kind, bits in ((LongType, 64), (IntegerType, 32), (ShortType, 16), (ByteType, 8)):
+        if isinstance(type_, kind):
+            return _long if bits == 64 else _wrapping(bits)
+    for kinds, convert in _TO:
+        if isinstance(type_, kinds):
+            return convert
+    match type_:
+        case DecimalType():
+            return _decimal(type_)
+        case ArrayType():
+            return _array(_to_plain(type_.elementType))
+        case MapType():
+            return _map(_to_plain(type_.keyType), _to_plain(type_.valueType))
+        case StructType():
+            return _struct([_to_plain(field.dataType) for field in type_])
+        case UserDefinedType():
+            return _to_plain(type_.sqlType())
+    if type_.typeName().startswith("time"):  # TIME, which older versions of pyspark do not have
+        return _long
+    raise SchemaError(f"a state variable cannot have the type {type_.simpleString()}")
+
+
+def _long(v: Any) -> int | None:
+    return v if type(v) is int and -_LONG <= v < _LONG else None
+
+
+def _wrapping(bits: int) -> Convert:
+    """Keeps the lowest bits of an integer, as the JVM does."""
+    half, full = 1 << (bits - 1), 1 << bits
+
+    def convert(v: Any) -> int | None:
+        if type(v) is not int or not -_LONG <= v < _LONG:
+            return None
+        return v if -half <= v < half else (v + half) % full - half
+
+    return convert
+
+
+def _bool(v: Any) -> bool | None:
+    return v if type(v) is bool else None
+
+
+def _double(v: Any) -> float | None:
+    return v if type(v) is float else None
+
+
+def _float(v: Any) -> float | None:
+    if type(v) is not float:
+        return None
+    try:
+        rounded: float = _FLOAT.unpack(_FLOAT.pack(v))[0]
+    except OverflowError:
+        return float("inf") if v > 0 else float("-inf")
+    return rounded
+
+
+def _string(v: Any) -> str | None:
+    if v is None or type(v) is str:
+        return v
+    return str(v).lower() if type(v) is bool else str(v)
+
+
+def _binary(v: Any) -> bytes | None:
+    if isinstance(v, str):
+        return v.encode()
+    return bytes(v) if isinstance(v, bytes | bytearray | memoryview) else None
+
+
+def _null(v: Any) -> None:
+    return None
+
+
+def _decimal(type_: DecimalType) -> Convert:
+    scale = Decimal(1).scaleb(-type_.scale)
+
+    def convert(v: Any) -> str | None:
+        if not isinstance(v, Decimal):
+            return None
+        rounded = v.quantize(scale, rounding=ROUND_HALF_UP)
+        if len(rounded.as_tuple().digits) > type_.precision:
+            raise ArithmeticError(f"{v} cannot be represented as Decimal({type_.precision}, {type_.scale}).")
+        return str(rounded)
+
+    return convert
+
+
+def _array(element: Convert) -> Convert:
+    return lambda v: [element(e) for e in v] if isinstance(v, list | tuple) else None
+
+
+def _map(key: Convert, value: Convert) -> Convert:
+    # Pairs, because a plain map could not have lists as keys.
+    return lambda v: [[key(k), value(e)] for k, e in v.items()] if isinstance(v, dict) else None
+
+
+def _struct(fields: Sequence[Convert]) -> Convert:
+    def convert(v: Any) -> Plain | None:
+        if not isinstance(v, list | tuple):
+            return None
+        if len(v) != len(fields):
+            raise ValueError(
+                "Input row doesn't have expected number of values required by the schema. "
+                f"{len(fields)} fields are required while {len(v)} values are provided."
+            )
+        return [field(e) for field, e in zip(fields, v, strict=True)]
+
+    return convert
+
+
+_TO: tuple[tuple[type[DataType] | tuple[type[DataType], ...], Convert], ...] = (
+    (BooleanType, _bool),
+    (DoubleType, _double),
+    (FloatType, _float),
+    (StringType, _string),
+    (BinaryType, _binary),
+    (NullType, _null),
+    # Spark's own conversion has made integers of these.
+    ((DateType, YearMonthIntervalType), _wrapping(32)),
+    ((TimestampType, TimestampNTZType, DayTimeIntervalType), _long),
+)
+
+
+# -- from plain values --------------------------------------------------------------------------------
+
+
+def _from_plain(type_: DataType) -> Convert | None:
+    """What makes the value that Spark's schema takes. None: the plain value is that value."""
+    match type_:
+        case DecimalType():
+            return _or_none(Decimal)
+        case ArrayType():
+            element = _from_plain(type_.elementType)
+            return None if element is None else _or_none(lambda v: [element(e) for e in v])
+        case MapType():
+            key, value = _from_plain(type_.keyType), _from_plain(type_.valueType)
+            return _or_none(lambda v: {key(k) if key else k: value(e) if value else e for k, e in v})
+        case StructType():
+            fields = [_from_plain(field.dataType) for field in type_]  # the schema makes a Row of them
+            return _or_none(lambda v: tuple([f(e) if f else e for f, e in zip(fields, v, strict=True)]))
+        case UserDefinedType():
+            return _from_plain(type_.sqlType())
+    return None
+
+
+def _or_none(convert: Convert) -> Convert:
+    return lambda v: None if v is None else convert(v)

@@ -1,0 +1,311 @@
+"""The handle that a stateful processor gets, and its state variables and timers: local, over the record of a key.
+
+These classes take the place of pyspark's, which make a round trip to the JVM for each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
+
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
+from pyspark.sql.types import StructType
+
+from aion.stateful.contents import ListContent, MapContent, Plain, ValueContent
+from aion.stateful.encoding import Codec
+from aion.stateful.order import timer_order
+from aion.stateful.packing import pack, unpack
+from aion.stateful.record import KeyRecord
+from aion.stateful.variables import Kind, Variable, Variables
+
+Schema: TypeAlias = StructType | str
+L = TypeVar("L", bound="_Local")
+
+
+class _Definition(NamedTuple):
+    """What the processor asked for in ``init``."""
+
+    state: _Local
+    name: str
+    kind: Kind
+    schema: StructType
+    key_schema: StructType | None
+    ttl_ms: int | None
+
+
+class Handle(StatefulProcessorHandle):
+    """A processor's handle in one task. Between :meth:`enter` and :meth:`leave` it works on a key.
+
+    A task may work on several shards, one after the other. The processor defines its variables once, in ``init``, and
+    each shard has its own numbers for them (:mod:`aion.stateful.variables`): see :meth:`begin_shard`.
+
+    ``time_mode``: as Spark spells it. ``now_ms``: the timestamp of the batch. ``parse``: makes a schema of DDL text.
+    """
+
+    def __init__(self, time_mode: str, now_ms: int, parse: Callable[[str], StructType]) -> None:
+        self._time_mode = time_mode.lower()
+        self._parse = parse
+        self._asked: list[_Definition | str] = []  # in init; a name: to delete
+        self._initialized = False
+        self._record: KeyRecord | None = None
+        self.variables: Sequence[Variable] = ()
+        self.now_ms = now_ms
+
+    # -- for the task -------------------------------------------------------------------------------------
+
+    def initialized(self) -> None:
+        """The processor's ``init`` is over."""
+        self._initialized = True
+
+    def begin_shard(self, variables: Variables) -> None:
+        """From now on, the processor's variables are those of this shard."""
+        found: dict[str, Variable] = {}
+        for asked in self._asked:
+            if isinstance(asked, str):
+                variables.delete(asked)
+                found.pop(asked, None)
+            else:
+                asked.state.variable = found[asked.name] = variables.define(
+                    asked.name, asked.kind, asked.schema, asked.key_schema, asked.ttl_ms
+                )
+        self.variables = list(found.values())
+
+    def enter(self, record: KeyRecord) -> None:
+        """From now on, state and timers are those of this key."""
+        self._record = record
+
+    def leave(self) -> None:
+        self._record = None
+
+    @property
+    def record(self) -> KeyRecord:
+        if self._record is None:
+            raise PySparkRuntimeError(
+                "Implicit key not found in state store: state variables and timers can only be used while the "
+                "processor handles rows or timers of a key"
+            )
+        return self._record
+
+    # -- for the processor --------------------------------------------------------------------------------
+
+    def getValueState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> ValueState:
+        return self._define(LocalValueState(self), stateName, Kind.VALUE, schema, None, ttlDurationMs)
+
+    def getListState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> ListState:
+        return self._define(LocalListState(self), stateName, Kind.LIST, schema, None, ttlDurationMs)
+
+    def getMapState(
+        self, stateName: str, userKeySchema: Schema, valueSchema: Schema, ttlDurationMs: int | None = None
+    ) -> MapState:
+        return self._define(LocalMapState(self), stateName, Kind.MAP, valueSchema, userKeySchema, ttlDurationMs)
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        self._check_timers("Error register timer", "register_timer")
+        self.record.add_timer(_timestamp(expiryTimestampMs))
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        self._check_timers("Error deleting timer", "delete_timer")
+        self.record.remove_timer(_timestamp(expiryTimestampMs))
+
+    def listTimers(self) -> Iterator[int]:
+        self._check_timers("Error listing timers", "list_timers")
+        return _from_first_next(lambda: sorted(self.record.timers, key=timer_order))
+
+    def deleteIfExists(self, stateName: str) -> None:
+        if self._initialized:
+            _refuse("Error deleting state", _LATE.format("delete_if_exists"))
+        self._asked.append(stateName)
+
+    def _define(
+        self, state: L, name: str, kind: Kind, schema: Schema, key_schema: Schema | None, ttl_ms: int | None
+    ) -> L:
+        what = f"Error initializing {kind.value} state"
+        if self._initialized:
+            _refuse(what, _LATE.format(f"get_{kind.value}_state"))
+        if any(isinstance(asked, _Definition) and (asked.kind, asked.name) == (kind, name) for asked in self._asked):
+            _refuse(what, f"{kind.value.capitalize()} state {name} already exists")
+        if ttl_ms is not None and self._time_mode != "processingtime":
+            _refuse(
+                what,
+                f"[STATEFUL_PROCESSOR_INCORRECT_TIME_MODE_TO_ASSIGN_TTL] Cannot use TTL for state={name} in "
+                f"timeMode={self._time_mode}, use TimeMode.ProcessingTime() instead.",
+            )
+        key = None if key_schema is None else self._schema(key_schema)
+        self._asked.append(_Definition(state, name, kind, self._schema(schema), key, ttl_ms or None))
+        return state
+
+    def _schema(self, schema: Schema) -> StructType:
+        return self._parse(schema) if isinstance(schema, str) else schema
+
+    def _check_timers(self, what: str, operation: str) -> None:
+        if self._time_mode == "none":
+            _refuse(
+                what,
+                f"[STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE] Failed to perform stateful "
+                f"processor operation={operation} with invalid timeMode=None.",
+            )
+        if not self._initialized:
+            _refuse(
+                what,
+                f"[STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE] Failed to perform stateful "
+                f"processor operation={operation} with invalid handle state=CREATED.",
+            )
+
+
+_LATE = (
+    "[STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE] Failed to perform stateful processor "
+    "operation={} with invalid handle state=INITIALIZED."
+)
+
+
+class _Local:
+    """What the state variables have in common. ``variable``: as the shard at work has it."""
+
+    variable: Variable
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    def _expires(self) -> int:
+        """When a value that is set now expires. 0: never."""
+        ttl_ms = self.variable.ttl_ms
+        if ttl_ms is None:
+            return 0
+        expires = self._handle.now_ms + ttl_ms
+        self._handle.record.expires_at(expires)
+        return expires
+
+
+class LocalValueState(_Local, ValueState):
+    def exists(self) -> bool:
+        return self._content.get(self._handle.now_ms) is not None
+
+    def get(self) -> tuple[Any, ...] | None:
+        plain = self._content.get(self._handle.now_ms)
+        return None if plain is None else self.variable.codec.value(plain)
+
+    def update(self, newValue: tuple[Any, ...]) -> None:
+        self._content.set(self.variable.codec.plain(newValue), self._expires())
+
+    def clear(self) -> None:
+        self._content.set(None, 0)
+
+    @property
+    def _content(self) -> ValueContent:
+        content: ValueContent = self._handle.record.content(self.variable)
+        return content
+
+
+class LocalListState(_Local, ListState):
+    def exists(self) -> bool:
+        return self._content.exists(self._handle.now_ms, self._pages())
+
+    def get(self) -> Iterator[tuple[Any, ...]]:
+        return map(
+            self.variable.codec.value, _from_first_next(lambda: self._content.get(self._handle.now_ms, self._pages()))
+        )
+
+    def put(self, newState: list[tuple[Any, ...]]) -> None:
+        self._content.put(self._plains(newState), self._expires())
+
+    def appendValue(self, newState: tuple[Any, ...]) -> None:
+        self._content.append([self.variable.codec.plain(newState)], self._expires())
+
+    def appendList(self, newState: list[tuple[Any, ...]]) -> None:
+        self._content.append(self._plains(newState), self._expires())
+
+    def clear(self) -> None:
+        self._content.clear()
+
+    def _plains(self, values: list[tuple[Any, ...]]) -> list[Plain]:
+        plains = [self.variable.codec.plain(value) for value in values]
+        if not plains:
+            _refuse(
+                "Error updating value state",
+                f"[ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE] Illegal value provided to the State Store Cannot write "
+                f"empty list values to State Store for StateName {self.variable.name}.",
+            )
+        return plains
+
+    def _pages(self) -> Any:
+        return self._handle.record.pages(self.variable)
+
+    @property
+    def _content(self) -> ListContent:
+        content: ListContent = self._handle.record.content(self.variable)
+        return content
+
+
+class LocalMapState(_Local, MapState):
+    def exists(self) -> bool:
+        return self._content.exists(self._handle.now_ms, self._pages())
+
+    def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        plain = self._content.get(self._key(key), self._handle.now_ms, self._pages())
+        return None if plain is None else self.variable.codec.value(plain)
+
+    def containsKey(self, key: tuple[Any, ...]) -> bool:
+        return self._content.get(self._key(key), self._handle.now_ms, self._pages()) is not None
+
+    def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
+        self._content.set(self._key(key), self.variable.codec.plain(value), self._expires(), self._pages())
+
+    def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+        return ((self._keys().value(unpack(key)), self.variable.codec.value(value)) for key, value in self._items())
+
+    def keys(self) -> Iterator[tuple[Any, ...]]:
+        return (self._keys().value(unpack(key)) for key, _ in self._items())
+
+    def values(self) -> Iterator[tuple[Any, ...]]:
+        return (self.variable.codec.value(value) for _, value in self._items())
+
+    def removeKey(self, key: tuple[Any, ...]) -> None:
+        self._content.remove(self._key(key), self._pages())
+
+    def clear(self) -> None:
+        self._content.clear()
+
+    def _keys(self) -> Codec:
+        codec = self.variable.key_codec
+        assert codec is not None
+        return codec
+
+    def _key(self, key: tuple[Any, ...]) -> bytes:
+        return pack(self._keys().plain(key))
+
+    def _items(self) -> Iterator[tuple[bytes, Plain]]:
+        return _from_first_next(self._ordered)
+
+    def _ordered(self) -> Iterator[tuple[bytes, Plain]]:
+        """The entries in Spark's order, if they are in memory. Pages are read one after the other, as they lie."""
+        content = self._content
+        items = content.items(self._handle.now_ms, self._pages())
+        if content.paged:
+            return items
+        order = self.variable.map_order
+        return iter(sorted(items, key=lambda item: order(unpack(item[0]))))
+
+    def _pages(self) -> Any:
+        return self._handle.record.pages(self.variable)
+
+    @property
+    def _content(self) -> MapContent:
+        content: MapContent = self._handle.record.content(self.variable)
+        return content
+
+
+def _from_first_next(make: Callable[[], Any]) -> Iterator[Any]:
+    """Iterates over what was there when the first element was taken."""
+    found = make()
+    yield from list(found) if isinstance(found, list) else found
+
+
+def _timestamp(value: Any) -> int:
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"Value out of range: {value}")
+    return int(value)
+
+
+def _refuse(what: str, why: str) -> NoReturn:
+    raise PySparkRuntimeError(f"{what}: {why}")

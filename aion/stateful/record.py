@@ -1,0 +1,138 @@
+"""The record of a key: everything that a shard keeps about it, while a task works with it.
+
+A record is stored as MessagePack: ``[timers, wake, expires, [[variable, version, content], ...]]``. ``timers``: when
+the key's timers expire, in ascending order, in ms. ``wake``: the time under which the key is in the shard's index of
+times (:mod:`aion.stateful.layout`). ``expires``: when to look for state whose TTL has passed, or nothing. ``variable``
+is the number of a state variable and ``version`` that of its schema. ``content`` stays packed until it is used.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aion.stateful.contents import Content, ListContent, MapContent, ValueContent
+from aion.stateful.layout import PRESENT, page_key, record_key, wake_key
+from aion.stateful.packing import pack, unpack
+from aion.stateful.variables import Kind, Variable
+from state_backends.store.keyed.protocol import KeyedAttempt, KeyedValue
+
+CONTENTS: Mapping[Kind, type[Any]] = {Kind.VALUE: ValueContent, Kind.LIST: ListContent, Kind.MAP: MapContent}
+
+
+class KeyRecord:
+    """The record of one key. ``data``: as it was stored; None: the key is new."""
+
+    __slots__ = ("_changed", "_contents", "_existed", "_packed", "_store", "expires", "key", "timers", "wake")
+
+    def __init__(self, key: bytes, data: bytes | None, store: KeyedAttempt) -> None:
+        self.key = key
+        self.timers: list[int] = []
+        self.wake: int | None = None
+        self.expires: int | None = None
+        self._packed: dict[int, tuple[int, bytes]] = {}
+        self._contents: dict[int, tuple[Variable, Content]] = {}
+        self._changed = False
+        self._existed = data is not None
+        self._store = store
+        if data is not None:
+            self.timers, self.wake, self.expires, entries = unpack(data)
+            self._packed = {number: (version, content) for number, version, content in entries}
+
+    def content(self, variable: Variable) -> Any:
+        """What a variable holds for this key."""
+        found = self._contents.get(variable.number)
+        if found is not None:
+            return found[1]
+        packed = self._packed.get(variable.number)
+        stored = None if packed is None else variable.current(*packed)
+        content = CONTENTS[variable.kind](stored)
+        self._contents[variable.number] = variable, content
+        return content
+
+    def pages(self, variable: Variable) -> KeyPages:
+        return KeyPages(self._store, self.key, variable)
+
+    def add_timer(self, time_ms: int) -> None:
+        at = bisect_left(self.timers, time_ms)
+        if at == len(self.timers) or self.timers[at] != time_ms:
+            insort(self.timers, time_ms)
+            self._changed = True
+
+    def remove_timer(self, time_ms: int) -> None:
+        at = bisect_left(self.timers, time_ms)
+        if at < len(self.timers) and self.timers[at] == time_ms:
+            del self.timers[at]
+            self._changed = True
+
+    def expires_at(self, time_ms: int) -> None:
+        """State of this key expires at this time."""
+        if self.expires is None or time_ms < self.expires:
+            self.expires = time_ms
+            self._changed = True
+
+    def expire(self, now_ms: int, variables: Sequence[Variable]) -> None:
+        """Removes the state that has expired."""
+        times = []
+        for variable in variables:
+            if variable.ttl_ms is not None and (variable.number in self._packed or variable.number in self._contents):
+                earliest = self.content(variable).expire(now_ms, self.pages(variable))
+                if earliest:
+                    times.append(earliest)
+        self.expires = min(times, default=None)
+        self._changed = True
+
+    def changes(self, known: frozenset[int]) -> tuple[list[KeyedValue], int]:
+        """What must be written, and by how much the number of keys grows: -1, 0 or 1.
+
+        ``known``: the numbers of the variables that exist. What others hold is forgotten.
+        """
+        values: list[KeyedValue] = []
+        for number, (variable, content) in self._contents.items():
+            if content.changed:
+                pages = self.pages(variable)
+                encoded = content.encode(pages)
+                values += pages.written
+                self._changed = True
+                if encoded is None:
+                    self._packed.pop(number, None)
+                else:
+                    self._packed[number] = variable.version, encoded
+                content.changed = False
+        if not self._changed:
+            return [], 0
+        self._changed = False
+        entries = [(number, *packed) for number, packed in self._packed.items() if number in known]
+        if not entries:
+            self.expires = None
+        wake = min((t for t in (*self.timers[:1], self.expires) if t is not None), default=None)
+        if wake != self.wake:
+            if self.wake is not None:
+                values.append(KeyedValue(wake_key(self.wake, self.key), None))
+            if wake is not None:
+                values.append(KeyedValue(wake_key(wake, self.key), PRESENT))
+            self.wake = wake
+        exists = bool(self.timers or entries)
+        data = pack((self.timers, wake, self.expires, entries)) if exists else None
+        if exists or self._existed:
+            values.append(KeyedValue(record_key(self.key), data, wake))
+        grown = exists - self._existed
+        self._existed = exists
+        return values, grown
+
+
+class KeyPages:
+    """See :class:`aion.stateful.contents.Pages`. ``written``: what is to be put."""
+
+    def __init__(self, store: KeyedAttempt, key: bytes, variable: Variable) -> None:
+        self._store, self._key, self._variable = store, key, variable
+        self.written: list[KeyedValue] = []
+
+    def read(self, numbers: Sequence[int]) -> list[Any]:
+        found = self._store.get([page_key(self._key, self._variable.number, n) for n in numbers])
+        return [None if data is None else self._variable.current_page(*unpack(data)) for data in found]
+
+    def write(self, number: int, content: Any) -> None:
+        data = None if content is None else pack((self._variable.version, content))
+        self.written.append(KeyedValue(page_key(self._key, self._variable.number, number), data))

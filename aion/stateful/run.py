@@ -1,0 +1,133 @@
+"""One batch of a stateful processor on one shard: rows and timers in, results out, changes of state to the store.
+
+Keys are processed in chunks. The records of a chunk are read at once, the processor's calls are local, and what changed
+is written at once. While a chunk is processed, the store fetches the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
+
+from aion.stateful.handle import Handle
+from aion.stateful.keys import Group, Keys
+from aion.stateful.layout import WAKES, record_key, wake_of, wakes_until
+from aion.stateful.record import KeyRecord
+from aion.stateful.variables import Variables
+from state_backends.store.keyed.protocol import KeyedAttempt
+
+CHUNK_KEYS = 2048
+VERSION = 1
+"""The format of a snapshot, and of records."""
+
+
+class ShardRun:
+    """A batch on a shard. ``due_ms``: timers and state that expire up to this time are due; None: there are no timers.
+
+    ``snapshot``: as :meth:`snapshot` made it; None: the shard has no version yet.
+    """
+
+    def __init__(
+        self,
+        processor: StatefulProcessor,
+        handle: Handle,
+        variables: Variables,
+        store: KeyedAttempt,
+        keys: Keys,
+        times: TimerValues,
+        due_ms: int | None,
+        snapshot: Mapping[str, Any] | None,
+    ) -> None:
+        self._processor, self._handle, self._variables = processor, handle, variables
+        self._store, self._keys = store, keys
+        self._times, self._due_ms = times, due_ms
+        self._counters: dict[str, int] = {"events": 0, "keys": 0, "timers": 0, "fired_timers": 0}
+        if snapshot is not None:
+            self._counters.update(snapshot["counters"])
+
+    def initial(self, groups: Iterable[Group]) -> None:
+        """Hands the initial state of keys to the processor."""
+        for group, record in self._each(groups):
+            for rows in group.rows:
+                self._handle.enter(record)
+                self._processor.handleInitialState(group.values, rows, self._times)
+
+    def rows(self, groups: Iterable[Group]) -> Iterator[Any]:
+        """What the processor returns for the rows of keys."""
+        for group, record in self._each(groups):
+            self._handle.enter(record)
+            self._counters["events"] += group.events
+            yield from self._processor.handleInputRows(group.values, group.rows, self._times)
+
+    def timers(self) -> Iterator[Any]:
+        """What the processor returns for timers that have expired. Also removes state that has expired."""
+        if self._due_ms is None:
+            return
+        due_ms = self._due_ms
+        entries = self._store.scan(*wakes_until(due_ms))
+        # The entries are read before the processor runs, because it may set timers that are due already.
+        while chunk := [wake_of(entry)[1] for entry, _ in islice(entries, CHUNK_KEYS)]:
+            records = self._records(chunk)
+            due = sorted(
+                (time_ms, at) for at, record in enumerate(records) for time_ms in record.timers if time_ms <= due_ms
+            )
+            for time_ms, at in due:
+                self._handle.enter(records[at])
+                yield from self._processor.handleExpiredTimer(
+                    key=self._keys.to_row(chunk[at]),
+                    timerValues=self._times,
+                    expiredTimerInfo=ExpiredTimerInfo(time_ms),
+                )
+                records[at].remove_timer(time_ms)
+                self._counters["fired_timers"] += 1
+            for record in records:
+                if record.expires is not None and record.expires <= self._handle.now_ms:
+                    record.expire(self._handle.now_ms, self._handle.variables)
+            self._write(records)
+
+    def next_wake_ms(self) -> int | None:
+        """The earliest time at which a timer expires, or state does."""
+        first = next(self._store.scan(*WAKES), None)
+        return None if first is None else wake_of(first[0])[0]
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the version of the shard keeps beside the records."""
+        return {
+            "version": VERSION,
+            "next_seq": 0,
+            "counters": self._counters,
+            "stateful": self._variables.to_json(),
+        }
+
+    def _each(self, groups: Iterable[Group]) -> Iterator[tuple[Group, KeyRecord]]:
+        remaining = iter(groups)
+        chunk = list(islice(remaining, CHUNK_KEYS))
+        while chunk:
+            following = list(islice(remaining, CHUNK_KEYS))
+            records = self._records([group.key for group in chunk])
+            if following:
+                self._store.hint([record_key(group.key) for group in following])
+            yield from zip(chunk, records, strict=True)
+            self._write(records)
+            chunk = following
+
+    def _records(self, keys: Sequence[bytes]) -> list[KeyRecord]:
+        found = self._store.get([record_key(key) for key in keys])
+        records = [KeyRecord(key, data, self._store) for key, data in zip(keys, found, strict=True)]
+        self._counters["timers"] -= sum(len(record.timers) for record in records)
+        return records
+
+    def _write(self, records: Sequence[KeyRecord]) -> None:
+        self._handle.leave()
+        known = self._variables.numbers
+        changes = []
+        for record in records:
+            values, grown = record.changes(known)
+            changes += values
+            self._counters["keys"] += grown
+        self._counters["timers"] += sum(len(record.timers) for record in records)
+        if changes:
+            self._store.put(changes)

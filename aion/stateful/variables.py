@@ -1,0 +1,114 @@
+"""The state variables of an operator: their numbers, kinds and schemas, over all restarts.
+
+A shard's snapshot lists them. A variable keeps its number for good. If it is deleted and defined again, it gets
+another one, so what it held before is never read again. Each schema that a variable had is kept with a version, and
+stored values say by which of them they were written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from pyspark.sql.types import StructType
+
+from aion.errors import ForeignState
+from aion.stateful.encoding import Codec
+from aion.stateful.evolution import converter
+from aion.stateful.order import map_order
+from aion.stateful.packing import pack, unpack
+
+
+class Kind(Enum):
+    VALUE = "value"
+    LIST = "list"
+    MAP = "map"
+
+
+class Variable:
+    """A state variable. ``ttl_ms``: how long its values live after an update. None: for good."""
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        kind: Kind,
+        schemas: list[dict[str, Any]],
+        key_schema: StructType | None,
+        ttl_ms: int | None,
+    ) -> None:
+        self.number, self.name, self.kind, self.ttl_ms = number, name, kind, ttl_ms
+        self.schemas = schemas
+        self.version = len(schemas) - 1
+        current = StructType.fromJson(schemas[-1])
+        self.codec = Codec(current)
+        self.key_codec = None if key_schema is None else Codec(key_schema)
+        self.map_order = map_order(key_schema or StructType())
+        self._older = [converter(StructType.fromJson(schema), current) for schema in schemas[:-1]]
+
+    def current(self, version: int, content: bytes) -> bytes:
+        """Stored content, as the current schema has it."""
+        if version == self.version:
+            return content
+        value = unpack(content)
+        match self.kind:
+            case Kind.VALUE:
+                value[1] = self._older[version](value[1])
+            case Kind.LIST:
+                value[1] = self.current_page(version, value[1])
+            case Kind.MAP:
+                value[2] = self.current_page(version, value[2])
+        return pack(value)
+
+    def current_page(self, version: int, page: Any) -> Any:
+        """The elements of a page, as the current schema has them. The value of an element is its last field."""
+        if version == self.version or page is None:
+            return page
+        convert = self._older[version]
+        return [[*first, convert(value)] for *first, value in page]
+
+
+class Variables:
+    """All variables of an operator. ``known``: as a snapshot has them; None: there are none yet."""
+
+    def __init__(self, known: Mapping[str, Any] | None) -> None:
+        self._next: int = 0 if known is None else known["next"]
+        self._known: dict[str, dict[str, Any]] = {} if known is None else dict(known["variables"])
+
+    def define(
+        self, name: str, kind: Kind, schema: StructType, key_schema: StructType | None, ttl_ms: int | None
+    ) -> Variable:
+        """The variable of this name; a new one if there is none. Raises ForeignState if it was of another kind."""
+        found = self._known.get(name)
+        value_schema = _plain(schema)
+        map_key = None if key_schema is None else _plain(key_schema)
+        if found is not None and (found["kind"], found["key"]) != (kind.value, map_key):
+            raise ForeignState(
+                f"the state variable {name!r} is stored as a {found['kind']} with the keys {found['key']}; it cannot "
+                f"become a {kind.value} with the keys {map_key}: give it another name, or delete it with deleteIfExists"
+            )
+        if found is None:
+            found = {"number": self._next, "kind": kind.value, "key": map_key, "schemas": []}
+            self._next += 1
+        schemas = found["schemas"]
+        if not schemas or schemas[-1] != value_schema:
+            schemas = [*schemas, value_schema]
+        self._known[name] = {**found, "schemas": schemas, "ttl_ms": ttl_ms}
+        return Variable(found["number"], name, kind, schemas, key_schema, ttl_ms)
+
+    def delete(self, name: str) -> None:
+        self._known.pop(name, None)
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        return frozenset(found["number"] for found in self._known.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return {"next": self._next, "variables": self._known}
+
+
+def _plain(schema: StructType) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(schema.json())
+    return found

@@ -1,0 +1,138 @@
+"""Values of every type: to bytes and back, and what Spark makes of values of another type."""
+
+from __future__ import annotations
+
+import math
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    CalendarIntervalType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    Row,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from aion.errors import SchemaError
+from aion.stateful.encoding import Codec
+from aion.stateful.evolution import converter
+from aion.stateful.packing import pack, unpack
+
+
+def schema(*types: DataType) -> StructType:
+    return StructType([StructField(f"f{i}", type_) for i, type_ in enumerate(types)])
+
+
+def stored(value: Any, *types: DataType) -> tuple[Any, ...]:
+    codec = Codec(schema(*types))
+    return codec.value(unpack(pack(codec.plain(value))))
+
+
+POINT = schema(LongType(), StringType())
+
+
+@pytest.mark.parametrize(
+    ("type_", "values"),
+    [
+        (BooleanType(), [True, False]),
+        (ByteType(), [-128, 127]),
+        (ShortType(), [-(1 << 15), (1 << 15) - 1]),
+        (IntegerType(), [-(1 << 31), (1 << 31) - 1]),
+        (LongType(), [-(1 << 63), (1 << 63) - 1, 0]),
+        (FloatType(), [0.5, -0.0, math.inf]),
+        (DoubleType(), [0.1, -math.inf, 5e-324]),
+        (StringType(), ["", "ä€😀", "\0"]),
+        (BinaryType(), [b"", b"\0\xff"]),
+        (DecimalType(10, 2), [Decimal("1.50"), Decimal("-99999999.99")]),
+        (DateType(), [date(1, 1, 1), date(9999, 12, 31)]),
+        (TimestampType(), [datetime(1970, 1, 1), datetime(2026, 7, 1, 12, 30, 0, 123456)]),
+        (TimestampNTZType(), [datetime(1, 1, 1), datetime(9999, 12, 31, 23, 59, 59, 999999)]),
+        (DayTimeIntervalType(), [timedelta(days=-1, microseconds=1)]),
+        (ArrayType(LongType()), [[], [1, None, 3]]),
+        (ArrayType(DateType()), [[date(2020, 2, 29)]]),
+        (MapType(StringType(), DoubleType()), [{}, {"a": 1.0, "b": None}]),
+        (MapType(LongType(), ArrayType(StringType())), [{1: ["x"], 2: []}]),
+        (POINT, [Row(f0=1, f1="x"), Row(f0=None, f1=None)]),
+        (ArrayType(POINT), [[Row(f0=1, f1="x"), None]]),
+        (MapType(POINT, LongType()), [{Row(f0=1, f1="x"): 5}]),
+    ],
+)
+def test_values_come_back_as_they_were(type_: DataType, values: list[Any]) -> None:
+    for value in [*values, None]:
+        (found,) = stored((value,), type_)
+        assert found == value and type(found) is type(value)
+        if isinstance(value, Row):
+            assert found.f1 == value.f1, "a nested struct keeps the names of its fields"
+
+
+def test_nan_comes_back() -> None:
+    assert math.isnan(stored((math.nan,), DoubleType())[0])
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "expected"),
+    [
+        (LongType(), 1.5, None),
+        (LongType(), True, None),
+        (LongType(), 1 << 63, None),
+        (IntegerType(), 1 << 31, -(1 << 31)),
+        (ByteType(), 200, -56),
+        (DoubleType(), 1, None),
+        (FloatType(), 0.1, float(np.float32(0.1))),
+        (FloatType(), 1e300, math.inf),
+        (StringType(), 5, "5"),
+        (StringType(), True, "true"),
+        (BinaryType(), "ä", "ä".encode()),
+        (DecimalType(10, 2), Decimal("1.555"), Decimal("1.56")),
+        (LongType(), np.int64(7), 7),
+        (DoubleType(), np.float64(7.5), 7.5),
+        (TimestampType(), pd.Timestamp("2026-01-02 03:04:05.000006"), datetime(2026, 1, 2, 3, 4, 5, 6)),
+        (ArrayType(LongType()), (1, 2), [1, 2]),
+    ],
+)
+def test_values_of_another_type_become_what_spark_makes_of_them(type_: DataType, value: Any, expected: Any) -> None:
+    assert stored((value,), type_) == (expected,)
+
+
+def test_what_cannot_be_stored_says_so() -> None:
+    with pytest.raises(ValueError, match="2 fields are required while 1 values are provided"):
+        stored((1,), LongType(), LongType())
+    with pytest.raises(TypeError):
+        stored(5, LongType())
+    with pytest.raises(ArithmeticError, match="cannot be represented as Decimal"):
+        stored((Decimal("1000"),), DecimalType(3, 1))
+    with pytest.raises(SchemaError, match="interval"):
+        Codec(schema(CalendarIntervalType()))
+
+
+def test_values_of_an_older_schema_are_converted() -> None:
+    old = StructType([StructField("a", IntegerType()), StructField("b", POINT), StructField("gone", StringType())])
+    wider = schema(LongType(), StringType(), BooleanType())
+    new = StructType([StructField("b", wider), StructField("a", DoubleType()), StructField("new", LongType())])
+    assert converter(old, new)([1, [2, "x"], "y"]) == [[2, "x", None], 1.0, None]
+    assert converter(old, new)([None, None, None]) == [None, None, None]
+    assert converter(ArrayType(IntegerType()), ArrayType(StringType()))([1, None]) == ["1", None]
+    assert converter(MapType(StringType(), IntegerType()), MapType(StringType(), DoubleType()))([["a", 1]]) == [
+        ["a", 1.0]
+    ]

@@ -1,0 +1,107 @@
+"""Grouping by key: frames and rows, keys of every type, nulls."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DoubleType,
+    LongType,
+    Row,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from aion.stateful.keys import Keys, group_frames, group_rows
+
+
+def keys_of(*types: DataType) -> Keys:
+    return Keys(StructType([StructField(f"k{i}", type_) for i, type_ in enumerate(types)]))
+
+
+def test_keys_that_spark_takes_for_equal_have_the_same_bytes() -> None:
+    keys = keys_of(DoubleType())
+    assert keys.to_bytes((0.0,)) == keys.to_bytes((-0.0,))
+    assert keys.to_bytes((math.nan,)) == keys.to_bytes((-math.nan,)) == keys.to_bytes((float("nan") * 2,))
+    nested = keys_of(ArrayType(DoubleType()))
+    assert nested.to_bytes(([-0.0],)) == nested.to_bytes(([0.0],))
+    assert keys_of(LongType()).to_bytes((None,)) != keys_of(LongType()).to_bytes((0,))
+
+
+def test_times_are_keys() -> None:
+    keys = keys_of(TimestampType())
+    time = pd.Timestamp("2026-01-01 12:00")
+    assert keys.to_row(keys.to_bytes((time,))) == Row(k0=time.to_pydatetime())
+    assert keys.to_bytes((pd.NaT,)) == keys.to_bytes((None,))
+
+
+def test_integers_stay_integers_beside_nulls() -> None:
+    frames = [pd.DataFrame({"k": [1.0, math.nan, 1.0], "v": [1, 2, 3]})]
+    groups = {
+        group.values: next(iter(group.rows))["v"].tolist()
+        for group in group_frames(frames, keys_of(LongType()), ["k"], ["v"])
+    }
+    assert groups == {(1,): [1, 3], (None,): [2]}
+
+
+texts = st.one_of(st.none(), st.sampled_from(["a", "b", ""]))
+
+
+@given(rows=st.lists(st.tuples(texts, st.integers(0, 2), st.integers()), max_size=40), cut=st.integers(0, 40))
+def test_each_row_is_in_the_group_of_its_key_in_the_order_of_arrival(rows: list[Any], cut: int) -> None:
+    keys = keys_of(StringType(), LongType())
+    expected: dict[Any, list[int]] = defaultdict(list)
+    for text, number, value in rows:
+        expected[text, number].append(value)
+    frame = pd.DataFrame(
+        {
+            "k0": pd.Series([r[0] for r in rows], dtype=object),
+            "k1": pd.Series([r[1] for r in rows], dtype=np.int64),
+            "v": pd.Series([r[2] for r in rows], dtype=object),
+            "shard": 0,
+        }
+    )
+    frames = [part for part in (frame[:cut], frame[cut:]) if len(part)]
+    found = {}
+    for group in group_frames(frames, keys, ["k0", "k1"], ["k0", "v"]):
+        (part,) = group.rows
+        assert list(part.columns) == ["k0", "v"] and list(part.index) == list(range(group.events))
+        assert group.key == keys.to_bytes(group.values)
+        found[group.values] = part["v"].tolist()
+    assert found == dict(expected)
+    make = Row("k0", "v", "k1", "shard")
+    as_rows = [make(text, value, number, 0) for text, number, value in rows]
+    by_rows = {}
+    for group in group_rows(as_rows, keys, ["k0", "k1"], 2):
+        listed = list(group.rows)
+        assert all(list(row.asDict()) == ["k0", "v"] for row in listed)
+        by_rows[group.values] = [row.v for row in listed]
+    assert by_rows == dict(expected)
+
+
+def test_lists_are_keys() -> None:
+    keys = keys_of(ArrayType(LongType()))
+    frame = pd.DataFrame({"k": [np.array([1, 2]), np.array([3]), np.array([1, 2])], "v": [1, 2, 3]})
+    groups = list(group_frames([frame], keys, ["k"], ["v"]))
+    assert [group.events for group in groups] == [2, 1]
+    rows = [Row(k=[1, 2], v=1), Row(k=[3], v=2), Row(k=[1, 2], v=3)]
+    assert [group.events for group in group_rows(rows, keys, ["k"], 2)] == [2, 1]
+
+
+def test_a_processor_may_change_the_rows_that_it_gets() -> None:
+    frame = pd.DataFrame({"k": ["a", "b", "a"], "v": [1, 2, 3]})
+    for group in group_frames([frame], keys_of(StringType()), ["k"], ["k", "v"]):
+        for part in group.rows:
+            part["v"] = part["v"] * 2
+            part["new"] = 1
+            assert len(part) == group.events

@@ -1,0 +1,237 @@
+"""State variables against dicts and lists: every call on every key, over batches, with pages and without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from aion.stateful import contents, run
+from aion.stateful.handle import Handle
+from aion.stateful.keys import Group, Keys
+from aion.stateful.run import ShardRun
+from aion.stateful.values import MemoryValues
+from aion.stateful.variables import Variables
+
+NUMBER = StructType([StructField("n", LongType())])
+PAIR = StructType([StructField("n", LongType()), StructField("s", StringType())])
+TTL_MS = 10
+KEYS = Keys(StructType([StructField("k", LongType())]))
+Call = tuple[Any, ...]
+
+
+class Model:
+    """What the state of one key must be. Elements are (expires, value); 0: they do not expire."""
+
+    def __init__(self) -> None:
+        self.value: tuple[int, Any] | None = None
+        self.list: list[tuple[int, Any]] = []
+        self.map: dict[int, tuple[int, Any]] = {}
+        self.timers: set[int] = set()
+
+    def call(self, call: Call, now: int, expires: int) -> Any:
+        def alive(element: tuple[int, Any] | None) -> bool:
+            return element is not None and not 0 < element[0] <= now
+
+        match call:
+            case ("value.update", n):
+                self.value = expires, (n,)
+            case ("value.get",):
+                return self.value[1] if self.value is not None and alive(self.value) else None
+            case ("value.exists",):
+                return alive(self.value)
+            case ("value.clear",):
+                self.value = None
+            case ("list.append", n):
+                self.list.append((expires, (n, "x" * (n % 40))))
+            case ("list.put", ns):
+                self.list = [(expires, (n, "p")) for n in ns]
+            case ("list.get",):
+                return [e[1] for e in self.list if alive(e)]
+            case ("list.exists",):
+                return any(map(alive, self.list))
+            case ("list.clear",):
+                self.list = []
+            case ("map.update", k, n):
+                self.map[k] = expires, (n, "m" * (n % 40))
+            case ("map.get", k):
+                found = self.map.get(k)
+                return found[1] if found is not None and alive(found) else None
+            case ("map.has", k):
+                return alive(self.map.get(k))
+            case ("map.remove", k):
+                self.map.pop(k, None)
+            case ("map.items",):
+                return sorted(((k,), e[1]) for k, e in self.map.items() if alive(e))
+            case ("map.exists",):
+                return any(map(alive, self.map.values()))
+            case ("map.clear",):
+                self.map = {}
+            case ("timer.add", t):
+                self.timers.add(t)
+            case ("timer.remove", t):
+                self.timers.discard(t)
+            case ("timer.list",):
+                return sorted(self.timers)
+        return None
+
+
+class Calls(StatefulProcessor):
+    """Rows are calls. Yields (key, call, result)."""
+
+    def __init__(self, ttl_ms: int | None) -> None:
+        self._ttl_ms = ttl_ms
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        self._value = handle.getValueState("v", NUMBER, self._ttl_ms)
+        self._list = handle.getListState("l", PAIR, self._ttl_ms)
+        self._map = handle.getMapState("m", NUMBER, PAIR, self._ttl_ms)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Call], timerValues: TimerValues) -> Iterator[Any]:
+        for call in rows:
+            yield key[0], call, self._result(call)
+
+    def handleExpiredTimer(self, key: Any, timerValues: TimerValues, expiredTimerInfo: Any) -> Iterator[Any]:
+        yield key[0], "expired", expiredTimerInfo.getExpiryTimeInMs()
+
+    def close(self) -> None:
+        pass
+
+    def _result(self, call: Call) -> Any:
+        name, arguments = call[0], call[1:]
+        methods: dict[str, Callable[..., Any]] = {
+            "value.update": lambda n: self._value.update((n,)),
+            "value.get": self._value.get,
+            "value.exists": self._value.exists,
+            "value.clear": self._value.clear,
+            "list.append": lambda n: self._list.appendValue((n, "x" * (n % 40))),
+            "list.put": lambda ns: self._list.put([(n, "p") for n in ns]),
+            "list.get": lambda: list(self._list.get()),
+            "list.exists": self._list.exists,
+            "list.clear": self._list.clear,
+            "map.update": lambda k, n: self._map.updateValue((k,), (n, "m" * (n % 40))),
+            "map.get": lambda k: self._map.getValue((k,)),
+            "map.has": lambda k: self._map.containsKey((k,)),
+            "map.remove": lambda k: self._map.removeKey((k,)),
+            "map.items": self._items,
+            "map.exists": self._map.exists,
+            "map.clear": self._map.clear,
+            "timer.add": self._handle.registerTimer,
+            "timer.remove": self._handle.deleteTimer,
+            "timer.list": lambda: sorted(self._handle.listTimers()),
+        }
+        return methods[name](*arguments)
+
+    def _items(self) -> list[Any]:
+        items = sorted(self._map.iterator())
+        assert sorted(self._map.keys()) == [k for k, _ in items]
+        assert sorted(self._map.values()) == sorted(v for _, v in items)
+        return items
+
+
+class Shard:
+    """A shard over several batches, with its model."""
+
+    def __init__(self, ttl_ms: int | None) -> None:
+        self.store = MemoryValues()
+        self.models: dict[int, Model] = {}
+        self._ttl_ms = ttl_ms
+        self._snapshot: dict[str, Any] | None = None
+
+    def batch(self, now: int, calls: dict[int, list[Call]]) -> None:
+        handle = Handle("processingtime", now, lambda text: pytest.fail("schemas are not text here"))
+        processor = Calls(self._ttl_ms)
+        processor.init(handle)
+        handle.initialized()
+        variables = Variables(None if self._snapshot is None else self._snapshot["stateful"])
+        handle.begin_shard(variables)
+        of_shard = ShardRun(processor, handle, variables, self.store, KEYS, TimerValues(now, -1), now, self._snapshot)
+        groups = [Group(KEYS.to_bytes((key,)), (key,), iter(listed), len(listed)) for key, listed in calls.items()]
+        expires = 0 if self._ttl_ms is None else now + self._ttl_ms
+        expected = [
+            (key, call, self.models.setdefault(key, Model()).call(call, now, expires))
+            for key, listed in calls.items()
+            for call in listed
+        ]
+        assert list(of_shard.rows(groups)) == expected
+        due = sorted((t, key) for key, model in self.models.items() for t in model.timers if t <= now)
+        fired = [(t, key) for key, _, t in of_shard.timers()]
+        assert sorted(fired) == due
+        for t, key in due:
+            self.models[key].timers.discard(t)
+        pending = [t for model in self.models.values() for t in model.timers]
+        wake = of_shard.next_wake_ms()
+        assert (wake is None or wake <= min(pending)) if pending else (wake is None or self._ttl_ms is not None)
+        self._snapshot = of_shard.snapshot()
+        assert self._snapshot["counters"]["timers"] == len(pending)
+
+    def is_empty(self) -> bool:
+        return not self.store.values
+
+
+numbers = st.integers(0, 12)
+calls = st.one_of(
+    st.tuples(st.sampled_from(["value.update", "list.append"]), numbers),
+    st.tuples(st.just("list.put"), st.lists(numbers, min_size=1, max_size=30).map(tuple)),
+    st.tuples(st.just("map.update"), st.integers(0, 60), numbers),
+    st.tuples(st.sampled_from(["map.get", "map.has", "map.remove"]), st.integers(0, 60)),
+    st.tuples(st.sampled_from(["timer.add", "timer.remove"]), st.integers(-5, 60)),
+    st.sampled_from(
+        [
+            (name,)
+            for name in (
+                "value.get",
+                "value.exists",
+                "value.clear",
+                "list.get",
+                "list.exists",
+                "list.clear",
+                "map.items",
+                "map.exists",
+                "map.clear",
+                "timer.list",
+            )
+        ]
+    ),
+)
+batches = st.lists(
+    st.tuples(st.integers(0, 8), st.dictionaries(st.integers(0, 3), st.lists(calls, max_size=12), max_size=4)),
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize("ttl_ms", [None, TTL_MS])
+@pytest.mark.parametrize("page_bytes", [64, 64 << 10])
+@given(batches=batches)
+@settings(deadline=None)
+def test_every_call_gives_what_a_dict_would(ttl_ms: int | None, page_bytes: int, batches: list[Any]) -> None:
+    shard, now = Shard(ttl_ms), 1
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(contents, "PAGE_BYTES", page_bytes)
+        patched.setattr(run, "CHUNK_KEYS", 2)
+        for step, of_keys in batches:
+            now += step
+            shard.batch(now, of_keys)
+        # What nobody needs leaves nothing behind, neither pages nor times.
+        everything = ("value.clear",), ("list.clear",), ("map.clear",)
+        shard.batch(now, {key: list(everything) for key in shard.models})
+        shard.batch(now + 1000, {})
+        shard.batch(now + 2000, {})
+        assert shard.is_empty()
+
+
+def test_state_that_expired_is_removed_without_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "PAGE_BYTES", 64)
+    shard = Shard(TTL_MS)
+    shard.batch(1, {1: [("value.update", 1), *(("list.append", n) for n in range(30)), ("map.update", 1, 1)]})
+    shard.batch(5, {1: [("map.update", 2, 2)]})
+    shard.batch(11, {})
+    assert not shard.is_empty(), "the second entry of the map lives until 15"
+    shard.batch(15, {})
+    assert shard.is_empty()

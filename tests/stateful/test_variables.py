@@ -1,0 +1,118 @@
+"""State variables over restarts: their numbers, their schemas, and the errors of the handle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql.types import DoubleType, IntegerType, LongType, StringType, StructField, StructType
+
+from aion.errors import ForeignState
+from aion.stateful.handle import Handle
+from aion.stateful.record import KeyRecord
+from aion.stateful.values import MemoryValues
+from aion.stateful.variables import Kind, Variables
+
+INT = StructType([StructField("n", IntegerType())])
+LONG = StructType([StructField("n", LongType()), StructField("s", StringType())])
+KEY = b"k"
+
+
+def handle_with(
+    known: dict[str, Any] | None, *calls: tuple[Any, ...], mode: str = "none"
+) -> tuple[Handle, Any, Variables]:
+    handle = Handle(mode, 1, lambda text: pytest.fail("no text"))
+    made = [getattr(handle, name)(*arguments) for name, *arguments in calls]
+    handle.initialized()
+    variables = Variables(known)
+    handle.begin_shard(variables)
+    return handle, made, variables
+
+
+def test_stored_values_are_read_by_the_schema_they_were_written_with() -> None:
+    store = MemoryValues()
+    calls = ("getValueState", "v"), ("getListState", "l"), ("getMapState", "m", INT)
+    handle, (value, items, table), variables = handle_with(None, *((*call, INT) for call in calls))
+    record = KeyRecord(KEY, None, store)
+    handle.enter(record)
+    value.update((1,))
+    items.appendList([(2,), (3,)])
+    table.updateValue((4,), (5,))
+    values, grown = record.changes(variables.numbers)
+    assert grown == 1
+    store.put(values)
+    known = variables.to_json()
+
+    handle, (value, items, table), variables = handle_with(known, *((*call, LONG) for call in calls))
+    record = KeyRecord(KEY, store.get([values[-1].key])[0], store)
+    handle.enter(record)
+    assert value.get() == (1, None)
+    items.appendValue((6, "new"))
+    assert list(items.get()) == [(2, None), (3, None), (6, "new")]
+    assert table.getValue((4,)) == (5, None)
+    assert variables.to_json()["variables"]["v"]["schemas"] == [known["variables"]["v"]["schemas"][0], LONG.jsonValue()]
+
+
+def test_a_variable_that_was_deleted_starts_empty() -> None:
+    store = MemoryValues()
+    handle, (value,), variables = handle_with(None, ("getValueState", "v", INT))
+    record = KeyRecord(KEY, None, store)
+    handle.enter(record)
+    value.update((1,))
+    store.put(record.changes(variables.numbers)[0])
+    (stored,) = store.values.values()
+
+    handle, (_, other), variables = handle_with(
+        variables.to_json(), ("deleteIfExists", "v"), ("getListState", "v", INT)
+    )
+    record = KeyRecord(KEY, stored, store)
+    handle.enter(record)
+    assert list(other.get()) == []
+    other.appendValue((7,))
+    store.put(record.changes(variables.numbers)[0])
+    assert variables.to_json()["next"] == 2
+    assert len(KeyRecord(KEY, next(iter(store.values.values())), store)._packed) == 1, "the old content is gone"
+
+
+def test_a_variable_of_another_kind_is_refused() -> None:
+    _, _, variables = handle_with(None, ("getValueState", "v", INT))
+    with pytest.raises(ForeignState, match=r"'v' is stored as a value .* cannot become a list"):
+        variables.define("v", Kind.LIST, INT, None, None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "calls", "message"),
+    [
+        ("none", [("getValueState", "v", INT), ("getValueState", "v", INT)], "Value state v already exists"),
+        ("none", [("getListState", "v", INT, 5)], "INCORRECT_TIME_MODE_TO_ASSIGN_TTL"),
+        ("eventtime", [("getMapState", "v", INT, INT, 5)], "INCORRECT_TIME_MODE_TO_ASSIGN_TTL"),
+        ("eventtime", [("registerTimer", 5)], "INVALID_HANDLE_STATE"),
+        ("none", [("registerTimer", 5)], "INVALID_TIME_MODE"),
+    ],
+)
+def test_wrong_calls_in_init_are_refused(mode: str, calls: list[Any], message: str) -> None:
+    with pytest.raises(PySparkRuntimeError, match=message):
+        handle_with(None, *calls, mode=mode)
+
+
+def test_wrong_calls_later_are_refused() -> None:
+    handle, (value, items), _ = handle_with(None, ("getValueState", "v", INT), ("getListState", "l", INT))
+    with pytest.raises(PySparkRuntimeError, match="Implicit key not found"):
+        value.get()
+    handle.enter(KeyRecord(KEY, None, MemoryValues()))
+    for call in (lambda: handle.getValueState("w", INT), lambda: handle.deleteIfExists("v")):
+        with pytest.raises(PySparkRuntimeError, match="INVALID_HANDLE_STATE"):
+            call()
+    with pytest.raises(PySparkRuntimeError, match="INVALID_TIME_MODE"):
+        list(handle.listTimers())
+    for call in (lambda: items.put([]), lambda: items.appendList([])):
+        with pytest.raises(PySparkRuntimeError, match="EMPTY_LIST_VALUE"):
+            call()
+
+
+def test_doubles_of_the_schema() -> None:
+    _, (value,), _ = (found := handle_with(None, ("getValueState", "v", StructType([StructField("d", DoubleType())]))))
+    found[0].enter(KeyRecord(KEY, None, MemoryValues()))
+    value.update((0.5,))
+    assert value.get() == (0.5,) and value.exists()
