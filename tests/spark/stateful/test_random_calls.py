@@ -1,0 +1,86 @@
+"""Random calls of the whole state API: each returns the same, and of the same types, on Spark's store and on Aion's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import settings
+from pyspark.sql import SparkSession
+
+from tests.spark.stateful.interpreter import OUTPUT, Interpreter
+from tests.spark.stateful.programs import COLUMNS, Program, a_program
+from tests.spark.stateful.rig import Case, Output, both, compare
+
+CALLS_OF_AN_EXAMPLE = 100
+"""The profile says how many calls: this many times its number of examples."""
+
+
+def the_seed() -> int:
+    """Always the same for ``make test``, another one each time for ``make proof``."""
+    profile = settings.default
+    assert profile is not None
+    return 1 if profile.derandomize else Random(os.urandom(8)).randrange(2**31)
+
+
+@pytest.mark.parametrize(
+    ("pandas", "time_mode"),
+    [
+        pytest.param(False, "eventTime", id="rows with timers"),
+        pytest.param(True, "eventTime", id="pandas with timers", marks=pytest.mark.proof),
+        pytest.param(True, "none", id="pandas", marks=pytest.mark.proof),
+        pytest.param(False, "none", id="rows", marks=pytest.mark.proof),
+    ],
+)
+@pytest.mark.timeout(900)
+def test_every_call_returns_what_it_returns_on_spark(
+    spark: SparkSession, tmp_path: Path, pandas: bool, time_mode: str
+) -> None:
+    seed = the_seed()
+    program = a_program(seed, CALLS_OF_AN_EXAMPLE * settings.default.max_examples, timers=time_mode != "none")
+    case = Case(
+        lambda: Interpreter(pandas),
+        COLUMNS,
+        OUTPUT,
+        program.batches,
+        time_mode=time_mode,
+        pandas=pandas,
+        watermark=("ts", "5 seconds"),
+        restart_after=program.restart_after,
+    )
+    aions, sparks = both(spark, tmp_path, case)
+    check_calls(program, aions, sparks, seed)
+    compare(aions, sparks)
+    returned = sum(len(rows) for rows in sparks.values())
+    assert returned >= sum(map(len, program.batches)) * (0.9 if time_mode == "none" else 0.5), "the test lost its calls"
+
+
+def check_calls(program: Program, aions: Output, sparks: Output, seed: int) -> None:
+    """AssertionError with the first call that differs, and with those before it on the same state."""
+    for batch in sorted(aions.keys() | sparks.keys()):
+        returned = [{row[:2]: row[2] for row in of.get(batch, ()) if row[1] >= 0} for of in (aions, sparks)]
+        for key, seq in sorted(returned[0].keys() | returned[1].keys(), key=lambda at: at[1]):
+            one, other = (of.get((key, seq), "not called") for of in returned)
+            assert one == other, "\n".join(
+                [f"seed {seed}, batch {batch}, key {key!r}, call {seq}: Aion", one, "Spark", other]
+                + ["after", *program.before(key, seq)[-20:]]
+            )
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("pandas", [False, True], ids=["rows", "pandas"])
+@pytest.mark.parametrize(("ttl_ms", "restarts"), [(1, True), (86_400_000, True)], ids=["a millisecond", "a day"])
+def test_every_call_on_state_that_expires(
+    spark: SparkSession, tmp_path: Path, pandas: bool, ttl_ms: int, restarts: bool
+) -> None:
+    """State of a millisecond lives as long as its batch, and state of a day to the end of the test."""
+    seed = the_seed()
+    program = a_program(seed, CALLS_OF_AN_EXAMPLE * settings.default.max_examples, timers=False)
+    case = Case(
+        lambda: Interpreter(pandas, ttl_ms), COLUMNS, OUTPUT, program.batches, time_mode="processingTime", pandas=pandas
+    )
+    aions, sparks = both(spark, tmp_path, case)
+    check_calls(program, aions, sparks, seed)
+    compare(aions, sparks)
