@@ -1,7 +1,7 @@
 """A processor that does what its input says: each row is a call of the state API, and gives what the call returned.
 
 So one query makes thousands of random calls, and two state stores can be compared call by call. A call is a line of
-Python: ``("numbers", "update", (1, 2.5))``. What it returned, with the exact types, or how it failed, comes out as text.
+Python: ``("numbers", "update", (1, 2.5))``. What it returned, with the exact types, or its error, comes out as text.
 """
 
 from __future__ import annotations

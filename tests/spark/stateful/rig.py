@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def grouped_by_aion(df: DataFrame, *columns: Any) -> Any:
 
 
 def ours() -> Group:
-    """Aion's grouping. As long as there is none Spark's: then a test compares two runs of Spark, and so tests itself."""
+    """Aion's grouping. While there is none, Spark's: then a test compares two runs of Spark, and so tests itself."""
     import aion
 
     return grouped_by_aion if hasattr(aion, "group_by") else grouped_by_spark
@@ -89,11 +90,9 @@ def run(spark: SparkSession, folder: Path, case: Case, group: Group) -> Output:
     return {batch: rows for batch, rows in sorted(collected.items()) if rows}
 
 
-def both(spark: SparkSession, folder: Path, case: Case) -> tuple[Output, Output]:
+def both(spark: SparkSession, folder: Path, make: Callable[[], Case]) -> tuple[Output, Output]:
     """What Aion and Spark give for the same batches."""
-    return tuple(
-        run(spark, folder / name, case, group) for name, group in (("aion", ours()), ("spark", grouped_by_spark))
-    )
+    return run(spark, folder / "aion", make(), ours()), run(spark, folder / "spark", make(), grouped_by_spark)
 
 
 def compare(aions: Output, sparks: Output) -> None:
@@ -114,7 +113,7 @@ def error(spark: SparkSession, folder: Path, case: Case, group: Group) -> str:
 def _parts(case: Case) -> Iterator[Sequence[Rows]]:
     ends = range(len(case.batches)) if case.by_the_clock else case.restart_after
     edges = sorted({0, *(after + 1 for after in ends), len(case.batches)})
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         yield case.batches[start:end]
 
 
