@@ -20,6 +20,7 @@ from experiments.restart import restart
 from experiments.restore import restore
 from experiments.slicing import slicing
 from experiments.staleness import staleness
+from experiments.stateful import stateful
 from experiments.store import store
 from experiments.tune_check import tune_check
 from experiments.windows import windows
@@ -49,6 +50,7 @@ app.command("planned")(planned)
 app.command("restart")(restart)
 app.command("restore")(restore)
 app.command("store")(store)
+app.command("stateful")(stateful)
 app.command("staleness")(staleness)
 app.command("slicing")(slicing)
 app.command("network")(network)

@@ -45,6 +45,13 @@ def test_windows(tmp_path: Path) -> None:
     assert "overlap 20: Aion / overlap 20: Spark" in said
 
 
+def test_stateful(tmp_path: Path) -> None:
+    said, record = run(tmp_path, "stateful", *SMALL, "--contenders", "stock,floor", "--legs", "value,session")
+    contenders = [(run["leg"], run["contender"]) for run in record["runs"]]
+    assert contenders == [(leg, name) for leg in ("value", "session") for name in ("stock", "floor")]
+    assert "value: a count: floor / value: a count: Spark" in said
+
+
 def test_overhead(tmp_path: Path) -> None:
     said, record = run(tmp_path, "overhead", *SMALL, "--queries", "partials")
     assert len(record["runs"]) == 2
