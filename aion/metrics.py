@@ -25,6 +25,10 @@ class StateMetrics:
     (:class:`state_backends.store.counting.Committed`). ``metrics_port``: the port of the Prometheus endpoint, or None.
     ``failed_writes``: files that could not be written to disk; their blocks stayed in memory. ``merges``: merges of
     files, which wrote ``merged_bytes`` again. ``failed_merges``: merges that failed and changed nothing.
+
+    ``values``: keyed values in memory, with ``value_bytes``; of these, ``cached_bytes`` are also on disk.
+    ``value_hits``: keys that were looked up without the disk; ``value_misses``: others. ``runs``: the files of keyed
+    values, with ``run_bytes``.
     """
 
     m_bucket_bytes: int
@@ -34,11 +38,18 @@ class StateMetrics:
     merges: int
     merged_bytes: int
     failed_merges: int
+    values: int
+    value_bytes: int
+    value_hits: int
+    value_misses: int
+    runs: int
+    run_bytes: int
     peak_m_bucket_bytes: int
     budget_bytes: int
     used_bytes: int
     reserved_bytes: int
     ledger_bytes: int
+    cached_bytes: int
     resident_bytes: int
     blocks: int
     shards: int

@@ -211,8 +211,22 @@ METRICS: tuple[Metric, ...] = (
         ("place",), _places,
     ),
     Metric("aion_state_blocks", "gauge", "Live blocks.", (), _at("blocks")),
+    Metric("aion_values", "gauge", "Keyed values in memory.", (), _at("values")),
+    Metric(
+        "aion_values_bytes", "gauge", "Memory of keyed values and of what attempts have put.", (), _at("value_bytes")
+    ),
+    Metric(
+        "aion_value_reads_total", "counter",
+        "Keys that were looked up: hit (without the disk) or miss.",
+        ("outcome",), _each(hit="value_hits", miss="value_misses"),
+    ),
+    Metric("aion_runs", "gauge", "Files of keyed values in the current versions.", (), _at("runs")),
+    Metric("aion_runs_bytes", "gauge", "Bytes of these files.", (), _at("run_bytes")),
     Metric("aion_memory_budget_bytes", "gauge", "The memory budget of this host.", (), _at("budget_bytes")),
-    Metric("aion_memory_used_bytes", "gauge", "Bytes of blocks in memory.", (), _at("used_bytes")),
+    Metric(
+        "aion_memory_used_bytes", "gauge", "Bytes of blocks in memory, and of what attempts have put.",
+        (), _at("used_bytes"),
+    ),
     Metric("aion_memory_peak_bytes", "gauge", "The most bytes in memory so far.", (), _at("peak_m_bucket_bytes")),
     Metric(
         "aion_memory_ledger_bytes", "gauge", "Bytes of the ledgers, which know where each block is.",

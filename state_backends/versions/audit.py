@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from aion.core.checksum import crc32
-from aion.errors import FormatError, StateError, StorageError
+from aion.errors import CorruptState, FormatError, StateError, StorageError
 from state_backends.files.bodies import damage
 from state_backends.files.location import locate
 from state_backends.files.names import HANDED, HANDED_FOLDER, MANIFEST, OPERATOR, SST
 from state_backends.files.remote import pyarrow_uri
 from state_backends.versions.lineage import PREFIX, digest_of
-from state_backends.versions.manifest import FileEntry, Manifest, load, load_operator
+from state_backends.versions.manifest import FileEntry, Manifest, load, load_operator, runs_of
 
 _CHUNK_BYTES = 4 << 20
 DAMAGED = ".damaged"
@@ -284,6 +284,10 @@ class StateFolder:
         ):
             name = f"{owner.query}/{owner.operator}/shard-{owner.shard:05d}"
             return Version(token, None, f"it belongs to another shard, {name}")
+        try:
+            runs_of(manifest)
+        except CorruptState as error:
+            return Version(token, None, str(error))
         return Version(token, manifest, None)
 
     def _file(

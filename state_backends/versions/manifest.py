@@ -91,6 +91,15 @@ class Manifest:
     runs: tuple[int, ...] = ()
 
 
+def runs_of(manifest: Manifest) -> list[FileEntry]:
+    """The files with keyed values, oldest first. Raises CorruptState if one of them is not among the files."""
+    files = {file.file_no: file for file in manifest.files}
+    for number in manifest.runs:
+        if number not in files:
+            raise CorruptState(f"file {number:010d}, a run, is not among the files of version {manifest.token}")
+    return [files[number] for number in manifest.runs]
+
+
 def dump(manifest: Manifest) -> bytes:
     # asdict would copy each value of the snapshot.
     value = {f.name: getattr(manifest, f.name) for f in fields(manifest)}

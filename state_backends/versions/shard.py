@@ -48,6 +48,7 @@ from state_backends.versions.manifest import (
     dump_operator,
     load,
     load_operator,
+    runs_of,
 )
 from state_backends.versions.retention import Retention, batch_of, floor_of
 
@@ -220,7 +221,7 @@ class Shard:
                 self._p_bucket.delete(file)
         self._keep_files(manifest)
         if self._keyed is not None:
-            self._keyed.end(self._runs(manifest), snapshot.get("expected_ms"))
+            self._keyed.end([self._file(run) for run in runs_of(manifest)], snapshot.get("expected_ms"))
         self._at_work = None
         self._written, self._published = [], []
         self._expire(manifest, past, batch_of(attempt))
@@ -329,7 +330,7 @@ class Shard:
                 blocks = [self._file(f) for no, f in self._files.items() if no not in manifest.runs]
                 store.restore(blocks, frozenset(manifest.purged), manifest.superseded)
                 if keyed is not None:
-                    keyed.restore(self._runs(manifest))
+                    keyed.restore([self._file(run) for run in runs_of(manifest)])
                 elif manifest.runs:
                     raise StateError(f"shard {self.identity.shard} has no store for the keyed values of its version")
                 p_bucket.next_file_no = max(p_bucket.next_file_no, manifest.next_file_no)
@@ -455,13 +456,6 @@ class Shard:
     def _file(self, entry: FileEntry) -> SstFile:
         path = self.storage.files / entry.name
         return SstFile(entry.file_no, str(path), entry.size_bytes, entry.crc, entry.index_crc, entry.blocks)
-
-    def _runs(self, manifest: Manifest) -> list[SstFile]:
-        """The files with keyed values, oldest first. Raises CorruptState if the version names no such file."""
-        missing = [no for no in manifest.runs if no not in self._files]
-        if missing:
-            raise CorruptState(f"file {missing[0]:010d}, a run, is not among the files of version {manifest.token}")
-        return [self._file(self._files[no]) for no in manifest.runs]
 
     # -- what is kept, and what is merged -----------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from aion.errors import ConfigError
 from aion.tools.inspect.windows import show_windows
 from state_backends.server.client import running_servers
 from state_backends.versions.audit import Repair, ShardFinding, StateFolder, by_query, plan_repair
+from state_backends.versions.manifest import runs_of
 
 SET_ASIDE = "aion-set-aside"
 WINDOWS = 20
@@ -39,8 +40,13 @@ def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: 
             return True
         for query, found in by_query(findings):
             console.print(_shards(query, found))
-            console.print(_operators(found))
-            show_windows(console, found, windows)
+            with_values = [finding for finding in found if _is_keyed(finding)]
+            with_windows = [finding for finding in found if finding not in with_values]
+            if with_windows:
+                console.print(_operators(with_windows))
+                show_windows(console, with_windows, windows)
+            if with_values:
+                console.print(_values(with_values))
         console.print(_servers())
         damage = list(dict.fromkeys(line for finding in findings for line in finding.damage))
         if not damage:
@@ -111,6 +117,28 @@ def _operators(findings: list[ShardFinding]) -> Table:
             about_bytes(sum(f.size_bytes for m in newest for f in m.files)),
             f"{sum(s['counters']['late_events'] for s in snapshots):,}",
             ", ".join(shares) if lateness.total else "none",
+        )
+    return table
+
+
+def _is_keyed(finding: ShardFinding) -> bool:
+    """Whether a shard has the keyed values of a stateful processor, and no windows."""
+    manifest = finding.newest.manifest if finding.newest else None
+    return manifest is not None and "windows" not in manifest.snapshot
+
+
+def _values(findings: list[ShardFinding]) -> Table:
+    table = Table(title="keyed values, as of the newest whole version of each shard", title_justify="left")
+    for name in ("operator", "files", "keys in them", "bytes"):
+        table.add_column(name, justify="left" if name == "operator" else "right")
+    for operator in sorted({f.operator for f in findings}):
+        newest = [f.newest.manifest for f in findings if f.operator == operator and f.newest and f.newest.manifest]
+        runs = [run for manifest in newest for run in runs_of(manifest)]
+        table.add_row(
+            operator,
+            f"{len(runs):,}",
+            f"{sum(run.blocks for run in runs):,}",  # a key counts once in each file that has it
+            about_bytes(sum(run.size_bytes for run in runs)),
         )
     return table
 

@@ -15,10 +15,12 @@ _SHARE = 16  # when values must leave memory, at least one in so many leaves, so
 
 
 class ValueCache:
-    """Committed values by key, the least recently used first.
+    """Values by key, the least recently used first.
 
     It owns the values in memory, and the times at which they are needed. Invariants: each value is the one that the
-    shard's files have; ``size_bytes`` is what the budget counts for them. It has its own lock, and holds no other.
+    shard's files have, those of the attempt at work included; ``size_bytes`` is what the budget counts for them. It has
+    its own lock, and holds no other.
+
     ``keeps_all``: no value leaves memory. ``keeps_none``: none comes.
     """
 
@@ -82,11 +84,6 @@ class ValueCache:
             self._grew(grown)
         self._budget.make_room()
 
-    def drop(self, keys: Iterable[bytes]) -> None:
-        """Removes values from memory: the files have newer ones."""
-        with self._lock:
-            self._drop(keys)
-
     def clear(self, *, complete: bool = False) -> None:
         """Removes all. ``complete``: there are none on disk either."""
         with self._lock:
@@ -123,8 +120,8 @@ class ValueCache:
         freed = 0
         for key in keys:
             value = self._values.pop(key, None)
-            self._complete = False  # also without a value: the files may have got one
             if value is not None:
+                self._complete = False
                 freed += len(key) + len(value) + VALUE_BYTES
                 self._needed_ms.pop(key, None)
         self._grew(-freed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 CHANGE_BYTES = 256
 """What Python needs for a change, besides the bytes of key and value."""
@@ -26,28 +26,29 @@ class Overlay:
     def __len__(self) -> int:
         return len(self.changes)
 
-    def put(self, values: Iterable[tuple[bytes, bytes | None, int | None]]) -> int:
-        """Returns by how many bytes it grew."""
+    def put(self, values: Iterator[tuple[bytes, bytes | None, int | None]], most_bytes: int) -> int:
+        """Takes values until it has more than ``most_bytes``, or none is left. Returns by how many bytes it grew."""
         changes, needed, unsorted = self.changes, self.needed_ms, self._unsorted
-        before, size, known = len(changes), 0, len(changes)
+        grown, room, known = 0, most_bytes - self.size_bytes, len(changes)
         for key, value, needed_ms in values:
             old = changes.get(key)
             if old is not None:
-                size -= len(old)
+                grown -= len(old)
             changes[key] = value
             if value is not None:
-                size += len(value)
+                grown += len(value)
             if len(changes) > known:
                 known += 1
-                size += len(key)
+                grown += len(key) + CHANGE_BYTES
                 unsorted.append(key)
             if needed_ms is not None:
                 needed[key] = needed_ms
             elif needed:
                 needed.pop(key, None)
-        size += CHANGE_BYTES * (len(changes) - before)
-        self.size_bytes += size
-        return size
+            if grown > room:
+                break
+        self.size_bytes += grown
+        return grown
 
     def keys(self) -> Sequence[bytes]:
         """All keys, sorted."""

@@ -107,14 +107,18 @@ class KeyedStore:
 
     def put(self, values: Iterable[tuple[bytes, bytes | None, int | None]]) -> None:
         """Sets values, given as KeyedValue. Waits for the disk if the attempt's changes take too much memory."""
-        with self._lock:
-            self._discard_last()
-            grown = self._overlay.put(values)
-        self._budget.add(grown)
-        limit = self._budget.limit_bytes
-        most = limit // (_OVERLAY_SHARE if self._budget.left() >= 0 else _LEAST_SHARE)
-        if self._overlay.size_bytes > most:
-            self._spill()
+        left = iter(values)
+        full = True
+        while full:
+            limit = self._budget.limit_bytes
+            most = limit // (_OVERLAY_SHARE if self._budget.left() >= 0 else _LEAST_SHARE)
+            with self._lock:
+                self._discard_last()
+                grown = self._overlay.put(left, most)
+                full = self._overlay.size_bytes > most
+            self._budget.add(grown)
+            if full:
+                self._spill()
 
     def scan(self, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         with self._lock:
@@ -279,11 +283,11 @@ class KeyedStore:
             raise
         with self._lock:
             self._generation += 1
-            self._cache.drop(spilling.changes)
             self._spilled.append(run)
             self._files.runs = (*self._files.runs, run)
             self._spilling = Overlay()
-        self._budget.add(-spilling.size_bytes)
+            self._budget.add(-spilling.size_bytes)
+            self._cache.put(spilling.changes.items(), spilling.needed_ms)
 
     def _discard_last(self) -> None:
         """Forgets the run of a commit that failed. Hold the lock."""
