@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import resource
 import subprocess
 import sys
@@ -15,6 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aion.errors import DiskError
+from state_backends.store.io_thread import Priority
+from state_backends.store.keyed.protocol import KeyedValue
+from state_backends.versions.keyed_attempt import LocalKeyedAttempt
+from tests.stores.rig import nothing
 from tests.versions.host import Host
 
 BUDGET = 128 << 10
@@ -135,14 +140,71 @@ def scenario(kind: str, folder: Path, way: Tmpfs | Rlimit) -> None:
     run.host.stop()
 
 
+def keyed_scenario(kind: str, folder: Path, way: Tmpfs | Rlimit) -> None:
+    """The same with keyed values: versions that cannot be written, and attempts that are too large for memory."""
+    host = Host(kind, folder, budget=BUDGET)
+    rng = random.Random(0)
+    token: str | None = None
+    wanted: dict[bytes, bytes] = {}
+
+    def attempt(count: int = 20) -> None:
+        nonlocal token, wanted
+        name, _ = host.open(token)
+        keyed = LocalKeyedAttempt(host.shard, name)
+        change = {b"%d" % rng.randrange(100): rng.randbytes(1000) for _ in range(count)}
+        try:
+            for key, value in change.items():
+                keyed.put([KeyedValue(key, value)])
+            host.shard.commit(name, {"next_seq": 0})
+        except BaseException:
+            host.shard.abort(name)
+            raise
+        token, wanted = name, wanted | change
+        host.io.submit(Priority.MAINTENANCE, nothing()).result()  # RocksDB has the new run
+
+    def intact() -> None:
+        name, _ = host.open(token)
+        keyed = LocalKeyedAttempt(host.shard, name)
+        assert keyed.get(sorted(wanted)) == [wanted[key] for key in sorted(wanted)]
+        assert dict(keyed.scan(b"", None)) == wanted
+        host.shard.abort(name)
+
+    def refused(count: int = 20) -> None:
+        try:
+            attempt(count)
+        except DiskError as error:
+            assert way.cause in str(error) and str(folder) in str(error), error
+        else:
+            raise AssertionError("it was not refused")
+
+    for _ in range(3):
+        attempt()
+    for free in (0, 4 << 10, 12 << 10):
+        with way.full(free):
+            refused()
+            intact()
+            refused(90)  # it wrote runs before; without them there must be another RocksDB, and there is no room for it
+        intact()  # there is room again
+        attempt()
+        intact()
+    for _ in range(6):  # merging goes on, too
+        attempt(1)
+    host.restart()
+    intact()
+    assert not host.files() - host.named_files(*host.manifests())
+    host.stop()
+
+
 def main() -> None:
     logging.disable(logging.CRITICAL)
     way, folder = sys.argv[1], Path(sys.argv[2])
     for kind in ("tiered", "rocksdb", "memory"):
-        scenario(kind, folder / kind, Tmpfs(folder) if way == "tmpfs" else Rlimit())
+        disk = Tmpfs(folder) if way == "tmpfs" else Rlimit()
+        for story, own in ((scenario, folder / kind), (keyed_scenario, folder / f"{kind}-keyed")):
+            story(kind, own, disk)
+            if way == "tmpfs":
+                subprocess.run(["rm", "-r", str(own)], check=True)
         print(f"{way}: {kind}: refused, intact, and on again")
-        if way == "tmpfs":
-            subprocess.run(["rm", "-r", str(folder / kind)], check=True)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,16 @@ import pytest
 from aion.errors import CorruptState, StorageError
 from state_backends.files.remote import Remote
 from state_backends.files.remote_storage import RemoteStorage
-from state_backends.store.backends import STORES
-from state_backends.store.io_thread import IoThread
+from state_backends.store.backends import STORES, keyed_store
+from state_backends.store.io_thread import IoThread, Priority
+from state_backends.store.keyed.run_files import RunFiles
+from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.p_bucket import PBucket
 from state_backends.versions.manifest import Identity, load
 from state_backends.versions.shard import Shard
 from tests.object_store import CREDENTIALS, ObjectStore, serving
-from tests.stores.rig import make_block
+from tests.stores.rig import make_block, nothing
 
 IDENTITY = Identity("query", "tolls", 3, 8, {"key": ["k"]})
 BLOCK_BYTES = 3000
@@ -50,10 +52,32 @@ class Host:
         self.remote = Remote(uri)
         self.storage = RemoteStorage(self.remote, "query/tolls/shard-00003", folder / "copies")
         self.store = STORES[kind]
-        self.shard = Shard(IDENTITY, self.storage, folder / "live", self.make_store, retain=retain)
+        self.kind = kind
+        self.shard = Shard(
+            IDENTITY, self.storage, folder / "live", self.make_store, retain=retain, make_keyed=self.make_keyed
+        )
 
     def make_store(self, p_bucket: PBucket) -> Any:
         return self.store(p_bucket, self.io, MemoryBudget(64 << 10), bucket_limit_bytes=16 << 10)
+
+    def make_keyed(self, files: RunFiles) -> KeyedStore:
+        return keyed_store(self.kind, files, self.io, MemoryBudget(64 << 10))
+
+    def put(self, token: str | None, attempt: str, values: dict[bytes, bytes | None]) -> str:
+        """The next version, with these keyed values more."""
+        attempt = f"{int(attempt):010d}-a"
+        self.shard.open(token, attempt, IDENTITY)
+        self.shard.put(attempt, [(key, value, None) for key, value in values.items()])
+        self.shard.commit(attempt, {"next_seq": 0})
+        self.storage.settle()
+        self.io.submit(Priority.MAINTENANCE, nothing()).result()
+        return attempt
+
+    def values(self, token: str | None) -> dict[bytes, bytes]:
+        self.shard.open(token, "0000009999-reader", IDENTITY)
+        found = dict(self.shard.scan("0000009999-reader", b"", None))
+        self.shard.abort("0000009999-reader")
+        return found
 
     def commit(self, token: str | None, attempt: str, *blocks: tuple[int, int], purge: Sequence[int] = ()) -> str:
         """The next version: (seq, slice) more, these slices less."""
@@ -113,6 +137,34 @@ def test_another_host_goes_on_where_one_stopped(bucket: ObjectStore, hosts: Any,
     assert names(bucket, "manifests") == {f"000000000{i}-a.json" for i in (1, 2, 3)}
     manifests = [load(data, path) for path, data in bucket.objects().items() if "/manifests/" in path]
     assert names(bucket, "files") == {f.name for m in manifests for f in m.files}
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_keyed_values_are_kept_there_too(bucket: ObjectStore, hosts: Any, kind: str) -> None:
+    one = hosts(kind=kind, retain=2)
+    token, wanted, versions = None, dict[bytes, bytes | None](), {}
+    for n in range(8):
+        change: dict[bytes, bytes | None] = {b"key-%d" % k: b"%d" % n * 100 for k in range(n, n + 10)}
+        change[b"key-%d" % n] = None
+        if n == 5:
+            one = hosts(kind=kind, retain=2)
+        token = one.put(token, f"{n}", change)
+        wanted = {key: value for key, value in (wanted | change).items() if value is not None}
+        versions[token] = wanted
+    other = hosts(kind=kind)
+    for version in list(versions)[-3:]:
+        assert other.values(version) == versions[version]
+    manifests = [load(data, path) for path, data in bucket.objects().items() if "/manifests/" in path]
+    assert names(bucket, "manifests") == {f"{version}.json" for version in list(versions)[-3:]}
+    assert names(bucket, "files") == {f.name for m in manifests for f in m.files}
+    assert any("-merged" in f.name for m in manifests for f in m.files)
+    in_use = {path.name for path in one.storage.files.iterdir()}
+    assert in_use == {f.name for f in manifests[-1].files}, "older runs have no copy on the host"
+    (folder,) = {path.rpartition("/")[0] for path in bucket.objects() if path.endswith(".sst")}
+    name = min(in_use)
+    bucket.put(f"{folder}/{name}", b"rubbish")
+    with pytest.raises(CorruptState, match=name):
+        hosts(kind=kind).values(token)
 
 
 def test_a_failed_attempt_uploads_nothing(bucket: ObjectStore, hosts: Any) -> None:

@@ -17,7 +17,7 @@ from rocksdict import Rdict
 
 from aion.core.checksum import crc32
 from aion.errors import AionError, CorruptState, StateError
-from state_backends.files.faults import disk_error, from_rocksdb, is_rocksdb_io
+from state_backends.files.faults import disk_error, disk_errors, from_rocksdb, is_rocksdb_io
 from state_backends.files.names import SstFile
 from state_backends.store.io import Steps
 from state_backends.store.keyed.run_file import STEP_BYTES, VALUES, NewRun, name_key, run_options
@@ -132,8 +132,7 @@ class RunFiles:
         db: Rdict | None = None
         try:
             with self._errors():
-                self._live.mkdir(parents=True, exist_ok=True, mode=0o700)
-                db = Rdict(str(path), run_options(self._p_bucket.cache))
+                db = self._make_db(path)
                 ingest(db, path, runs)
             yield 0
             return (yield from self.write(self._merged(db, oldest), mark))
@@ -172,10 +171,11 @@ class RunFiles:
         """A context with a RocksDB that has exactly the runs of :attr:`runs`."""
         with self._errors():
             try:
-                yield self._open()
+                db = self._open()
             except Exception:
                 self._drop_db()  # it may have failed for good, so the next step makes another
                 raise
+            yield db
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -208,14 +208,19 @@ class RunFiles:
         known = len(self._ingested)
         if self._db is None or [r.file_no for r in self._ingested] != [r.file_no for r in runs[:known]]:
             self._drop_db()
-            self._live.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._db_path = self._new_path()
-            self._db = Rdict(str(self._db_path), run_options(self._p_bucket.cache))
+            self._db = self._make_db(self._db_path)
             known = 0
         if known < len(runs):
-            ingest(self._db, self._live, runs[known:])
+            ingest(self._db, self._db_path, runs[known:])
         self._ingested = runs
         return self._db
+
+    def _make_db(self, path: Path) -> Rdict:
+        """An empty RocksDB. Raises DiskError."""
+        with disk_errors("opening RocksDB", self._live):
+            self._live.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return Rdict(str(path), run_options(self._p_bucket.cache))
 
     def _drop_db(self) -> None:
         db, self._db, self._ingested = self._db, None, ()
