@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import zlib
 from collections.abc import Iterator, Sequence
@@ -16,16 +17,16 @@ import aion
 from aion.cli import app
 from aion.core.ingest.block import Block
 from aion.errors import ConfigError, StateError
-from aion.tools.inspect.state import SET_ASIDE, set_back
+from aion.tools.inspect.state import SET_ASIDE, inspect, set_back
 from state_backends.files.handed import HandedFile, name_of
 from state_backends.files.names import HANDED_FOLDER
 from state_backends.files.storage import LocalStorage
-from state_backends.store.backends import STORES
+from state_backends.store.backends import STORES, keyed_store
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.audit import ShardFinding, StateFolder, plan_repair
 from state_backends.versions.lineage import digest_of
-from state_backends.versions.manifest import Identity
+from state_backends.versions.manifest import Identity, runs_of
 from state_backends.versions.shard import Shard
 from tests.operators import make
 from tests.stores.rig import make_block
@@ -51,6 +52,7 @@ class Writer:
             self._live,
             lambda p: STORES["tiered"](p, self._io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
             retain=100,
+            make_keyed=lambda files: keyed_store("tiered", files, self._io, MemoryBudget(1 << 20)),
         )
         return self
 
@@ -66,6 +68,14 @@ class Writer:
             self.shard.append(attempt, [(seq, False, make_block(SLICES[seq % 3], salt, 300))])
         snapshot = make(aion.Tumbling(10)).snapshot() | {"next_seq": seqs[-1] + 1}
         self.shard.commit(attempt, snapshot)
+        return attempt
+
+    def put(self, token: str | None, batch: int, *values: tuple[bytes, bytes | None]) -> str:
+        """A version with keyed values more, by a processor without windows."""
+        attempt = f"{batch:010d}-{'ab'[self.identity.shard]}{batch}"
+        self.shard.open(token, attempt, self.identity)
+        self.shard.put(attempt, [(key, value, None) for key, value in values])
+        self.shard.commit(attempt, {"next_seq": 0, "counters": {}})
         return attempt
 
     def read(self, token: str) -> Blocks:
@@ -300,3 +310,29 @@ def test_inspect_shows_what_is_there(state: Path) -> None:
 def test_checkpoint_without_repair_is_refused(state: Path) -> None:
     run = CliRunner().invoke(app, ["inspect", str(state), "--checkpoint", str(state)])
     assert run.exit_code == 2 and "--repair" in run.output
+
+
+# -- keyed values -----------------------------------------------------------------------------------------
+
+
+def test_keyed_values_are_listed_and_their_runs_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = tmp_path / "state"
+    with Writer(state, 0, tmp_path / "live") as writer:
+        first = writer.put(None, 0, (b"a", b"1"), (b"b", b"2"))
+        second = writer.put(first, 1, (b"a", None))
+    assert inspect(str(state), repair=False, checkpoint=None, contents=True)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "keyed values, as of the newest whole version of each shard" in said and "every version is whole" in said
+    assert re.search(r"tolls │ 2 │ 3 │", said), said
+    (finding,) = look(state).values()
+    assert finding.newest is not None and finding.newest.token == second and not finding.orphans
+    assert finding.newest.manifest is not None
+    assert [run.blocks for run in runs_of(finding.newest.manifest)] == [2, 1]
+    run = next((state / "query").rglob(f"*{second}.sst"))
+    data = bytearray(run.read_bytes())
+    data[len(data) // 3] ^= 1
+    run.write_bytes(data)
+    (finding,) = look(state).values()
+    assert finding.newest is not None and finding.newest.token == first
+    assert any(run.name in line and "checksum" in line for line in finding.damage)
+    assert not inspect(str(state), repair=False, checkpoint=None, contents=True)
