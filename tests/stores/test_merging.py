@@ -18,7 +18,7 @@ from aion.errors import CorruptBlock
 from state_backends.files.names import MERGED
 from state_backends.store.backends import STORES
 from state_backends.store.io_thread import Priority, Steps
-from state_backends.store.merging import OVERDUE_COMMITS
+from state_backends.store.merge_turns import OVERDUE_COMMITS
 from state_backends.store.p_bucket import PBucket
 from tests.stores.rig import KIB, Rig
 from tests.test_io_thread import PATIENCE, Gate

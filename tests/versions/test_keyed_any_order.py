@@ -165,9 +165,9 @@ class KeyedMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.hypothesis
-def test_keyed_values_in_any_order_of_attempts(kind: str, tmp_path: Path) -> None:
+def test_keyed_values_in_any_order_of_attempts(kind: str, quick_folder: Path) -> None:
     folders = iter(range(10**9))
     run_state_machine_as_test(
-        lambda: KeyedMachine(kind, tmp_path / str(next(folders))),
+        lambda: KeyedMachine(kind, quick_folder / str(next(folders))),
         settings=settings(some(1 / 2), stateful_step_count=40),
     )
