@@ -45,8 +45,10 @@ class ShardRun:
         self._store, self._keys = store, keys
         self._times, self._due_ms = times, due_ms
         self._counters: dict[str, int] = {"events": 0, "keys": 0, "timers": 0, "fired_timers": 0}
+        self._before_ms: int | None = None
         if snapshot is not None:
             self._counters.update(snapshot["counters"])
+            self._before_ms = snapshot["at_ms"]
 
     def initial(self, groups: Iterable[Group]) -> None:
         """Hands the initial state of keys to the processor."""
@@ -95,12 +97,18 @@ class ShardRun:
 
     def snapshot(self) -> dict[str, Any]:
         """What the version of the shard keeps beside the records."""
-        return {
+        at_ms, before_ms = self._due_ms, self._before_ms
+        snapshot = {
             "version": VERSION,
             "next_seq": 0,
             "counters": self._counters,
             "stateful": self._variables.to_json(),
+            "at_ms": at_ms,
         }
+        if at_ms is not None and before_ms is not None:
+            # The store keeps in memory what is needed until then, if time goes on as it did.
+            snapshot["expected_ms"] = max(0, at_ms, 2 * at_ms - before_ms)
+        return snapshot
 
     def _each(self, groups: Iterable[Group]) -> Iterator[tuple[Group, KeyRecord]]:
         remaining = iter(groups)
