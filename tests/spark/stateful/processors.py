@@ -436,7 +436,7 @@ class Wrong(StatefulProcessor):
         self._list = handle.getListState("list", "n int")
         match self._what:
             case "same name":
-                handle.getMapState("n", "k string", "v string")
+                handle.getListState("n", "n int")  # with a map Spark does not notice before the map is used
             case "negative ttl":
                 handle.getListState("other", "n int", -1)
             case "name":

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 from pyspark.sql import SparkSession
 
-from tests.spark.stateful.interpreter import OUTPUT, Interpreter
+from tests.spark.stateful.interpreter import OUTPUT, SCALARS, Interpreter
 from tests.spark.stateful.programs import COLUMNS, Program, a_program
 from tests.spark.stateful.rig import Case, Output, both, compare
 
@@ -55,6 +55,46 @@ def test_every_call_returns_what_it_returns_on_spark(
     compare(aions, sparks)
     returned = sum(len(rows) for rows in sparks.values())
     assert returned >= sum(map(len, program.batches)) * (0.9 if time_mode == "none" else 0.5), "the test lost its calls"
+
+
+OF_OTHER_TYPES = {
+    "flag": ["1", "'x'"],
+    "tiny": ["128", "300", "True"],
+    "small": ["2**15"],
+    "number": ["2**31", "1.0"],
+    "long": ["2**63", "True", "'7'", "Decimal(7)"],
+    "real": ["5", "0.1"],
+    "double": ["5", "True", "Decimal('1.5')", "'x'"],
+    "text": ["5", "1.5", "True", "[1]", "{'a': 1}"],
+    "bytes": ["'abc'", "bytearray(b'abc')", "5"],
+    "day": ["5", "'2020-01-01'", "datetime.datetime(2020, 1, 1, 5)"],
+    "at": ["5", "datetime.date(2020, 1, 1)", "datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)"],
+    "local": ["datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone(datetime.timedelta(hours=2)))"],
+    "price": ["1.5", "1", "'1.5'", "Decimal('NaN')", "Decimal('1.005')", "Decimal('-0.00')"],
+    "huge": ["1", "Decimal('1e-19')"],
+}
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("pandas", [False, True], ids=["rows", "pandas"])
+def test_values_of_other_types_become_what_they_become_on_spark(
+    spark: SparkSession, tmp_path: Path, pandas: bool
+) -> None:
+    """Many become null without a word, such as 5 in a column of doubles."""
+    calls = []
+    for name, values in OF_OTHER_TYPES.items():
+        place = list(SCALARS).index(name)
+        for value in values:
+            row = ", ".join(value if at == place else "None" for at in range(len(SCALARS)))
+            calls += [f"('scalars', 'update', ({row}))", "('scalars', 'get')"]
+    others = ["('count', 'update', [7])", "('count', 'get')", "('count', 'update', Row(n=8))", "('count', 'get')"]
+    others += ["('count', 'update', 5)", "('log', 'appendValue', 'ab')", "('log', 'get')", "('log', 'put', None)"]
+    others += ["('by_text', 'updateValue', (1,), (2,))", "('by_text', 'containsKey', ['1'])", "('by_text', 'iterator')"]
+    program = Program([[("a", 1.0, seq, call) for seq, call in enumerate([*calls, *others])]], [])
+    case = Case(lambda: Interpreter(pandas), COLUMNS, OUTPUT, program.batches, pandas=pandas)
+    aions, sparks = both(spark, tmp_path, lambda: case)
+    check_calls(program, aions, sparks, seed=0)
+    compare(aions, sparks)
 
 
 def check_calls(program: Program, aions: Output, sparks: Output, seed: int) -> None:
