@@ -7,13 +7,15 @@ lists; and MessagePack bytes. Conversion to plain values does what Spark does be
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Sequence
 from datetime import date, datetime
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_UP, Context, Decimal
 from typing import Any
 
 import numpy as np
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -45,6 +47,7 @@ Plain = list[Any]
 Convert = Callable[[Any], Any]
 _SCALARS = frozenset({bool, int, float, str, bytes, datetime, date, type(None)})
 _FLOAT = struct.Struct("<f")
+_DECIMALS = Context(prec=1000, rounding=ROUND_HALF_UP, Emin=MIN_EMIN, Emax=MAX_EMAX)
 _LONG = 1 << 63
 
 
@@ -59,13 +62,10 @@ class Codec:
         self._converts = any(field.dataType.needConversion() for field in schema)
 
     def plain(self, value: Any) -> Plain:
-        """The plain form of a user's tuple. Raises what Spark's client raises, and ValueError for a wrong length."""
+        """The plain form of a user's tuple. Raises what Spark raises."""
         values = self.schema.toInternal(tuple(map(normalized, value)))
         if len(values) != len(self._to):
-            raise ValueError(
-                "Input row doesn't have expected number of values required by the schema. "
-                f"{len(self._to)} fields are required while {len(values)} values are provided."
-            )
+            raise _wrong_length(len(self._to), len(values))
         return [convert(v) for convert, v in zip(self._to, values, strict=True)]
 
     def value(self, plain: Sequence[Any]) -> tuple[Any, ...]:
@@ -75,7 +75,16 @@ class Codec:
 
     def row(self, plain: Sequence[Any]) -> Row:
         """The value as a Row with the names of its fields."""
-        return Row(*self._names)(*self.value(plain))
+        row = Row(*self.value(plain))
+        row.__fields__ = self._names
+        return row
+
+
+def _wrong_length(fields: int, values: int) -> PySparkRuntimeError:
+    return PySparkRuntimeError(
+        "Error updating state: [STRUCT_ARRAY_LENGTH_MISMATCH] Input row doesn't have expected number of values "
+        f"required by the schema. {fields} fields are required while {values} values are provided. SQLSTATE: 2201E"
+    )
 
 
 def normalized(v: Any) -> Any:
@@ -158,9 +167,34 @@ def _float(v: Any) -> float | None:
 
 
 def _string(v: Any) -> str | None:
-    if v is None or type(v) is str:
-        return v
-    return str(v).lower() if type(v) is bool else str(v)
+    return v if v is None or type(v) is str else _java_text(v)
+
+
+def _java_text(v: Any) -> str:
+    """A value as the JVM's ``toString`` writes it."""
+    match v:
+        case None:
+            return "null"
+        case bool():
+            return str(v).lower()
+        case float():
+            return _java_float(v)
+        case list():
+            return f"[{', '.join(map(_java_text, v))}]"
+        case dict():
+            return f"{{{', '.join(f'{_java_text(k)}={_java_text(e)}' for k, e in v.items())}}}"
+    return str(v)
+
+
+def _java_float(v: float) -> str:
+    if not math.isfinite(v):
+        return "NaN" if math.isnan(v) else "Infinity" if v > 0 else "-Infinity"
+    if v == 0 or 1e-3 <= abs(v) < 1e7:
+        return f"{Decimal(repr(v)):f}" if "e" in repr(v) else repr(v)
+    sign, digits, exponent = Decimal(repr(v)).normalize().as_tuple()
+    assert isinstance(exponent, int)
+    rest = "".join(map(str, digits[1:])) or "0"
+    return f"{'-' * sign}{digits[0]}.{rest}E{exponent + len(digits) - 1}"
 
 
 def _binary(v: Any) -> bytes | None:
@@ -177,12 +211,15 @@ def _decimal(type_: DecimalType) -> Convert:
     scale = Decimal(1).scaleb(-type_.scale)
 
     def convert(v: Any) -> str | None:
-        if not isinstance(v, Decimal):
+        if not isinstance(v, Decimal) or not v.is_finite():
             return None
-        rounded = v.quantize(scale, rounding=ROUND_HALF_UP)
+        rounded = v.quantize(scale, context=_DECIMALS)
         if len(rounded.as_tuple().digits) > type_.precision:
-            raise ArithmeticError(f"{v} cannot be represented as Decimal({type_.precision}, {type_.scale}).")
-        return str(rounded)
+            raise PySparkRuntimeError(
+                f"Error updating state: [NUMERIC_VALUE_OUT_OF_RANGE.WITHOUT_SUGGESTION] The {v} rounded half up from "
+                f"{v} cannot be represented as Decimal({type_.precision}, {type_.scale})."
+            )
+        return str(rounded.copy_abs() if rounded.is_zero() else rounded)
 
     return convert
 
@@ -201,10 +238,7 @@ def _struct(fields: Sequence[Convert]) -> Convert:
         if not isinstance(v, list | tuple):
             return None
         if len(v) != len(fields):
-            raise ValueError(
-                "Input row doesn't have expected number of values required by the schema. "
-                f"{len(fields)} fields are required while {len(v)} values are provided."
-            )
+            raise _wrong_length(len(fields), len(v))
         return [field(e) for field, e in zip(fields, v, strict=True)]
 
     return convert

@@ -47,6 +47,7 @@ class Handle(StatefulProcessorHandle):
         self._time_mode = time_mode.lower()
         self._parse = parse
         self._asked: list[_Definition | str] = []  # in init; a name: to delete
+        self._names: set[str] = set()
         self._initialized = False
         self._record: KeyRecord | None = None
         self.variables: Sequence[Variable] = ()
@@ -109,6 +110,8 @@ class Handle(StatefulProcessorHandle):
         self.record.remove_timer(_timestamp(expiryTimestampMs))
 
     def listTimers(self) -> Iterator[int]:
+        if self._time_mode == "none":
+            return iter(())
         self._check_timers("Error listing timers", "list_timers")
         return _from_first_next(lambda: sorted(self.record.timers, key=timer_order))
 
@@ -116,6 +119,7 @@ class Handle(StatefulProcessorHandle):
         if self._initialized:
             _refuse("Error deleting state", _LATE.format("delete_if_exists"))
         self._asked.append(stateName)
+        self._names.discard(stateName)
 
     def _define(
         self, state: L, name: str, kind: Kind, schema: Schema, key_schema: Schema | None, ttl_ms: int | None
@@ -123,15 +127,34 @@ class Handle(StatefulProcessorHandle):
         what = f"Error initializing {kind.value} state"
         if self._initialized:
             _refuse(what, _LATE.format(f"get_{kind.value}_state"))
-        if any(isinstance(asked, _Definition) and (asked.kind, asked.name) == (kind, name) for asked in self._asked):
+        if name in self._names:
             _refuse(what, f"{kind.value.capitalize()} state {name} already exists")
+        if name.startswith("$"):
+            _refuse(
+                what,
+                f"[STATE_STORE_CANNOT_CREATE_COLUMN_FAMILY_WITH_RESERVED_CHARS] Failed to create column family with "
+                f"unsupported starting character and name={name}.",
+            )
+        if not name.strip() or name != name.strip() or name == "default":
+            _refuse(
+                what,
+                f"[STATE_STORE_CANNOT_USE_COLUMN_FAMILY_WITH_INVALID_NAME] Failed to perform column family "
+                f"operation=create with invalid name={name}.",
+            )
         if ttl_ms is not None and self._time_mode != "processingtime":
             _refuse(
                 what,
                 f"[STATEFUL_PROCESSOR_INCORRECT_TIME_MODE_TO_ASSIGN_TTL] Cannot use TTL for state={name} in "
                 f"timeMode={self._time_mode}, use TimeMode.ProcessingTime() instead.",
             )
+        if ttl_ms is not None and ttl_ms < 0:
+            _refuse(
+                what,
+                f"[STATEFUL_PROCESSOR_TTL_DURATION_MUST_BE_POSITIVE] TTL duration must be greater than zero for State "
+                f"store operation=update on state={name}.",
+            )
         key = None if key_schema is None else self._schema(key_schema)
+        self._names.add(name)
         self._asked.append(_Definition(state, name, kind, self._schema(schema), key, ttl_ms or None))
         return state
 
@@ -143,7 +166,7 @@ class Handle(StatefulProcessorHandle):
             _refuse(
                 what,
                 f"[STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE] Failed to perform stateful "
-                f"processor operation={operation} with invalid timeMode=None.",
+                f"processor operation={operation} with invalid timeMode=NoTime.",
             )
         if not self._initialized:
             _refuse(
@@ -243,7 +266,7 @@ class LocalMapState(_Local, MapState):
 
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
         plain = self._content.get(self._key(key), self._handle.now_ms, self._pages())
-        return None if plain is None else self.variable.codec.value(plain)
+        return None if plain is None else self.variable.codec.row(plain)
 
     def containsKey(self, key: tuple[Any, ...]) -> bool:
         return self._content.get(self._key(key), self._handle.now_ms, self._pages()) is not None

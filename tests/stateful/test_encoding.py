@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -103,6 +104,13 @@ def test_nan_comes_back() -> None:
         (FloatType(), 1e300, math.inf),
         (StringType(), 5, "5"),
         (StringType(), True, "true"),
+        (StringType(), [1, None, {"a": 0.5}], "[1, null, {a=0.5}]"),
+        (StringType(), 1e20, "1.0E20"),
+        (StringType(), 1.25e-5, "1.25E-5"),
+        (StringType(), 12345678.9, "1.23456789E7"),
+        (DecimalType(38, 10), Decimal("1" * 28), Decimal("1" * 28 + ".0000000000")),
+        (DecimalType(10, 2), Decimal("-0.001"), Decimal("0.00")),
+        (DecimalType(10, 2), Decimal("NaN"), None),
         (BinaryType(), "ä", "ä".encode()),
         (DecimalType(10, 2), Decimal("1.555"), Decimal("1.56")),
         (LongType(), np.int64(7), 7),
@@ -116,11 +124,11 @@ def test_values_of_another_type_become_what_spark_makes_of_them(type_: DataType,
 
 
 def test_what_cannot_be_stored_says_so() -> None:
-    with pytest.raises(ValueError, match="2 fields are required while 1 values are provided"):
+    with pytest.raises(PySparkRuntimeError, match="2 fields are required while 1 values are provided"):
         stored((1,), LongType(), LongType())
     with pytest.raises(TypeError):
         stored(5, LongType())
-    with pytest.raises(ArithmeticError, match="cannot be represented as Decimal"):
+    with pytest.raises(PySparkRuntimeError, match="cannot be represented as Decimal"):
         stored((Decimal("1000"),), DecimalType(3, 1))
     with pytest.raises(SchemaError, match="interval"):
         Codec(schema(CalendarIntervalType()))
