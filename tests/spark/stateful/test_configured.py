@@ -1,0 +1,108 @@
+"""Stateful code that does not mention Aion runs on it by configuration alone, and Aion's tools see its state."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import GroupedData, SparkSession
+
+import aion
+from aion.spark import patch
+from aion.spark.group_by import METHODS
+from tests.spark.stateful import processors as p
+from tests.spark.stateful.rig import compare, grouped_by_spark, run
+from tests.spark.stateful.test_differential import plain
+
+KINDS = ["apple", "pear", "plum", "pay"]
+
+
+@pytest.fixture
+def enabled(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
+    """The session has the setting, and the patch is installed. Returns where the state goes."""
+    state = tmp_path / "state"
+    spark.conf.set(patch.ENABLED, "true")
+    spark.conf.set("spark.aion.state.dir", str(state))
+    patch.install()
+    yield state
+    aion.unconfigure()
+    spark.conf.unset(patch.ENABLED)
+    spark.conf.unset("spark.aion.state.dir")
+
+
+def test_group_by_of_spark_runs_on_aion_until_it_is_undone(
+    spark: SparkSession, tmp_path: Path, enabled: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = plain(p.Basket, KINDS)
+    with caplog.at_level(logging.WARNING, "aion"):
+        ours = run(spark, tmp_path / "ours", case, grouped_by_spark)
+    assert "transformWithState runs on Aion, as the operator 'stateful'" in caplog.text
+    assert list(enabled.glob("*/stateful")), "the state is in Aion's folder"
+    aion.unconfigure()
+    assert all(getattr(GroupedData, name) is stock for name, stock in METHODS.items())
+    before = len(list(enabled.rglob("*.json")))
+    stocks = run(spark, tmp_path / "stock", case, grouped_by_spark)
+    assert len(list(enabled.rglob("*.json"))) == before, "Spark keeps its own state again"
+    compare(ours, stocks)
+
+
+JOB = """
+    import sys
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StatefulProcessor
+    from pyspark.sql import Row
+
+    class Count(StatefulProcessor):
+        def init(self, handle):
+            self.count = handle.getValueState("count", "n long")
+
+        def handleInputRows(self, key, rows, timerValues):
+            n = (self.count.get() or (0,))[0] + sum(1 for _ in rows)
+            self.count.update((n,))
+            yield Row(key=key[0], n=n)
+
+        def close(self):
+            pass
+
+    provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.streaming.stateStore.providerClass", provider)
+        .config("spark.aion.stateful.enabled", sys.argv[1])
+        .config("spark.aion.state.dir", "state")
+        .getOrCreate()
+    )
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
+    result = rows.selectExpr("value % 3 AS key").groupBy("key").transformWithState(Count(), "key long, n long", "Update", "None")
+    query = result.writeStream.option("checkpointLocation", sys.argv[2]).outputMode("update").format("noop").start()
+    while query.lastProgress is None or query.lastProgress["batchId"] < 1:
+        query.awaitTermination(1)
+    query.stop()
+"""
+
+
+@pytest.mark.proof
+def test_a_job_that_does_not_mention_aion(tmp_path: Path) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(textwrap.dedent(JOB))
+    environment = {**os.environ, "PYTHONPATH": str(Path(aion.__file__).parent.parent)}
+    for enabled in ("true", "false"):
+        command = [sys.executable, "-m", "aion.run", str(job), enabled, str(tmp_path / f"checkpoint-{enabled}")]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert (re.search("runs on Aion, as the operator 'stateful'", done.stderr) is not None) == (enabled == "true")
+    assert len(list((tmp_path / "state").glob("*"))) == 1
+    shown = subprocess.run(
+        [sys.executable, "-m", "aion.cli", "inspect", "state"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "keyed values" in shown.stdout
