@@ -19,6 +19,9 @@ from aion.errors import ConfigError
 from aion.spark import starts
 from aion.spark.settings import check_name, conf, place_of_state, resolved_policy, shard_count, task_failures
 from aion.spark.shards import shard_column, shard_ids
+from aion.spark.sources import WATERMARK
+from aion.spark.stateful_child import SCHEMA as CHILD
+from aion.spark.stateful_child import SHARD, StatefulChild
 from aion.spark.stateful_root import Columns, StatefulConfig, StatefulRoot
 from aion.spark.types import arrow_schema
 
@@ -26,8 +29,7 @@ METHODS: Mapping[str, Callable[..., DataFrame]] = {
     name: getattr(GroupedData, name) for name in ("transformWithStateInPandas", "transformWithState")
 }
 """pyspark's own methods, which :mod:`aion.spark.patch` may replace."""
-_SHARD = "__aion_shard"
-_KEY = "__aion_key_"
+_KEY, _TIME = "__aion_key_", "__aion_time"
 
 
 def group_by(
@@ -112,6 +114,7 @@ class Grouped:
         policy = resolved_policy(spark, self._policy, {})
         starts.watch(spark)
         ids = tuple(shard_ids(shard_count(spark, policy)))
+        packs = not pandas  # frames are made of rows by Spark itself
         rows = _keyed(self._df, self._columns, ids)
         first = None if initial is None else _keyed(*_frame_and_columns(initial), ids)
         config = StatefulConfig(
@@ -129,24 +132,34 @@ class Grouped:
             initial=None if first is None else first.columns,
             pandas=pandas,
             time_mode=time_mode.lower(),
+            event_time=rows.time if packs and time_mode.lower() == "eventtime" else None,
         )
+        grouped, initial_rows = rows.df, None if first is None else first.df
+        if packs:
+            grouped = grouped.mapInArrow(StatefulChild(ids if config.event_time is not None else ()), CHILD)
+            initial_rows = None if initial_rows is None else initial_rows.mapInArrow(StatefulChild(()), CHILD)
         return METHODS[method](
-            rows.df.groupBy(_SHARD),
+            grouped.groupBy(SHARD),
             StatefulRoot(config, processor),
             output,
             output_mode,
             time_mode,
-            None if first is None else first.df.groupBy(_SHARD),
+            None if initial_rows is None else initial_rows.groupBy(SHARD),
             event_time,
         )
 
 
 class _Keyed(NamedTuple):
-    """A DataFrame with the shard of each row. ``key``: the type of its keys, with the names that the user knows."""
+    """A DataFrame with the shard of each row, as its last column.
+
+    ``key``: the type of its keys, with the names that the user knows. ``time``: a column with the event time in µs.
+    None: the DataFrame has no watermark.
+    """
 
     df: DataFrame
     key: StructType
     columns: Columns
+    time: str | None
 
 
 def _keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int]) -> _Keyed:
@@ -160,9 +173,14 @@ def _keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int]) -> _Ke
             names[-1] = f"{_KEY}{number}"
             extra[names[-1]] = F.col(column) if isinstance(column, str) else column
         fields.append(StructField(field.name, field.dataType))
+    time = next((field for field in df.schema if WATERMARK in field.metadata), None)
+    if time is not None:
+        end = f"`{time.name}`.end" if isinstance(time.dataType, StructType) else f"`{time.name}`"
+        extra[_TIME] = F.unix_micros(F.col(end).cast("timestamp"))
     keyed = df.withColumns(extra) if extra else df
     shard = shard_column([(F.col(f"`{n}`"), f.dataType) for n, f in zip(names, fields, strict=True)], ids)
-    return _Keyed(keyed.withColumn(_SHARD, shard), StructType(fields), Columns(tuple(names), tuple(df.columns)))
+    columns = Columns(tuple(names), tuple(df.columns))
+    return _Keyed(keyed.withColumn(SHARD, shard), StructType(fields), columns, None if time is None else _TIME)
 
 
 def _frame_and_columns(grouped: Grouped | GroupedData) -> tuple[DataFrame, Sequence[str | Column]]:

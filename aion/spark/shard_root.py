@@ -55,8 +55,8 @@ class Task(Protocol):
 class ShardRoot(StatefulProcessor):
     """Spark's side of an operator. An instance lives for one task. Hot state lies in the host's state server."""
 
-    STATE = "state"
-    """The name of the state variable in which Spark keeps the token."""
+    STATE, SCHEMA = "state", STATE_SCHEMA
+    """The state variable in which Spark keeps the token: its name and its schema."""
 
     def __init__(self, config: TaskConfig) -> None:
         self._config = config
@@ -66,7 +66,7 @@ class ShardRoot(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         # Spark also calls this where it only wants the schema of the state. So nothing is opened here.
         self._handle = handle
-        self._state = handle.getValueState(self.STATE, STATE_SCHEMA)
+        self._state = handle.getValueState(self.STATE, self.SCHEMA)
 
     def close(self) -> None:
         """Commits inside the task. If the commit fails, the task fails, and Spark keeps the old token."""

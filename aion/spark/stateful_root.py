@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark import TaskContext
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from pyspark.sql.types import StructType
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from aion.spark.root_config import TaskConfig
 from aion.spark.shard_root import ShardRoot
+from aion.spark.stateful_child import ROWS
 
 if TYPE_CHECKING:
     from aion.spark.stateful_work import StatefulWork
@@ -37,18 +38,43 @@ class StatefulConfig(TaskConfig):
     """Whether rows are frames of pandas."""
     time_mode: str
     """As Spark spells it, in lower case."""
+    event_time: str | None
+    """The column by whose times rows are dropped as late. None: no row is, or Spark drops them itself."""
+
+
+class _State(NamedTuple):
+    """What Spark keeps of a shard. ``token``: of its version; None: it has none yet. ``timer_ms``: its timer.
+
+    ``seen_ms``: the watermark of the last batch. Rows up to it are late in the next batch. ``due_ms``: when the shard
+    has something to do, even if no row comes.
+    """
+
+    token: str | None = None
+    timer_ms: int | None = None
+    seen_ms: int | None = None
+    due_ms: int | None = None
 
 
 class StatefulRoot(ShardRoot):
-    """Runs a user's processor on the keys of a shard."""
+    """Runs a user's processor on the keys of a shard.
+
+    If it drops late rows itself, it is called in each batch in which the watermark has moved: by a timer, or by an
+    empty row of the child. So it knows the watermark of the batch before, as Spark does.
+    """
 
     STATE = "__aion_shard"
+    SCHEMA = StructType(
+        [
+            StructField("token", StringType()),
+            *(StructField(name, LongType()) for name in ("timer_ms", "seen_ms", "due_ms")),
+        ]
+    )
 
     def __init__(self, config: StatefulConfig, processor: StatefulProcessor) -> None:
         super().__init__(config)
         self._stateful = config
         self._processor = processor
-        self._timers: dict[int, int | None] = {}  # the timer of each shard at work
+        self._states: dict[int, _State] = {}  # of the shards at work
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         super().init(handle)
@@ -59,31 +85,34 @@ class StatefulRoot(ShardRoot):
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         with self._failing_cleanly():
-            work, timer_ms = self._open(int(key[0]), timerValues)
-            yield from work.rows(rows)
-            self._leave(work, timer_ms, work.now_ms)
+            shard = int(key[0])
+            if not self._stateful.pandas:
+                packed = [data for row in rows if (data := row[ROWS])]
+                if not packed and self._has_nothing_to_do(shard, timerValues):
+                    return
+                rows = iter(packed)
+            yield from self._batch(shard, rows, timerValues)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         with self._failing_cleanly():
             shard = int(key[0])
-            if shard not in self._work or not self._work[shard].ended:
-                work, timer_ms = self._open(shard, timerValues)
-                yield from work.rows(iter(()))
-                self._leave(work, timer_ms, work.now_ms)
+            done = shard in self._work and self._work[shard].ended
+            if not done and not self._has_nothing_to_do(shard, timerValues):
+                yield from self._batch(shard, iter(()), timerValues)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
         with self._failing_cleanly():
             shard = int(key[0])
             new = shard not in self._work
-            work, _ = self._open(shard, timerValues)
-            work.initial_rows(initialState)
+            work = self._open(shard, timerValues)
+            work.initial_rows(initialState if self._stateful.pandas else initialState[ROWS])
             if new:
                 # If no row and no timer follows in this batch, the commit comes in close(), where Spark takes neither
                 # token nor timer. So both are set now. The timer opens the shard again as soon as possible.
-                self._timers[shard] = soon_ms = work.soon_ms
+                soon_ms = work.soon_ms
                 if soon_ms is not None:
                     self._handle.registerTimer(soon_ms)
-                self._state.update((work.makes, soon_ms))
+                self._keep(shard, _State(work.makes, soon_ms, self._seen(timerValues), soon_ms))
 
     def close(self) -> None:
         with self._failing_cleanly():
@@ -95,13 +124,61 @@ class StatefulRoot(ShardRoot):
                 self._processor.close()
         super().close()
 
-    def _open(self, shard: int, times: Any) -> tuple[StatefulWork, int | None]:
-        """Opens a shard, or goes on with it. Returns its work in this batch, and its timer."""
+    def _batch(self, shard: int, rows: Iterator[Any], times: Any) -> Iterator[Any]:
+        work = self._open(shard, times)
+        yield from work.rows(rows, self._states[shard].seen_ms)
+        work.begin_commit()
+        self._set_timer(shard, self._states[shard], _State(work.makes, None, None, work.due_ms), times)
+
+    def _has_nothing_to_do(self, shard: int, times: Any) -> bool:
+        """Whether a shard without rows need not be opened. If so, remembers the watermark, and sets the next timer."""
+        if shard in self._work:
+            return False
+        state = _State(*(self._state.get() or ()))
+        now_ms = self._now(times)
+        if state.due_ms is not None and state.due_ms <= now_ms:
+            return False
+        self._set_timer(shard, state, state, times)
+        return True
+
+    def _set_timer(self, shard: int, before: _State, now: _State, times: Any) -> None:
+        """Sets the shard's timer, and what Spark keeps of it."""
+        now_ms = self._now(times)
+        timer_ms = now.due_ms
+        if self._stateful.event_time is not None:
+            timer_ms = now_ms + 1  # whenever the watermark moves
+        if (
+            before.timer_ms is not None and timer_ms != before.timer_ms > now_ms
+        ):  # Spark deletes an expired timer itself
+            self._handle.deleteTimer(before.timer_ms)
+        if timer_ms is not None and timer_ms != before.timer_ms:
+            self._handle.registerTimer(timer_ms)
+        self._keep(shard, _State(now.token, timer_ms, self._seen(times), now.due_ms))
+
+    def _keep(self, shard: int, state: _State) -> None:
+        self._states[shard] = state
+        self._state.update(tuple(state))
+
+    def _now(self, times: Any) -> int:
+        """The time up to which timers expire in this batch."""
+        match self._stateful.time_mode:
+            case "eventtime":
+                return int(times.getCurrentWatermarkInMs())
+            case "processingtime":
+                return int(times.getCurrentProcessingTimeInMs())
+        return -1
+
+    def _seen(self, times: Any) -> int | None:
+        return None if self._stateful.event_time is None else self._now(times)
+
+    def _open(self, shard: int, times: Any) -> StatefulWork:
+        """Opens a shard, or goes on with it."""
         if self._task is None:
             from aion.spark.stateful_work import StatefulTask
 
             self._task = StatefulTask(self._stateful, self._processor, self._handle)
         if shard not in self._work:
-            token, self._timers[shard] = self._state.get() or (None, None)
-            self._work[shard] = self._task.work(shard, token, times)
-        return self._work[shard], self._timers[shard]
+            self._states[shard] = state = _State(*(self._state.get() or ()))
+            self._work[shard] = self._task.work(shard, state.token, times, self._now(times))
+        work: StatefulWork = self._work[shard]
+        return work

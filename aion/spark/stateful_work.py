@@ -8,16 +8,18 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 import pandas as pd
+import pyarrow.compute as pc
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 from pyspark.sql.types import StructType
 
 from aion.config import policy_from_text
 from aion.errors import FormatError
 from aion.execute.assembly import store_config
-from aion.spark.stateful_root import StatefulConfig
+from aion.spark.stateful_child import unpack
+from aion.spark.stateful_root import Columns, StatefulConfig
 from aion.spark.task import ShardTask, in_background
 from aion.stateful.handle import Handle
-from aion.stateful.keys import Group, Keys, group_frames, group_rows
+from aion.stateful.keys import Group, Keys, group_frames, group_table
 from aion.stateful.run import VERSION, ShardRun
 from aion.stateful.variables import Variables
 from state_backends.server.client import RemoteAttempt
@@ -40,14 +42,17 @@ class StatefulTask(ShardTask):
         self._keys = Keys(config.key)
         self._handle: Handle | None = None
 
-    def work(self, shard: int, token: str | None, times: TimerValues) -> StatefulWork:
-        """Starts an attempt on a shard, at the version ``token``. None: the shard has no version yet."""
+    def work(self, shard: int, token: str | None, times: TimerValues, now_ms: int) -> StatefulWork:
+        """Starts an attempt on a shard, at the version ``token``. None: the shard has no version yet.
+
+        ``now_ms``: the time up to which timers expire in this batch.
+        """
         if self._handle is None:
             self._handle = Handle(self._stateful.time_mode, times.getCurrentProcessingTimeInMs(), self._parse)
             self._processor.init(self._handle)
             self._handle.initialized()
         attempt = self.open(shard, token)
-        return StatefulWork(self._stateful, self._processor, self._handle, attempt, self._keys, times)
+        return StatefulWork(self._stateful, self._processor, self._handle, attempt, self._keys, times, now_ms)
 
 
 class StatefulWork:
@@ -61,6 +66,7 @@ class StatefulWork:
         attempt: RemoteAttempt,
         keys: Keys,
         times: TimerValues,
+        now_ms: int,
     ) -> None:
         self._config, self._keys, self._handle = config, keys, handle
         self.attempt = attempt
@@ -71,11 +77,8 @@ class StatefulWork:
                 f"this Aion reads format {VERSION}"
             )
         self._variables = Variables(None if snapshot is None else snapshot["stateful"])
-        self.now_ms = {
-            "eventtime": times.getCurrentWatermarkInMs(),
-            "processingtime": times.getCurrentProcessingTimeInMs(),
-        }.get(config.time_mode, -1)
-        due_ms = None if config.time_mode == "none" else self.now_ms
+        self._now_ms = now_ms
+        due_ms = None if config.time_mode == "none" else now_ms
         self._run = ShardRun(processor, handle, self._variables, attempt, keys, times, due_ms, snapshot)
         self._initial: list[Any] = []
         self._commit: Future[None] | None = None
@@ -93,17 +96,20 @@ class StatefulWork:
     @property
     def soon_ms(self) -> int | None:
         """The earliest time at which Spark can open this shard again. None: there are no timers."""
-        return None if self._config.time_mode == "none" else max(self.now_ms, 1)
+        return None if self._config.time_mode == "none" else max(self._now_ms, 1)
 
     def initial_rows(self, rows: Any) -> None:
         """Keeps rows of the initial state until all of the shard are there."""
         self._initial.append(rows)
 
-    def rows(self, rows: Iterator[Any]) -> Iterator[Any]:
-        """Processes the batch: initial state, rows, timers."""
+    def rows(self, rows: Iterator[Any], seen_ms: int | None) -> Iterator[Any]:
+        """Processes the batch: initial state, rows, timers. ``rows``: frames, or packed by the child.
+
+        ``seen_ms``: rows with times up to this are late. None: no row is, or Spark has dropped them.
+        """
         self._handle.begin_shard(self._variables)
         self._take_initial()
-        results = self._results(rows)
+        results = self._results(self._groups(rows, self._config.columns, seen_ms))
         yield from joined(results) if self._config.pandas else results
         self.ended = True
 
@@ -117,7 +123,7 @@ class StatefulWork:
         if self._config.time_mode != "none":
             wake_ms = self._run.next_wake_ms()
             # Spark asks for expired timers after the rows. A timer that is due now would be lost.
-            self._due_ms = None if wake_ms is None else max(wake_ms, self.now_ms + 1)
+            self._due_ms = None if wake_ms is None else max(wake_ms, self._now_ms + 1)
         self._commit = in_background(self.attempt.commit, self._run.snapshot())
 
     def committed(self) -> None:
@@ -129,21 +135,29 @@ class StatefulWork:
             wait([self._commit])
         self.attempt.abort()
 
-    def _results(self, rows: Iterator[Any]) -> Iterator[Any]:
-        yield from self._run.rows(self._groups(rows))
+    def _results(self, groups: Iterator[Group]) -> Iterator[Any]:
+        yield from self._run.rows(groups)
         yield from self._run.timers()
 
     def _take_initial(self) -> None:
         rows, self._initial = self._initial, []
         if rows:
-            self._run.initial(self._groups(iter(rows), initial=True))
+            assert self._config.initial is not None
+            self._run.initial(self._groups(iter(rows), self._config.initial, None))
 
-    def _groups(self, rows: Iterator[Any], *, initial: bool = False) -> Iterator[Group]:
-        columns = self._config.initial if initial else self._config.columns
-        assert columns is not None
+    def _groups(self, rows: Iterator[Any], columns: Columns, seen_ms: int | None) -> Iterator[Group]:
+        listed = list(rows)
+        if not listed:
+            return iter(())
         if self._config.pandas:
-            return group_frames(list(rows), self._keys, columns.key, columns.values)
-        return group_rows(rows, self._keys, columns.key, len(columns.values))
+            return group_frames(listed, self._keys, columns.key, columns.values)
+        table = unpack(listed)
+        if seen_ms is not None and self._config.event_time is not None:
+            time_us = table.column(self._config.event_time)
+            in_time = pc.fill_null(pc.greater(time_us, seen_ms * 1000), True)
+            arrived, table = table.num_rows, table.filter(in_time)
+            self._run.dropped(arrived - table.num_rows)
+        return group_table(table, self._keys, columns.key, len(columns.values))
 
 
 def joined(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:

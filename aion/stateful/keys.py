@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow as pa
 from pyspark.sql.types import IntegralType, Row, StructType
 
 from aion.stateful.encoding import Codec, normalized
@@ -104,25 +104,43 @@ def _listed(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else normalized(value)
 
 
-def group_rows(rows: Iterable[Row], keys: Keys, key: Sequence[str], width: int) -> Iterator[Group]:
-    """The groups of rows. ``key``: the columns of the key. ``width``: how many columns the processor gets."""
-    found: dict[Any, tuple[tuple[Any, ...], list[Row]]] = {}
-    make: Any = None
-    at: list[int] = []
-    for row in rows:
-        if make is None:
-            make, at = Row(*row.__fields__[:width]), [row.__fields__.index(name) for name in key]
-        values = tuple([row[i] for i in at])
-        try:
-            group = found.get(values)
-        except TypeError:  # lists and dicts have no hash
-            group = found.get(keys.to_bytes(values))
-        if group is None:
-            data = keys.to_bytes(values)
-            group = found.setdefault(data, (values, []))
-            with suppress(TypeError):
-                found[values] = group
-        group[1].append(make(*row[:width]))
-    for data, (values, group_of_key) in found.items():
-        if isinstance(data, bytes):
-            yield Group(data, values, iter(group_of_key), len(group_of_key))
+def group_table(table: pa.Table, keys: Keys, key: Sequence[str], width: int) -> Iterator[Group]:
+    """The groups of the rows of a table. ``key``: the columns of the key. ``width``: how many the processor gets."""
+    if not table.num_rows:
+        return
+    names = table.column_names
+    columns = [table.column(names.index(name)) for name in key]
+    codes, firsts = _table_codes(columns, keys)
+    order = np.argsort(codes, kind="stable")
+    ends = np.cumsum(np.bincount(codes)).tolist()
+    taken = pa.array(order)
+    lists = [table.column(i).take(taken).to_pylist() for i in range(width)]
+    make = Row(*names[:width])
+    begin = 0
+    for end, *values in zip(ends, *(column.take(firsts).to_pylist() for column in columns), strict=True):
+        rows = map(make, *(values_of[begin:end] for values_of in lists))
+        yield Group(keys.to_bytes(tuple(values)), tuple(values), rows, end - begin)
+        begin = end
+
+
+def _table_codes(columns: Sequence[pa.ChunkedArray], keys: Keys) -> tuple[npt.NDArray[np.int64], pa.Array]:
+    """The number of the key of each row, and the first row of each key."""
+    numbers: dict[bytes, int] = {}
+    try:
+        combined = np.zeros(len(columns[0]), np.int64)
+        for column in columns:
+            encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+            part = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+            _, combined = np.unique(combined * (len(encoded.dictionary) + 1) + part, return_inverse=True)
+        _, firsts = np.unique(combined, return_index=True)
+    except pa.ArrowNotImplementedError:  # lists and structs
+        combined, firsts = (np.arange(len(columns[0])),) * 2
+    # Different values of Arrow may be one key: 0.0 and -0.0.
+    values = zip(*(column.take(pa.array(firsts)).to_pylist() for column in columns), strict=True)
+    merged = np.array([numbers.setdefault(keys.to_bytes(value), len(numbers)) for value in values], np.int64)
+    codes = merged[combined]
+    if len(numbers) < len(merged):
+        _, at = np.unique(merged, return_index=True)
+        firsts = firsts[at]
+        return codes, pa.array(firsts)
+    return codes, pa.array(firsts[np.argsort(merged)])

@@ -44,11 +44,15 @@ class ShardRun:
         self._processor, self._handle, self._variables = processor, handle, variables
         self._store, self._keys = store, keys
         self._times, self._due_ms = times, due_ms
-        self._counters: dict[str, int] = {"events": 0, "keys": 0, "timers": 0, "fired_timers": 0}
+        self._counters: dict[str, int] = {"events": 0, "dropped": 0, "keys": 0, "timers": 0, "fired_timers": 0}
         self._before_ms: int | None = None
         if snapshot is not None:
             self._counters.update(snapshot["counters"])
             self._before_ms = snapshot["at_ms"]
+
+    def dropped(self, rows: int) -> None:
+        """Counts rows that came too late."""
+        self._counters["dropped"] += rows
 
     def initial(self, groups: Iterable[Group]) -> None:
         """Hands the initial state of keys to the processor."""

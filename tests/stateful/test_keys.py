@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import (
@@ -22,7 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from aion.stateful.keys import Keys, group_frames, group_rows
+from aion.stateful.keys import Keys, group_frames, group_table
 
 
 def keys_of(*types: DataType) -> Keys:
@@ -79,14 +80,24 @@ def test_each_row_is_in_the_group_of_its_key_in_the_order_of_arrival(rows: list[
         assert group.key == keys.to_bytes(group.values)
         found[group.values] = part["v"].tolist()
     assert found == dict(expected)
-    make = Row("k0", "v", "k1", "shard")
-    as_rows = [make(text, value, number, 0) for text, number, value in rows]
     by_rows = {}
-    for group in group_rows(as_rows, keys, ["k0", "k1"], 2):
+    types = pa.schema([("k0", pa.string()), ("v", pa.string()), ("k1", pa.int64())])
+    columns = [[r[0] for r in rows], [str(r[2]) for r in rows], [r[1] for r in rows]]
+    for group in group_table(pa.table(columns, schema=types), keys, ["k0", "k1"], 2):
         listed = list(group.rows)
-        assert all(list(row.asDict()) == ["k0", "v"] for row in listed)
-        by_rows[group.values] = [row.v for row in listed]
+        assert all(list(row.asDict()) == ["k0", "v"] for row in listed) and len(listed) == group.events
+        by_rows[group.values] = [int(row.v) for row in listed]
     assert by_rows == dict(expected)
+
+
+def test_rows_of_arrow_have_the_keys_that_spark_takes_for_equal() -> None:
+    table = pa.table({"d": [0.0, math.nan, -0.0, None, math.nan], "v": [1, 2, 3, 4, 5]})
+    groups = [[row.v for row in group.rows] for group in group_table(table, keys_of(DoubleType()), ["d"], 2)]
+    assert sorted(groups) == [[1, 3], [2, 5], [4]]
+    lists = pa.table({"k": [[1, 2], None, [1, 2], []], "v": [1, 2, 3, 4]})
+    groups = [[row.v for row in group.rows] for group in group_table(lists, keys_of(ArrayType(LongType())), ["k"], 2)]
+    assert sorted(groups) == [[1, 3], [2], [4]]
+    assert not list(group_table(table.slice(0, 0), keys_of(DoubleType()), ["d"], 2))
 
 
 def test_lists_are_keys() -> None:
@@ -94,8 +105,6 @@ def test_lists_are_keys() -> None:
     frame = pd.DataFrame({"k": [np.array([1, 2]), np.array([3]), np.array([1, 2])], "v": [1, 2, 3]})
     groups = list(group_frames([frame], keys, ["k"], ["v"]))
     assert [group.events for group in groups] == [2, 1]
-    rows = [Row(k=[1, 2], v=1), Row(k=[3], v=2), Row(k=[1, 2], v=3)]
-    assert [group.events for group in group_rows(rows, keys, ["k"], 2)] == [2, 1]
 
 
 def test_a_processor_may_change_the_rows_that_it_gets() -> None:

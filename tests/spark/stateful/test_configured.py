@@ -82,7 +82,8 @@ JOB = """
         .getOrCreate()
     )
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
-    result = rows.selectExpr("value % 3 AS key").groupBy("key").transformWithState(Count(), "key long, n long", "Update", "None")
+    keyed = rows.selectExpr("value % 3 AS key").groupBy("key")
+    result = keyed.transformWithState(Count(), "key long, n long", "Update", "None")
     query = result.writeStream.option("checkpointLocation", sys.argv[2]).outputMode("update").format("noop").start()
     while query.lastProgress is None or query.lastProgress["batchId"] < 1:
         query.awaitTermination(1)
