@@ -472,7 +472,7 @@ def policy_to_json(policy: Policy) -> dict[str, Any]:
 
 def setting_text(value: object) -> str:
     """A value of :func:`policy_to_json` as text for a Spark setting. ``resolve`` reads it back."""
-    return "null" if value is None else json.dumps(value) if isinstance(value, dict) else str(value)
+    return json.dumps(value) if value is None or isinstance(value, dict | bool) else str(value)
 
 
 def leaves(model: type[BaseModel] = Policy, path: KeyPath = ()) -> Iterator[tuple[KeyPath, FieldInfo]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from typing import Any
 
 import pandas as pd
@@ -25,6 +27,7 @@ from aion.stateful.variables import Variables
 from state_backends.server.client import RemoteAttempt
 
 _FRAME_ROWS = 10_000
+_OBJECTS = 100_000
 
 
 class StatefulTask(ShardTask):
@@ -110,7 +113,8 @@ class StatefulWork:
         self._handle.begin_shard(self._variables)
         self._take_initial()
         results = self._results(self._groups(rows, self._config.columns, seen_ms))
-        yield from joined(results) if self._config.pandas else results
+        with _rare_collections():
+            yield from joined(results) if self._config.pandas else results
         self.ended = True
 
     def end_without_rows(self) -> None:
@@ -158,6 +162,17 @@ class StatefulWork:
             arrived, table = table.num_rows, table.filter(in_time)
             self._run.dropped(arrived - table.num_rows)
         return group_table(table, self._keys, columns.key, len(columns.values))
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Lets Python look for cycles less often: a batch has many objects and few cycles, and each look visits all."""
+    before = gc.get_threshold()
+    gc.set_threshold(max(before[0], _OBJECTS), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def joined(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:

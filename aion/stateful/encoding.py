@@ -46,6 +46,7 @@ from aion.errors import SchemaError
 Plain = list[Any]
 Convert = Callable[[Any], Any]
 _SCALARS = frozenset({bool, int, float, str, bytes, datetime, date, type(None)})
+_EXACT: dict[type[DataType], type] = {LongType: int, DoubleType: float, StringType: str, BooleanType: bool}
 _FLOAT = struct.Struct("<f")
 _DECIMALS = Context(prec=1000, rounding=ROUND_HALF_UP, Emin=MIN_EMIN, Emax=MAX_EMAX)
 _LONG = 1 << 63
@@ -59,10 +60,16 @@ class Codec:
         self._names = schema.names
         self._to = [_to_plain(field.dataType) for field in schema]
         self._from = [_from_plain(field.dataType) for field in schema]
+        kinds = [type(field.dataType) for field in schema]
+        # Values of exactly these types are plain already, if integers are not too large.
+        self._exact = tuple(_EXACT[kind] for kind in kinds) if all(kind in _EXACT for kind in kinds) else None
+        self._longs = [i for i, kind in enumerate(kinds) if kind is LongType]
         self._converts = any(field.dataType.needConversion() for field in schema)
 
     def plain(self, value: Any) -> Plain:
         """The plain form of a user's tuple. Raises what Spark raises."""
+        if tuple(map(type, value)) == self._exact and all(-_LONG <= value[i] < _LONG for i in self._longs):
+            return list(value)
         values = self.schema.toInternal(tuple(map(normalized, value)))
         if len(values) != len(self._to):
             raise _wrong_length(len(self._to), len(values))

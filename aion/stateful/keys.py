@@ -115,7 +115,13 @@ def group_table(table: pa.Table, keys: Keys, key: Sequence[str], width: int) -> 
     ends = np.cumsum(np.bincount(codes)).tolist()
     taken = pa.array(order)
     lists = [table.column(i).take(taken).to_pylist() for i in range(width)]
-    make = Row(*names[:width])
+    template, new = Row(*names[:width]), tuple.__new__
+
+    def make(*values: Any) -> Row:
+        row = new(Row, values)
+        row.__fields__ = template
+        return row
+
     begin = 0
     for end, *values in zip(ends, *(column.take(firsts).to_pylist() for column in columns), strict=True):
         rows = map(make, *(values_of[begin:end] for values_of in lists))

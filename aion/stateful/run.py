@@ -6,6 +6,7 @@ is written at once. While a chunk is processed, the store fetches the next one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -19,7 +20,9 @@ from aion.stateful.record import KeyRecord
 from aion.stateful.variables import Variables
 from state_backends.store.keyed.protocol import KeyedAttempt
 
-CHUNK_KEYS = 2048
+CHUNK_KEYS = 8192
+HINT_SECONDS = 30e-6
+"""If reading a key takes longer than this, its record was not in memory, and the next chunk is read ahead."""
 VERSION = 1
 """The format of a snapshot, and of records."""
 
@@ -119,8 +122,9 @@ class ShardRun:
         chunk = list(islice(remaining, CHUNK_KEYS))
         while chunk:
             following = list(islice(remaining, CHUNK_KEYS))
+            began = time.perf_counter()
             records = self._records([group.key for group in chunk])
-            if following:
+            if following and time.perf_counter() - began > HINT_SECONDS * len(chunk):
                 self._store.hint([record_key(group.key) for group in following])
             yield from zip(chunk, records, strict=True)
             self._write(records)

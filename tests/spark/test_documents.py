@@ -214,7 +214,7 @@ SHARED: dict[str, Page] = {
     "docs/policies.md": Page(check_policies),
     "docs/lateness.md": Page(lambda stage: None, begin_lateness),
 }
-ELSEWHERE = {"docs/metrics.md", "docs/recipes.md"}
+ELSEWHERE = {"docs/metrics.md", "docs/recipes.md", "docs/stateful.md"}
 
 
 def test_every_page_with_python_is_run() -> None:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 import aion
 from aion import errors
 from aion.spark.root import Root
-from aion.spark.stream import _task_failures
+from aion.spark.settings import task_failures
 from state_backends.server.client import runtime_dir
 from tests.spark.conftest import FileStream, Sink
 
@@ -78,7 +78,7 @@ def test_a_function_goes_on_behind_what_it_has_read_and_runs_once(spark: SparkSe
 def test_how_often_a_task_may_fail(master: str, failures: int) -> None:
     conf = SimpleNamespace(get=lambda key, default: {"spark.task.maxFailures": "7"}.get(key, default))
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master), conf=conf)
-    assert _task_failures(spark) == failures
+    assert task_failures(spark) == failures
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def test_nan_comes_back() -> None:
         (LongType(), 1.5, None),
         (LongType(), True, None),
         (LongType(), 1 << 63, None),
+        (LongType(), -(1 << 63) - 1, None),
         (IntegerType(), 1 << 31, -(1 << 31)),
         (ByteType(), 200, -56),
         (DoubleType(), 1, None),

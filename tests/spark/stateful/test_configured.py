@@ -11,12 +11,15 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import GroupedData, SparkSession
 
 import aion
 from aion.spark import patch
 from aion.spark.group_by import METHODS
+from tests import documents
+from tests.spark.conftest import FileStream
 from tests.spark.stateful import processors as p
 from tests.spark.stateful.rig import compare, grouped_by_spark, run
 from tests.spark.stateful.test_differential import plain
@@ -51,6 +54,28 @@ def test_group_by_of_spark_runs_on_aion_until_it_is_undone(
     stocks = run(spark, tmp_path / "stock", case, grouped_by_spark)
     assert len(list(enabled.rglob("*.json"))) == before, "Spark keeps its own state again"
     compare(ours, stocks)
+
+
+@pytest.mark.proof
+def test_the_code_of_the_page(spark: SparkSession, tmp_path: Path) -> None:
+    counting, configuring = [block.text for block in documents.blocks("python") if block.page == "docs/stateful.md"]
+    stream = FileStream(spark, tmp_path / "in", pa.schema([("user", pa.string())]))
+    stream.put([("ann",), ("bob",), ("ann",)])
+    names = {"events": stream.read("user string"), "SparkSession": SparkSession}
+    exec(counting, names)
+    query = (
+        names["counts"].writeStream.outputMode("update").format("memory").queryName("page")
+        .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+    )  # fmt: skip
+    query.awaitTermination()
+    assert sorted(map(tuple, spark.table("page").collect())) == [("ann", 2), ("bob", 1)]
+    try:
+        exec(configuring, names)
+        assert spark.conf.get(patch.ENABLED) == "true"
+        assert GroupedData.transformWithState is not METHODS["transformWithState"]
+    finally:
+        aion.unconfigure()
+        spark.conf.unset(patch.ENABLED)
 
 
 JOB = """
