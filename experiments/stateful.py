@@ -111,6 +111,9 @@ def take_turns(settings: Settings, out: Path, record: dict[str, Any], console: C
             for turn in bench.turns(of_leg(leg, settings.contenders), settings.runs, settings.warm_ups):
                 with console.status(f"{leg}, round {turn.round}: {turn.contender}"):
                     if leg == "tiers":
+                        # A state server keeps the largest budget that it was given. Each session has its own server.
+                        spark.stop()
+                        spark = session(settings.cores, work, policy=settings.policy)
                         found = tier(spark, turn.contender, settings.pandas, paths, work)
                     else:
                         found = measure(spark, leg, turn.contender, settings.pandas, paths, work)

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import statistics
+import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -157,56 +158,52 @@ def _plain(report: Any) -> dict[str, Any]:
 
 
 def tier(spark: SparkSession, phase: str, pandas: bool, paths: Sequence[Path], work: Path) -> Measured:
-    """A run of Aion whose state is ten times its budget, or fits; each measured batch finds it where ``phase`` says.
+    """A run of Aion whose state is ten times its budget, or fits.
 
-    The first files fill the state. Each other file is a query of its own from the same checkpoint. On disk, no file of
-    the state is in the page cache when such a query starts.
+    While it runs on disk, the pages of its files are dropped from the page cache again and again.
     """
     checkpoint, state = work / "checkpoint", work / f"tiers-{phase}"
     shutil.rmtree(checkpoint, ignore_errors=True)
     shutil.rmtree(state, ignore_errors=True)
     leg = LEGS["tiers"]
     state_bytes = leg.keys * BYTES_OF_A_PROFILE
-    budget = state_bytes * 2 if phase == "memory" else state_bytes // STATE_OVER_BUDGET
-    with settings(
-        spark, {"spark.aion.state.dir": str(state), "spark.aion.memory.budget": str(budget), **prefetch(phase)}
-    ):
-        grown: list[dict[str, Any]] = []
-        for count in range(SKIPPED_BATCHES, len(paths) + 1):
-            if phase != "memory":
-                drop_from_page_cache([state, *live_folders()])
-            stream = stream_of(spark, paths[:count])
-            grown += run(build("aion", leg, pandas, stream), checkpoint)[-1:]
-    events = grown[-1]["numInputRows"]
-    return Measured("tiers", phase, events, durations_ms(grown[1:]), grown)
+    budget = state_bytes * 3 if phase == "memory" else state_bytes // STATE_OVER_BUDGET
+    policy = {"spark.aion.state.dir": str(state), "spark.aion.memory.budget": str(budget), **prefetch(phase)}
+    over = threading.Event()
+
+    def drop() -> None:
+        while not over.wait(0.1):
+            drop_from_page_cache(state)  # the files that RocksDB has open are links to these
+
+    dropping = threading.Thread(target=drop)
+    if phase != "memory":
+        dropping.start()
+    try:
+        with settings(spark, policy):
+            reports = run(build("aion", leg, pandas, stream_of(spark, paths)), checkpoint)
+    finally:
+        over.set()
+        if phase != "memory":
+            dropping.join()
+    events = sum(report["numInputRows"] for report in reports) // len(paths)
+    return Measured("tiers", phase, events, durations_ms(reports)[SKIPPED_BATCHES:], reports)
 
 
 def prefetch(phase: str) -> dict[str, str]:
-    """The policy of a phase: prefetching is on, except where it is measured what it brings.
-
-    Here goes the key of the policy that turns prefetching of keys off.
-    """
-    return {}
+    """The policy of a phase: prefetching is on, except where it is measured what it brings."""
+    return {"spark.aion.prestage.mode": "none"} if phase == "disk-plain" else {}
 
 
-def live_folders() -> list[Path]:
-    """Where state servers keep the files of running queries."""
-    from state_backends.server import server_folder
-
-    return [Path(server_folder.default_base())] if hasattr(server_folder, "default_base") else []
-
-
-def drop_from_page_cache(folders: Sequence[Path]) -> None:
-    """Writes all files of these folders back and asks the kernel to forget their pages."""
-    for folder in folders:
-        for path in folder.rglob("*"):
-            with contextlib.suppress(OSError):
-                descriptor = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-                finally:
-                    os.close(descriptor)
+def drop_from_page_cache(folder: Path) -> None:
+    """Writes all files of a folder back and asks the kernel to forget their pages."""
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from aion.config import policy_from_text
 from aion.errors import FormatError
-from aion.execute.assembly import store_config
+from aion.execute.assembly import prestages, store_config
 from aion.spark.stateful_child import unpack
 from aion.spark.stateful_root import Columns, StatefulConfig
 from aion.spark.task import ShardTask, in_background
@@ -55,7 +55,8 @@ class StatefulTask(ShardTask):
             self._processor.init(self._handle)
             self._handle.initialized()
         attempt = self.open(shard, token)
-        return StatefulWork(self._stateful, self._processor, self._handle, attempt, self._keys, times, now_ms)
+        ahead = prestages(self.policy)
+        return StatefulWork(self._stateful, self._processor, self._handle, attempt, self._keys, times, now_ms, ahead)
 
 
 class StatefulWork:
@@ -70,6 +71,7 @@ class StatefulWork:
         keys: Keys,
         times: TimerValues,
         now_ms: int,
+        reads_ahead: bool,
     ) -> None:
         self._config, self._keys, self._handle = config, keys, handle
         self.attempt = attempt
@@ -82,7 +84,7 @@ class StatefulWork:
         self._variables = Variables(None if snapshot is None else snapshot["stateful"])
         self._now_ms = now_ms
         due_ms = None if config.time_mode == "none" else now_ms
-        self._run = ShardRun(processor, handle, self._variables, attempt, keys, times, due_ms, snapshot)
+        self._run = ShardRun(processor, handle, self._variables, attempt, keys, times, due_ms, snapshot, reads_ahead)
         self._initial: list[Any] = []
         self._commit: Future[None] | None = None
         self._due_ms: int | None = None

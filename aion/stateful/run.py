@@ -30,7 +30,8 @@ VERSION = 1
 class ShardRun:
     """A batch on a shard. ``due_ms``: timers and state that expire up to this time are due; None: there are no timers.
 
-    ``snapshot``: as :meth:`snapshot` made it; None: the shard has no version yet.
+    ``snapshot``: as :meth:`snapshot` made it; None: the shard has no version yet. ``reads_ahead``: whether the records
+    of the next keys are fetched while keys are processed.
     """
 
     def __init__(
@@ -43,10 +44,12 @@ class ShardRun:
         times: TimerValues,
         due_ms: int | None,
         snapshot: Mapping[str, Any] | None,
+        reads_ahead: bool = True,
     ) -> None:
         self._processor, self._handle, self._variables = processor, handle, variables
         self._store, self._keys = store, keys
         self._times, self._due_ms = times, due_ms
+        self._reads_ahead = reads_ahead
         self._counters: dict[str, int] = {"events": 0, "dropped": 0, "keys": 0, "timers": 0, "fired_timers": 0}
         self._before_ms: int | None = None
         if snapshot is not None:
@@ -124,7 +127,8 @@ class ShardRun:
             following = list(islice(remaining, CHUNK_KEYS))
             began = time.perf_counter()
             records = self._records([group.key for group in chunk])
-            if following and time.perf_counter() - began > HINT_SECONDS * len(chunk):
+            slow = time.perf_counter() - began > HINT_SECONDS * len(chunk)
+            if following and slow and self._reads_ahead:
                 self._store.hint([record_key(group.key) for group in following])
             yield from zip(chunk, records, strict=True)
             self._write(records)
