@@ -115,6 +115,8 @@ class StatefulRoot(ShardRoot):
                 self._keep(shard, _State(work.makes, soon_ms, self._seen(timerValues), soon_ms))
 
     def close(self) -> None:
+        if TaskContext.get() is None:
+            self._processor.close()  # Spark has asked for the schema, and is done
         with self._failing_cleanly():
             for work in self._work.values():
                 if not work.ended:

@@ -46,10 +46,10 @@ def test_windows(tmp_path: Path) -> None:
 
 
 def test_stateful(tmp_path: Path) -> None:
-    said, record = run(tmp_path, "stateful", *SMALL, "--contenders", "stock,floor", "--legs", "value,session")
+    said, record = run(tmp_path, "stateful", *SMALL, "--contenders", "stock,aion,floor", "--legs", "value,session")
     contenders = [(run["leg"], run["contender"]) for run in record["runs"]]
-    assert contenders == [(leg, name) for leg in ("value", "session") for name in ("stock", "floor")]
-    assert "value: a count: floor / value: a count: Spark" in said
+    assert contenders == [(leg, name) for leg in ("value", "session") for name in ("stock", "aion", "floor")]
+    assert "value: a count: Aion / value: a count: Spark" in said
 
 
 def test_overhead(tmp_path: Path) -> None:

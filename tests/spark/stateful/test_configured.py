@@ -22,7 +22,7 @@ from tests import documents
 from tests.spark.conftest import FileStream
 from tests.spark.stateful import processors as p
 from tests.spark.stateful.rig import compare, grouped_by_spark, run
-from tests.spark.stateful.test_differential import plain
+from tests.spark.stateful.test_differential import events, plain
 
 KINDS = ["apple", "pear", "plum", "pay"]
 
@@ -43,7 +43,7 @@ def enabled(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
 def test_group_by_of_spark_runs_on_aion_until_it_is_undone(
     spark: SparkSession, tmp_path: Path, enabled: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    case = plain(p.Basket, KINDS)
+    case = plain(p.Basket, KINDS, batches=events(KINDS, batches=2), restart_after=())
     with caplog.at_level(logging.WARNING, "aion"):
         ours = run(spark, tmp_path / "ours", case, grouped_by_spark)
     assert "transformWithState runs on Aion, as the operator 'stateful'" in caplog.text

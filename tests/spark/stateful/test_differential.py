@@ -1,7 +1,7 @@
 """The same processors on Spark's state store and on Aion's: each batch gives the same rows, wrong calls the same error.
 
-Four of the cases are quick tests. They cover most of the API: rows and pandas, all kinds of state, timers, restarts,
-and rows that are too late. The others are for ``make proof``.
+One of the cases is a quick test, in pandas, with timers, a restart and rows that are too late; the quick test of random
+calls (test_random_calls.py) has the rest of the API, in rows. The other cases are for ``make proof``.
 """
 
 from __future__ import annotations
@@ -119,13 +119,11 @@ def releases() -> Case:
 
 SHOP = ["see", "put", "pay", "pay", "reset"]
 SESSIONS_OUT = "k string, start long, end long, n long"
-QUICK = {
+QUICK = {"fraud": lambda: event_time(p.Fraud, ["a"], pandas=True)}
+PROOF = {
     "extremes": extremes,
-    "fraud": lambda: event_time(p.Fraud, ["a"], pandas=True),
     "sessions": lambda: event_time(p.Sessions, ["a"], SESSIONS_OUT, output_mode="append"),
     "basket": lambda: plain(p.Basket, ["apple", "pear", "plum", "pay"]),
-}
-PROOF = {
     "count": lambda: composite(p.Count, pandas=False),
     "count, pandas": lambda: composite(p.CountInPandas, pandas=True),
     "last values": lambda: plain(p.LastValues, ["a", "b", "reset", "only", "twice"]),
