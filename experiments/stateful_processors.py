@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,15 +16,15 @@ GAP_MS = 5_000
 PAYLOAD = "x" * 1_000
 
 
-class Base(StatefulProcessor):
+class Base(StatefulProcessor, ABC):
     """Takes rows or frames, and gives rows or frames; what it computes is in ``result``."""
 
     def __init__(self, pandas: bool) -> None:
         self._pandas = pandas
 
+    @abstractmethod
     def result(self, values: list[tuple[int, float]]) -> float | None:
         """From the event times (ms) and values of a key, or None for no output."""
-        raise NotImplementedError
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         if self._pandas:

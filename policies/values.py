@@ -10,7 +10,7 @@ def leaving(
 ) -> Iterator[bytes]:
     """Yields keys in the order in which their values should leave memory. Lazy.
 
-    ``needed_ms``: when a value is needed next, for keys of which that is known. ``expected_ms``: the next attempt
+    ``needed_ms``: when a value is needed next, for the keys that have such a time. ``expected_ms``: the next attempt
     needs values up to this time; None: unknown. The values that it needs leave last.
     """
     if expected_ms is None or not needed_ms:

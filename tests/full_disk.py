@@ -18,9 +18,9 @@ from pathlib import Path
 from aion.errors import DiskError
 from state_backends.store.io_thread import Priority
 from state_backends.store.keyed.protocol import KeyedValue
-from state_backends.versions.keyed_attempt import LocalKeyedAttempt
 from tests.stores.rig import nothing
 from tests.versions.host import Host
+from tests.versions.keyed_attempt import LocalKeyedAttempt
 
 BUDGET = 128 << 10
 

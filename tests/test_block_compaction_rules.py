@@ -298,7 +298,7 @@ def test_what_was_ordered_before_a_run_became_another_one_is_not_carried_out() -
         return Compact(slice_us, after, until, 10, late=False)
 
     class Shard:
-        """The operator, the attempt and the contents, of which only the orders matter."""
+        """The operator, the attempt and the contents. Only their orders matter."""
 
         next_seq, compaction_bytes = 100, 10
 

@@ -13,10 +13,10 @@ import pytest
 from aion.errors import DiskError
 from state_backends.store.keyed import run_files
 from state_backends.store.keyed.protocol import KeyedValue
-from state_backends.versions.keyed_attempt import LocalKeyedAttempt
 from tests.test_disk_faults import Faults
 from tests.test_io_thread import result
 from tests.versions.host import Host
+from tests.versions.keyed_attempt import LocalKeyedAttempt
 
 Values = dict[bytes, bytes | None]
 

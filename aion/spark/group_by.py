@@ -114,9 +114,9 @@ class Grouped:
         policy = resolved_policy(spark, self._policy, {})
         starts.watch(spark)
         ids = tuple(shard_ids(shard_count(spark, policy)))
-        packs = not pandas  # frames are made of rows by Spark itself
-        rows = _keyed(self._df, self._columns, ids)
-        first = None if initial is None else _keyed(*_frame_and_columns(initial), ids)
+        packs = not pandas  # frames are made of rows by Spark itself, which then also drops late rows
+        rows = _keyed(self._df, self._columns, ids, timed=packs and time_mode.lower() == "eventtime")
+        first = None if initial is None else _keyed(*_frame_and_columns(initial), ids, timed=False)
         config = StatefulConfig(
             policy=policy_to_text(policy),
             name=self._name,
@@ -132,7 +132,7 @@ class Grouped:
             initial=None if first is None else first.columns,
             pandas=pandas,
             time_mode=time_mode.lower(),
-            event_time=rows.time if packs and time_mode.lower() == "eventtime" else None,
+            event_time=rows.time,
         )
         grouped, initial_rows = rows.df, None if first is None else first.df
         if packs:
@@ -153,7 +153,7 @@ class _Keyed(NamedTuple):
     """A DataFrame with the shard of each row, as its last column.
 
     ``key``: the type of its keys, with the names that the user knows. ``time``: a column with the event time in µs.
-    None: the DataFrame has no watermark.
+    None: it was not asked for, or the DataFrame has no watermark.
     """
 
     df: DataFrame
@@ -162,7 +162,7 @@ class _Keyed(NamedTuple):
     time: str | None
 
 
-def _keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int]) -> _Keyed:
+def _keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int], *, timed: bool) -> _Keyed:
     names, fields, extra = [], [], {}
     for number, column in enumerate(by):
         (field,) = df.select(column).schema
@@ -173,7 +173,7 @@ def _keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int]) -> _Ke
             names[-1] = f"{_KEY}{number}"
             extra[names[-1]] = F.col(column) if isinstance(column, str) else column
         fields.append(StructField(field.name, field.dataType))
-    time = next((field for field in df.schema if WATERMARK in field.metadata), None)
+    time = next((field for field in df.schema if timed and WATERMARK in field.metadata), None)
     if time is not None:
         end = f"`{time.name}`.end" if isinstance(time.dataType, StructType) else f"`{time.name}`"
         extra[_TIME] = F.unix_micros(F.col(end).cast("timestamp"))

@@ -149,9 +149,8 @@ class StatefulRoot(ShardRoot):
         timer_ms = now.due_ms
         if self._stateful.event_time is not None:
             timer_ms = now_ms + 1  # whenever the watermark moves
-        if (
-            before.timer_ms is not None and timer_ms != before.timer_ms > now_ms
-        ):  # Spark deletes an expired timer itself
+        # Spark deletes an expired timer itself.
+        if before.timer_ms is not None and timer_ms != before.timer_ms > now_ms:
             self._handle.deleteTimer(before.timer_ms)
         if timer_ms is not None and timer_ms != before.timer_ms:
             self._handle.registerTimer(timer_ms)

@@ -320,8 +320,7 @@ class LocalMapState(_Local, MapState):
 
 def _from_first_next(make: Callable[[], Any]) -> Iterator[Any]:
     """Iterates over what was there when the first element was taken."""
-    found = make()
-    yield from list(found) if isinstance(found, list) else found
+    yield from make()
 
 
 def _timestamp(value: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql.types import IntegralType, Row, StructType
 
-from aion.stateful.encoding import Codec, normalized
+from aion.stateful.encoding import Codec
 from aion.stateful.packing import pack, unpack
 
 
@@ -64,55 +65,38 @@ def group_frames(
 ) -> Iterator[Group]:
     """The groups of frames with the columns ``key`` and ``values``. The processor gets the latter.
 
-    Keys come in the order of their first row, the rows of a key in the order of arrival.
+    The rows of a key come in the order of arrival.
     """
     if not frames:
         return
     frame = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
-    codes, count = _codes(frame, keys, key)
-    order = np.argsort(codes, kind="stable")
-    ends = np.cumsum(np.bincount(codes, minlength=count)).tolist()
-    firsts = order[[0, *ends[:-1]]]
-    of_keys = [frame[name].take(firsts) for name in key]
+    codes = _frame_codes(frame, key)
+    _, firsts = np.unique(codes, return_index=True)
+    rows = zip(*(frame[name].take(firsts) for name in key), strict=True)
+    codes, found = _by_bytes(codes, (keys.values(map(_listed, row)) for row in rows), keys)
+    order, ends = _stretches(codes)
     ordered = frame[list(values)].take(order)
-    begin = 0
-    for end, *parts in zip(ends, *of_keys, strict=True):
-        found = keys.values(parts)
+    for (data, of_key), (begin, end) in zip(found, ends, strict=True):
         # Nobody else reads these rows, so the user may change them.
         part = ordered.iloc[begin:end].copy(deep=False)
         part.index = pd.RangeIndex(end - begin)
-        yield Group(keys.to_bytes(found), found, iter((part,)), end - begin)
-        begin = end
-
-
-def _codes(frame: pd.DataFrame, keys: Keys, key: Sequence[str]) -> tuple[npt.NDArray[np.int64], int]:
-    """The number of the key of each row, and how many keys there are. Keys are numbered by their first row."""
-    try:
-        if len(key) == 1:
-            codes, uniques = pd.factorize(frame[key[0]], use_na_sentinel=False)
-            return codes.astype(np.int64, copy=False), len(uniques)
-        found = frame.groupby(list(key), sort=False, dropna=False).ngroup().to_numpy()
-        return found.astype(np.int64, copy=False), int(found.max()) + 1
-    except TypeError:  # lists and dicts have no hash
-        numbers: dict[bytes, int] = {}
-        rows = zip(*(frame[name] for name in key), strict=True)
-        listed = [numbers.setdefault(keys.to_bytes(keys.values(map(_listed, row))), len(numbers)) for row in rows]
-        return np.array(listed, np.int64), len(numbers)
-
-
-def _listed(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray) else normalized(value)
+        yield Group(data, of_key, iter((part,)), end - begin)
 
 
 def group_table(table: pa.Table, keys: Keys, key: Sequence[str], width: int) -> Iterator[Group]:
-    """The groups of the rows of a table. ``key``: the columns of the key. ``width``: how many the processor gets."""
+    """The groups of the rows of a table. ``key``: the columns of the key. ``width``: how many the processor gets.
+
+    The rows of a key come in the order of arrival.
+    """
     if not table.num_rows:
         return
     names = table.column_names
     columns = [table.column(names.index(name)) for name in key]
-    codes, firsts = _table_codes(columns, keys)
-    order = np.argsort(codes, kind="stable")
-    ends = np.cumsum(np.bincount(codes)).tolist()
+    codes = _table_codes(columns)
+    _, firsts = np.unique(codes, return_index=True)
+    values = zip(*(column.take(pa.array(firsts)).to_pylist() for column in columns), strict=True)
+    codes, found = _by_bytes(codes, values, keys)
+    order, ends = _stretches(codes)
     taken = pa.array(order)
     lists = [table.column(i).take(taken).to_pylist() for i in range(width)]
     template, new = Row(*names[:width]), tuple.__new__
@@ -122,31 +106,58 @@ def group_table(table: pa.Table, keys: Keys, key: Sequence[str], width: int) -> 
         row.__fields__ = template
         return row
 
-    begin = 0
-    for end, *values in zip(ends, *(column.take(firsts).to_pylist() for column in columns), strict=True):
+    for (data, of_key), (begin, end) in zip(found, ends, strict=True):
         rows = map(make, *(values_of[begin:end] for values_of in lists))
-        yield Group(keys.to_bytes(tuple(values)), tuple(values), rows, end - begin)
-        begin = end
+        yield Group(data, of_key, rows, end - begin)
 
 
-def _table_codes(columns: Sequence[pa.ChunkedArray], keys: Keys) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    """The number of the key of each row, and the first row of each key."""
-    numbers: dict[bytes, int] = {}
+def _frame_codes(frame: pd.DataFrame, key: Sequence[str]) -> npt.NDArray[np.int64]:
+    """A number for each row, from 0 on. Rows with the same number have the same key."""
     try:
-        combined = np.zeros(len(columns[0]), np.int64)
+        if len(key) == 1:
+            return pd.factorize(frame[key[0]], use_na_sentinel=False)[0].astype(np.int64, copy=False)
+        return frame.groupby(list(key), sort=False, dropna=False).ngroup().to_numpy().astype(np.int64, copy=False)
+    except TypeError:  # lists and dicts have no hash
+        return np.arange(len(frame))
+
+
+def _table_codes(columns: Sequence[pa.ChunkedArray]) -> npt.NDArray[np.int64]:
+    """A number for each row, from 0 on. Rows with the same number have the same key."""
+    combined = np.zeros(len(columns[0]), np.int64)
+    try:
         for column in columns:
             encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
             part = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
             _, combined = np.unique(combined * (len(encoded.dictionary) + 1) + part, return_inverse=True)
-        _, firsts = np.unique(combined, return_index=True)
-    except pa.ArrowNotImplementedError:  # lists and structs
-        combined, firsts = (np.arange(len(columns[0])),) * 2
-    # Different values of Arrow may be one key: 0.0 and -0.0.
-    values = zip(*(column.take(pa.array(firsts)).to_pylist() for column in columns), strict=True)
-    merged = np.array([numbers.setdefault(keys.to_bytes(value), len(numbers)) for value in values], np.int64)
-    codes = merged[combined]
-    if len(numbers) < len(merged):
-        _, at = np.unique(merged, return_index=True)
-        firsts = firsts[at]
-        return codes, pa.array(firsts)
-    return codes, pa.array(firsts[np.argsort(merged)])
+    except pa.ArrowNotImplementedError:  # Arrow has no dictionaries of lists and structs
+        return np.arange(len(columns[0]))
+    return combined
+
+
+def _by_bytes(
+    codes: npt.NDArray[np.int64], values: Iterable[tuple[Any, ...]], keys: Keys
+) -> tuple[npt.NDArray[np.int64], list[tuple[bytes, tuple[Any, ...]]]]:
+    """Merges numbers of keys that have the same bytes, such as 0.0 and -0.0. Returns the numbers, and each key once.
+
+    ``values``: the key of each number, in the order of the numbers.
+    """
+    numbers: dict[bytes, int] = {}
+    found: list[tuple[bytes, tuple[Any, ...]]] = []
+    merged = []
+    for value in values:
+        data = keys.to_bytes(value)
+        number = numbers.setdefault(data, len(found))
+        if number == len(found):
+            found.append((data, value))
+        merged.append(number)
+    return codes if len(found) == len(merged) else np.array(merged)[codes], found
+
+
+def _stretches(codes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], Iterator[tuple[int, int]]]:
+    """The order of rows by their numbers, and from where to where each number lies in it."""
+    ends = np.cumsum(np.bincount(codes)).tolist()
+    return np.argsort(codes, kind="stable"), pairwise([0, *ends])
+
+
+def _listed(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value

@@ -15,8 +15,8 @@ from aion.stateful import contents, run
 from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys
 from aion.stateful.run import ShardRun
-from aion.stateful.values import MemoryValues
 from aion.stateful.variables import Variables
+from tests.stateful.memory_values import MemoryValues
 
 NUMBER = StructType([StructField("n", LongType())])
 PAIR = StructType([StructField("n", LongType()), StructField("s", StringType())])

@@ -11,8 +11,8 @@ from pyspark.sql.types import DoubleType, IntegerType, LongType, StringType, Str
 from aion.errors import ForeignState
 from aion.stateful.handle import Handle
 from aion.stateful.record import KeyRecord
-from aion.stateful.values import MemoryValues
 from aion.stateful.variables import Kind, Variables
+from tests.stateful.memory_values import MemoryValues
 
 INT = StructType([StructField("n", IntegerType())])
 LONG = StructType([StructField("n", LongType()), StructField("s", StringType())])

@@ -15,10 +15,10 @@ from state_backends.store.io_thread import Priority
 from state_backends.store.keyed.cache import VALUE_BYTES
 from state_backends.store.keyed.protocol import KeyedValue
 from state_backends.versions.json_values import dumps
-from state_backends.versions.keyed_attempt import LocalKeyedAttempt
 from state_backends.versions.manifest import load
 from tests.stores.rig import nothing
 from tests.versions.host import IDENTITY, Host, in_the_way
+from tests.versions.keyed_attempt import LocalKeyedAttempt
 
 MIB = 1 << 20
 Make = Callable[..., Host]
@@ -113,7 +113,7 @@ def test_runs_are_merged_and_deletions_end_with_the_oldest_run(make: Make, kind:
     token = commit(host, None, numbered(range(100), size=1))
     for begin in (0, 40, 80):
         token = commit(host, token, dict.fromkeys(numbered(range(begin, begin + 40))))
-    assert host.keyed.stats().merges == 1, "four runs of which none is larger than the newer ones together"
+    assert host.keyed.stats().merges == 1, "four runs, and none is larger than the newer ones together"
     before = runs(host, token)
     token = commit(host, token, {b"new": b"value"})
     merged, _ = runs(host, token)

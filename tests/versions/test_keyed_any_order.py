@@ -12,11 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from state_backends.store.io_thread import Priority
 from state_backends.store.keyed.protocol import KeyedValue
-from state_backends.versions.keyed_attempt import LocalKeyedAttempt
 from tests.examples import some
 from tests.stores.rig import nothing
 from tests.test_io_thread import result
 from tests.versions.host import Host
+from tests.versions.keyed_attempt import LocalKeyedAttempt
 
 KEYS = st.one_of(
     st.binary(min_size=1, max_size=3), st.integers(0, 30).map(lambda n: b"key-%02d" % n), st.just(b"\xff\xff")

@@ -3,9 +3,9 @@
 Every commit writes a run, and a key is looked up in all runs until it is found. So the runs must stay few. Only
 neighbours are merged, because the newest value of a key counts.
 
-- Runs: neighbours are merged as soon as there are :data:`FAN_IN` of which each is at most as large as the newer ones
-  together. So if commits are of about the same size, there are at most three runs more than the binary logarithm of
-  their number. In any case there are at most :data:`MOST_RUNS` when nothing is left to merge.
+- Runs: :data:`FAN_IN` neighbours are merged as soon as each of them is at most as large as the newer ones together. So
+  if commits are of about the same size, there are at most three runs more than the binary logarithm of their number. In
+  any case there are at most :data:`MOST_RUNS` when nothing is left to merge.
 - Writing: such a merge at least doubles the size of the run that a byte is in, unless values were replaced. So a byte
   is written O(log) times.
 """

@@ -11,7 +11,7 @@ from state_backends.store.m_bucket import MemoryBudget
 
 VALUE_BYTES = 256
 """What Python needs for a value in memory, besides the bytes of key and value. A test measures it."""
-_SHARE = 16  # when values must leave memory, at least one in so many leaves, so that the next call need not search
+_SHARE = 16  # when values must leave memory, at least this share of them leaves; then the next call need not search
 
 
 class ValueCache:

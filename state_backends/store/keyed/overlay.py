@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 CHANGE_BYTES = 256
 """What Python needs for a change, besides the bytes of key and value."""
-_FEW = 64  # so many new keys are sorted in one by one
+_FEW = 64  # up to this number, new keys are sorted in one by one
 
 
 class Overlay:

@@ -20,8 +20,7 @@ class KeyedValue(NamedTuple):
 class KeyedAttempt(Protocol):
     """The keyed values of one shard, as an attempt sees them: those of its version, and what it has put itself.
 
-    :class:`state_backends.versions.keyed_attempt.LocalKeyedAttempt` if the shard is in this process;
-    :class:`state_backends.server.remote_attempt.RemoteAttempt` in Spark's workers.
+    Spark's workers have a :class:`state_backends.server.remote_attempt.RemoteAttempt`.
     """
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:

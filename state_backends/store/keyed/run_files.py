@@ -80,9 +80,9 @@ class RunFiles:
         return values
 
     def page(self, begin: bytes, end: bytes | None) -> Steps[tuple[list[tuple[bytes, bytes]], bytes | None]]:
-        """Steps that read some entries from ``begin`` on, deleted keys excluded. Returns them, and where to go on.
+        """Steps that read some entries from ``begin`` on, deleted keys excluded.
 
-        None instead of that: there are no more.
+        Returns the entries, and the key at which to go on; None if that was the end.
         """
         entries: list[tuple[bytes, bytes]] = []
         upto = _END if end is None else VALUES + end
@@ -117,7 +117,7 @@ class RunFiles:
                 raise CorruptState(f"file {bad.name}: it is not the file that the manifest names")
 
     def refresh(self) -> Steps[None]:
-        """One step that brings RocksDB up to date, so that the next read need not."""
+        """One step that brings RocksDB up to date. Then the next read need not do it."""
         if not self._closed:
             with self._reading():
                 pass

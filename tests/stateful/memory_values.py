@@ -1,7 +1,4 @@
-"""The keyed values of a shard, as a task sees them, and an implementation in memory.
-
-The real one is :class:`state_backends.server.remote_attempt.RemoteAttempt`.
-"""
+"""Keyed values in memory, with the protocol of the real ones (state_backends/store/keyed/protocol.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from state_backends.store.keyed.protocol import KeyedValue
 
 
 class MemoryValues:
-    """Keyed values in a dict: not durable, not bounded. For tests, and as the floor of experiments."""
+    """Keyed values in a dict: not durable, not bounded."""
 
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
