@@ -23,7 +23,7 @@ from aion.core.spec import Keywords, Spec, spec_of
 from aion.core.time import instant_us
 from aion.core.windows import named
 from aion.errors import SchemaError
-from aion.execute.assembly import make_builder, make_executor, make_operator, predicts, store_config
+from aion.execute.assembly import make_builder, make_executor, make_operator, own_triggers, predicts, store_config
 from aion.execute.executor import Executor
 from aion.execute.trace import Definition, Recorder
 from policies.sizing import processing_bytes_per_s
@@ -73,6 +73,7 @@ class LocalOperator:
         self._recorder: Recorder | None = None
         self._batches = 0
         self.policy = load_policy("standard" if spec.policy is None else spec.policy)
+        own_triggers(named(spec.windows))  # raises now if one is wrong
         self._folder = tempfile.TemporaryDirectory(prefix="aion-local-")
         config = store_config(
             self.policy, windows=named(spec.windows).values(), blocking=spec.blocking and spec.apply is not None

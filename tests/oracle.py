@@ -20,11 +20,16 @@ I64 = range(-(2**63), 2**63)
 
 @dataclass(frozen=True)
 class Definition:
-    """Windows ``[offset + k * slide, offset + k * slide + size)`` for every integer k."""
+    """Windows ``[offset + k * slide, offset + k * slide + size)`` for every integer k.
+
+    ``early``: how far the watermark moves between early panes. ``bound``: its own. None: that of the operator.
+    """
 
     size: int
     slide: int
     offset: int = 0
+    early: int | None = None
+    bound: int | None = None
 
     def containing(self, t: int) -> list[tuple[int, int]]:
         """(start, end) of every window that contains the instant ``t``."""
@@ -123,6 +128,7 @@ class Pane:
     kind: str
     events: int
     late_events: int
+    closes: int
     result: Any
 
 
@@ -148,9 +154,12 @@ class OracleOperator:
         bound: int,
         key: Sequence[str],
         result: Callable[[list[Event]], Any],
+        final_only: bool = False,
     ) -> None:
         self.definitions = list(definitions)
-        self.bound = bound
+        self.bounds = [bound if d.bound is None else d.bound for d in definitions]
+        self.final_only = final_only
+        self.early: dict[int, int] = {}
         self.key = tuple(key)
         self.result = result
         self.watermark: int | None = None
@@ -167,21 +176,35 @@ class OracleOperator:
     def advance(self, watermark: int) -> list[Pane]:
         """What this watermark makes due."""
         panes: list[Pane] = []
-        if self.watermark is None or watermark > self.watermark:
+        moved = self.watermark is None or watermark > self.watermark
+        if moved:
             self.watermark = watermark
         for window in list(self.windows.values()):
             if not window.executed_on_time and self._reached(window.end):
                 window.executed_on_time = True
-                panes += self._execute(window, "on_time")
+                if not self.final_only:
+                    window.changed = {self._key(event) for event, _ in window.events}
+                    panes += self._execute(window, "on_time")
         for place, window in list(self.windows.items()):
-            if self._reached(window.end + self.bound):
+            if self._reached(window.end + self.bounds[window.definition]):
                 if window.changed:
                     panes += self._execute(window, "final")
                 del self.windows[place]
-        return panes
+        return [*panes, *self._early(watermark)] if moved else panes
 
     def close(self) -> list[Pane]:
         return list(self._late())
+
+    def _early(self, watermark: int) -> Iterator[Pane]:
+        """All open windows of a definition together, at most once for each progress of the watermark."""
+        for number, definition in enumerate(self.definitions):
+            last = self.early.get(number)
+            if definition.early is None or (last is not None and watermark < last + definition.early):
+                continue
+            self.early[number] = watermark
+            for window in self.windows.values():
+                if window.definition == number and window.changed and not self._reached(window.end):
+                    yield from self._execute(window, "early")
 
     def _reached(self, t: int) -> bool:
         return self.watermark is not None and self.watermark >= t
@@ -196,7 +219,7 @@ class OracleOperator:
             return
         for number, definition in enumerate(self.definitions):
             for start, end in definition.containing(event["ts"]):
-                if self._reached(end + self.bound):
+                if self._reached(end + self.bounds[number]):
                     assert self.watermark is not None
                     yield Dropped(number, start, end, self._key(event), self.watermark - end, event)
                     continue
@@ -210,7 +233,7 @@ class OracleOperator:
 
     def _late(self) -> Iterator[Pane]:
         for window in self.windows.values():
-            if window.executed_on_time and window.changed:
+            if window.executed_on_time and window.changed and not self.final_only:
                 yield from self._execute(window, "late")
 
     def _execute(self, window: _Window, kind: str) -> Iterator[Pane]:
@@ -219,7 +242,8 @@ class OracleOperator:
             mine = [(event, late) for event, late in window.events if self._key(event) == key]
             yield Pane(
                 window.definition, window.start, window.end, key, window.executed, kind,
-                len(mine), sum(late for _, late in mine), self.result([event for event, _ in mine]),
+                len(mine), sum(late for _, late in mine), window.end + self.bounds[window.definition],
+                self.result([event for event, _ in mine]),
             )  # fmt: skip
         window.changed = set()
         window.executed += 1

@@ -36,7 +36,7 @@ def test_a_window_without_news_ends_without_a_last_execution() -> None:
     arrive(operator, 0)
     advance(operator, 10)
     assert advance(operator, 110) == [Purge((0,))]
-    assert operator.counters.executions == {"on_time": 1, "late": 0, "final": 0}
+    assert operator.counters.executions == {"early": 0, "on_time": 1, "late": 0, "final": 0}
 
 
 def test_a_watermark_that_jumps_over_the_bound_runs_a_window_on_time_once_and_purges_it() -> None:

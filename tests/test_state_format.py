@@ -467,8 +467,8 @@ def test_a_newer_snapshot_is_refused(make: Callable[..., Rig]) -> None:
     snapshot = read_manifest(rig.folder / "state" / "manifests" / f"{token}.json")["snapshot"]
     policy = load_policy({"lateness": {"initial_bound": "20s"}})
     assert make_operator(plan, policy, snapshot).snapshot() == snapshot
-    with pytest.raises(FormatError, match=r"snapshot was written in format 6; this Aion reads format 5"):
-        make_operator(plan, policy, {**snapshot, "version": 6})
+    with pytest.raises(FormatError, match=r"snapshot was written in format 7; this Aion reads format 6"):
+        make_operator(plan, policy, {**snapshot, "version": 7})
 
 
 PICKLES = re.compile(

@@ -178,7 +178,7 @@ def test_a_restart_changes_nothing() -> None:
                 executor.operator.__init__(  # type: ignore[misc]
                     executor.operator.grid,
                     bound=executor.operator._bound,
-                    trigger=executor.operator._trigger,
+                    trigger=executor.operator._rules.trigger(0),
                     staleness_bound=0.05,
                     compaction=BlockCompaction(open_too=True, snapshot=snapshot["runs"]),
                     snapshot=snapshot,

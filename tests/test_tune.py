@@ -23,7 +23,7 @@ from aion.tools.tune.simulator import Outcome
 from experiments.tune_traces import trace_of
 
 SLOW = Machine(50e6, 1e-4, 30e6, 2e-3, 400e6)
-NOTHING = Outcome(0, 0.0, 0.0, 0.0, {"on_time": 0, "late": 0, "final": 0}, 0, 0, 0, 0, 0, 1.0, 0)
+NOTHING = Outcome(0, 0.0, 0.0, 0.0, {"early": 0, "on_time": 0, "late": 0, "final": 0}, 0, 0, 0, 0, 0, 1.0, 0)
 GOAL = Goal(2 << 20, 0.05, 0.99)
 
 
@@ -39,7 +39,7 @@ def tried(costs: tuple[int, int, int, int, int]) -> Tried:
         memory_bytes=memory,
         blocked_s=float(blocked),
         staleness=float(stale),
-        executions={"on_time": executions, "late": 0, "final": 0},
+        executions={"early": 0, "on_time": executions, "late": 0, "final": 0},
         written_bytes=written,
     )
     return Tried({}, Policy(), outcome)

@@ -39,12 +39,24 @@ def _until_its_end(policy: Policy, limit_bytes: int) -> Story:
             f"They are packed into {state.codec} blocks of about {target}, {packing}, and shuffled{levels} to "
             f"{shards}. {words.keep}",
         ),
+        *_early_words(policy),
         ("a Spark batch ends", f"The changes of the window are committed to {folder}."),
         (
             f"the watermark reaches {end}, the window's end",
             f"On-time execution: {words.read} {_combining_words(policy)} One pane of kind on_time comes out. "
             f"{words.expire}",
         ),
+    ]
+
+
+def _early_words(policy: Policy) -> Story:
+    if policy.trigger.early_us is None:
+        return []
+    return [
+        (
+            f"the watermark has moved by {format_duration(policy.trigger.early_us)}, and the window is open",
+            "If events came since, the window runs early. A pane of kind early comes out for each key with news.",
+        )
     ]
 
 

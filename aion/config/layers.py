@@ -31,14 +31,15 @@ _KEYWORD = "keyword "
 Source = str | os.PathLike[str] | Mapping[str, Any] | Policy
 
 
-def load_policy(source: Source, overrides: Mapping[str, object] | None = None) -> Policy:
+def load_policy(source: Source, overrides: Mapping[str, object] | None = None, *, what: str = "policy") -> Policy:
     """Loads the policy from a preset's name, a path, a mapping in the shape of the YAML file, or a policy.
 
     Keys of ``overrides``: ``memory.budget``, ``memory_budget``, or ``memory`` with a mapping. Raises PolicyError with
-    one line per problem: where the value was written, the key, the value, and what would be right.
+    one line per problem: where the value was written, the key, the value, and what would be right. ``what``: where a
+    mapping was written.
     """
     layers = _Layers()
-    layers.add_source(source, "policy")
+    layers.add_source(source, what)
     layers.add_flat(overrides or {}, _KEYWORD)
     return layers.policy()
 

@@ -33,6 +33,7 @@ from aion.config.values import (
     MergeLevels,
     Multiple,
     OpenFraction,
+    OptionalInterval,
     OptionalSize,
     Port,
     Rate,
@@ -413,6 +414,12 @@ class TriggerPolicy(_Section):
         default=60_000_000, alias="interval", description="For interval: the length of an interval."
     )
     count: EventCount = Field(default=1000, description="For count: the window runs after this number of late events.")
+    early_us: OptionalInterval = Field(
+        default=None,
+        alias="early",
+        description="How far the watermark moves between two early panes of an open window. They show what came so "
+        "far, and come only with news. Windows per record have none. null: a window says nothing before its end.",
+    )
 
 
 class StatefulPolicy(_Section):

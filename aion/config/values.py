@@ -432,6 +432,13 @@ Interval = Annotated[
     WithJsonSchema(_BOUND_TEXT),
     "duration above 0 with a unit, such as 90s or 10m",
 ]
+OptionalInterval = Annotated[
+    int | None,
+    PlainValidator(lambda value: None if value is None else _interval(value)),
+    PlainSerializer(lambda value: None if value is None else format_duration(value), return_type=str | None),
+    WithJsonSchema({"anyOf": [_BOUND_TEXT, _NULL]}),
+    "duration above 0 with a unit, such as 90s or 10m, or null",
+]
 EventCount = Annotated[
     int,
     PlainValidator(_at_least_one("events", "")),

@@ -22,6 +22,10 @@ from aion.core.slicing.grid import EVENT_ROWS_US, SliceGrid, has_event_rows
 from aion.core.windows import Count, Definition, Definitions, Family, Periodic, PerRecord, Punctuated, Session, named
 from aion.errors import ApplyError, ConfigError, SchemaError
 
+FINAL = "final"
+EMITS = ("all", FINAL)
+"""What comes out of a window: all its panes, or one pane when its bound has passed."""
+
 
 class Window(NamedTuple):
     """The interval that an ``apply`` function is called for: µs since the epoch, end exclusive."""
@@ -38,7 +42,7 @@ ApplyFunction = Callable[[Key, Window, Iterator[pa.RecordBatch]], ApplyResult]
 
 # Columns that every result has besides the user's own.
 WINDOW_COLUMNS = ("window", "window_start", "window_end")
-PANE_COLUMNS = ("pane", "kind", "events", "late_events")
+PANE_COLUMNS = ("pane", "kind", "events", "late_events", "closes_at")
 DROPPED_COLUMNS = ("event_time", "lateness_us", "reason", "event")
 
 
@@ -52,7 +56,7 @@ class Plan:
     partials are enough. If an operator has both, this plan is for the other windows, and ``event_rows`` is the plan for
     those that need event rows. It has its own definitions and its own blocks. ``own``: the definitions that this plan's
     blocks are for, by number. None: all. ``name_offset_us``: a segment's name minus its start
-    (:data:`aion.core.slicing.grid.EVENT_ROWS_US`).
+    (:data:`aion.core.slicing.grid.EVENT_ROWS_US`). ``final_only``: each window runs once, when its bound has passed.
     """
 
     key: tuple[str, ...]
@@ -66,6 +70,7 @@ class Plan:
     own: Mapping[int, Definition] | None = None
     event_rows: Plan | None = None
     name_offset_us: int = 0
+    final_only: bool = False
 
     @cached_property
     def parts(self) -> tuple[Plan, ...]:
@@ -177,6 +182,7 @@ class Plan:
             "windows": [[name, window.spec()] for name, window in self.windows.items()],
             "block": [[f.name, str(f.type)] for f in self.block_schema],
             "partials": self.layout.spec() if self.layout else [],
+            **({"emit": FINAL} if self.final_only else {}),
             **({"event_rows": self.event_rows.definition} if self.event_rows is not None else {}),
         }
 
@@ -194,6 +200,7 @@ def result_schema(key: Iterable[pa.Field], timestamp: pa.DataType, outputs: Iter
             pa.field("kind", pa.string()),
             pa.field("events", pa.int64()),
             pa.field("late_events", pa.int64()),
+            pa.field("closes_at", timestamp),
             pa.field("event_time", timestamp),
             pa.field("lateness_us", pa.int64()),
             pa.field("reason", pa.string()),
@@ -212,6 +219,7 @@ def make_plan(
     apply: ApplyFunction | None,
     outputs: str | pa.Schema | None,
     blocking: bool = True,
+    final_only: bool = False,
 ) -> Plan:
     """Checks a definition against the input's schema.
 
@@ -226,7 +234,7 @@ def make_plan(
     if aggregates is None:
         result = pa.schema(names)
         _check_names(keys, result.names)
-        return Plan(keys, time, definitions, schema, None, apply, result, blocking)
+        return Plan(keys, time, definitions, schema, None, apply, result, blocking, final_only=final_only)
     bound = [agg.bind(name, a, schema, time) for name, a in aggregates.items()]
     result = pa.schema([pa.field(b.name, b.type) for b in bound])
     _check_names(keys, result.names)
@@ -239,7 +247,9 @@ def make_plan(
         layout = agg.Layout(bound, _besides(own.values(), time, schema.field(time).type))
         columns = (*keys, time, *(c for c in layout.columns if c != MARK.column), *predicates)
         kept = pa.schema([schema.field(n) for n in dict.fromkeys(columns)])
-        return Plan(keys, time, definitions, kept, layout, None, result, False, own, event_rows, name_offset_us)
+        return Plan(
+            keys, time, definitions, kept, layout, None, result, False, own, event_rows, name_offset_us, final_only
+        )
 
     if event_wise and others:
         return part(others, part(event_wise, name_offset_us=EVENT_ROWS_US))

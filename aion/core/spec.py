@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import pyarrow as pa
 
 from aion.aggregates import Aggregate
-from aion.core.plan import ApplyFunction, Plan, make_plan, output_fields, result_schema
+from aion.core.plan import EMITS, FINAL, ApplyFunction, Plan, make_plan, output_fields, result_schema
+from aion.core.time import format_duration
 from aion.core.windows import Definitions, named
+from aion.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +33,7 @@ class Keywords(TypedDict, total=False):
     apply: ApplyFunction | None
     schema: str | pa.Schema | StructType | None
     blocking: bool
+    emit: Literal["all", "final"]
     policy: Source | None
     merge_levels: int | None
     fan_in: int | None
@@ -49,9 +52,10 @@ class Spec:
     ``key``: one column or several; without it all events are one group. Give either ``aggregates`` (result column ->
     :mod:`aion.aggregates`) or ``apply``, a function of (key, window, events), with the ``schema`` of its result.
     ``blocking=False``: the function reads event by event. Then a window may be larger than memory, and the function
-    starts before the whole window is staged. ``policy``: a preset, a path or a mapping; on Spark it overrides the
-    session's. ``record``: a folder for a trace of arrivals, without payload, for ``aion tune`` (docs/tuning.md). On
-    Spark it is a folder on each executor's host.
+    starts before the whole window is staged. ``emit``: ``"all"`` panes of a window, or ``"final"``: one pane for each
+    window and key, when its bound has passed and nothing can change it any more. ``policy``: a preset, a path or a
+    mapping; on Spark it overrides the session's. ``record``: a folder for a trace of arrivals, without payload, for
+    ``aion tune`` (docs/tuning.md). On Spark it is a folder on each executor's host.
 
     The other fields only matter on Spark. ``merge_levels`` and ``fan_in`` override ``distribution`` of the policy: the
     levels between source partitions and shards that merge blocks. ``keys_disjoint=True`` declares that all events of a
@@ -68,6 +72,7 @@ class Spec:
     apply: ApplyFunction | None = None
     schema: str | pa.Schema | StructType | None = None
     blocking: bool = True
+    emit: Literal["all", "final"] = "all"
     policy: Source | None = None
     merge_levels: int | None = None
     fan_in: int | None = None
@@ -76,7 +81,15 @@ class Spec:
     record: str | Path | None = None
 
     def __post_init__(self) -> None:
-        named(self.windows)
+        definitions = named(self.windows)
+        if self.emit not in EMITS:
+            raise ConfigError(f"emit: {self.emit!r} is not known; give 'all' or 'final'")
+        for name, window in definitions.items():
+            if self.emit == FINAL and window.timing.early_us is not None:
+                raise ConfigError(
+                    f"emit='final' gives one pane for each window, when it is final, so windows: {name!r} cannot have "
+                    f"early={format_duration(window.timing.early_us)!r}; leave one of them out"
+                )
         self.unbound_outputs()
 
     def plan(self, input_schema: pa.Schema) -> Plan:
@@ -90,6 +103,7 @@ class Spec:
             apply=self.apply,
             outputs=self.schema,
             blocking=self.blocking,
+            final_only=self.emit == FINAL,
         )
 
     def unbound_outputs(self) -> list[pa.Field]:

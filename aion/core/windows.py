@@ -10,13 +10,61 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypedDict, Unpack
 
 from aion.core.numbers import LONGEST_US
 from aion.core.time import duration_us, format_duration, short_duration
 from aion.errors import WindowError
 
 Duration = str | int | timedelta
+
+
+class When(TypedDict, total=False):
+    """Keywords of every definition: when its windows run, and how long they are kept. They outrank the policy.
+
+    ``early``: how far the watermark moves between two early panes of an open window (``trigger.early`` of the policy).
+    ``lateness``: how long a window is kept after its end, as a fixed bound in the place of ``lateness`` of the policy.
+    ``trigger``: when a late window runs again, with the keys of ``trigger`` of the policy, e.g.
+    ``{"kind": "count", "count": 10}``.
+    """
+
+    early: Duration | None
+    lateness: Duration | None
+    trigger: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What a definition says about its own executions. None: the policy decides. A restart may change it.
+
+    ``trigger``: the items of the mapping, so that a definition can be hashed.
+    """
+
+    early_us: int | None = None
+    bound_us: int | None = None
+    trigger: tuple[tuple[str, Any], ...] | None = None
+
+    @classmethod
+    def of(cls, what: str, when: When) -> Timing:
+        """Checks the keywords of a definition. ``what``: its name, for errors. Raises WindowError and TypeError."""
+        for name in when:
+            if name not in When.__annotations__:
+                raise TypeError(f"{what}() got an unexpected keyword argument {name!r}")
+        early, lateness, trigger = when.get("early"), when.get("lateness"), when.get("trigger")
+        if trigger is not None and not isinstance(trigger, Mapping):
+            raise WindowError(
+                f"{what}: trigger of {trigger!r} is not a mapping; give e.g. {{'kind': 'count', 'count': 10}}"
+            )
+        if trigger is not None and "early" in trigger:
+            raise WindowError(f"{what}: trigger of {dict(trigger)!r}: give early= beside trigger=")
+        return cls(
+            None if early is None else _positive(early, f"{what}: early"),
+            None if lateness is None else _not_negative(lateness, f"{what}: lateness"),
+            None if trigger is None else tuple(trigger.items()),
+        )
+
+
+NO_TIMING = Timing()
 
 
 class Family(NamedTuple):
@@ -41,6 +89,7 @@ class Periodic:
     size_us: int
     slide_us: int
     offset_us: int
+    timing: Timing = NO_TIMING
 
     def starts_covering(self, t_us: int) -> Iterator[int]:
         """Starts of the windows that contain the instant ``t_us``, latest first."""
@@ -78,9 +127,9 @@ class Tumbling(Periodic):
 
     __slots__ = ()
 
-    def __init__(self, size: Duration, offset: Duration = 0) -> None:
+    def __init__(self, size: Duration, offset: Duration = 0, **when: Unpack[When]) -> None:
         size_us = _positive(size, "Tumbling: size")
-        Periodic.__init__(self, size_us, size_us, _offset(offset, size_us))
+        Periodic.__init__(self, size_us, size_us, _offset(offset, size_us), Timing.of("Tumbling", when))
 
     def __str__(self) -> str:
         return f"tumbling {format_duration(self.size_us)}{_offset_suffix(self.offset_us)}"
@@ -97,7 +146,7 @@ class Sliding(Periodic):
 
     __slots__ = ()
 
-    def __init__(self, size: Duration, slide: Duration, offset: Duration = 0) -> None:
+    def __init__(self, size: Duration, slide: Duration, offset: Duration = 0, **when: Unpack[When]) -> None:
         size_us, slide_us = _positive(size, "Sliding: size"), _positive(slide, "Sliding: slide")
         if slide_us > size_us:
             raise WindowError(
@@ -105,7 +154,7 @@ class Sliding(Periodic):
                 f"{format_duration(size_us)}, so events between windows would be lost; "
                 "use a slide of at most the size"
             )
-        Periodic.__init__(self, size_us, slide_us, _offset(offset, slide_us))
+        Periodic.__init__(self, size_us, slide_us, _offset(offset, slide_us), Timing.of("Sliding", when))
 
     def __str__(self) -> str:
         return (
@@ -126,9 +175,11 @@ class Session:
     """
 
     gap_us: int
+    timing: Timing
 
-    def __init__(self, gap: Duration) -> None:
+    def __init__(self, gap: Duration, **when: Unpack[When]) -> None:
         object.__setattr__(self, "gap_us", _positive(gap, "Session: gap"))
+        object.__setattr__(self, "timing", Timing.of("Session", when))
 
     @property
     def reach_us(self) -> int:
@@ -160,9 +211,11 @@ class Count:
 
     n: int
     slide: int
+    timing: Timing
     reach_us: ClassVar[int] = 0
 
-    def __init__(self, n: int, slide: int | None = None) -> None:
+    def __init__(self, n: int, slide: int | None = None, **when: Unpack[When]) -> None:
+        object.__setattr__(self, "timing", Timing.of("Count", when))
         object.__setattr__(self, "n", _positive_number(n, "Count: n"))
         object.__setattr__(self, "slide", self.n if slide is None else _positive_number(slide, "Count: slide"))
         if self.slide > self.n:
@@ -185,13 +238,20 @@ class PerRecord:
     """One window for each event of a key: all events from ``size`` before it up to its own time, both inclusive.
 
     ``PerRecord("5 minutes")``. Kafka Streams calls these sliding windows (KIP-450). Events of the same time share a
-    window. Raises WindowError if the size is not positive.
+    window. Raises WindowError if the size is not positive, and for ``early``: it ends with its own event.
     """
 
     size_us: int
+    timing: Timing
 
-    def __init__(self, size: Duration) -> None:
+    def __init__(self, size: Duration, **when: Unpack[When]) -> None:
         object.__setattr__(self, "size_us", _positive(size, "PerRecord: size"))
+        object.__setattr__(self, "timing", Timing.of("PerRecord", when))
+        if self.timing.early_us is not None:
+            raise WindowError(
+                f"PerRecord: early of {when['early']!r}: a window that ends with its own event has nothing to show "
+                "before; leave early out"
+            )
 
     @property
     def reach_us(self) -> int:
@@ -206,7 +266,7 @@ class PerRecord:
     __repr__ = __str__
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, init=False, repr=False)
 class Punctuated:
     """Windows between punctuation events of a key. Each starts with one, its first event, and ends at the next.
 
@@ -216,12 +276,15 @@ class Punctuated:
     """
 
     predicate: str | Callable[[Any], Any]
+    timing: Timing
     reach_us: ClassVar[int] = 0
 
-    def __post_init__(self) -> None:
-        if not (callable(self.predicate) or (isinstance(self.predicate, str) and self.predicate)):
+    def __init__(self, predicate: str | Callable[[Any], Any], **when: Unpack[When]) -> None:
+        object.__setattr__(self, "predicate", predicate)
+        object.__setattr__(self, "timing", Timing.of("Punctuated", when))
+        if not (callable(predicate) or (isinstance(predicate, str) and predicate)):
             raise WindowError(
-                f"Punctuated: {self.predicate!r} is not a predicate; give the name of a boolean column, or a function "
+                f"Punctuated: {predicate!r} is not a predicate; give the name of a boolean column, or a function "
                 "of a record batch"
             )
 
@@ -268,9 +331,16 @@ def named(windows: Definitions) -> dict[str, Definition]:
 
 
 def _positive(value: Duration, what: str) -> int:
-    us = _duration(value, what)
-    if us <= 0:
+    us = _not_negative(value, what)
+    if us == 0:
         raise WindowError(f"{what} of {value!r} is not positive; give e.g. '1 minute'")
+    return us
+
+
+def _not_negative(value: Duration, what: str) -> int:
+    us = _duration(value, what)
+    if us < 0:
+        raise WindowError(f"{what} of {value!r} is negative; give e.g. '1 minute'")
     if us > LONGEST_US:
         raise WindowError(f"{what} of {value!r} is longer than {short_duration(LONGEST_US)}")
     return us

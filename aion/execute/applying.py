@@ -92,7 +92,8 @@ def apply_window(
     with closing(decode_all(plan, blocks, pool, keys)) as decoded:
         if not plan.key:
             rows = _call(plan, (), window, (d.batch for d in decoded))
-            collected.add((), execute.window, execute.pane, execute.events, execute.late_events, rows)
+            shown = _Shown((), execute.window, execute.closes_us, execute.pane, execute.events, execute.late_events)
+            collected.add(shown, rows)
         else:
             pieces = (
                 Piece(d.batch, d.seq > execute.changed_since, d.seq >= execute.late_from, d.mapped) for d in decoded
@@ -100,7 +101,9 @@ def apply_window(
             with closing(group_by_key(plan.key, pieces, memory_limit_bytes, spill_folder)) as groups:
                 for group in groups:
                     rows = _call(plan, group.key, window, group.parts)
-                    collected.add(group.key, execute.window, execute.pane, group.events, group.late_events, rows)
+                    counts = group.events, group.late_events
+                    shown = _Shown(group.key, execute.window, execute.closes_us, execute.pane, *counts)
+                    collected.add(shown, rows)
                     del group, rows  # otherwise they keep this key's events while the next key's are read
                     if collected.rows >= ROWS_AT_ONCE:
                         yield collected.take()
@@ -113,12 +116,12 @@ def apply_gathered(plan: Plan, order: ExecuteKeyed, events: pa.Table, gathered: 
     collected = _Collected(plan, order.kind)
     windows, rows, offsets = gathered
     name = plan.names[order.definition]
-    columns = [windows[c].tolist() for c in ("start", "end", "pane", "events", "late_events")]
+    columns = [windows[c].tolist() for c in ("start", "end", "closes", "pane", "events", "late_events")]
     keys = zip(*(key.to_pylist() for key in windows.keys), strict=True) if windows.keys else repeat(())
-    for i, (key, start, end, pane, count, late) in enumerate(zip(keys, *columns, strict=False)):
+    for i, (key, start, end, *shown) in enumerate(zip(keys, *columns, strict=False)):
         own = events.take(pa.array(rows[offsets[i] : offsets[i + 1]]))
         result = _call(plan, key, Window(start, end, name), iter(own.to_batches()))
-        collected.add(key, WindowRef(order.definition, start, end), pane, count, late, result)
+        collected.add(_Shown(key, WindowRef(order.definition, start, end), *shown), result)
         if collected.rows >= ROWS_AT_ONCE:
             yield collected.take()
     if collected.rows:
@@ -151,6 +154,17 @@ def dropped_events(
     )
 
 
+class _Shown(NamedTuple):
+    """What a pane shows besides the user's columns."""
+
+    key: Key
+    window: WindowRef
+    closes_us: int
+    pane: int
+    events: int
+    late_events: int
+
+
 class _Collected:
     """Collects the result rows of several keys, and turns them into one Arrow batch."""
 
@@ -158,20 +172,12 @@ class _Collected:
         self._plan, self._kind = plan, kind
         self._tables: list[pa.Table] = []
         self._dicts: list[Mapping[str, Any]] = []
-        self._groups: list[tuple[Key, WindowRef, int, int, int]] = []
+        self._groups: list[_Shown] = []
         self._counts: list[int] = []
         self._in_tables = 0  # how many groups, from the first on, have all their rows in the tables
         self.rows = 0
 
-    def add(
-        self,
-        key: Key,
-        window: WindowRef,
-        pane: int,
-        events: int,
-        late_events: int,
-        rows: list[Mapping[str, Any]] | pa.Table,
-    ) -> None:
+    def add(self, shown: _Shown, rows: list[Mapping[str, Any]] | pa.Table) -> None:
         n = len(rows)
         if not n:
             return
@@ -182,14 +188,14 @@ class _Collected:
             self._tables.append(rows if rows.get_total_buffer_size() <= 2 * rows.nbytes else rows.take(np.arange(n)))
         else:
             self._dicts += rows
-        self._groups.append((key, window, pane, events, late_events))
+        self._groups.append(shown)
         self._counts.append(n)
         self.rows += n
 
     def take(self) -> pa.RecordBatch:
         self._settle()
         table = pa.concat_tables(self._tables)
-        keys_of, windows, panes, events, late_events = zip(*self._groups, strict=True)
+        keys_of, windows, closes, panes, events, late_events = zip(*self._groups, strict=True)
         which = np.repeat(np.arange(len(self._counts)), self._counts)
         of_row = pa.array(which)
         plan = self._plan
@@ -201,7 +207,7 @@ class _Collected:
             plan,
             keys=keys,
             outputs=table.columns,
-            windows=WindowColumns.of(windows),
+            windows=WindowColumns.of(windows)._replace(closes_us=np.array(closes, np.int64)),
             which=which,
             pane=np.repeat(np.array(panes, np.int32), self._counts),
             kind=pa.repeat(self._kind.value, self.rows),
@@ -224,10 +230,10 @@ class _Collected:
                 try:
                     _to_table(self._plan, self._dicts[first : first + count])
                 except _UNFIT as error:
-                    ref = group[1]
+                    ref = group.window
                     window = Window(ref.start_us, ref.end_us, self._plan.names[ref.definition])
                     raise ApplyError(
-                        f"{_where(group[0], window)}: what it returned does not fit the declared schema: {error}"
+                        f"{_where(group.key, window)}: what it returned does not fit the declared schema: {error}"
                     ) from error
                 first += count
             raise

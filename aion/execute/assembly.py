@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from aion.config import Policy, Share
+from aion.config import Policy, Share, load_policy
+from aion.config.model import TriggerPolicy
 from aion.core.compaction.blocks import BlockCompaction
 from aion.core.ingest.block import BlockSettings, Codec, Compression
 from aion.core.ingest.builder import BlockBuilder
@@ -17,11 +18,12 @@ from aion.core.operator.keyed.shapes import shape_of
 from aion.core.operator.keyed.shard import KeyedPart, KeyedShard
 from aion.core.operator.keyed.windows import KeyedWindows
 from aion.core.operator.operator import SNAPSHOT_VERSION, Operator
+from aion.core.operator.rules import Own, Rules
 from aion.core.plan import Plan
 from aion.core.slicing.grid import slices_from_json
 from aion.core.trigger.staleness import Forecast, StalenessTrigger
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
-from aion.core.windows import Definition, Periodic
+from aion.core.windows import Definition, Periodic, PerRecord
 from aion.errors import FormatError
 from aion.execute.block_compactor import BlockCompactor, compaction_bytes
 from aion.execute.contents import RowContents
@@ -46,7 +48,17 @@ def make_operator(
         )
     bound = make_bound(plan, policy, snapshot) if bound is None else bound
     trigger = make_trigger(policy, Expected(bound))
-    staleness_bound = policy.trigger.bound if policy.trigger.kind == "staleness" else None
+    staleness_bound = _staleness_bound(policy.trigger)
+    own = _own_rules(plan, policy, Expected(bound))
+    rules = Rules(
+        bound,
+        trigger,
+        own,
+        definitions=len(plan.windows),
+        staleness_bound=staleness_bound,
+        final_only=plan.final_only,
+        early={} if snapshot is None else {int(n): us for n, us in snapshot["early"].items()},
+    )
     numbers = sorted(number for part in plan.parts for number in part.keyed)
     known = snapshot["keyed"] if snapshot is not None else []
     before = dict(zip(numbers, known, strict=True)) if known else {}
@@ -55,10 +67,13 @@ def make_operator(
         KeyedPart(
             [
                 KeyedWindows(
-                    number, shape_of(window), types,
-                    bound=bound, trigger=trigger, staleness_bound=staleness_bound, snapshot=before.get(number),
+                    number, shape_of(window, shows_open=early is not None), types,
+                    bound=rules.bound(number), trigger=rules.trigger(number),
+                    staleness_bound=rules.staleness_bound(number), early=early,
+                    final_only=plan.final_only, snapshot=before.get(number),
                 )
                 for number, window in part.keyed.items()
+                for early in [rules.take_clock(number)]
             ]
         )
         for part in plan.parts
@@ -71,7 +86,7 @@ def make_operator(
         # announced: blocks for a later one would take the room of what is due before.
         prestages_late=prestages(policy),
         prestages_due=predicts(policy),
-        staleness_bound=staleness_bound,
+        rules=rules,
         keyed=KeyedShard(parts, known),
         event_grid=None if plan.event_rows is None else plan.event_rows.grid,
         compaction=make_compaction(plan, policy, snapshot),
@@ -120,9 +135,42 @@ def make_bound(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None, *
     )
 
 
+def _own_rules(plan: Plan, policy: Policy, forecast: Forecast) -> dict[int, Own]:
+    """What definitions decide for themselves."""
+    triggers = own_triggers(plan.windows)
+    own = {}
+    for number, (name, window) in enumerate(plan.windows.items()):
+        timing = window.timing
+        early_us = policy.trigger.early_us if timing.early_us is None else timing.early_us
+        own[number] = Own(
+            None if isinstance(window, PerRecord) else early_us,
+            timing.bound_us,
+            trigger_of(triggers[name], forecast) if name in triggers else None,
+            _staleness_bound(triggers[name]) if name in triggers else None,
+        )
+    return own
+
+
+def own_triggers(windows: Mapping[str, Definition]) -> dict[str, TriggerPolicy]:
+    """The triggers of the definitions that have one for themselves. Raises PolicyError for one that is wrong."""
+    return {
+        name: load_policy({"trigger": dict(window.timing.trigger)}, what=f"windows: {name!r}").trigger
+        for name, window in windows.items()
+        if window.timing.trigger is not None
+    }
+
+
+def _staleness_bound(trigger: TriggerPolicy) -> float | None:
+    return trigger.bound if trigger.kind == "staleness" else None
+
+
 def make_trigger(policy: Policy, forecast: Forecast | None = None) -> Trigger:
     """Decides when a late window runs again. ``forecast``: the late events that this shard has to expect."""
-    trigger = policy.trigger
+    return trigger_of(policy.trigger, forecast)
+
+
+def trigger_of(trigger: TriggerPolicy, forecast: Forecast | None = None) -> Trigger:
+    """The same, from one section of a policy."""
     match trigger.kind:
         case "every_batch":
             return EveryBatchTrigger()

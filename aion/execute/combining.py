@@ -169,7 +169,7 @@ class Loaded:
             self._plan,
             keys=[values.take(pa.array(keys)) for values in self._keys],
             outputs=list(self._layout.lower(states).values()),
-            windows=WindowColumns(executes.definition, executes.start_us, executes.end_us),
+            windows=WindowColumns(executes.definition, executes.start_us, executes.end_us, executes.closes_us),
             which=windows,
             pane=executes.pane.astype(np.int32)[windows],
             kind=pa.repeat(executes.kind.value, len(windows)),

@@ -111,7 +111,8 @@ def panes(plan: Plan, order: ExecuteKeyed, table: pa.Table, rows_at_once: int) -
             at = own.rows if len(tree.starts) > 1 else _in_order(plan, table, rows, own.rows, groups)
             states = layout.merge(groups, tree.taken(at), tree.partials, states)
         outputs = list(layout.lower(states).values())
-        yield _rows(plan, order.definition, order.kind, windows.take(_numbers(some)), outputs)
+        shown = windows.take(_numbers(some))
+        yield _rows(plan, order.definition, order.kind, shown, outputs, shown["closes"])
 
 
 def _trees(plan: Plan, table: pa.Table, rows: Ints, begins: Ints, lengths: Ints, rows_at_once: int) -> list[SliceTree]:
@@ -169,15 +170,22 @@ def retractions(plan: Plan, order: Retract) -> pa.RecordBatch:
     """A row without values for each window that no longer exists. A sink that upserts by key and window deletes it."""
     zeros = np.zeros(len(order.windows), np.int64)
     windows = order.windows.replaced(events=zeros, late_events=zeros)
-    return _rows(plan, order.definition, PaneKind.RETRACTED, windows, None)
+    return _rows(plan, order.definition, PaneKind.RETRACTED, windows, None, None)
 
 
-def _rows(plan: Plan, definition: int, kind: PaneKind, windows: Table, outputs: Sequence[Any] | None) -> pa.RecordBatch:
+def _rows(
+    plan: Plan,
+    definition: int,
+    kind: PaneKind,
+    windows: Table,
+    outputs: Sequence[Any] | None,
+    closes_us: Ints | None,
+) -> pa.RecordBatch:
     return pane_rows(
         plan,
         keys=windows.keys,
         outputs=outputs,
-        windows=WindowColumns(np.full(len(windows), definition), windows["start"], windows["end"]),
+        windows=WindowColumns(np.full(len(windows), definition), windows["start"], windows["end"], closes_us),
         which=np.arange(len(windows)),
         pane=windows["pane"].astype(np.int32),
         kind=pa.repeat(kind.value, len(windows)),

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from aion.core.numbers import NEVER
 from aion.core.operator.actions import WindowRef
 from aion.core.plan import Plan
 
@@ -16,11 +17,15 @@ TOO_LATE = "later than the window's bound"
 
 
 class WindowColumns(NamedTuple):
-    """Windows as columns. The definition -1 stands for no window."""
+    """Windows as columns. The definition -1 stands for no window.
+
+    ``closes_us``: the watermark from which on a window cannot change. NEVER: not known. None: of no window.
+    """
 
     definition: Any
     start_us: Any
     end_us: Any
+    closes_us: Any = None
 
     @classmethod
     def of(cls, windows: Iterable[WindowRef | None]) -> WindowColumns:
@@ -61,6 +66,7 @@ def pane_rows(
         "kind": kind,
         "events": events,
         "late_events": late_events,
+        "closes_at": _closes_at(plan, windows.closes_us, which),
         "event_time": event_time,
         "lateness_us": None if lateness_us is None else np.full(n, lateness_us),
         "reason": None if reason is None else pa.repeat(reason, n),
@@ -70,6 +76,13 @@ def pane_rows(
         [_array(columns.get(field.name), field.type, n) for field in plan.result_schema],
         schema=plan.result_schema,
     )
+
+
+def _closes_at(plan: Plan, closes_us: Any, which: Any) -> pa.Array | None:
+    if closes_us is None:
+        return None
+    instants = closes_us[which]
+    return pa.array(instants, mask=instants == NEVER).cast(plan.timestamp)
 
 
 def _array(value: Any, type_: pa.DataType, n: int) -> pa.Array:

@@ -9,12 +9,14 @@ from aion.aggregates.layout import Layout
 from aion.aggregates.lists import Distinct
 from aion.aggregates.partial import Partial
 from aion.config import Policy
+from aion.config.model import TriggerPolicy
 from aion.config.values import format_bytes
 from aion.core.plan import Plan
 from aion.core.slicing.grid import SliceGrid
 from aion.core.time import format_duration
 from aion.core.topology import MergingDecision, Strategy, Tree
-from aion.core.windows import Definition, Periodic, Session
+from aion.core.windows import Definition, Periodic, PerRecord, Session
+from aion.execute.assembly import own_triggers
 
 _WIDTH = 110
 _LABEL = 12
@@ -40,11 +42,15 @@ def explain_plan(
     """
     by = f"by key {', '.join(plan.key)}" if plan.key else "without key"
     sections = {
-        f"Windows over {plan.time}, {by}": [*_windows(plan.windows, decisions), *_slices(plan.windows)],
+        f"Windows over {plan.time}, {by}": [
+            *_windows(plan.windows, decisions),
+            *_timing(plan, policy),
+            *_slices(plan.windows),
+        ],
         "Aggregates" if plan.layout is not None else "Function": [*_aggregates(plan)],
         "What runs where": [*([("files", reading)] if reading else []), *_places(plan, policy, tree, asked_levels)],
         "What crosses the network": [*_crossing(plan, tree, decisions, hand_over_bytes)],
-        "State": [("", _state(policy))],
+        "State": [("", _state(policy, final_only=plan.final_only))],
     }
     return "\n\n".join("\n".join((title, *map(_line, lines))) for title, lines in sections.items()) + "\n"
 
@@ -72,6 +78,22 @@ def _windows(windows: Mapping[str, Definition], decisions: Mapping[str, MergingD
         words = name if name == str(window) else f"{name} ({window})"
         merged = "computed centrally, at the root" if strategy is Strategy.CENTRAL else f"merged as {strategy}"
         yield "", f"{words}: {merged}; {why}."
+
+
+def _timing(plan: Plan, policy: Policy) -> Iterator[Line]:
+    """What single definitions decide for themselves, and when panes come besides the usual ones."""
+    triggers = own_triggers(plan.windows)
+    for name, window in plan.windows.items():
+        timing, says = window.timing, []
+        early_us = policy.trigger.early_us if timing.early_us is None else timing.early_us
+        if early_us is not None and not isinstance(window, PerRecord) and not plan.final_only:
+            says.append(f"yields early panes each time the watermark has moved by {format_duration(early_us)}")
+        if name in triggers and not plan.final_only:
+            says.append(f"runs again {_again(triggers[name])}")
+        if timing.bound_us is not None:
+            says.append(f"is kept for {format_duration(timing.bound_us)} after its end")
+        if says:
+            yield "", f"{name}: a window {', '.join(says)}."
 
 
 def _slices(windows: Mapping[str, Definition]) -> Iterator[Line]:
@@ -190,23 +212,27 @@ def _crossing(
     yield "way", f"{way}: {_count(hops, 'shuffle')}; {why}."
 
 
-def _state(policy: Policy) -> str:
-    lateness, trigger = policy.lateness, policy.trigger
+def _state(policy: Policy, *, final_only: bool) -> str:
+    lateness = policy.lateness
     learned = (
         ""
         if lateness.coverage is None
         else f" (until enough is known for a bound that covers {lateness.coverage:g} of late events)"
     )
-    again = {
+    runs = "run once, when they are final: emit='final'" if final_only else f"run again {_again(policy.trigger)}"
+    return (
+        f"store {policy.state.backend}, {policy.state.codec} blocks, compression {policy.state.compression}. Windows "
+        f"{runs}. They are kept for {format_duration(lateness.initial_bound_us)} after their end{learned}."
+    )
+
+
+def _again(trigger: TriggerPolicy) -> str:
+    return {
         "staleness": f"at a staleness of {trigger.bound:g}",
         "interval": f"every {format_duration(trigger.interval_us)} if late events came",
         "count": f"after every {trigger.count:,} late events",
         "every_batch": "in every batch with late events",
     }[trigger.kind]
-    return (
-        f"store {policy.state.backend}, {policy.state.codec} blocks, compression {policy.state.compression}. Windows "
-        f"run again {again}. They are kept for {format_duration(lateness.initial_bound_us)} after their end{learned}."
-    )
 
 
 def _values(partials: Iterable[Partial]) -> str:

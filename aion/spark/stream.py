@@ -21,7 +21,7 @@ from aion.core.plan import DROPPED_COLUMNS, Plan
 from aion.core.spec import Keywords, Spec, spec_of
 from aion.core.topology import MergingDecision, Tree, levels_for, merging_strategies
 from aion.errors import ConfigError
-from aion.execute.assembly import block_settings, hand_over_bytes
+from aion.execute.assembly import block_settings, hand_over_bytes, own_triggers
 from aion.execute.trace import Definition
 from aion.installation import require_extra
 from aion.spark import starts
@@ -54,7 +54,8 @@ def windowed(df: DataFrame | Files, spec: Spec | None = None, /, **definition: U
     override it. :func:`explain` describes what runs where.
 
     The result has the key columns, ``window``, ``window_start``, ``window_end``, the aggregates, ``pane``, ``kind``
-    (on_time, late, final, retracted, dropped), ``events`` and ``late_events``. Dropped rows also have ``event_time``,
+    (early, on_time, late, final, retracted, dropped), ``events``, ``late_events`` and ``closes_at``, the watermark from
+    which on the row cannot change. Dropped rows also have ``event_time``,
     ``lateness_us``, ``reason`` and ``event``: see :func:`panes` and :func:`dropped`. Later panes of a window replace
     earlier ones. Raises WatermarkError, SchemaError, WindowError, PolicyError, ConfigError, MissingExtra.
     """
@@ -127,6 +128,7 @@ def _resolve(source: Source, spec: Spec) -> _Query:
     if isinstance(spec.schema, StructType):
         spec = replace(spec, schema=arrow_schema(spec.schema))
     plan = spec.plan(source.schema)
+    own_triggers(plan.windows)  # raises now if one is wrong
     if spec.record is not None:
         Definition.of(plan, commits=True)  # raises now if these windows cannot be recorded
     keyword = {"distribution_merge_levels": spec.merge_levels, "distribution_fan_in": spec.fan_in}
@@ -162,7 +164,7 @@ def panes(df: DataFrame) -> DataFrame:
 
 def dropped(df: DataFrame) -> DataFrame:
     """The dropped rows in a result of :func:`windowed`: events that came too late or had no event time."""
-    return df.where(F.col("kind") == PaneKind.DROPPED.value).drop("pane")
+    return df.where(F.col("kind") == PaneKind.DROPPED.value).drop("pane", "closes_at")
 
 
 def _hand_over(plan: Plan, policy: Policy, state_dir: str, name: str) -> HandOverConfig | None:

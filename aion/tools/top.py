@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aion.config.values import about_bytes
+from aion.core.operator.lifecycle import EXECUTED
 from aion.core.time import short_duration
 from state_backends.server.client import running_servers
 from state_backends.server.metrics import METRICS, Distribution, Labels, Stats
@@ -113,14 +114,16 @@ def _events(now: Look, before: Look | None) -> Table:
 
 
 def _windows(now: Look) -> Table:
-    table = _table("operator", "windows", "kept for", "on time", "late", "final", "staleness", "commits", "restores")
+    table = _table(
+        "operator", "windows", "kept for", "early", "on time", "late", "final", "staleness", "commits", "restores"
+    )
     for labels in now.labels("aion_shards"):
         staleness = now.distribution("aion_staleness_ratio", *labels)
         table.add_row(
             labels[1],
             f"{now.value('aion_windows', *labels):,.0f}",
             _bounds(now, labels),
-            *(f"{now.value('aion_executions_total', *labels, kind):,.0f}" for kind in ("on_time", "late", "final")),
+            *(f"{now.value('aion_executions_total', *labels, kind):,.0f}" for kind in EXECUTED),
             f"{staleness.total / staleness.events:.3f}" if staleness.events else "",
             f"{now.value('aion_commits_total', *labels):,.0f}",
             f"{now.value('aion_restores_total', *labels):,.0f}",

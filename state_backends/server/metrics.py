@@ -164,7 +164,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "aion_executions_total", "counter", "Executions of windows, by kind; each shard counts its own.",
         (*_OPERATOR, "kind"),
-        _each_of_operator("counters", "executions", names=("on_time", "late", "final")),
+        _each_of_operator("counters", "executions", names=("early", "on_time", "late", "final")),
     ),
     Metric(
         "aion_retractions_total", "counter", "Panes retracted, of sessions and other windows that events change.",

@@ -58,13 +58,17 @@ class Scenario:
     bound: int
     key: tuple[str, ...]
     steps: tuple[list[Event] | int, ...]
+    final_only: bool = False
 
     @property
     def events(self) -> list[Event]:
         return [event for step in self.steps if isinstance(step, list) for event in step]
 
     def windows(self) -> dict[str, Any]:
-        return {f"w{i}": aion.Sliding(d.size, d.slide, d.offset) for i, d in enumerate(self.definitions)}
+        return {
+            f"w{i}": aion.Sliding(d.size, d.slide, d.offset, early=d.early, lateness=d.bound)
+            for i, d in enumerate(self.definitions)
+        }
 
 
 def aggregated(events: Sequence[Event]) -> dict[str, Any]:
@@ -111,7 +115,7 @@ def table(events: Sequence[Event]) -> pa.Table:
 
 def rows_of(found: pa.Table) -> list[dict[str, Any]]:
     """Rows with times as plain microseconds."""
-    for name in ("window_start", "window_end", "event_time"):
+    for name in ("window_start", "window_end", "event_time", "closes_at"):
         if name in found.column_names:
             at = found.column_names.index(name)
             found = found.set_column(at, name, found.column(name).cast(pa.int64()))
@@ -124,8 +128,9 @@ def run(
     """The rows of each call, the last one being ``close``, and the counters."""
     calls = []
     with aion.LocalOperator(
-        windows=scenario.windows(), key=scenario.key, time="ts", policy=policy, **definition
-    ) as operator:
+        windows=scenario.windows(), key=scenario.key, time="ts", policy=policy,
+        emit="final" if scenario.final_only else "all", **definition,
+    ) as operator:  # fmt: skip
         for step in scenario.steps:
             found = operator.process(table(step)) if isinstance(step, list) else operator.advance(step)
             calls.append(rows_of(found))
@@ -141,7 +146,9 @@ def validate(operator: aion.LocalOperator) -> None:
 
 def truth(scenario: Scenario, result: Callable[[list[Event]], Any]) -> list[tuple[list[Pane], list[Dropped]]]:
     """What the oracle says of each call."""
-    judge = OracleOperator(scenario.definitions, bound=scenario.bound, key=scenario.key, result=result)
+    judge = OracleOperator(
+        scenario.definitions, bound=scenario.bound, key=scenario.key, result=result, final_only=scenario.final_only
+    )
     said = [judge.process(s) if isinstance(s, list) else (judge.advance(s), []) for s in scenario.steps]
     return [*said, (judge.close(), [])]
 
@@ -165,7 +172,7 @@ def panes_of(rows: list[dict[str, Any]], scenario: Scenario, outputs: Sequence[s
             {
                 "window": (row["window"], row["window_start"], row["window_end"]),
                 "key": [row[k] for k in scenario.key],
-                "pane": (row["pane"], row["kind"], row["events"], row["late_events"]),
+                "pane": (row["pane"], row["kind"], row["events"], row["late_events"], row["closes_at"]),
                 "result": {name: row[name] for name in outputs},
             }
             for row in rows
@@ -180,7 +187,7 @@ def expected_panes(panes: list[Pane]) -> list[Any]:
             {
                 "window": (f"w{p.definition}", p.start, p.end),
                 "key": list(p.key),
-                "pane": (p.pane, p.kind, p.events, p.late_events),
+                "pane": (p.pane, p.kind, p.events, p.late_events, p.closes),
                 "result": p.result,
             }
             for p in panes
@@ -193,7 +200,7 @@ def drops_of(rows: list[dict[str, Any]], scenario: Scenario) -> Counter[Any]:
     drops: Counter[Any] = Counter()
     for row in rows:
         if row["kind"] == "dropped":
-            assert row["reason"] and row["pane"] is None
+            assert row["reason"] and row["pane"] is None and row["closes_at"] is None
             where = (row["window"], row["window_start"], row["window_end"])
             drops[(*(row[k] for k in scenario.key), *where, row["lateness_us"])] += row["events"]
     return drops
@@ -212,6 +219,8 @@ definitions = st.sampled_from(
         (Definition(20, 10),),
         (Definition(25, 10, 2),),
         (Definition(10, 10), Definition(30, 10), Definition(40, 40, 5)),
+        (Definition(20, 20, early=5),),
+        (Definition(10, 10, bound=0), Definition(40, 10, early=7, bound=50), Definition(30, 30, early=1)),
     ]
 )
 events = st.fixed_dictionaries(
@@ -236,4 +245,6 @@ def scenarios(draw: st.DrawFn, windows: st.SearchStrategy[Any] = definitions) ->
             step = [{**event, "id": number + i} for i, event in enumerate(step)]
             number += len(step)
         done.append(step)
-    return Scenario(draw(windows), draw(st.sampled_from([0, 5, 30])), key, (*done, FOREVER))
+    chosen = draw(windows)
+    final_only = all(d.early is None for d in chosen) and draw(st.booleans())
+    return Scenario(chosen, draw(st.sampled_from([0, 5, 30])), key, (*done, FOREVER), final_only)

@@ -96,7 +96,13 @@ def too_late(scenario: Scenario) -> Iterator[tuple[Event, Definition, int, int, 
         for event in step:
             for definition in scenario.definitions if event["ts"] is not None else ():
                 for start, end in definition.containing(event["ts"]):
-                    yield event, definition, start, end, watermark >= end + scenario.bound
+                    yield (
+                        event,
+                        definition,
+                        start,
+                        end,
+                        watermark >= end + (scenario.bound if definition.bound is None else definition.bound),
+                    )
 
 
 @given(scenario=scenarios())
@@ -160,7 +166,11 @@ def test_dropped_partials_carry_the_aggregates_of_just_those_events(scenario: Sc
 @some(1 / 2)
 @given(scenario=scenarios(), data=st.data())
 def test_how_a_table_is_chunked_makes_no_difference(scenario: Scenario, data: st.DataObject) -> None:
-    with aion.LocalOperator(windows=scenario.windows(), time="ts", key=scenario.key, aggregates=AGGREGATES) as operator:
+    scenario = replace(scenario, final_only=False)
+    with aion.LocalOperator(
+        windows=scenario.windows(), time="ts", key=scenario.key, aggregates=AGGREGATES,
+        policy=policy("standard", scenario.bound),
+    ) as operator:  # fmt: skip
         events = [e for e in scenario.events if e["ts"] is not None]
         cut = data.draw(st.integers(0, len(events)))
         pieces = [table(events[:cut]), table([]), table(events[cut:])]

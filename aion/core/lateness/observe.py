@@ -318,7 +318,9 @@ class Lateness:
 class NewBounds(Protocol):
     """Decides the bound of new windows. It observes arrivals and watermark advances."""
 
-    lateness: Lateness
+    @property
+    def lateness(self) -> Lateness:
+        """What has been learnt about how late events come."""
 
     def bound_for_new_window(self) -> int:
         """Microseconds."""

@@ -20,16 +20,18 @@ class Gone:
     """The windows that never come back. Ask only about windows that are not kept: those may count as gone, too.
 
     A window that ended at least a bound before the watermark is gone, even if it never existed. It stays gone when
-    bounds get longer. All these windows are remembered as one instant, ``closed_us``. Only purged windows that end
-    after that instant are remembered one by one. They exist because bounds are longer now than theirs was, and they all
-    end within one bound, so they are few.
+    bounds get longer. All these windows of a definition are remembered as one instant, ``closed_us``. Only purged
+    windows that end after that instant are remembered one by one. They exist because bounds are longer now than theirs
+    was, and they all end within one bound, so they are few.
 
     ``snapshot``: of the operator.
     """
 
     def __init__(self, windows: Mapping[int, Periodic], snapshot: Mapping[str, Any] | None = None) -> None:
         self._windows = windows
-        self.closed_us: int = -NEVER if snapshot is None else snapshot.get("closed_us", -NEVER)
+        self.closed_us: Ints = np.full(max(windows, default=0) + 1, -NEVER)
+        if snapshot is not None:
+            self.closed_us[:] = snapshot["closed_us"]
         purged = [[] for _ in windows] if snapshot is None else snapshot["purged"]
         self._purged = {
             number: Runs(window.slide_us, runs) for (number, window), runs in zip(windows.items(), purged, strict=True)
@@ -37,7 +39,7 @@ class Gone:
 
     def contains(self, definition: Ints, starts_us: Ints, ends_us: Ints) -> Flags:
         """A mask of the windows that are gone."""
-        gone: Flags = ends_us <= self.closed_us
+        gone: Flags = ends_us <= self.closed_us[definition]
         if any(self._purged.values()):
             for row in np.flatnonzero(~gone).tolist():
                 gone[row] = int(starts_us[row]) in self._purged[int(definition[row])]
@@ -45,16 +47,16 @@ class Gone:
 
     def add(self, definition: Ints, starts_us: Ints, ends_us: Ints) -> None:
         """Notes that these windows were purged."""
-        alone = ends_us > self.closed_us
+        alone = ends_us > self.closed_us[definition]
         for number, start_us in zip(definition[alone].tolist(), starts_us[alone].tolist(), strict=True):
             self._purged[number].add(start_us)
 
-    def close(self, us: int) -> None:
-        """Notes that all windows that end by then are gone."""
-        self.closed_us = max(self.closed_us, us)
+    def close(self, us: Ints) -> None:
+        """Notes that all windows that end by then are gone. ``us``: for each definition, by its number."""
+        self.closed_us = np.maximum(self.closed_us, us)
         for number, runs in self._purged.items():
-            runs.forget_to(self.closed_us - self._windows[number].size_us)
+            runs.forget_to(int(self.closed_us[number]) - self._windows[number].size_us)
 
     def to_json(self) -> dict[str, Any]:
         """Its part of the operator's snapshot."""
-        return {"closed_us": self.closed_us, "purged": [runs.to_json() for runs in self._purged.values()]}
+        return {"closed_us": self.closed_us.tolist(), "purged": [runs.to_json() for runs in self._purged.values()]}

@@ -67,6 +67,10 @@ class StalenessKept:
             self.missed_otherwise += 1
 
 
+EXECUTED = ("early", "on_time", "late", "final")
+"""The kinds of executions, in the order of a window's life."""
+
+
 @dataclass(slots=True)
 class Counters:
     """What an operator has done so far. Windows and executions are counted per shard, not per key."""
@@ -77,7 +81,7 @@ class Counters:
     windows: int = 0
     purged_windows: int = 0
     retracted: int = 0
-    executions: dict[str, int] = field(default_factory=lambda: {"on_time": 0, "late": 0, "final": 0})
+    executions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(EXECUTED, 0))
     staleness: StalenessKept = field(default_factory=StalenessKept)
 
     def came(self, events: int) -> None:

@@ -43,6 +43,7 @@ from aion.core.operator.keyed.shard import KeyedShard, Verdict
 from aion.core.operator.keyed.slices import PartSegments, parts_of
 from aion.core.operator.keyed.windows import Orders
 from aion.core.operator.lifecycle import Counters
+from aion.core.operator.rules import Rules
 from aion.core.operator.watermark import Watermark
 from aion.core.operator.window_table import WindowTable
 from aion.core.slicing.grid import SliceGrid, has_event_rows, slices_to_json
@@ -52,7 +53,7 @@ from aion.core.trigger.triggers import Trigger
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-SNAPSHOT_VERSION = 5
+SNAPSHOT_VERSION = 6
 FEW_PENDING = 16
 """If less than one in this many of a window's events are pending, they likely have few keys, and lie in few blocks."""
 
@@ -61,7 +62,8 @@ class Operator:
     """Manages the windows of one shard. Takes its policy objects and, optionally, an earlier snapshot.
 
     ``grid``: of the plan. ``event_grid``: of the rows of single events that are kept beside partials
-    (``Plan.event_rows``). None if there are none. ``keyed``: the windows of single keys, for both grids.
+    (``Plan.event_rows``). None if there are none. ``keyed``: the windows of single keys, for both grids. ``rules``:
+    what holds for single definitions, with the same ``bound`` and ``trigger``. None: the same holds for all.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Operator:
         prestages_late: bool = True,
         prestages_due: bool = False,
         staleness_bound: float | None = None,
+        rules: Rules | None = None,
         keyed: KeyedShard | None = None,
         event_grid: SliceGrid | None = None,
         compaction: BlockCompaction | None = None,
@@ -82,14 +85,13 @@ class Operator:
         self.keyed = KeyedShard() if keyed is None else keyed
         self._periodic = PeriodicWindows(grid.periodic)
         self._bound = bound
-        self._trigger = trigger
+        definitions = max(grid.periodic, default=0) + 1
+        self._rules = rules or Rules(bound, trigger, {}, definitions=definitions, staleness_bound=staleness_bound)
         self._prestages_late = prestages_late
         # If due executions are predicted, plan() stages the blocks for the later ones.
         self._prestages_due = prestages_due
-        self._staleness_bound = staleness_bound
         self._compaction = compaction
         self.watermark = Watermark()
-        definitions = max(grid.periodic, default=0) + 1
         self.windows = WindowTable(definitions)
         self._gone = Gone(grid.periodic, snapshot)
         self.next_seq = 0
@@ -135,11 +137,14 @@ class Operator:
         until = max(windows.ended_by(watermark_us), late)
         rows = np.arange(until)
         dies = windows["end_us"][:until] + windows["bound_us"][:until] <= watermark_us
-        soon = (rows >= late) | (dies & (windows["pending"][:until] > 0))
+        soon = dies & (windows["pending"][:until] > 0)
+        if not self._rules.final_only:
+            soon |= rows >= late
         waiting = self._waiting()
         soon[waiting[self._dues_us(waiting) <= watermark_us]] = True
-        soon &= self._are_read_whole(rows)
-        shared = set(self._segments_of(np.flatnonzero(soon)))
+        early = self._rules.early(windows, until, watermark_us, expected=True)
+        read = np.concatenate((np.flatnonzero(soon), early))
+        shared = set(self._segments_of(read[self._are_read_whole(read)]))
         slices = sorted(shared.union(*(part.due_by(self.watermark.at_us, watermark_us) for part in self._parts)))
         return Prestage(tuple(slices)) if slices else None
 
@@ -177,6 +182,7 @@ class Operator:
         """The next watermark at which something happens even if no event comes. None if there is none."""
         windows, late = self.windows, self._late()
         dues = [int(self._dues_us(self._waiting()).min(initial=NEVER)), *windows["end_us"][late : late + 1].tolist()]
+        dues.append(self._rules.next_early_us(windows, late))
         dues.append(int((windows["end_us"][:late] + windows["bound_us"][:late]).min(initial=NEVER)))
         keyed = self.keyed.next_due_us(self.watermark.at_us, self.watermark.step_us)
         dues += [keyed] if keyed is not None else []
@@ -189,12 +195,14 @@ class Operator:
 
     def _waiting(self) -> Ints:
         """The rows of late windows that got events since their last execution. They wait for the trigger."""
+        if self._rules.final_only:
+            return np.empty(0, np.int64)
         return np.flatnonzero(self.windows["pending"][: self._late()] > 0)
 
     def _dues_us(self, waiting: Ints) -> Ints:
         """The watermarks at which the trigger checks these windows again even if no event comes. NEVER: none."""
         now = self.watermark.at_us
-        return waiting if now is None else self.windows.dues_us(waiting, self._trigger, now, self.watermark.step_us)
+        return waiting if now is None else self._rules.dues_us(self.windows, waiting, now, self.watermark.step_us)
 
     # -- arrivals -----------------------------------------------------------------------------------------
 
@@ -229,10 +237,10 @@ class Operator:
         new = self.windows.find(covering.definition, covering.end_us) < 0
         drops: list[EmitDropped] = []
         if new.any():
-            bound_us = self._bound.bound_for_new_window()
+            bounds_us = self._rules.bounds_us(covering.definition)
             gone = np.zeros(len(new), np.bool_)
             if now is not None:
-                gone = new & (covering.end_us + bound_us <= now)
+                gone = new & (covering.end_us + bounds_us <= now)
                 gone |= new & self._gone.contains(covering.definition, covering.start_us, covering.end_us)
             made = new & ~gone
             past = covering.end_us[made] <= now if now is not None else np.zeros(int(made.sum()), np.bool_)
@@ -240,8 +248,8 @@ class Operator:
                 definition=covering.definition[made],
                 start_us=covering.start_us[made],
                 end_us=covering.end_us[made],
-                bound_us=np.full(len(past), bound_us),
-                reason=np.full(len(past), self._bound.reason_for_new_window()),
+                bound_us=bounds_us[made],
+                reason=self._rules.reasons(covering.definition[made]),
                 late_from_seq=np.where(past, 0, NEVER),
             )
             self.counters.windows += len(past)
@@ -292,12 +300,12 @@ class Operator:
 
         ``first``: the rows of windows that got such an event now. ``rows``: of all windows that got events now.
         """
-        if not self._prestages_late or self.watermark.at_us is None:
+        if not self._prestages_late or self.watermark.at_us is None or self._rules.final_only:
             return ()
         rows = rows if self._prestages_due else first
         rows = rows[(rows < self._late()) & (self.windows["pending"][rows] > 0)]
         if self._prestages_due and len(rows):
-            due = self._trigger.due(self.windows.late(rows, self.watermark.at_us, self.watermark.step_us))
+            due = self._rules.due(self.windows, rows, self.watermark.at_us, self.watermark.step_us)
             rows = rows[due | ~self._are_read_whole(rows)]
         return self._segments_of(rows)
 
@@ -310,7 +318,7 @@ class Operator:
             return []
         # The events so far are complete up to the old watermark. Bounds that are decided from them hold from now on.
         self._bound.advance(before_us, to_us)
-        self._gone.close(to_us - self._bound.bound_for_new_window())
+        self._gone.close(to_us - self._rules.bounds_us(np.arange(len(self._gone.closed_us))))
         actions: list[Action | Order] = []
         # They come last: to compact blocks is cheaper while they are in memory.
         releases: list[Action] = []
@@ -319,12 +327,16 @@ class Operator:
             rows = np.arange(first, late)
             windows["late_from_seq"][first:late] = self.next_seq
             self._bound.observe_all_on_time(windows["end_us"][first:late], windows["events"][first:late])
-            actions.append(self._execute(rows, PaneKind.ON_TIME))
+            if not self._rules.final_only:
+                actions.append(self._execute(rows, PaneKind.ON_TIME))
             releases += self._destage(rows)
         over = windows["end_us"][:late] + windows["bound_us"][:late] <= to_us
         final = np.flatnonzero(over & (windows["pending"][:late] > 0))
         if len(final):
             actions.append(self._execute(final, PaneKind.FINAL))
+        early = self._rules.early(windows, late, to_us)
+        if len(early):
+            actions.append(self._execute(early, PaneKind.EARLY))
         actions += self._placed(self.keyed.advance(before_us, to_us))
         if over.any():
             releases += self._purge(np.concatenate((over, np.zeros(len(windows) - late, np.bool_))))
@@ -339,7 +351,7 @@ class Operator:
         if len(waiting) and not last:
             now = self.watermark.at_us
             assert now is not None
-            is_due = self._trigger.due(self.windows.late(waiting, now, self.watermark.step_us))
+            is_due = self._rules.due(self.windows, waiting, now, self.watermark.step_us)
             due = waiting[is_due]
             self.windows.look(waiting[~is_due], now)
         if len(due):
@@ -353,7 +365,9 @@ class Operator:
         now = self.watermark.at_us
         assert now is not None
         order = self.windows.execution(rows, kind, self._segments_of(rows), now)
-        self.windows.executed(rows, now, self.next_seq - 1, on_time=kind is PaneKind.ON_TIME)
+        # A window that only runs once does not become stale.
+        shown = PaneKind.ON_TIME if self._rules.final_only else kind
+        self.windows.executed(rows, now, self.next_seq - 1, kind=shown)
         self.counters.executions[kind.value] += len(rows)
         return order
 
@@ -379,7 +393,8 @@ class Operator:
     def _purge(self, rows: Flags) -> list[Action]:
         touched = self._segments_of(np.flatnonzero(rows))
         gone = self.windows.drop(rows)
-        gone.count_in(self.counters.staleness, self._staleness_bound)
+        if not self._rules.final_only:
+            gone.count_in(self.counters.staleness, self._rules.staleness_bound)
         self._gone.add(gone["definition"], gone["start_us"], gone["end_us"])
         self.counters.purged_windows += len(gone)
         return [] if self._shared.keyed else self._free(self._shared, touched)
@@ -449,7 +464,7 @@ class Operator:
             "runs": self._compaction.to_json() if self._compaction is not None else None,
             **self._gone.to_json(),
             "lateness": self._bound.to_json(),
-            "trigger": self._trigger.to_json(),
+            **self._rules.to_json(),
             "counters": self.counters.to_json(),
             "keyed": self.keyed.snapshot(),
         }

@@ -61,9 +61,11 @@ def windows(snapshot: Mapping[str, Any], definitions: Sequence[tuple[str, Mappin
     """The kept windows of one shard, by their ends. ``definitions``: names and specs from the manifest's definition."""
     bound = AdaptiveBound.of_snapshot(snapshot["lateness"])
     trigger = trigger_from_json(snapshot["trigger"], Expected(bound))
+    own = {int(n): trigger_from_json(t, Expected(bound)) for n, t in snapshot["triggers"].items()}
     at_us, step_us = snapshot["watermark_us"], snapshot["watermark_step_us"]
     table = WindowTable.from_json(snapshot["windows"], len(definitions))
-    outlooks = [_outlook(bound, trigger, table, row, at_us, step_us) for row in range(len(table))]
+    triggers = [own.get(number, trigger) for number in table["definition"].tolist()]
+    outlooks = [_outlook(bound, triggers[row], table, row, at_us, step_us) for row in range(len(table))]
     return sorted(outlooks, key=lambda window: (window.end_us, window.start_us, window.definition))
 
 
@@ -147,7 +149,9 @@ def _outlook(
     else:
         # Its state right after its on-time execution.
         none = np.zeros(1, np.int64)
-        (planned,) = trigger.planned(replace(table.late(rows, end_us, step_us), pending=none, executions=none))
+        (planned,) = trigger.planned(
+            replace(table.late(rows, end_us, step_us), pending=none, executed_us=none, executions=none)
+        )
         executions = [end_us, *(end_us + us for us in planned)]
         to_come = bound.still_to_come(state["bound_us"])
         stale_now = 0.0

@@ -7,7 +7,7 @@ on. The status is not stored: it follows from the watermark.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ _STATE = {
     "late_events": 0,
     "pending": 0,
     "reason": 0,
+    "early_panes": 0,
 }
 _MEASURED = ("stalest", "stalest_before", "looked")
 
@@ -48,6 +49,7 @@ class WindowTable:
     since the last execution. ``stalest``: time times events of the stalest interval between two executions.
     ``stalest_before``: the value at the last look before that interval ended. ``looked``: the value of the current
     interval at the last look. ``reason``: the code of the :class:`policies.cleanup.Reason` that decided the bound.
+    ``early_panes``: the number of executions before the window's end.
     """
 
     def __init__(self, definitions: int) -> None:
@@ -159,26 +161,32 @@ class WindowTable:
         """Notes how stale these windows are, although they do not run now."""
         self["looked"][rows] = _coarse(self.stale(rows, watermark_us))
 
-    def executed(self, rows: Ints, watermark_us: int, seq: int, *, on_time: bool = False) -> None:
+    def executed(self, rows: Ints, watermark_us: int, seq: int, *, kind: PaneKind = PaneKind.LATE) -> None:
         """Notes an execution over all blocks up to ``seq``.
 
-        Events before an on-time execution do not count as waiting for it. Blocks without events of a window also count
-        as seen: compaction merges them with older blocks of the same segment, and the new block has the newest number.
+        Events before an early or on-time execution do not count as waiting for it. Blocks without events of a window
+        also count as seen: compaction merges them with older blocks of the same segment, and the new block has the
+        newest number.
         """
-        if not on_time:
+        if kind in (PaneKind.LATE, PaneKind.FINAL):
             stale = _coarse(self.stale(rows, watermark_us))
             staler = stale > self["stalest"][rows]
             self["stalest"][rows[staler]] = stale[staler]
             self["stalest_before"][rows[staler]] = self["looked"][rows[staler]]
         self["panes"][rows] += 1
+        self["early_panes"][rows] += kind is PaneKind.EARLY
         self["executed_seq"][rows] = self["last_seq"][rows] = seq
         self["executed_us"][rows] = watermark_us - self["end_us"][rows]
         self["pending"][rows] = 0
         self["looked"][rows] = 0.0
 
     def execution(self, rows: Ints, kind: PaneKind, slices: tuple[int, ...], watermark_us: int) -> Execute:
-        """The order to run these windows now. ``slices``: the segments that they overlap."""
+        """The order to run these windows now. ``slices``: the segments that they overlap.
+
+        The on-time pane comes for each key, also if nothing came since the last early one.
+        """
         stale, all_staleness = self.stale(rows, watermark_us), self.all_staleness(rows)
+        is_late = kind in (PaneKind.LATE, PaneKind.FINAL)
         return Execute(
             kind,
             slices,
@@ -186,11 +194,12 @@ class WindowTable:
             self["start_us"][rows],
             self["end_us"][rows],
             self["panes"][rows],
-            self["executed_seq"][rows],
+            np.full(len(rows), -1) if kind is PaneKind.ON_TIME else self["executed_seq"][rows],
             self["late_from_seq"][rows],
             self["events"][rows],
             self["late_events"][rows],
-            np.divide(stale, all_staleness, out=np.zeros(len(rows)), where=all_staleness > 0),
+            np.divide(stale, all_staleness, out=np.zeros(len(rows)), where=(all_staleness > 0) & is_late),
+            self["end_us"][rows] + self["bound_us"][rows],
         )
 
     def late(self, rows: Ints, watermark_us: int, step_us: int) -> LateWindows:
@@ -203,7 +212,7 @@ class WindowTable:
             bound_us=self["bound_us"][rows],
             on_time_events=self["events"][rows] - self["late_events"][rows],
             # A window that was late when it was created had no on-time execution.
-            executions=self["panes"][rows] - (self["late_from_seq"][rows] > 0),
+            executions=self["panes"][rows] - self["early_panes"][rows] - (self["late_from_seq"][rows] > 0),
             step_us=step_us,
         )
 
@@ -212,12 +221,15 @@ class WindowTable:
         later = trigger.next_due_us(self.late(rows, watermark_us, step_us))
         return np.where(later < NEVER, self["end_us"][rows] + np.minimum(later, self["bound_us"][rows]), NEVER)
 
-    def count_in(self, kept: StalenessKept, bound: float | None) -> None:
-        """Notes how stale the windows of this table became. They are gone. ``bound``: of the trigger."""
+    def count_in(self, kept: StalenessKept, bound_of: Callable[[int], float | None]) -> None:
+        """Notes how stale the windows of this table became. They are gone.
+
+        ``bound_of``: the bound of the trigger of each definition, if it has one.
+        """
         measured = self.all_staleness()
         for row in np.flatnonzero(measured).tolist():
             stalest, before = float(self["stalest"][row]), float(self["stalest_before"][row])
-            kept.note(stalest, before, float(measured[row]), bound)
+            kept.note(stalest, before, float(measured[row]), bound_of(int(self["definition"][row])))
 
     # -- snapshot -----------------------------------------------------------------------------------------
 

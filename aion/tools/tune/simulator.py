@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from aion.config import Policy
 from aion.core.ingest.block import Compression
+from aion.core.operator.lifecycle import EXECUTED
 from aion.errors import ConfigError
 from aion.execute.assembly import make_operator, predicts, store_config
 from aion.execute.block_compactor import compaction_bytes
@@ -132,7 +133,6 @@ class _Host:
         kept = [c.staleness for c in counters]
         windows = sum(k.windows for k in kept)
         late, dropped = sum(c.late_events for c in counters), sum(c.dropped for c in counters)
-        kinds = ("on_time", "late", "final")
         moved = self.disk.bytes
         staging = StagingStats()
         for shard in self.shards.values():
@@ -142,7 +142,7 @@ class _Host:
             blocked_s=self.disk.waited_s,
             staleness=sum(k.total for k in kept) / windows if windows else 0.0,
             stalest=max((k.largest for k in kept), default=0.0),
-            executions={kind: sum(c.executions[kind] for c in counters) for kind in kinds},
+            executions={kind: sum(c.executions[kind] for c in counters) for kind in EXECUTED},
             written_bytes=moved[Priority.WRITE] + moved[Priority.LATE_WRITE] + moved[Priority.DESTAGE],
             read_bytes=moved[Priority.READ] + moved[Priority.PRESTAGE],
             hits=staging.hits,

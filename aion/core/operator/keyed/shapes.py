@@ -94,16 +94,20 @@ class Shape(Protocol):
         """The rows of an index, in the order that this shape needs."""
 
 
-def shape_of(window: Definition) -> Shape:
+def shape_of(window: Definition, *, shows_open: bool = False) -> Shape:
+    """The shape of a definition. ``shows_open``: windows that are not complete yet run, too, as early ones.
+
+    Without it, windows of a number of events only exist once they are complete.
+    """
     match window:
         case Session():
             return Sessions(window.gap_us)
         case Count():
-            return Counts(window)
+            return Counts(window, shows_open=shows_open)
         case PerRecord():
             return Records(window.size_us)
         case Punctuated():
-            return Punctuations()
+            return Punctuations(shows_open=shows_open)
     raise AssertionError(f"{window} is the same for all keys")
 
 
@@ -249,16 +253,33 @@ class _ByEvent:
 class Counts(_ByEvent):
     """Windows of a number of events of a key."""
 
-    def __init__(self, window: Count) -> None:
+    def __init__(self, window: Count, *, shows_open: bool = False) -> None:
         self._window = window
+        self._shows_open = shows_open
 
     def windows(self, index: Table) -> Windows:
         codes = codes_of(index)[0]
         counted = count_windows(codes, np.zeros(len(index), np.bool_), self._window)
+        begins, limits = counted.begins, counted.ends
         firsts = index["first"]
-        starts, ends = firsts[counted.begins], firsts[counted.ends - 1] + 1
+        over = firsts[limits - 1] + 1
+        if self._shows_open:
+            begins, limits, over = self._with_open(codes, begins, limits, over)
         # Several windows may begin with events of the same instant. The id of the first event distinguishes them.
-        return Windows(counted.begins, counted.ends, starts, ends, ends, index["id"][counted.begins])
+        return Windows(begins, limits, firsts[begins], firsts[limits - 1] + 1, over, index["id"][begins])
+
+    def _with_open(self, codes: Ints, begins: Ints, limits: Ints, over: Ints) -> tuple[Ints, Ints, Ints]:
+        """Adds the windows that have begun but are not full yet. They hold the rows up to the last one of their key."""
+        edges = np.flatnonzero(np.diff(codes, prepend=-1))
+        lasts = np.append(edges[1:], len(codes))[: len(edges)]
+        nth = np.arange(len(codes)) - np.repeat(edges, lasts - edges)
+        left = np.repeat(lasts, lasts - edges) - np.arange(len(codes))
+        open_ = np.flatnonzero((nth % self._window.slide == 0) & (left < self._window.n))
+        both = np.concatenate((begins, open_))
+        order = np.argsort(both, kind="stable")
+        ends = np.concatenate((limits, open_ + left[open_]))
+        whole = np.concatenate((over, np.full(len(open_), NEVER)))
+        return both[order], ends[order], whole[order]
 
     def needed(self, index: Table, windows: Windows, gone: Flags, closed_us: int) -> Flags:
         """Needs all rows from the first window that is not gone. Later windows are counted from there."""
@@ -301,6 +322,9 @@ class Records(_ByEvent):
 class Punctuations(_ByEvent):
     """Windows that end at the next punctuation of their key."""
 
+    def __init__(self, *, shows_open: bool = False) -> None:
+        self._shows_open = shows_open
+
     def windows(self, index: Table) -> Windows:
         codes, firsts = codes_of(index)[0], index["first"]
         begins = np.flatnonzero((np.diff(codes, prepend=-1) != 0) | (index["mark"] > 0))
@@ -308,7 +332,9 @@ class Punctuations(_ByEvent):
         following = np.append(begins[1:], -1)[: len(begins)]
         complete = (following >= 0) & (codes[following] == codes[begins]) if len(begins) else np.empty(0, np.bool_)
         over = np.where(complete, firsts[following], NEVER) if len(begins) else np.empty(0, np.int64)
-        return Windows(begins, ends, firsts[begins], over, over, index["id"][begins])
+        # An early pane of a window that is not complete shows what it holds so far.
+        shown = np.where(complete, over, firsts[ends - 1] + 1) if self._shows_open else over
+        return Windows(begins, ends, firsts[begins], shown, over, index["id"][begins])
 
     def needed(self, index: Table, windows: Windows, gone: Flags, closed_us: int) -> Flags:
         needed = np.ones(len(index), np.bool_)

@@ -26,8 +26,9 @@ def summary(keyed: KeyedWindows) -> dict[str, Any]:
     """
     index, (windows, live, executed) = keyed.index, keyed.live()
     rows = np.flatnonzero(live)
-    ends = windows.ends_us[rows]
-    known = ends[windows.over_us[rows] < NEVER]
+    complete = windows.over_us[rows] < NEVER
+    ends = np.where(complete, windows.ends_us[rows], NEVER)
+    known = ends[complete]
     if len(rows) > LISTED:
         first = ends <= np.partition(ends, LISTED - 1)[LISTED - 1]
         rows, ends = rows[first], ends[first]
@@ -43,7 +44,12 @@ def summary(keyed: KeyedWindows) -> dict[str, Any]:
             "key": [[str(value) for value in row] for row in zip(*(key.to_pylist() for key in keys), strict=True)]
             or [[] for _ in order],
             "start_us": windows.starts_us[order].tolist(),
-            "end_us": [us if us < NEVER else None for us in windows.ends_us[order].tolist()],
+            "end_us": [
+                end_us if over_us < NEVER else None
+                for end_us, over_us in zip(
+                    windows.ends_us[order].tolist(), windows.over_us[order].tolist(), strict=True
+                )
+            ],
             "events": total(index["events"], windows)[order].tolist(),
             "late_events": total(index["late_events"], windows)[order].tolist(),
             "executed": executed[order].tolist(),

@@ -21,10 +21,12 @@ from aion.aggregates.groups import number
 from aion.core.lateness.observe import NewBounds
 from aion.core.numbers import NEVER, sum_of, sums_by
 from aion.core.operator.actions import PaneKind
+from aion.core.operator.keyed.closing import BEFORE_ALL, Closing
 from aion.core.operator.keyed.orders import ExecuteKeyed, Members, Retract
 from aion.core.operator.keyed.shapes import INDEX, Flags, Sessions, Shape, Windows, newest, total
 from aion.core.operator.keyed.table import Ints, Table, codes_of, stacked
 from aion.core.operator.lifecycle import StalenessKept
+from aion.core.operator.rules import EarlyClock
 from aion.core.operator.window_table import WindowTable
 from aion.core.slicing.tree import ranges
 from aion.core.trigger.triggers import Trigger
@@ -34,7 +36,6 @@ YIELDED = ("id", "start", "end", "number", "pane", "seq")
 
 ``number`` distinguishes windows with the same key and interval.
 """
-BEFORE_ALL = -(2**62)
 _NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
 
 Orders: TypeAlias = list[ExecuteKeyed | Retract]
@@ -64,7 +65,11 @@ class _Now(NamedTuple):
 
 
 class KeyedWindows:
-    """The windows of one definition in one shard. ``definition``: its number in the operator."""
+    """The windows of one definition in one shard. ``definition``: its number in the operator.
+
+    ``early``: when its open windows run early. None: they never do. ``final_only``: windows run once, when they are
+    closed.
+    """
 
     def __init__(
         self,
@@ -75,6 +80,8 @@ class KeyedWindows:
         bound: NewBounds,
         trigger: Trigger,
         staleness_bound: float | None = None,
+        early: EarlyClock | None = None,
+        final_only: bool = False,
         snapshot: Mapping[str, Any] | None = None,
     ) -> None:
         self.definition = definition
@@ -83,9 +90,11 @@ class KeyedWindows:
         self._bound = bound
         self._trigger = trigger
         self._staleness_bound = staleness_bound
+        self._early = early
+        self._final_only = final_only
         self.index = Table.empty(key_types, INDEX)
         self.yielded = Table.empty(key_types, YIELDED)
-        self.closed_us = BEFORE_ALL
+        self._closing = Closing()
         self.next_id = 0
         self.staleness = StalenessKept()
         # Windows that end within one cell wait together for the trigger, as if they were one that ends where it begins.
@@ -99,6 +108,11 @@ class KeyedWindows:
     def load(self, index: Table, yielded: Table) -> None:
         """Restores the rows that belong to the snapshot. :mod:`aion.core.operator.keyed.saving` stores them."""
         self.index, self.yielded, self._known = index, yielded, None
+
+    @property
+    def closed_us(self) -> int:
+        """Windows that end by then are gone."""
+        return self._closing.closed_us
 
     # -- arrivals -----------------------------------------------------------------------------------------
 
@@ -141,10 +155,14 @@ class KeyedWindows:
     # -- executions ---------------------------------------------------------------------------------------
 
     def advance(self, before_us: int | None, to_us: int) -> Orders:
-        """Orders on-time executions, and final ones of windows that are closed now. Removes the closed windows."""
+        """Orders on-time executions, final ones of windows that are closed now, and early ones of open windows.
+
+        Removes the closed windows.
+        """
         was_closed_us = self.closed_us
         self.gone = _NOTHING
-        self.closed_us = max(self.closed_us, to_us - self._bound.bound_for_new_window())
+        self._closing.advance(to_us, self._bound.bound_for_new_window())
+        early_now = self._early is not None and self._early.advance(to_us)
         if not len(self.index):
             self._forget_cells()
             return []
@@ -154,19 +172,25 @@ class KeyedWindows:
         closed = over <= self.closed_us
         # Windows that ended before the old watermark are late. Those that ended since then run on time.
         passed = over <= to_us if before_us is None else (over <= to_us) & (over > before_us)
-        on_time = passed & (now.at < 0) & there
-        final = closed & (now.newest > now.seen) & ~on_time & there
+        # The on-time pane comes even if nothing came since an early one.
+        on_time = passed & there & ((now.at < 0) | (self._early is not None))
         if on_time.any():
             for end_us, events in self._by_cell(over[on_time], total(self.index["events"], now.windows)[on_time]):
                 self._bound.observe_on_time(end_us, events)
+        if self._final_only:
+            on_time = np.zeros_like(on_time)
+        news = now.newest > now.seen
+        final = closed & news & ~on_time & there
+        early = (over > to_us) & news if early_now else np.zeros_like(final)
         orders = self._execute(on_time, PaneKind.ON_TIME) + self._execute(final, PaneKind.FINAL)
+        orders += self._execute(early, PaneKind.EARLY)
         self._let_go(closed)
         self._forget_cells()
         return orders
 
     def batch_ended(self, now_us: int | None, step_us: int, *, last: bool = False) -> Orders:
         """Orders the late executions that the trigger asks for. ``last``: orders all, because the input ends here."""
-        if now_us is None or not len(self.index):
+        if now_us is None or not len(self.index) or self._final_only:
             return []
         now = self._now()
         over = now.windows.over_us
@@ -194,6 +218,7 @@ class KeyedWindows:
         now = self._now()
         windows = now.windows
         retract = self._replaced(now, rows)
+        bound_us = self._bound.bound_for_new_window()
         table = Table(
             self.index.take(windows.begins[rows]).keys,
             {
@@ -203,6 +228,7 @@ class KeyedWindows:
                 "pane": now.pane[rows],
                 "events": total(self.index["events"], windows)[rows],
                 "late_events": total(self.index["late_events"], windows)[rows],
+                "closes": self._closing.promise(windows.over_us[rows], bound_us),
             },
         )
         orders: Orders = []
@@ -310,9 +336,13 @@ class KeyedWindows:
         over = now.windows.over_us
         ended = over <= watermark_us
         due = ended & (now.newest > now.seen) & self._there(over, self.closed_us)
-        if now_us is not None:
+        if self._final_only:
+            due &= over <= watermark_us - self._bound.bound_for_new_window()
+        elif now_us is not None:
             late = over <= now_us
             due &= ~late | (over <= watermark_us - self._bound.bound_for_new_window())
+        if self._early is not None and self._early.next_us <= watermark_us:
+            due |= ~ended & (now.newest > now.seen)
         rows = np.flatnonzero(due)
         return self.index["first"][now.windows.begins[rows]], self.index["last"][now.windows.ends[rows] - 1]
 
@@ -326,6 +356,10 @@ class KeyedWindows:
             dues = np.where(dues > now_us, dues, dues + max(self._bound.bound_for_new_window(), 0))
             dues = dues[dues > now_us]
         candidates = [int(dues.min())] if len(dues) else []
+        if self._early is not None and now_us is not None:
+            now = self._now()
+            news = (now.windows.over_us > now_us) & (now.newest > now.seen)
+            candidates += [max(self._early.next_us, now_us + 1)] if news.any() else []
         if now_us is not None:
             rows = np.flatnonzero(self._cells["pending"] > 0)
             waits_us = self._cells.dues_us(rows, self._trigger, now_us, step_us)
@@ -365,7 +399,8 @@ class KeyedWindows:
 
     def _forget_cells(self) -> None:
         gone = self._cells.drop(self._cells["end_us"] + self.shape.cell_us <= self.closed_us)
-        gone.count_in(self.staleness, self._staleness_bound)
+        if not self._final_only:
+            gone.count_in(self.staleness, lambda _: self._staleness_bound)
 
     # -- the index ----------------------------------------------------------------------------------------
 
@@ -408,10 +443,15 @@ class KeyedWindows:
         """What a restart needs besides the rows of ``index`` and ``yielded``, as JSON values."""
         return {
             "closed_us": self.closed_us,
+            "promised": self._closing.to_json(),
+            "early_us": None if self._early is None else self._early.last_us,
             "next_id": self.next_id,
             "cells": self._cells.to_json(),
         }
 
     def _restore(self, snapshot: Mapping[str, Any]) -> None:
-        self.closed_us, self.next_id = snapshot["closed_us"], snapshot["next_id"]
+        self._closing = Closing(snapshot["closed_us"], snapshot["promised"])
+        self.next_id = snapshot["next_id"]
+        if self._early is not None:
+            self._early.last_us = snapshot["early_us"]
         self._cells = WindowTable.from_json(snapshot["cells"], 1)

@@ -1,0 +1,61 @@
+"""Says from when on a window of a single key cannot change. Pure.
+
+A definition is closed up to an instant: windows that end by then are gone. The instant is the watermark minus the
+bound, and never goes back. Bounds get shorter and longer while lateness is learnt. A pane says when its window closes
+(``closes_at``), and that has to stay true if the bound becomes longer afterwards. So what a pane promised is remembered
+until it has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from aion.core.numbers import NEVER
+from aion.core.operator.keyed.table import Ints
+
+BEFORE_ALL = -(2**62)
+
+
+class Closing:
+    """``closed_us``: all windows that end by then are gone. ``promised``: pairs of a bound and an instant.
+
+    A pair promises that windows that end by the instant are kept no longer than the bound. Both ascend.
+    """
+
+    def __init__(self, closed_us: int = BEFORE_ALL, promised: Sequence[Sequence[int]] = ()) -> None:
+        self.closed_us = closed_us
+        self._promised = [(bound_us, until_us) for bound_us, until_us in promised]
+
+    def advance(self, to_us: int, bound_us: int) -> None:
+        """The watermark moves. ``bound_us``: of new windows."""
+        kept = [min(to_us - bound, until_us) for bound, until_us in self._promised]
+        self.closed_us = max(self.closed_us, to_us - bound_us, *kept)
+        self._promised = [promise for promise in self._promised if promise[1] > self.closed_us]
+
+    def promise(self, ends_us: Ints, bound_us: int) -> Ints:
+        """The watermarks at which windows with these ends will be closed. They hold even if bounds become longer.
+
+        NEVER for a window that is not complete: its end is NEVER.
+        """
+        known = ends_us < NEVER
+        closes = np.where(known, np.minimum(ends_us, NEVER - bound_us - 1) + bound_us, NEVER)
+        for bound, until_us in self._promised:
+            if bound < bound_us:
+                closes = np.where(ends_us <= until_us, np.minimum(closes, ends_us + bound), closes)
+        if known.any():
+            self._remember(bound_us, int(ends_us[known].max()))
+        return closes
+
+    def _remember(self, bound_us: int, until_us: int) -> None:
+        """Adds a promise. Promises that say no more than a shorter bound are left out."""
+        kept: list[tuple[int, int]] = []
+        for bound, until in sorted([*self._promised, (bound_us, until_us)]):
+            if not kept or until > kept[-1][1]:
+                kept.append((bound, until))
+        self._promised = kept
+
+    def to_json(self) -> list[list[int]]:
+        """The promises, for the snapshot."""
+        return [list(promise) for promise in self._promised]

@@ -1,0 +1,258 @@
+"""Early panes of open windows, exactly one final pane, and when a row cannot change any more (``closes_at``)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import aion
+from aion import aggregates as A
+from aion.core.numbers import NEVER
+from aion.core.operator.keyed.closing import Closing
+from aion.core.windows import Definition
+from aion.errors import ConfigError, PolicyError, WindowError
+from tests.keyed_oracle import Event, Oracle, Window, windows_of
+from tests.test_keyed_windows import KINDS, Sink, Step, events, policy, table
+
+EARLY = {
+    "session": lambda early: aion.Session(5, early=early),
+    "count": lambda early: aion.Count(3, early=early),
+    "overlapping counts": lambda early: aion.Count(3, 2, early=early),
+    "punctuated": lambda early: aion.Punctuated("mark", early=early),
+}
+FINAL = [aion.Session(5), aion.Count(3), aion.Count(3, 2), aion.PerRecord(4), aion.Punctuated("mark")]
+FAR = 10**9
+steps = st.lists(st.lists(events, max_size=8) | st.integers(-20, 90), max_size=14)
+
+
+def apart(script: Sequence[Step]) -> list[Step]:
+    """The script without second events of a key at one instant: windows of such events can look alike."""
+    seen: set[tuple[int, int]] = set()
+    kept: list[Step] = []
+    for step in script:
+        if isinstance(step, int):
+            kept.append(step)
+            continue
+        batch = [e for e in step if (e.key, e.t) not in seen]
+        batch = list({(e.key, e.t): e for e in batch}.values())
+        seen |= {(e.key, e.t) for e in batch}
+        kept.append(batch)
+    return kept
+
+
+def open_windows(definition: Definition, own: Sequence[Event], watermark: int) -> list[Window]:
+    """The windows of one key that have begun and that the watermark has not passed, as an early pane shows them."""
+    found = [w for w in windows_of(definition, own) if w.over > watermark]
+    in_order = sorted(own, key=lambda e: e.t)
+    if isinstance(definition, aion.Count):
+        n = definition.n
+        rest = [in_order[i:] for i in range(0, len(own), definition.slide) if i + n > len(own)]
+        found += [Window(g[0].t, g[-1].t + 1, NEVER, tuple(g)) for g in rest]
+    return [w._replace(end=w.events[-1].t + 1) if w.end == NEVER else w for w in found]
+
+
+class Clock:
+    """When early panes may come: at the first watermark, and whenever it has moved by ``every`` since."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.at: int | None = None
+        self.last: int | None = None
+
+    def fires(self, watermark: int) -> bool:
+        if self.at is not None and watermark <= self.at:
+            return False
+        self.at = watermark
+        if self.last is not None and watermark < self.last + self.every:
+            return False
+        self.last = watermark
+        return True
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("name", list(EARLY))
+@given(script=steps, bound=st.sampled_from([0, 7, 40]), early=st.sampled_from([1, 10]))
+def test_early_panes_show_the_open_windows_of_each_key(
+    name: str, kind: str, script: list[Step], bound: int, early: int
+) -> None:
+    definition = EARLY[name](early)
+    sink, oracle, clock = Sink(), Oracle(definition, bound, by_event=kind == "events"), Clock(early)
+    with aion.LocalOperator(windows=definition, key="key", time="t", policy=policy(bound), **KINDS[kind]) as operator:
+        for step in apart(script):
+            before = len(sink.all)
+            if isinstance(step, int):
+                sink.take(operator.advance(step))
+                oracle.advance(step)
+            elif step:
+                sink.take(operator.process(table(step)))
+                oracle.process(step)
+            came = [row["kind"] for row in sink.all[before:]]
+            if not (isinstance(step, int) and clock.fires(step)):
+                assert "early" not in came
+                continue
+            shown = {
+                (key, w.start, w.end): sorted(e.value for e in w.events)
+                for key, own in oracle.live.items()
+                for w in open_windows(definition, own, step)
+            }
+            assert shown.keys() <= sink.rows.keys()
+            for place, values in shown.items():
+                [row] = sink.rows[place]
+                assert row["events"] == len(values)
+                if "values" in row:
+                    assert sorted(row["values"]) == values
+            assert all(place in shown for place, [row] in sink.rows.items() if row["kind"] == "early")
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("definition", FINAL, ids=str)
+@given(script=steps, bound=st.sampled_from([0, 7, 40]))
+def test_a_final_pane_comes_once_when_the_window_is_closed(
+    definition: Definition, kind: str, script: list[Step], bound: int
+) -> None:
+    oracle = Oracle(definition, bound, by_event=kind == "events")
+    rows: list[dict[str, Any]] = []
+    with aion.LocalOperator(
+        windows=definition, key="key", time="t", policy=policy(bound), emit="final", **KINDS[kind]
+    ) as operator:
+        for step in [*apart(script), FAR]:
+            sink, closed = Sink(), len(oracle.done)
+            if isinstance(step, int):
+                sink.take(operator.advance(step))
+                oracle.advance(step)
+            elif step:
+                sink.take(operator.process(table(step)))
+                oracle.process(step)
+            panes = [row for row in sink.all if row["kind"] != "dropped"]
+            assert {row["kind"] for row in panes} <= {"final"}
+            assert all(row["pane"] == 0 for row in panes)
+            found = Counter((row["key"], row["window_start"], row["window_end"], row["events"]) for row in panes)
+            assert found == Counter((key, w.start, w.end, len(w.events)) for key, w in oracle.done[closed:])
+            rows += sink.all
+        assert operator.close().num_rows == 0
+    assert sum(row["events"] for row in rows if row["kind"] == "dropped") == len(oracle.dropped)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40), st.lists(st.integers(-20, 60), max_size=3)), max_size=30)
+)
+def test_what_a_pane_says_about_its_closing_stays_true_when_bounds_change(
+    moves: list[tuple[int, int, list[int]]],
+) -> None:
+    closing, promised, watermark = Closing(), [], 0
+    for step, bound, ends in moves:
+        watermark += step
+        before = closing.closed_us
+        closing.advance(watermark, bound)
+        assert closing.closed_us >= max(before, watermark - bound)
+        assert all(closing.closed_us >= end for end, closes in promised if closes <= watermark)
+        new = [end for end in ends if end > closing.closed_us]
+        closes = closing.promise(np.array(new, np.int64), bound).tolist()
+        assert all(c <= end + bound for end, c in zip(new, closes, strict=True))
+        assert all(c > watermark for c in closes), "what is closed yields no pane"
+        promised += zip(new, closes, strict=True)
+        closing = Closing(closing.closed_us, closing.to_json())
+
+
+def test_what_is_not_complete_has_no_instant_of_closing() -> None:
+    assert Closing().promise(np.array([NEVER]), 10).tolist() == [NEVER]
+
+
+# -- a few cases by hand ----------------------------------------------------------------------------------
+
+
+def at(*seconds: int, key: str = "a") -> pa.Table:
+    times = pa.array([s * 1_000_000 for s in seconds], pa.timestamp("us", "UTC"))
+    return pa.table({"ts": times, "k": [key] * len(seconds)})
+
+
+def counted(window: Any, bound: str = "10 minutes", **more: Any) -> aion.LocalOperator:
+    settings = {"lateness": {"initial_bound": bound, "coverage": None}, "trigger": {"kind": "every_batch"}}
+    settings["trigger"] |= more.pop("trigger", {})
+    return aion.LocalOperator(windows=window, time="ts", key="k", aggregates={"n": A.count()}, policy=settings, **more)
+
+
+def brief(table: pa.Table) -> list[tuple[Any, ...]]:
+    return sorted((r["kind"], r["pane"], r["k"], r["n"]) for r in table.to_pylist())
+
+
+SECOND = 1_000_000
+
+
+@pytest.mark.parametrize("how", ["definition", "policy"])
+def test_a_day_shows_what_came_so_far(how: str) -> None:
+    own = {"early": "1 minute"} if how == "definition" else {}
+    policy = {} if how == "definition" else {"trigger": {"early": "1 minute"}}
+    with counted(aion.Tumbling("1 day", **own), **policy) as operator:
+        operator.process(at(10, 20))
+        assert brief(operator.advance(30 * SECOND)) == [("early", 0, "a", 2)]
+        operator.process(at(40, key="b"))
+        assert brief(operator.advance(89 * SECOND)) == [], "less than a minute since the early pane"
+        assert brief(operator.advance(90 * SECOND)) == [("early", 1, "b", 1)], "only b has news"
+        assert brief(operator.advance(200 * SECOND)) == [], "no news"
+        assert brief(operator.advance(86400 * SECOND)) == [("on_time", 2, "a", 2), ("on_time", 2, "b", 1)]
+        operator.process(at(50))
+        assert operator.counters["executions"] == {"early": 2, "on_time": 1, "late": 1, "final": 0}
+
+
+def test_a_definition_has_its_own_bound_and_trigger() -> None:
+    windows = {
+        "short": aion.Tumbling("10 seconds", lateness="5 seconds"),
+        "long": aion.Tumbling("10 seconds", lateness=0, offset="5 seconds"),
+        "other": aion.Sliding("10 seconds", "5 seconds", trigger={"kind": "count", "count": 2}),
+    }
+    with counted(windows) as operator:
+        operator.process(at(1, 7))
+        first = operator.advance(20 * SECOND).to_pylist()
+        closes = {(r["window"], r["window_start"].timestamp()): r["closes_at"].timestamp() for r in first}
+        assert closes == {
+            ("short", 0): 15, ("long", -5): 5, ("long", 5): 15,
+            ("other", -5): 605, ("other", 0): 610, ("other", 5): 615,
+        }  # fmt: skip
+        rows = operator.process(at(7)).to_pylist()
+        assert [(r["window"], r["kind"]) for r in rows] == [("short", "dropped"), ("long", "dropped")]
+        rows = operator.process(at(7)).to_pylist()
+        assert sorted({r["window"] for r in rows if r["kind"] == "late"}) == ["other"]
+
+
+def test_keyed_windows_have_their_own_bound_and_trigger() -> None:
+    windows = {
+        "now": aion.Session("5 seconds", lateness=0),
+        "waits": aion.Session("6 seconds", trigger={"kind": "count", "count": 2}),
+    }
+    with counted(windows) as operator:
+        operator.process(at(1))
+        operator.advance(20 * SECOND)
+        assert [(r["window"], r["kind"]) for r in operator.process(at(2)).to_pylist()] == [("now", "dropped")]
+        rows = operator.process(at(3)).to_pylist()
+        assert [(r["window"], r["kind"]) for r in rows if r["window"] == "waits"] == [
+            ("waits", "retracted"),
+            ("waits", "late"),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda: aion.Tumbling("1 day", early="0 seconds"), WindowError, "Tumbling: early of '0 seconds'"),
+        (lambda: aion.Session(5, early="soon"), WindowError, "soon"),
+        (lambda: aion.PerRecord(5, early="1 second"), WindowError, "leave early out"),
+        (lambda: aion.Count(5, lateness="-1 second"), WindowError, "Count: lateness of '-1 second' is negative"),
+        (lambda: aion.Sliding(5, 1, trigger="count"), WindowError, "trigger of 'count' is not a mapping"),
+        (lambda: aion.Tumbling(5, trigger={"early": "1m"}), WindowError, "give early= beside trigger="),
+        (lambda: counted(aion.Tumbling(5, trigger={"kind": "often"})), PolicyError, "'tumbling 5 microseconds'"),
+        (lambda: counted(aion.Tumbling(5), emit="once"), ConfigError, "'once' is not known; give 'all' or 'final'"),
+        (lambda: counted(aion.Tumbling(5, early=1), emit="final"), ConfigError, "leave one of them out"),
+        (lambda: aion.Tumbling(5, erly=1), TypeError, "Tumbling.. got an unexpected keyword argument 'erly'"),
+    ],
+)
+def test_a_wrong_argument_is_refused(make: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        make()
