@@ -41,7 +41,16 @@ def test_a_window_runs_on_time_exactly_at_its_end() -> None:
     execute, destage = advance(operator, 10)
     assert isinstance(execute, Execute) and execute.slices == (0,)
     assert [*execute] == [
-        Execution(WindowRef(0, 0, 10), PaneKind.ON_TIME, 0, changed_since=-1, late_from=1, events=3, late_events=0)
+        Execution(
+            WindowRef(0, 0, 10),
+            PaneKind.ON_TIME,
+            0,
+            changed_since=-1,
+            late_from=1,
+            events=3,
+            late_events=0,
+            closes_us=110,
+        )
     ]
     assert destage == Destage((0,))
     assert advance(operator, 11) == []
@@ -115,7 +124,9 @@ def test_a_late_block_goes_to_disk_and_runs_its_window_again_at_the_end_of_the_b
     advance(operator, 12)
     assert arrive(operator, 0, events=2) == [Append(0, 0, 1, True)]
     assert executes(end_batch(operator)) == [
-        Execution(WindowRef(0, 0, 10), PaneKind.LATE, 1, changed_since=0, late_from=1, events=5, late_events=2)
+        Execution(
+            WindowRef(0, 0, 10), PaneKind.LATE, 1, changed_since=0, late_from=1, events=5, late_events=2, closes_us=110
+        )
     ]
     assert operator.counters.late_events == 2
 
@@ -143,6 +154,7 @@ def test_the_first_events_of_a_window_may_all_be_late() -> None:
             late_from=0,
             events=2,
             late_events=2,
+            closes_us=110,
             staleness=0.4,
         )
     ]

@@ -221,7 +221,8 @@ def claimed(plan: Plan, policy: Any, at_us: Sequence[int], events: int) -> list[
 def test_windows_of_many_events_are_computed_compacted_and_counted(windows: Any, events: int) -> None:
     """Through all of a local operator but the input: blocks that stand for the events are handed to its executor."""
     lateness = {"initial_bound": "1000 days", "max_bound": "1000 days", "coverage": None}
-    policy = load_policy({"lateness": lateness, "trigger": {"kind": "every_batch"}})
+    execution = {"late_share": None}  # so many late events would wait
+    policy = load_policy({"lateness": lateness, "trigger": {"kind": "every_batch"}, "execution": execution})
     with LocalOperator(windows=windows, time="ts", key="k", aggregates={"n": A.count()}, policy=policy) as local:
         local.process(pa.table({"ts": pa.array([400 * DAY], pa.timestamp("us")), "k": ["z"]}))
         executor = local._executor

@@ -17,6 +17,7 @@ from aion.config.layers import (
     presets,
     resolve,
 )
+from aion.config.limits import bucket_limit_bytes, budget_bytes
 from aion.config.model import (
     BlocksPolicy,
     DestagingPolicy,
@@ -28,8 +29,6 @@ from aion.config.model import (
     PrestagingPolicy,
     StatePolicy,
     TriggerPolicy,
-    bucket_limit_bytes,
-    budget_bytes,
     policy_to_json,
     setting_text,
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from aion.config.model import Policy, bucket_limit_bytes, budget_bytes
+from aion.config.limits import bucket_limit_bytes, budget_bytes
+from aion.config.model import Policy
 from aion.config.values import Multiple, Share, about_bytes, format_bytes
 from aion.core.time import format_duration, format_instant
 

@@ -29,6 +29,8 @@ from aion.config.values import (
     Idle,
     Interval,
     IoThreads,
+    LateBatches,
+    LateShare,
     Location,
     MergeLevels,
     Multiple,
@@ -326,6 +328,14 @@ class ExecutionPolicy(_Section):
         "all its slices. eager: from a tree over the slices, built once for many windows. auto: whichever reads fewer "
         "rows.",
     )
+    late_share: LateShare = Field(
+        default=2.0,
+        description="How much late work a batch does: the events in windows that run early or late are at most this "
+        "many times those in windows that run on time, plus a million. The rest waits. null: nothing waits.",
+    )
+    late_batches: LateBatches = Field(
+        default=10, description="For how many batches an execution waits at most, if late_share makes it wait."
+    )
 
 
 class ApplyPolicy(_Section):
@@ -459,17 +469,6 @@ class Policy(_Section):
     trigger: TriggerPolicy = TriggerPolicy()
     stateful: StatefulPolicy = StatefulPolicy()
     metrics: MetricsPolicy = MetricsPolicy()
-
-
-def budget_bytes(policy: Policy, limit_bytes: int) -> int:
-    """The memory budget on a host whose processes may use ``limit_bytes`` (see state_backends.server.machine)."""
-    budget = policy.memory.budget
-    return budget.of(limit_bytes) if isinstance(budget, Share) else budget
-
-
-def bucket_limit_bytes(policy: Policy, limit_bytes: int) -> int:
-    """The limit of one m-bucket on such a host: the policy's value, but at most the budget."""
-    return min(policy.memory.bucket_limit_bytes, budget_bytes(policy, limit_bytes))
 
 
 def policy_to_json(policy: Policy) -> dict[str, Any]:

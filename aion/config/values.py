@@ -258,6 +258,15 @@ def _at_least_one(what: str, or_else: str) -> Callable[[object], int]:
     return count
 
 
+def _late_share(value: object) -> float | None:
+    if value is None:
+        return None
+    share = _number(value, "") if isinstance(value, str) else value
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1e9:
+        raise ConfigError(f"{show(value)} is not a share of late work; write a number from 0, e.g. 2, or null")
+    return float(share)
+
+
 def _executions(value: object) -> int | None:
     return None if value is None else _at_least_one("executions", ", or null")(value)
 
@@ -431,6 +440,18 @@ Interval = Annotated[
     PlainSerializer(format_duration, return_type=str),
     WithJsonSchema(_BOUND_TEXT),
     "duration above 0 with a unit, such as 90s or 10m",
+]
+LateShare = Annotated[
+    float | None,
+    PlainValidator(_late_share),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0, "maximum": 1e9}, _NULL]}),
+    "number from 0, such as 2, or null",
+]
+LateBatches = Annotated[
+    int,
+    PlainValidator(_at_least_one("batches", "")),
+    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": _MAX_COUNT}),
+    "integer from 1",
 ]
 OptionalInterval = Annotated[
     int | None,

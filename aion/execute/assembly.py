@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.operator.keyed.shapes import shape_of
 from aion.core.operator.keyed.shard import KeyedPart, KeyedShard
 from aion.core.operator.keyed.windows import KeyedWindows
+from aion.core.operator.late_work import LateWork
 from aion.core.operator.operator import SNAPSHOT_VERSION, Operator
 from aion.core.operator.rules import Own, Rules
 from aion.core.plan import Plan
@@ -87,6 +89,10 @@ def make_operator(
         prestages_late=prestages(policy),
         prestages_due=predicts(policy),
         rules=rules,
+        late_work=LateWork(
+            math.inf if policy.execution.late_share is None else policy.execution.late_share,
+            policy.execution.late_batches,
+        ),
         keyed=KeyedShard(parts, known),
         event_grid=None if plan.event_rows is None else plan.event_rows.grid,
         compaction=make_compaction(plan, policy, snapshot),

@@ -38,10 +38,12 @@ from aion.core.operator.actions import (
 )
 from aion.core.operator.arrival import Arrival, untimed
 from aion.core.operator.gone import Gone
+from aion.core.operator.invariants import check
 from aion.core.operator.keyed.orders import Arrivals, ExecuteKeyed, Order
 from aion.core.operator.keyed.shard import KeyedShard, Verdict
 from aion.core.operator.keyed.slices import PartSegments, parts_of
 from aion.core.operator.keyed.windows import Orders
+from aion.core.operator.late_work import LateWork
 from aion.core.operator.lifecycle import Counters
 from aion.core.operator.rules import Rules
 from aion.core.operator.watermark import Watermark
@@ -76,6 +78,7 @@ class Operator:
         prestages_due: bool = False,
         staleness_bound: float | None = None,
         rules: Rules | None = None,
+        late_work: LateWork | None = None,
         keyed: KeyedShard | None = None,
         event_grid: SliceGrid | None = None,
         compaction: BlockCompaction | None = None,
@@ -87,6 +90,7 @@ class Operator:
         self._bound = bound
         definitions = max(grid.periodic, default=0) + 1
         self._rules = rules or Rules(bound, trigger, {}, definitions=definitions, staleness_bound=staleness_bound)
+        self._late_work = LateWork() if late_work is None else late_work
         self._prestages_late = prestages_late
         # If due executions are predicted, plan() stages the blocks for the later ones.
         self._prestages_due = prestages_due
@@ -183,11 +187,12 @@ class Operator:
         windows, late = self.windows, self._late()
         dues = [int(self._dues_us(self._waiting()).min(initial=NEVER)), *windows["end_us"][late : late + 1].tolist()]
         dues.append(self._rules.next_early_us(windows, late))
+        if self.watermark.at_us is not None and (self.keyed.waits or (windows["owed"] > 0).any()):
+            dues.append(self.watermark.at_us + 1)
         dues.append(int((windows["end_us"][:late] + windows["bound_us"][:late]).min(initial=NEVER)))
         keyed = self.keyed.next_due_us(self.watermark.at_us, self.watermark.step_us)
         dues += [keyed] if keyed is not None else []
-        soonest = min(dues)
-        return soonest if soonest < NEVER else None
+        return soonest if (soonest := min(dues)) < NEVER else None
 
     def _late(self) -> int:
         """The number of late windows. They are at the front of the table."""
@@ -209,6 +214,8 @@ class Operator:
     def _arrived(
         self, blocks: Sequence[BlockFact], rows: Sequence[Arrivals | None] = (), facts: SliceFacts | None = None
     ) -> list[Action | Order]:
+        if blocks:
+            self._late_work.arrived()
         verdict = self.keyed.judge(rows, self.watermark.at_us)
         actions: list[Action | Order] = [*untimed(blocks, self.counters)]
         arrival = Arrival.of(blocks, facts)
@@ -234,13 +241,14 @@ class Operator:
         covering = self._periodic.covering(arrival.slices_us)
         events = arrival.events_of(covering.begins, covering.ends)
         now = self.watermark.at_us
-        new = self.windows.find(covering.definition, covering.end_us) < 0
+        new = (rows := self.windows.find(covering.definition, covering.end_us)) < 0
+        # A window whose bound has passed is only kept until its final execution.
+        gone = ~new & self.windows.over(rows, now)
         drops: list[EmitDropped] = []
-        if new.any():
+        if new.any() or gone.any():
             bounds_us = self._rules.bounds_us(covering.definition)
-            gone = np.zeros(len(new), np.bool_)
             if now is not None:
-                gone = new & (covering.end_us + bounds_us <= now)
+                gone |= new & (covering.end_us + bounds_us <= now)
                 gone |= new & self._gone.contains(covering.definition, covering.start_us, covering.end_us)
             made = new & ~gone
             past = covering.end_us[made] <= now if now is not None else np.zeros(int(made.sum()), np.bool_)
@@ -278,7 +286,7 @@ class Operator:
         for index in arrival.kept_blocks(verdict.blocks):
             block = blocks[index]
             seq = self.number(1)
-            part = self._part_of(block.slice_us)
+            part = self._parts[has_event_rows(block.slice_us)]
             start_us = part.add(block.slice_us)
             if self._compaction is not None and part is self._shared:
                 self._compaction.arrived(block, seq, verdict.wasted_rows.get(index, 0))
@@ -313,7 +321,7 @@ class Operator:
 
     def _advanced(self, to_us: int) -> list[Action | Order]:
         before_us, to_us = self.watermark.at_us, within(to_us)
-        first = self._late()
+        first, once = self._late(), self._rules.final_only
         if not self.watermark.advance(to_us):
             return []
         # The events so far are complete up to the old watermark. Bounds that are decided from them hold from now on.
@@ -330,14 +338,16 @@ class Operator:
             if not self._rules.final_only:
                 actions.append(self._execute(rows, PaneKind.ON_TIME))
             releases += self._destage(rows)
-        over = windows["end_us"][:late] + windows["bound_us"][:late] <= to_us
+        keyed = self._placed(self.keyed.advance(before_us, to_us, self._late_work))
+        over = windows.over(np.arange(late), to_us)
         final = np.flatnonzero(over & (windows["pending"][:late] > 0))
         if len(final):
-            actions.append(self._execute(final, PaneKind.FINAL))
-        early = self._rules.early(windows, late, to_us)
-        if len(early):
-            actions.append(self._execute(early, PaneKind.EARLY))
-        actions += self._placed(self.keyed.advance(before_us, to_us))
+            windows.owe(final)
+            final = final[self._late_work.take(windows["events"][final], windows["owed"][final], all_=once)]
+            actions += [self._execute(final, PaneKind.FINAL)] if len(final) else []
+            over &= windows["owed"][:late] == 0
+        windows.owe(self._rules.early(windows, late, to_us))
+        actions += keyed
         if over.any():
             releases += self._purge(np.concatenate((over, np.zeros(len(windows) - late, np.bool_))))
         releases += self._settle()
@@ -345,21 +355,26 @@ class Operator:
         return actions + self._compactions(ended + self._shared.swept(self._compaction)) + releases
 
     def _batch_ended(self, last: bool) -> list[Action | Order]:
-        waiting = self._waiting()
+        windows, now, step_us = self.windows, self.watermark.at_us, self.watermark.step_us
         actions: list[Action | Order] = []
-        due = waiting
-        if len(waiting) and not last:
-            now = self.watermark.at_us
-            assert now is not None
-            is_due = self._rules.due(self.windows, waiting, now, self.watermark.step_us)
-            due = waiting[is_due]
-            self.windows.look(waiting[~is_due], now)
-        if len(due):
-            actions.append(self._execute(due, PaneKind.LATE))
-        actions += self._placed(self.keyed.batch_ended(self.watermark.at_us, self.watermark.step_us, last=last))
+        releases: list[Action] = []
+        if now is not None:
+            waiting = self._waiting()
+            due = np.ones(len(waiting), np.bool_) if last else self._rules.due(windows, waiting, now, step_us)
+            due |= windows["owed"][waiting] > 0
+            windows.look(waiting[~due], now)
+            windows.owe(waiting[due])
+            runs = self._late_work.runs(windows, self._late(), now, all_=last)
+            actions += [self._execute(rows, kind) for kind, rows in runs.items()]
+            # Blocks that were staged for a late execution leave memory after it (paper 3.2).
+            ended = [rows for kind, rows in runs.items() if kind is not PaneKind.EARLY]
+            releases += self._destage(np.concatenate([np.empty(0, np.int64), *ended]))
+            if PaneKind.FINAL in runs:
+                releases += self._purge(np.isin(np.arange(len(windows)), runs[PaneKind.FINAL]))
+        actions += self._placed(self.keyed.batch_ended(now, step_us, self._late_work, last=last))
         compactions = self._compactions(self._compaction.touched()) if self._compaction is not None else []
-        # Blocks that were staged for a late execution leave memory after it (paper 3.2).
-        return actions + compactions + self._destage(due)
+        self._late_work.end_batch()
+        return actions + compactions + releases
 
     def _execute(self, rows: Ints, kind: PaneKind) -> Execute:
         now = self.watermark.at_us
@@ -369,9 +384,11 @@ class Operator:
         shown = PaneKind.ON_TIME if self._rules.final_only else kind
         self.windows.executed(rows, now, self.next_seq - 1, kind=shown)
         self.counters.executions[kind.value] += len(rows)
+        if shown is PaneKind.ON_TIME:
+            self._late_work.on_time(order.events)
         return order
 
-    def _segments_of(self, rows: Ints) -> tuple[int, ...]:
+    def _segments_of(self, rows: Any) -> tuple[int, ...]:
         return self._shared.live.within_any(self.windows["start_us"][rows], self.windows["end_us"][rows])
 
     def _destage(self, rows: Ints) -> list[Action]:
@@ -380,9 +397,6 @@ class Operator:
         active = self._are_needed(segments, self._late())
         free = [s for s, needed in zip(segments, active, strict=True) if not needed and self._shared.is_settled(s)]
         return [Destage(tuple(free))] if free else []
-
-    def _part_of(self, segment: int) -> PartSegments:
-        return self._parts[has_event_rows(segment)]
 
     def _are_needed(self, segments: Sequence[int], first: int = 0) -> list[bool]:
         """Whether each segment overlaps any window from row ``first`` on."""
@@ -400,7 +414,7 @@ class Operator:
         return [] if self._shared.keyed else self._free(self._shared, touched)
 
     def _free(self, part: PartSegments, segments: Iterable[int]) -> list[Action]:
-        """Purges those of these segments that no window needs any more."""
+        """Purges the segments, out of these, that no window needs."""
         free = part.unneeded(segments)
         part.drop(free)
         if self._compaction is not None and part is self._shared:
@@ -471,17 +485,7 @@ class Operator:
 
     def validate(self) -> None:
         """Checks every invariant that spans collections. Raises AssertionError that says which window breaks it."""
-        windows, at_us = self.windows, self.watermark.at_us
+        check(self.windows, self.watermark.at_us, self.next_seq, self._segments_of)
         shared = list(self._shared)
         for s, is_needed in zip(shared, self._are_needed(shared), strict=True):
             assert is_needed or self._shared.keyed, f"segment {s} is kept for nobody"
-        order = np.lexsort((windows["definition"], windows["end_us"]))
-        assert (order == np.arange(len(windows))).all(), "windows are in the order of their ends"
-        for row, ref in enumerate(windows.refs()):
-            state = {name: column[row] for name, column in windows.columns.items()}
-            assert at_us is None or ref.end_us + state["bound_us"] > at_us, f"{ref} outlived its bound"
-            assert state["executed_seq"] <= state["last_seq"] < self.next_seq, f"{ref}: {state}"
-            assert (state["pending"] > 0) == (state["last_seq"] > state["executed_seq"]), f"{ref}: {state}"
-            late = at_us is not None and ref.end_us <= at_us
-            assert late == (state["late_from_seq"] < NEVER), f"{ref}: {state}"
-            assert self._segments_of(np.array([row])), f"{ref} has no segment"

@@ -36,6 +36,7 @@ _STATE = {
     "pending": 0,
     "reason": 0,
     "early_panes": 0,
+    "owed": 0,
 }
 _MEASURED = ("stalest", "stalest_before", "looked")
 
@@ -49,7 +50,8 @@ class WindowTable:
     since the last execution. ``stalest``: time times events of the stalest interval between two executions.
     ``stalest_before``: the value at the last look before that interval ended. ``looked``: the value of the current
     interval at the last look. ``reason``: the code of the :class:`policies.cleanup.Reason` that decided the bound.
-    ``early_panes``: the number of executions before the window's end.
+    ``early_panes``: the number of executions before the window's end. ``owed``: 0, or 1 more than the number of batches
+    for which an execution that is due has waited (:mod:`aion.core.operator.late_work`).
     """
 
     def __init__(self, definitions: int) -> None:
@@ -161,6 +163,16 @@ class WindowTable:
         """Notes how stale these windows are, although they do not run now."""
         self["looked"][rows] = _coarse(self.stale(rows, watermark_us))
 
+    def over(self, rows: Ints, watermark_us: int | None) -> Flags:
+        """A mask of the windows whose bound has passed."""
+        if watermark_us is None or not len(self):
+            return np.zeros(len(rows), np.bool_)
+        return np.asarray(self["end_us"][rows] + self["bound_us"][rows] <= watermark_us)
+
+    def owe(self, rows: Ints) -> None:
+        """Notes that an execution of these windows is due."""
+        self["owed"][rows] = np.maximum(self["owed"][rows], 1)
+
     def executed(self, rows: Ints, watermark_us: int, seq: int, *, kind: PaneKind = PaneKind.LATE) -> None:
         """Notes an execution over all blocks up to ``seq``.
 
@@ -177,7 +189,7 @@ class WindowTable:
         self["early_panes"][rows] += kind is PaneKind.EARLY
         self["executed_seq"][rows] = self["last_seq"][rows] = seq
         self["executed_us"][rows] = watermark_us - self["end_us"][rows]
-        self["pending"][rows] = 0
+        self["pending"][rows] = self["owed"][rows] = 0
         self["looked"][rows] = 0.0
 
     def execution(self, rows: Ints, kind: PaneKind, slices: tuple[int, ...], watermark_us: int) -> Execute:

@@ -14,6 +14,7 @@ from aion.core.operator.keyed.shapes import Flags
 from aion.core.operator.keyed.summary import summary
 from aion.core.operator.keyed.table import Ints, Table
 from aion.core.operator.keyed.windows import KeyedWindows, Orders, overlapping
+from aion.core.operator.late_work import LateWork
 from aion.core.operator.lifecycle import StalenessKept
 
 
@@ -178,11 +179,16 @@ class KeyedShard:
 
     # -- executions ---------------------------------------------------------------------------------------
 
-    def advance(self, before_us: int | None, to_us: int) -> Orders:
-        return [order for windows in self.windows for order in windows.advance(before_us, to_us)]
+    def advance(self, before_us: int | None, to_us: int, late_work: LateWork) -> Orders:
+        return [order for windows in self.windows for order in windows.advance(before_us, to_us, late_work)]
 
-    def batch_ended(self, now_us: int | None, step_us: int, *, last: bool) -> Orders:
-        return [order for windows in self.windows for order in windows.batch_ended(now_us, step_us, last=last)]
+    def batch_ended(self, now_us: int | None, step_us: int, late_work: LateWork, *, last: bool) -> Orders:
+        return [o for windows in self.windows for o in windows.batch_ended(now_us, step_us, late_work, last=last)]
+
+    @property
+    def waits(self) -> bool:
+        """Whether an execution that is due waits for a later batch."""
+        return any(windows.waits for windows in self.windows)
 
     def next_due_us(self, now_us: int | None, step_us: int) -> int | None:
         dues = [windows.next_due_us(now_us, step_us) for windows in self.windows]

@@ -25,6 +25,7 @@ from aion.core.operator.keyed.closing import BEFORE_ALL, Closing
 from aion.core.operator.keyed.orders import ExecuteKeyed, Members, Retract
 from aion.core.operator.keyed.shapes import INDEX, Flags, Sessions, Shape, Windows, newest, total
 from aion.core.operator.keyed.table import Ints, Table, codes_of, stacked
+from aion.core.operator.late_work import LateWork
 from aion.core.operator.lifecycle import StalenessKept
 from aion.core.operator.rules import EarlyClock
 from aion.core.operator.window_table import WindowTable
@@ -91,6 +92,7 @@ class KeyedWindows:
         self._trigger = trigger
         self._staleness_bound = staleness_bound
         self._early = early
+        self._early_owed = 0  # as "owed" of a window, for all early executions of the definition together
         self._final_only = final_only
         self.index = Table.empty(key_types, INDEX)
         self.yielded = Table.empty(key_types, YIELDED)
@@ -154,15 +156,16 @@ class KeyedWindows:
 
     # -- executions ---------------------------------------------------------------------------------------
 
-    def advance(self, before_us: int | None, to_us: int) -> Orders:
-        """Orders on-time executions, final ones of windows that are closed now, and early ones of open windows.
+    def advance(self, before_us: int | None, to_us: int, late_work: LateWork) -> Orders:
+        """Orders on-time executions, and final ones of windows that are closed now. Removes the closed windows.
 
-        Removes the closed windows.
+        Final executions never wait: a closed session that is kept would take events that come too late.
         """
         was_closed_us = self.closed_us
         self.gone = _NOTHING
         self._closing.advance(to_us, self._bound.bound_for_new_window())
-        early_now = self._early is not None and self._early.advance(to_us)
+        if self._early is not None and self._early.advance(to_us):
+            self._early_owed = max(self._early_owed, 1)
         if not len(self.index):
             self._forget_cells()
             return []
@@ -181,30 +184,57 @@ class KeyedWindows:
             on_time = np.zeros_like(on_time)
         news = now.newest > now.seen
         final = closed & news & ~on_time & there
-        early = (over > to_us) & news if early_now else np.zeros_like(final)
+        sizes = total(self.index["events"], now.windows)
+        late_work.on_time(sizes[final if self._final_only else on_time])
+        late_work.spend(sizes[final & (not self._final_only)])
         orders = self._execute(on_time, PaneKind.ON_TIME) + self._execute(final, PaneKind.FINAL)
-        orders += self._execute(early, PaneKind.EARLY)
         self._let_go(closed)
         self._forget_cells()
         return orders
 
-    def batch_ended(self, now_us: int | None, step_us: int, *, last: bool = False) -> Orders:
-        """Orders the late executions that the trigger asks for. ``last``: orders all, because the input ends here."""
+    def batch_ended(self, now_us: int | None, step_us: int, late_work: LateWork, *, last: bool = False) -> Orders:
+        """Orders the late executions that the trigger asks for, and early ones, as far as ``late_work`` allows.
+
+        ``last``: orders all late ones, because the input ends here.
+        """
         if now_us is None or not len(self.index) or self._final_only:
             return []
         now = self._now()
         over = now.windows.over_us
-        changed = (over <= now_us) & (now.newest > now.seen) & self._there(over, self.closed_us)
+        news, ended = now.newest > now.seen, over <= now_us
+        changed = ended & news & self._there(over, self.closed_us)
+        events = total(self.index["events"], now.windows)
         cells = self._cell_of(over)
-        waiting = np.unique(cells[changed])
+        waiting, cell_of = np.unique(cells[changed], return_inverse=True)
         rows = self._rows_of(waiting)
         self._cells["pending"][rows] = np.maximum(self._cells["pending"][rows], 1)
         due = np.ones(len(rows), np.bool_)
         if not last:
-            due = self._trigger.due(self._cells.late(rows, now_us, step_us))
-        self._cells.executed(rows[due], now_us, 0)
-        self._cells.look(rows[~due], now_us)
-        return self._execute(changed & np.isin(cells, waiting[due]), PaneKind.LATE)
+            due = self._trigger.due(self._cells.late(rows, now_us, step_us)) | (self._cells["owed"][rows] > 0)
+        self._cells.owe(rows[due])
+        waited = self._cells["owed"][rows[due]]
+        size = sums_by(cell_of, events[changed], len(waiting))[due]
+        runs = np.zeros(len(rows), np.bool_)
+        at_once = last or late_work.is_idle
+        runs[due] = late_work.take(size, waited, all_=at_once)
+        self._cells["owed"][rows[due & ~runs]] += 1
+        self._cells.executed(rows[runs], now_us, 0)
+        self._cells.look(rows[~runs], now_us)
+        early = ~ended & news
+        orders = self._execute(changed & np.isin(cells, waiting[runs]), PaneKind.LATE)
+        if self._early_owed:
+            size, waited = np.array([sum_of(events[early])]), np.array([self._early_owed])
+            if late_work.take(size, waited, all_=at_once)[0]:
+                orders += self._execute(early, PaneKind.EARLY)
+                self._early_owed = 0
+            else:
+                self._early_owed += 1
+        return orders
+
+    @property
+    def waits(self) -> bool:
+        """Whether an execution that is due waits for a later batch."""
+        return self._early_owed > 1 or bool((self._cells["owed"] > 0).any())
 
     def _there(self, over_us: Ints, closed_us: int) -> Flags:
         """A mask of the windows that are not gone. The index may still hold some events of windows that are gone."""
@@ -445,6 +475,7 @@ class KeyedWindows:
             "closed_us": self.closed_us,
             "promised": self._closing.to_json(),
             "early_us": None if self._early is None else self._early.last_us,
+            "early_owed": self._early_owed,
             "next_id": self.next_id,
             "cells": self._cells.to_json(),
         }
@@ -452,6 +483,7 @@ class KeyedWindows:
     def _restore(self, snapshot: Mapping[str, Any]) -> None:
         self._closing = Closing(snapshot["closed_us"], snapshot["promised"])
         self.next_id = snapshot["next_id"]
+        self._early_owed = snapshot["early_owed"]
         if self._early is not None:
             self._early.last_us = snapshot["early_us"]
         self._cells = WindowTable.from_json(snapshot["cells"], 1)

@@ -1,0 +1,148 @@
+"""Late work does not delay on-time results: a batch does a limited share of it, the rest waits for a bounded time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import aion
+from aion import aggregates as A
+from aion.config import load_policy
+from aion.core.compaction.blocks import BlockFact
+from aion.core.operator.actions import Arrived, BatchEnded, Execute, PaneKind, WatermarkAdvanced
+from aion.core.operator.late_work import FLOOR, LateWork
+from aion.core.operator.operator import Operator
+from aion.core.slicing.grid import SliceGrid
+from aion.core.trigger.triggers import EveryBatchTrigger
+from aion.core.windows import Tumbling
+from aion.errors import PolicyError
+from tests.operators import bound_of
+
+SHARE, BATCHES = 2.0, 3
+many = st.integers(0, 3 * FLOOR)
+arrivals = st.lists(st.tuples(st.integers(0, 12), many), max_size=5)
+batches = st.lists(st.tuples(st.integers(0, 25), arrivals), max_size=14)
+
+
+def made(bound: int, snapshot: Any = None) -> Operator:
+    return Operator(
+        SliceGrid((Tumbling(10),), segmented=False),
+        bound=bound_of(bound, snapshot),
+        trigger=EveryBatchTrigger(),
+        late_work=LateWork(SHARE, BATCHES),
+        snapshot=snapshot,
+    )
+
+
+def run(operator: Operator, watermark: int, slices: list[tuple[int, int]]) -> list[Execute]:
+    """One batch. ``slices``: how long before the watermark events come, and how many."""
+    actions = operator.handle(WatermarkAdvanced(watermark))
+    blocks = [BlockFact((watermark + 5 - 10 * back) // 10 * 10, events + 1, 64) for back, events in slices]
+    if blocks:
+        actions += operator.handle(Arrived(blocks))
+    actions += operator.handle(BatchEnded())
+    operator.validate()
+    return [action for action in actions if isinstance(action, Execute)]
+
+
+@given(batches, st.sampled_from([0, 20, 100]))
+def test_late_work_is_limited_ordered_and_done_in_time(moves: list[Any], bound: int) -> None:
+    """A window that is due runs within so many batches, older and final ones first, and a restart changes nothing."""
+    operator, watermark = made(bound), 0
+    owed: dict[int, int] = {}  # the end of each window that is due, and for how many batches it has waited
+    for step, slices in moves:
+        watermark += step
+        ran = run(operator, watermark, slices)
+        rows = [(e.kind, e.window.end_us, e.events) for order in ran for e in order]
+        on_time = sum(events for kind, _, events in rows if kind is PaneKind.ON_TIME)
+        late = [(kind, end, events) for kind, end, events in rows if kind is not PaneKind.ON_TIME]
+        forced = sum(events for _, end, events in late if owed.get(end, 0) >= BATCHES)
+        if slices:
+            assert sum(events for *_, events in late) - forced <= SHARE * on_time + FLOOR
+        assert [end for kind, end, _ in late if kind is PaneKind.LATE] == sorted(
+            end for kind, end, _ in late if kind is PaneKind.LATE
+        )
+        table = operator.windows
+        waits = np.flatnonzero(table["owed"] > 0)
+        assert slices or not len(waits), "a batch without data does all that waits"
+        assert (table["owed"][waits] <= BATCHES + 1).all()
+        if len(waits):
+            assert operator.next_due_us is not None and operator.next_due_us <= watermark + 1
+        owed = {int(table["end_us"][row]): int(table["owed"][row]) - 1 for row in waits}
+        again = made(bound, operator.snapshot())
+        assert again.snapshot() == operator.snapshot()
+        operator = again
+
+
+def test_what_is_final_goes_before_what_is_older_and_late() -> None:
+    work = LateWork(0.0, 5)
+    work.arrived()
+    assert work.take(np.array([FLOOR, 1]), np.array([1, 1])).tolist() == [True, False]
+    assert work.take(np.array([1]), np.array([6])).tolist() == [True], "it has waited long enough"
+    work.end_batch()
+    assert work.is_idle and work.take(np.array([9 * FLOOR]), np.array([1]), all_=True).tolist() == [True]
+
+
+def test_events_that_come_while_a_final_execution_waits_are_too_late() -> None:
+    operator = made(20)
+    operator.handle(WatermarkAdvanced(10))
+    operator.handle(Arrived([BlockFact(0, 3 * FLOOR, 64)]))
+    operator.handle(BatchEnded())
+    operator.handle(WatermarkAdvanced(25))
+    operator.handle(Arrived([BlockFact(0, 3 * FLOOR, 64), BlockFact(100, 1, 64)]))
+    waits = operator.handle(BatchEnded())
+    assert not any(isinstance(action, Execute) for action in waits)
+    assert not any(isinstance(a, Execute) for a in operator.handle(WatermarkAdvanced(30)))
+    arrived = operator.handle(Arrived([BlockFact(0, 5, 64)]))
+    assert [type(action).__name__ for action in arrived] == ["EmitDropped"]
+    operator.handle(Arrived([BlockFact(100, 1, 64)]))
+    operator.handle(BatchEnded())
+    [final] = [a for a in operator.handle(BatchEnded()) if isinstance(a, Execute)]
+    assert final.kind is PaneKind.FINAL and final.events.tolist() == [6 * FLOOR]
+    operator.validate()
+    assert len(operator.windows) == 1
+
+
+@pytest.mark.parametrize("window", [aion.Tumbling(10), aion.Session(5)], ids=str)
+def test_panes_are_the_same_in_the_end(window: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no share at all, only when late panes come differs. Early, late and final work of all windows waits."""
+    monkeypatch.setattr("aion.core.operator.late_work.FLOOR", 0)
+    found, executions = [], []
+    for share in (0, None):
+        policy = {
+            "lateness": {"initial_bound": "40 microseconds", "coverage": None},
+            "trigger": {"kind": "every_batch", "early": "2 microseconds"},
+            "execution": {"late_share": share, "late_batches": 2},
+        }
+        last: dict[Any, Any] = {}
+        with aion.LocalOperator(
+            windows=window, time="t", key="k", aggregates={"n": A.sum("n")}, policy=policy
+        ) as operator:
+            for batch in range(30):
+                times = [(batch * 7 + i * 13) % 90 + batch for i in range(6)]
+                events = pa.table(
+                    {"t": pa.array(times, pa.timestamp("us")), "k": [t % 2 for t in times], "n": [1] * len(times)}
+                )
+                rows = operator.process(events, batch * 5).to_pylist()
+                rows += operator.advance(10**6).to_pylist() if batch == 29 else []
+                for row in rows:
+                    place = row["k"], row["window_start"], row["window_end"]
+                    if row["kind"] == "retracted":
+                        del last[place]
+                    elif row["kind"] != "dropped":
+                        last[place] = row["n"]
+            executions.append(operator.counters["executions"])
+        found.append(last)
+    assert found[0] == found[1] and found[0]
+    assert executions[0]["late"] < executions[1]["late"] and executions[0]["early"] < executions[1]["early"]
+
+
+@pytest.mark.parametrize(("key", "value"), [("late_share", -1), ("late_share", "much"), ("late_batches", 0)])
+def test_a_wrong_policy_is_refused(key: str, value: Any) -> None:
+    with pytest.raises(PolicyError, match=rf"execution\.{key}: {value!r} is not"):
+        load_policy({"execution": {key: value}})
