@@ -87,6 +87,19 @@ def inspect(
     windows: Annotated[
         int, typer.Option(min=0, help="How many windows of each operator to show, with bounds, reasons and due times.")
     ] = 20,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="""Instead: show what stateful processors keep for a key, such as '{"user": "anna"}'.""",
+        ),
+    ] = None,
+    operator: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --key: only in the operator of this name.")
+    ] = None,
+    values: Annotated[
+        int, typer.Option(min=0, help="With --key: how many elements of each list and map, and timers, to show.")
+    ] = 20,
     lineages: Annotated[
         bool, typer.Option("--lineages", help="Instead: list the checkpoints that have state here.")
     ] = False,
@@ -95,12 +108,21 @@ def inspect(
         typer.Option(metavar="LINEAGE", help="Instead: delete the versions of a lineage whose checkpoint is gone."),
     ] = None,
 ) -> None:
-    """Verify a state folder, and show its versions, files, windows, tiers and lateness. Exit code 1: damaged."""
+    """Verify a state folder, and show its versions, files, windows, tiers and lateness. Exit code 1: damaged.
+
+    With --key, show instead what stateful processors keep for one key.
+    """
+    if repair + lineages + (forget is not None) + (key is not None) > 1:
+        raise ConfigError("--key, --repair, --lineages and --forget exclude each other; give one of them")
+    if key is not None:
+        from aion.tools.inspect.key import show_key
+
+        return show_key(state, key, operator, values)
+    if operator is not None:
+        raise ConfigError("--operator requires --key")
     if lineages or forget is not None:
         from aion.tools.inspect.lineages import forget_lineage, show_lineages
 
-        if repair or (lineages and forget is not None):
-            raise ConfigError("--repair, --lineages and --forget exclude each other; give one of them")
         return show_lineages(state) if forget is None else forget_lineage(state, forget)
     from aion.tools.inspect.state import inspect
 

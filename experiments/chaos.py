@@ -1,13 +1,14 @@
-"""Kill processes and cause faults at random moments of real queries, and check that not one pane differs.
+"""Kill processes and cause faults at random moments of real queries, and check that not one row differs.
 
-A round writes files with late events and runs two queries over them in a separate process (``chaos_query``). A seed
+A round writes files with late events and runs the queries of a workload over them in a separate process
+(``chaos_query``): two with windows (``chaos_windows``), or two with a stateful processor (``chaos_stateful``). A seed
 chooses the faults and their moments (``chaos_faults``). After a JVM was killed, the queries restart from their
 checkpoints. Half-way, the checkpoints are copied. From then on the copy runs in an application of its own next to the
 original, on the same state folder, and the original continues with another number of partitions. Where root may make
 network namespaces, both run on a cluster of two hosts (``host_cluster``), and executors and whole hosts die too.
 
-In the end the same queries run over the same files without faults, in one process. Every batch, the last panes, and the
-panes computed from the events alone (``chaos_data``) are compared.
+In the end the same queries run over the same files without faults, in one process. Every batch is compared, and what
+follows from the events alone: the last panes of windows, or the rows of the processor in each batch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,13 +30,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from experiments.chaos_child import STARTING_S, ChaosError, Child, start
+from experiments.chaos_workloads import WORKLOADS, workload_of
 from experiments.host_cluster import Cluster, cluster, is_possible
 from state_backends.files.names import HANDED, MERGED, SST
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from experiments.chaos_data import Truth
+    from experiments.chaos_data import Event
     from experiments.chaos_faults import Done
 
 PACKAGES = ("aion", "pyspark", "pyarrow", "rocksdict")
@@ -45,6 +47,7 @@ PACKAGES = ("aion", "pyspark", "pyarrow", "rocksdict")
 class Settings:
     """``kinds``: the faults to cause, in this order; after them the seed chooses. ``hosts``: 0 means no cluster.
 
+    ``workload``: a key of WORKLOADS.
     A round has ``files_of_a_kill`` files for each of its kills, plus ``more_files``. If the files run out before all
     kills are done, another round follows.
     """
@@ -58,6 +61,7 @@ class Settings:
     payload_bytes: int = 400
     hosts: int = 0
     kinds: tuple[str, ...] = ()
+    workload: str = "windows"
 
 
 @dataclass
@@ -83,7 +87,7 @@ class Result:
     failures: list[str] = field(default_factory=list)
     batches: int = 0
     batches_again: int = 0
-    panes: int = 0
+    rows: int = 0
     events: int = 0
     too_late: int = 0
     rounds: int = 0
@@ -106,17 +110,20 @@ def chaos(
         int | None,
         typer.Option(min=0, max=8, help="Hosts with executors; 0: none. Default: 2 where root can make them."),
     ] = None,
+    workload: Annotated[str, typer.Option(help=f"What the queries do: {' or '.join(WORKLOADS)}.")] = "windows",
     resume: Annotated[bool, typer.Option("--resume", help="Continue after the last complete round.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for results and temporary files.")] = Path("out/chaos"),
 ) -> None:
-    """Kill servers, workers and JVMs, fill disks, and compare every pane with an undisturbed run and the events."""
+    """Kill servers, workers and JVMs, fill disks, and compare every row with an undisturbed run and the events."""
     from experiments import bench
     from experiments.ingest import wide_console
 
+    if workload not in WORKLOADS:
+        raise typer.BadParameter(f"--workload: {workload!r} is none; use {' or '.join(WORKLOADS)}")
     console = wide_console()
     if hosts is None:
         hosts = 2 if is_possible() else 0
-    settings = Settings(kills, seed, events_of_a_file=events, payload_bytes=payload, hosts=hosts)
+    settings = Settings(kills, seed, events_of_a_file=events, payload_bytes=payload, hosts=hosts, workload=workload)
     record = {
         "experiment": "chaos",
         "settings": asdict(settings),
@@ -147,6 +154,7 @@ def resumed(settings: Settings, out: Path) -> tuple[Result, float]:
         return Result(), 0.0
     found = json.loads(path.read_text())
     options = {"seed": "--seed", "events_of_a_file": "--events", "payload_bytes": "--payload", "hosts": "--hosts"}
+    options["workload"] = "--workload"
     for name, now in asdict(settings).items():
         was = found["settings"].get(name, getattr(Settings, name, None))
         if was != now and name not in ("kills", "kinds"):
@@ -198,7 +206,7 @@ def summary(result: Result) -> Iterator[str]:
         f"and {result.handed_files} of handed-over blocks seen"
     )
     yield (
-        f"compared: {result.batches} batches ({result.batches_again} came out twice), {result.panes} panes, "
+        f"compared: {result.batches} batches ({result.batches_again} came out twice), {result.rows} rows, "
         f"{result.events} events, {result.too_late} of them too late"
     )
     yield from result.differences[:20]
@@ -226,22 +234,24 @@ class Round:
         self._seen: dict[str, set[str]] = {f"{MERGED}{SST}": set(), HANDED: set()}
         self._before = result.merged_files, result.handed_files
         self._places: Cluster | None = None
+        self._workload = workload_of(settings.workload)
 
     def run(self) -> None:
-        from experiments.chaos_data import COLUMNS, batches_of, composition, differences, last_panes, write_batches
+        from experiments.chaos_data import batches_of, composition, differences, write_batches
 
+        queries = self._workload.queries
         disturbed, calm, copied = self.work / "disturbed", self.work / "calm", self.work / "copied"
         for folder in (disturbed, calm, copied):
             folder.mkdir()
-        truth = self._write_files(self.work / "all")
+        events = self._write_files(self.work / "all")
         state, shown = disturbed / "state", self.work / "input"
         shown.mkdir()
         for folder in (disturbed, copied):
-            for query in COLUMNS:
+            for query in queries:
                 (folder / f"input-{query}").symlink_to(shown)
         with self._cluster() as self._places:
             self._disturbed(disturbed, copied, state)
-        batches = {query: composition(disturbed, query) for query in COLUMNS}
+        batches = {query: composition(disturbed, query) for query in queries}
         for query, names in batches.items():
             write_batches(self.work / "all", calm / f"input-{query}", names)
         self._print("the same batches without faults ...")
@@ -251,21 +261,23 @@ class Round:
                 raise ChaosError(f"the undisturbed run ended with {code}: {child.last_words()}")
         self._print(f"... took {time.monotonic() - begin:.0f} s")
         found: list[str] = []
-        for query in COLUMNS:
+        for query in queries:
             got, twin, other = (batches_of(folder / query) for folder in (disturbed, copied, calm))
-            found += differences(query, got, other, truth, len(batches[query]))
-            # Spark may form other batches of the files for the copy. Then only the last panes have to be the same.
-            same = composition(copied, query) == batches[query]
-            of_copy = differences(query, twin, other if same else twin, truth, len(batches[query]) if same else 0)
-            found += [f"the copy: {difference}" for difference in of_copy]
+            names, of_copy = batches[query], composition(copied, query)
+            found += differences(self._workload, query, got, other, _input(events, names))
+            # Spark may form other batches of the files for the copy. Then only the events say what must come out.
+            differ = differences(
+                self._workload, query, twin, other if of_copy == names else twin, _input(events, of_copy)
+            )
+            found += [f"the copy: {difference}" for difference in differ]
             for folder in (disturbed / query, copied / query, calm / query):
                 twice = sorted(path.name for path in folder.glob("*.differs-*"))
                 found += [f"{query}: a batch came out twice, with other rows: {name}" for name in twice]
             self.result.batches += len(got) + len(twin)
             self.result.batches_again += len(list((disturbed / query).glob("*.again-*")))
-            self.result.panes += len(last_panes(got, query))
-        self.result.events += sum(map(len, truth.windows.values())) + len(truth.too_late)
-        self.result.too_late += len(truth.too_late)
+            self.result.rows += sum(map(len, got.values()))
+        self.result.events += sum(map(len, events.values()))
+        self.result.too_late += self._workload.too_late(_input(events, batches[queries[0]]))
         self.result.differences += [f"round {self.number}: {difference}" for difference in found]
         if found:
             keep = self.work.with_name(f"differences-{self.settings.seed}-{self.number}")
@@ -276,16 +288,14 @@ class Round:
 
     def _disturbed(self, disturbed: Path, copied: Path, state: Path) -> None:
         """Runs the queries with faults, and from half-way on also the copy."""
-        from experiments.chaos_data import COLUMNS
-
         half = self.files // 2
         self._print(f"round {self.number}: {self.files} files, {self.kills} kills to come")
         self._show(range(half))
         self._disturb(disturbed, state, self.kills // 2, half)
-        for query in COLUMNS:
+        for query in self._workload.queries:
             for name in (query, f"checkpoint-{query}"):
                 shutil.copytree(disturbed / name, copied / name)
-        self.result.copies += len(COLUMNS)
+        self.result.copies += len(self._workload.queries)
         self._repartition(disturbed, state)
         self._show(range(half, self.files))
         with self._child(copied, state, self._places) as beside:
@@ -318,7 +328,7 @@ class Round:
     def _repartition(self, folder: Path, state: Path) -> None:
         partitions = self.rng.choice((1, 3, 4))
         with (folder / "repartition.log").open("w+b") as log:
-            code = start(folder, state, log, self._places, str(partitions)).wait(STARTING_S)
+            code = start(folder, state, log, self._places, self.settings.workload, str(partitions)).wait(STARTING_S)
             if code != 0:
                 log.seek(0)
                 raise ChaosError(f"the checkpoints were not repartitioned: {log.read().decode()[-3000:]}")
@@ -334,28 +344,29 @@ class Round:
 
     # -- events -------------------------------------------------------------------------------------------
 
-    def _write_files(self, folder: Path) -> Truth:
+    def _write_files(self, folder: Path) -> dict[str, list[Event]]:
+        """Writes all files. Returns the events of each, by its name."""
         import pyarrow as pa
 
-        from experiments.chaos_data import Truth, events_of, write_file
+        from experiments.chaos_data import events_of, write_file
 
-        truth = Truth()
+        found = {}
         folder.mkdir()
         types = [pa.string(), pa.timestamp("us", "UTC"), pa.int64(), pa.binary()]
         seed = self.settings.seed * 1000 + self.number
         for file in range(self.files):
             events = events_of(seed, file, self.files, self.settings.events_of_a_file, self.settings.payload_bytes)
-            truth.add(events)
             columns = list(zip(*events, strict=True))[:4]
             arrays = [pa.array(values, type_) for values, type_ in zip(columns, types, strict=True)]
-            write_file(folder, file, pa.table(arrays, ["k", "ts", "id", "payload"]))
-        return truth
+            path = write_file(folder, file, pa.table(arrays, ["k", "ts", "id", "payload"]))
+            found[path.name] = events
+        return found
 
     # -- the child ----------------------------------------------------------------------------------------
 
     @contextmanager
     def _child(self, folder: Path, state: Path, places: Cluster | None) -> Iterator[Child]:
-        child = Child(folder, state, places)
+        child = Child(folder, state, places, self.settings.workload)
         try:
             yield child
         finally:
@@ -392,7 +403,8 @@ class Round:
         wanted = child.batches() + self.rng.randint(0, 2)
         moment_s = self.rng.random()
         while child.batches() < wanted:
-            if child.process.poll() is not None or child.batches() >= 2 * (files - FLUSHES):
+            enough = len(self._workload.queries) * (files - FLUSHES)
+            if child.process.poll() is not None or child.batches() >= enough:
                 return False
             child.note_progress()
             time.sleep(0.01)
@@ -414,7 +426,7 @@ class Round:
         moment = ""
         kills = chaos_faults.KILLS | chaos_faults.KILLS_OF_HOSTS
         if kind in kills:
-            moment = chaos_faults.wait_for_moment(child.application, child.state, self.rng)
+            moment = chaos_faults.wait_for_moment(child.application, child.state, self._workload.moments, self.rng)
         while done is None and time.monotonic() < deadline and child.process.poll() is None:
             done = chaos_faults.do(kind, child.application, self.rng)
             if done is None:
@@ -465,6 +477,11 @@ class Round:
 
     def _print(self, text: str) -> None:
         self.console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _input(events: Mapping[str, list[Event]], batches: Iterable[Iterable[str]]) -> list[list[Event]]:
+    """The events of each batch. ``batches``: the names of the files of each."""
+    return [[event for name in names for event in events[name]] for names in batches]
 
 
 def _cause(failure: str) -> str:

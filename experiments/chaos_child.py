@@ -28,11 +28,13 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
 
 
-def start(folder: Path, state: Path, out: IO[bytes], cluster: Cluster | None, *more: str) -> subprocess.Popen[bytes]:
+def start(
+    folder: Path, state: Path, out: IO[bytes], cluster: Cluster | None, workload: str, *more: str
+) -> subprocess.Popen[bytes]:
     """Starts :mod:`experiments.chaos_query` in ``folder``, here or on the cluster's host of the drivers."""
     from experiments.chaos_query import CLUSTER, cluster_settings
 
-    command = [sys.executable, "-m", "experiments.chaos_query", str(folder), str(state), *more]
+    command = [sys.executable, "-m", "experiments.chaos_query", str(folder), str(state), workload, *more]
     if cluster is None:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment(), cwd=folder
@@ -46,17 +48,19 @@ def start(folder: Path, state: Path, out: IO[bytes], cluster: Cluster | None, *m
 class Child:
     """One life of the process with the queries, which works in ``folder``. ``state``: the folder of its state.
 
-    ``cluster``: where Spark runs; None: in the process itself.
+    ``cluster``: where Spark runs; None: in the process itself. ``name``: of the workload.
     """
 
-    def __init__(self, folder: Path, state: Path, cluster: Cluster | None) -> None:
+    def __init__(self, folder: Path, state: Path, cluster: Cluster | None, name: str) -> None:
         from experiments.chaos_query import STARTED
+        from experiments.chaos_workloads import workload_of
 
         self.folder, self.state, self.cluster = folder, state, cluster
+        self._queries = workload_of(name).queries
         (folder / STARTED).unlink(missing_ok=True)
         self.log = folder / "log"
         self._out = self.log.open("ab")
-        self.process = start(folder, state, self._out, cluster)
+        self.process = start(folder, state, self._out, cluster, name)
         self._application: Application | None = None
         self._lost = False
         self.lost_at = 0.0
@@ -96,9 +100,7 @@ class Child:
         self._progress = self.batches(), time.monotonic()
 
     def by_query(self) -> list[int]:
-        from experiments.chaos_data import COLUMNS
-
-        return [sum(1 for _ in (self.folder / query).glob("??????.json")) for query in COLUMNS]
+        return [sum(1 for _ in (self.folder / query).glob("??????.json")) for query in self._queries]
 
     def batches(self) -> int:
         return sum(self.by_query())

@@ -1,7 +1,7 @@
-"""The events of the chaos experiment, the panes they must yield, and the comparison with what the queries yielded.
+"""The events of the chaos experiment, and the comparison of what its queries yielded.
 
 Everything follows from a seed. File ``i`` of a round has 10 seconds of event time and does not depend on other files,
-and one file is one batch. So every run must yield the same panes in every batch, and the last panes can be computed
+and one file is one batch. So every run must yield the same rows in every batch, and what they must say can be computed
 from the events alone. There is one exception, in Spark: if a JVM dies when the source has recorded a file but the query
 has not, that file becomes part of the next batch. So the undisturbed run is given the batches of the disturbed one:
 see :func:`composition`.
@@ -9,16 +9,17 @@ see :func:`composition`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 SECOND_US = 1_000_000
 FIRST_S = 1_700_000_000
@@ -68,55 +69,17 @@ def events_of(seed: int, file: int, files: int, count: int, payload_bytes: int) 
     return events
 
 
-# -- the expected result ----------------------------------------------------------------------------------
-
-
-WindowOfKey = tuple[str, int]
-"""A key, and the start of its window in microseconds."""
-
-
-def digest(ids: Iterable[int]) -> str:
-    """A digest of the set of events; their order does not matter."""
-    return hashlib.sha256(",".join(map(str, sorted(ids))).encode()).hexdigest()[:16]
-
-
-@dataclass
-class Truth:
-    """Computed by plain loops over all events: the ids in each window of each key, and the ids that came too late."""
-
-    windows: dict[WindowOfKey, list[int]] = field(default_factory=dict)
-    too_late: list[int] = field(default_factory=list)
-
-    def add(self, events: Iterable[Event]) -> None:
-        for event in events:
-            if event.k == FLUSH:
-                continue
-            if event.too_late:
-                self.too_late.append(event.id)
-                continue
-            start_us = event.ts_us // (WINDOW_S * SECOND_US) * (WINDOW_S * SECOND_US)
-            self.windows.setdefault((event.k, start_us), []).append(event.id)
-
-    def last_panes(self, query: str) -> dict[WindowOfKey, list[Any]]:
-        """The expected values of the last pane of each window of each key."""
-        if query == "aggregates":
-            return {k: [len(ids), sum(ids), min(ids), max(ids)] for k, ids in self.windows.items()}
-        return {k: [len(ids), sum(ids), digest(ids)] for k, ids in self.windows.items()}
-
-
-COLUMNS = {"aggregates": ("n", "total", "low", "high"), "apply": ("n", "total", "digest")}
-"""The queries, and the value columns of their panes."""
-
 # -- the files -------------------------------------------------------------------------------------------
 
 
-def write_file(folder: Path, number: int, table: Any) -> None:
+def write_file(folder: Path, number: int, table: Any) -> Path:
     """Writes one file of a stream. The source reads files in the order of their modification times."""
     import pyarrow.parquet as pq
 
     path = folder / f"{number:06d}.parquet"
     pq.write_table(table, path)
     os.utime(path, (1_600_000_000 + number, 1_600_000_000 + number))
+    return path
 
 
 def write_batches(source: Path, folder: Path, batches: list[list[str]]) -> None:
@@ -160,53 +123,51 @@ def composition(work: Path, query: str) -> list[list[str]]:
     return [batch for batch in batches if batch]  # the batch after the last file is empty
 
 
-# -- the actual result ------------------------------------------------------------------------------------
+# -- what must come out ----------------------------------------------------------------------------------
 
 Row = dict[str, Any]
 Batches = Mapping[int, Sequence[Row]]
+"""The rows of each batch, numbered from 0."""
+Input = Sequence[Sequence[Event]]
+"""The events of each batch."""
 
 
-def last_panes(batches: Batches, query: str) -> dict[WindowOfKey, list[Any]]:
-    """The values of the last pane of each window of each key."""
-    last: dict[WindowOfKey, Row] = {}
-    for _, rows in sorted(batches.items()):
-        for row in rows:
-            key = row["k"], row["window_start"]
-            if row["kind"] == "dropped" or row["k"] == FLUSH:
-                continue
-            if key not in last or row["pane"] > last[key]["pane"]:
-                last[key] = row
-    return {key: [row[c] for c in COLUMNS[query]] for key, row in last.items()}
+class Workload(Protocol):
+    """Queries over the events, and what must come out of them. It is in an object without state."""
+
+    queries: tuple[str, ...]
+    moments: Mapping[str, int]
+    """When to kill, with weights: see :func:`experiments.chaos_faults.wait_for_moment`."""
+
+    def result(self, events: DataFrame, query: str) -> DataFrame:
+        """What a query writes. All its columns are compared; one of them is ``k``, the key."""
+
+    def wrong(self, query: str, got: Batches, batches: Input) -> list[str]:
+        """What differs from what the events must yield, in words, computed by plain loops over all events."""
+
+    def too_late(self, batches: Input) -> int:
+        """How many events come too late."""
 
 
-def dropped_events(batches: Batches) -> int:
-    return sum(row["events"] for rows in batches.values() for row in rows if row["kind"] == "dropped")
-
-
-def differences(query: str, got: Batches, undisturbed: Batches, truth: Truth, batches: int) -> list[str]:
-    """All differences, in words. ``batches``: how many batches to compare one by one."""
+def differences(workload: Workload, query: str, got: Batches, undisturbed: Batches, batches: Input) -> list[str]:
+    """All differences, in words."""
     found: list[str] = []
     # Spark may or may not run one more batch without data after the last one.
-    for batch in range(batches):
+    for batch in range(len(batches)):
         if batch not in got:
             found.append(f"{query}: batch {batch} never came out")
             continue
-        mine, other = _plain(got[batch]), _plain(undisturbed.get(batch, ()))
-        if mine != other:
-            more, less = mine - other, other - mine
-            found.append(f"{query}: batch {batch} has {sum(more.values())} rows that the undisturbed run has not, "
-                         f"and lacks {sum(less.values())}: {sorted(more)[:1]} {sorted(less)[:1]}")  # fmt: skip
-    panes, expected = last_panes(got, query), truth.last_panes(query)
-    for where, others in (("the undisturbed run", last_panes(undisturbed, query)), ("the events", expected)):
-        found += [
-            f"{query}: {key}: last pane {panes.get(key)}, from {where} {others.get(key)}"
-            for key in sorted(panes.keys() | others.keys())
-            if panes.get(key) != others.get(key)
-        ]
-    if (dropped := dropped_events(got)) != len(truth.too_late):
-        found.append(f"{query}: {dropped} events came out as dropped, {len(truth.too_late)} were too late")
-    return found
+        found += compared(f"{query}: batch {batch}", got[batch], undisturbed.get(batch, ()), "the undisturbed run")
+    return found + workload.wrong(query, got, batches)
 
 
-def _plain(rows: Iterable[Row]) -> Counter[str]:
-    return Counter(repr(sorted(row.items())) for row in rows if row["k"] != FLUSH)
+def compared(what: str, mine: Iterable[Row], others: Iterable[Row], where: str) -> list[str]:
+    """The difference of the rows of a batch, in any order. ``where``: where the others are from."""
+    one, other = (Counter(repr(sorted(row.items())) for row in rows if row["k"] != FLUSH) for rows in (mine, others))
+    more, less = one - other, other - one
+    if not more and not less:
+        return []
+    return [
+        f"{what} has {sum(more.values())} rows that {where} has not, and lacks {sum(less.values())}: "
+        f"{sorted(more)[:1]} {sorted(less)[:1]}"
+    ]

@@ -13,7 +13,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -126,19 +126,21 @@ def fault_kind(rng: random.Random) -> str:
     return rng.choices(list(FAULTS), list(FAULTS.values()))[0]
 
 
-MOMENTS = {"any": 1, "hand-over": 1, "append": 1, "commit": 1}
-"""When to kill, with weights: at any time; just after a child began a file of blocks that it hands over; just after the
-server got blocks; just after a version got a new file."""
+def wait_for_moment(
+    app: Application, state: Path, moments: Mapping[str, int], rng: random.Random, timeout_s: float = 4.0
+) -> str:
+    """Waits for a random kind of moment, and returns its name.
 
-
-def wait_for_moment(app: Application, state: Path, rng: random.Random, timeout_s: float = 4.0) -> str:
-    """Waits for a random kind of moment, and returns its name. ``state``: the folder of the versions."""
-    moment = rng.choices(list(MOMENTS), list(MOMENTS.values()))[0]
+    ``state``: the folder of the versions. ``moments``: the weight of each kind. At ``any`` time; just after a child
+    began a file of blocks that it hands over (``hand-over``); just after the server got blocks or values (``append``);
+    just after a version got a new file (``commit``).
+    """
+    moment = rng.choices(list(moments), list(moments.values()))[0]
     extra_s = rng.uniform(0.0, 0.02)
     if moment != "any":
         with contextlib.closing(StateClient(rng.choice(app.places), None)) as client:
             before, deadline = 1 << 62, time.monotonic() + timeout_s
-            count = {"hand-over": _handed, "append": lambda _: _blocks_of(client), "commit": _files_of}[moment]
+            count = {"hand-over": _handed, "append": lambda _: _held_by(client), "commit": _files_of}[moment]
             while (now := count(state)) <= before:
                 if time.monotonic() > deadline:
                     return "at any time"
@@ -148,9 +150,10 @@ def wait_for_moment(app: Application, state: Path, rng: random.Random, timeout_s
     return "at any time" if moment == "any" else f"at {'an' if moment == 'append' else 'a'} {moment}"
 
 
-def _blocks_of(client: StateClient) -> int:
+def _held_by(client: StateClient) -> int:
     try:
-        return int(client.stats()["blocks"])
+        stats = client.stats()
+        return int(stats["blocks"]) + int(stats["values"])
     except AionError:  # no server is running just now
         return 0
 

@@ -1,11 +1,11 @@
-"""The process that the chaos experiment disturbs: Spark with two queries, each with an idempotent sink.
+"""The process that the chaos experiment disturbs: Spark with the queries of a workload, each with an idempotent sink.
 
-``python -m experiments.chaos_query WORK STATE`` reads ``WORK/input-<query>``, one file per batch, until there are no
-more files, and keeps its state in STATE. The rows of a batch become ``WORK/<query>/<batch>.json``, by renaming. If that
-file exists and has other rows, they become ``<batch>.differs-<n>.json`` instead. ``<batch>.offset`` is the offset of
-the batch in its source. A query that fails restarts from its checkpoint.
+``python -m experiments.chaos_query WORK STATE WORKLOAD`` reads ``WORK/input-<query>``, one file per batch, until there
+are no more files, and keeps its state in STATE. The rows of a batch become ``WORK/<query>/<batch>.json``, by renaming.
+If that file exists and has other rows, they become ``<batch>.differs-<n>.json`` instead. ``<batch>.offset`` is the
+offset of the batch in its source. A query that fails restarts from its checkpoint.
 
-``python -m experiments.chaos_query WORK STATE N`` only repartitions the checkpoints to N partitions, offline.
+``python -m experiments.chaos_query WORK STATE WORKLOAD N`` only repartitions the checkpoints to N partitions, offline.
 
 Spark runs in this process, unless ``WORK/cluster.json`` has the settings of a cluster.
 """
@@ -20,7 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.chaos_data import BOUND_S, COLUMNS, DDL, DELAY_S, WINDOW_S, digest
+from experiments.chaos_data import BOUND_S, DDL, DELAY_S, Workload
+from experiments.chaos_workloads import workload_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -94,25 +95,11 @@ def session(work: Path, state: Path) -> SparkSession:
     return spark
 
 
-def panes_of(spark: SparkSession, work: Path, query: str) -> DataFrame:
-    import aion
-    from aion import aggregates as A
-
+def events_of(spark: SparkSession, work: Path, query: str) -> DataFrame:
     reader = spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1)
     # Resolve the symlink: a checkpoint stores the paths of its files, and its copy must find the same paths.
     folder = (work / f"input-{query}").resolve()
-    events = reader.parquet(str(folder)).withWatermark("ts", f"{DELAY_S} seconds")
-    windows = aion.Tumbling(f"{WINDOW_S} seconds")
-    if query == "aggregates":
-        aggregates = {"n": A.count(), "total": A.sum("id"), "low": A.min("id"), "high": A.max("id")}
-        return aion.windowed(events, key="k", time="ts", windows=windows, aggregates=aggregates)
-
-    def seen(key: Any, window: Any, batches: Any) -> dict[str, Any]:
-        ids = [i for batch in batches for i in batch.column("id").to_pylist()]
-        return {"n": len(ids), "total": sum(ids), "digest": digest(ids)}
-
-    schema = "n bigint, total bigint, digest string"
-    return aion.windowed(events, key="k", time="ts", windows=windows, apply=seen, schema=schema, name="apply")
+    return reader.parquet(str(folder)).withWatermark("ts", f"{DELAY_S} seconds")
 
 
 def _partitions(work: Path) -> str:
@@ -120,23 +107,20 @@ def _partitions(work: Path) -> str:
     return path.read_text() if path.exists() else "2"
 
 
-def repartition(work: Path, state: Path, partitions: int) -> None:
+def repartition(work: Path, state: Path, what: Workload, partitions: int) -> None:
     """Changes the number of partitions of the checkpoints. No query may be using them."""
     spark = session(work, state)
-    for query in COLUMNS:
+    for query in what.queries:
         spark._streamingCheckpointManager.repartition(str(work / f"checkpoint-{query}"), partitions)
     (work / PARTITIONS).write_text(str(partitions))
     spark.stop()
 
 
-def kept_once(folder: Path, columns: tuple[str, ...], checkpoint: Path) -> Callable[[DataFrame, int], None]:
+def kept_once(folder: Path, checkpoint: Path) -> Callable[[DataFrame, int], None]:
     """An idempotent sink for ``foreachBatch``. It records every batch that comes a second time."""
-    wanted = ["k", "window_start", *columns, "pane", "kind", "events", "late_events"]
 
     def write(df: DataFrame, batch: int) -> None:
-        from pyspark.sql import functions as F
-
-        rows = df.withColumn("window_start", F.unix_micros("window_start")).select(*wanted).collect()
+        rows = df.collect()
         # Copy the offset now: Spark soon deletes it.
         offset = json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2])["logOffset"]
         (folder / f"{batch:06d}.offset").write_text(str(offset))
@@ -154,7 +138,7 @@ def kept_once(folder: Path, columns: tuple[str, ...], checkpoint: Path) -> Calla
     return write
 
 
-def run(work: Path, state: Path) -> int:
+def run(work: Path, state: Path, what: Workload) -> int:
     from py4j.protocol import Py4JError
     from pyspark.errors import StreamingQueryException
 
@@ -173,12 +157,12 @@ def run(work: Path, state: Path) -> int:
         folder = work / query
         folder.mkdir(exist_ok=True)
         checkpoint = work / f"checkpoint-{query}"
-        sink = kept_once(folder, COLUMNS[query], checkpoint)
-        writer = panes_of(spark, work, query).writeStream.foreachBatch(sink).queryName(query)
+        result = what.result(events_of(spark, work, query), query)
+        writer = result.writeStream.foreachBatch(kept_once(folder, checkpoint)).queryName(query)
         return writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
 
     try:
-        running = {query: start(query) for query in COLUMNS}
+        running = {query: start(query) for query in what.queries}
         while running:
             for query, handle in list(running.items()):
                 try:
@@ -197,11 +181,12 @@ def run(work: Path, state: Path) -> int:
 
 if __name__ == "__main__":
     # Not sys.exit: threads that wait for a dead JVM would keep the process alive.
-    work, state, *more = sys.argv[1:]
+    work, state, name, *more = sys.argv[1:]
+    folders = Path(work).absolute(), Path(state).absolute()
     if more:
-        repartition(Path(work).absolute(), Path(state).absolute(), int(more[0]))
+        repartition(*folders, workload_of(name), int(more[0]))
         code = 0
     else:
-        code = run(Path(work).absolute(), Path(state).absolute())
+        code = run(*folders, workload_of(name))
     sys.stderr.flush()
     os._exit(code)

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pytest
 import typer
 import yaml
+from pyspark.sql.types import StringType
 from typer.testing import CliRunner
 
 import aion
@@ -34,6 +35,7 @@ from state_backends.versions.manifest import Identity, dump_operator
 from tests import documents, pictures
 from tests.documents import PAGES, ROOT, SHELLS, Block, Command
 from tests.test_inspect import Writer
+from tests.test_inspect_key import schema, write
 
 SECTIONS = set(Policy.model_fields)
 COMMAND: Any = typer.main.get_command(app)
@@ -42,7 +44,7 @@ PROGRAMS = ("aion", "make", ".venv/bin/python", "python", "spark-submit")
 
 # What runs an experiment of the command line in small.
 RUN_SMALL = {
-    "chaos": "tests/chaos/test_chaos.py::test_every_pane_is_that_of_an_undisturbed_run_and_of_the_events",
+    "chaos": "tests/chaos/test_chaos.py::test_every_row_is_that_of_an_undisturbed_run_and_of_the_events",
     "cleanup": "tests/test_experiments_cleanup.py::test_a_run_compares_what_was_learnt_with_oracle_and_fixed_bounds",
     "compare": "tests/experiments/test_memory_pressure.py::"
     "test_a_comparison_names_what_was_set_differently_and_nothing_else",
@@ -233,6 +235,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for query in ("STATE_DIR", "DIR"):
         with Writer(tmp_path / query, 0, tmp_path / f"{query}-live") as shard:
             shard.commit(shard.commit(None, 1, range(2)), 2, range(2, 3))
+    write(tmp_path / "STATE_DIR", tmp_path / "stateful-live", schema(user=StringType()), [(("ann",), 3)])
     first = tmp_path / "STATE_DIR" / "query" / "tolls"
     gone = Identity("query", "tolls", 0, 2, {}, checkpoint=f"file:{tmp_path}/gone")
     shutil.copytree(first / "shard-00000", first / "lineage-5f1d0b2c7a3e" / "shard-00000")

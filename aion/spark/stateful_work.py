@@ -15,15 +15,13 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from pyspark.sql.types import StructType
 
 from aion.config import policy_from_text
-from aion.errors import FormatError
 from aion.execute.assembly import prestages, store_config
 from aion.spark.stateful_child import unpack
 from aion.spark.stateful_root import Columns, StatefulConfig
 from aion.spark.task import ShardTask, in_background
 from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys, group_frames, group_table
-from aion.stateful.run import VERSION, ShardRun
-from aion.stateful.variables import Variables
+from aion.stateful.run import ShardRun, variables_of
 from state_backends.server.client import RemoteAttempt
 
 _FRAME_ROWS = 10_000
@@ -76,12 +74,7 @@ class StatefulWork:
         self._config, self._keys, self._handle = config, keys, handle
         self.attempt = attempt
         snapshot = attempt.snapshot
-        if snapshot is not None and snapshot["version"] != VERSION:
-            raise FormatError(
-                f"the state of the processor was written in format {snapshot['version']}; "
-                f"this Aion reads format {VERSION}"
-            )
-        self._variables = Variables(None if snapshot is None else snapshot["stateful"])
+        self._variables = variables_of(snapshot)
         self._now_ms = now_ms
         due_ms = None if config.time_mode == "none" else now_ms
         self._run = ShardRun(processor, handle, self._variables, attempt, keys, times, due_ms, snapshot, reads_ahead)

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 from aion.stateful.packing import pack, unpack
 
 Plain = list[Any]
+Element = Sequence[Any]
+"""When it expires, its value, and more if it was written by an older schema: see :mod:`aion.stateful.variables`."""
 PAGE_BYTES = 64 << 10
 _AT_ONCE = 8  # pages that are read together
 _MOST_BITS = 24
@@ -76,7 +78,7 @@ class ListContent:
     def __init__(self, stored: bytes | None = None) -> None:
         self._pages = 0  # in the list
         self._written = 0  # in the store, from this number down
-        self._tail: list[tuple[int, Plain] | Plain] = []
+        self._tail: list[Element] = []
         self.changed = False
         if stored is not None:
             self._pages, self._tail = unpack(stored)
@@ -86,12 +88,23 @@ class ListContent:
         return next(self.get(now, pages), None) is not None
 
     def get(self, now: int, pages: Pages) -> Iterator[Plain]:
-        """The elements, lazily, as they are when the first is taken."""
+        """The values that have not expired, lazily, as they are when the first is taken."""
+        return (element[1] for element in self.elements(pages) if not 0 < element[0] <= now)
+
+    def elements(self, pages: Pages) -> Iterator[Element]:
+        """All elements, lazily, as they are when the first is taken."""
         tail = list(self._tail)
         for begin in range(0, self._pages, _AT_ONCE):
             for page in pages.read(range(begin, min(begin + _AT_ONCE, self._pages))):
-                yield from (value for expires, value in page if not 0 < expires <= now)
-        yield from (value for expires, value in tail if not 0 < expires <= now)
+                yield from page
+        yield from tail
+
+    def count(self, pages: Pages) -> tuple[int, bool]:
+        """How many elements there are, and whether that is exact. Else each page counts as the first one does."""
+        if not self._pages:
+            return len(self._tail), True
+        (first,) = pages.read([0])
+        return self._pages * len(first) + len(self._tail), self._pages == 1
 
     def append(self, values: Sequence[Plain], expires: int) -> None:
         self._tail.extend([expires, value] for value in values)
@@ -133,7 +146,7 @@ class ListContent:
         alive += [element for element in self._tail if not 0 < element[0] <= now]
         self._pages, self._tail = 0, alive
         self.changed = True
-        return min((expires for expires, _ in alive), default=0)
+        return min((element[0] for element in alive), default=0)
 
 
 class MapContent:
@@ -180,9 +193,19 @@ class MapContent:
             self._touch(number)
 
     def items(self, now: int, pages: Pages) -> Iterator[tuple[bytes, Plain]]:
-        """The entries, lazily. Pages that were not in memory do not stay there."""
+        """The entries that have not expired, lazily. Pages that were not in memory do not stay there."""
         for page in self._all(pages):
-            yield from [(key, value) for key, (expires, value) in page.items() if not 0 < expires <= now]
+            yield from [(key, element[1]) for key, element in page.items() if not 0 < element[0] <= now]
+
+    def entries(self, pages: Pages) -> Iterator[tuple[bytes, Element]]:
+        """All entries, lazily."""
+        for page in self._all(pages):
+            yield from page.items()
+
+    @property
+    def count(self) -> int:
+        """How many entries there are."""
+        return self._count
 
     def clear(self) -> None:
         self._bits, self._count, self._loaded, self._dirty = -1, 0, {0: {}}, set()
@@ -218,13 +241,13 @@ class MapContent:
         earliest = 0
         for number in range(max(1, self._stored_pages())):
             page = self._page(number, pages)
-            dead = [key for key, (expires, _) in page.items() if 0 < expires <= now]
+            dead = [key for key, element in page.items() if 0 < element[0] <= now]
             for key in dead:
                 del page[key]
             self._count -= len(dead)
             if dead:
                 self._touch(number)
-            earliest = min((e for e, _ in page.values() if not earliest or e < earliest), default=earliest)
+            earliest = min((e for e, *_ in page.values() if not earliest or e < earliest), default=earliest)
         return earliest
 
     def _stored_pages(self) -> int:

@@ -1,7 +1,9 @@
 """Values that were stored by another schema of the same variable.
 
 If Spark's state store has the Avro encoding (``spark.sql.streaming.stateStore.encodingFormat``), fields may be added,
-removed, moved, and get a wider type. Spark refuses every other change when the query starts.
+removed, moved, and get another type, as Avro's rules for reading allow. Spark refuses every other change when the query
+starts. A value becomes what Spark's Avro reader makes of it. For Avro, dates are ints, timestamps and intervals are
+longs, and texts are bytes.
 """
 
 from __future__ import annotations
@@ -9,19 +11,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
+    ByteType,
     DataType,
-    DecimalType,
+    DateType,
+    DayTimeIntervalType,
     DoubleType,
     FloatType,
-    IntegralType,
+    IntegerType,
+    LongType,
     MapType,
+    ShortType,
     StringType,
     StructType,
+    TimestampNTZType,
+    TimestampType,
+    YearMonthIntervalType,
 )
 
 Convert = Callable[[Any], Any]
+_INTS = ByteType | ShortType | IntegerType | DateType | YearMonthIntervalType
+_LONGS = LongType | TimestampType | TimestampNTZType | DayTimeIntervalType
 
 
 def converter(old: DataType, new: DataType) -> Convert:
@@ -39,12 +52,16 @@ def converter(old: DataType, new: DataType) -> Convert:
     if isinstance(old, MapType) and isinstance(new, MapType):
         key, value = converter(old.keyType, new.keyType), converter(old.valueType, new.valueType)
         return _of_present(lambda v: [[key(k), value(e)] for k, e in v])
-    if type(old) is type(new) or (isinstance(old, IntegralType) and isinstance(new, IntegralType)):
+    if type(old) is type(new) or (isinstance(old, _INTS | _LONGS) and isinstance(new, _INTS | _LONGS)):
         return lambda v: v
-    if isinstance(new, FloatType | DoubleType) and isinstance(old, IntegralType | FloatType):
+    if isinstance(old, _INTS | _LONGS) and isinstance(new, FloatType):
+        return _of_present(lambda v: float(np.int64(v).astype(np.float32)))  # not by way of a double, which rounds too
+    if isinstance(old, _INTS | _LONGS | FloatType) and isinstance(new, DoubleType):
         return _of_present(float)
-    if isinstance(new, DecimalType | StringType) and isinstance(old, IntegralType | DecimalType):
-        return _of_present(str)
+    if isinstance(old, StringType) and isinstance(new, BinaryType):
+        return _of_present(str.encode)
+    if isinstance(old, BinaryType) and isinstance(new, StringType):
+        return _of_present(lambda v: v.decode(errors="replace"))
     return lambda v: None
 
 

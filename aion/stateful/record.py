@@ -16,7 +16,7 @@ from aion.stateful.contents import Content, ListContent, MapContent, ValueConten
 from aion.stateful.layout import PRESENT, page_key, record_key, wake_key
 from aion.stateful.packing import pack, unpack
 from aion.stateful.variables import Kind, Variable
-from state_backends.store.keyed.protocol import KeyedAttempt, KeyedValue
+from state_backends.store.keyed.protocol import KeyedReader, KeyedValue
 
 CONTENTS: Mapping[Kind, type[Any]] = {Kind.VALUE: ValueContent, Kind.LIST: ListContent, Kind.MAP: MapContent}
 
@@ -26,7 +26,7 @@ class KeyRecord:
 
     __slots__ = ("_changed", "_contents", "_existed", "_packed", "_store", "expires", "key", "timers", "wake")
 
-    def __init__(self, key: bytes, data: bytes | None, store: KeyedAttempt) -> None:
+    def __init__(self, key: bytes, data: bytes | None, store: KeyedReader) -> None:
         self.key = key
         self.timers: list[int] = []
         self.wake: int | None = None
@@ -125,7 +125,7 @@ class KeyRecord:
 class KeyPages:
     """See :class:`aion.stateful.contents.Pages`. ``written``: what is to be put."""
 
-    def __init__(self, store: KeyedAttempt, key: bytes, variable: Variable) -> None:
+    def __init__(self, store: KeyedReader, key: bytes, variable: Variable) -> None:
         self._store, self._key, self._variable = store, key, variable
         self.written: list[KeyedValue] = []
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 
+from aion.errors import FormatError
 from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys
 from aion.stateful.layout import WAKES, record_key, wake_of, wakes_until
@@ -23,8 +24,20 @@ from state_backends.store.keyed.protocol import KeyedAttempt
 CHUNK_KEYS = 8192
 HINT_SECONDS = 30e-6
 """If reading a key takes longer than this, its record was not in memory, and the next chunk is read ahead."""
-VERSION = 1
+VERSION = 2
 """The format of a snapshot, and of records."""
+_READABLE = (1, 2)
+"""In format 1, an element that was written by an older schema does not keep its value as it was written."""
+
+
+def variables_of(snapshot: Mapping[str, Any] | None) -> Variables:
+    """The state variables of a shard. ``snapshot``: see ShardRun. Raises FormatError if another Aion wrote it."""
+    if snapshot is not None and snapshot["version"] not in _READABLE:
+        raise FormatError(
+            f"the state of the processor was written in format {snapshot['version']}; this Aion reads the formats "
+            f"{' and '.join(map(str, _READABLE))}"
+        )
+    return Variables(None if snapshot is None else snapshot["stateful"])
 
 
 class ShardRun:

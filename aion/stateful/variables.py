@@ -2,13 +2,15 @@
 
 A shard's snapshot lists them. A variable keeps its number for good. If it is deleted and defined again, it gets
 another one, so what it held before is never read again. Each schema that a variable had is kept with a version, and
-stored values say by which of them they were written.
+stored values say by which of them they were written. An element of a list or map that is written again with an older
+value, because another one changed, keeps that value: it is followed by the version of its schema, and the value as it
+was written. So each value is converted only once, as in Spark's state store, where every element has its version.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -63,11 +65,15 @@ class Variable:
         return pack(value)
 
     def current_page(self, version: int, page: Any) -> Any:
-        """The elements of a page, as the current schema has them. The value of an element is its last field."""
+        """The elements of a page, as the current schema has them."""
         if version == self.version or page is None:
             return page
-        convert = self._older[version]
-        return [[*first, convert(value)] for *first, value in page]
+        return [self._current_element(version, element) for element in page]
+
+    def _current_element(self, version: int, element: list[Any]) -> list[Any]:
+        at = 2 if self.kind is Kind.MAP else 1  # its key, when it expires, its value
+        written, original = element[at + 1 :] or (version, element[at])
+        return [*element[:at], self._older[written](original), written, original]
 
 
 class Variables:
@@ -96,10 +102,19 @@ class Variables:
         if not schemas or schemas[-1] != value_schema:
             schemas = [*schemas, value_schema]
         self._known[name] = {**found, "schemas": schemas, "ttl_ms": ttl_ms}
-        return Variable(found["number"], name, kind, schemas, key_schema, ttl_ms)
+        return self._variable(name)
 
     def delete(self, name: str) -> None:
         self._known.pop(name, None)
+
+    def __iter__(self) -> Iterator[Variable]:
+        """The variables, by name."""
+        return map(self._variable, sorted(self._known))
+
+    def _variable(self, name: str) -> Variable:
+        found = self._known[name]
+        key_schema = None if found["key"] is None else StructType.fromJson(found["key"])
+        return Variable(found["number"], name, Kind(found["kind"]), found["schemas"], key_schema, found["ttl_ms"])
 
     @property
     def numbers(self) -> frozenset[int]:

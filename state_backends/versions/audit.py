@@ -142,11 +142,11 @@ class StateFolder:
 
     def __init__(self, state_dir: str) -> None:
         self.state_dir = state_dir
-        self._location = locate(state_dir)
-        self._fs, self._base = self._location.filesystem()
+        self.location = locate(state_dir)
+        self._fs, self._base = self.location.filesystem()
 
     def close(self) -> None:
-        self._location.close()
+        self.location.close()
 
     def shards(self) -> list[tuple[str, str, str]]:
         """(query, operator, shard) of all shards here. The operator is as in ShardFinding. Raises StateError."""
@@ -169,7 +169,7 @@ class StateFolder:
             name = operator.partition("/")[2] or FIRST
             lineage = found.get((query, name))
             if lineage is None:
-                checkpoint = self._checkpoint(f"{self._base}/{query}/{operator}/{OPERATOR}")
+                checkpoint = self._checkpoint(query, operator)
                 lineage = found[query, name] = Lineage(query, name, checkpoint)
             folder = f"{self._base}/{query}/{operator}/{shard}"
             lineage.folders.append(folder)
@@ -201,12 +201,16 @@ class StateFolder:
             if f"-{lineage}-" in name:
                 self._fs.delete_file(f"{folder}/{name}")
 
-    def _checkpoint(self, path: str) -> str | None:
+    def _checkpoint(self, query: str, operator: str) -> str | None:
         try:
-            with self._fs.open_input_stream(path) as stream:
-                return str(load_operator(stream.read(), OPERATOR)["checkpoint"])
+            return str(self.operator(query, operator)["checkpoint"])
         except (StateError, OSError):
             return None
+
+    def operator(self, query: str, operator: str) -> dict[str, Any]:
+        """What ``operator.json`` says. ``operator``: as in ShardFinding. Raises StateError, FileNotFoundError."""
+        with self._fs.open_input_stream(f"{self._base}/{query}/{operator}/{OPERATOR}") as stream:
+            return load_operator(stream.read(), OPERATOR)
 
     def check(
         self, shard: tuple[str, str, str], *, contents: bool = True, progress: Callable[[int], None] | None = None
@@ -255,10 +259,8 @@ class StateFolder:
 
     def _operator(self, shard: tuple[str, str, str]) -> tuple[str | None, bool]:
         """What is wrong with ``operator.json``, and whether it is only of another format."""
-        path = f"{self._base}/{shard[0]}/{shard[1]}/{OPERATOR}"
         try:
-            with self._fs.open_input_stream(path) as stream:
-                found = load_operator(stream.read(), OPERATOR)
+            found = self.operator(shard[0], shard[1])
         except FileNotFoundError:
             return None, False  # it is written with an operator's first version
         except (StateError, OSError) as error:

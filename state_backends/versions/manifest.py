@@ -14,6 +14,7 @@ import orjson
 
 from aion.core.checksum import crc32
 from aion.errors import CorruptState, ForeignState, FormatError
+from state_backends.files.names import SstFile
 from state_backends.versions.json_values import dumps
 
 FORMAT = 3
@@ -65,6 +66,11 @@ class FileEntry:
     crc: int
     index_crc: int
     blocks: int
+
+    def in_folder(self, folder: str) -> SstFile:
+        """The file, or its copy, in a local folder."""
+        path = f"{folder}/{self.name}"
+        return SstFile(self.file_no, path, self.size_bytes, self.crc, self.index_crc, self.blocks)
 
 
 @dataclass(frozen=True, slots=True)

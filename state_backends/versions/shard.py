@@ -454,8 +454,7 @@ class Shard:
         return [entries[name] for name in sorted(names)]
 
     def _file(self, entry: FileEntry) -> SstFile:
-        path = self.storage.files / entry.name
-        return SstFile(entry.file_no, str(path), entry.size_bytes, entry.crc, entry.index_crc, entry.blocks)
+        return entry.in_folder(str(self.storage.files))
 
     # -- what is kept, and what is merged -----------------------------------------------------------------
 

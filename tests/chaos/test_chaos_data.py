@@ -8,27 +8,45 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyspark.sql
 import pytest
+from pyspark.sql.streaming.stateful_processor import TimerValues
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 import aion
 from aion import aggregates as A
+from aion.stateful.handle import Handle
+from aion.stateful.keys import Group, Keys
+from aion.stateful.run import ShardRun
+from aion.stateful.variables import Variables
 from experiments.chaos_data import (
-    COLUMNS,
+    CLOCK,
     DELAY_S,
+    FILE_S,
+    FIRST_S,
+    FLUSH,
     SECOND_US,
     WINDOW_S,
     Row,
-    Truth,
     batches_of,
     composition,
     differences,
-    digest,
     events_of,
 )
 from experiments.chaos_query import POLICY
+from experiments.chaos_stateful import HOT, PARTS, Ledger, Stateful
+from experiments.chaos_windows import COLUMNS, Windows, digest
+from tests.stateful.memory_values import MemoryValues
 
 FILES = 14
 FILE = [events_of(5, file, FILES, 60, 3) for file in range(FILES)]
+
+
+def parsed(text: str) -> StructType:
+    """A schema from DDL, which Spark would parse."""
+    kinds = {"bigint": LongType(), "binary": BinaryType()}
+    fields = (column.split(" ") for column in text.split(", "))
+    return StructType([StructField(name, kinds[kind]) for name, kind in fields])
 
 
 def batches(query: str) -> dict[int, list[Row]]:
@@ -74,18 +92,10 @@ def right(query: str) -> dict[int, list[Row]]:
     return batches(query)
 
 
-@pytest.fixture(scope="module")
-def truth() -> Truth:
-    truth = Truth()
-    for events in FILE:
-        truth.add(events)
-    return truth
-
-
-def test_a_right_run_has_no_differences(query: str, right: dict[int, list[Row]], truth: Truth) -> None:
-    assert truth.too_late
+def test_a_right_run_has_no_differences(query: str, right: dict[int, list[Row]]) -> None:
+    assert Windows().too_late(FILE) > 0
     assert {row["kind"] for rows in right.values() for row in rows} == {"on_time", "late", "dropped"}
-    assert differences(query, right, right, truth, FILES) == []
+    assert differences(Windows(), query, right, right, FILE) == []
 
 
 def altered(right: dict[int, list[Row]], batch: int, change: Any) -> dict[int, list[Row]]:
@@ -94,7 +104,7 @@ def altered(right: dict[int, list[Row]], batch: int, change: Any) -> dict[int, l
     return wrong
 
 
-def test_whatever_is_missing_twice_or_wrong_is_found(query: str, right: dict[int, list[Row]], truth: Truth) -> None:
+def test_whatever_is_missing_twice_or_wrong_is_found(query: str, right: dict[int, list[Row]]) -> None:
     last = max(batch for batch, rows in right.items() if any(row["k"].startswith("key") for row in rows))
     number = next(i for i, row in enumerate(right[last]) if row["k"].startswith("key"))
     wrongs = {
@@ -106,19 +116,79 @@ def test_whatever_is_missing_twice_or_wrong_is_found(query: str, right: dict[int
         "a batch is missing": {batch: rows for batch, rows in right.items() if batch != last},
     }
     for what, wrong in wrongs.items():
-        assert differences(query, wrong, right, truth, FILES), what
+        assert differences(Windows(), query, wrong, right, FILE), what
     # And what the undisturbed run has wrong as well is seen by the events.
     for what in ("an event is missing", "a row is missing"):
-        assert differences(query, wrongs[what], wrongs[what], truth, FILES), what
+        assert differences(Windows(), query, wrongs[what], wrongs[what], FILE), what
 
 
-def test_an_event_counted_twice_in_a_window_is_seen_by_the_events(
-    query: str, right: dict[int, list[Row]], truth: Truth
-) -> None:
-    more = copy.deepcopy(truth)
-    window = next(iter(more.windows))
-    more.windows[window].append(more.windows[window][0])
-    assert differences(query, right, right, more, FILES)
+def test_an_event_counted_twice_in_a_window_is_seen_by_the_events(query: str, right: dict[int, list[Row]]) -> None:
+    more = [list(events) for events in FILE]
+    more[3].append(next(event for event in more[3] if not event.too_late))
+    assert differences(Windows(), query, right, right, more)
+
+
+# -- the stateful processor -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ledger() -> dict[int, list[Row]]:
+    """What the processor makes of the files, with keyed values in memory."""
+    keys = Keys(StructType([StructField("k", StringType()), StructField("part", LongType())]))
+    rows_of = pyspark.sql.Row("id", "ms", "payload")
+    store, snapshot = MemoryValues(), None
+    latest_us = before_ms = now_ms = 0
+    found: dict[int, list[Row]] = {}
+    for file, events in enumerate(FILE):
+        processor = Ledger(pandas=False)
+        handle = Handle("eventTime", 1, parsed)
+        processor.init(handle)
+        handle.initialized()
+        variables = Variables(None if snapshot is None else snapshot["stateful"])
+        handle.begin_shard(variables)
+        times = TimerValues(1, now_ms)
+        run = ShardRun(processor, handle, variables, store, keys, times, now_ms, snapshot)
+        came: dict[Any, list[Any]] = {}
+        for event in events:
+            if event.ts_us > before_ms * 1000:
+                part = 0 if event.k == HOT else None if event.k in (CLOCK, FLUSH) else event.id % PARTS
+                row = rows_of(event.id, event.ts_us // 1000, event.payload)
+                came.setdefault((event.k, part), []).append(row)
+        groups = [Group(keys.to_bytes(key), key, iter(rows), len(rows)) for key, rows in came.items()]
+        found[file] = [row.asDict() for row in (*run.rows(groups), *run.timers())]
+        snapshot = run.snapshot()
+        latest_us = max(latest_us, *(event.ts_us for event in events))
+        before_ms, now_ms = now_ms, latest_us // 1000 - DELAY_S * 1000
+    return found
+
+
+def test_the_processor_gives_what_the_events_say(ledger: dict[int, list[Row]]) -> None:
+    workload = Stateful()
+    assert workload.too_late(FILE) > 0
+    assert {row["kind"] for rows in ledger.values() for row in rows} == {"rows", "window", "idle"}
+    for query in workload.queries:
+        assert differences(workload, query, ledger, ledger, FILE) == []
+
+
+def test_whatever_the_processor_loses_or_repeats_is_found(ledger: dict[int, list[Row]]) -> None:
+    workload = Stateful()
+    for change in (
+        lambda rows: rows.pop(),
+        lambda rows: rows.append(rows[0]),
+        lambda rows: rows[0].update(digest=1),
+        lambda rows: rows[-1].update(at=1),
+    ):
+        wrong = altered(ledger, 7, change)
+        assert differences(workload, "rows", wrong, ledger, FILE)
+        assert differences(workload, "rows", wrong, wrong, FILE), "the events alone say it"
+    lost = {batch: rows for batch, rows in ledger.items() if batch != 7}
+    assert differences(workload, "rows", lost, ledger, FILE)
+    in_time = next(e for e in FILE[3] if e.k != CLOCK and e.ts_us >= (FIRST_S + 3 * FILE_S) * SECOND_US)
+    less = [*FILE[:3], [e for e in FILE[3] if e != in_time], *FILE[4:]]
+    assert differences(workload, "rows", ledger, ledger, less), "a row that the list still has"
+
+
+# -- what is read -----------------------------------------------------------------------------------------
 
 
 def test_events_follow_from_the_seed() -> None:

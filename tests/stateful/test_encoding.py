@@ -141,7 +141,35 @@ def test_values_of_an_older_schema_are_converted() -> None:
     new = StructType([StructField("b", wider), StructField("a", DoubleType()), StructField("new", LongType())])
     assert converter(old, new)([1, [2, "x"], "y"]) == [[2, "x", None], 1.0, None]
     assert converter(old, new)([None, None, None]) == [None, None, None]
-    assert converter(ArrayType(IntegerType()), ArrayType(StringType()))([1, None]) == ["1", None]
+    assert converter(ArrayType(IntegerType()), ArrayType(LongType()))([1, None]) == [1, None]
     assert converter(MapType(StringType(), IntegerType()), MapType(StringType(), DoubleType()))([["a", 1]]) == [
         ["a", 1.0]
     ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "value", "expected"),
+    [
+        (IntegerType(), FloatType(), (1 << 24) + 1, float(1 << 24)),
+        (
+            LongType(),
+            FloatType(),
+            (1 << 60) + (1 << 36) + 1,
+            float((1 << 60) + (1 << 37)),
+        ),  # 1 << 60 by way of a double
+        (LongType(), DoubleType(), (1 << 40) + 1, float((1 << 40) + 1)),
+        (FloatType(), DoubleType(), 1.100000023841858, 1.100000023841858),
+        (StringType(), BinaryType(), "ü", b"\xc3\xbc"),
+        (BinaryType(), StringType(), b"ab", "ab"),
+        (DateType(), IntegerType(), 19844, 19844),
+        (DateType(), LongType(), 19844, 19844),
+        (LongType(), TimestampType(), 1_714_564_800_000_000, 1_714_564_800_000_000),
+        (TimestampType(), LongType(), 1_714_564_800_000_000, 1_714_564_800_000_000),
+        (TimestampType(), DoubleType(), 1_714_564_800_000_000, 1.7145648e15),
+        (DecimalType(5, 2), DecimalType(6, 2), "1.25", "1.25"),
+    ],
+)
+def test_an_older_type_becomes_what_avro_makes_of_it(old: DataType, new: DataType, value: Any, expected: Any) -> None:
+    convert = converter(old, new)
+    assert convert(value) == expected and type(convert(value)) is type(expected)
+    assert convert(None) is None

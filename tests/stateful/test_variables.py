@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 from pyspark.errors import PySparkRuntimeError
-from pyspark.sql.types import DoubleType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import DoubleType, FloatType, IntegerType, LongType, StringType, StructField, StructType
 
 from aion.errors import ForeignState
 from aion.stateful.handle import Handle
+from aion.stateful.layout import record_key
 from aion.stateful.record import KeyRecord
 from aion.stateful.variables import Kind, Variables
 from tests.stateful.memory_values import MemoryValues
@@ -52,6 +53,37 @@ def test_stored_values_are_read_by_the_schema_they_were_written_with() -> None:
     assert list(items.get()) == [(2, None), (3, None), (6, "new")]
     assert table.getValue((4,)) == (5, None)
     assert variables.to_json()["variables"]["v"]["schemas"] == [known["variables"]["v"]["schemas"][0], LONG.jsonValue()]
+
+
+@pytest.mark.parametrize("many", [1, 3_000], ids=["in the record", "in pages"])
+def test_each_element_is_converted_once_from_the_schema_it_was_written_with(many: int) -> None:
+    """A field that a release has not comes back, and a value is not rounded by the type of a release between."""
+    store, known, data = MemoryValues(), None, None
+    fields = [("n", LongType()), ("s", StringType())], [("n", FloatType())], [("s", StringType()), ("n", DoubleType())]
+    exact = (1 << 40) + 1
+    for release, named in enumerate(fields):
+        schema = StructType([StructField(*field) for field in named])
+        handle, (items, table), variables = handle_with(
+            known, ("getListState", "l", schema), ("getMapState", "m", INT, schema)
+        )
+        record = KeyRecord(KEY, data, store)
+        handle.enter(record)
+        if release == 0:
+            items.appendList([(exact, "x" * 40)] * many)
+            for at in range(many):
+                table.updateValue((at,), (exact, "x" * 40))
+        elif release == 1:
+            assert next(items.get()) == (float(1 << 40),) == table.getValue((0,))
+            items.appendValue((0.5,))
+            for at in range(many):
+                table.updateValue((many + at,), (0.5,))
+        else:
+            assert list(items.get()) == [("x" * 40, float(exact))] * many + [(None, 0.5)]
+            assert [tuple(table.getValue((at,))) for at in range(many)] == [("x" * 40, float(exact))] * many
+            assert tuple(table.getValue((many,))) == (None, 0.5)
+            assert len(list(table.iterator())) == 2 * many
+        store.put(record.changes(variables.numbers)[0])
+        known, data = variables.to_json(), store.values[record_key(KEY)]
 
 
 def test_a_variable_that_was_deleted_starts_empty() -> None:

@@ -17,6 +17,13 @@ class KeyedValue(NamedTuple):
     needed_ms: int | None = None
 
 
+class KeyedReader(Protocol):
+    """Looks up keyed values. Each KeyedAttempt does."""
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """See :meth:`KeyedAttempt.get`."""
+
+
 class KeyedAttempt(Protocol):
     """The keyed values of one shard, as an attempt sees them: those of its version, and what it has put itself.
 

@@ -461,3 +461,23 @@ class Wrong(StatefulProcessor):
             case "empty list":
                 self._list.put([])
         yield Row(k=key[0], what="no error")
+
+
+class Evolving(StatefulProcessor):
+    """A release of a processor: its state variables have this schema. Gives what it finds, and then adds ``value``."""
+
+    def __init__(self, schema: str, value: tuple[Any, ...]) -> None:
+        self._schema, self._value = schema, value
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._single = handle.getValueState("single", self._schema)
+        self._list = handle.getListState("list", self._schema)
+        self._map = handle.getMapState("map", "at int", self._schema)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        at = sum(1 for _ in rows)
+        of_map = [(tuple(k), tuple(v)) for k, v in self._map.iterator()]
+        yield Row(k=key[0], what=f"{self._single.get()} {list(self._list.get())} {of_map} {self._map.getValue((1,))}")
+        self._single.update(self._value)
+        self._list.appendValue(self._value)
+        self._map.updateValue((at,), self._value)
