@@ -20,6 +20,7 @@ from aion.core.windows import (  # noqa: E402
     Sliding,
     Tumbling,
 )
+from aion.zones import Calendar  # noqa: E402
 
 if TYPE_CHECKING:
     from aion import metrics
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Calendar",
     "Count",
     "LocalOperator",
     "PerRecord",

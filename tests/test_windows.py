@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aion import Sliding, Tumbling
+from aion.core.slicing.aligned import AlignedWindows
 from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE, SliceGrid
-from aion.core.slicing.periodic import PeriodicWindows
 from aion.core.windows import Periodic, named
 from aion.errors import WindowError
 from tests.oracle import Definition, slice_of
@@ -147,7 +147,7 @@ def test_a_slice_is_part_of_the_windows_that_its_events_are_in(definitions: list
         for number, window in enumerate(definitions)
         for window_start, end in brute(window).containing(t)
     ]
-    found = PeriodicWindows(dict(enumerate(definitions))).covering(start)
+    found = AlignedWindows(dict(enumerate(definitions))).covering(start)
     rows = zip(found.end_us.tolist(), found.definition.tolist(), found.start_us.tolist(), strict=True)
     assert [*rows] == sorted(expected)
 
@@ -156,7 +156,7 @@ def test_a_slice_is_part_of_the_windows_that_its_events_are_in(definitions: list
 def test_windows_of_many_slices_are_each_there_once(definitions: list[Periodic], times: set[int]) -> None:
     grid = SliceGrid(definitions)
     slices = np.unique(grid.starts(np.array([*times], np.int64)))
-    found = PeriodicWindows(dict(enumerate(definitions))).covering(slices)
+    found = AlignedWindows(dict(enumerate(definitions))).covering(slices)
     expected = {
         (end, number, start): sum(start <= s < end for s in slices.tolist())
         for number, window in enumerate(definitions)

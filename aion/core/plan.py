@@ -6,7 +6,7 @@ All times here are int64 microseconds. All timestamp columns are ``timestamp[us]
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,7 +19,18 @@ from aion.aggregates.values import combined
 from aion.core.schema import parse_schema
 from aion.core.slicing.edges import EdgeSet
 from aion.core.slicing.grid import EVENT_ROWS_US, SliceGrid, has_event_rows
-from aion.core.windows import Count, Definition, Definitions, Family, Periodic, PerRecord, Punctuated, Session, named
+from aion.core.windows import (
+    Aligned,
+    Calendar,
+    Count,
+    Definition,
+    Definitions,
+    Family,
+    PerRecord,
+    Punctuated,
+    Session,
+    named,
+)
 from aion.errors import ApplyError, ConfigError, SchemaError
 
 FINAL = "final"
@@ -72,6 +83,18 @@ class Plan:
     name_offset_us: int = 0
     final_only: bool = False
 
+    def with_windows(self, changed: Mapping[int, Definition]) -> Plan:
+        """The same plan, but these definitions, by number, are others of the same kind."""
+        windows = {name: changed.get(n, w) for n, (name, w) in enumerate(self.windows.items())}
+        own = None if self.own is None else {n: changed.get(n, w) for n, w in self.own.items()}
+        event_rows = None if self.event_rows is None else self.event_rows.with_windows(changed)
+        return replace(self, windows=windows, own=own, event_rows=event_rows)
+
+    @cached_property
+    def calendars(self) -> dict[int, Calendar]:
+        """The calendar windows, by their numbers."""
+        return {n: w for n, w in enumerate(self.windows.values()) if isinstance(w, Calendar)}
+
     @cached_property
     def parts(self) -> tuple[Plan, ...]:
         """This plan, and the plan for event rows if there is one."""
@@ -97,7 +120,7 @@ class Plan:
     @cached_property
     def keyed(self) -> dict[int, Definition]:
         """The definitions of windows of single keys, by their numbers."""
-        return {n: w for n, w in self._own.items() if not isinstance(w, Periodic)}
+        return {n: w for n, w in self._own.items() if not isinstance(w, Aligned)}
 
     @cached_property
     def by_event(self) -> bool:
@@ -117,7 +140,7 @@ class Plan:
     def cell_edges(self) -> EdgeSet:
         """The edges of slices and of cells."""
         edges = self.grid.edges
-        return edges if self.cell_us is None else EdgeSet([*edges.families, Family(self.cell_us, 0)])
+        return edges if self.cell_us is None else EdgeSet([*edges.families, Family(self.cell_us, 0)], edges.calendars)
 
     @cached_property
     def block_keys(self) -> list[str]:
@@ -230,6 +253,7 @@ def make_plan(
     keys = (key,) if isinstance(key, str) else tuple(key or ())
     _check_columns(schema, keys, time)
     definitions = named(windows)
+    _check_zone(schema.field(time), definitions)
     names = output_fields(aggregates, apply, outputs)
     if aggregates is None:
         result = pa.schema(names)
@@ -295,7 +319,7 @@ def instants(time: str, type_: pa.DataType) -> tuple[Partial, Partial]:
 
 def _besides(windows: Collection[Definition], time: str, type_: pa.DataType) -> list[Partial]:
     """The partials that windows of single keys need besides the aggregates."""
-    if all(isinstance(w, Periodic) for w in windows):
+    if all(isinstance(w, Aligned) for w in windows):
         return []
     return [*instants(time, type_), *([MARK] if any(isinstance(w, Punctuated) for w in windows) else [])]
 
@@ -354,3 +378,14 @@ def _check_names(keys: Sequence[str], outputs: Sequence[str]) -> None:
     for name in outputs:
         if name in keys:
             raise SchemaError(f"result column: {name!r} is a key column already; use another name")
+
+
+def _check_zone(time: pa.Field, definitions: Mapping[str, Definition]) -> None:
+    """A timestamp without zone may be what a clock showed somewhere, and a calendar needs instants."""
+    for name, window in definitions.items():
+        if isinstance(window, Calendar) and time.type.tz is None:
+            raise SchemaError(
+                f"windows: {name!r} needs instants, but the times in column {time.name!r} have no time zone; make it a "
+                "timestamp with a zone: 'timestamp' instead of 'timestamp_ntz' in Spark, pa.timestamp('us', 'UTC') in "
+                "Arrow"
+            )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from aion.core.windows import Count, Definition, Periodic, PerRecord, Punctuated, Session
+from aion.core.windows import Calendar, Count, Definition, Periodic, PerRecord, Punctuated, Session
 from aion.errors import ConfigError
 
 
@@ -54,7 +54,7 @@ def merging_strategy(window: Definition, *, keys_disjoint: bool = False, splitta
             Strategy.UNIQUE, "all events of a key are in one partition, so there is nothing to merge"
         )
     match window:
-        case Periodic():
+        case Periodic() | Calendar():
             return MergingDecision(
                 Strategy.CONTEXT_FREE, "its bounds do not depend on events, so all partitions have the same"
             )

@@ -1,8 +1,9 @@
 """Window definitions over event time: where windows begin and end, not when they run. Pure.
 
-Ends are exclusive unless stated otherwise. Windows are aligned to the Unix epoch plus ``offset``, as in Spark and
-Flink. Tumbling and sliding windows are context-free: their edges do not depend on events. The others are context-aware:
-events decide where their windows begin and end (Disco section 2).
+Ends are exclusive unless stated otherwise. Tumbling and sliding windows are aligned to the Unix epoch plus ``offset``,
+as in Spark and Flink, and calendar windows to the clocks of a zone. They are the same for all keys, and context-free:
+their edges do not depend on events. The others are context-aware: events decide where their windows begin and end
+(Disco section 2).
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypedDict, Unpack
 
+import numpy as np
+import numpy.typing as npt
+
+from aion.core.calendars import CalendarEdges, ZoneRules
 from aion.core.numbers import LONGEST_US
 from aion.core.time import duration_us, format_duration, short_duration
 from aion.errors import WindowError
 
 Duration = str | int | timedelta
+Ints = npt.NDArray[np.int64]
 
 
 class When(TypedDict, total=False):
@@ -101,6 +107,29 @@ class Periodic:
     def end(self, start_us: int) -> int:
         return start_us + self.size_us
 
+    @property
+    def reach_us(self) -> int:
+        """The length of a window."""
+        return self.size_us
+
+    def stretches(self) -> tuple[int, int, int]:
+        """Size, slide and offset of evenly spaced stretches; each window lies in one of them."""
+        return self.size_us, self.slide_us, self.offset_us
+
+    # A set of windows is stored as runs of numbers in equal steps (:class:`aion.core.intervals.Runs`).
+
+    @property
+    def run_step(self) -> int:
+        return self.slide_us
+
+    def run_values(self, starts_us: Ints) -> Ints:
+        """What stands for each window in a run."""
+        return starts_us
+
+    def ended_run_value(self, us: int) -> int:
+        """Runs up to this value hold windows that end at ``us`` or before."""
+        return us - self.size_us
+
     def families(self) -> set[Family]:
         """The edges of these windows: their starts and their ends."""
         return {
@@ -161,6 +190,80 @@ class Sliding(Periodic):
             f"sliding {format_duration(self.size_us)} by {format_duration(self.slide_us)}"
             f"{_offset_suffix(self.offset_us)}"
         )
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, repr=False)
+class Calendar:
+    """Windows from one local midnight to another: days, weeks, months, quarters or years of a zone.
+
+    ``edges``: where they begin. ``earlier``: the edges by the rules that a query knew before. Slices end there, too,
+    because windows that live keep their edges when the rules of a zone change.
+    """
+
+    edges: CalendarEdges
+    earlier: tuple[CalendarEdges, ...] = ()
+    timing: Timing = NO_TIMING
+
+    @property
+    def zone(self) -> str:
+        return self.edges.rules.name
+
+    @property
+    def all_edges(self) -> tuple[CalendarEdges, ...]:
+        return (self.edges, *self.earlier)
+
+    def starts_covering(self, t_us: int) -> Iterator[int]:
+        """The start of the window that contains the instant ``t_us``."""
+        yield int(self.edges.floors(np.array([t_us], np.int64))[0])
+
+    def end(self, start_us: int) -> int:
+        return int(self.edges.afters(np.array([start_us], np.int64))[0])
+
+    @property
+    def reach_us(self) -> int:
+        """The length of the longest window, apart from rare changes of a zone."""
+        return self.edges.steps.longest_us
+
+    def stretches(self) -> tuple[int, int, int]:
+        """Size, slide and offset of evenly spaced stretches; each window lies in one of them."""
+        slide_us = self.reach_us // 4
+        return self.reach_us + slide_us, slide_us, 0
+
+    # A window is known by its number, which stays the same when the rules of the zone change.
+
+    run_step: ClassVar[int] = 1
+
+    def run_values(self, starts_us: Ints) -> Ints:
+        """What stands for each window in a run."""
+        return self.edges.numbers(starts_us)
+
+    def ended_run_value(self, us: int) -> int:
+        """Runs up to this value hold windows that end at ``us`` or before."""
+        return self.edges.number(us) - 1
+
+    def with_rules(self, *rules: ZoneRules) -> Calendar:
+        """The same windows for a query that knew these rules before."""
+        others = dict.fromkeys(r for r in rules if r != self.edges.rules)
+        return self._changed(earlier=tuple(CalendarEdges(self.edges.steps, r) for r in others))
+
+    def with_edges(self, edges: CalendarEdges) -> Calendar:
+        """The same windows, but with edges that other rules of the zone gave them."""
+        return self._changed(edges=edges)
+
+    def _changed(self, **fields: Any) -> Calendar:
+        # Not dataclasses.replace: a subclass has arguments of its own.
+        found = object.__new__(type(self))
+        found.__dict__.update(self.__dict__, **fields)
+        return found
+
+    def spec(self) -> dict[str, int | str]:
+        """What identifies this definition after a restart. The rules of the zone may be others then."""
+        return {"type": "calendar", "every": str(self.edges.steps), "zone": self.zone}
+
+    def __str__(self) -> str:
+        return f"calendar {self.edges.steps} {self.zone}"
 
     __repr__ = __str__
 
@@ -304,7 +407,11 @@ class Punctuated:
     __repr__ = __str__
 
 
-Definition: TypeAlias = Periodic | Session | Count | PerRecord | Punctuated
+Aligned: TypeAlias = Periodic | Calendar
+"""Definitions whose windows are the same for all keys."""
+Definition: TypeAlias = Periodic | Calendar | Session | Count | PerRecord | Punctuated
+ALIGNED = ("periodic", "calendar")
+"""The types of aligned definitions in their specs."""
 Definitions: TypeAlias = Definition | Sequence[Definition] | Mapping[str, Definition]
 
 

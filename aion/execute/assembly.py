@@ -25,7 +25,7 @@ from aion.core.plan import Plan
 from aion.core.slicing.grid import slices_from_json
 from aion.core.trigger.staleness import Forecast, StalenessTrigger
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
-from aion.core.windows import Definition, Periodic, PerRecord
+from aion.core.windows import Aligned, Definition, PerRecord
 from aion.errors import FormatError
 from aion.execute.block_compactor import BlockCompactor, compaction_bytes
 from aion.execute.contents import RowContents
@@ -129,7 +129,7 @@ def make_bound(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None, *
         max_bound_us=max(lateness.max_bound_us, lateness.initial_bound_us),
         max_state_bytes=lateness.max_state_bytes,
     )
-    longest_us = max(w.size_us if isinstance(w, Periodic) else w.reach_us for w in plan.windows.values())
+    longest_us = max(w.reach_us for w in plan.windows.values())
     known = snapshot["lateness"] if snapshot is not None else None
     return AdaptiveBound(
         asked,
@@ -270,7 +270,7 @@ def store_config(
         budget_bytes=None if isinstance(memory.budget, Share) else memory.budget,
         budget_share=share,
         bucket_limit_bytes=memory.bucket_limit_bytes,
-        windows=tuple((w.size_us, w.slide_us, w.offset_us) for w in windows if isinstance(w, Periodic)),
+        windows=tuple(w.stretches() for w in windows if isinstance(w, Aligned)),
         keep_fraction=destage.keep_fraction,
         prestages=prestages(policy),
         blocking=blocking,

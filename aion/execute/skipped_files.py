@@ -69,7 +69,7 @@ class Records:
         data = json.dumps(decisions).encode()
         with storage_errors(self.checkpoint):
             if isinstance(filesystem, pafs.LocalFileSystem):
-                _link(Path(folder), f"{self._task}-first.json", data, self.attempt)
+                write_once(Path(folder), f"{self._task}-first.json", data, self.attempt)
             else:
                 filesystem.create_dir(folder, recursive=True)
                 with filesystem.open_output_stream(f"{folder}/{self._task}-{self.attempt}.json") as out:
@@ -96,7 +96,7 @@ class Records:
         return filesystem, f"{root.rstrip('/')}/{FOLDER}/{self.name}/{self.batch:010d}"
 
 
-def _link(folder: Path, name: str, data: bytes, attempt: int) -> None:
+def write_once(folder: Path, name: str, data: bytes, attempt: int | str) -> None:
     """Writes a file, durably and whole, unless it exists."""
     make_folder(folder)
     unfinished = folder / f".{name}.{attempt}"

@@ -29,8 +29,9 @@ from aion.core.operator.actions import SliceFacts
 from aion.core.operator.operator import Operator
 from aion.core.plan import Plan, make_plan
 from aion.core.slicing.grid import is_timed
-from aion.core.windows import Periodic
+from aion.core.windows import Aligned
 from aion.errors import ConfigError, FormatError
+from aion.execute import trace_windows
 
 FORMAT = 1
 METADATA = b"aion.trace"
@@ -89,7 +90,7 @@ class Definition(NamedTuple):
     ``kept``: blocks hold events for a function; otherwise partials. ``commits``: a batch ends with a version on disk.
     """
 
-    windows: Mapping[str, Periodic]
+    windows: Mapping[str, Aligned]
     key: bool
     kept: bool
     blocking: bool
@@ -98,17 +99,18 @@ class Definition(NamedTuple):
     @classmethod
     def of(cls, plan: Plan, *, commits: bool) -> Definition:
         """Raises ConfigError for windows of single keys: sizes and times do not say what they do."""
-        windows = {name: w for name, w in plan.windows.items() if isinstance(w, Periodic)}
+        windows = {name: w for name, w in plan.windows.items() if isinstance(w, Aligned)}
         if len(windows) < len(plan.windows):
             other = next(str(w) for name, w in plan.windows.items() if name not in windows)
             raise ConfigError(
-                f"record: {other} depends on the events of each key; only tumbling and sliding windows can be recorded"
+                f"record: {other} depends on the events of each key; only tumbling, sliding and calendar "
+                "windows can be recorded"
             )
         return cls(windows, bool(plan.key), plan.layout is None, plan.blocking, commits)
 
     def plan(self) -> Plan:
         """A plan with the same windows and the same kind of blocks. Its columns stand for any others."""
-        schema = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us"))])
+        schema = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us", "UTC"))])
         return make_plan(
             schema,
             key="key" if self.key else None,
@@ -121,12 +123,12 @@ class Definition(NamedTuple):
         )
 
     def to_json(self) -> dict[str, Any]:
-        windows = [[name, w.size_us, w.slide_us, w.offset_us] for name, w in self.windows.items()]
+        windows = [[name, *trace_windows.to_json(window)] for name, window in self.windows.items()]
         return {"format": FORMAT, **self._asdict(), "windows": windows}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Definition:
-        windows = {name: Periodic(*numbers) for name, *numbers in value["windows"]}
+        windows = {name: trace_windows.from_json(values) for name, *values in value["windows"]}
         return cls(windows, value["key"], value["kept"], value["blocking"], value["commits"])
 
 

@@ -15,6 +15,7 @@ from aion.core.plan import Plan
 from aion.core.topology import Tree
 from aion.spark.blocks import BlockRows
 from aion.spark.hand_over import HandOverConfig, Sending
+from aion.spark.zones import slicing_plan
 from state_backends.store.codec_pool import CodecPool
 
 # Each pass over a batch has a fixed cost, and Spark's batches are small because their rows may be wide.
@@ -46,7 +47,12 @@ class ChildWork:
         """Begins a task. ``shard_of``: None if the shard of each event comes with it."""
         rows = BlockRows(self.tree, level=0, limit_bytes=self.limit_bytes)
         with CodecPool(self.settings.threads) as pool, closing(Sending(rows, self.hand_over)) as sending:
-            yield BlockBuilder.of(self.plan, self.settings, pool, shard_of), sending
+            yield BlockBuilder.of(self.task_plan, self.settings, pool, shard_of), sending
+
+    @property
+    def task_plan(self) -> Plan:
+        """The plan as tasks need it. Call it inside a task."""
+        return slicing_plan(self.plan, self.name)
 
 
 class Child:

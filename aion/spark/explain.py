@@ -11,11 +11,12 @@ from aion.aggregates.partial import Partial
 from aion.config import Policy
 from aion.config.model import TriggerPolicy
 from aion.config.values import format_bytes
+from aion.core.calendars import Steps
 from aion.core.plan import Plan
 from aion.core.slicing.grid import SliceGrid
 from aion.core.time import format_duration
 from aion.core.topology import MergingDecision, Strategy, Tree
-from aion.core.windows import Definition, Periodic, PerRecord, Session
+from aion.core.windows import Aligned, Calendar, Definition, Periodic, PerRecord, Session
 from aion.execute.assembly import own_triggers
 
 _WIDTH = 110
@@ -98,21 +99,29 @@ def _timing(plan: Plan, policy: Policy) -> Iterator[Line]:
 
 def _slices(windows: Mapping[str, Definition]) -> Iterator[Line]:
     """The edges of the slices, and how many windows share a slice."""
-    periodic = [window for window in windows.values() if isinstance(window, Periodic)]
+    aligned = [window for window in windows.values() if isinstance(window, Aligned)]
     gaps = [window.gap_us for window in windows.values() if isinstance(window, Session)]
-    families = SliceGrid(tuple(windows.values()), segmented=False).families
-    if families:
-        edges = " and ".join(
-            f"every {format_duration(f.period_us)}" + (f" from {format_duration(f.phase_us)} on" if f.phase_us else "")
-            for f in families
-        )
-        most = sum(-(-window.size_us // window.slide_us) for window in periodic)
+    edges = SliceGrid(tuple(windows.values()), segmented=False).edges
+    ends = [
+        f"every {format_duration(f.period_us)}" + (f" from {format_duration(f.phase_us)} on" if f.phase_us else "")
+        for f in edges.families
+    ]
+    ends += [f"at midnight in {c.rules.name} ({_each(c.steps)})" for c in edges.calendars]
+    if ends:
+        most = sum(1 if isinstance(w, Calendar) else -(-w.size_us // w.slide_us) for w in aligned)
         shared = f"for all windows that contain it (up to {most})" if most > 1 else "for its window"
-        shared = shared if len(periodic) == len(windows) else "for all windows"
-        yield "", f"Slices end {edges}. An event is in one slice, which is stored and sent once {shared}."
+        shared = shared if len(aligned) == len(windows) else "for all windows"
+        yield (
+            "",
+            f"Slices end {' and '.join(ends)}. An event is in one slice, which is stored and sent once {shared}.",
+        )
     if gaps:
         gap = format_duration(min(gaps))
         yield "", f"For sessions, a slice has one row per key for each {gap}, which is the smallest gap."
+
+
+def _each(steps: Steps) -> str:
+    return f"every {steps.unit if steps.count == 1 else steps}"
 
 
 # -- aggregates -----------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from aion.spark.frames import to_frame
 from aion.spark.hand_over import BatchFolder
 from aion.spark.root_config import RootConfig
 from aion.spark.task import ShardTask, in_background
+from aion.spark.zones import record_rules, shard_plan
 from state_backends.server.client import RemoteAttempt
 from state_backends.store.codec_pool import CodecPool
 
@@ -41,6 +42,7 @@ class RootTask(ShardTask):
         )
         super().__init__(config, policy, store, config.plan.definition)
         self._root = config
+        record_rules(config.plan, config.name)
         self._codec = CodecPool(policy.io.codec_threads)
         self._hands_over = hand_over_bytes(config.plan, policy) is not None
 
@@ -73,11 +75,12 @@ class ShardWork:
     ) -> None:
         self.attempt = attempt
         self._commit: Future[None] | None = None
-        self.bound = make_bound(config.plan, policy, attempt.snapshot, shards=len(config.ids))
+        plan = shard_plan(config.plan, attempt.snapshot, config.name)
+        self.bound = make_bound(plan, policy, attempt.snapshot, shards=len(config.ids))
         if self.bound.together:
             self.bound.receive(*attempt.others)
-        self.operator: Operator = make_operator(config.plan, policy, attempt.snapshot, self.bound)
-        self.executor = make_executor(config.plan, self.operator, attempt, codec, policy)
+        self.operator: Operator = make_operator(plan, policy, attempt.snapshot, self.bound)
+        self.executor = make_executor(plan, self.operator, attempt, codec, policy)
         self.executor.load()
         self._recorder: Recorder | None = None
         if config.record is not None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from aion.core.intervals import Runs
 from aion.core.numbers import NEVER
-from aion.core.windows import Periodic
+from aion.core.windows import Aligned
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -27,14 +27,14 @@ class Gone:
     ``snapshot``: of the operator.
     """
 
-    def __init__(self, windows: Mapping[int, Periodic], snapshot: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, windows: Mapping[int, Aligned], snapshot: Mapping[str, Any] | None = None) -> None:
         self._windows = windows
         self.closed_us: Ints = np.full(max(windows, default=0) + 1, -NEVER)
         if snapshot is not None:
             self.closed_us[:] = snapshot["closed_us"]
         purged = [[] for _ in windows] if snapshot is None else snapshot["purged"]
         self._purged = {
-            number: Runs(window.slide_us, runs) for (number, window), runs in zip(windows.items(), purged, strict=True)
+            number: Runs(window.run_step, runs) for (number, window), runs in zip(windows.items(), purged, strict=True)
         }
 
     def contains(self, definition: Ints, starts_us: Ints, ends_us: Ints) -> Flags:
@@ -42,20 +42,28 @@ class Gone:
         gone: Flags = ends_us <= self.closed_us[definition]
         if any(self._purged.values()):
             for row in np.flatnonzero(~gone).tolist():
-                gone[row] = int(starts_us[row]) in self._purged[int(definition[row])]
+                number = int(definition[row])
+                (value,) = self._windows[number].run_values(starts_us[row : row + 1]).tolist()
+                gone[row] = value in self._purged[number]
         return gone
 
     def add(self, definition: Ints, starts_us: Ints, ends_us: Ints) -> None:
         """Notes that these windows were purged."""
         alone = ends_us > self.closed_us[definition]
-        for number, start_us in zip(definition[alone].tolist(), starts_us[alone].tolist(), strict=True):
-            self._purged[number].add(start_us)
+        for number in np.unique(definition[alone]).tolist():
+            for value in self._windows[number].run_values(starts_us[alone & (definition == number)]).tolist():
+                self._purged[number].add(value)
 
     def close(self, us: Ints) -> None:
         """Notes that all windows that end by then are gone. ``us``: for each definition, by its number."""
         self.closed_us = np.maximum(self.closed_us, us)
         for number, runs in self._purged.items():
-            runs.forget_to(int(self.closed_us[number]) - self._windows[number].size_us)
+            runs.forget_to(self._windows[number].ended_run_value(int(self.closed_us[number])))
+
+    def remembered(self, number: int) -> list[int]:
+        """The values (``run_values``) of the purged windows of a definition that are remembered one by one."""
+        runs, step = self._purged[number].to_json(), self._windows[number].run_step
+        return [value for first, last in runs for value in range(first, last + 1, step)]
 
     def to_json(self) -> dict[str, Any]:
         """Its part of the operator's snapshot."""

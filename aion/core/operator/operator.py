@@ -45,11 +45,12 @@ from aion.core.operator.keyed.slices import PartSegments, parts_of
 from aion.core.operator.keyed.windows import Orders
 from aion.core.operator.late_work import LateWork
 from aion.core.operator.lifecycle import Counters
+from aion.core.operator.pins import calendars_to_json
 from aion.core.operator.rules import Rules
 from aion.core.operator.watermark import Watermark
 from aion.core.operator.window_table import WindowTable
+from aion.core.slicing.aligned import AlignedWindows
 from aion.core.slicing.grid import SliceGrid, has_event_rows, slices_to_json
-from aion.core.slicing.periodic import PeriodicWindows
 from aion.core.trigger.triggers import Trigger
 
 Ints = npt.NDArray[np.int64]
@@ -86,9 +87,9 @@ class Operator:
     ) -> None:
         self.grid = grid
         self.keyed = KeyedShard() if keyed is None else keyed
-        self._periodic = PeriodicWindows(grid.periodic)
+        self._aligned = AlignedWindows(grid.aligned)
         self._bound = bound
-        definitions = max(grid.periodic, default=0) + 1
+        definitions = max(grid.aligned, default=0) + 1
         self._rules = rules or Rules(bound, trigger, {}, definitions=definitions, staleness_bound=staleness_bound)
         self._late_work = LateWork() if late_work is None else late_work
         self._prestages_late = prestages_late
@@ -97,7 +98,7 @@ class Operator:
         self._compaction = compaction
         self.watermark = Watermark()
         self.windows = WindowTable(definitions)
-        self._gone = Gone(grid.periodic, snapshot)
+        self._gone = Gone(grid.aligned, snapshot)
         self.next_seq = 0
         self.counters = Counters()
         if snapshot is not None:
@@ -228,7 +229,7 @@ class Operator:
             self._came(arrival, *taken)
         actions += verdict.dropped
         late = self.keyed.add(verdict, {a.index: a.seq for a in appends}, self.watermark.at_us)
-        if not self.grid.periodic:
+        if not self.grid.aligned:
             self.counters.came_late(late)
         announced = self._announced(taken[0][self.windows["pending"][taken[0]] == taken[1]], taken[0])
         return [*actions, Prestage(announced)] if announced else actions
@@ -238,7 +239,7 @@ class Operator:
 
         A window that is gone never comes back, even if bounds have become longer.
         """
-        covering = self._periodic.covering(arrival.slices_us)
+        covering = self._aligned.covering(arrival.slices_us)
         events = arrival.events_of(covering.begins, covering.ends)
         now = self.watermark.at_us
         new = (rows := self.windows.find(covering.definition, covering.end_us)) < 0
@@ -477,6 +478,7 @@ class Operator:
             "settled_us": [part.settled_us for part in self._parts],
             "runs": self._compaction.to_json() if self._compaction is not None else None,
             **self._gone.to_json(),
+            **calendars_to_json(self.grid, self.windows, self._gone, self._shared.live),
             "lateness": self._bound.to_json(),
             **self._rules.to_json(),
             "counters": self.counters.to_json(),

@@ -14,6 +14,7 @@ from aion.core.operator.lifecycle import Status
 from aion.core.operator.window_table import WindowTable, status_of
 from aion.core.trigger.staleness import Forecast, StalenessTrigger
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
+from aion.core.windows import ALIGNED
 from policies.cleanup import Reason
 
 REASONS = {
@@ -108,7 +109,7 @@ def keyed_windows(
     snapshot: Mapping[str, Any], definitions: Sequence[tuple[str, Mapping[str, Any]]]
 ) -> list[KeyedOutlook]:
     """The windows of single keys in one shard, one entry for each definition. Old versions do not have this entry."""
-    numbers = [number for number, (_, spec) in enumerate(definitions) if spec["type"] != "periodic"]
+    numbers = [number for number, (_, spec) in enumerate(definitions) if spec["type"] not in ALIGNED]
     outlooks = []
     for number, kept in zip(numbers, snapshot["keyed"], strict=True):
         if (live := kept.get("live")) is None:

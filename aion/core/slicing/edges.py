@@ -1,4 +1,4 @@
-"""The edges of all periodic windows, and the slice of each event (Scotty section III). Pure.
+"""The edges of all aligned windows, and the slice of each event (Scotty section III). Pure.
 
 The edges of a stretch of time are computed once and looked up in a table. So the cost of an event does not depend on
 the number of windows.
@@ -12,6 +12,7 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
+from aion.core.calendars import CalendarEdges
 from aion.core.windows import Family
 
 Micros = npt.NDArray[np.int64]
@@ -27,28 +28,45 @@ _AT_ONCE = 1 << 15
 
 
 class EdgeSet:
-    """The union of the edges of some families.
+    """The union of the edges of some families and calendars.
 
-    ``families``: without those that add no edge. ``unit_us``: every edge is ``origin_us`` plus a multiple of it (0
-    without families). ``density``: an upper bound on the edges per microsecond.
+    ``families``, ``calendars``: without those that add no edge. ``unit_us``: every edge of a family is ``origin_us``
+    plus a multiple of it (0 without families). ``density``: an upper bound on the edges per microsecond.
     """
 
-    def __init__(self, families: Iterable[Family]) -> None:
+    def __init__(self, families: Iterable[Family], calendars: Iterable[CalendarEdges] = ()) -> None:
         self.families = _without_redundant({Family(f.period_us, f.phase_us % f.period_us) for f in families})
         self._periods = np.array([f.period_us for f in self.families], np.int64)
         self._phases = np.array([f.phase_us for f in self.families], np.int64)
-        self.density = float((1 / self._periods).sum())
+        self.calendars = _without_redundant_calendars(calendars)
+        self.density = float((1 / self._periods).sum()) + sum(1 / c.steps.shortest_us for c in self.calendars)
         self.unit_us = self.origin_us = 0
         if self.families:
             first = self.families[0].phase_us
             self.unit_us = gcd(*(f.period_us for f in self.families), *(f.phase_us - first for f in self.families))
             self.origin_us = first % self.unit_us
 
+    def __len__(self) -> int:
+        """How many families and calendars there are."""
+        return len(self.families) + len(self.calendars)
+
     def between(self, low_us: int, high_us: int) -> Micros:
         """The last edge at or before ``low_us``, then all edges up to ``high_us``, in order and each once.
 
         Time and memory are proportional to the number of edges; ``density`` says how many to expect.
         """
+        if not self.calendars:
+            return self._between(low_us, high_us)
+        parts = [calendar.between(low_us, high_us) for calendar in self.calendars]
+        if self.families:
+            parts.append(self._between(low_us, high_us))
+        if len(parts) == 1:
+            return parts[0]
+        edges = np.unique(np.concatenate(parts))
+        return edges[np.searchsorted(edges, max(int(part[0]) for part in parts)) :]
+
+    def _between(self, low_us: int, high_us: int) -> Micros:
+        """The same for the families alone."""
         below = (low_us - self._phases) // self._periods
         floors = below * self._periods + self._phases
         counts = (high_us - self._phases) // self._periods - below
@@ -65,7 +83,7 @@ class EdgeSet:
 
     def starts(self, times_us: Micros) -> Micros:
         """The slice start of each event time. Times may be in any order."""
-        if len(self.families) == 1 or not len(times_us):
+        if (len(self.families) == 1 and not self.calendars) or not len(times_us):
             return self.floors(times_us)
         edges = self.covering(times_us)
         return self.floors(times_us) if edges is None else edges[assign(times_us, edges)]
@@ -108,8 +126,22 @@ class EdgeSet:
         for period, phase in self.families:
             floor = (times_us - phase) // period * period + phase
             result = floor if result is None else np.maximum(result, floor, out=result)
-        assert result is not None, "without families there are no edges"
+        for calendar in self.calendars:
+            floor = calendar.floors(times_us)
+            result = floor if result is None else np.maximum(result, floor, out=result)
+        assert result is not None, "without families and calendars there are no edges"
         return result
+
+    def afters(self, times_us: Micros) -> Micros:
+        """The first edge after each instant."""
+        following = [times_us + p - (times_us - phase) % p for p, phase in self.families]
+        following += [calendar.afters(times_us) for calendar in self.calendars]
+        return np.asarray(np.minimum.reduce(following))
+
+    @property
+    def longest_us(self) -> int:
+        """An upper bound on the distance between neighbouring edges."""
+        return min([*(f.period_us for f in self.families), *(c.longest_us for c in self.calendars)])
 
 
 def assign(times_us: Micros, edges: Micros, extent: tuple[int, int] | None = None) -> Index:
@@ -197,3 +229,12 @@ def _without_redundant(families: set[Family]) -> tuple[Family, ...]:
         # A finer family has a shorter period, so it comes earlier. The set has no two with the same period and phase.
         if not ((f.period_us % periods[:number] == 0) & ((f.phase_us - phases[:number]) % periods[:number] == 0)).any()
     )
+
+
+def _without_redundant_calendars(calendars: Iterable[CalendarEdges]) -> tuple[CalendarEdges, ...]:
+    """Without the calendars whose edges are all edges of another calendar."""
+    kept: list[CalendarEdges] = []
+    for one in sorted(dict.fromkeys(calendars), key=lambda c: c.steps.shortest_us):
+        if not any(finer.makes_redundant(one) for finer in kept):
+            kept.append(one)
+    return tuple(kept)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from aion.core.packing import table, untable
 from aion.core.slicing.edges import EdgeSet
-from aion.core.windows import Definition, Family, Periodic
+from aion.core.windows import Aligned, Calendar, Definition, Family, Periodic
 
 Micros = npt.NDArray[np.int64]
 
@@ -60,18 +60,25 @@ class SliceGrid:
 
     def __init__(self, windows: Sequence[Definition] | Mapping[int, Definition], *, segmented: bool = True) -> None:
         numbered = windows if isinstance(windows, Mapping) else dict(enumerate(windows))
-        self.periodic = {number: w for number, w in numbered.items() if isinstance(w, Periodic)}
-        families = {family for window in self.periodic.values() for family in window.families()}
-        reaches = [window.reach_us for window in numbered.values() if not isinstance(window, Periodic)]
+        self.aligned = {number: w for number, w in numbered.items() if isinstance(w, Aligned)}
+        periodic = [w for w in self.aligned.values() if isinstance(w, Periodic)]
+        calendars = [w for w in self.aligned.values() if isinstance(w, Calendar)]
+        families = {family for window in periodic for family in window.families()}
+        reaches = [window.reach_us for window in numbered.values() if not isinstance(window, Aligned)]
         if reaches:
             families.add(Family(max(min(reaches), LEAST_KEYED_US), 0))
-        self.edges = EdgeSet(families)
-        self._segment: Family | None = None
-        if segmented and len(self.edges.families) > 1:
-            shortest = min(self.periodic.values(), key=lambda window: (window.size_us, window.offset_us))
-            self._segment = Family(shortest.size_us, shortest.offset_us % shortest.size_us)
+        self._segment: EdgeSet | None = None
+        # Blocks outlive the rules of a zone, so their layout must not depend on more than the definitions.
+        if segmented and len(EdgeSet(families, (w.edges.unpinned for w in calendars))) > 1:
+            shortest = min(self.aligned.values(), key=_length)
             # Every segment boundary is an edge, so that no slice lies in two segments.
-            self.edges = EdgeSet([*self.edges.families, self._segment])
+            if isinstance(shortest, Periodic):
+                segment = Family(shortest.size_us, shortest.offset_us % shortest.size_us)
+                families.add(segment)
+                self._segment = EdgeSet([segment])
+            else:
+                self._segment = EdgeSet([], shortest.all_edges)
+        self.edges = EdgeSet(families, (edges for window in calendars for edges in window.all_edges))
 
     @property
     def families(self) -> tuple[Family, ...]:
@@ -86,7 +93,7 @@ class SliceGrid:
     @cached_property
     def longest_us(self) -> int:
         """An upper bound on the length of a segment."""
-        return self._segment.period_us if self._segment else min(family.period_us for family in self.families)
+        return (self._segment or self.edges).longest_us
 
     def starts(self, times_us: Micros) -> Micros:
         """The slice start of each event time."""
@@ -105,26 +112,32 @@ class SliceGrid:
         """The segment of each slice. NO_SLICE and BEYOND_SLICE stay as they are."""
         if self._segment is None:
             return slices_us
-        period, phase = self._segment
         timed = (slices_us > NO_SLICE) & (slices_us < BEYOND_SLICE)
         if timed.all():
-            return np.asarray((slices_us - phase) // period * period + phase)
+            return self._segment.floors(slices_us)
         found = slices_us.copy()
-        found[timed] = self.segments(slices_us[timed])
+        found[timed] = self._segment.floors(slices_us[timed])
         return found
 
     def ends(self, segments_us: Micros) -> Micros:
         """The exclusive end of each segment."""
-        if self._segment is not None:
-            return segments_us + self._segment.period_us
-        following = [segments_us + p - (segments_us - phase) % p for p, phase in self.families]
-        return np.asarray(np.minimum.reduce(following))
+        return (self._segment or self.edges).afters(segments_us)
 
     def end(self, segment_us: int) -> int:
         """The exclusive end of a segment."""
-        if self._segment is not None:
-            return segment_us + self._segment.period_us
-        return min(family.after(segment_us) for family in self.families)
+        edges = self._segment or self.edges
+        found = [family.after(segment_us) for family in edges.families]
+        if edges.calendars:
+            segment = np.array([segment_us], np.int64)
+            found += [int(calendar.afters(segment)[0]) for calendar in edges.calendars]
+        return min(found)
+
+
+def _length(window: Aligned) -> tuple[int, int, int]:
+    """Orders windows by length, and otherwise in a way that stays the same over restarts."""
+    if isinstance(window, Periodic):
+        return window.size_us, 0, window.offset_us
+    return window.edges.steps.shortest_us, 1, 0
 
 
 class LiveSegments:

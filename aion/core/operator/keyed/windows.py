@@ -198,6 +198,7 @@ class KeyedWindows:
         ``last``: orders all late ones, because the input ends here.
         """
         if now_us is None or not len(self.index) or self._final_only:
+            self._early_owed = 0
             return []
         now = self._now()
         over = now.windows.over_us

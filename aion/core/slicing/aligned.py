@@ -1,4 +1,4 @@
-"""The tumbling and sliding windows that cover given slices, for all definitions at once (Scotty section IV). Pure."""
+"""The aligned windows that cover given slices, for all definitions at once (Scotty section IV). Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aion.core.windows import Periodic
+from aion.core.windows import Aligned, Calendar, Periodic
 
 Ints = npt.NDArray[np.int64]
 
 _EMPTY_PER_FULL = 8
 """List all windows from the first slice to the last, unless there are more than this many for each non-empty one."""
 _AT_ONCE = 1 << 20
+_ONE = (1, 1, 0)
 
 
 class Covering(NamedTuple):
@@ -27,14 +28,18 @@ class Covering(NamedTuple):
     ends: Ints
 
 
-class PeriodicWindows:
-    """Window definitions by their number in the operator."""
+class AlignedWindows:
+    """Window definitions by their number in the operator.
 
-    def __init__(self, windows: Mapping[int, Periodic]) -> None:
+    The windows of a definition are numbered by their starts. A calendar has one window at a time; in the arithmetic of
+    periodic windows it stands with a size, slide and offset in windows instead of µs.
+    """
+
+    def __init__(self, windows: Mapping[int, Aligned]) -> None:
         self._numbers = np.array(list(windows), np.int64)
-        self._sizes = np.array([window.size_us for window in windows.values()], np.int64)
-        self._slides = np.array([window.slide_us for window in windows.values()], np.int64)
-        self._offsets = np.array([window.offset_us for window in windows.values()], np.int64)
+        periodic = [(w.size_us, w.slide_us, w.offset_us) if isinstance(w, Periodic) else _ONE for w in windows.values()]
+        self._sizes, self._slides, self._offsets = np.array(periodic, np.int64).reshape(-1, 3).T.copy()
+        self._calendars = {place: w.edges for place, w in enumerate(windows.values()) if isinstance(w, Calendar)}
         self._overlap = int((-(-self._sizes // self._slides)).sum())
 
     def covering(self, slices_us: Ints) -> Covering:
@@ -43,15 +48,14 @@ class PeriodicWindows:
             nothing = np.empty(0, np.int64)
             return Covering(nothing, nothing, nothing, nothing, nothing)
         first, last = int(slices_us[0]), int(slices_us[-1])
-        oldest, newest = self._oldest(first), (last - self._offsets) // self._slides
+        oldest, newest = self._oldest(np.array([first]))[0], self._newest(np.array([last]))[0]
         counts = newest - oldest + 1
         if float(counts.sum(dtype=np.float64)) <= _EMPTY_PER_FULL * len(slices_us) * self._overlap:
             which = np.repeat(np.arange(len(counts)), counts)
             numbers = np.arange(len(which)) + np.repeat(oldest - (np.cumsum(counts) - counts), counts)
         else:
             which, numbers = self._windows_of_each(slices_us)
-        starts = self._offsets[which] + numbers * self._slides[which]
-        ends = starts + self._sizes[which]
+        starts, ends = self._bounds(which, numbers)
         order = np.lexsort((which, ends))
         which, starts, ends = which[order], starts[order], ends[order]
         low, high = np.searchsorted(slices_us, starts), np.searchsorted(slices_us, ends)
@@ -60,19 +64,39 @@ class PeriodicWindows:
             which, starts, ends, low, high = which[full], starts[full], ends[full], low[full], high[full]
         return Covering(self._numbers[which], starts, ends, low, high)
 
-    def _oldest(self, slices_us: Ints | int) -> Ints:
-        """For each definition, the number of the first window that holds the slice."""
-        found: Ints = (slices_us - self._offsets - self._sizes) // self._slides + 1
+    def _oldest(self, slices_us: Ints) -> Ints:
+        """A row for each slice: for each definition, the number of the first window that holds the slice."""
+        rows = slices_us[:, None]
+        found: Ints = (rows - self._offsets - self._sizes) // self._slides + 1
+        for place, calendar in self._calendars.items():
+            found[:, place] = calendar.numbers(slices_us)
         return found
+
+    def _newest(self, slices_us: Ints) -> Ints:
+        """The same for the last window."""
+        rows = slices_us[:, None]
+        found: Ints = (rows - self._offsets) // self._slides
+        for place, calendar in self._calendars.items():
+            found[:, place] = calendar.numbers(slices_us)
+        return found
+
+    def _bounds(self, which: Ints, numbers: Ints) -> tuple[Ints, Ints]:
+        """The start and end of each window."""
+        starts = self._offsets[which] + numbers * self._slides[which]
+        ends = starts + self._sizes[which]
+        for place, calendar in self._calendars.items():
+            own = which == place
+            starts[own], ends[own] = calendar.starts(numbers[own]), calendar.starts(numbers[own] + 1)
+        return starts, ends
 
     def _windows_of_each(self, slices_us: Ints) -> tuple[Ints, Ints]:
         """Definition and number of each window that holds any of the slices, found slice by slice."""
         parts = []
         step = max(_AT_ONCE // self._overlap, 1)
         for begin in range(0, len(slices_us), step):
-            rows = slices_us[begin : begin + step, None]
+            rows = slices_us[begin : begin + step]
             oldest = self._oldest(rows)
-            counts = (rows - self._offsets) // self._slides - oldest + 1
+            counts = self._newest(rows) - oldest + 1
             flat = counts.ravel()
             which = np.repeat(np.broadcast_to(np.arange(counts.shape[1]), counts.shape).ravel(), flat)
             numbers = np.arange(len(which)) + np.repeat(oldest.ravel() - (np.cumsum(flat) - flat), flat)

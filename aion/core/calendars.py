@@ -1,0 +1,311 @@
+"""Where the days, weeks, months and years of a time zone begin. Pure: the rules of a zone are an argument.
+
+A day begins at the first instant at which the local date is that day or later. That is local midnight, and where the
+clocks skip midnight, the instant at which they do. A day that the clocks skip as a whole (Apia left out the 30th of
+December 2011) would begin with the next one: it has no instants. If the clocks go back over midnight, a day begins at
+the first of the two midnights.
+
+Rules are known for the years 1 to 9999. Beyond them they repeat every 400 years, as the Gregorian calendar does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import zoneinfo
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aion.core.numbers import LONGEST_US
+from aion.errors import WindowError
+
+Ints = npt.NDArray[np.int64]
+
+DAY_US = 86_400_000_000
+HOUR_US = DAY_US // 24
+_SLACK_US = 3 * DAY_US
+"""No step is longer than its days, plus this: zones changed sides of the date line, and their rules change."""
+_MONTHS = {"month": 1, "quarter": 3, "year": 12}
+_DAYS = {"day": 1, "week": 7}
+_UNITS = (*_DAYS, *_MONTHS)
+_CLOCK_UNITS = ("hour", "minute", "second", "millisecond", "microsecond")
+_MONDAY = 4
+"""The first Monday, in days since 1970-01-01."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """``count`` units of the calendar: ``unit`` is day, week, month, quarter or year.
+
+    Steps are numbered. Number 0 begins on 1970-01-01, or with weeks on Monday, 1970-01-05.
+    """
+
+    count: int
+    unit: str
+
+    @classmethod
+    def of(cls, text: str) -> Steps:
+        """Reads e.g. ``"1 day"``, ``"2 months"`` or ``"quarter"``. Raises WindowError."""
+        known = f"give a whole number of {', '.join(f'{unit}s' for unit in _UNITS[:-1])} or years, e.g. '1 day'"
+        found = re.fullmatch(r"\s*(?:(\d+)\s+)?([A-Za-z]+)\s*", text) if isinstance(text, str) else None
+        unit = found[2].lower().removesuffix("s") if found else ""
+        if unit in _CLOCK_UNITS:
+            raise WindowError(
+                f"Calendar: {text!r} is a fixed length, which no calendar changes; use aion.Tumbling({text!r})"
+            )
+        if found is None or unit not in _UNITS:
+            raise WindowError(f"Calendar: {text!r} is not a step of the calendar; {known}")
+        count = int(found[1] or 1)
+        if count == 0:
+            raise WindowError(f"Calendar: {text!r} has no length; {known}")
+        steps = cls(count, unit)
+        if steps.longest_us > LONGEST_US:
+            raise WindowError(f"Calendar: {text!r} is longer than times reach, which is about 70,000 years")
+        return steps
+
+    def __str__(self) -> str:
+        return f"{self.count} {self.unit}" + ("" if self.count == 1 else "s")
+
+    @property
+    def days(self) -> int:
+        """The length in days, if it is always the same, otherwise 0."""
+        return self.count * _DAYS.get(self.unit, 0)
+
+    @property
+    def months(self) -> int:
+        """The length in months, or 0 for steps of days and weeks."""
+        return self.count * _MONTHS.get(self.unit, 0)
+
+    @property
+    def longest_us(self) -> int:
+        """The length of the longest step on which the clocks go back by an hour, or a bit more."""
+        return (self.days or 31 * self.months) * DAY_US + HOUR_US
+
+    @property
+    def shortest_us(self) -> int:
+        """About the length of the shortest step, if the clocks stand still."""
+        return (self.days or 28 * self.months) * DAY_US
+
+    def refine(self, other: Steps) -> bool:
+        """Whether each of the other steps begins with one of these."""
+        if not self.days:
+            return bool(other.months) and other.months % self.months == 0
+        if not other.days:
+            return self.days == 1
+        return other.days % self.days == 0 and (other._first - self._first) % self.days == 0
+
+    def number(self, days: Ints) -> Ints:
+        """The number of the step of each day. Days count from 1970-01-01."""
+        if self.days:
+            return np.asarray((days - self._first) // self.days)
+        months = days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
+        return np.asarray(months // self.months)
+
+    def first_day(self, numbers: Ints) -> Ints:
+        """The day with which each step begins."""
+        if self.days:
+            return np.asarray(self._first + numbers * self.days)
+        months = (numbers * self.months).astype("datetime64[M]")
+        return np.asarray(months.astype("datetime64[D]").astype(np.int64))
+
+    @property
+    def _first(self) -> int:
+        return _MONDAY if self.unit == "week" else 0
+
+
+@dataclass(frozen=True)
+class ZoneRules:
+    """What the clocks of a zone do, as the bytes of a TZif file (RFC 9636). ``name``: of the zone."""
+
+    name: str
+    tzif: bytes
+
+    @property
+    def digest(self) -> str:
+        """Identifies the rules."""
+        return hashlib.sha256(self.tzif).hexdigest()[:16]
+
+    def day_starts(self, days: Ints) -> Ints:
+        """The first instant of each day, in µs. Days count from 1970-01-01."""
+        return _days_of(self).starts(days)
+
+    def __repr__(self) -> str:
+        return f"ZoneRules({self.name!r}, {self.digest})"
+
+
+class _Days:
+    """A table of the first instants of days, made in parts when they are needed."""
+
+    AT_ONCE = 1 << 12
+    CYCLE = 146_097
+    """The Gregorian calendar repeats after this many days, which are whole weeks."""
+    FIRST, LAST = (datetime(year, 1, 1).toordinal() - datetime(1970, 1, 1).toordinal() for year in (400, 9600))
+    """From the first of these days up to the second, zoneinfo knows the offsets. It knows a bit more."""
+
+    def __init__(self, rules: ZoneRules) -> None:
+        self._zone = zoneinfo.ZoneInfo.from_file(io.BytesIO(rules.tzif), key=rules.name)
+        self._parts: dict[int, Ints] = {}
+
+    def starts(self, days: Ints) -> Ints:
+        if not len(days):
+            return np.empty(0, np.int64)
+        cycles = None
+        if days.min() < self.FIRST or days.max() >= self.LAST:
+            cycles = np.minimum((days - self.FIRST) // self.CYCLE, 0)
+            cycles += np.maximum((days - self.LAST) // self.CYCLE + 1, 0)
+            days = days - cycles * self.CYCLE
+        parts, places = np.divmod(days, self.AT_ONCE)
+        if parts.min() == parts.max():
+            found = self._part(int(parts[0])).take(places)
+        else:
+            found = np.empty(days.shape, np.int64)
+            for part in np.unique(parts).tolist():
+                own = parts == part
+                found[own] = self._part(part)[places[own]]
+        return found if cycles is None else found + cycles * (self.CYCLE * DAY_US)
+
+    def _part(self, part: int) -> Ints:
+        if (found := self._parts.get(part)) is None:
+            first = part * self.AT_ONCE
+            midnights = (datetime(1970, 1, 1) + timedelta(days=day) for day in range(first, first + self.AT_ONCE))
+            starts = [self._start(midnight) for midnight in midnights]
+            self._parts[part] = found = np.array(starts, np.int64)
+        return found
+
+    def _start(self, midnight: datetime) -> int:
+        before, after = self._offset_us(midnight), self._offset_us(midnight.replace(fold=1))
+        us = (midnight - datetime(1970, 1, 1)) // timedelta(microseconds=1)
+        if before >= after:
+            return us - before
+        # The clocks skip this midnight, at an instant from ``low`` on. Local times at or after it are at ``high``.
+        low, high = us - after, us - before
+        while low < high:
+            middle = (low + high) // 2
+            if middle + self._offset_at_us(middle) >= us:
+                high = middle
+            else:
+                low = middle + 1
+        return high
+
+    def _offset_us(self, local: datetime) -> int:
+        offset = self._zone.utcoffset(local)
+        assert offset is not None, "a zone has an offset at any time"
+        return offset // timedelta(microseconds=1)
+
+    def _offset_at_us(self, us: int) -> int:
+        utc = datetime(1970, 1, 1) + timedelta(microseconds=us)
+        return (self._zone.fromutc(utc.replace(tzinfo=self._zone)).replace(tzinfo=None) - utc) // timedelta(
+            microseconds=1
+        )
+
+
+@lru_cache(maxsize=64)
+def _days_of(rules: ZoneRules) -> _Days:
+    return _Days(rules)
+
+
+class Pins:
+    """The starts of some steps, whatever the rules of the zone say now. Steps between them adapt.
+
+    ``numbers``: of the steps, ascending. ``starts_us``: they do not descend. ``rules``: the digests of the rules that
+    they came from.
+    """
+
+    def __init__(self, numbers: Ints, starts_us: Ints, rules: Iterable[str] = ()) -> None:
+        self.numbers, self.starts_us, self.rules = numbers, starts_us, frozenset(rules)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def applied(self, numbers: Ints, starts_us: Ints) -> Ints:
+        """The starts of these steps, where ``starts_us`` is what the rules say."""
+        after = np.searchsorted(self.numbers, numbers)
+        low = np.concatenate(([np.iinfo(np.int64).min], self.starts_us))[after]
+        high = np.append(self.starts_us, np.iinfo(np.int64).max)[after]
+        pinned = np.append(self.numbers, np.iinfo(np.int64).max)[after] == numbers
+        return np.where(pinned, high, np.clip(starts_us, low, high))
+
+
+NO_PINS = Pins(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class CalendarEdges:
+    """The starts of the steps of a zone's calendar. Step k ends where step k + 1 begins; it may have no instants."""
+
+    steps: Steps
+    rules: ZoneRules
+    pins: Pins = NO_PINS
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CalendarEdges) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @cached_property
+    def _identity(self) -> tuple[Any, ...]:
+        pins = self.pins.numbers.tobytes(), self.pins.starts_us.tobytes(), self.pins.rules
+        return self.steps, self.rules, pins
+
+    @property
+    def longest_us(self) -> int:
+        """An upper bound on the length of a step."""
+        return self.steps.longest_us + _SLACK_US
+
+    def starts(self, numbers: Ints) -> Ints:
+        """The start of each step, in µs."""
+        found = self.rules.day_starts(self.steps.first_day(numbers))
+        return self.pins.applied(numbers, found) if len(self.pins) else found
+
+    def numbers(self, times_us: Ints) -> Ints:
+        """The number of the step that each instant is in: the last one that starts at or before it."""
+        if not len(times_us):
+            return np.empty(0, np.int64)
+        # No clock is a day or more ahead of UTC.
+        found = self.steps.number(times_us // DAY_US + 1)
+        later = self.starts(found) > times_us
+        while later.any():
+            found[later] -= 1
+            later[later] = self.starts(found[later]) > times_us[later]
+        return found
+
+    def number(self, us: int) -> int:
+        return int(self.numbers(np.array([us], np.int64))[0])
+
+    def floors(self, times_us: Ints) -> Ints:
+        """The last edge at or before each instant."""
+        return self.starts(self.numbers(times_us))
+
+    def afters(self, times_us: Ints) -> Ints:
+        """The first edge after each instant."""
+        return self.starts(self.numbers(times_us) + 1)
+
+    def between(self, low_us: int, high_us: int) -> Ints:
+        """The last edge at or before ``low_us``, then all edges up to ``high_us``, in order and each once."""
+        first, last = self.numbers(np.array([low_us, high_us], np.int64)).tolist()
+        edges = self.starts(np.arange(first, last + 1))
+        distinct = np.ones(len(edges), np.bool_)
+        distinct[:-1] = edges[1:] > edges[:-1]
+        return edges[distinct]
+
+    @property
+    def unpinned(self) -> CalendarEdges:
+        """The edges that the rules give."""
+        return CalendarEdges(self.steps, self.rules)
+
+    def makes_redundant(self, other: CalendarEdges) -> bool:
+        """Whether all edges of the other are edges of this, whatever the rules are."""
+        same = self.rules == other.rules and not len(self.pins) and not len(other.pins)
+        return same and self.steps.refine(other.steps)
+
+    def pinned(self, numbers: Ints, starts_us: Ints, rules: Iterable[str]) -> CalendarEdges:
+        """The same, but these steps have these starts: see :class:`Pins`."""
+        return CalendarEdges(self.steps, self.rules, Pins(numbers, starts_us, rules))

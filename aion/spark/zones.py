@@ -1,0 +1,66 @@
+"""The rules of time zones in the tasks of a query: see :mod:`aion.execute.zone_files`. Call these inside a task.
+
+A task whose query has no calendar windows imports no more than this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from pyspark import TaskContext
+
+from aion.core.plan import Plan
+from aion.spark.starts import checkpoint_of
+
+if TYPE_CHECKING:
+    from aion.execute.zone_files import ZoneFiles
+
+
+def slicing_plan(plan: Plan, name: str) -> Plan:
+    """The plan for a task that makes or merges blocks. ``name``: of the operator."""
+    if not plan.calendars:
+        return plan
+    checkpoint, run = _query()
+    return _files(checkpoint, name, run).sliced(plan)
+
+
+def record_rules(plan: Plan, name: str) -> None:
+    """Makes the plan's rules durable, once in each worker and run."""
+    if plan.calendars:
+        checkpoint, run = _query()
+        digests = frozenset(window.edges.rules.digest for window in plan.calendars.values())
+        if (checkpoint, name, run, digests) not in _recorded:
+            _files(checkpoint, name, run).add(plan)
+            _recorded.add((checkpoint, name, run, digests))
+
+
+def shard_plan(plan: Plan, snapshot: Mapping[str, Any] | None, name: str) -> Plan:
+    """The plan for a shard: windows that live keep their edges. Raises StateError."""
+    if not plan.calendars:
+        return plan
+    from aion.core.operator.pins import pinned_plan
+
+    found = pinned_plan(plan, snapshot)
+    if found is not plan:
+        checkpoint, run = _query()
+        _files(checkpoint, name, run).check(snapshot)
+    return found
+
+
+_recorded: set[tuple[str, str, str, frozenset[str]]] = set()
+
+
+def _query() -> tuple[str, str]:
+    """The query's checkpoint, and its run."""
+    context = TaskContext.get()
+    assert context is not None
+    return checkpoint_of(context), context.getLocalProperty("spark.jobGroup.id") or ""
+
+
+@lru_cache(maxsize=64)
+def _files(checkpoint: str, name: str, run: str) -> ZoneFiles:
+    from aion.execute.zone_files import ZoneFiles
+
+    return ZoneFiles(checkpoint, name)
