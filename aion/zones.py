@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Unpack
 
 from aion.core.calendars import CalendarEdges, Steps, ZoneRules
+from aion.core.timing import Timing, When
 from aion.core.windows import Calendar as _Calendar
-from aion.core.windows import Timing, When
 from aion.errors import WindowError
 
 

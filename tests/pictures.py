@@ -38,7 +38,20 @@ def all_pictures() -> dict[str, str]:
     return {name: f"{text}\n" for name, text in drawn.items()}
 
 
-BASE = ("numbers", "time", "checksum", "row_hash", "packing", "intervals", "schema", "calendars", "windows", "topology")
+BASE = (
+    "numbers",
+    "time",
+    "checksum",
+    "row_hash",
+    "packing",
+    "intervals",
+    "schema",
+    "calendars",
+    "timing",
+    "gaps",
+    "windows",
+    "topology",
+)
 """Modules of ``aion/core`` that everything stands on: one box of the picture."""
 
 

@@ -13,7 +13,7 @@ from aion import aggregates as A
 from aion.config import load_policy
 from aion.core.plan import make_plan
 from aion.core.topology import Tree, levels_for, merging_strategies
-from aion.core.windows import Count, Session
+from aion.core.windows import Count, PerRecord, Session
 from aion.spark.explain import explain_plan
 
 SCHEMA = pa.schema(
@@ -30,12 +30,13 @@ def told(
     root_tasks: int = 2,
     policy: Any = "standard",
     key: Any = "segment",
+    schema: pa.Schema = SCHEMA,
     **what: Any,
 ) -> str:
     """The text, in one line for each paragraph of it."""
     windows = windows or [aion.Tumbling("1 minute"), aion.Sliding("5 minutes", "1 minute")]
     what = {"aggregates": None, "apply": None, "outputs": None} | what
-    plan = make_plan(SCHEMA, key=key, time="ts", windows=windows, **what)
+    plan = make_plan(schema, key=key, time="ts", windows=windows, **what)
     decisions = merging_strategies(plan.windows, keys_disjoint=keys_disjoint, splittable=plan.layout is not None)
     tree = Tree(
         levels=levels_for(levels, list(decisions.values())),
@@ -152,6 +153,24 @@ def test_sessions_and_counts_are_told_as_well() -> None:
     assert "hundreds (count 100): computed centrally, at the root; its bounds depend on the number" in text
     assert "For sessions, a slice has one row per key for each 5 seconds, which is the smallest gap." in text
     assert "events the columns ts, speed of every event, once each, for hundreds." in text
+
+
+def test_what_decides_where_sessions_end_and_when_windows_come_out() -> None:
+    windows = {
+        "visit": Session("30 minutes", max_duration="8 hours"),
+        "lease": Session(gap_column="timeout"),
+        "recent": PerRecord("5 minutes", emit_on="arrival"),
+        "plain": PerRecord("5 minutes"),
+    }
+    schema = SCHEMA.append(pa.field("timeout", pa.duration("us")))
+    text = told(windows=windows, aggregates=MEAN, schema=schema)
+    assert "visit (session 30 minutes up to 8 hours): computed centrally, at the root; where it is cut depends" in text
+    assert "No session is longer than 8 hours." in text
+    assert "lease (session by timeout): computed centrally, at the root; every event brings its own gap" in text
+    assert "An event is dropped if its timeout is null, zero or negative." in text
+    assert text.count("Its panes come in the batch in which an event of theirs arrives.") == 1
+    assert "For sessions, a slice has one row" not in text
+    assert "events the columns segment, ts, speed, timeout of every event, once each, for visit, lease, recent" in text
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,16 @@ DEFINITIONS = [
     aion.Count(3, 2),
     aion.Count(1),
     aion.PerRecord(4),
+    aion.PerRecord(4, emit_on="arrival"),
     aion.Punctuated("mark"),
+    aion.Session(5, max_duration=12),
+    aion.Session(2, max_duration=3),
+    aion.Session(gap_column="gap"),
+    aion.Session(gap_column="gap", max_duration=9),
 ]
 
-events = st.builds(Event, st.integers(0, 2), st.integers(-30, 60), st.integers(0, 99), st.booleans())
+gaps = st.integers(1, 6) | st.sampled_from([None, -1, 0, 1, 15, 40])
+events = st.builds(Event, st.integers(0, 2), st.integers(-30, 60), st.integers(0, 99), st.booleans(), gaps)
 steps = st.lists(st.lists(events, max_size=8) | st.integers(-20, 90), max_size=14)
 Step = list[Event] | int
 
@@ -44,6 +50,7 @@ def table(batch: Sequence[Event]) -> pa.Table:
             "t": pa.array([e.t for e in batch], pa.timestamp("us")),
             "value": pa.array([e.value for e in batch], pa.int64()),
             "mark": pa.array([e.mark for e in batch], pa.bool_()),
+            "gap": pa.array([e.gap for e in batch], pa.duration("us")),
         }
     )
 
@@ -123,6 +130,39 @@ def check(sink: Sink, oracle: Oracle, kind: str) -> None:
 @given(script=steps, bound=st.sampled_from([0, 1, 7, 30, 1000]))
 def test_the_sink_ends_right(definition: Any, kind: str, script: list[Step], bound: int) -> None:
     check(*run(definition, script, bound, kind), kind)
+
+
+@pytest.mark.parametrize("trigger", [{"kind": "every_batch"}, {"kind": "count", "count": 1000}], ids=str)
+@settings(some(1 / 2))
+@given(script=steps, bound=st.sampled_from([0, 7, 1000]))
+def test_no_record_waits_for_its_window(script: list[Step], bound: int, trigger: dict[str, Any]) -> None:
+    """Each batch brings the windows of its own events, or drops them. Only a late change of a pane waits."""
+    definition = aion.PerRecord(4, emit_on="arrival")
+    so_far: list[Event] = []
+    emitted: set[tuple[int, int]] = set()
+    watermark = -1000
+    with aion.LocalOperator(
+        windows=definition, key="key", time="t", policy=policy(bound, trigger), **KINDS["lists"]
+    ) as operator:
+        for step in script:
+            sink = Sink()
+            if isinstance(step, int):
+                watermark = max(step, watermark)
+                sink.take(operator.advance(step))
+                assert not [row for row in sink.all if row["kind"] == "on_time"], "it came when its events did"
+                continue
+            sink.take(operator.process(table(step)))
+            own = {(e.key, e.t) for e in step}
+            dropped = {(row["key"], row["window_end"]) for row in sink.dropped}
+            panes = {(row["key"], row["window_end"]): row for [row] in sink.rows.values()}
+            ended = {(key, end) for key, end in emitted if end < watermark}
+            assert own - ended - dropped <= panes.keys()
+            so_far += [e for e in step if (e.key, e.t) not in dropped]
+            for (key, end), row in panes.items():
+                inside = sorted(e.value for e in so_far if e.key == key and end - 4 <= e.t <= end)
+                assert bound < 1000 or sorted(row["values"]) == inside
+                assert row["kind"] == ("late" if end < watermark else "on_time")
+            emitted |= panes.keys()
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

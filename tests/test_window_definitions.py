@@ -26,6 +26,9 @@ SOME: list[Definition] = [
     PerRecord(timedelta(minutes=5)),
     Punctuated("marker"),
     Punctuated(is_marker),
+    Session("30 minutes", max_duration="8 hours"),
+    Session(gap_column="timeout"),
+    Session(gap_column="timeout", max_duration="8 hours"),
 ]
 
 
@@ -44,11 +47,19 @@ def test_definitions_are_told_apart_by_their_words_and_specs() -> None:
         "per record 5 minutes",
         "punctuated by marker",
         "punctuated by is_marker",
+        "session 30 minutes up to 8 hours",
+        "session by timeout",
+        "session by timeout up to 8 hours",
     ]
     specs = [tuple(sorted(window.spec().items())) for window in SOME]
     assert len(set(specs)) == len(SOME)
     assert Session(1_800_000_000).spec() == SOME[0].spec()
     assert Count(100, 100) == Count(100) != Count(100, 10)
+
+
+def test_when_windows_come_out_is_no_part_of_what_is_stored() -> None:
+    assert PerRecord("5 s", emit_on="arrival").spec() == PerRecord("5 s").spec()
+    assert PerRecord("5 s", emit_on="arrival") != PerRecord("5 s")
 
 
 def test_a_session_ends_the_gap_after_its_last_event() -> None:
@@ -61,6 +72,21 @@ def test_a_session_ends_the_gap_after_its_last_event() -> None:
         (lambda: Session(0), "0"),
         (lambda: Session("-1 s"), "'-1 s'"),
         (lambda: Session("1 month"), "month"),
+        (
+            lambda: Session("timeout"),
+            "'timeout' is not a duration; write e.g. '20 seconds' or '5m'; for a gap in a column",
+        ),
+        (lambda: Session(), "gap=None and gap_column=None"),
+        (lambda: Session("5 s", gap_column="timeout"), "gap='5 s' and gap_column='timeout'"),
+        (lambda: Session(gap_column=""), "''"),
+        (lambda: Session(gap_column=5), "5"),  # type: ignore[arg-type]
+        (lambda: Session("5 s", max_duration=0), "max_duration of 0"),
+        (lambda: Session("5 s", max_duration="later"), "'later'"),
+        (
+            lambda: Session("5 s", max_duration="5 s"),
+            "max_duration of 5 seconds is not longer than the gap of 5 seconds",
+        ),
+        (lambda: PerRecord("5 s", emit_on="now"), "'now'"),  # type: ignore[arg-type]
         (lambda: Count(0), "0"),
         (lambda: Count(-3), "-3"),
         (lambda: Count(True), "True"),

@@ -16,6 +16,7 @@ import pyarrow as pa
 from aion import aggregates as agg
 from aion.aggregates.partial import Extreme, Partial
 from aion.aggregates.values import combined
+from aion.core.gaps import gaps_us, is_gap
 from aion.core.schema import parse_schema
 from aion.core.slicing.edges import EdgeSet
 from aion.core.slicing.grid import EVENT_ROWS_US, SliceGrid, has_event_rows
@@ -63,7 +64,7 @@ class Plan:
 
     ``layout``: the partials of the aggregates. None for an ``apply`` function, whose events are kept.
 
-    Some windows (:data:`EVENT_WISE`) distinguish single events, so they need a row for each event. For other windows,
+    Some windows distinguish single events (:func:`is_event_wise`), so they need a row for each event. For the others,
     partials are enough. If an operator has both, this plan is for the other windows, and ``event_rows`` is the plan for
     those that need event rows. It has its own definitions and its own blocks. ``own``: the definitions that this plan's
     blocks are for, by number. None: all. ``name_offset_us``: a segment's name minus its start
@@ -125,7 +126,7 @@ class Plan:
     @cached_property
     def by_event(self) -> bool:
         """Whether some windows distinguish single events. Then each event is a row of its own."""
-        return any(isinstance(w, EVENT_WISE) for w in self.keyed.values())
+        return any(is_event_wise(w) for w in self.keyed.values())
 
     @cached_property
     def cell_us(self) -> int | None:
@@ -170,6 +171,34 @@ class Plan:
             if isinstance(window, Punctuated):
                 marks |= _says(window, events).astype(np.int64) << number
         return marks
+
+    def gaps(self, rows: Any) -> dict[int, Any]:
+        """For each session whose events bring their gaps: the gap of each row of a block or table, int64 microseconds.
+
+        By the number of the definition. At most 0 for a gap that cannot be used (:mod:`aion.core.gaps`).
+        """
+        columns = {n: w.gap_column for n, w in self.keyed.items() if isinstance(w, Session) and w.gap_column}
+        if self.layout is None:
+            return {n: gaps_us(combined(rows.column(name))) for n, name in columns.items()}
+        partials = self.layout.partials
+        return {n: combined(rows.column(partials[gap_of(name)][0])).to_numpy() for n, name in columns.items()}
+
+    def computed(self, events: pa.RecordBatch) -> pa.RecordBatch:
+        """The events, with the columns that partials need besides the user's. Raises ApplyError if a predicate fails.
+
+        They are computed where events become partials, because the user's columns are gone after that.
+        """
+        if self.layout is None:
+            return events
+        added = {}
+        if MARK in self.layout.partials:
+            added[MARK.column] = pa.array(self.marks_of(events))
+        for window in self.keyed.values():
+            if isinstance(window, Session) and window.gap_column is not None:
+                added[gap_of(window.gap_column).column] = pa.array(gaps_us(events.column(window.gap_column)))
+        for name, column in added.items():
+            events = events.append_column(name, column)
+        return events
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -258,18 +287,19 @@ def make_plan(
     if aggregates is None:
         result = pa.schema(names)
         _check_names(keys, result.names)
+        _deciding(definitions, schema)
         return Plan(keys, time, definitions, schema, None, apply, result, blocking, final_only=final_only)
     bound = [agg.bind(name, a, schema, time) for name, a in aggregates.items()]
     result = pa.schema([pa.field(b.name, b.type) for b in bound])
     _check_names(keys, result.names)
     numbered = dict(enumerate(definitions.values()))
-    event_wise = {number: w for number, w in numbered.items() if isinstance(w, EVENT_WISE)}
+    event_wise = {number: w for number, w in numbered.items() if is_event_wise(w)}
     others = {number: w for number, w in numbered.items() if number not in event_wise}
-    predicates = _predicates(definitions, schema)
+    deciding = _deciding(definitions, schema)
 
     def part(own: Mapping[int, Definition], event_rows: Plan | None = None, name_offset_us: int = 0) -> Plan:
         layout = agg.Layout(bound, _besides(own.values(), time, schema.field(time).type))
-        columns = (*keys, time, *(c for c in layout.columns if c != MARK.column), *predicates)
+        columns = (*keys, time, *(c for c in layout.columns if c in schema.names), *deciding)
         kept = pa.schema([schema.field(n) for n in dict.fromkeys(columns)])
         return Plan(
             keys, time, definitions, kept, layout, None, result, False, own, event_rows, name_offset_us, final_only
@@ -302,14 +332,21 @@ def output_fields(
     return [pa.field(name, pa.null()) for name in aggregates]
 
 
-EVENT_WISE = (Count, PerRecord, Punctuated)
-"""Definitions whose windows begin or end with single events."""
+def is_event_wise(window: Definition) -> bool:
+    """Whether its windows begin or end with single events, so that each event needs a row of its own."""
+    return isinstance(window, Count | PerRecord | Punctuated) or (isinstance(window, Session) and window.by_event)
+
 
 SLICE = "slice"
 """The column with the slice of each row. Blocks have it if they may hold several slices."""
 
 MARK = Extreme("\0mark", pa.int64(), largest=True)
 """The partial that says which definitions an event is a punctuation of, one bit for each."""
+
+
+def gap_of(column: str) -> Extreme:
+    """The partial with the gaps that events bring in a column. A row is a single event."""
+    return Extreme(f"\0gap {column}", pa.int64(), largest=True)
 
 
 def instants(time: str, type_: pa.DataType) -> tuple[Partial, Partial]:
@@ -321,19 +358,38 @@ def _besides(windows: Collection[Definition], time: str, type_: pa.DataType) -> 
     """The partials that windows of single keys need besides the aggregates."""
     if all(isinstance(w, Aligned) for w in windows):
         return []
-    return [*instants(time, type_), *([MARK] if any(isinstance(w, Punctuated) for w in windows) else [])]
+    gaps = dict.fromkeys(w.gap_column for w in windows if isinstance(w, Session) and w.gap_column is not None)
+    marks = [MARK] if any(isinstance(w, Punctuated) for w in windows) else []
+    return [*instants(time, type_), *marks, *map(gap_of, gaps)]
 
 
-def _predicates(definitions: Mapping[str, Definition], schema: pa.Schema) -> list[str]:
-    """The columns that predicates of punctuated windows need. A function may need all of them. Raises SchemaError."""
+def _deciding(definitions: Mapping[str, Definition], schema: pa.Schema) -> list[str]:
+    """The columns that decide where windows begin and end: those of predicates, and of gaps. Raises SchemaError.
+
+    A predicate that is a function may need all columns.
+    """
     columns: list[str] = []
     for name, window in definitions.items():
+        if isinstance(window, Session) and window.gap_column is not None:
+            if window.gap_column not in schema.names:
+                raise SchemaError(
+                    f"windows: {name!r}: there is no column {window.gap_column!r} for the gap; "
+                    f"the columns are {', '.join(schema.names)}"
+                )
+            if not is_gap(type_ := schema.field(window.gap_column).type):
+                raise SchemaError(
+                    f"windows: {name!r}: the gap column {window.gap_column!r} is of type {type_}; give an interval "
+                    "(Spark: INTERVAL DAY TO SECOND; pyarrow: duration) or a string like '30 minutes'"
+                )
+            columns.append(window.gap_column)
         if isinstance(window, Punctuated):
-            if not isinstance(window.predicate, str):
-                return list(schema.names)
-            if window.predicate not in schema.names or not pa.types.is_boolean(schema.field(window.predicate).type):
-                raise SchemaError(f"windows: {name!r}: there is no boolean column {window.predicate!r}")
-            columns.append(window.predicate)
+            predicate = window.predicate
+            if not isinstance(predicate, str):
+                columns += schema.names
+                continue
+            if predicate not in schema.names or not pa.types.is_boolean(schema.field(predicate).type):
+                raise SchemaError(f"windows: {name!r}: there is no boolean column {predicate!r}")
+            columns.append(predicate)
     return columns
 
 

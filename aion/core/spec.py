@@ -12,7 +12,7 @@ import pyarrow as pa
 from aion.aggregates import Aggregate
 from aion.core.plan import EMITS, FINAL, ApplyFunction, Plan, make_plan, output_fields, result_schema
 from aion.core.time import format_duration
-from aion.core.windows import Definitions, named
+from aion.core.windows import Definitions, PerRecord, named
 from aion.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -89,6 +89,11 @@ class Spec:
                 raise ConfigError(
                     f"emit='final' gives one pane for each window, when it is final, so windows: {name!r} cannot have "
                     f"early={format_duration(window.timing.early_us)!r}; leave one of them out"
+                )
+            if self.emit == FINAL and isinstance(window, PerRecord) and window.emit_on != "watermark":
+                raise ConfigError(
+                    f"emit='final' gives one pane for each window, when it is final, so windows: {name!r} cannot have "
+                    f"emit_on={window.emit_on!r}; leave one of them out"
                 )
         self.unbound_outputs()
 

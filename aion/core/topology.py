@@ -49,6 +49,12 @@ def merging_strategy(window: Definition, *, keys_disjoint: bool = False, splitta
             return MergingDecision(
                 Strategy.CENTRAL, "a punctuation in one partition splits the windows of the events of all others"
             )
+        case Session() if window.gap_column is not None:
+            return MergingDecision(
+                Strategy.CENTRAL, "every event brings its own gap, which may join events of all parts"
+            )
+        case Session() if window.max_duration_us is not None:
+            return MergingDecision(Strategy.CENTRAL, "where it is cut depends on its earlier events in all partitions")
     if keys_disjoint:
         return MergingDecision(
             Strategy.UNIQUE, "all events of a key are in one partition, so there is nothing to merge"

@@ -10,67 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypedDict, Unpack
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, Unpack, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from aion.core.calendars import CalendarEdges, ZoneRules
-from aion.core.numbers import LONGEST_US
-from aion.core.time import duration_us, format_duration, short_duration
+from aion.core.time import format_duration
+from aion.core.timing import NO_TIMING, Duration, Timing, When, checked_us, positive_us
 from aion.errors import WindowError
 
-Duration = str | int | timedelta
 Ints = npt.NDArray[np.int64]
-
-
-class When(TypedDict, total=False):
-    """Keywords of every definition: when its windows run, and how long they are kept. They outrank the policy.
-
-    ``early``: how far the watermark moves between two early panes of an open window (``trigger.early`` of the policy).
-    ``lateness``: how long a window is kept after its end, as a fixed bound in the place of ``lateness`` of the policy.
-    ``trigger``: when a late window runs again, with the keys of ``trigger`` of the policy, e.g.
-    ``{"kind": "count", "count": 10}``.
-    """
-
-    early: Duration | None
-    lateness: Duration | None
-    trigger: Mapping[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """What a definition says about its own executions. None: the policy decides. A restart may change it.
-
-    ``trigger``: the items of the mapping, so that a definition can be hashed.
-    """
-
-    early_us: int | None = None
-    bound_us: int | None = None
-    trigger: tuple[tuple[str, Any], ...] | None = None
-
-    @classmethod
-    def of(cls, what: str, when: When) -> Timing:
-        """Checks the keywords of a definition. ``what``: its name, for errors. Raises WindowError and TypeError."""
-        for name in when:
-            if name not in When.__annotations__:
-                raise TypeError(f"{what}() got an unexpected keyword argument {name!r}")
-        early, lateness, trigger = when.get("early"), when.get("lateness"), when.get("trigger")
-        if trigger is not None and not isinstance(trigger, Mapping):
-            raise WindowError(
-                f"{what}: trigger of {trigger!r} is not a mapping; give e.g. {{'kind': 'count', 'count': 10}}"
-            )
-        if trigger is not None and "early" in trigger:
-            raise WindowError(f"{what}: trigger of {dict(trigger)!r}: give early= beside trigger=")
-        return cls(
-            None if early is None else _positive(early, f"{what}: early"),
-            None if lateness is None else _not_negative(lateness, f"{what}: lateness"),
-            None if trigger is None else tuple(trigger.items()),
-        )
-
-
-NO_TIMING = Timing()
+EmitOn: TypeAlias = Literal["watermark", "arrival"]
 
 
 class Family(NamedTuple):
@@ -157,7 +108,7 @@ class Tumbling(Periodic):
     __slots__ = ()
 
     def __init__(self, size: Duration, offset: Duration = 0, **when: Unpack[When]) -> None:
-        size_us = _positive(size, "Tumbling: size")
+        size_us = positive_us(size, "Tumbling: size")
         Periodic.__init__(self, size_us, size_us, _offset(offset, size_us), Timing.of("Tumbling", when))
 
     def __str__(self) -> str:
@@ -176,7 +127,7 @@ class Sliding(Periodic):
     __slots__ = ()
 
     def __init__(self, size: Duration, slide: Duration, offset: Duration = 0, **when: Unpack[When]) -> None:
-        size_us, slide_us = _positive(size, "Sliding: size"), _positive(slide, "Sliding: slide")
+        size_us, slide_us = positive_us(size, "Sliding: size"), positive_us(slide, "Sliding: slide")
         if slide_us > size_us:
             raise WindowError(
                 f"Sliding: a slide of {format_duration(slide_us)} is longer than the size of "
@@ -273,31 +224,78 @@ class Session:
     """Windows of activity: events of a key with at most ``gap`` between one and the next.
 
     ``Session("30 minutes")``. A session starts at its first event and ends ``gap`` after its last. An event exactly
-    ``gap`` after the last one still belongs to it, as in Spark and Flink. Raises WindowError for a gap that is not
-    positive.
+    ``gap`` after the last one still belongs to it, as in Spark and Flink.
+
+    ``Session(gap_column="timeout")``: each event brings its own gap, in a column of intervals or of strings like
+    ``"30 minutes"``. A session lasts as long as any of its events reaches, as in Spark's ``session_window``. Events
+    with a null, zero or negative gap come out as ``dropped``.
+
+    ``max_duration``: no session is longer. An event at ``max_duration`` after the first event of the session or later
+    begins a new session. Raises WindowError for a gap that is not positive, and for a ``max_duration`` that is not
+    longer than ``gap``.
     """
 
     gap_us: int
+    gap_column: str | None
+    max_duration_us: int | None
     timing: Timing
 
-    def __init__(self, gap: Duration, **when: Unpack[When]) -> None:
-        object.__setattr__(self, "gap_us", _positive(gap, "Session: gap"))
+    def __init__(
+        self,
+        gap: Duration | None = None,
+        *,
+        gap_column: str | None = None,
+        max_duration: Duration | None = None,
+        **when: Unpack[When],
+    ) -> None:
+        if (gap is None) == (gap_column is None):
+            raise WindowError(
+                f"Session: gap={gap!r} and gap_column={gap_column!r}; give one of the two: a gap like '30 minutes', or "
+                "the name of a column with the gap of each event"
+            )
+        if gap_column is not None and not (isinstance(gap_column, str) and gap_column):
+            raise WindowError(f"Session: gap_column of {gap_column!r} is not the name of a column; give e.g. 'timeout'")
+        gap_us = 0 if gap is None else _gap(gap)
+        max_us = None if max_duration is None else positive_us(max_duration, "Session: max_duration")
+        if max_us is not None and max_us <= gap_us:
+            raise WindowError(
+                f"Session: a max_duration of {format_duration(max_us)} is not longer than the gap of "
+                f"{format_duration(gap_us)}, so no session would ever end because of its gap; use a longer max_duration"
+            )
+        object.__setattr__(self, "gap_us", gap_us)
+        object.__setattr__(self, "gap_column", gap_column)
+        object.__setattr__(self, "max_duration_us", max_us)
         object.__setattr__(self, "timing", Timing.of("Session", when))
 
     @property
+    def by_event(self) -> bool:
+        """Whether single events decide where it ends. Otherwise the first and the last event of a stretch are enough.
+
+        A late event moves all later cuts of a session with a ``max_duration``, so any event may be the first of one.
+        """
+        return self.gap_column is not None or self.max_duration_us is not None
+
+    @property
     def reach_us(self) -> int:
-        """The length of a window that holds a single event."""
+        """The length of a window that holds a single event. 0 if the event brings its gap."""
         return self.gap_us
 
     def end(self, last_us: int) -> int:
-        """The end of a session whose last event is at ``last_us``."""
+        """The end of a session whose last event is at ``last_us``, unless it is cut before."""
         return last_us + self.gap_us
 
     def spec(self) -> dict[str, int | str]:
-        return {"type": "session", "gap_us": self.gap_us}
+        return {
+            "type": "session",
+            "gap_us": self.gap_us,
+            **({} if self.gap_column is None else {"gap_column": self.gap_column}),
+            **({} if self.max_duration_us is None else {"max_duration_us": self.max_duration_us}),
+        }
 
     def __str__(self) -> str:
-        return f"session {format_duration(self.gap_us)}"
+        most = "" if self.max_duration_us is None else f" up to {format_duration(self.max_duration_us)}"
+        gap = format_duration(self.gap_us) if self.gap_column is None else f"by {self.gap_column}"
+        return f"session {gap}{most}"
 
     __repr__ = __str__
 
@@ -341,14 +339,23 @@ class PerRecord:
     """One window for each event of a key: all events from ``size`` before it up to its own time, both inclusive.
 
     ``PerRecord("5 minutes")``. Kafka Streams calls these sliding windows (KIP-450). Events of the same time share a
-    window. Raises WindowError if the size is not positive, and for ``early``: it ends with its own event.
+    window. ``emit_on="arrival"``: the windows of an event come out in the batch in which it arrives, and not only when
+    the watermark has passed them. Raises WindowError if the size is not positive, for any other ``emit_on``, and for
+    ``early``: a window ends with its own event.
     """
 
     size_us: int
+    emit_on: EmitOn
     timing: Timing
 
-    def __init__(self, size: Duration, **when: Unpack[When]) -> None:
-        object.__setattr__(self, "size_us", _positive(size, "PerRecord: size"))
+    def __init__(self, size: Duration, *, emit_on: EmitOn = "watermark", **when: Unpack[When]) -> None:
+        object.__setattr__(self, "size_us", positive_us(size, "PerRecord: size"))
+        if emit_on not in get_args(EmitOn):
+            raise WindowError(
+                f"PerRecord: emit_on of {emit_on!r} is not known; give 'watermark' (when the window is complete) or "
+                "'arrival' (in the batch in which an event arrives)"
+            )
+        object.__setattr__(self, "emit_on", emit_on)
         object.__setattr__(self, "timing", Timing.of("PerRecord", when))
         if self.timing.early_us is not None:
             raise WindowError(
@@ -361,6 +368,7 @@ class PerRecord:
         return self.size_us
 
     def spec(self) -> dict[str, int | str]:
+        # Stored state does not depend on when panes come out.
         return {"type": "per_record", "size_us": self.size_us}
 
     def __str__(self) -> str:
@@ -437,20 +445,16 @@ def named(windows: Definitions) -> dict[str, Definition]:
     return result
 
 
-def _positive(value: Duration, what: str) -> int:
-    us = _not_negative(value, what)
-    if us == 0:
-        raise WindowError(f"{what} of {value!r} is not positive; give e.g. '1 minute'")
-    return us
-
-
-def _not_negative(value: Duration, what: str) -> int:
-    us = _duration(value, what)
-    if us < 0:
-        raise WindowError(f"{what} of {value!r} is negative; give e.g. '1 minute'")
-    if us > LONGEST_US:
-        raise WindowError(f"{what} of {value!r} is longer than {short_duration(LONGEST_US)}")
-    return us
+def _gap(value: Duration) -> int:
+    try:
+        return positive_us(value, "Session: gap")
+    except WindowError as error:
+        hint = (
+            f"; for a gap in a column, give gap_column={value!r}"
+            if isinstance(value, str) and value.isidentifier()
+            else ""
+        )
+        raise WindowError(f"{error}{hint}") from None
 
 
 def _positive_number(value: int, what: str) -> int:
@@ -461,14 +465,7 @@ def _positive_number(value: int, what: str) -> int:
 
 def _offset(value: Duration, period_us: int) -> int:
     # Modulo the period, so that equal definitions compare equal: an offset of a whole period changes nothing.
-    return _duration(value, "offset") % period_us
-
-
-def _duration(value: Duration, what: str) -> int:
-    try:
-        return duration_us(value, what=what)
-    except ValueError as error:
-        raise WindowError(str(error)) from None
+    return checked_us(value, "offset") % period_us
 
 
 def _offset_suffix(offset_us: int) -> str:

@@ -15,7 +15,7 @@ from aion.core.ingest.block import BlockSettings, Codec, Compression
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.lateness.bound import AdaptiveBound, Expected
-from aion.core.operator.keyed.shapes import shape_of
+from aion.core.operator.keyed.kinds import shape_of
 from aion.core.operator.keyed.shard import KeyedPart, KeyedShard
 from aion.core.operator.keyed.windows import KeyedWindows
 from aion.core.operator.late_work import LateWork
@@ -72,7 +72,9 @@ def make_operator(
                     number, shape_of(window, shows_open=early is not None), types,
                     bound=rules.bound(number), trigger=rules.trigger(number),
                     staleness_bound=rules.staleness_bound(number), early=early,
-                    final_only=plan.final_only, snapshot=before.get(number),
+                    final_only=plan.final_only,
+                    on_arrival=isinstance(window, PerRecord) and window.emit_on == "arrival",
+                    snapshot=before.get(number),
                 )
                 for number, window in part.keyed.items()
                 for early in [rules.take_clock(number)]

@@ -12,7 +12,7 @@ import pyarrow as pa
 from aion.core.ingest.block import Block, BlockKind, Codec, Compression, decode, encode
 from aion.core.ingest.key_ranges import Keys, row_hashes
 from aion.core.operator.actions import PaneKind
-from aion.core.operator.keyed.orders import Arrivals, EmitDroppedRows, ExecuteKeyed, Retract
+from aion.core.operator.keyed.orders import Arrivals, EmitDroppedRows, ExecuteKeyed, Retract, gap_name
 from aion.core.operator.keyed.saving import Keeper, Save
 from aion.core.operator.keyed.table import Table
 from aion.core.plan import Plan
@@ -81,17 +81,22 @@ class KeyedExecutor:
             "events": events,
             "row": np.concatenate([np.arange(n) for n in sizes]),
             "mark": marks,
+            **{gap_name(number): gaps for number, gaps in plan.gaps(table).items()},
         }
         keys = [table.column(name).combine_chunks() for name in plan.block_keys]
         return Arrivals(Table(keys, columns), np.repeat([i for i, _ in timed], sizes))
 
     def dropped(self, order: EmitDroppedRows, block: Block) -> pa.RecordBatch:
-        """A result row for each row that came too late, with the window that the row would be alone in."""
+        """A result row for each row of the order, with the window that the row would be alone in.
+
+        For a row that can be in no window this is the empty one at its time.
+        """
         batch = decode(block, self._plan.block_schema).take(pa.array(order.rows))
         which = np.arange(len(order.rows))
         windows = WindowColumns(np.full(len(which), order.definition), order.starts_us, order.ends_us)
+        reason = TOO_LATE if order.reason is None else order.reason
         if self._plan.layout is None:
-            return dropped_events(self._plan, batch, which, windows, which, order.latenesses_us, TOO_LATE)
+            return dropped_events(self._plan, batch, which, windows, which, order.latenesses_us, reason)
         events = batch.column("p0")
         return pane_rows(
             self._plan,
@@ -101,9 +106,9 @@ class KeyedExecutor:
             which=which,
             kind=pa.repeat(PaneKind.DROPPED.value, len(which)),
             events=events,
-            late_events=events,
+            late_events=events if order.reason is None else np.zeros(len(which), np.int64),
             lateness_us=order.latenesses_us,
-            reason=TOO_LATE,
+            reason=reason,
         )
 
     # -- executions ---------------------------------------------------------------------------------------

@@ -78,7 +78,19 @@ def _windows(windows: Mapping[str, Definition], decisions: Mapping[str, MergingD
         strategy, why = decisions[name]
         words = name if name == str(window) else f"{name} ({window})"
         merged = "computed centrally, at the root" if strategy is Strategy.CENTRAL else f"merged as {strategy}"
-        yield "", f"{words}: {merged}; {why}."
+        yield "", " ".join([f"{words}: {merged}; {why}.", *_rules(window)])
+
+
+def _rules(window: Definition) -> Iterator[str]:
+    """What else decides where the windows end, and when they come out."""
+    match window:
+        case Session(gap_column=column, max_duration_us=most_us):
+            if column is not None:
+                yield f"An event is dropped if its {column} is null, zero or negative."
+            if most_us is not None:
+                yield f"No session is longer than {format_duration(most_us)}."
+        case PerRecord(emit_on="arrival"):
+            yield "Its panes come in the batch in which an event of theirs arrives."
 
 
 def _timing(plan: Plan, policy: Policy) -> Iterator[Line]:
@@ -100,7 +112,7 @@ def _timing(plan: Plan, policy: Policy) -> Iterator[Line]:
 def _slices(windows: Mapping[str, Definition]) -> Iterator[Line]:
     """The edges of the slices, and how many windows share a slice."""
     aligned = [window for window in windows.values() if isinstance(window, Aligned)]
-    gaps = [window.gap_us for window in windows.values() if isinstance(window, Session)]
+    gaps = [window.gap_us for window in windows.values() if isinstance(window, Session) and not window.by_event]
     edges = SliceGrid(tuple(windows.values()), segmented=False).edges
     ends = [
         f"every {format_duration(f.period_us)}" + (f" from {format_duration(f.phase_us)} on" if f.phase_us else "")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as F
 
 import aion
 from aion import aggregates as A
@@ -108,3 +109,59 @@ def query(stream: FileStream) -> Any:
         aggregates={"n": A.count(), "total": A.sum("v")},
         policy=BOUND,
     )
+
+
+CUT = {
+    "shift": aion.Session("5 seconds", max_duration="12 seconds"),
+    "lease": aion.Session(gap_column="gap"),
+    "recent": aion.PerRecord("3 seconds", emit_on="arrival"),
+}
+
+
+@pytest.mark.proof
+def test_cut_sessions_gaps_from_a_column_and_windows_on_arrival_over_a_restart(spark: Any, tmp_path: Any) -> None:
+    """The first query takes the first batch, a restarted one the others. The gaps are Spark's intervals."""
+    types = [("k", pa.int64()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.int64()), ("s", pa.int64())]
+    stream, sink = FileStream(spark, tmp_path / "in", pa.schema(types)), Sink(spark, tmp_path)
+
+    def rows() -> list[dict[str, Any]]:
+        events = stream.read("k bigint, ts timestamp, v bigint, s bigint")
+        return sink.run(
+            aion.windowed(
+                events.withColumn("gap", F.expr("make_dt_interval(0, 0, 0, s)")).withWatermark("ts", "0 seconds"),
+                key="k",
+                time="ts",
+                windows=CUT,
+                aggregates={"n": A.count(), "total": A.sum("v")},
+                policy=BOUND,
+            )
+        )
+
+    rng = random.Random(3)
+    batches = [
+        [
+            Event(rng.randrange(2), SECOND * t, rng.randrange(100), gap=rng.choice([2, 4, 9, 0, None]))
+            for t in rng.sample(range(begin, begin + 40), 20)
+        ]
+        for begin in (1000, 1020, 990)
+    ]
+    for batch in batches:
+        stream.put([(e.key, e.t / SECOND, e.value, e.gap) for e in batch])
+        found = rows() if batch is batches[0] else []
+        own = {(e.key, e.t) for e in batch} if found else set()
+        assert own <= {(r["k"], micros(r["window_end"])) for r in found if r["window"] == "recent"}, "none waits"
+    for _ in range(2):
+        stream.put([(99, 5000, 0, None)])
+    every = [e._replace(gap=e.gap and e.gap * SECOND) for batch in batches for e in batch]
+    expected = {}
+    for name, definition in CUT.items():
+        for key in range(2):
+            own_events = [e for e in every if e.key == key and (name != "lease" or e.gap)]
+            for w in windows_of(definition, own_events):
+                expected[name, key, w.start, w.end] = (len(w.events), sum(e.value for e in w.events))
+    last = rows()
+    panes = [row for row in last if row["k"] != 99 and row["kind"] != "dropped"]
+    assert {p: (row["n"], row["total"]) for p, row in last_panes(panes).items()} == expected
+    assert {row["kind"] for row in panes} == {"on_time", "late", "retracted"}
+    reasons = {(row["reason"], row["window"]) for row in last if row["kind"] == "dropped"}
+    assert reasons == {("the gap is null", "lease"), ("the gap is not positive", "lease")}

@@ -32,7 +32,7 @@ from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.ingest.key_ranges import row_hashes
 from aion.core.ingest.sorting import codes_of, ranks_of, sorted_by
 from aion.core.numbers import EARLIEST_US, LATEST_US, sum_of
-from aion.core.plan import MARK, SLICE, Plan
+from aion.core.plan import SLICE, Plan
 from aion.core.slicing.edges import EdgeSet
 from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE, is_timed
 
@@ -140,7 +140,7 @@ class BlockBuilder:
                 yield from self._event_rows.add(batch, shards)
             else:
                 yield from self._event_rows.add(batch.filter(timed), None if shards is None else shards.filter(timed))
-        batch = self._marked(self._one_zero(batch))
+        batch = self.plan.computed(self._one_zero(batch))
         times = batch.column(self.plan.time)
         if self.plan.layout is None:
             slices = coded(self.plan.grid.edges, times)
@@ -240,12 +240,6 @@ class BlockBuilder:
             size = sum(batch.column(name).nbytes for name in self.plan.layout.columns)
             step = max(step * self.target_bytes // max(size, 1), 1)
         return (slice(start, start + step) for start in range(0, batch.num_rows, step))
-
-    def _marked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Adds to events which punctuations they are, if partials need that. Later, the user's columns are gone."""
-        if self.plan.layout is None or MARK not in self.plan.layout.partials:
-            return batch
-        return batch.append_column(MARK.column, pa.array(self.plan.marks_of(batch)))
 
     def _events(self, count: int) -> npt.NDArray[np.int64]:
         """New numbers for events that each get a row of their own."""

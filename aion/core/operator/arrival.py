@@ -109,7 +109,8 @@ class Arrival:
         # two sets contains the other, unless an open session or a window with an older, longer bound still takes some.
         counters.drop(max(dropped, of_event_rows))
         none = ~(self._active | self._late)[self._of] & ~of_keys
-        counters.came_late(sum_of(self.events[lost | none | self._late[self._of]]))
+        on_time = sum(verdict.unusable.get(block, 0) for block in {*self.block[none].tolist()})
+        counters.came_late(sum_of(self.events[lost | none | self._late[self._of]]) - on_time)
 
 
 def _covered(begins: Ints, ends: Ints, size: int) -> Flags:

@@ -60,7 +60,7 @@ def merge_intervals(intervals: Intervals, gap_us: int) -> Grouped:
     order = np.lexsort((firsts, keys))
     keys, firsts, lasts = keys[order], firsts[order], lasts[order]
     other_key = keys[1:] != keys[:-1]
-    reach = _running_max(lasts, other_key)
+    reach = running_max(lasts, other_key)
     starts = np.concatenate(([True], other_key | (firsts[1:] - reach[:-1] > gap_us)))
     begins = np.flatnonzero(starts)
     of = np.empty(len(keys), np.intp)
@@ -123,7 +123,7 @@ def _reached(values: Micros) -> Micros:
     return values if (values[1:] >= values[:-1]).all() else np.maximum.accumulate(values)
 
 
-def _running_max(values: Micros, restarts: Flags) -> Micros:
+def running_max(values: Micros, restarts: Flags) -> Micros:
     """The running maximum. It starts again after each place where ``restarts`` (one shorter) is set."""
     group = np.concatenate(([0], np.cumsum(restarts)))
     if not group[-1]:

@@ -9,11 +9,17 @@ from aion.core.operator.actions import PaneKind
 from aion.core.operator.keyed.table import Ints, Table
 
 
+def gap_name(definition: int) -> str:
+    """The column of :class:`Arrivals` with the gaps that events bring for a definition."""
+    return f"gap {definition}"
+
+
 class Arrivals(NamedTuple):
     """The rows of the blocks that arrived, in their order, as a table of ``first, last, events, row, mark``.
 
     ``block``: the number of each row's block in the arrival. ``row``: the row's position in that block. ``mark``: a bit
-    for each definition that the row is a punctuation of.
+    for each definition that the row is a punctuation of. For sessions whose events bring their gaps, the table also has
+    a column ``gap_name(definition)``, in µs.
     """
 
     table: Table
@@ -59,10 +65,11 @@ class Retract:
 
 @dataclass(frozen=True, slots=True)
 class EmitDroppedRows:
-    """Emit rows of block ``index`` as dropped: they came too late.
+    """Emit rows of block ``index`` as dropped.
 
     ``rows``: their positions in the block. ``starts_us``, ``ends_us``: the window that each row would be alone in.
-    ``latenesses_us``: how late the row is for that window.
+    ``latenesses_us``: how late the row is for that window. ``reason``: why the rows can be in no window, however early
+    they come; then there are no latenesses. Both None: not so.
     """
 
     index: int
@@ -70,7 +77,8 @@ class EmitDroppedRows:
     rows: Ints
     starts_us: Ints
     ends_us: Ints
-    latenesses_us: Ints
+    latenesses_us: Ints | None
+    reason: str | None = None
 
 
 Order: TypeAlias = ExecuteKeyed | Retract | EmitDroppedRows

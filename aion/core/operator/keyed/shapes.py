@@ -11,6 +11,7 @@ if it would be alone in such a window, unless it falls into a window that still 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -22,7 +23,7 @@ from aion.core.slicing.counts import count_windows
 from aion.core.slicing.per_record import record_windows
 from aion.core.slicing.sessions import Intervals, merge_intervals, merge_sessions
 from aion.core.slicing.tree import ranges
-from aion.core.windows import Count, Definition, PerRecord, Punctuated, Session
+from aion.core.windows import Count
 
 Flags = npt.NDArray[np.bool_]
 
@@ -65,15 +66,30 @@ class Shape(Protocol):
     cell_us: int
     """The width of a cell in microseconds. Windows that end in the same cell wait together for the trigger."""
     reach_us: int
-    """How long before a window's end an event may be if the window has no other event. Microseconds."""
+    """How long before a window's end an event may be if the window has no other event. Microseconds.
+
+    For sessions whose events bring their gaps: as far as known before any event. :meth:`reaches` says more.
+    """
     outlives: bool
     """Whether events of a window that is gone are kept for later windows. The gone window must not run again."""
 
     def alone(self, new: Table) -> tuple[Ints, Ints]:
         """The start and end of the window that each row would be alone in, as a pane shows them."""
 
-    def accepted(self, index: Table, new: Table, closed_us: int) -> Flags:
-        """A mask of the new rows that do not come too late."""
+    def unusable(self, new: Table) -> Iterator[tuple[str, Flags]]:
+        """Why some rows cannot be in any window: each reason with a mask of its rows. They are not accepted, either."""
+
+    def accepted(self, index: Table, new: Table, closed_us: int, settled_us: int) -> Flags:
+        """A mask of the new rows that do not come too late.
+
+        ``settled_us``: blocks before then may be gone, unless rows of the index need them.
+        """
+
+    def misses_own(self, new: Table, closed_us: int) -> Flags:
+        """A mask of the rows that come too late for the window that ends at them. Later windows may still take them."""
+
+    def reaches(self, new: Table) -> int:
+        """``reach_us``, as far as these rows show it."""
 
     def add(self, index: Table, new: Table, now_us: int | None) -> Added:
         """Adds rows to the index. Events that come late are counted in the rows' ``late_events``."""
@@ -94,28 +110,26 @@ class Shape(Protocol):
         """The rows of an index, in the order that this shape needs."""
 
 
-def shape_of(window: Definition, *, shows_open: bool = False) -> Shape:
-    """The shape of a definition. ``shows_open``: windows that are not complete yet run, too, as early ones.
+class _Plain:
+    """What most shapes have in common."""
 
-    Without it, windows of a number of events only exist once they are complete.
-    """
-    match window:
-        case Session():
-            return Sessions(window.gap_us)
-        case Count():
-            return Counts(window, shows_open=shows_open)
-        case PerRecord():
-            return Records(window.size_us)
-        case Punctuated():
-            return Punctuations(shows_open=shows_open)
-    raise AssertionError(f"{window} is the same for all keys")
+    reach_us = 0
+    outlives = False
+
+    def unusable(self, new: Table) -> Iterator[tuple[str, Flags]]:
+        return iter(())
+
+    def misses_own(self, new: Table, closed_us: int) -> Flags:
+        return np.zeros(len(new), np.bool_)
+
+    def reaches(self, new: Table) -> int:
+        return self.reach_us
 
 
-class Sessions:
+class Sessions(_Plain):
     """Sessions of one gap. A row of the index is a session."""
 
     by_event = False
-    outlives = False
 
     def __init__(self, gap_us: int) -> None:
         self.reach_us = self._gap_us = gap_us
@@ -124,7 +138,7 @@ class Sessions:
     def alone(self, new: Table) -> tuple[Ints, Ints]:
         return new["first"], new["last"] + self._gap_us
 
-    def accepted(self, index: Table, new: Table, closed_us: int) -> Flags:
+    def accepted(self, index: Table, new: Table, closed_us: int, settled_us: int) -> Flags:
         """Accepts rows whose own end is not closed, and rows that begin inside an existing session.
 
         Such a row may extend that session to later instants: the session is not closed, so they are not, either. No
@@ -217,18 +231,16 @@ class Sessions:
         return ~gone
 
 
-class _ByEvent:
+class ByEvent(_Plain):
     """The common part of shapes whose index has one row for each event."""
 
     by_event = True
     cell_us = LEAST_CELL_US
-    reach_us = 0
-    outlives = False
 
     def alone(self, new: Table) -> tuple[Ints, Ints]:
         return new["first"], new["last"] + 1
 
-    def accepted(self, index: Table, new: Table, closed_us: int) -> Flags:
+    def accepted(self, index: Table, new: Table, closed_us: int, settled_us: int) -> Flags:
         """Accepts rows that are not closed, and rows that are not before the first kept event of their key."""
         accepted = new["first"] >= closed_us
         if accepted.all() or not len(index):
@@ -250,7 +262,7 @@ class _ByEvent:
         return Added(self.sorted(both), new["first"][late] + 1, new["events"][late])
 
 
-class Counts(_ByEvent):
+class Counts(ByEvent):
     """Windows of a number of events of a key."""
 
     def __init__(self, window: Count, *, shows_open: bool = False) -> None:
@@ -291,7 +303,7 @@ class Counts(_ByEvent):
         return np.asarray(nth >= removed[codes])
 
 
-class Records(_ByEvent):
+class Records(ByEvent):
     """A window for each event: it ends at the event, and holds the events of its key up to a size before it."""
 
     outlives = True
@@ -306,9 +318,12 @@ class Records(_ByEvent):
     def lasts(self, index: Table) -> Ints:
         return index["last"]
 
-    def accepted(self, index: Table, new: Table, closed_us: int) -> Flags:
+    def accepted(self, index: Table, new: Table, closed_us: int, settled_us: int) -> Flags:
         """Accepts rows that may be in a window that is not gone."""
         return np.asarray(new["first"] >= closed_us - self._size_us)
+
+    def misses_own(self, new: Table, closed_us: int) -> Flags:
+        return np.asarray(new["last"] < closed_us)
 
     def windows(self, index: Table) -> Windows:
         records = record_windows(codes_of(index)[0], index["first"], self._size_us)
@@ -319,7 +334,7 @@ class Records(_ByEvent):
         return np.asarray(index["first"] >= closed_us - self._size_us)
 
 
-class Punctuations(_ByEvent):
+class Punctuations(ByEvent):
     """Windows that end at the next punctuation of their key."""
 
     def __init__(self, *, shows_open: bool = False) -> None:
@@ -383,18 +398,21 @@ def newest(values: Ints, windows: Windows) -> Ints:
         return np.empty(0, np.int64)
     if _are_rows(windows, len(values)):
         return values
-    # Two stretches of 2**k rows cover any window of up to twice as many rows. Compute the maximum of each stretch once.
-    lengths = windows.ends - windows.begins
+    return largest(values, windows.begins, windows.ends)
+
+
+def largest(values: Ints, begins: Ints, ends: Ints) -> Ints:
+    """The largest of each stretch of values, ``[begins[i], ends[i])``. None may be empty, and they may overlap."""
+    # Two stretches of 2**k rows cover any stretch of up to twice as many rows. Compute each maximum once.
+    lengths = ends - begins
     powers = np.frexp(lengths.astype(np.float64))[1] - 1
-    largest = np.empty(len(lengths), np.int64)
-    of_stretches = values
-    for power in range(int(powers.max()) + 1):
-        which = powers == power
-        last = windows.ends[which] - (1 << power)
-        largest[which] = np.maximum(of_stretches[windows.begins[which]], of_stretches[last])
+    found = np.empty(len(lengths), np.int64)
+    for power in range(int(powers.max(initial=-1)) + 1):
         half = 1 << power
-        of_stretches = np.maximum(of_stretches[:-half], of_stretches[half:])
-    return largest
+        which = powers == power
+        found[which] = np.maximum(values[begins[which]], values[ends[which] - half])
+        values = np.maximum(values[:-half], values[half:])
+    return found
 
 
 def _are_rows(windows: Windows, rows: int) -> bool:

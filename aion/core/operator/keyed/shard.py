@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aion.core.numbers import NEVER, sum_of
-from aion.core.operator.keyed.orders import Arrivals, EmitDroppedRows
+from aion.core.operator.keyed.orders import Arrivals, EmitDroppedRows, gap_name
 from aion.core.operator.keyed.saving import Keeper, Save
 from aion.core.operator.keyed.shapes import Flags
 from aion.core.operator.keyed.summary import summary
@@ -29,10 +29,10 @@ class Taken(NamedTuple):
 class Verdict(NamedTuple):
     """The decision about an arrival: ``taken``, the rows that each part takes.
 
-    ``blocks``: the blocks from which any definition takes rows. ``dropped``: orders to emit rows that came too late.
-    They include rows that are taken for later windows but came too late for the window that ends at them.
-    ``dropped_events``: for each block, how many events came too late for some definition. ``wasted_rows``: for each
-    block, how many of its rows no definition takes.
+    ``blocks``: the blocks from which any definition takes rows. ``dropped``: orders to emit rows that came too late, or
+    that can be in no window. They include rows that are taken for later windows but came too late for the window that
+    ends at them. For each block: ``dropped_events``, how many events were dropped for some definition; ``unusable``,
+    how many of them were not late; ``wasted_rows``, how many rows no definition takes.
     """
 
     taken: list[Taken]
@@ -40,6 +40,28 @@ class Verdict(NamedTuple):
     dropped: list[EmitDroppedRows]
     dropped_events: dict[int, int]
     wasted_rows: dict[int, int]
+    unusable: dict[int, int]
+
+    def drop(
+        self, arrivals: Arrivals, windows: KeyedWindows, which: Flags, now_us: int | None, reason: str | None
+    ) -> None:
+        """Adds orders to emit these rows as dropped. ``now_us``: they came too late. None: they have a ``reason``."""
+        numbers = np.flatnonzero(which)
+        rows = _marked(arrivals.table, windows).take(numbers)
+        starts, ends = windows.shape.alone(rows)
+        for block in np.unique(arrivals.block[numbers]).tolist():
+            own = arrivals.block[numbers] == block
+            late_us = None if now_us is None else now_us - ends[own]
+            self.dropped.append(
+                EmitDroppedRows(block, windows.definition, rows["row"][own], starts[own], ends[own], late_us, reason)
+            )
+
+    def lose(self, arrivals: Arrivals, which: Flags, unusable: Flags) -> None:
+        """Counts the rows that a definition drops. ``unusable``: those that are not late."""
+        for counted, flags in ((self.dropped_events, which), (self.unusable, unusable)):
+            for block in np.unique(arrivals.block[flags]).tolist():
+                events = sum_of(arrivals.table["events"][flags & (arrivals.block == block)])
+                counted[block] = max(counted.get(block, 0), events)
 
 
 class KeyedPart:
@@ -53,27 +75,24 @@ class KeyedPart:
 
     def judge(self, arrivals: Arrivals, now_us: int | None, verdict: Verdict) -> frozenset[int]:
         """Adds the decision about these rows to the verdict. Returns the blocks that any definition takes rows from."""
-        accepted = [windows.accepted(_marked(arrivals.table, windows)) for windows in self.windows]
-        for windows, taken in zip(self.windows, accepted, strict=True):
-            missed = ~taken | windows.misses_own(arrivals.table)
-            if not missed.any():
-                continue
-            assert now_us is not None, "nothing is late without a watermark"
-            late = np.flatnonzero(missed)
-            rows = arrivals.table.take(late)
-            starts, ends = windows.shape.alone(rows)
-            lost_at_all = ~taken[late]
-            windows.observe_dropped(ends[lost_at_all], rows["events"][lost_at_all], now_us)
-            for block in np.unique(arrivals.block[late]).tolist():
-                own = arrivals.block[late] == block
-                lost = sum_of(rows["events"][own])
-                own_ends = ends[own]
-                verdict.dropped.append(
-                    EmitDroppedRows(
-                        block, windows.definition, rows["row"][own], starts[own], own_ends, now_us - own_ends
-                    )
-                )
-                verdict.dropped_events[block] = max(verdict.dropped_events.get(block, 0), lost)
+        accepted = []
+        for windows in self.windows:
+            rows = _marked(arrivals.table, windows)
+            taken, lost = windows.accepted(rows), np.zeros(len(rows), np.bool_)
+            unusable = [*windows.shape.unusable(rows)]
+            for reason, which in unusable:
+                verdict.drop(arrivals, windows, which, None, reason)
+                lost |= which
+            taken &= ~lost
+            accepted.append(taken)
+            late = (~taken & ~lost) | windows.misses_own(rows)
+            if late.any():
+                assert now_us is not None, "nothing is late without a watermark"
+                verdict.drop(arrivals, windows, late, now_us, None)
+                too_late = rows.take(~taken & ~lost)
+                windows.observe_dropped(windows.shape.alone(too_late)[1], too_late["events"], now_us)
+            if unusable or late.any():
+                verdict.lose(arrivals, lost | late, lost)
         any_taken = np.logical_or.reduce(accepted)
         numbers, counts = np.unique(arrivals.block[~any_taken], return_counts=True)
         verdict.wasted_rows.update(zip(numbers.tolist(), counts.tolist(), strict=True))
@@ -161,7 +180,7 @@ class KeyedShard:
 
     def judge(self, rows: Sequence[Arrivals | None], now_us: int | None) -> Verdict:
         """Decides which rows are taken. ``rows``: of each part, None for a part that got none."""
-        verdict = Verdict([], frozenset(), [], {}, {})
+        verdict = Verdict([], frozenset(), [], {}, {}, {})
         blocks: list[frozenset[int]] = []
         for part, arrivals in zip(self.parts, rows, strict=False):
             if arrivals is not None:
@@ -212,7 +231,15 @@ class KeyedShard:
 
 
 def _marked(table: Table, windows: KeyedWindows) -> Table:
-    """The rows as one definition sees them: ``mark`` is 1 for its own punctuations and 0 for all other rows."""
+    """The rows as one definition sees them.
+
+    ``mark`` is the gap that the row's event brings, or 1 for a punctuation of the definition and 0 for all other rows.
+    """
     if not windows.shape.by_event:
         return table
-    return table.replaced(mark=table["mark"] >> windows.definition & 1)
+    gaps = table.columns.get(gap_name(windows.definition))
+    marks = table["mark"] >> windows.definition & 1 if gaps is None else gaps
+    return Table(table.keys, {name: table[name] for name in _SEEN} | {"mark": marks})
+
+
+_SEEN = ("first", "last", "events", "row")

@@ -11,7 +11,7 @@ goes back, so a window that is gone does not return when bounds get longer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,6 +21,7 @@ from aion.aggregates.groups import number
 from aion.core.lateness.observe import NewBounds
 from aion.core.numbers import NEVER, sum_of, sums_by
 from aion.core.operator.actions import PaneKind
+from aion.core.operator.keyed.cells import Cells
 from aion.core.operator.keyed.closing import BEFORE_ALL, Closing
 from aion.core.operator.keyed.orders import ExecuteKeyed, Members, Retract
 from aion.core.operator.keyed.shapes import INDEX, Flags, Sessions, Shape, Windows, newest, total
@@ -70,6 +71,7 @@ class KeyedWindows:
 
     ``early``: when its open windows run early. None: they never do. ``final_only``: windows run once, when they are
     closed.
+    ``on_arrival``: open windows run in the batch in which an event of them arrives, and not only when they have ended.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class KeyedWindows:
         staleness_bound: float | None = None,
         early: EarlyClock | None = None,
         final_only: bool = False,
+        on_arrival: bool = False,
         snapshot: Mapping[str, Any] | None = None,
     ) -> None:
         self.definition = definition
@@ -94,13 +97,17 @@ class KeyedWindows:
         self._early = early
         self._early_owed = 0  # as "owed" of a window, for all early executions of the definition together
         self._final_only = final_only
+        self._on_arrival = on_arrival
         self.index = Table.empty(key_types, INDEX)
         self.yielded = Table.empty(key_types, YIELDED)
         self._closing = Closing()
+        self.reach_us = shape.reach_us
+        # An event before then is only needed or accepted if a row of the index reaches it. It never goes back.
+        self.settled_us = BEFORE_ALL - self.reach_us
         self.next_id = 0
         self.staleness = StalenessKept()
         # Windows that end within one cell wait together for the trigger, as if they were one that ends where it begins.
-        self._cells = WindowTable(1)
+        self._cells = Cells(shape.cell_us, bound)
         self._known: _Now | None = None
         # The first and last events of the rows that the last watermark removed.
         self.gone: tuple[Ints, Ints] = _NOTHING
@@ -122,13 +129,11 @@ class KeyedWindows:
         """A mask of the rows of an arrival that do not come too late."""
         if self.closed_us == BEFORE_ALL:
             return np.ones(len(new), np.bool_)
-        return self.shape.accepted(self.index, new, self.closed_us)
+        return self.shape.accepted(self.index, new, self.closed_us, self.settled_us)
 
     def misses_own(self, new: Table) -> Flags:
         """A mask of the rows that come too late for the window that ends at them. Later windows may still take them."""
-        if not self.shape.outlives:
-            return np.zeros(len(new), np.bool_)
-        return np.asarray(new["last"] < self.closed_us)
+        return self.shape.misses_own(new, self.closed_us)
 
     def add(self, new: Table, seqs: Ints, now_us: int | None) -> int:
         """Adds rows to the index. Returns how many of their events came late. ``seqs``: of each row's block."""
@@ -136,6 +141,7 @@ class KeyedWindows:
         self.next_id += len(new)
         zeros = np.zeros(len(new), np.int64)
         rows = Table(new.keys, {**new.columns, "id": ids, "seq": seqs, "late_events": zeros})
+        self.reach_us = max(self.reach_us, self.shape.reaches(rows))
         added = self.shape.add(self.index, rows, now_us)
         self.index, self._known = added.grown, None
         if now_us is None or not len(added.late_ends_us):
@@ -144,9 +150,9 @@ class KeyedWindows:
         counts = sums_by(end_of, added.late_events, len(ends))
         for end_us, events in zip(ends.tolist(), counts.tolist(), strict=True):
             self._bound.observe(end_us, now_us, events)
-        cells, cell_of = np.unique(self._cell_of(ends), return_inverse=True)
+        cells, cell_of = np.unique(self._cells.of(ends), return_inverse=True)
         came = sums_by(cell_of, counts, len(cells))
-        self._cells.came(self._rows_of(cells), came, np.ones(len(cells), np.bool_), 0)
+        self._cells.table.came(self._cells.rows(cells), came, np.ones(len(cells), np.bool_), 0)
         return sum_of(counts)
 
     def observe_dropped(self, ends_us: Ints, events: Ints, now_us: int) -> None:
@@ -156,14 +162,16 @@ class KeyedWindows:
 
     # -- executions ---------------------------------------------------------------------------------------
 
-    def advance(self, before_us: int | None, to_us: int, late_work: LateWork) -> Orders:
+    def advance(self, before_us: int | None, to_us: int, late_work: LateWork | None = None) -> Orders:
         """Orders on-time executions, and final ones of windows that are closed now. Removes the closed windows.
 
         Final executions never wait: a closed session that is kept would take events that come too late.
         """
+        late_work = late_work or LateWork()
         was_closed_us = self.closed_us
         self.gone = _NOTHING
         self._closing.advance(to_us, self._bound.bound_for_new_window())
+        self.settled_us = max(self.settled_us, self.closed_us - self.reach_us)
         if self._early is not None and self._early.advance(to_us):
             self._early_owed = max(self._early_owed, 1)
         if not len(self.index):
@@ -175,13 +183,14 @@ class KeyedWindows:
         closed = over <= self.closed_us
         # Windows that ended before the old watermark are late. Those that ended since then run on time.
         passed = over <= to_us if before_us is None else (over <= to_us) & (over > before_us)
-        # The on-time pane comes even if nothing came since an early one.
-        on_time = passed & there & ((now.at < 0) | (self._early is not None))
-        if on_time.any():
-            for end_us, events in self._by_cell(over[on_time], total(self.index["events"], now.windows)[on_time]):
+        passed &= there
+        if passed.any():
+            for end_us, events in self._cells.came_on_time(
+                over[passed], total(self.index["events"], now.windows)[passed]
+            ):
                 self._bound.observe_on_time(end_us, events)
-        if self._final_only:
-            on_time = np.zeros_like(on_time)
+        # The on-time pane comes even if nothing came since an early one.
+        on_time = passed & ((now.at < 0) | (self._early is not None)) & (not self._final_only)
         news = now.newest > now.seen
         final = closed & news & ~on_time & there
         sizes = total(self.index["events"], now.windows)
@@ -192,35 +201,54 @@ class KeyedWindows:
         self._forget_cells()
         return orders
 
-    def batch_ended(self, now_us: int | None, step_us: int, late_work: LateWork, *, last: bool = False) -> Orders:
+    def batch_ended(
+        self, now_us: int | None, step_us: int, late_work: LateWork | None = None, *, last: bool = False
+    ) -> Orders:
         """Orders the late executions that the trigger asks for, and early ones, as far as ``late_work`` allows.
 
-        ``last``: orders all late ones, because the input ends here.
+        ``last``: orders all late ones, because the input ends here. With ``on_arrival``, orders the windows that no
+        pane has shown since their newest event. Those that ended before their first pane do not wait for the trigger,
+        either.
         """
-        if now_us is None or not len(self.index) or self._final_only:
+        if not len(self.index) or self._final_only:
             self._early_owed = 0
             return []
+        orders = self._arrived(now_us) if self._on_arrival else []
+        return orders if now_us is None else orders + self._late(now_us, step_us, late_work or LateWork(), last=last)
+
+    def _arrived(self, now_us: int | None) -> Orders:
+        now = self._now()
+        over = now.windows.over_us
+        new = (now.newest > now.seen) & self._there(over, self.closed_us)
+        ended = np.zeros(len(new), np.bool_) if now_us is None else over <= now_us
+        orders = self._execute(new & ~ended, PaneKind.ON_TIME)
+        # The numbers of windows stay the same: an execution changes what was yielded, but no event.
+        return orders + self._execute(new & ended & (now.at < 0), PaneKind.LATE)
+
+    def _late(self, now_us: int, step_us: int, late_work: LateWork, *, last: bool) -> Orders:
         now = self._now()
         over = now.windows.over_us
         news, ended = now.newest > now.seen, over <= now_us
         changed = ended & news & self._there(over, self.closed_us)
         events = total(self.index["events"], now.windows)
-        cells = self._cell_of(over)
+        cells = self._cells.of(over)
         waiting, cell_of = np.unique(cells[changed], return_inverse=True)
-        rows = self._rows_of(waiting)
-        self._cells["pending"][rows] = np.maximum(self._cells["pending"][rows], 1)
+        rows = self._cells.rows(waiting)
+        self._cells.table["pending"][rows] = np.maximum(self._cells.table["pending"][rows], 1)
         due = np.ones(len(rows), np.bool_)
         if not last:
-            due = self._trigger.due(self._cells.late(rows, now_us, step_us)) | (self._cells["owed"][rows] > 0)
-        self._cells.owe(rows[due])
-        waited = self._cells["owed"][rows[due]]
+            due = self._trigger.due(self._cells.table.late(rows, now_us, step_us)) | (
+                self._cells.table["owed"][rows] > 0
+            )
+        self._cells.table.owe(rows[due])
+        waited = self._cells.table["owed"][rows[due]]
         size = sums_by(cell_of, events[changed], len(waiting))[due]
         runs = np.zeros(len(rows), np.bool_)
         at_once = last or late_work.is_idle
         runs[due] = late_work.take(size, waited, all_=at_once)
-        self._cells["owed"][rows[due & ~runs]] += 1
-        self._cells.executed(rows[runs], now_us, 0)
-        self._cells.look(rows[~runs], now_us)
+        self._cells.table["owed"][rows[due & ~runs]] += 1
+        self._cells.table.executed(rows[runs], now_us, 0)
+        self._cells.table.look(rows[~runs], now_us)
         early = ~ended & news
         orders = self._execute(changed & np.isin(cells, waiting[runs]), PaneKind.LATE)
         if self._early_owed:
@@ -235,7 +263,12 @@ class KeyedWindows:
     @property
     def waits(self) -> bool:
         """Whether an execution that is due waits for a later batch."""
-        return self._early_owed > 1 or bool((self._cells["owed"] > 0).any())
+        return self._early_owed > 1 or bool((self._cells.table["owed"] > 0).any())
+
+    def _forget_cells(self) -> None:
+        gone = self._cells.forget(self.closed_us)
+        if not self._final_only:
+            gone.count_in(self.staleness, lambda _: self._staleness_bound)
 
     def _there(self, over_us: Ints, closed_us: int) -> Flags:
         """A mask of the windows that are not gone. The index may still hold some events of windows that are gone."""
@@ -330,11 +363,6 @@ class KeyedWindows:
 
     # -- what the operator asks -----------------------------------------------------------------------------
 
-    @property
-    def settled_us(self) -> int:
-        """An event before then is only needed or accepted if it lies between first and last of a row of the index."""
-        return self.closed_us - self.shape.reach_us
-
     def needed_in(self, starts_us: Ints, ends_us: Ints) -> Ints:
         """For stretches of time that end by ``settled_us``: how many rows of the index overlap each.
 
@@ -359,7 +387,7 @@ class KeyedWindows:
         now = self._now()
         open_ = now.windows.over_us > now_us
         firsts = self.index["first"][now.windows.begins[open_]]
-        return int(min(firsts.min(initial=NEVER), now_us - self.shape.reach_us))
+        return int(min(firsts.min(initial=NEVER), now_us - self.reach_us))
 
     def due_by(self, now_us: int | None, watermark_us: int) -> tuple[Ints, Ints]:
         """The first and last events of the windows that run when the watermark reaches ``watermark_us``."""
@@ -392,46 +420,10 @@ class KeyedWindows:
             news = (now.windows.over_us > now_us) & (now.newest > now.seen)
             candidates += [max(self._early.next_us, now_us + 1)] if news.any() else []
         if now_us is not None:
-            rows = np.flatnonzero(self._cells["pending"] > 0)
-            waits_us = self._cells.dues_us(rows, self._trigger, now_us, step_us)
+            rows = np.flatnonzero(self._cells.table["pending"] > 0)
+            waits_us = self._cells.table.dues_us(rows, self._trigger, now_us, step_us)
             candidates += waits_us[waits_us < NEVER].tolist()
         return min(candidates, default=None)
-
-    # -- cells --------------------------------------------------------------------------------------------
-
-    def _cell_of(self, ends_us: Ints) -> Ints:
-        """The start of the cell that each end lies in."""
-        cells: Ints = ends_us // self.shape.cell_us * self.shape.cell_us
-        return cells
-
-    def _rows_of(self, cells_us: Ints) -> Ints:
-        """The rows of these cells, in the given order. Creates cells that are new. Each cell occurs once."""
-        none = np.zeros(len(cells_us), np.int64)
-        new = self._cells.find(none, cells_us) < 0
-        if new.any():
-            count = int(new.sum())
-            self._cells.add(
-                definition=none[new],
-                start_us=cells_us[new],
-                end_us=cells_us[new],
-                bound_us=np.full(count, self._bound.bound_for_new_window()),
-                late_from_seq=np.zeros(count, np.int64),
-            )
-        return self._cells.find(none, cells_us)
-
-    def _by_cell(self, ends_us: Ints, events: Ints) -> Iterator[tuple[int, int]]:
-        """For each cell: its latest end, and the events of its windows. Also adds these events to the cells."""
-        cells, cell_of = np.unique(self._cell_of(ends_us), return_inverse=True)
-        counts, latest = sums_by(cell_of, events, len(cells)), np.full(len(cells), -NEVER, np.int64)
-        np.maximum.at(latest, cell_of, ends_us)
-        rows = self._rows_of(cells)
-        self._cells.add_events(rows, counts)
-        return zip(latest.tolist(), counts.tolist(), strict=True)
-
-    def _forget_cells(self) -> None:
-        gone = self._cells.drop(self._cells["end_us"] + self.shape.cell_us <= self.closed_us)
-        if not self._final_only:
-            gone.count_in(self.staleness, lambda _: self._staleness_bound)
 
     # -- the index ----------------------------------------------------------------------------------------
 
@@ -477,8 +469,10 @@ class KeyedWindows:
             "promised": self._closing.to_json(),
             "early_us": None if self._early is None else self._early.last_us,
             "early_owed": self._early_owed,
+            "settled_us": self.settled_us,
+            "reach_us": self.reach_us,
             "next_id": self.next_id,
-            "cells": self._cells.to_json(),
+            "cells": self._cells.table.to_json(),
         }
 
     def _restore(self, snapshot: Mapping[str, Any]) -> None:
@@ -487,4 +481,5 @@ class KeyedWindows:
         self._early_owed = snapshot["early_owed"]
         if self._early is not None:
             self._early.last_us = snapshot["early_us"]
-        self._cells = WindowTable.from_json(snapshot["cells"], 1)
+        self.reach_us, self.settled_us = snapshot["reach_us"], snapshot["settled_us"]
+        self._cells = Cells(self.shape.cell_us, self._bound, WindowTable.from_json(snapshot["cells"], 1))

@@ -1,0 +1,85 @@
+"""When the windows of a definition run, and how long they are kept, if the definition says so itself. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypedDict
+
+from aion.core.numbers import LONGEST_US
+from aion.core.time import duration_us, short_duration
+from aion.errors import WindowError
+
+Duration = str | int | timedelta
+
+
+class When(TypedDict, total=False):
+    """Keywords of every definition: when its windows run, and how long they are kept. They outrank the policy.
+
+    ``early``: how far the watermark moves between two early panes of an open window (``trigger.early`` of the policy).
+    ``lateness``: how long a window is kept after its end, as a fixed bound in the place of ``lateness`` of the policy.
+    ``trigger``: when a late window runs again, with the keys of ``trigger`` of the policy, e.g.
+    ``{"kind": "count", "count": 10}``.
+    """
+
+    early: Duration | None
+    lateness: Duration | None
+    trigger: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What a definition says about its own executions. None: the policy decides. A restart may change it.
+
+    ``trigger``: the items of the mapping, so that a definition can be hashed.
+    """
+
+    early_us: int | None = None
+    bound_us: int | None = None
+    trigger: tuple[tuple[str, Any], ...] | None = None
+
+    @classmethod
+    def of(cls, what: str, when: When) -> Timing:
+        """Checks the keywords of a definition. ``what``: its name, for errors. Raises WindowError and TypeError."""
+        for name in when:
+            if name not in When.__annotations__:
+                raise TypeError(f"{what}() got an unexpected keyword argument {name!r}")
+        early, lateness, trigger = when.get("early"), when.get("lateness"), when.get("trigger")
+        if trigger is not None and not isinstance(trigger, Mapping):
+            raise WindowError(
+                f"{what}: trigger of {trigger!r} is not a mapping; give e.g. {{'kind': 'count', 'count': 10}}"
+            )
+        if trigger is not None and "early" in trigger:
+            raise WindowError(f"{what}: trigger of {dict(trigger)!r}: give early= beside trigger=")
+        return cls(
+            None if early is None else positive_us(early, f"{what}: early"),
+            None if lateness is None else not_negative_us(lateness, f"{what}: lateness"),
+            None if trigger is None else tuple(trigger.items()),
+        )
+
+
+NO_TIMING = Timing()
+
+
+def positive_us(value: Duration, what: str) -> int:
+    us = not_negative_us(value, what)
+    if us == 0:
+        raise WindowError(f"{what} of {value!r} is not positive; give e.g. '1 minute'")
+    return us
+
+
+def not_negative_us(value: Duration, what: str) -> int:
+    us = checked_us(value, what)
+    if us < 0:
+        raise WindowError(f"{what} of {value!r} is negative; give e.g. '1 minute'")
+    if us > LONGEST_US:
+        raise WindowError(f"{what} of {value!r} is longer than {short_duration(LONGEST_US)}")
+    return us
+
+
+def checked_us(value: Duration, what: str) -> int:
+    try:
+        return duration_us(value, what=what)
+    except ValueError as error:
+        raise WindowError(str(error)) from None
