@@ -7,6 +7,7 @@ import typer
 from aion.installation import require_extra
 from experiments.chaos import chaos
 from experiments.cleanup import cleanup
+from experiments.completeness import completeness
 from experiments.hosts import hosts
 from experiments.ingest import ingest
 from experiments.late_keys import late_keys
@@ -41,6 +42,7 @@ app.command("chaos")(chaos)
 app.command("hosts")(hosts)
 app.command("ingest")(ingest)
 app.command("latency")(latency)
+app.command("completeness")(completeness)
 app.command("compare")(compare)
 app.command("late-keys")(late_keys)
 app.command("limits")(limits)

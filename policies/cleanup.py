@@ -160,11 +160,19 @@ class BoundDecision:
     of_all: bool = False
 
 
-def decide(asked: Cleanup, known: History | None, *, at_least_us: int = 0, room_us: int | None = None) -> BoundDecision:
+def decide(
+    asked: Cleanup,
+    known: History | None,
+    *,
+    at_least_us: int = 0,
+    room_us: int | None = None,
+    miss: float | None = None,
+) -> BoundDecision:
     """Decides the bound of new windows.
 
     ``at_least_us``: the shortest conservative bound, for example after a change of the lateness distribution.
-    ``room_us``: the bound with which windows take ``max_state_bytes``; None: unknown.
+    ``room_us``: the bound with which windows take ``max_state_bytes``; None: unknown. ``miss``: the share of events
+    that a learnt bound may lose, as adapted to what bounds have lost so far; None: ``1 - coverage``.
     """
     conservative_us = max(asked.initial_bound_us, at_least_us)
     if asked.coverage is None:
@@ -178,6 +186,7 @@ def decide(asked: Cleanup, known: History | None, *, at_least_us: int = 0, room_
             reason, (bound_us, which) = Reason.UNSUPPORTED, _conservative(asked, asked.coverage, known, conservative_us)
             why = f"{missing}: {which}, {short_duration(bound_us)}"
         else:
+            bound_us = bound_us if miss is None else _adapted(asked, known, bound_us, miss)
             reason, why = Reason.LEARNT, _why_learnt(asked, asked.coverage, known, bound_us)
     if bound_us > asked.max_bound_us:
         reason, bound_us = Reason.MAX_BOUND, asked.max_bound_us
@@ -244,6 +253,14 @@ def _learn(asked: Cleanup, coverage: float, known: History) -> tuple[int, str]:
         back = short_duration(known.watched_us)
         return 0, f"the history of {back} is too short to see what comes later than {short_duration(bound_us)}"
     return bound_us, ""
+
+
+def _adapted(asked: Cleanup, known: History, bound_us: int, miss: float) -> int:
+    """The bound at another level than the one that was asked, as far as the history shows what comes later."""
+    fits = known.at_most(asked.confidence) <= miss
+    first = int(np.argmax(fits)) if fits.any() else len(fits) - 1
+    adapted_us = int(known.edges_us[first]) + 1
+    return min(adapted_us, max(bound_us, known.watched_us // TIMES_THE_BOUND))
 
 
 def _conservative(asked: Cleanup, coverage: float, known: History, least_us: int) -> tuple[int, str]:

@@ -55,6 +55,8 @@ ApplyFunction = Callable[[Key, Window, Iterator[pa.RecordBatch]], ApplyResult]
 # Columns that every result has besides the user's own.
 WINDOW_COLUMNS = ("window", "window_start", "window_end")
 PANE_COLUMNS = ("pane", "kind", "events", "late_events", "closes_at")
+# Columns that results with completeness=True have, too.
+COMPLETENESS_COLUMNS = ("completeness", "completeness_low")
 DROPPED_COLUMNS = ("event_time", "lateness_us", "reason", "event")
 
 
@@ -69,6 +71,7 @@ class Plan:
     those that need event rows. It has its own definitions and its own blocks. ``own``: the definitions that this plan's
     blocks are for, by number. None: all. ``name_offset_us``: a segment's name minus its start
     (:data:`aion.core.slicing.grid.EVENT_ROWS_US`). ``final_only``: each window runs once, when its bound has passed.
+    ``completeness``: whether rows say how complete they are.
     """
 
     key: tuple[str, ...]
@@ -83,6 +86,7 @@ class Plan:
     event_rows: Plan | None = None
     name_offset_us: int = 0
     final_only: bool = False
+    completeness: bool = False
 
     def with_windows(self, changed: Mapping[int, Definition]) -> Plan:
         """The same plan, but these definitions, by number, are others of the same kind."""
@@ -223,7 +227,9 @@ class Plan:
 
     @cached_property
     def result_schema(self) -> pa.Schema:
-        return result_schema([self.schema.field(name) for name in self.key], self.timestamp, self.outputs)
+        return result_schema(
+            [self.schema.field(name) for name in self.key], self.timestamp, self.outputs, completeness=self.completeness
+        )
 
     @cached_property
     def definition(self) -> dict[str, Any]:
@@ -239,7 +245,9 @@ class Plan:
         }
 
 
-def result_schema(key: Iterable[pa.Field], timestamp: pa.DataType, outputs: Iterable[pa.Field]) -> pa.Schema:
+def result_schema(
+    key: Iterable[pa.Field], timestamp: pa.DataType, outputs: Iterable[pa.Field], *, completeness: bool = False
+) -> pa.Schema:
     """The columns of a result: keys, window, aggregates or the function's columns, pane, and those for dropped rows."""
     return pa.schema(
         [
@@ -253,6 +261,7 @@ def result_schema(key: Iterable[pa.Field], timestamp: pa.DataType, outputs: Iter
             pa.field("events", pa.int64()),
             pa.field("late_events", pa.int64()),
             pa.field("closes_at", timestamp),
+            *((pa.field(name, pa.float64()) for name in COMPLETENESS_COLUMNS) if completeness else ()),
             pa.field("event_time", timestamp),
             pa.field("lateness_us", pa.int64()),
             pa.field("reason", pa.string()),
@@ -272,11 +281,13 @@ def make_plan(
     outputs: str | pa.Schema | None,
     blocking: bool = True,
     final_only: bool = False,
+    completeness: bool = False,
 ) -> Plan:
     """Checks a definition against the input's schema.
 
     ``blocking``: whether ``apply`` needs all events before it can begin (paper 3.3). Aggregates never block: partials
-    are decoded while others are still read. ``schema`` must have the time as ``timestamp[us]``. Raises SchemaError,
+    are decoded while others are still read. ``completeness``: whether the result has the columns
+    :data:`COMPLETENESS_COLUMNS`. ``schema`` must have the time as ``timestamp[us]``. Raises SchemaError,
     WindowError or ConfigError.
     """
     keys = (key,) if isinstance(key, str) else tuple(key or ())
@@ -286,12 +297,15 @@ def make_plan(
     names = output_fields(aggregates, apply, outputs)
     if aggregates is None:
         result = pa.schema(names)
-        _check_names(keys, result.names)
+        _check_names(keys, result.names, completeness=completeness)
         _deciding(definitions, schema)
-        return Plan(keys, time, definitions, schema, None, apply, result, blocking, final_only=final_only)
+        return Plan(
+            keys, time, definitions, schema, None, apply, result, blocking,
+            final_only=final_only, completeness=completeness,
+        )  # fmt: skip
     bound = [agg.bind(name, a, schema, time) for name, a in aggregates.items()]
     result = pa.schema([pa.field(b.name, b.type) for b in bound])
-    _check_names(keys, result.names)
+    _check_names(keys, result.names, completeness=completeness)
     numbered = dict(enumerate(definitions.values()))
     event_wise = {number: w for number, w in numbered.items() if is_event_wise(w)}
     others = {number: w for number, w in numbered.items() if number not in event_wise}
@@ -302,7 +316,19 @@ def make_plan(
         columns = (*keys, time, *(c for c in layout.columns if c in schema.names), *deciding)
         kept = pa.schema([schema.field(n) for n in dict.fromkeys(columns)])
         return Plan(
-            keys, time, definitions, kept, layout, None, result, False, own, event_rows, name_offset_us, final_only
+            keys,
+            time,
+            definitions,
+            kept,
+            layout,
+            None,
+            result,
+            False,
+            own,
+            event_rows,
+            name_offset_us,
+            final_only,
+            completeness,
         )
 
     if event_wise and others:
@@ -425,8 +451,8 @@ def _check_columns(schema: pa.Schema, keys: Sequence[str], time: str) -> None:
             raise SchemaError(f"key: column {name!r} is of type {type_}; a key must be a plain value")
 
 
-def _check_names(keys: Sequence[str], outputs: Sequence[str]) -> None:
-    taken = {*WINDOW_COLUMNS, *PANE_COLUMNS, *DROPPED_COLUMNS}
+def _check_names(keys: Sequence[str], outputs: Sequence[str], *, completeness: bool) -> None:
+    taken = {*WINDOW_COLUMNS, *PANE_COLUMNS, *DROPPED_COLUMNS, *(COMPLETENESS_COLUMNS if completeness else ())}
     for what, names in (("key", keys), ("result column", outputs)):
         for name in names:
             if name in taken:

@@ -16,9 +16,9 @@ Hashes = npt.NDArray[np.uint64]
 
 def hash_rows(columns: Sequence[pa.Array], seed: int) -> Hashes:
     """A 64-bit hash of each row. Equal rows have equal hashes; hashes of different seeds are independent."""
-    hashes = _mixed(np.full(len(columns[0]), seed + 1, np.uint64))
+    hashes = mixed(np.full(len(columns[0]), seed + 1, np.uint64))
     for column in columns:
-        hashes = _mixed(hashes ^ _digests(column))
+        hashes = mixed(hashes ^ _digests(column))
     return hashes
 
 
@@ -38,7 +38,7 @@ def _digests(column: pa.Array) -> Hashes:
     words = words[column.offset : column.offset + len(column)].astype(np.uint64)
     digests: Hashes = words[:, 0]
     for word in words.T[1:]:
-        digests = _mixed(digests) ^ word
+        digests = mixed(digests) ^ word
     digests[column.is_null().to_numpy(zero_copy_only=False)] = _NULL  # the bits under a null are arbitrary
     return digests
 
@@ -50,11 +50,11 @@ def _digests_of_bytes(values: pa.LargeBinaryArray) -> Hashes:
     lengths = np.diff(ends)
     octets = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]].astype(np.uint64)
     places = np.arange(ends[0], ends[-1]) - np.repeat(ends[:-1], lengths)
-    sums = np.concatenate(([np.uint64(0)], np.cumsum(_mixed((places.astype(np.uint64) << np.uint64(8)) | octets))))
-    return _mixed(sums[ends[1:] - ends[0]] - sums[ends[:-1] - ends[0]] + lengths.astype(np.uint64))
+    sums = np.concatenate(([np.uint64(0)], np.cumsum(mixed((places.astype(np.uint64) << np.uint64(8)) | octets))))
+    return mixed(sums[ends[1:] - ends[0]] - sums[ends[:-1] - ends[0]] + lengths.astype(np.uint64))
 
 
-def _mixed(words: Hashes) -> Hashes:
+def mixed(words: Hashes) -> Hashes:
     """Scatters each word over 64 bits, one to one (the finaliser of splitmix64)."""
     words = words + np.uint64(0x9E3779B97F4A7C15)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

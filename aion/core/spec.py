@@ -38,6 +38,7 @@ class Keywords(TypedDict, total=False):
     merge_levels: int | None
     fan_in: int | None
     keys_disjoint: bool
+    completeness: bool
     name: str
     record: str | Path | None
 
@@ -53,9 +54,12 @@ class Spec:
     :mod:`aion.aggregates`) or ``apply``, a function of (key, window, events), with the ``schema`` of its result.
     ``blocking=False``: the function reads event by event. Then a window may be larger than memory, and the function
     starts before the whole window is staged. ``emit``: ``"all"`` panes of a window, or ``"final"``: one pane for each
-    window and key, when its bound has passed and nothing can change it any more. ``policy``: a preset, a path or a
-    mapping; on Spark it overrides the session's. ``record``: a folder for a trace of arrivals, without payload, for
-    ``aion tune`` (docs/tuning.md). On Spark it is a folder on each executor's host.
+    window and key, when its bound has passed and nothing can change it any more. ``completeness=True`` adds
+    ``completeness`` and ``completeness_low`` to the result: the estimated share that a row holds of the events that its
+    key's window will have in the end, and a lower bound on it that holds with the policy's ``lateness.confidence``
+    (docs/lateness.md). ``policy``: a preset, a path or a mapping; on Spark it overrides the session's. ``record``: a
+    folder for a trace of arrivals, without payload, for ``aion tune`` (docs/tuning.md). On Spark it is a folder on each
+    executor's host.
 
     The other fields only matter on Spark. ``merge_levels`` and ``fan_in`` override ``distribution`` of the policy: the
     levels between source partitions and shards that merge blocks. ``keys_disjoint=True`` declares that all events of a
@@ -77,6 +81,7 @@ class Spec:
     merge_levels: int | None = None
     fan_in: int | None = None
     keys_disjoint: bool = False
+    completeness: bool = False
     name: str = "windowed"
     record: str | Path | None = None
 
@@ -95,6 +100,8 @@ class Spec:
                     f"emit='final' gives one pane for each window, when it is final, so windows: {name!r} cannot have "
                     f"emit_on={window.emit_on!r}; leave one of them out"
                 )
+        if not isinstance(self.completeness, bool):
+            raise ConfigError(f"completeness: {self.completeness!r} is neither True nor False")
         self.unbound_outputs()
 
     def plan(self, input_schema: pa.Schema) -> Plan:
@@ -109,6 +116,7 @@ class Spec:
             outputs=self.schema,
             blocking=self.blocking,
             final_only=self.emit == FINAL,
+            completeness=self.completeness,
         )
 
     def unbound_outputs(self) -> list[pa.Field]:
@@ -122,7 +130,8 @@ class Spec:
     def unbound_result(self) -> pa.Schema:
         """All columns of the result before the input is known; type null if it depends on the input."""
         keys = (self.key,) if isinstance(self.key, str) else tuple(self.key or ())
-        return result_schema([pa.field(name, pa.null()) for name in keys], pa.null(), self.unbound_outputs())
+        key = [pa.field(name, pa.null()) for name in keys]
+        return result_schema(key, pa.null(), self.unbound_outputs(), completeness=self.completeness)
 
 
 def spec_of(caller: str, spec: Spec | None, keywords: Keywords) -> Spec:

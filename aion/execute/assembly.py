@@ -15,6 +15,7 @@ from aion.core.ingest.block import BlockSettings, Codec, Compression
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.lateness.bound import AdaptiveBound, Expected
+from aion.core.lateness.completeness import Completeness
 from aion.core.operator.keyed.kinds import shape_of
 from aion.core.operator.keyed.shard import KeyedPart, KeyedShard
 from aion.core.operator.keyed.windows import KeyedWindows
@@ -98,8 +99,15 @@ def make_operator(
         keyed=KeyedShard(parts, known),
         event_grid=None if plan.event_rows is None else plan.event_rows.grid,
         compaction=make_compaction(plan, policy, snapshot),
+        completeness=make_completeness(plan, policy, snapshot),
         snapshot=snapshot,
     )
+
+
+def make_completeness(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None) -> Completeness | None:
+    """Learns how complete rows are. None if the result does not say it."""
+    known = snapshot.get("completeness") if snapshot is not None else None
+    return Completeness(policy.lateness.confidence, known) if plan.completeness else None
 
 
 def make_compaction(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None) -> BlockCompaction | None:

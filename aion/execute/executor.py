@@ -37,6 +37,7 @@ from aion.core.operator.operator import Operator
 from aion.core.plan import Plan
 from aion.execute.combining import windows_at_once
 from aion.execute.compactions import carry_out
+from aion.execute.completing import with_completeness
 from aion.execute.contents import Contents, RowContents, Seen
 from aion.execute.trace import Recorder
 from policies.sizing import Execution
@@ -151,7 +152,8 @@ class Executor:
         for some in self._at_once(order):
             with self._timed() as seen:
                 blocks, keys = self._read(some, seen)
-                yield from self._contents.panes(some, blocks, keys)
+                for rows in self._contents.panes(some, blocks, keys):
+                    yield with_completeness(self.plan, self.operator, some, rows)
 
     def _at_once(self, order: Execute) -> Iterator[Execute]:
         """The windows that are computed together: they read and decode each segment once.

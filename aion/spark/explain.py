@@ -51,7 +51,7 @@ def explain_plan(
         "Aggregates" if plan.layout is not None else "Function": [*_aggregates(plan)],
         "What runs where": [*([("files", reading)] if reading else []), *_places(plan, policy, tree, asked_levels)],
         "What crosses the network": [*_crossing(plan, tree, decisions, hand_over_bytes)],
-        "State": [("", _state(policy, final_only=plan.final_only))],
+        "State": [("", _state(policy, final_only=plan.final_only)), *_completeness(plan, policy)],
     }
     return "\n\n".join("\n".join((title, *map(_line, lines))) for title, lines in sections.items()) + "\n"
 
@@ -254,6 +254,21 @@ def _again(trigger: TriggerPolicy) -> str:
         "count": f"after every {trigger.count:,} late events",
         "every_batch": "in every batch with late events",
     }[trigger.kind]
+
+
+def _completeness(plan: Plan, policy: Policy) -> Iterator[Line]:
+    """How rows say how complete they are."""
+    if not plan.completeness:
+        return
+    of = [name for name, window in plan.windows.items() if isinstance(window, Periodic)]
+    if not of:
+        yield "", "Rows do not say how complete they are: only tumbling and sliding windows do. The columns are null."
+        return
+    yield (
+        "",
+        f"Rows of {', '.join(of)} say how complete they are, as learned from windows that have closed. They hold at "
+        f"least completeness_low of their events with confidence {policy.lateness.confidence:g}.",
+    )
 
 
 def _values(partials: Iterable[Partial]) -> str:

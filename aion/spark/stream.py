@@ -17,7 +17,7 @@ from aion.config import Policy, policy_to_text
 from aion.core.ingest.fragments import fragment_bytes
 from aion.core.ingest.hashing import hashed_as
 from aion.core.operator.actions import PaneKind
-from aion.core.plan import DROPPED_COLUMNS, Plan
+from aion.core.plan import COMPLETENESS_COLUMNS, DROPPED_COLUMNS, Plan
 from aion.core.spec import Keywords, Spec, spec_of
 from aion.core.topology import MergingDecision, Tree, levels_for, merging_strategies
 from aion.errors import ConfigError
@@ -164,7 +164,7 @@ def panes(df: DataFrame) -> DataFrame:
 
 def dropped(df: DataFrame) -> DataFrame:
     """The dropped rows in a result of :func:`windowed`: events that came too late or had no event time."""
-    return df.where(F.col("kind") == PaneKind.DROPPED.value).drop("pane", "closes_at")
+    return df.where(F.col("kind") == PaneKind.DROPPED.value).drop("pane", "closes_at", *COMPLETENESS_COLUMNS)
 
 
 def _hand_over(plan: Plan, policy: Policy, state_dir: str, name: str) -> HandOverConfig | None:

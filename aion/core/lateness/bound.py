@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from aion.core.lateness.change import change
+from aion.core.lateness.conformal import Conformal
 from aion.core.lateness.estimate import Arrivals, arrivals
 from aion.core.lateness.histogram import LatenessHistogram
 from aion.core.lateness.models import FAMILIES, NAMES, choose, fit, modelled
@@ -93,6 +94,7 @@ class AdaptiveBound:
         self.together = together
         self.lateness = Lateness(half_life_us)
         self.histogram = LatenessHistogram()
+        self.conformal = None if asked.coverage is None else Conformal(1.0 - asked.coverage)
         self._others: list[Lateness] = []
         self._shards = 1
         self._room_us: int | None = None
@@ -116,6 +118,8 @@ class AdaptiveBound:
         """See :meth:`aion.core.lateness.observe.Lateness.observe`."""
         self.lateness.observe(end_us, at_us, events)
         self.histogram.observe(at_us - end_us, events)
+        if self.conformal is not None:
+            self.conformal.observe(end_us - self.ahead_us, at_us - end_us, events)
 
     def observe_on_time(self, end_us: int, events: int) -> None:
         """See :meth:`aion.core.lateness.observe.Lateness.observe_on_time`."""
@@ -142,6 +146,8 @@ class AdaptiveBound:
             self._next = self._evaluate(from_us)
             if not self.together:
                 self._apply(self._next)
+        if self.conformal is not None:
+            self.conformal.advance(to_us, self.decision.bound_us, self.ahead_us)
         self._others = []
 
     # -- what other shards publish ------------------------------------------------------------------------
@@ -236,7 +242,8 @@ class AdaptiveBound:
             own = cohorts if lateness is self.lateness else self.lateness.cohorts(at_us)
             room = room_us(own, self.asked.max_state_bytes, self.ahead_us)
             self._room_us = self._room_us if room is None else room
-        decision = decide(self.asked, known, at_least_us=before.at_least_us)
+        miss = None if self.conformal is None else self.conformal.miss
+        decision = decide(self.asked, known, at_least_us=before.at_least_us, miss=miss)
         learnt = decision.reason is Reason.LEARNT
         after = replace(
             before,
@@ -253,6 +260,8 @@ class AdaptiveBound:
         before = self._next
         at_least_us = max(before.at_least_us, before.decision.bound_us)
         self.lateness.restart(at_us)
+        if self.conformal is not None:
+            self.conformal.restart()
         after = replace(
             before,
             asked_us=at_us,
@@ -286,6 +295,7 @@ class AdaptiveBound:
             "histogram": self.histogram.to_json(),
             "learnt_bound": {"settings": self._settings(), **self._next.to_json()},
             "room_us": self._room_us,
+            "conformal": None if self.conformal is None else self.conformal.to_json(),
         }
 
     def _settings(self) -> dict[str, Any]:
@@ -297,6 +307,8 @@ class AdaptiveBound:
             raise FormatError(f"a bound of format {snapshot['version']}: this Aion reads {SNAPSHOT_VERSION}")
         self.lateness = Lateness.from_json(snapshot["lateness"], self.lateness.half_life_us)
         self.histogram = LatenessHistogram(snapshot.get("histogram"))
+        if self.conformal is not None and snapshot.get("conformal") is not None:
+            self.conformal = Conformal(self.conformal.allowed, snapshot["conformal"])
         learnt = LearntBound.from_json(snapshot["learnt_bound"])
         if snapshot["learnt_bound"]["settings"] == self._settings():
             self._room_us = snapshot["room_us"]

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aion.core.compaction.blocks import BlockCompaction, BlockFact, CompactionDone
+from aion.core.lateness.completeness import Completeness
 from aion.core.lateness.observe import Lateness, NewBounds
 from aion.core.numbers import NEVER, sums_by, within
 from aion.core.operator.actions import (
@@ -67,6 +68,7 @@ class Operator:
     ``grid``: of the plan. ``event_grid``: of the rows of single events that are kept beside partials
     (``Plan.event_rows``). None if there are none. ``keyed``: the windows of single keys, for both grids. ``rules``:
     what holds for single definitions, with the same ``bound`` and ``trigger``. None: the same holds for all.
+    ``completeness``: None if rows do not say how complete they are.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Operator:
         keyed: KeyedShard | None = None,
         event_grid: SliceGrid | None = None,
         compaction: BlockCompaction | None = None,
+        completeness: Completeness | None = None,
         snapshot: Mapping[str, Any] | None = None,
     ) -> None:
         self.grid = grid
@@ -96,6 +99,7 @@ class Operator:
         # If due executions are predicted, plan() stages the blocks for the later ones.
         self._prestages_due = prestages_due
         self._compaction = compaction
+        self.completeness = completeness
         self.watermark = Watermark()
         self.windows = WindowTable(definitions)
         self._gone = Gone(grid.aligned, snapshot)
@@ -322,16 +326,18 @@ class Operator:
 
     def _advanced(self, to_us: int) -> list[Action | Order]:
         before_us, to_us = self.watermark.at_us, within(to_us)
-        first, once = self._late(), self._rules.final_only
+        windows, once, first = self.windows, self._rules.final_only, self._late()
         if not self.watermark.advance(to_us):
             return []
+        if self.completeness is not None:
+            self.completeness.close(lambda definition, end_us: windows.find(definition, end_us) >= 0)
         # The events so far are complete up to the old watermark. Bounds that are decided from them hold from now on.
         self._bound.advance(before_us, to_us)
         self._gone.close(to_us - self._rules.bounds_us(np.arange(len(self._gone.closed_us))))
         actions: list[Action | Order] = []
         # They come last: to compact blocks is cheaper while they are in memory.
         releases: list[Action] = []
-        windows, late = self.windows, self._late()
+        late = self._late()
         if late > first:
             rows = np.arange(first, late)
             windows["late_from_seq"][first:late] = self.next_seq
@@ -481,6 +487,7 @@ class Operator:
             **calendars_to_json(self.grid, self.windows, self._gone, self._shared.live),
             "lateness": self._bound.to_json(),
             **self._rules.to_json(),
+            "completeness": None if self.completeness is None else self.completeness.to_json(),
             "counters": self.counters.to_json(),
             "keyed": self.keyed.snapshot(),
         }
