@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from aion.local import LocalOperator
     from aion.spark.files import read_files
     from aion.spark.group_by import group_by
+    from aion.spark.migrate import migrate
     from aion.spark.patch import unconfigure
+    from aion.spark.read_state import read_state, restoring
     from aion.spark.session import configure
     from aion.spark.stream import dropped, explain, panes, windowed
 
@@ -50,8 +52,11 @@ __all__ = [
     "explain",
     "group_by",
     "metrics",
+    "migrate",
     "panes",
     "read_files",
+    "read_state",
+    "restoring",
     "unconfigure",
     "windowed",
 ]
@@ -63,8 +68,11 @@ _LAZY = {
     "dropped": "aion.spark.stream",
     "explain": "aion.spark.stream",
     "group_by": "aion.spark.group_by",
+    "migrate": "aion.spark.migrate",
     "panes": "aion.spark.stream",
     "read_files": "aion.spark.files",
+    "read_state": "aion.spark.read_state",
+    "restoring": "aion.spark.read_state",
     "unconfigure": "aion.spark.patch",
     "windowed": "aion.spark.stream",
 }

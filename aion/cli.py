@@ -1,4 +1,7 @@
-"""The command line: ``aion demo | experiment | inspect | policy | top | tune``. Each command imports what it needs."""
+"""The command line: ``aion demo | experiment | inspect | migrate | policy | top | tune``.
+
+Each command imports what it needs.
+"""
 
 from __future__ import annotations
 
@@ -130,6 +133,53 @@ def inspect(
         raise ConfigError("--checkpoint requires --repair; without it, nothing is changed")
     if not inspect(state, repair=repair, checkpoint=checkpoint, contents=contents, windows=windows):
         raise typer.Exit(1)
+
+
+@app.command()
+def migrate(
+    checkpoint: Annotated[str, typer.Argument(help="The checkpoint of a stopped query of stock Spark: path or URI.")],
+    new: Annotated[str, typer.Argument(help="The checkpoint to make. Nothing may be there yet.")],
+    state: Annotated[
+        str | None, typer.Option(metavar="DIR", help="The state folder of the job (spark.aion.state.dir): path or URI.")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The policy of the job: a file, or the name of a preset.")
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NUMBER=NAME", help="The name of an operator, if the job does not use the default names."),
+    ] = None,
+    conf: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of the Spark session that does the work.")
+    ] = None,
+) -> None:
+    """Take the state of a stopped query with stateful processors over to Aion, so that its job goes on where it was."""
+    from aion.spark.migrate import migrate_alone
+
+    names = {}
+    for key, value in _pairs("--name", name):
+        if not key.isdecimal():
+            raise ConfigError(f"--name: {key!r} is not the number of an operator; give NUMBER=NAME")
+        names[int(key)] = value
+    done = migrate_alone(checkpoint, new, dict(_pairs("--conf", conf)), policy=policy, state_dir=state, names=names)
+    for number, operator in sorted(done.names.items()):
+        typer.echo(f"processor {number}: its state after batch {done.batch} is taken over, under the name {operator!r}")
+    if done.unfinished:
+        typer.echo(f"batch {done.batch + 1} had begun; it runs again, with the same input")
+    typer.echo("Start the job on Aion with these settings, and it goes on:")
+    typer.echo(f"  checkpointLocation    {new}")
+    typer.echo(f"  spark.aion.state.dir  {done.state_dir}")
+
+
+def _pairs(option: str, given: list[str] | None) -> list[tuple[str, str]]:
+    """Splits KEY=VALUE."""
+    pairs = []
+    for text in given or ():
+        key, separator, value = text.partition("=")
+        if not key or not separator:
+            raise ConfigError(f"{option}: {text!r} has no '='; give KEY=VALUE")
+        pairs.append((key, value))
+    return pairs
 
 
 @app.command()

@@ -6,13 +6,13 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from pyspark.sql import DataFrame, GroupedData
+from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.classic.column import Column
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructField, StructType
 
-from aion.config import policy_to_text
+from aion.config import Policy, policy_to_text
 from aion.config.layers import Source as PolicySource
 from aion.core.ingest.hashing import hashed_as
 from aion.errors import ConfigError
@@ -115,24 +115,10 @@ class Grouped:
         starts.watch(spark)
         ids = tuple(shard_ids(shard_count(spark, policy)))
         packs = not pandas  # frames are made of rows by Spark itself, which then also drops late rows
-        rows = _keyed(self._df, self._columns, ids, timed=packs and time_mode.lower() == "eventtime")
-        first = None if initial is None else _keyed(*_frame_and_columns(initial), ids, timed=False)
-        config = StatefulConfig(
-            policy=policy_to_text(policy),
-            name=self._name,
-            uid=uuid.uuid4().hex,
-            application=spark.sparkContext.applicationId,
-            state_dir=place_of_state(spark, policy),
-            ids=ids,
-            key_types=tuple(str(hashed_as(type_)) for type_ in arrow_schema(rows.key).types),
-            retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
-            task_failures=task_failures(spark),
-            key=rows.key,
-            columns=rows.columns,
-            initial=None if first is None else first.columns,
-            pandas=pandas,
-            time_mode=time_mode.lower(),
-            event_time=rows.time,
+        rows = keyed(self._df, self._columns, ids, timed=packs and time_mode.lower() == "eventtime")
+        first = None if initial is None else keyed(*_frame_and_columns(initial), ids, timed=False)
+        config = stateful_config(
+            spark, policy, self._name, ids, rows, None if first is None else first.columns, pandas, time_mode
         )
         grouped, initial_rows = rows.df, None if first is None else first.df
         if packs:
@@ -149,7 +135,37 @@ class Grouped:
         )
 
 
-class _Keyed(NamedTuple):
+def stateful_config(
+    spark: SparkSession,
+    policy: Policy,
+    name: str,
+    ids: tuple[int, ...],
+    rows: Keyed,
+    initial: Columns | None,
+    pandas: bool,
+    time_mode: str,
+) -> StatefulConfig:
+    """What the tasks of an operator need. ``rows``: its input."""
+    return StatefulConfig(
+        policy=policy_to_text(policy),
+        name=name,
+        uid=uuid.uuid4().hex,
+        application=spark.sparkContext.applicationId,
+        state_dir=place_of_state(spark, policy),
+        ids=ids,
+        key_types=tuple(str(hashed_as(type_)) for type_ in arrow_schema(rows.key).types),
+        retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
+        task_failures=task_failures(spark),
+        key=rows.key,
+        columns=rows.columns,
+        initial=initial,
+        pandas=pandas,
+        time_mode=time_mode.lower(),
+        event_time=rows.time,
+    )
+
+
+class Keyed(NamedTuple):
     """A DataFrame with the shard of each row, as its last column.
 
     ``key``: the type of its keys, with the names that the user knows. ``time``: a column with the event time in µs.
@@ -162,7 +178,8 @@ class _Keyed(NamedTuple):
     time: str | None
 
 
-def _keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int], *, timed: bool) -> _Keyed:
+def keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int], *, timed: bool) -> Keyed:
+    """Adds the shard of each row by the columns ``by``. ``timed``: whether the event time is asked for."""
     names, fields, extra = [], [], {}
     for number, column in enumerate(by):
         (field,) = df.select(column).schema
@@ -177,10 +194,10 @@ def _keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int], *, tim
     if time is not None:
         end = f"`{time.name}`.end" if isinstance(time.dataType, StructType) else f"`{time.name}`"
         extra[_TIME] = F.unix_micros(F.col(end).cast("timestamp"))
-    keyed = df.withColumns(extra) if extra else df
+    wider = df.withColumns(extra) if extra else df
     shard = shard_column([(F.col(f"`{n}`"), f.dataType) for n, f in zip(names, fields, strict=True)], ids)
     columns = Columns(tuple(names), tuple(df.columns))
-    return _Keyed(keyed.withColumn(SHARD, shard), StructType(fields), columns, None if time is None else _TIME)
+    return Keyed(wider.withColumn(SHARD, shard), StructType(fields), columns, None if time is None else _TIME)
 
 
 def _frame_and_columns(grouped: Grouped | GroupedData) -> tuple[DataFrame, Sequence[str | Column]]:

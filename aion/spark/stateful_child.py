@@ -40,14 +40,14 @@ class StatefulChild:
                     packed += ((shard, data) for data in pack(waiting.pop(shard)))
                     sizes[shard] = 0
             if sum(len(data) for _, data in packed) >= _BATCH_BYTES:
-                yield _rows(packed)
+                yield packed_rows(packed)
                 packed = []
         packed += ((shard, data) for shard, parts in waiting.items() for data in pack(parts))
         context = TaskContext.get()
         if context is None or context.partitionId() == 0:
             packed += ((shard, b"") for shard in self._empty)
         if packed:
-            yield _rows(packed)
+            yield packed_rows(packed)
 
 
 def pack(batches: Sequence[pa.RecordBatch]) -> Iterator[bytes]:
@@ -81,6 +81,7 @@ def _by_shard(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         yield int(ordered[begin]), rows.slice(begin, end - begin)
 
 
-def _rows(packed: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
+def packed_rows(packed: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
+    """A row for each shard with its packed rows."""
     shards, data = zip(*packed, strict=True)
     return pa.RecordBatch.from_arrays([pa.array(shards, pa.int32()), pa.array(data, pa.binary())], schema=_ARROW)

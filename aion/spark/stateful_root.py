@@ -15,7 +15,7 @@ from aion.spark.shard_root import ShardRoot
 from aion.spark.stateful_child import ROWS
 
 if TYPE_CHECKING:
-    from aion.spark.stateful_work import StatefulWork
+    from aion.spark.stateful_work import StatefulTask, StatefulWork
 
 
 class Columns(NamedTuple):
@@ -129,6 +129,11 @@ class StatefulRoot(ShardRoot):
     def _batch(self, shard: int, rows: Iterator[Any], times: Any) -> Iterator[Any]:
         work = self._open(shard, times)
         yield from work.rows(rows, self._states[shard].seen_ms)
+        self._commit(shard, times)
+
+    def _commit(self, shard: int, times: Any) -> None:
+        """Begins the commit of a shard. Meanwhile Spark learns its token, and when it has something to do."""
+        work = self._work[shard]
         work.begin_commit()
         self._set_timer(shard, self._states[shard], _State(work.makes, None, None, work.due_ms), times)
 
@@ -172,12 +177,15 @@ class StatefulRoot(ShardRoot):
     def _seen(self, times: Any) -> int | None:
         return None if self._stateful.event_time is None else self._now(times)
 
+    def _make_task(self) -> StatefulTask:
+        from aion.spark.stateful_work import StatefulTask
+
+        return StatefulTask(self._stateful, self._processor, self._handle)
+
     def _open(self, shard: int, times: Any) -> StatefulWork:
         """Opens a shard, or goes on with it."""
         if self._task is None:
-            from aion.spark.stateful_work import StatefulTask
-
-            self._task = StatefulTask(self._stateful, self._processor, self._handle)
+            self._task = self._make_task()
         if shard not in self._work:
             self._states[shard] = state = _State(*(self._state.get() or ()))
             self._work[shard] = self._task.work(shard, state.token, times, self._now(times))

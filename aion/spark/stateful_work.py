@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +21,7 @@ from aion.spark.stateful_root import Columns, StatefulConfig
 from aion.spark.task import ShardTask, in_background
 from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys, group_frames, group_table
+from aion.stateful.restore import Declaration, restored_keys
 from aion.stateful.run import ShardRun, variables_of
 from state_backends.server.client import RemoteAttempt
 
@@ -116,6 +117,14 @@ class StatefulWork:
         """Processes the initial state of a shard for which no row and no timer came."""
         self._handle.begin_shard(self._variables)
         self._take_initial()
+        self.ended = True
+
+    def restore(self, packed: Sequence[bytes], declared: Sequence[Declaration]) -> None:
+        """Puts state from elsewhere into the shard, which has none. ``packed``: rows as :func:`restored_keys` reads."""
+        self._handle.begin_shard(self._variables)
+        if packed:
+            states = restored_keys(unpack(packed), self._keys, len(self._config.key), len(declared))
+            self._run.restore(states, declared)
         self.ended = True
 
     def begin_commit(self) -> None:

@@ -32,7 +32,7 @@ class ShardTask:
         self._run = context.getLocalProperty("spark.jobGroup.id") or ""
         self.batch = int(context.getLocalProperty("streaming.sql.batchId") or "0")
         self._checkpoint = checkpoint_of(context)
-        self._client = _client(config.application, policy.io.request_timeout_us / 1e6)
+        self._client = client_of(config.application, policy)
 
     def open(self, shard: int, token: str | None, *, others: bool = False, moved: bool = False) -> RemoteAttempt:
         """Starts an attempt on a shard, at the version ``token``. None: the shard has no version yet.
@@ -79,7 +79,9 @@ def in_background(commit: Callable[..., None], *arguments: Any) -> Future[None]:
     return _commits.submit(commit, *arguments)
 
 
-def _client(application: str, timeout_s: float) -> StateClient:
+def client_of(application: str, policy: Policy) -> StateClient:
+    """This worker's connection to the state server of its host."""
+    timeout_s = policy.io.request_timeout_us / 1e6
     client = _clients.get((application, timeout_s))
     if client is None:
         client = StateClient.connect(application, watch_pid=executor_pid(), timeout_s=timeout_s)

@@ -41,7 +41,10 @@ class Keys:
         )
 
     def to_bytes(self, values: tuple[Any, ...]) -> bytes:
-        plain = self._codec.plain(tuple(None if value is pd.NaT else value for value in values))
+        return self.packed(self._codec.plain(tuple(None if value is pd.NaT else value for value in values)))
+
+    def packed(self, plain: Iterable[Any]) -> bytes:
+        """The bytes of a key in its plain form."""
         return pack([_canonical(value) for value in plain])
 
     def to_row(self, key: bytes) -> Row:

@@ -18,6 +18,7 @@ from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys
 from aion.stateful.layout import WAKES, record_key, wake_of, wakes_until
 from aion.stateful.record import KeyRecord
+from aion.stateful.restore import Declaration, Restored, restore
 from aion.stateful.variables import Variables
 from state_backends.store.keyed.protocol import KeyedAttempt
 
@@ -111,6 +112,15 @@ class ShardRun:
             for record in records:
                 if record.expires is not None and record.expires <= self._handle.now_ms:
                     record.expire(self._handle.now_ms, self._handle.variables)
+            self._write(records)
+
+    def restore(self, states: Mapping[bytes, Restored], declared: Sequence[Declaration]) -> None:
+        """Puts state from elsewhere into the shard, which has no keys yet."""
+        remaining = iter(states.items())
+        while chunk := list(islice(remaining, CHUNK_KEYS)):
+            records = self._records([key for key, _ in chunk])
+            for record, (_, state) in zip(records, chunk, strict=True):
+                restore(record, self._handle.variables, declared, state)
             self._write(records)
 
     def next_wake_ms(self) -> int | None:

@@ -64,6 +64,15 @@ def home_of(location: Location, identity: Identity, cache: Path) -> Home:
     return Home(own, lambda token: _search(storage, base, token, skip=folder))
 
 
+def find_version(location: Location, query: str, operator: str, shard: int, token: str, cache: Path) -> Storage | None:
+    """The storage that has a version of a shard, in whatever lineage. Only to read. None: no lineage has it."""
+
+    def storage(*lineage: str) -> Storage:
+        return location.storage((query, operator, *lineage, f"shard-{shard:05d}"), cache, "read")
+
+    return _search(storage, storage(), token, skip="-")
+
+
 def _search(storage: Callable[..., Storage], base: Storage, token: str, *, skip: str) -> Storage | None:
     """The storage of the lineage that has this version. Does not look into the folder ``skip``; "" is the first one."""
     for name in ["", *(n for n in base.siblings() if n.startswith(PREFIX))]:

@@ -86,7 +86,7 @@ def run(spark: SparkSession, folder: Path, case: Case, group: Group) -> Output:
     for part in _parts(case):
         for rows in part:
             stream.put(rows)
-        _to_the_end(_query(spark, case, group, stream), folder / "checkpoint", case, collected)
+        to_the_end(query_of(spark, case, group, stream), folder / "checkpoint", case, collected)
     return {batch: rows for batch, rows in sorted(collected.items()) if rows}
 
 
@@ -117,7 +117,7 @@ def _parts(case: Case) -> Iterator[Sequence[Rows]]:
         yield case.batches[start:end]
 
 
-def _query(spark: SparkSession, case: Case, group: Group, stream: FileStream) -> DataFrame:
+def query_of(spark: SparkSession, case: Case, group: Group, stream: FileStream) -> DataFrame:
     rows = stream.read(ddl(case.columns))
     if case.watermark is not None:
         rows = rows.withWatermark(*case.watermark)
@@ -138,7 +138,7 @@ def ddl(columns: Sequence[tuple[str, pa.DataType]]) -> str:
     return ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in from_arrow_schema(pa.schema(columns)).fields)
 
 
-def _to_the_end(df: DataFrame, checkpoint: Path, case: Case, collected: Output) -> None:
+def to_the_end(df: DataFrame, checkpoint: Path, case: Case, collected: Output) -> None:
     def keep(batch: DataFrame, batch_id: int) -> None:
         collected[batch_id] = Counter(comparable(row) for row in batch.collect())
 

@@ -30,14 +30,14 @@ KINDS = ["apple", "pear", "plum", "pay"]
 @pytest.fixture
 def enabled(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
     """The session has the setting, and the patch is installed. Returns where the state goes."""
-    state = tmp_path / "state"
+    state, before = tmp_path / "state", spark.conf.get("spark.aion.state.dir")
     spark.conf.set(patch.ENABLED, "true")
     spark.conf.set("spark.aion.state.dir", str(state))
     patch.install()
     yield state
     aion.unconfigure()
     spark.conf.unset(patch.ENABLED)
-    spark.conf.unset("spark.aion.state.dir")
+    spark.conf.set("spark.aion.state.dir", before)
 
 
 def test_group_by_of_spark_runs_on_aion_until_it_is_undone(
@@ -58,17 +58,25 @@ def test_group_by_of_spark_runs_on_aion_until_it_is_undone(
 
 @pytest.mark.proof
 def test_the_code_of_the_page(spark: SparkSession, tmp_path: Path) -> None:
-    counting, configuring = [block.text for block in documents.blocks("python") if block.page == "docs/stateful.md"]
+    counting, configuring, going_back = [
+        block.text for block in documents.blocks("python") if block.page == "docs/stateful.md"
+    ]
     stream = FileStream(spark, tmp_path / "in", pa.schema([("user", pa.string())]))
     stream.put([("ann",), ("bob",), ("ann",)])
     names = {"events": stream.read("user string"), "SparkSession": SparkSession}
     exec(counting, names)
-    query = (
-        names["counts"].writeStream.outputMode("update").format("memory").queryName("page")
-        .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
-    )  # fmt: skip
-    query.awaitTermination()
-    assert sorted(map(tuple, spark.table("page").collect())) == [("ann", 2), ("bob", 1)]
+    names["spark"] = spark
+
+    def counts(query: str) -> list[tuple[str, int]]:
+        (
+            names["counts"].writeStream.outputMode("update").format("memory").queryName(query)
+            .option("checkpointLocation", str(tmp_path / query)).trigger(availableNow=True).start().awaitTermination()
+        )  # fmt: skip
+        return sorted(map(tuple, spark.table(query).collect()))
+
+    assert counts("page") == [("ann", 2), ("bob", 1)]
+    exec(going_back.replace("CHECKPOINT", str(tmp_path / "page")), names)
+    assert counts("back") == [("ann", 4), ("bob", 2)]
     try:
         exec(configuring, names)
         assert spark.conf.get(patch.ENABLED) == "true"

@@ -1,0 +1,85 @@
+"""The files of a checkpoint, on any file system that Spark reaches."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+Entry = list[str]
+"""The lines of an entry of the logs ``offsets`` and ``commits``. The first one is a version."""
+
+
+class CheckpointFiles:
+    """The folder of a checkpoint. Names are relative to it, with ``/`` between their parts."""
+
+    def __init__(self, spark: SparkSession, location: str) -> None:
+        jvm: Any = spark._jvm
+        self._hadoop = jvm.org.apache.hadoop.fs
+        self._conf = spark._jsparkSession.sessionState().newHadoopConf()
+        path = self._hadoop.Path(location)
+        self._files = path.getFileSystem(self._conf)
+        self._root = self._files.makeQualified(path)
+        self.location = str(self._root.toString())
+        """As Spark writes it: with its scheme."""
+
+    def exists(self, name: str = "") -> bool:
+        return bool(self._files.exists(self._path(name)))
+
+    def is_folder(self, name: str) -> bool:
+        return bool(self._files.getFileStatus(self._path(name)).isDirectory())
+
+    def names(self, folder: str = "") -> list[str]:
+        """What is in a folder, without checksums and other hidden files. Empty if there is no such folder."""
+        if not self.exists(folder):
+            return []
+        found = [status.getPath().getName() for status in self._files.listStatus(self._path(folder))]
+        return sorted(name for name in found if not name.startswith("."))
+
+    def batches(self, log: str) -> list[int]:
+        """The batches that a log has entries of, in their order."""
+        return sorted(int(name) for name in self.names(log) if name.isdecimal())
+
+    def read(self, name: str) -> str:
+        stream = self._files.open(self._path(name))
+        try:
+            return bytes(stream.readAllBytes()).decode()
+        finally:
+            stream.close()
+
+    def entry(self, log: str, batch: int) -> Entry:
+        return self.read(f"{log}/{batch}").split("\n")
+
+    def metadata(self, log: str, batch: int) -> dict[str, Any]:
+        """The second line of an entry, which says when the batch was, and under which settings."""
+        found: dict[str, Any] = json.loads(self.entry(log, batch)[1])
+        return found
+
+    def write(self, name: str, text: str) -> None:
+        stream = self._files.create(self._path(name), True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+
+    def copy_from(self, other: CheckpointFiles, name: str) -> None:
+        """Copies a file, or a folder with all that is in it."""
+        target = self._path(name)
+        self._files.mkdirs(target.getParent())
+        self._hadoop.FileUtil.copy(
+            other._files, other._path(name), self._files, target, False, True, self._conf
+        )  # not moving, overwriting
+
+    def move(self, name: str, to: str) -> None:
+        target = self._path(to)
+        self._files.mkdirs(target.getParent())
+        if not self._files.rename(self._path(name), target):
+            raise OSError(f"{self._path(name)} could not be moved to {target}")
+
+    def delete(self, name: str) -> None:
+        """Deletes a file, or a folder with all that is in it. Does nothing if it does not exist."""
+        self._files.delete(self._path(name), True)
+
+    def _path(self, name: str) -> Any:
+        return self._hadoop.Path(self._root, name) if name else self._root
