@@ -63,16 +63,20 @@ NO_TIMING = Timing()
 
 
 def positive_us(value: Duration, what: str) -> int:
-    us = not_negative_us(value, what)
-    if us == 0:
+    us = checked_us(value, what)
+    if us <= 0:
         raise WindowError(f"{what} of {value!r} is not positive; give e.g. '1 minute'")
-    return us
+    return _bounded(us, value, what)
 
 
 def not_negative_us(value: Duration, what: str) -> int:
     us = checked_us(value, what)
     if us < 0:
         raise WindowError(f"{what} of {value!r} is negative; give e.g. '1 minute'")
+    return _bounded(us, value, what)
+
+
+def _bounded(us: int, value: Duration, what: str) -> int:
     if us > LONGEST_US:
         raise WindowError(f"{what} of {value!r} is longer than {short_duration(LONGEST_US)}")
     return us

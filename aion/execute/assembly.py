@@ -26,7 +26,7 @@ from aion.core.plan import Plan
 from aion.core.slicing.grid import slices_from_json
 from aion.core.trigger.staleness import Forecast, StalenessTrigger
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
-from aion.core.windows import Aligned, Definition, PerRecord
+from aion.core.windows import Aligned, Definition, Periodic, PerRecord
 from aion.errors import FormatError
 from aion.execute.block_compactor import BlockCompactor, compaction_bytes
 from aion.execute.contents import RowContents
@@ -95,6 +95,12 @@ def make_operator(
         late_work=LateWork(
             math.inf if policy.execution.late_share is None else policy.execution.late_share,
             policy.execution.late_batches,
+            # Windows of kept events are computed one by one, so each reads all its events.
+            {
+                n: w.slide_us / w.size_us
+                for n, w in enumerate(plan.windows.values())
+                if isinstance(w, Periodic) and plan.layout is not None
+            },
         ),
         keyed=KeyedShard(parts, known),
         event_grid=None if plan.event_rows is None else plan.event_rows.grid,

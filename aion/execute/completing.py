@@ -18,8 +18,10 @@ _SEED = 0x636F6D70  # the rows that are learnt from must not depend on how keys 
 
 def with_completeness(plan: Plan, operator: Operator, order: Execute, rows: pa.RecordBatch) -> pa.RecordBatch:
     """The rows of an execution with the columns :data:`aion.core.plan.COMPLETENESS_COLUMNS`, if the plan has them."""
+    if not plan.completeness or not rows.num_rows:
+        return rows
     watermark_us = operator.watermark.at_us
-    if operator.completeness is None or watermark_us is None or not rows.num_rows:
+    if operator.completeness is None or watermark_us is None:
         return rows
     definition = pc.index_in(rows.column("window"), pa.array(plan.names, pa.string())).to_numpy().astype(np.int64)
     start_us, end_us = (

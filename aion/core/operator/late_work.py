@@ -1,7 +1,8 @@
 """Late and early executions do not delay on-time results: a batch does a limited share of them. Pure.
 
-The events in the windows that run late, early or for the last time in a batch are at most ``share`` times the events in
-the windows that run on time, plus :data:`FLOOR`. The rest waits: windows whose bound has passed go first, then the
+The events that are read for windows that run late, early or for the last time in a batch are at most ``share`` times
+those for the windows that run on time, plus :data:`FLOOR`. Overlapping windows that are combined from shared slices
+count a part of their events each. The rest waits: windows whose bound has passed go first, then the
 oldest. A window waits for at most ``batches`` batches. A batch without data, and the end of the input, do all that
 waits. So what runs is a function of the version that a batch starts from, and of the batch.
 """
@@ -9,27 +10,37 @@ waits. So what runs is a function of the version that a batch starts from, and o
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from aion.core.numbers import sum_of
 from aion.core.operator.actions import PaneKind
 from aion.core.operator.window_table import WindowTable
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+Numbers: TypeAlias = Ints | Floats
 
 FLOOR = 1_000_000
 """So many events are always allowed: they take well below a second, unless a function looks at each of them."""
 
 
 class LateWork:
-    """The budget of one batch. It begins anew with :meth:`end_batch`."""
+    """The budget of one batch. It begins anew with :meth:`end_batch`.
 
-    def __init__(self, share: float = math.inf, batches: int = 0) -> None:
+    ``parts``: for some definitions, by number, the part of a window's events that it does not share with its
+    neighbours. 1 for the others.
+    """
+
+    def __init__(self, share: float = math.inf, batches: int = 0, parts: Mapping[int, float] | None = None) -> None:
         self._share = share
         self._batches = batches
+        self._parts = np.ones(max(parts, default=-1) + 1) if parts else np.ones(0)
+        for number, part in (parts or {}).items():
+            self._parts[number] = part
         self.end_batch()
 
     def end_batch(self) -> None:
@@ -41,19 +52,26 @@ class LateWork:
         """Notes that the batch has data."""
         self._has_data = True
 
-    def on_time(self, events: Ints) -> None:
-        """Notes windows that run on time, by their events."""
-        self._on_time += sum_of(events)
+    def read(self, definitions: Ints, events: Ints) -> Floats:
+        """How many events are read for windows. ``events``: in each."""
+        known = definitions < len(self._parts)
+        if not known.any():
+            return events.astype(np.float64)
+        return np.asarray(events * np.where(known, self._parts[np.where(known, definitions, 0)], 1.0))
 
-    def spend(self, events: Ints) -> None:
-        """Notes windows that run late and cannot wait, by their events."""
-        self._spent += sum_of(events)
+    def on_time(self, events: Numbers) -> None:
+        """Notes windows that run on time, by the events that are read for each."""
+        self._on_time += float(events.sum(dtype=np.float64))
 
-    def take(self, events: Ints, owed: Ints, *, all_: bool = False) -> Flags:
+    def spend(self, events: Numbers) -> None:
+        """Notes windows that run late and cannot wait, by the events that are read for each."""
+        self._spent += float(events.sum(dtype=np.float64))
+
+    def take(self, events: Numbers, owed: Ints, *, all_: bool = False) -> Flags:
         """A mask of the windows that run now. They are given in the order in which they should run.
 
-        ``events``: in each window. ``owed``: 1 more than the number of batches for which it has waited. ``all_``:
-        nothing waits.
+        ``events``: that are read for each. ``owed``: 1 more than the number of batches for which it has waited.
+        ``all_``: nothing waits.
         """
         if all_:
             chosen = np.ones(len(events), np.bool_)
@@ -62,6 +80,11 @@ class LateWork:
             chosen = (np.cumsum(events.astype(np.float64)) <= left) | (owed > self._batches)
         self.spend(events[chosen])
         return chosen
+
+    def take_rows(self, windows: WindowTable, rows: Ints, *, all_: bool) -> Flags:
+        """The same for windows of a table, in the order of ``rows``."""
+        read = self.read(windows["definition"][rows], windows["events"][rows])
+        return self.take(read, windows["owed"][rows], all_=all_)
 
     def runs(self, windows: WindowTable, late: int, now_us: int, *, all_: bool) -> dict[PaneKind, Ints]:
         """The rows of the windows that run now, by what their pane is. The others wait for another batch.
@@ -73,7 +96,7 @@ class LateWork:
         order = np.argsort(~is_over, kind="stable")
         run = np.zeros(len(owed), np.bool_)
         waiting = owed[order]
-        run[order] = self.take(windows["events"][waiting], windows["owed"][waiting], all_=all_ or self.is_idle)
+        run[order] = self.take_rows(windows, waiting, all_=all_ or self.is_idle)
         windows["owed"][owed[~run]] += 1
         windows.look(owed[is_late & ~run], now_us)
         kinds = {PaneKind.FINAL: is_over, PaneKind.LATE: is_late & ~is_over, PaneKind.EARLY: ~is_late}

@@ -350,7 +350,7 @@ class Operator:
         final = np.flatnonzero(over & (windows["pending"][:late] > 0))
         if len(final):
             windows.owe(final)
-            final = final[self._late_work.take(windows["events"][final], windows["owed"][final], all_=once)]
+            final = final[self._late_work.take_rows(windows, final, all_=once)]
             actions += [self._execute(final, PaneKind.FINAL)] if len(final) else []
             over &= windows["owed"][:late] == 0
         windows.owe(self._rules.early(windows, late, to_us))
@@ -392,7 +392,7 @@ class Operator:
         self.windows.executed(rows, now, self.next_seq - 1, kind=shown)
         self.counters.executions[kind.value] += len(rows)
         if shown is PaneKind.ON_TIME:
-            self._late_work.on_time(order.events)
+            self._late_work.on_time(self._late_work.read(order.definition, order.events))
         return order
 
     def _segments_of(self, rows: Any) -> tuple[int, ...]:
