@@ -16,12 +16,13 @@ from aion.config import Policy, policy_to_text
 from aion.config.layers import Source as PolicySource
 from aion.core.ingest.hashing import hashed_as
 from aion.errors import ConfigError
+from aion.execute.assembly import prestages
 from aion.spark import starts
 from aion.spark.settings import check_name, conf, place_of_state, resolved_policy, shard_count, task_failures
 from aion.spark.shards import shard_column, shard_ids
 from aion.spark.sources import WATERMARK
 from aion.spark.stateful_child import SCHEMA as CHILD
-from aion.spark.stateful_child import SHARD, StatefulChild
+from aion.spark.stateful_child import SHARD, Announces, StatefulChild
 from aion.spark.stateful_root import Columns, StatefulConfig, StatefulRoot
 from aion.spark.types import arrow_schema
 
@@ -122,7 +123,11 @@ class Grouped:
         )
         grouped, initial_rows = rows.df, None if first is None else first.df
         if packs:
-            grouped = grouped.mapInArrow(StatefulChild(ids if config.event_time is not None else ()), CHILD)
+            announces = Announces(config.application, self._name, config.policy, rows.key, rows.columns.key)
+            child = StatefulChild(
+                ids if config.event_time is not None else (), announces if prestages(policy) else None
+            )
+            grouped = grouped.mapInArrow(child, CHILD)
             initial_rows = None if initial_rows is None else initial_rows.mapInArrow(StatefulChild(()), CHILD)
         return METHODS[method](
             grouped.groupBy(SHARD),

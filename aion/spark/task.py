@@ -27,7 +27,7 @@ class ShardTask:
         self._definition = definition
         context = TaskContext.get()
         assert context is not None
-        self._query = context.getLocalProperty("sql.streaming.queryId") or "no-query"
+        self._query = query_of(context)
         # Spark runs a streaming query in a job group named by the run.
         self._run = context.getLocalProperty("spark.jobGroup.id") or ""
         self.batch = int(context.getLocalProperty("streaming.sql.batchId") or "0")
@@ -77,6 +77,11 @@ _clients: dict[tuple[str, float], StateClient] = {}
 def in_background(commit: Callable[..., None], *arguments: Any) -> Future[None]:
     """Commits in another thread."""
     return _commits.submit(commit, *arguments)
+
+
+def query_of(context: TaskContext) -> str:
+    """The id of the query that a task belongs to."""
+    return context.getLocalProperty("sql.streaming.queryId") or "no-query"
 
 
 def client_of(application: str, policy: Policy) -> StateClient:

@@ -114,6 +114,15 @@ def group_table(table: pa.Table, keys: Keys, key: Sequence[str], width: int) -> 
         yield Group(data, of_key, rows, end - begin)
 
 
+def distinct_keys(table: pa.Table, keys: Keys, key: Sequence[str]) -> list[bytes]:
+    """The keys of the rows of a table, as their bytes, in the order of arrival. ``key``: the columns of the key."""
+    columns = [table.column(name) for name in key]
+    _, firsts = np.unique(_table_codes(columns), return_index=True)
+    taken = pa.array(np.sort(firsts))
+    values = zip(*(column.take(taken).to_pylist() for column in columns), strict=True)
+    return list(dict.fromkeys(map(keys.to_bytes, values)))
+
+
 def _frame_codes(frame: pd.DataFrame, key: Sequence[str]) -> npt.NDArray[np.int64]:
     """A number for each row, from 0 on. Rows with the same number have the same key."""
     try:

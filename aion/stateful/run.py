@@ -6,7 +6,6 @@ is written at once. While a chunk is processed, the store fetches the next one.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -23,8 +22,6 @@ from aion.stateful.variables import Variables
 from state_backends.store.keyed.protocol import KeyedAttempt
 
 CHUNK_KEYS = 8192
-HINT_SECONDS = 30e-6
-"""If reading a key takes longer than this, its record was not in memory, and the next chunk is read ahead."""
 VERSION = 2
 """The format of a snapshot, and of records."""
 _READABLE = (1, 2)
@@ -146,13 +143,12 @@ class ShardRun:
     def _each(self, groups: Iterable[Group]) -> Iterator[tuple[Group, KeyRecord]]:
         remaining = iter(groups)
         chunk = list(islice(remaining, CHUNK_KEYS))
+        ahead = self._reads_ahead
         while chunk:
             following = list(islice(remaining, CHUNK_KEYS))
-            began = time.perf_counter()
             records = self._records([group.key for group in chunk])
-            slow = time.perf_counter() - began > HINT_SECONDS * len(chunk)
-            if following and slow and self._reads_ahead:
-                self._store.hint([record_key(group.key) for group in following])
+            if following and ahead:
+                ahead = self._store.hint([record_key(group.key) for group in following])
             yield from zip(chunk, records, strict=True)
             self._write(records)
             chunk = following

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,6 +41,7 @@ from state_backends.versions.manifest import Identity
 START_SECONDS = 60.0
 REQUEST_TIMEOUT_SECONDS = 30.0
 PING_SECONDS = 10.0
+EXPECT_SECONDS = 5.0
 MOST_SOCKET_BYTES = 107
 _FAILED = "Unexpected error in RPC handling"  # gRPC's message for a C++ exception: most likely out of memory
 
@@ -165,6 +166,14 @@ class StateClient:
     def stats(self) -> dict[str, Any]:
         result: dict[str, Any] = self.call("stats", {}, timeout=PING_SECONDS)
         return result
+
+    def expect(self, query: str, operator: str, shard: int, keys: Sequence[bytes] = ()) -> bool:
+        """Says which keyed values the next attempt on a shard will read, so that they come to memory before it.
+
+        Returns whether that is of use: the shard is on this host, and its last attempt read values from disk.
+        """
+        request = {"query": query, "operator": operator, "shard": shard, "keys": wire.pack_keys(list(keys))}
+        return bool(self.call("expect", request, timeout=EXPECT_SECONDS))
 
     def open(
         self,

@@ -25,7 +25,14 @@ from state_backends.server.endpoint import MetricsEndpoint
 from state_backends.server.folders import Folders
 from state_backends.server.guard import Guard, make_policies
 from state_backends.server.machine import memory_limit_bytes, memory_share_used
-from state_backends.server.requests import AttemptRequest, CommitRequest, LearntRequest, OpenRequest, StatsRequest
+from state_backends.server.requests import (
+    AttemptRequest,
+    CommitRequest,
+    ExpectRequest,
+    LearntRequest,
+    OpenRequest,
+    StatsRequest,
+)
 from state_backends.server.schedule import PlannedPrestage, Schedule
 from state_backends.server.verbs import VERBS
 from state_backends.store.backends import StoreConfig
@@ -131,6 +138,13 @@ class Host:
         work = self.attempts.find(request.attempt)
         others = self._others(work.key, work.shard.identity)
         return {**_summary(others), "learnt": [other["lateness"] for other in others]}
+
+    def expect(self, request: ExpectRequest) -> bool:
+        """Starts bringing keyed values to memory for a shard's next attempt, if the shard is on this host."""
+        with self._lock:
+            found = self._shards.get((request.query, request.operator, request.shard))
+        keys: Any = request.keys  # as a list: see requests.Keys
+        return found is not None and found[0].expect(keys)
 
     def work(self, name: str, request: AttemptRequest, *blocks: Any) -> Any:
         """Passes a request for a verb of :data:`state_backends.server.verbs.VERBS` to the attempt's shard."""

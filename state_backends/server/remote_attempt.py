@@ -222,9 +222,11 @@ class RemoteAttempt:
             except ServerUnreachable as error:
                 self._resume(error, seen)
 
-    def hint(self, keys: Sequence[bytes]) -> None:
-        for begin in range(0, len(keys), _KEYS_AT_ONCE):
-            self._call("hint", keys=wire.pack_keys(keys[begin : begin + _KEYS_AT_ONCE]))
+    def hint(self, keys: Sequence[bytes]) -> bool:
+        useful = False
+        for begin in range(0, max(len(keys), 1), _KEYS_AT_ONCE):
+            useful = bool(self._call("hint", keys=wire.pack_keys(keys[begin : begin + _KEYS_AT_ONCE])))
+        return useful
 
     def commit(
         self, snapshot: dict[str, Any], prestage: Sequence[int] = (), executions: Sequence[Execution] = ()

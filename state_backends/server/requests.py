@@ -266,6 +266,15 @@ class HintRequest(AttemptRequest):
     keys: Keys
 
 
+class ExpectRequest(ServerRequest):
+    """Says which keyed values the next attempt on a shard will read. The answer is that of a hint."""
+
+    query: Text
+    operator: Text
+    shard: Number
+    keys: Keys
+
+
 class CommitRequest(AttemptRequest):
     """Commits. ``prestage``: slices that the next attempt will probably read.
 

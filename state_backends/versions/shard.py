@@ -168,8 +168,13 @@ class Shard:
     def scan(self, attempt: str, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         return self._naming_the_version(self._keyed_of(attempt).scan(begin, end))
 
-    def hint(self, attempt: str, keys: Sequence[bytes]) -> None:
-        self._keyed_of(attempt).hint(keys)
+    def hint(self, attempt: str, keys: Sequence[bytes]) -> bool:
+        return self._keyed_of(attempt).hint(keys)
+
+    def expect(self, keys: Sequence[bytes]) -> bool:
+        """As :meth:`hint`, for the next attempt. It may begin meanwhile."""
+        keyed = self._keyed
+        return keyed is not None and keyed.hint(keys)
 
     def commit(self, attempt: str, snapshot: dict[str, Any]) -> str:
         """Makes a new version of what the attempt did, whole or not at all; returns its token.

@@ -16,7 +16,7 @@ from state_backends.server.verbs import addressed
 from state_backends.store.backends import StoreConfig
 from state_backends.store.keyed.protocol import KeyedValue
 from state_backends.versions.json_values import dumps
-from tests.server.conftest import Connect, kill, open_shard, server_of, snapshot
+from tests.server.conftest import Connect, kill, open_shard, server_of, snapshot, wait_until
 
 
 def keyed(*numbers: int, mark: bytes = b"") -> list[KeyedValue]:
@@ -70,6 +70,41 @@ def test_large_answers_come_in_pages(connect: Connect, tmp_path: Path) -> None:
     assert second.get([*wanted, b"none"]) == [*wanted.values(), None]
     assert everything(second) == wanted
     assert client.stats()["cached_bytes"] <= 1 << 20
+
+
+def test_what_is_expected_is_in_memory_before_the_attempt_begins(connect: Connect, tmp_path: Path) -> None:
+    client = connect()
+    store = StoreConfig(backend="tiered", budget_bytes=1 << 20, bucket_limit_bytes=1 << 18)
+
+    def expect(*numbers: int) -> bool:
+        return client.expect("query", "windowed", 0, [b"%05d" % n for n in numbers])
+
+    assert not expect(1), "no shard is here"
+    first = open_shard(client, tmp_path, None, "t1", store=store)
+    first.put([KeyedValue(b"%05d" % n, bytes(20_000)) for n in range(20)])
+    first.commit(snapshot(0))
+    assert not expect(), "nothing was read from disk"
+    second = open_shard(client, tmp_path, "t1", "t2", store=store)
+    second.put([KeyedValue(b"%05d" % n, bytes(20_000)) for n in range(20, 100)])
+    assert not second.hint([])
+    assert second.get([b"00000"]) == [bytes(20_000)]
+    assert second.hint([]), "now it was"
+    second.commit(snapshot(0))
+    assert expect()
+
+    def asks_for_nothing_more() -> bool:
+        before = client.stats()["io"]["by_priority"]["prestage"]["requests"]
+        return expect(0, 1, 2, 3) and client.stats()["io"]["by_priority"]["prestage"]["requests"] == before
+
+    assert not asks_for_nothing_more(), "they were not in memory"
+    wait_until(asks_for_nothing_more)
+    misses = client.stats()["value_misses"]
+    third = open_shard(client, tmp_path, "t2", "t3", store=store)
+    assert third.hint([])
+    assert third.get([b"%05d" % n for n in range(4)]) == [bytes(20_000)] * 4
+    assert client.stats()["value_misses"] == misses, "they were in memory"
+    third.get([b"00099", b"00000"])
+    third.abort()
 
 
 @pytest.mark.parametrize("lost_before", ["put", "get", "scan", "hint", "commit"])

@@ -29,5 +29,5 @@ class MemoryValues:
         for key in keys[bisect_left(keys, begin) : None if end is None else bisect_left(keys, end)]:
             yield key, self.values[key]
 
-    def hint(self, keys: Sequence[bytes]) -> None:
-        pass
+    def hint(self, keys: Sequence[bytes]) -> bool:
+        return False

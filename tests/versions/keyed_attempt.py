@@ -24,5 +24,5 @@ class LocalKeyedAttempt:
     def scan(self, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         return self._shard.scan(self._attempt, begin, end)
 
-    def hint(self, keys: Sequence[bytes]) -> None:
-        self._shard.hint(self._attempt, keys)
+    def hint(self, keys: Sequence[bytes]) -> bool:
+        return self._shard.hint(self._attempt, keys)

@@ -42,5 +42,9 @@ class KeyedAttempt(Protocol):
         Lazy. It need not see what is put after it began.
         """
 
-    def hint(self, keys: Sequence[bytes]) -> None:
-        """Starts bringing the values of these keys to memory, because they will be read soon. Does not wait."""
+    def hint(self, keys: Sequence[bytes]) -> bool:
+        """Starts bringing the values of these keys to memory, because they will be read soon. Does not wait.
+
+        Returns whether hints are of use: this attempt or the last one read values from disk. It may be asked without
+        keys.
+        """

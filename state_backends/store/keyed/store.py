@@ -60,6 +60,7 @@ class KeyedStore:
         self._under_way: list[Pending[Any]] = []
         self._closed = False
         self._hits = self._misses = 0
+        self._reads = self._read_before = False  # whether values were read from disk, since the last commit and before
 
     # -- what an attempt asks for -------------------------------------------------------------------------
 
@@ -102,6 +103,7 @@ class KeyedStore:
         """Keeps in memory what was read from disk."""
         found = [(key, value) for key, value in zip(keys, values, strict=False) if value is not None]
         with self._lock:
+            self._reads = self._reads or bool(found)
             if generation == self._generation and not self._closed:
                 self._cache.put(found)
 
@@ -150,17 +152,20 @@ class KeyedStore:
             if value is not None:
                 yield key, value
 
-    def hint(self, keys: Sequence[bytes]) -> None:
-        """Starts bringing values to memory. Does not wait."""
+    def hint(self, keys: Sequence[bytes]) -> bool:
+        """Starts bringing values to memory. Does not wait.
+
+        Returns whether hints are of use: this attempt or the last one read values from disk.
+        """
         with self._lock:
             generation = self._generation
             if self._closed or not self._files.runs or self._cache.keeps_none:
-                return
+                return False
             missing = self._cache.missing(keys)
-            if not missing:
-                return
-            self._under_way = [request for request in self._under_way if not request.over()]
-            self._under_way.append(self._io.submit(Priority.PRESTAGE, self._prestage(missing, generation)))
+            if missing:
+                self._under_way = [request for request in self._under_way if not request.over()]
+                self._under_way.append(self._io.submit(Priority.PRESTAGE, self._prestage(missing, generation)))
+            return self._reads or self._read_before
 
     def _prestage(self, keys: Sequence[bytes], generation: int) -> Steps[None]:
         # Not more than half of what there is room for: the first values should still be there when they are read.
@@ -197,6 +202,7 @@ class KeyedStore:
         """Ends the attempt: a version has these runs now, at these paths. ``expected_ms``: see policies.values."""
         with self._lock:
             self._generation += 1
+            self._read_before, self._reads = self._reads, False
             overlay, self._overlay = self._overlay, Overlay()
             for run in (*self._spilled, *filter(None, [self._last])):
                 self._files.delete(run)  # the version has a link to it
