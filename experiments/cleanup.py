@@ -28,13 +28,14 @@ class Leg:
     warm_up_days: float
 
 
-# The daily rhythm runs longest: it has to repeat several times to be learnt. The regime changes in the middle.
+# The daily rhythm runs longest: it has to repeat several times to be learnt. Regimes change in the middle.
 LEGS = (
     Leg("log-normal", 4, 40, 1.5),
     Leg("pareto", 4, 40, 1.5),
     Leg("bursts", 4, 40, 1.5),
     Leg("daily rhythm", 16, 20, 8),
     Leg("regime change", 6, 40, 1.5),
+    Leg("bad source", 6, 40, 1.5),
 )
 FLIGHTS = "flights"
 FLIGHT_STRETCHES = 11
@@ -71,7 +72,7 @@ def cleanup(
     ),
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each stream.")] = DEFAULTS.seeds,
     streams: Annotated[str, typer.Option(help="Some of: log-normal, pareto, bursts, daily rhythm, regime change, "
-                                              "flights; separated by commas.")] = "",
+                                              "bad source, flights; separated by commas.")] = "",
     processes: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 2,
     out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path("out/cleanup"),
 ) -> None:  # fmt: skip

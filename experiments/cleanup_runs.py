@@ -11,15 +11,18 @@ import numpy.typing as npt
 from aion.core.lateness.bound import AdaptiveBound
 from experiments.cleanup_streams import (
     DAY_US,
+    FIRST_WINDOWS,
     HOUR_US,
     MINUTE_US,
     SECOND_US,
+    STRETCH,
     Ints,
     Replay,
     Stream,
     learnt_from,
     outcome,
     replay,
+    rolling_coverage,
     synthetic,
 )
 from policies.cleanup import Cleanup
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 Mask = npt.NDArray[np.bool_]
 POINTS = 400
+HALF_A_POINT = 0.005 + 1e-12
+"""How far the coverage of a stretch of windows may be from what was asked. Shares are doubles, so slightly more."""
 
 
 def known_truth(task: tuple[Leg, Settings, int]) -> dict[str, Any]:
@@ -75,6 +80,7 @@ def compared(
     learnt = learnt_from(stream, result, 0)
     return {
         **against(result.bounds_us),
+        "rolling": rolling(stream, result, settings.coverage),
         "oracle_coverage": oracle.coverage,
         "restarts": result.restarts,
         "asked": result.asked,
@@ -85,6 +91,36 @@ def compared(
             for name, bound_us in fixed_bounds(stream, settings.coverage, initial_bound_us).items()
         },
     }
+
+
+def rolling(stream: Stream, result: Replay, coverage: float) -> dict[str, Any] | None:
+    """The coverage over any 1,000 windows after the first 200, compared with what was asked. None: too few windows.
+
+    ``within``: the share of these stretches whose coverage is within half a point. ``not_below``: of those that are not
+    lower than that. ``lowest_from``: the first window of the lowest. ``lowest_reasons``: of its bounds.
+    """
+    found = rolling_coverage(stream, result.bounds_us)
+    known = ~np.isnan(found)
+    if not known.any():
+        return None
+    off = found[known] - coverage
+    lowest_from = FIRST_WINDOWS + int(np.nanargmin(found))
+    return {
+        "stretches": int(known.sum()),
+        "within": float((np.abs(off) <= HALF_A_POINT).mean()),
+        "not_below": float((off >= -HALF_A_POINT).mean()),
+        "lowest": float(np.nanmin(found)),
+        "highest": float(np.nanmax(found)),
+        "lowest_from": lowest_from,
+        "lowest_reasons": reasons(result, lowest_from, lowest_from + STRETCH),
+    }
+
+
+def reasons(result: Replay, begin: int, end: int) -> list[str]:
+    """What decided the bounds of the windows from ``begin`` to before ``end``, as far as bounds changed."""
+    inside = [d.reason for w, d in result.changes if begin <= w < end]
+    before = [d.reason for w, d in result.changes if w < begin][-1:]
+    return sorted({str(reason) for reason in [*before, *inside]})
 
 
 def fixed_bounds(stream: Stream, coverage: float, initial_bound_us: int) -> dict[str, int]:
@@ -124,14 +160,21 @@ def through_the_change(stream: Stream, result: Replay, oracle_us: Ints, after: M
 
 
 def course(stream: Stream, result: Replay, oracle_us: Ints) -> dict[str, Any]:
-    """The bounds over time, at a few hundred points, for a figure."""
+    """The bounds and the coverage of the last 1,000 windows over time, at a few hundred points, for figures."""
     at = np.unique(np.linspace(0, stream.windows - 1, POINTS).astype(int))
+    stretches = rolling_coverage(stream, result.bounds_us)
+    known = np.flatnonzero(~np.isnan(stretches))
+    some = known[np.unique(np.linspace(0, len(known) - 1, POINTS).astype(int))] if len(known) else known
     return {
         "course": {
             "day": (at * stream.window_us / DAY_US).tolist(),
             "bound_s": (result.bounds_us[at] / SECOND_US).tolist(),
             "oracle_s": (oracle_us[at] / SECOND_US).tolist(),
-        }
+        },
+        "rolling_course": {
+            "day": ((FIRST_WINDOWS + STRETCH + some) * stream.window_us / DAY_US).tolist(),
+            "coverage": stretches[some].tolist(),
+        },
     }
 
 

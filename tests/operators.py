@@ -28,16 +28,20 @@ from aion.core.windows import Periodic, Tumbling
 from policies.cleanup import Cleanup
 
 
-def bound_of(bound_us: int, snapshot: dict[str, Any] | None = None) -> AdaptiveBound:
-    """Gives every window the same bound."""
-    return AdaptiveBound(Cleanup(bound_us, coverage=None), snapshot=snapshot["lateness"] if snapshot else None)
+def bound_of(bound_us: int, snapshot: dict[str, Any] | None = None, coverage: float | None = None) -> AdaptiveBound:
+    """Gives every window the same bound. With a coverage: until it has learned another one."""
+    return AdaptiveBound(Cleanup(bound_us, coverage=coverage), snapshot=snapshot["lateness"] if snapshot else None)
 
 
 def make(
-    *windows: Periodic, bound: int = 100, snapshot: dict[str, Any] | None = None, segmented: bool = False
+    *windows: Periodic,
+    bound: int = 100,
+    snapshot: dict[str, Any] | None = None,
+    segmented: bool = False,
+    coverage: float | None = None,
 ) -> Operator:
     grid = SliceGrid(windows or (Tumbling(10),), segmented=segmented)
-    return Operator(grid, bound=bound_of(bound, snapshot), trigger=EveryBatchTrigger(), snapshot=snapshot)
+    return Operator(grid, bound=bound_of(bound, snapshot, coverage), trigger=EveryBatchTrigger(), snapshot=snapshot)
 
 
 def arrive(operator: Operator, *slices: int, events: int = 1) -> list[Action]:

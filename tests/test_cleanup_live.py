@@ -124,6 +124,25 @@ def test_a_change_is_not_looked_for_again_until_history_is_twice_as_long() -> No
     assert bound.decision.reason is Reason.LEARNT
 
 
+def test_a_storm_beyond_max_bound_is_said_as_such() -> None:
+    asked = Cleanup(10 * MINUTE, coverage=0.95, max_bound_us=15 * MINUTE)
+    bound = AdaptiveBound(asked, half_life_us=DAY, model="empirical")
+    coming: list[tuple[int, int, int]] = []
+    bound, before = live(bound, lognormal(60), windows=300, observing=coming)
+    assert before[-1].reason is Reason.LEARNT and bound.conformal is not None
+    late, missed = bound.conformal.late, bound.conformal.missed
+    bound, during = live(bound, lognormal(1200, 0.5), windows=300, first=300, seed=1, observing=coming)
+    assert {d.bound_us for d in during if d.reason is Reason.MAX_BOUND} == {15 * MINUTE}
+    assert max(d.bound_us for d in [*before, *during]) == 15 * MINUTE
+    last = during[-1]
+    assert last.reason is Reason.MAX_BOUND and Reason.of_code(bound.reason_for_new_window()) is Reason.MAX_BOUND
+    assert "cut to max_bound, 15 minutes" in last.why and "of late events are expected in time" in last.why
+    # The normal distribution of log(15 / 20) / 0.5 is 0.28. The realised coverage of the storm says the same.
+    share = float(last.why.rpartition("; ")[2].partition("%")[0]) / 100
+    realised = 1 - (bound.conformal.missed - missed) / (bound.conformal.late - late)
+    assert 0.2 < share < 0.4 and 0.2 < realised < 0.4, (share, realised)
+
+
 def test_max_state_is_kept_through_a_change_of_regime() -> None:
     asked = Cleanup(HOUR, coverage=0.95, max_state_bytes=40_000)
     bound = AdaptiveBound(asked, half_life_us=DAY, ahead_us=MINUTE, model="empirical")

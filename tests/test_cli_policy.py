@@ -342,6 +342,7 @@ def test_explain_names_classes_of_the_user(tmp_path: Path) -> None:
         ("disk_only", "All of them go to RocksDB"),
         ("low_memory", "compressed with zstd"),
         ("standard", "the shortest that covers 0.99 of the late events with confidence 0.95, at most 7 days"),
+        ("standard", "completeness_low says how complete it is at least, with confidence 0.95"),
         ("standard", "as rarely as possible while its staleness stays within 0.05"),
         ("low_latency", "in each batch that brings it late events"),
         ("demo", "the watermark reaches 2025-01-04T12:01:00Z, the window's end plus the bound"),

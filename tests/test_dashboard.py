@@ -49,7 +49,10 @@ def test_it_asks_for_names_and_labels_of_the_table_only() -> None:
 
 
 def test_values_of_labels_are_some_that_there_are() -> None:
-    told = {"which": {"shortest", "longest"}, "outcome": {"hit", "late", "miss", "done", "failed", "refused"}}
+    told = {
+        "which": {"shortest", "longest", "asked", "realised"},
+        "outcome": {"hit", "late", "miss", "done", "failed", "refused", "in_time", "missed"},
+    }
     for query in queries():
         for label, value in re.findall(r'([a-z]+)="([^"$]*)"', query):
             assert value in told[label], query

@@ -17,7 +17,7 @@ from rich.console import Console
 import aion
 from aion.errors import ConfigError
 from experiments import demo
-from experiments.demo_report import Outcome, Sample, compare, draw, format_bytes, summary, verdict
+from experiments.demo_report import Outcome, Sample, compare, draw, format_bytes, rated, summary, verdict
 from experiments.flights import (
     CHOSEN_FLIGHTS,
     DAY_US,
@@ -283,8 +283,9 @@ def test_the_queries_without_spark(year: Flights, query: demo.Query) -> None:
     files = file_numbers(data.arrived_us, STRETCH_US)
     answers = []
     operator = aion.LocalOperator(
-        windows=[aion.Tumbling(demo.WINDOW)], time="scheduled", key=query.key, policy="demo", **query.windowed
-    )
+        windows=[aion.Tumbling(demo.WINDOW)], time="scheduled", key=query.key, policy="demo", completeness=True,
+        **query.windowed,
+    )  # fmt: skip
     with operator:
         for file in range(files[-1] + 1):
             first, last = np.flatnonzero(files == file)[[0, -1]]
@@ -298,6 +299,10 @@ def test_the_queries_without_spark(year: Flights, query: demo.Query) -> None:
     assert (panes["kind"] != "dropped").all()
     comparison = compare(query.name, pandas_truth(data, query), panes, [query.key], list(query.truth))
     assert comparison.equal, verdict(comparison)
+    said = rated(panes, [query.key])
+    assert len(said) > 300 and said["truth"].max() == 1
+    assert (said["truth"] >= said["completeness_low"] - 1e-9).mean() > 0.9
+    assert abs((said["completeness"] - said["truth"]).mean()) < 0.05
     assert counters["events"] == 8_000
     assert counters["late_events"] == (data.seen_lateness_us() >= 0).sum() > 0
 
@@ -305,9 +310,32 @@ def test_the_queries_without_spark(year: Flights, query: demo.Query) -> None:
 # -- the report ---------------------------------------------------------------------------------------
 
 
+SAID = pd.DataFrame(
+    {"completeness": [0.5, 0.9, 1, 1], "completeness_low": [0.4, 0.8, 1, 1], "truth": [0.6, 0.7, 1, 0.9]}
+)
+
+
+def test_what_panes_said_is_compared_with_the_last_ones() -> None:
+    panes = pd.DataFrame(
+        {
+            "dest": ["ATL", "ATL", "ATL", "BOS", "BOS"],
+            "window_start_us": 0,
+            "window_end_us": HOUR_US,
+            "pane": [0, 1, 2, 0, 1],
+            "kind": ["on_time", "late", "final", "on_time", "late"],
+            "events": [6, 9, 12, 3, 4],
+            "completeness": [None, 0.7, 1.0, 0.8, 0.9],
+            "completeness_low": [None, 0.6, 1.0, 0.7, 0.9],
+        }
+    )
+    said = rated(panes, ["dest"])
+    assert said["completeness"].tolist() == [0.7, 0.8, 0.9]
+    assert said["truth"].tolist() == [9 / 12, 3 / 4, 1.0]
+
+
 def outcome(**counters: object) -> Outcome:
     comparison = compare("q", truth(), right_panes(), KEY, VALUES)
-    return Outcome("q", 12.5, counters, 0, {"on_time": 3, "late": 1}, comparison)
+    return Outcome("q", 12.5, counters, 0, {"on_time": 3, "late": 1}, comparison, SAID)
 
 
 def printed(outcomes: list[Outcome], samples: list[Sample]) -> str:
@@ -327,9 +355,10 @@ def test_summary() -> None:
     known = outcome(events=1234, late_events=5, dropped=0, windows=7, executions={"on_time": 6, "late": 2})
     text = printed([known, outcome()], [Sample(0.0, 10, 3 << 20), Sample(1.0, 20, 1 << 20)])
     assert "1,234" in text and "3 of 3" in text and "2.0 KiB" in text and "3.0 MiB" in text and "12.5" in text
+    assert "50.0%" in text and "+0.0500" in text and "50.00%" in text
     assert "–" in text  # what the second query did not tell
     wrong = compare("q", truth(), right_panes().iloc[:0], KEY, VALUES)
-    assert "NO" in printed([Outcome("q", 1.0, {}, 0, {}, wrong)], [])
+    assert "NO" in printed([Outcome("q", 1.0, {}, 0, {}, wrong, SAID.iloc[:0])], [])
 
 
 def test_format_bytes() -> None:
@@ -342,8 +371,15 @@ def test_format_bytes() -> None:
 def test_figure(year: Flights, tmp_path: Path, samples: list[Sample]) -> None:
     data = year.choose(3_000)
     path = tmp_path / "demo.png"
-    draw(path, data.lateness_us(), data.seen_lateness_us(), samples, {"a": {"on_time": 9}, "b": {}})
+    draw(
+        path,
+        data.lateness_us(),
+        data.seen_lateness_us(),
+        samples,
+        {"a": {"on_time": 9}, "b": {}},
+        {"a": SAID, "b": SAID.iloc[:0]},
+    )
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.stat().st_size > 20_000
     on_time = np.full(3, -1)
-    draw(path, on_time, on_time, [], {"a": {"on_time": 3}})
+    draw(path, on_time, on_time, [], {"a": {"on_time": 3}}, {})

@@ -13,20 +13,22 @@ import pytest
 from aion.core.lateness.bound import AdaptiveBound
 from experiments import cleanup_report
 from experiments.cleanup import Leg, Settings
-from experiments.cleanup_report import checks, confidence_check
-from experiments.cleanup_runs import fixed_bounds, flight_stream, known_truth, timed_replay
+from experiments.cleanup_report import checks, confidence_check, rolling_checks
+from experiments.cleanup_runs import fixed_bounds, flight_stream, known_truth, rolling, timed_replay
 from experiments.cleanup_streams import (
     EVENT_BYTES,
     HOUR_US,
     KINDS,
     MINUTE_US,
     SECOND_US,
+    Replay,
     Stream,
     outcome,
     replay,
+    rolling_coverage,
     synthetic,
 )
-from policies.cleanup import Cleanup
+from policies.cleanup import BoundDecision, Cleanup, Reason
 
 TINY = Settings(coverage=0.9, initial_bound_s=3600, model="empirical", seeds=2)
 
@@ -125,6 +127,40 @@ def test_a_run_compares_what_was_learnt_with_oracle_and_fixed_bounds(kind: str) 
         assert run["unnoticed"]["coverage"] < 0.9 < run["relearning"]["coverage"]
 
 
+def test_the_coverage_of_stretches_is_that_of_a_plain_loop() -> None:
+    stream = synthetic("bad source", 0.85, 10, seed=3)
+    bounds = np.full(stream.windows, 100 * SECOND_US)
+    bounds[900:] = 1000 * SECOND_US
+    found = rolling_coverage(stream, bounds)
+    assert stream.windows == 1224 and len(found) == 25
+    for number in (0, 11, 24):
+        mine = (stream.window >= 200 + number) & (stream.window < 1200 + number)
+        in_time = stream.seen_us[mine] < bounds[stream.window[mine]]
+        assert found[number] == pytest.approx(in_time.mean())
+    changes = [(0, Reason.NO_HISTORY), (900, Reason.MAX_BOUND), (1223, Reason.LEARNT)]
+    decisions = [(window, BoundDecision(1, reason, "")) for window, reason in changes]
+    told = rolling(stream, Replay(bounds, decisions, 0, 0), float(found[24]))
+    assert told is not None and told["stretches"] == 25
+    assert told["lowest"] == found.min() and told["highest"] == found.max()
+    assert told["within"] == (np.abs(found - found[24]) <= 0.005 + 1e-12).mean()
+    assert told["not_below"] == (found >= found[24] - 0.005 - 1e-12).mean()
+    assert told["lowest_from"] == 200 + found.argmin()
+    assert told["lowest_reasons"] == sorted(["no_history", "max_bound"] + ["learnt"] * int(found.argmin() == 24))
+    assert rolling(by_hand(), Replay(np.ones(3, int), [], 0, 0), 0.9) is None
+
+
+def test_a_stretch_that_is_too_low_or_too_high_is_said() -> None:
+    def run(within: float, lowest: float) -> dict[str, Any]:
+        return {"rolling": {"within": within, "lowest": lowest}}
+
+    runs = [run(1.0, 0.9851), run(0.5, 0.9849), {"rolling": None}]
+    shares, lowest = rolling_checks("s", runs, 0.99)
+    assert (shares.measured, shares.words) == (0.75, "does not hold")
+    assert (lowest.measured, lowest.words) == (0.9849, "does not hold")
+    assert [check.words for check in rolling_checks("s", runs[:1], 0.99)] == ["holds", "holds"]
+    assert rolling_checks("s", runs[2:], 0.99) == []
+
+
 def test_a_careful_user_looks_at_the_first_day() -> None:
     stream = by_hand()
     assert fixed_bounds(stream, 0.8, HOUR_US) == {
@@ -159,7 +195,7 @@ def test_a_share_of_runs_holds_unless_it_is_surprising() -> None:
 
 def test_the_report_says_what_was_measured(tmp_path: Path) -> None:
     runs = {
-        "log-normal": [known_truth((Leg("log-normal", 0.5, 30, 0.3), TINY, seed)) for seed in range(2)],
+        "log-normal": [known_truth((Leg("log-normal", 0.9, 30, 0.3), TINY, seed)) for seed in range(2)],
         "regime change": [known_truth((Leg("regime change", 1.5, 30, 0.3), TINY, 0))],
     }
     runs["flights"] = [dict(run) for run in runs["log-normal"]]
@@ -172,12 +208,17 @@ def test_the_report_says_what_was_measured(tmp_path: Path) -> None:
         [run["last_bound_covers"] >= 0.9 for run in runs["log-normal"]]
     )
     assert ("regime change", "settled runs with enough coverage") in found
-    bounds, verdicts = cleanup_report.tables(runs, TINY)
+    lowest = min(run["rolling"]["lowest"] for run in runs["regime change"])
+    assert found["regime change", "lowest coverage over 1,000 windows"].measured == lowest < 0.895
+    bounds, stretches, verdicts = cleanup_report.tables(runs, TINY)
     assert verdicts.row_count == len(found) and bounds.row_count >= 3 * 5
+    assert stretches.row_count == 3
     assert "runs: coverage" in cleanup_report.line(runs["log-normal"])
     assert "No bound can cover" in cleanup_report.remarks(TINY)
     paths = cleanup_report.write(tmp_path, {"experiment": "cleanup"}, runs, TINY)
-    assert [path.name for path in paths] == ["cleanup.json", "cleanup-bounds.png", "cleanup-coverage.png"]
+    assert [path.name for path in paths] == [
+        "cleanup.json", "cleanup-bounds.png", "cleanup-coverage.png", "cleanup-rolling.png"
+    ]  # fmt: skip
     assert all(path.stat().st_size > 10_000 for path in paths)
     record = json.loads(paths[0].read_text())
     assert {check["verdict"] for check in record["checks"]} <= {"holds", "below, by chance", "does not hold"}

@@ -33,9 +33,20 @@ DEFINITIONS = [("minutes", MINUTES.spec())]
 AT = 240 * MINUTE
 
 
-def operator(trigger: type[Trigger] | Trigger = StalenessTrigger, *, learnt: bool = True, **asked: Any) -> Operator:
-    """It has seen four hours of minutes with late events, a minute late on average."""
+def operator(
+    trigger: type[Trigger] | Trigger = StalenessTrigger,
+    *,
+    learnt: bool = True,
+    judged: tuple[int, int] = (0, 0),
+    **asked: Any,
+) -> Operator:
+    """It has seen four hours of minutes with late events, a minute late on average.
+
+    ``judged``: by how many late events bounds were judged, and how many of these came too late.
+    """
     bound = AdaptiveBound(Cleanup(15 * MINUTE, **{"coverage": 0.9, **asked}), half_life_us=DAY, model="empirical")
+    if bound.conformal is not None:
+        bound.conformal.late, bound.conformal.missed = judged
     if learnt:
         bound.lateness.merge(drawn(exponential(60), windows=240, per_window=100, half_life_us=DAY)[0])
     made = StalenessTrigger(0.05, forecast=Expected(bound)) if isinstance(trigger, type) else trigger
@@ -157,7 +168,7 @@ def test_a_trigger_that_there_is_not() -> None:
 
 
 def test_inspect_shows_the_windows(tmp_path: Path) -> None:
-    op = operator()
+    op = operator(judged=(10_000, 800))
     arrive(op, 241, 80)
     op.handle(WatermarkAdvanced(AT + SECOND))
     for minute in range(242, 247):
@@ -185,6 +196,7 @@ def test_inspect_shows_the_windows(tmp_path: Path) -> None:
 
     said = run()
     assert "tolls: new windows are kept for 2." in said and "covers 0.9 of late events with confidence 0.95" in said
+    assert "tolls: 92.00% of 10,000 late events came within learned bounds" in said
     assert "initial_bound: nothing was known" in said and "learnt: the shortest for coverage" in said
     assert "of its events, late" in said and "1970-01-01T04:02:00Z active" in said and " at last" in said
     assert "windows of tolls; " not in said

@@ -87,6 +87,7 @@ def _after_its_end(policy: Policy) -> Story:
     bound = format_duration(bound_us)
     return [
         *_bound_words(policy),
+        *_completeness_words(policy),
         (
             f"late events come, within the bound of {bound}",
             f"{_late_words(policy)} The window runs again {_trigger_words(policy)}. Its pane of kind late "
@@ -119,6 +120,15 @@ def _bound_words(policy: Policy) -> Story:
             f"New windows get a bound other than {format_duration(lateness.initial_bound_us)}: the shortest that "
             f"covers {lateness.coverage:.6g} of the late events with confidence {lateness.confidence:.6g}, at most "
             f"{longest}{smaller}{alone}.",
+        )
+    ]
+
+
+def _completeness_words(policy: Policy) -> Story:
+    return [
+        (
+            "a pane comes out, and the query has completeness=True",
+            f"completeness_low says how complete it is at least, with confidence {policy.lateness.confidence:.6g}.",
         )
     ]
 

@@ -369,7 +369,8 @@ class LatenessPolicy(_Section):
     )
     confidence: OpenFraction = Field(
         default=0.95,
-        description="How certain it must be that a bound covers this share, given the events seen so far.",
+        description="How certain it must be that a bound covers this share, given the events seen so far. Also the "
+        "share of rows that are at least as complete as their completeness_low says.",
     )
     model: Literal["auto", "empirical", "lognormal", "gamma", "weibull", "pareto", "mixture"] = Field(
         default="auto",

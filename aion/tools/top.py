@@ -115,7 +115,17 @@ def _events(now: Look, before: Look | None) -> Table:
 
 def _windows(now: Look) -> Table:
     table = _table(
-        "operator", "windows", "kept for", "early", "on time", "late", "final", "staleness", "commits", "restores"
+        "operator",
+        "windows",
+        "kept for",
+        "covered",
+        "early",
+        "on time",
+        "late",
+        "final",
+        "staleness",
+        "commits",
+        "restores",
     )
     for labels in now.labels("aion_shards"):
         staleness = now.distribution("aion_staleness_ratio", *labels)
@@ -123,6 +133,7 @@ def _windows(now: Look) -> Table:
             labels[1],
             f"{now.value('aion_windows', *labels):,.0f}",
             _bounds(now, labels),
+            _coverage(now, labels),
             *(f"{now.value('aion_executions_total', *labels, kind):,.0f}" for kind in EXECUTED),
             f"{staleness.total / staleness.events:.3f}" if staleness.events else "",
             f"{now.value('aion_commits_total', *labels):,.0f}",
@@ -135,6 +146,12 @@ def _bounds(now: Look, labels: Labels) -> str:
     keys = [("aion_bound_seconds", (*labels, which)) for which in ("shortest", "longest")]
     found = [now.value(name, *of_bound) for name, of_bound in keys if (name, of_bound) in now.values]
     return " to ".join(dict.fromkeys(map(_duration, found)))
+
+
+def _coverage(now: Look, labels: Labels) -> str:
+    """The share of late events that came within learned bounds. Empty if no bound has been judged yet."""
+    key = ("aion_coverage_ratio", (*labels, "realised"))
+    return f"{now.value(key[0], *key[1]):.2%}" if key in now.values else ""
 
 
 def _io(now: Look, before: Look | None) -> Table:

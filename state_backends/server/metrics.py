@@ -124,6 +124,12 @@ def _bounds(stats: Stats) -> Iterator[Reading]:
             yield (*labels, which), bound_us / 1e6
 
 
+def _coverage(stats: Stats) -> Iterator[Reading]:
+    for labels, known in _operators(stats):
+        for which, share in known.get("coverage", {}).items():
+            yield (*labels, which), share
+
+
 def _staleness(stats: Stats) -> Iterator[Reading]:
     for labels, known in _operators(stats):
         counted = known["counters"]
@@ -189,6 +195,17 @@ METRICS: tuple[Metric, ...] = (
         "aion_bound_seconds", "gauge",
         "How long new windows are kept after their end: the shortest and longest of all shards, without max_state.",
         (*_OPERATOR, "which"), _bounds,
+    ),
+    Metric(
+        "aion_coverage_ratio", "gauge",
+        "The share of late events that came within learned bounds: asked, and realised since the query began.",
+        (*_OPERATOR, "which"), _coverage,
+    ),
+    Metric(
+        "aion_judged_events_total", "counter",
+        "Late events of windows that ended four bounds ago, by whether they came within the learned bound: in_time or "
+        "missed.",
+        (*_OPERATOR, "outcome"), _each_of_operator("counters", "judged", names=("in_time", "missed")),
     ),
     Metric(
         "aion_windows", "gauge", "Windows that are kept; each shard counts its own.", _OPERATOR, _of_operator("windows")

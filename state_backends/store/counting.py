@@ -55,13 +55,32 @@ def _zero() -> dict[str, Any]:
 
 
 def counters(snapshot: Snapshot) -> dict[str, Any]:
-    """The operator's counters, and ``lateness``: the histogram of how late its late events were."""
-    return {**snapshot["counters"], "lateness": snapshot.get("lateness", {}).get("histogram", {})}
+    """The operator's counters, and two more.
+
+    ``lateness``: the histogram of how late its late events were. ``judged``: see :func:`judged`.
+    """
+    late, missed = judged(snapshot)
+    histogram = snapshot.get("lateness", {}).get("histogram", {})
+    return {**snapshot["counters"], "lateness": histogram, "judged": {"in_time": late - missed, "missed": missed}}
+
+
+def judged(snapshot: Snapshot) -> tuple[float, float]:
+    """The late events by which learned bounds were judged, and those of them that came after their bound.
+
+    Both are 0 if bounds are not learned. See :mod:`aion.core.lateness.conformal`.
+    """
+    late, missed = (number(snapshot, "lateness", "conformal", name) for name in ("late", "missed"))
+    return late, missed
 
 
 def current(snapshots: Iterable[Snapshot]) -> dict[str, Any]:
-    """The state of an operator over its shards: windows, shortest and longest bound of new windows, worst staleness."""
+    """The state of an operator over its shards.
+
+    Windows, shortest and longest bound of new windows, worst staleness, and the coverage of bounds: ``asked``, and
+    ``realised`` if bounds have been judged.
+    """
     windows, bounds_us, largest = 0.0, [], 0.0
+    allowed, late, missed = [], 0.0, 0.0
     for snapshot in snapshots:
         counted = snapshot["counters"]
         windows += number(counted, "windows") - number(counted, "purged_windows")
@@ -69,9 +88,15 @@ def current(snapshots: Iterable[Snapshot]) -> dict[str, Any]:
         bound_us = number(snapshot, "lateness", "learnt_bound", "decision", "bound_us", default=-1)
         if bound_us >= 0:
             bounds_us.append(bound_us)
+        allowed.append(number(snapshot, "lateness", "conformal", "allowed"))
+        late, missed = late + judged(snapshot)[0], missed + judged(snapshot)[1]
     state: dict[str, Any] = {"windows": int(windows), "largest_staleness": largest}
     if bounds_us:
         state["bounds_us"] = {"shortest": min(bounds_us), "longest": max(bounds_us)}
+    if any(allowed):
+        state["coverage"] = {"asked": 1 - max(allowed)}
+        if late:
+            state["coverage"]["realised"] = 1 - missed / late
     return state
 
 

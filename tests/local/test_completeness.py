@@ -15,6 +15,7 @@ from tests.local.seconds import at
 COLUMNS = ("completeness", "completeness_low")
 COUNTED = {"aggregates": {"n": A.count()}}
 APPLIED = {"apply": lambda key, window, events: [{"n": 1}, {"n": 2}], "schema": "n bigint"}
+BOTH = pytest.mark.parametrize("what", [COUNTED, {**APPLIED, "aggregates": None}], ids=["aggregates", "apply"])
 
 
 def operator(windows: Any = None, **what: Any) -> aion.LocalOperator:
@@ -30,7 +31,7 @@ def table(seconds: list[float], keys: list[str] | None = None) -> pa.Table:
     return pa.table({"ts": at(*seconds), "k": keys or ["a"] * len(seconds)})
 
 
-@pytest.mark.parametrize("what", [COUNTED, {**APPLIED, "aggregates": None}], ids=["aggregates", "apply"])
+@BOTH
 def test_the_last_row_is_complete_and_the_first_ones_are_unknown(what: dict[str, Any]) -> None:
     with operator(**what, policy={"lateness": {"initial_bound": "5 s"}, "trigger": {"kind": "interval"}}) as local:
         rows = local.process(table([0.5])).to_pylist() + local.advance(1_000_000).to_pylist()
@@ -47,6 +48,37 @@ def test_a_window_that_is_over_at_once_is_complete() -> None:
         assert said(local.advance(60_000_000).to_pylist()) == {(1.0, 1.0)}
 
 
+def of_a_stream(windows: Any, what: dict[str, Any], length: int = 80, **more: Any) -> list[dict[str, Any]]:
+    """Each second a fifth of the events of a window come two seconds after its end. Without dropped rows."""
+    rows: list[dict[str, Any]] = []
+    with operator(windows, **what, **more) as local:
+        for second in range(1, length):
+            seconds = [second - 0.5] * 16 + [second - 3.5] * 4 * (second > 3)
+            keys = (["a"] * 8 + ["b"] * 8 + ["a"] * 2 + ["b"] * 2)[: len(seconds)]
+            rows += local.process(table(seconds, keys), (second - 1) * 1_000_000).to_pylist()
+    return [row for row in rows if row["kind"] != "dropped"]
+
+
+@BOTH
+@pytest.mark.parametrize("lateness", [None, "3 s"], ids=["bound of the policy", "bound of its own"])
+def test_the_one_row_of_a_final_result_is_complete(what: dict[str, Any], lateness: str | None) -> None:
+    rows = of_a_stream(aion.Tumbling("1 s", lateness=lateness), what, length=30, emit="final")
+    assert len(rows) >= 40 and {row["kind"] for row in rows} == {"final"}
+    assert said(rows) == {(1.0, 1.0)} and max(row["events"] for row in rows) == 10
+
+
+@BOTH
+def test_early_rows_say_nothing_and_later_ones_do(what: dict[str, Any]) -> None:
+    """The watermark passes the middle of each window."""
+    rows = of_a_stream(aion.Tumbling("2 s", early="1 s"), what)
+    early = [row for row in rows if row["kind"] == "early"]
+    assert len(early) >= 70 and said(early) == {(None, None)}
+    known = [row for row in rows if row["kind"] == "on_time" and row["window_end"].timestamp() > 50]
+    assert len(known) >= 20
+    for row in known:
+        assert row["completeness"] == pytest.approx(0.8) == row["completeness_low"]
+
+
 @pytest.mark.parametrize("windows", [aion.Session("1 s"), aion.Count(1), aion.PerRecord("1 s")])
 def test_windows_of_single_keys_say_nothing(windows: Any) -> None:
     with operator(windows) as local:
@@ -54,15 +86,9 @@ def test_windows_of_single_keys_say_nothing(windows: Any) -> None:
     assert rows and said(rows) == {(None, None)}
 
 
-@pytest.mark.parametrize("what", [COUNTED, {**APPLIED, "aggregates": None}], ids=["aggregates", "apply"])
+@BOTH
 def test_what_is_learned_is_said(what: dict[str, Any]) -> None:
-    """Each second a fifth of the events of a window come two seconds after its end."""
-    rows: list[dict[str, Any]] = []
-    with operator(**what) as local:
-        for second in range(1, 80):
-            seconds = [second - 0.5] * 16 + [second - 3.5] * 4 * (second > 3)
-            keys = (["a"] * 8 + ["b"] * 8 + ["a"] * 2 + ["b"] * 2)[: len(seconds)]
-            rows += local.process(table(seconds, keys), (second - 1) * 1_000_000).to_pylist()
+    rows = of_a_stream(None, what)
     known = [row for row in rows if row["window_end"].timestamp() > 50 and row["kind"] == "on_time"]
     assert len(known) >= 50
     for row in known:
@@ -72,7 +98,7 @@ def test_what_is_learned_is_said(what: dict[str, Any]) -> None:
 def test_columns_come_only_if_asked_for() -> None:
     with operator(input_schema="ts timestamp, k string") as local:
         names = local.advance(0).schema.names
-    assert names[names.index("closes_at") + 1 :][:2] == list(COLUMNS)
+    assert names[names.index("late_events") + 1 :][:3] == ["closes_at", *COLUMNS]
     with aion.LocalOperator(windows=aion.Tumbling("1 s"), time="ts", **COUNTED) as local:
         local.process(pa.table({"ts": at(0.5)}))
         assert not set(COLUMNS) & set(local.advance(0).schema.names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import socket
 import urllib.request
@@ -12,8 +13,10 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
 
 import aion
+from aion.tools.top import Look, frame
 from state_backends.server.client import StateClient, runtime_dir
 from state_backends.server.endpoint import LOOPBACK, RETRY_SECONDS, MetricsEndpoint
 from state_backends.server.host import Host
@@ -108,6 +111,33 @@ def test_a_scrape_tells_what_was_done_and_nobody_else_can_ask(
     assert told(samples, "aion_lateness_seconds_sum", **OF) == pytest.approx(3 * (40 - 10e-6))
 
 
+def test_bounds_are_judged_by_what_came_within_them(application: str, connect: Connect, tmp_path: Path) -> None:
+    """Windows are kept for 50 s. Of the late events of one, three quarters come within that, and the rest after it."""
+    client, operator = connect(), make(bound=50_000_000, coverage=0.99)
+    arrive(operator, 0)
+    advance(operator, 10)
+    arrive(operator, 0, events=6)
+    advance(operator, 60_000_000)
+    arrive(operator, 0, events=2)  # dropped
+    end_batch(operator)
+    commit(client, tmp_path, None, "t1", operator.snapshot(), at=0)
+    before = scrape(port_of(client))
+    assert told(before, "aion_coverage_ratio", **OF, which="asked") == 0.99
+    assert told(before, "aion_coverage_ratio", **OF, which="realised") is None, "it is too early to judge"
+    assert told(before, "aion_judged_events_total", **OF, outcome="missed") == 0
+
+    operator = make(bound=50_000_000, coverage=0.99, snapshot=operator.snapshot())
+    advance(operator, 60_000_000 + 4 * 50_000_000)
+    commit(client, tmp_path, "t1", "t2", operator.snapshot(), at=1)
+    after = scrape(port_of(client))
+    assert told(after, "aion_coverage_ratio", **OF, which="realised") == 0.75
+    outcomes = [told(after, "aion_judged_events_total", **OF, outcome=outcome) for outcome in ("in_time", "missed")]
+    assert outcomes == [6, 2]
+    console = Console(file=io.StringIO(), width=200)
+    console.print(frame({1: Look.of(client.stats(), 0.0)}, {}))
+    assert isinstance(console.file, io.StringIO) and " 75.00% " in console.file.getvalue()
+
+
 def test_another_server_counts_what_it_committed_itself(application: str, connect: Connect, tmp_path: Path) -> None:
     client = connect()
     first = {"counters": {"events": 100, "executions": {"late": 3}}}
@@ -177,7 +207,7 @@ def test_a_port_is_tried_again_after_a_while() -> None:
 
 def test_everything_that_is_scraped_is_in_the_table(application: str, connect: Connect, tmp_path: Path) -> None:
     client = connect()
-    operator = make(bound=50)
+    operator = make(bound=50, coverage=0.9)
     arrive(operator, 0)
     commit(client, tmp_path, None, "t1", operator.snapshot(), at=0)
     names = {name.removesuffix("_created") for name, _ in scrape(port_of(client))}

@@ -51,6 +51,7 @@ def test_one_frame(application: str, connect: Connect, tmp_path: Path, monkeypat
     events, windows = (line.split() for line in own if line.split()[:1] == ["windowed"])
     late = ["1,000", "(25.0%)", "0", "≤", "1", "minute,", "≤", "1", "minute"]
     assert events == ["windowed", "query", "1", "4,000", *late]
+    # No bound has been judged. Executions: none early, two on time, one late, none final. A commit, and no restore.
     assert windows == ["windowed", "2", "50", "s", "0", "2", "1", "0", "1", "0"]
     assert row(own, "write")[1] == "0"
     assert int(row(own, "write")[2]) >= 1

@@ -308,6 +308,7 @@ TS = pa.timestamp("us", "UTC")
 USAGE = pa.schema([("customer", pa.string()), ("used_at", TS), ("cents", pa.int64())])
 READINGS = pa.schema([("device", pa.string()), ("at", TS), ("celsius", pa.float64()), ("tick", TS)])
 CLICKS = pa.schema([("user", pa.string()), ("at", TS), ("page", pa.string())])
+PAYMENTS = pa.schema([("shop", pa.string()), ("at", TS), ("cents", pa.int64())])
 GONE = 40 * DAY  # later than any bound
 
 
@@ -429,11 +430,47 @@ def check_clicks(folder: Path) -> None:
         assert Counter(db.execute("SELECT * FROM visits WHERE user <> 'end'").fetchall()) == truth
 
 
+def payments() -> list[list[Event]]:
+    """Twelve shops have six payments a minute, and one has three from the second batch on.
+
+    Of those of the last hour, a third comes a batch later.
+    """
+
+    def sent(begin: int, end: int) -> tuple[list[Event], list[Event]]:
+        in_time: list[Event] = []
+        later: list[Event] = []
+        for minute in range(begin, end, MINUTE):
+            for number in range(6):
+                to = later if number % 3 == 2 and minute >= end - HOUR else in_time
+                shops = [shop for shop in SHOPS if shop != QUIET or not begin or number < 3]
+                to += [{"shop": shop, "at": MIDNIGHT + minute + number * 9.0, "cents": 100} for shop in shops]
+        return in_time, later
+
+    hours = ((0, 3), (3, 5), (5, 6), (6, 7))
+    parts = [sent(first * HOUR, last * HOUR) for first, last in hours]
+    return [[*late, *now] for (_, late), (now, _) in zip([([], []), *parts], parts, strict=False)]
+
+
+SHOPS, QUIET = "abcdefghijklm", "m"
+
+
+def check_alerts(spark: SparkSession, folder: Path) -> None:
+    alerts = spark.read.parquet(str(folder / "alerts")).collect()
+    assert alerts and {row.shop for row in alerts} == {QUIET}, "rows of others are low as well, but not complete enough"
+    assert {row.payments for row in alerts} == {3}, "what is known of a row with two payments is that one is missing"
+    minutes = {(seconds(row.window_start) - MIDNIGHT) // MINUTE for row in alerts}
+    # Windows from 3:00 are over when they first run. Of those from 4:00, all rows came before anything was known. Of
+    # those from 5:00, first rows lack a third, and second ones are complete. Those from 6:00 have only first rows.
+    assert minutes == set(range(180, 239)) | set(range(300, 359))
+    assert all(row.completeness_low >= 0.9 for row in alerts)
+
+
 @pytest.mark.proof
 def test_the_recipes(alone: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they stand, on small streams; and what their sinks hold is what a plain computation over all events says."""
     monkeypatch.chdir(tmp_path)
     streams = {"usage": (usage(), USAGE), "readings": (readings(), READINGS), "clicks": (clicks(), CLICKS)}
+    streams["payments"] = (payments(), PAYMENTS)
     for name, (batches, schema) in streams.items():
         write(tmp_path / name, batches[0], schema)
     names = run_python("docs/recipes.md", {}, tmp_path, {})
@@ -449,3 +486,4 @@ def test_the_recipes(alone: SparkSession, tmp_path: Path, monkeypatch: pytest.Mo
     check_bills(tmp_path)
     check_readings(alone, names["newest"], tmp_path)
     check_clicks(tmp_path)
+    check_alerts(alone, tmp_path)

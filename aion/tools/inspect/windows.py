@@ -11,6 +11,7 @@ from aion.core.lateness.bound import AdaptiveBound
 from aion.core.operator.keyed.summary import LISTED
 from aion.core.operator.overview import REASONS, KeyedOutlook, WindowOutlook, keyed_windows, windows
 from aion.core.time import format_instant, short_duration
+from state_backends.store.counting import judged
 from state_backends.versions.audit import ShardFinding
 
 PLANNED = 5
@@ -27,15 +28,27 @@ def show_windows(console: Console, findings: Sequence[ShardFinding], most: int) 
 
 
 def _show_bounds(console: Console, operator: str, findings: Sequence[ShardFinding]) -> None:
-    """Prints the bound of new windows and the reason for it. Shards with the same text are printed together."""
+    """Prints the bound of new windows, the reason for it, and the coverage that bounds had.
+
+    Shards with the same text are printed together.
+    """
     shards_by_text: dict[str, list[str]] = {}
+    late = missed = 0.0
     for finding in findings:
         assert finding.newest is not None and finding.newest.manifest is not None
-        decision = AdaptiveBound.of_snapshot(finding.newest.manifest.snapshot["lateness"]).decision
+        snapshot = finding.newest.manifest.snapshot
+        late, missed = late + judged(snapshot)[0], missed + judged(snapshot)[1]
+        decision = AdaptiveBound.of_snapshot(snapshot["lateness"]).decision
         shards_by_text.setdefault(f"{short_duration(decision.bound_us)}: {decision.why}", []).append(_number(finding))
     for text, shards in shards_by_text.items():
         who = "" if len(shards_by_text) == 1 else f", shard {', '.join(shards)}"
         console.print(f"{operator}{who}: new windows are kept for {text}", markup=False)
+    if late:
+        console.print(
+            f"{operator}: {1 - missed / late:.2%} of {late:,.0f} late events came within learned bounds, "
+            f"of windows that ended four bounds ago or earlier",
+            markup=False,
+        )
 
 
 def _show_operator(console: Console, operator: str, findings: Sequence[ShardFinding], most: int) -> None:
