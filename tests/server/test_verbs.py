@@ -16,7 +16,7 @@ from state_backends.server.verbs import APPENDED, PUT, VERBS, By, Way, request_o
 from state_backends.versions.shard import Shard
 
 WHERE: dict[By, Any] = {By.SERVER: StateServer, By.HOST: Host, By.SHARD: Shard}
-ELSEWHERE = {"ping", "stats", "open"}
+ELSEWHERE = {"expect", "ping", "stats", "open"}
 """Verbs that no attempt asks for."""
 
 
