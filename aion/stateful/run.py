@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
@@ -141,14 +142,15 @@ class ShardRun:
         return snapshot
 
     def _each(self, groups: Iterable[Group]) -> Iterator[tuple[Group, KeyRecord]]:
-        remaining = iter(groups)
+        on_disk = self._store.hint([])
+        # On disk, neighbours are in one block. In the order of keys, a chunk reads neighbours.
+        remaining = iter(sorted(groups, key=attrgetter("key")) if on_disk else groups)
         chunk = list(islice(remaining, CHUNK_KEYS))
-        ahead = self._reads_ahead
         while chunk:
             following = list(islice(remaining, CHUNK_KEYS))
             records = self._records([group.key for group in chunk])
-            if following and ahead:
-                ahead = self._store.hint([record_key(group.key) for group in following])
+            if following and on_disk and self._reads_ahead:
+                self._store.hint([record_key(group.key) for group in following])
             yield from zip(chunk, records, strict=True)
             self._write(records)
             chunk = following
