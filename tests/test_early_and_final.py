@@ -18,6 +18,7 @@ from aion.core.numbers import NEVER
 from aion.core.operator.keyed.closing import Closing
 from aion.core.windows import Definition
 from aion.errors import ConfigError, PolicyError, WindowError
+from tests.examples import some
 from tests.keyed_oracle import Event, Oracle, Window, windows_of
 from tests.test_keyed_windows import KINDS, Sink, Step, events, policy, table
 
@@ -78,6 +79,7 @@ class Clock:
 
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("name", list(EARLY))
+@some(1 / 3)
 @given(script=steps, bound=st.sampled_from([0, 7, 40]), early=st.sampled_from([1, 10]))
 def test_early_panes_show_the_open_windows_of_each_key(
     name: str, kind: str, script: list[Step], bound: int, early: int
@@ -113,6 +115,7 @@ def test_early_panes_show_the_open_windows_of_each_key(
 
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("definition", FINAL, ids=str)
+@some(1 / 3)
 @given(script=steps, bound=st.sampled_from([0, 7, 40]))
 def test_a_final_pane_comes_once_when_the_window_is_closed(
     definition: Definition, kind: str, script: list[Step], bound: int

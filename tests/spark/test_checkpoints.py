@@ -148,6 +148,7 @@ def _lineage(state: Path) -> str:
     return folder.name
 
 
+@pytest.mark.proof
 def test_a_moved_checkpoint_goes_on(spark: SparkSession, stream: FileStream, tmp_path: Path) -> None:
     events: list[Any] = []
     query = Query(spark, stream, tmp_path / "one", tmp_path / "state")

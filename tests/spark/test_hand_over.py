@@ -58,7 +58,7 @@ def panes(df: Any, definition: dict[str, Any], **policy: Any) -> Any:
 @pytest.mark.parametrize(
     ("definition", "restarts"),
     [
-        ("with a key", False),
+        pytest.param("with a key", False, marks=pytest.mark.proof),
         pytest.param("with a key", True, marks=pytest.mark.proof),
         pytest.param("without a key", True, marks=pytest.mark.proof),
     ],

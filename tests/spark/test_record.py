@@ -6,6 +6,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import aion
 from aion.config import load_policy
 from aion.execute.trace import read_trace
@@ -18,6 +20,7 @@ def how_many(key: Any, window: Any, events: Any) -> dict[str, int]:
     return {"n": sum(batch.num_rows for batch in events)}
 
 
+@pytest.mark.proof
 def test_a_replay_executes_what_the_query_executed(stream: FileStream, sink: Sink, tmp_path: Path) -> None:
     policy = {"lateness": {"initial_bound": "100 seconds", "coverage": None}, "trigger": {"bound": 0.3}}
     for batch in range(4):

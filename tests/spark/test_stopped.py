@@ -38,6 +38,7 @@ def held(spark: SparkSession) -> metrics.StateMetrics:
     return found
 
 
+@pytest.mark.proof
 def test_what_a_query_held_is_let_go_of_when_it_is_stopped(
     spark: SparkSession, stream: FileStream, tmp_path: Path, new_server: None
 ) -> None:

@@ -119,8 +119,8 @@ def releases() -> Case:
 
 SHOP = ["see", "put", "pay", "pay", "reset"]
 SESSIONS_OUT = "k string, start long, end long, n long"
-QUICK = {"fraud": lambda: event_time(p.Fraud, ["a"], pandas=True)}
-PROOF = {
+PROCESSORS = {
+    "fraud": lambda: event_time(p.Fraud, ["a"], pandas=True),
     "extremes": extremes,
     "sessions": lambda: event_time(p.Sessions, ["a"], SESSIONS_OUT, output_mode="append"),
     "basket": lambda: plain(p.Basket, ["apple", "pear", "plum", "pay"]),
@@ -152,9 +152,10 @@ PROOF = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.proof) for name in PROOF)])
+@pytest.mark.proof
+@pytest.mark.parametrize("name", PROCESSORS)
 def test_a_processor_gives_the_same_rows_in_each_batch(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    make = {**QUICK, **PROOF}[name]
+    make = PROCESSORS[name]
     aions, sparks = both(spark, tmp_path, make)
     compare(aions, sparks)
     assert sparks, "the processor gave nothing"

@@ -19,7 +19,7 @@ from aion.spark import patch
 from tests.spark.conftest import FileStream
 from tests.spark.stateful import processors as p
 from tests.spark.stateful.rig import Case, Output, compare, grouped_by_aion, grouped_by_spark, query_of, to_the_end
-from tests.spark.stateful.test_differential import PROOF, event_time, events, plain
+from tests.spark.stateful.test_differential import PROCESSORS, event_time, events, plain
 
 FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 FEW = [("k", pa.string()), ("v", pa.int64())]
@@ -101,7 +101,7 @@ def two_processors(df: DataFrame) -> DataFrame:
 
 
 SAME = {
-    **PROOF,
+    **PROCESSORS,
     "two processors": lambda: Case(
         p.Count, FEW, "key string, n long", [[("a", 1), ("b", 2)], [("a", 3)], [(None, 1), ("a", 2)], [("b", 1)]],
         pandas=False, output_mode="append", then=two_processors,
