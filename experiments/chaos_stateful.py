@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 PARTS = 40
-"""Into so many keys the rows of all but one of the keys of events go."""
+"""The events of each key but one are spread over this many keys."""
 HOT = "key 0"
 IDLE_MS = 30_000
 WINDOW_MS = WINDOW_S * 1000

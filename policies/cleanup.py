@@ -105,6 +105,7 @@ class Reason(StrEnum):
     MAX_BOUND = "max_bound"
     MAX_STATE = "max_state"
     CHANGED = "changed"
+    OWN = "own"
 
     @property
     def code(self) -> int:

@@ -18,6 +18,7 @@ from aion.core.numbers import NEVER
 from aion.core.operator.keyed.closing import Closing
 from aion.core.windows import Definition
 from aion.errors import ConfigError, PolicyError, WindowError
+from policies.cleanup import Reason
 from tests.examples import some
 from tests.keyed_oracle import Event, Oracle, Window, windows_of
 from tests.test_keyed_windows import KINDS, Sink, Step, events, policy, table
@@ -219,8 +220,15 @@ def test_a_definition_has_its_own_bound_and_trigger() -> None:
             ("short", 0): 15, ("long", -5): 5, ("long", 5): 15,
             ("other", -5): 605, ("other", 0): 610, ("other", 5): 615,
         }  # fmt: skip
+        executor = operator._executor
+        assert executor is not None
+        table = executor.operator.windows
+        reasons = {Reason.of_code(code) for code in table["reason"][table["definition"] == 2].tolist()}
+        assert reasons == {Reason.FIXED}, "the policy decided"
         rows = operator.process(at(7)).to_pylist()
         assert [(r["window"], r["kind"]) for r in rows] == [("short", "dropped"), ("long", "dropped")]
+        operator.process(at(30))
+        assert Reason.of_code(int(table["reason"][table["definition"] == 0][0])) is Reason.OWN
         rows = operator.process(at(7)).to_pylist()
         assert sorted({r["window"] for r in rows if r["kind"] == "late"}) == ["other"]
 

@@ -1,4 +1,4 @@
-"""The first batch of a query whose state comes from elsewhere: it brings the state into Aion's store, and no more."""
+"""The first batch of a query whose state comes from elsewhere. It only brings the state into Aion's store."""
 
 from __future__ import annotations
 

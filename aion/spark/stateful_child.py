@@ -33,7 +33,7 @@ SHARD, ROWS = "__aion_shard", "__aion_rows"
 SCHEMA = f"{SHARD} int, {ROWS} binary"
 PACKED_BYTES = 1 << 20
 ANNOUNCED_PART = 4
-"""One in this many of the keys that come are told to the state server: those that the root takes first."""
+"""The child names the first quarter of the keys, in their order. The root processes these first."""
 _BATCH_BYTES = 4 << 20
 _ARROW = pa.schema([(SHARD, pa.int32()), (ROWS, pa.binary())])
 

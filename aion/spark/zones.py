@@ -1,6 +1,6 @@
 """The rules of time zones in the tasks of a query: see :mod:`aion.execute.zone_files`. Call these inside a task.
 
-A task whose query has no calendar windows imports no more than this module.
+If a query has no calendar windows, its tasks import only this module.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Declaring(StatefulProcessor):
                     handle.getMapState(name, key_schema, schema, ttl_ms)
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
-        raise NotImplementedError("this processor has no code")
+        raise AssertionError("a query that only brings state has no rows")
 
     def close(self) -> None:
         pass

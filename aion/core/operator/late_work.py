@@ -2,9 +2,9 @@
 
 The events that are read for windows that run late, early or for the last time in a batch are at most ``share`` times
 those for the windows that run on time, plus :data:`FLOOR`. Overlapping windows that are combined from shared slices
-count a part of their events each. The rest waits: windows whose bound has passed go first, then the
-oldest. A window waits for at most ``batches`` batches. A batch without data, and the end of the input, do all that
-waits. So what runs is a function of the version that a batch starts from, and of the batch.
+count a part of their events each. The rest waits: windows whose bound has passed go first, then the oldest. A window
+waits for at most ``batches`` batches. A batch without data runs all that waits, and so does the end of the input. So
+what runs depends only on the version that a batch starts from, and on the batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 Numbers: TypeAlias = Ints | Floats
 
 FLOOR = 1_000_000
-"""So many events are always allowed: they take well below a second, unless a function looks at each of them."""
+"""This many events are always allowed. Reading them takes little time, unless a function looks at each event."""
 
 
 class LateWork:

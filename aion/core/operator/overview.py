@@ -25,6 +25,7 @@ REASONS = {
     Reason.MAX_BOUND: "max_bound: coverage asked for more",
     Reason.MAX_STATE: "max_state: no room for more",
     Reason.CHANGED: "conservative: lateness had changed",
+    Reason.OWN: "lateness: of the definition itself",
 }
 
 

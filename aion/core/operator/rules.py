@@ -1,6 +1,6 @@
 """What holds for the windows of each definition: their bound, their trigger, and when they run early. Pure.
 
-The policy decides for all definitions. A definition may decide for itself (:class:`aion.core.windows.Timing`).
+The policy decides for all definitions. A definition may decide for itself (:class:`aion.core.timing.Timing`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FixedBound:
         return self._bound_us
 
     def reason_for_new_window(self) -> int:
-        return Reason.FIXED.code
+        return Reason.OWN.code
 
     def observe(self, end_us: int, at_us: int, events: int) -> None:
         self._shared.observe(end_us, at_us, events)
@@ -165,7 +165,7 @@ class Rules:
         shared = self.shared_bound.reason_for_new_window()
         if not self._has_fixed:
             return np.full(len(definitions), shared)
-        return np.where(self._fixed_us[definitions] >= 0, Reason.FIXED.code, shared)
+        return np.where(self._fixed_us[definitions] >= 0, Reason.OWN.code, shared)
 
     def due(self, windows: WindowTable, rows: Ints, now_us: int, step_us: int) -> Flags:
         """A mask of the late windows that run now."""
@@ -198,7 +198,7 @@ class Rules:
         for number, clock in self._clocks.items():
             news = (windows["definition"][late:] == number) & (windows["pending"][late:] > 0)
             if news.any():
-                # Before the first watermark, any watermark will do. None lies before all events for long.
+                # The first watermark makes them run, whatever it is. It is likely past the start of the first window.
                 first_us = int(windows["start_us"][late:][news].min())
                 soonest = min(soonest, first_us if clock.last_us is None else clock.next_us)
         return soonest

@@ -49,7 +49,7 @@ class Closing:
         return closes
 
     def _remember(self, bound_us: int, until_us: int) -> None:
-        """Adds a promise. Promises that say no more than a shorter bound are left out."""
+        """Adds a promise. Leaves out promises that follow from one with a shorter bound."""
         kept: list[tuple[int, int]] = []
         for bound, until in sorted([*self._promised, (bound_us, until_us)]):
             if not kept or until > kept[-1][1]:
