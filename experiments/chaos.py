@@ -2,7 +2,8 @@
 
 A round writes files with late events and runs the queries of a workload over them in a separate process
 (``chaos_query``): two with windows (``chaos_windows``), or two with a stateful processor (``chaos_stateful``). A seed
-chooses the faults and their moments (``chaos_faults``). After a JVM was killed, the queries restart from their
+chooses the faults and their moments (``chaos_faults``). Often two or three follow each other, and the later ones hit a
+recovery that is under way. After a JVM was killed, the queries restart from their
 checkpoints. Half-way, the checkpoints are copied. From then on the copy runs in an application of its own next to the
 original, on the same state folder, and the original continues with another number of partitions. Where root may make
 network namespaces, both run on a cluster of two hosts (``host_cluster``), and executors and whole hosts die too.
@@ -20,16 +21,16 @@ import random
 import shutil
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from experiments.chaos_child import STARTING_S, ChaosError, Child, start
+from experiments.chaos_result import Fault, Result, Settings, resumed, summary
 from experiments.chaos_workloads import WORKLOADS, workload_of
 from experiments.host_cluster import Cluster, cluster, is_possible
 from state_backends.files.names import HANDED, MERGED, SST
@@ -41,64 +42,6 @@ if TYPE_CHECKING:
     from experiments.chaos_faults import Done
 
 PACKAGES = ("aion", "pyspark", "pyarrow", "rocksdict")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """``kinds``: the faults to cause, in this order; after them the seed chooses. ``hosts``: 0 means no cluster.
-
-    ``workload``: a key of WORKLOADS.
-    A round has ``files_of_a_kill`` files for each of its kills, plus ``more_files``. If the files run out before all
-    kills are done, another round follows.
-    """
-
-    kills: int
-    seed: int
-    kills_of_a_round: int = 50
-    files_of_a_kill: float = 1.3
-    more_files: int = 12
-    events_of_a_file: int = 150
-    payload_bytes: int = 400
-    hosts: int = 0
-    kinds: tuple[str, ...] = ()
-    workload: str = "windows"
-
-
-@dataclass
-class Fault:
-    """One fault: what was done, in which batches, and its effects until the next batch came out."""
-
-    kind: str
-    round: int
-    kill: int | None
-    pid: int
-    note: str
-    batches: list[int]
-    next_batch_s: float = 0.0
-    tasks_lost: int = 0
-    turns: int = 0
-    query_failures: int = 0
-
-
-@dataclass
-class Result:
-    faults: list[Fault] = field(default_factory=list)
-    differences: list[str] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-    batches: int = 0
-    batches_again: int = 0
-    rows: int = 0
-    events: int = 0
-    too_late: int = 0
-    rounds: int = 0
-    copies: int = 0
-    repartitions: int = 0
-    merged_files: int = 0
-    handed_files: int = 0
-
-    @property
-    def kills(self) -> int:
-        return sum(fault.kill is not None for fault in self.faults)
 
 
 def chaos(
@@ -147,25 +90,6 @@ def chaos(
         raise typer.Exit(1)
 
 
-def resumed(settings: Settings, out: Path) -> tuple[Result, float]:
-    """The result of an interrupted run, and its seconds. Raises BadParameter if it had other settings."""
-    path = out / "chaos.json"
-    if not path.exists():
-        return Result(), 0.0
-    found = json.loads(path.read_text())
-    options = {"seed": "--seed", "events_of_a_file": "--events", "payload_bytes": "--payload", "hosts": "--hosts"}
-    options["workload"] = "--workload"
-    for name, now in asdict(settings).items():
-        was = found["settings"].get(name, getattr(Settings, name, None))
-        if was != now and name not in ("kills", "kinds"):
-            raise typer.BadParameter(
-                f"--resume continues the run in {path}, which had {options.get(name, name)} {was}, not {now}: "
-                "use that value, or another --out"
-            )
-    result = found["result"]
-    return Result(**{**result, "faults": [Fault(**fault) for fault in result["faults"]]}), float(found["seconds"])
-
-
 def run(
     settings: Settings, out: Path, result: Result, console: Console, note: Callable[[], None] = lambda: None
 ) -> None:
@@ -186,32 +110,6 @@ def run(
         note()
         # State servers of applications that have just ended still delete their own files.
         shutil.rmtree(work, ignore_errors=True)
-
-
-def summary(result: Result) -> Iterator[str]:
-    """The summary of all rounds, as lines."""
-    counts = Counter(fault.kind for fault in result.faults)
-    yield ""
-    yield "done: " + ", ".join(f"{n} x {kind}" for kind, n in counts.most_common())
-    slowest = max((fault.next_batch_s for fault in result.faults), default=0.0)
-    yield (
-        f"seen: {sum(f.tasks_lost for f in result.faults)} tasks and executors lost, "
-        f"{sum(f.turns for f in result.faults)} tasks that continued with another server, "
-        f"{len(result.failures)} queries that failed and were restarted; "
-        f"longest wait for the next batch {slowest:.1f} s"
-    )
-    yield (
-        f"also: {result.copies} checkpoints copied, and run next to their originals on one state folder; "
-        f"{result.repartitions} repartitioned; {result.merged_files} merged files "
-        f"and {result.handed_files} of handed-over blocks seen"
-    )
-    yield (
-        f"compared: {result.batches} batches ({result.batches_again} came out twice), {result.rows} rows, "
-        f"{result.events} events, {result.too_late} of them too late"
-    )
-    yield from result.differences[:20]
-    others = len(result.faults) - result.kills
-    yield f"{result.kills} kills, {len(result.differences)} differences ({others} other faults)"
 
 
 class Round:
@@ -383,9 +281,9 @@ class Round:
             with self._child(folder, state, self._places) as child:
                 child.wait_until_started()
                 while self.result.kills - kills_before < kills and self._wait_for_moment(child, files):
-                    fault = self._do_something(child)
+                    self._burst(child, kills_before + kills)
                     self._note_files(state)
-                    if fault is not None and fault.kind == "JVM":
+                    if child.is_lost:
                         break
                 code = self._wait_for_end(child)
                 if code == 0:
@@ -411,7 +309,22 @@ class Round:
         time.sleep(moment_s * child.batch_s)
         return child.process.poll() is None
 
-    def _do_something(self, child: Child) -> Fault | None:
+    def _burst(self, child: Child, kills: int) -> None:
+        """Causes one fault or a few in a row, until there are ``kills`` kills. Then waits for the next batch."""
+        from experiments import chaos_faults
+
+        seen, fault = child.seen(), None
+        for left in reversed(range(chaos_faults.burst(self.rng))):
+            fault = self._cause_fault(child)
+            if fault is None or child.is_lost or self.result.kills >= kills:
+                break
+            if left:
+                self._print(self._line(fault, "the next one follows"))
+                time.sleep(self.rng.random() * child.batch_s)
+        if fault is not None:
+            self._watch(child, fault, seen)
+
+    def _cause_fault(self, child: Child) -> Fault | None:
         from experiments import chaos_faults
 
         kind = next(self.kinds, None)
@@ -420,7 +333,7 @@ class Round:
                 kind = chaos_faults.fault_kind(self.rng)
             else:
                 kind = chaos_faults.kill_kind(self.rng, self._places is not None)
-        before, seen = child.by_query(), child.seen()
+        before = child.by_query()
         done: Done | None = None
         deadline = time.monotonic() + STARTING_S
         moment = ""
@@ -433,12 +346,16 @@ class Round:
                 time.sleep(0.02)  # a server or a worker may just be starting
         if done is None:
             return None
+        child.is_lost = kind == "JVM"
         is_kill = kind in kills and "NOT" not in done.note
         number = self.result.kills + 1 if is_kill else None
         fault = Fault(kind, self.number, number, done.pid, ", ".join(filter(None, (moment, done.note))), before)
         self.result.faults.append(fault)
+        return fault
+
+    def _watch(self, child: Child, fault: Fault, seen: dict[str, int]) -> None:
+        """Waits for the next batch after the last fault of a burst. ``seen``: the counts before the first one."""
         begin, behind = time.monotonic(), child.by_query()
-        child.is_lost = kind == "JVM"
         while child.process.poll() is None and not child.is_lost:
             child.note_progress()
             came = [now - then for now, then in zip(child.by_query(), behind, strict=True)]
@@ -452,20 +369,18 @@ class Round:
         failures = child.failures()[seen["failures"] :]
         fault.query_failures = len(failures)
         self.result.failures += failures
-        self._print(self._line(fault, failures))
-        return fault
+        effect = "the queries restart"
+        if not child.is_lost:
+            effect = f"next batch after {fault.next_batch_s:.1f} s, {fault.tasks_lost} lost, {fault.turns} continued"
+        if failures:
+            effect += f"; query failed: {_cause(failures[-1])}"
+        self._print(self._line(fault, effect))
 
-    def _line(self, fault: Fault, failures: list[str]) -> str:
+    def _line(self, fault: Fault, effect: str) -> str:
         place = f"{fault.kill}/{self.settings.kills}" if fault.kill is not None else "-"
         note = f" ({fault.note})" if fault.note else ""
-        if fault.kind == "JVM":
-            seen = "the queries restart"
-        else:
-            after = f"next batch after {fault.next_batch_s:.1f} s"
-            seen = f"{after}, {fault.tasks_lost} lost, {fault.turns} continued"
-        failure = f"; query failed: {_cause(failures[-1])}" if failures else ""
         where = "/".join(map(str, fault.batches))
-        return f"{place:>8}  {fault.kind:<14} pid {fault.pid:<7} in batch {where:<8}{note} {seen}{failure}"
+        return f"{place:>8}  {fault.kind:<14} pid {fault.pid:<7} in batch {where:<8}{note} {effect}"
 
     def _wait_for_end(self, child: Child) -> int:
         while child.process.poll() is None:

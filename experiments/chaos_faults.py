@@ -41,6 +41,11 @@ FAULTS = {"full disk": 50, "no descriptors": 15, "pause": 20, "socket gone": 15}
 """Faults between the kills that kill nothing, out of 100."""
 
 FAULT_SHARE = 0.2
+
+BURSTS = {1: 40, 2: 35, 3: 25}
+"""How many faults follow each other closely, in how many of 100 cases. All but the first hit queries that still recover
+from the one before."""
+
 HUNG_SECONDS = 60.0
 
 
@@ -124,6 +129,11 @@ def kill_kind(rng: random.Random, on_hosts: bool) -> str:
 
 def fault_kind(rng: random.Random) -> str:
     return rng.choices(list(FAULTS), list(FAULTS.values()))[0]
+
+
+def burst(rng: random.Random) -> int:
+    """How many faults follow each other now."""
+    return rng.choices(list(BURSTS), list(BURSTS.values()))[0]
 
 
 def wait_for_moment(

@@ -14,8 +14,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from aion.cli import app
-from experiments.chaos import Result, Settings, run, summary
+from experiments.chaos import run
 from experiments.chaos_faults import FAULTS, KILLS, KILLS_OF_HOSTS
+from experiments.chaos_result import Result, Settings, summary
 from experiments.chaos_workloads import WORKLOADS
 from experiments.host_cluster import is_possible
 

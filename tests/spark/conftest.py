@@ -16,6 +16,8 @@ import aion
 from tests.object_store import CREDENTIALS
 
 SECOND = 1_000_000
+# By default Hadoop starts two processes, readlink and chmod, for each small file of a checkpoint.
+CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +29,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         SparkSession.builder.master("local[2,3]")  # a task may fail twice before the query does
         .appName("aion tests")
         .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINTS)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
