@@ -89,6 +89,8 @@ class ListContent:
 
     def get(self, now: int, pages: Pages) -> Iterator[Plain]:
         """The values that have not expired, lazily, as they are when the first is taken."""
+        if not self._pages:
+            return iter([element[1] for element in self._tail if not 0 < element[0] <= now])
         return (element[1] for element in self.elements(pages) if not 0 < element[0] <= now)
 
     def elements(self, pages: Pages) -> Iterator[Element]:
@@ -106,13 +108,17 @@ class ListContent:
         (first,) = pages.read([0])
         return self._pages * len(first) + len(self._tail), self._pages == 1
 
-    def append(self, values: Sequence[Plain], expires: int) -> None:
-        self._tail.extend([expires, value] for value in values)
+    def append(self, value: Plain, expires: int) -> None:
+        self._tail.append([expires, value])
+        self.changed = True
+
+    def extend(self, values: Sequence[Plain], expires: int) -> None:
+        self._tail += [[expires, value] for value in values]
         self.changed = True
 
     def put(self, values: Sequence[Plain], expires: int) -> None:
         self.clear()
-        self.append(values, expires)
+        self.extend(values, expires)
 
     def clear(self) -> None:
         self._pages, self._tail = 0, []

@@ -46,7 +46,10 @@ from aion.errors import SchemaError
 Plain = list[Any]
 Convert = Callable[[Any], Any]
 _SCALARS = frozenset({bool, int, float, str, bytes, datetime, date, type(None)})
-_EXACT: dict[type[DataType], type] = {LongType: int, DoubleType: float, StringType: str, BooleanType: bool}
+_BITS: dict[type[DataType], int] = {LongType: 64, IntegerType: 32, ShortType: 16, ByteType: 8}
+_EXACT: dict[type[DataType], type] = {
+    **dict.fromkeys(_BITS, int), DoubleType: float, StringType: str, BooleanType: bool, BinaryType: bytes
+}  # fmt: skip
 _FLOAT = struct.Struct("<f")
 _DECIMALS = Context(prec=1000, rounding=ROUND_HALF_UP, Emin=MIN_EMIN, Emax=MAX_EMAX)
 _LONG = 1 << 63
@@ -63,13 +66,18 @@ class Codec:
         kinds = [type(field.dataType) for field in schema]
         # Values of exactly these types are plain already, if integers are not too large.
         self._exact = tuple(_EXACT[kind] for kind in kinds) if all(kind in _EXACT for kind in kinds) else None
-        self._longs = [i for i, kind in enumerate(kinds) if kind is LongType]
+        self._limits = [(i, 1 << (_BITS[kind] - 1)) for i, kind in enumerate(kinds) if kind in _BITS]
         self._converts = any(field.dataType.needConversion() for field in schema)
+        self._is_plain = not self._converts and not any(self._from)
 
     def plain(self, value: Any) -> Plain:
         """The plain form of a user's tuple. Raises what Spark raises."""
-        if tuple(map(type, value)) == self._exact and all(-_LONG <= value[i] < _LONG for i in self._longs):
-            return list(value)
+        if tuple(map(type, value)) == self._exact:
+            for i, limit in self._limits:
+                if not -limit <= value[i] < limit:
+                    break
+            else:
+                return list(value)
         values = self.schema.toInternal(tuple(map(normalized, value)))
         if len(values) != len(self._to):
             raise _wrong_length(len(self._to), len(values))
@@ -77,12 +85,14 @@ class Codec:
 
     def value(self, plain: Sequence[Any]) -> tuple[Any, ...]:
         """The user's tuple."""
+        if self._is_plain:
+            return tuple(plain)
         values = tuple([convert(v) if convert else v for convert, v in zip(self._from, plain, strict=True)])
         return tuple(self.schema.fromInternal(values)) if self._converts else values
 
     def row(self, plain: Sequence[Any]) -> Row:
         """The value as a Row with the names of its fields."""
-        row = Row(*self.value(plain))
+        row = tuple.__new__(Row, self.value(plain))  # Row's own constructor looks at what it was given
         row.__fields__ = self._names
         return row
 
@@ -117,7 +127,7 @@ def normalized(v: Any) -> Any:
 
 
 def _to_plain(type_: DataType) -> Convert:
-    for kind, bits in ((LongType, 64), (IntegerType, 32), (ShortType, 16), (ByteType, 8)):
+    for kind, bits in _BITS.items():
         if isinstance(type_, kind):
             return _long if bits == 64 else _wrapping(bits)
     for kinds, convert in _TO:

@@ -233,10 +233,10 @@ class LocalListState(_Local, ListState):
         self._content.put(self._plains(newState), self._expires())
 
     def appendValue(self, newState: tuple[Any, ...]) -> None:
-        self._content.append([self.variable.codec.plain(newState)], self._expires())
+        self._content.append(self.variable.codec.plain(newState), self._expires())
 
     def appendList(self, newState: list[tuple[Any, ...]]) -> None:
-        self._content.append(self._plains(newState), self._expires())
+        self._content.extend(self._plains(newState), self._expires())
 
     def clear(self) -> None:
         self._content.clear()

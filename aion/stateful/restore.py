@@ -119,7 +119,7 @@ def _put(record: KeyRecord, variable: Variable, expires: bool, content: Any) -> 
             times.append(time_ms)
         case Kind.LIST:
             for value, time_ms in map(element, content):
-                target.append([value], time_ms)
+                target.append(value, time_ms)
                 times.append(time_ms)
         case Kind.MAP:
             pages = record.pages(variable)
