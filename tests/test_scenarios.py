@@ -17,20 +17,22 @@ import yaml
 import aion
 from aion import aggregates as A
 from aion.core import windows as definitions
-from aion.core.plan import make_plan
 
 FOLDER = Path(__file__).parent / "scenarios"
 FILES = sorted(FOLDER.glob("*.yaml"))
-SCHEMA = pa.schema([("k", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.float64())])
+SCHEMA = pa.schema([("k", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.float64()), ("gap", pa.string())])
 WINDOWS = {
     "tumbling": definitions.Tumbling,
     "sliding": definitions.Sliding,
+    "calendar": aion.Calendar,
     "session": definitions.Session,
     "count": definitions.Count,
     "per_record": definitions.PerRecord,
 }
 STEPS = {"event", "watermark", "expect"}
-KEYS = {"about", "windows", "key", "bound", "aggregates", "trigger", "in_order", "steps"}
+KEYS = {"about", "windows", "key", "bound", "aggregates", "emit", "trigger", "in_order", "steps"}
+Time = float | datetime
+"""Seconds since the epoch, or a date and time with its offset from UTC."""
 Row = dict[str, Any]
 Events = list[Row]
 
@@ -59,6 +61,7 @@ class Scenario:
             "time": "ts",
             "key": self._told.get("key"),
             "aggregates": {name: aggregate(told) for name, told in self._told["aggregates"].items()},
+            "emit": self._told.get("emit", "all"),
         }
 
     @property
@@ -69,7 +72,7 @@ class Scenario:
     @property
     def commutes(self) -> bool:
         """Whether the order of the events of a batch makes no difference."""
-        layout = make_plan(SCHEMA, apply=None, outputs=None, **self.definition).layout
+        layout = aion.Spec(**self.definition).plan(SCHEMA).layout
         assert layout is not None
         return not self._told.get("in_order", False) and all(bound.commutative for bound in layout.bound)
 
@@ -80,7 +83,7 @@ class Scenario:
             ((kind, value),) = told.items()
             assert kind in STEPS, f"unknown step {kind!r}"
             if kind == "expect":
-                yield Step(tuple(actions), tuple(value))
+                yield Step(tuple(actions), tuple(in_seconds(row) for row in value))
                 actions = []
             elif kind == "watermark":
                 actions.append(micros(value))
@@ -103,18 +106,26 @@ def aggregate(told: str | dict[str, Any]) -> A.Aggregate:
     return getattr(A, name)(*([columns] if isinstance(columns, str) else columns))  # type: ignore[no-any-return]
 
 
-def micros(seconds: float) -> int:
-    return round(seconds * 1_000_000)
+def micros(time: Time) -> int:
+    return round(seconds(time) * 1_000_000)
+
+
+def seconds(time: Time) -> float:
+    if not isinstance(time, datetime):
+        return time
+    assert time.tzinfo is not None, f"{time} has no offset from UTC; write e.g. 2024-03-31 12:00:00+02:00"
+    return time.timestamp()
 
 
 def table(events: Events) -> pa.Table:
     for event in events:
-        assert "at" in event and set(event) <= {"at", "k", "v"}, f"an event has at, k and v, not {event}"
+        assert "at" in event and set(event) <= {"at", "k", "v", "gap"}, f"an event has at, k, v and gap, not {event}"
     times = [None if e["at"] is None else micros(e["at"]) for e in events]
     columns = [
         pa.array([e.get("k") for e in events], pa.string()),
         pa.array(times, pa.int64()).cast(SCHEMA.field("ts").type),
         pa.array([e.get("v") for e in events], pa.float64()),
+        pa.array([e.get("gap") for e in events], pa.string()),
     ]
     return pa.table(columns, schema=SCHEMA)
 
@@ -148,8 +159,12 @@ def bundles(events: Events, how: random.Random | None) -> Iterator[Events]:
 
 def plain(row: Row) -> Row:
     """Times as seconds since the epoch, under the names that files have for them."""
-    seconds = {n: v.timestamp() for n, v in row.items() if isinstance(v, datetime)}
-    return {**row, **seconds, "start": seconds.get("window_start"), "end": seconds.get("window_end")}
+    row = in_seconds(row)
+    return {**row, "start": row["window_start"], "end": row["window_end"]}
+
+
+def in_seconds(row: Row) -> Row:
+    return {name: seconds(value) if isinstance(value, datetime) else value for name, value in row.items()}
 
 
 def fits(expected: Row, row: Row) -> bool:
@@ -226,6 +241,7 @@ def test_there_are_scenarios_and_most_of_them_can_be_shuffled() -> None:
         ({"session": {"gap": "5s"}}, definitions.Session("5s")),
         ({"count": {"n": 3, "slide": 1}}, definitions.Count(3, 1)),
         ({"per_record": {"size": "5s"}}, definitions.PerRecord("5s")),
+        ({"calendar": {"every": "1 week", "zone": "UTC"}}, aion.Calendar("1 week", "UTC")),
     ],
 )
 def test_every_kind_of_window_can_be_written(told: dict[str, Any], expected: Any) -> None:
