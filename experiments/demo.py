@@ -195,7 +195,7 @@ class Watch:
     events_per_query: int
     days: float
     samples: list[Sample] = field(default_factory=list)
-    operators: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    counters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by query
     peak_m_bucket_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=dict)  # by query, until it ended
     _rows: dict[str, dict[int, int]] = field(default_factory=dict)  # by query and batch
@@ -207,7 +207,10 @@ class Watch:
             return
         self.samples.append(Sample(seconds, state.m_bucket_bytes, state.p_bucket_bytes))
         self.peak_m_bucket_bytes = max(self.peak_m_bucket_bytes, state.peak_m_bucket_bytes)
-        self.operators = state.operators
+        # The counters of the server's commits: those of the shards go soon after their query has ended.
+        self.counters = {
+            name: known["counters"] for operators in state.queries.values() for name, known in operators.items()
+        }
 
     @property
     def state(self) -> str:
@@ -288,7 +291,7 @@ def check(spark: SparkSession, query: Query, folder: Path, watch: Watch) -> Outc
     return Outcome(
         name=query.name,
         seconds=watch.seconds[query.name],
-        counters=watch.operators.get(query.name, {}),
+        counters=watch.counters.get(query.name, {}),
         dropped=int(dropped),
         panes={str(kind): int(count) for kind, count in panes["kind"].value_counts().items()},
         comparison=compare(query.name, truth, panes, [query.key], list(query.truth)),

@@ -351,6 +351,23 @@ def test_the_speed_is_that_of_the_replay() -> None:
     assert watch.speed(500, 30.0) == " at 158,000 times real time"  # 55 days in half a minute
 
 
+def test_the_counters_of_a_query_outlive_its_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the queries ends first, and its shards are closed while the other one goes on."""
+    queries = {
+        f"id of {query.name}": {query.name: {"counters": {"events": number}, "shards": number - 1}}
+        for number, query in enumerate(demo.QUERIES, start=1)
+    }
+    state = SimpleNamespace(
+        m_bucket_bytes=10, p_bucket_bytes=20, peak_m_bucket_bytes=30, queries=queries,
+        operators={query.name: {"events": 2} for query in demo.QUERIES[1:]},
+    )  # fmt: skip
+    monkeypatch.setattr(aion.metrics, "state", lambda spark: state)
+    watch = demo.Watch(cast(Any, None), events_per_query=1000, days=110.0)
+    watch.sample(1.0)
+    assert watch.counters == {"by_destination": {"events": 1}, "by_carrier": {"events": 2}}
+    assert (watch.samples, watch.peak_m_bucket_bytes) == ([Sample(1.0, 10, 20)], 30)
+
+
 def test_summary() -> None:
     known = outcome(events=1234, late_events=5, dropped=0, windows=7, executions={"on_time": 6, "late": 2})
     text = printed([known, outcome()], [Sample(0.0, 10, 3 << 20), Sample(1.0, 20, 1 << 20)])
