@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import aion
@@ -19,7 +22,7 @@ from aion import aggregates as A
 from aion.config import load_policy
 from aion.core.windows import Periodic
 from aion.errors import ConfigError, FormatError
-from aion.execute.trace import SCHEMA, Definition, Recorder, Trace, fitted, read_trace
+from aion.execute.trace import METADATA, SCHEMA, Definition, Recorder, Trace, fitted, read_trace
 from aion.tools.tune.disk import Machine, Moved, SimulatedDisk
 from aion.tools.tune.simulator import as_recorded, simulate
 from state_backends.store.io import Priority, Steps
@@ -33,7 +36,7 @@ PADS = ("x" * 200, "y" * 180)
 def table(times: list[int], keys: list[int]) -> pa.Table:
     return pa.table(
         {
-            "ts": pa.array(times, pa.timestamp("us")),
+            "ts": pa.array(times, pa.timestamp("us", "UTC")),
             "k": pa.array(keys, pa.int64()),
             "pad": [PADS[k % 2] for k in keys],
         }
@@ -50,7 +53,16 @@ KINDS: dict[str, dict[str, Any]] = {
     "kept by key": {**KEPT, "key": "k"},
     "partials": {"aggregates": {"n": A.count()}, "key": "k"},
 }
-WINDOWS = {"tumbling": aion.Tumbling("10 seconds"), "sliding": aion.Sliding("20 seconds", "5 seconds")}
+WINDOWS: dict[str, Any] = {
+    "tumbling": aion.Tumbling("10 seconds"),
+    "sliding": aion.Sliding("20 seconds", "5 seconds"),
+    "early": aion.Tumbling("10 seconds", early="3 seconds"),
+    "timed apart": [
+        aion.Tumbling("10 seconds", lateness="15 seconds"),
+        aion.Sliding("20 seconds", "5 seconds", trigger={"kind": "interval", "interval": timedelta(seconds=12)}),
+        aion.Calendar("1 day", "Asia/Tokyo", early="9 seconds"),
+    ],
+}
 POLICY: dict[str, Any] = {
     "memory": {"budget": "256KiB", "bucket_limit": "32KiB"},
     "blocks": {"target": "2KiB"},
@@ -70,9 +82,12 @@ def batches(seed: int, count: int, events: int) -> list[tuple[int, pa.Table]]:
     return made
 
 
-def recorded(folder: Path, kind: str, windows: Any, policy: Any, stream: list[tuple[int, pa.Table]]) -> dict[str, Any]:
+def recorded(
+    folder: Path, kind: str, windows: Any, policy: Any, stream: list[tuple[int, pa.Table]], emit: Any = "all"
+) -> dict[str, Any]:
     """Runs the real thing; its counters."""
-    with aion.LocalOperator(windows=windows, time="ts", policy=policy, record=folder, **KINDS[kind]) as operator:
+    definition = {"windows": windows, "time": "ts", "emit": emit, **KINDS[kind]}
+    with aion.LocalOperator(policy=policy, record=folder, **definition) as operator:
         for watermark, events in stream:
             operator.process(events)
             operator.advance(watermark)
@@ -83,16 +98,26 @@ def recorded(folder: Path, kind: str, windows: Any, policy: Any, stream: list[tu
 @some(1 / 4)
 @given(
     kind=st.sampled_from(list(KINDS)),
-    windows=st.sampled_from(list(WINDOWS)),
-    trigger=st.sampled_from([{"bound": 0.2}, {"bound": 0.02}, {"kind": "every_batch"}, {"kind": "count", "count": 40}]),
+    asked=st.sampled_from([*[(windows, "all") for windows in WINDOWS], ("tumbling", "final"), ("sliding", "final")]),
+    trigger=st.sampled_from(
+        [
+            {"bound": 0.2},
+            {"bound": 0.02},
+            {"kind": "every_batch"},
+            {"kind": "count", "count": 40},
+            {"kind": "every_batch", "early": "6 seconds"},
+        ]
+    ),
     seed=st.integers(0, 99),
 )
+@example(kind="partials", asked=("timed apart", "all"), trigger={"kind": "every_batch", "early": "6 seconds"}, seed=1)
+@example(kind="kept by key", asked=("early", "all"), trigger={"bound": 0.2}, seed=2)
 def test_a_replay_executes_exactly_what_was_executed(
-    kind: str, windows: str, trigger: dict[str, Any], seed: int
+    kind: str, asked: tuple[str, str], trigger: dict[str, Any], seed: int
 ) -> None:
-    policy = load_policy({**POLICY, "trigger": trigger})
+    policy, (windows, emit) = load_policy({**POLICY, "trigger": trigger}), asked
     with tempfile.TemporaryDirectory() as folder:
-        counters = recorded(Path(folder), kind, WINDOWS[windows], policy, batches(seed, 14, 60))
+        counters = recorded(Path(folder), kind, WINDOWS[windows], policy, batches(seed, 14, 60), emit)
         trace = read_trace(Path(folder))
     found = simulate(trace, policy, FAST, paced=False)
     assert found.executions == counters["executions"]
@@ -101,6 +126,19 @@ def test_a_replay_executes_exactly_what_was_executed(
     kept = counters["staleness"]
     assert found.stalest == kept["largest"]
     assert found.staleness == pytest.approx(kept["total"] / kept["windows"] if kept["windows"] else 0.0)
+
+
+def test_early_executions_cost_the_same_whoever_asks_for_them(tmp_path: Path) -> None:
+    policy, slow = load_policy(POLICY, {"memory.budget": "64KiB"}), Machine(1e6, 1e-3, 1e6, 1e-2, 1e9)
+    recorded(tmp_path, "kept", WINDOWS["early"], policy, batches(2, 8, 200))
+    own = read_trace(tmp_path)
+    silent = Trace(own.definition._replace(windows={"tumbling": WINDOWS["tumbling"]}), own.table)
+    found = simulate(own, policy, slow, paced=False)
+    assert found == simulate(silent, load_policy(policy, {"trigger.early": "3 seconds"}), slow, paced=False)
+    without = simulate(silent, policy, slow, paced=False)
+    assert found.executions["early"] > 0 == without.executions["early"]
+    assert found.executions["on_time"] == without.executions["on_time"]
+    assert found.read_bytes > without.read_bytes
 
 
 def test_a_trace_says_what_came_and_when(tmp_path: Path) -> None:
@@ -191,7 +229,7 @@ def test_blocks_are_handed_over_as_they_were(tmp_path: Path) -> None:
 
 
 def test_a_trace_of_before_is_replayed(tmp_path: Path) -> None:
-    """One that says neither when blocks were handed over nor for how long a function waited."""
+    """One that does not say when blocks were handed over, how long a function waited, and when definitions run."""
     trace = trace_of(tmp_path)
     table = trace.table.drop_columns(["waited_us"])
     old = [kind == "arrival" for kind in table["kind"].to_pylist()]
@@ -199,7 +237,9 @@ def test_a_trace_of_before_is_replayed(tmp_path: Path) -> None:
         place = table.schema.get_field_index(name)
         kept = pc.if_else(pa.array(old), pa.scalar(None, pa.int64()), table[name])
         table = table.set_column(place, name, kept)
-    Trace(trace.definition, table).write(tmp_path / "old.parquet")
+    told = trace.definition.to_json()
+    metadata = {METADATA: json.dumps({name: told[name] for name in told if name not in ("timing", "final_only")})}
+    pq.write_table(table.replace_schema_metadata(metadata), tmp_path / "old.parquet")
     again = read_trace(tmp_path / "old.parquet")
     assert [b.handed for b in again.batches if b.blocks] == [[(len(b.blocks), 0.0)] for b in again.batches if b.blocks]
     policy = load_policy(POLICY)

@@ -29,6 +29,7 @@ from aion.core.operator.actions import SliceFacts
 from aion.core.operator.operator import Operator
 from aion.core.plan import Plan, make_plan
 from aion.core.slicing.grid import is_timed
+from aion.core.timing import NO_TIMING
 from aion.core.windows import Aligned
 from aion.errors import ConfigError, FormatError
 from aion.execute import trace_windows
@@ -88,6 +89,7 @@ class Definition(NamedTuple):
     """What a replay needs to know about an operator.
 
     ``kept``: blocks hold events for a function; otherwise partials. ``commits``: a batch ends with a version on disk.
+    ``final_only``: windows run once, when their bound has passed.
     """
 
     windows: Mapping[str, Aligned]
@@ -95,6 +97,7 @@ class Definition(NamedTuple):
     kept: bool
     blocking: bool
     commits: bool
+    final_only: bool = False
 
     @classmethod
     def of(cls, plan: Plan, *, commits: bool) -> Definition:
@@ -106,7 +109,7 @@ class Definition(NamedTuple):
                 f"record: {other} depends on the events of each key; only tumbling, sliding and calendar "
                 "windows can be recorded"
             )
-        return cls(windows, bool(plan.key), plan.layout is None, plan.blocking, commits)
+        return cls(windows, bool(plan.key), plan.layout is None, plan.blocking, commits, plan.final_only)
 
     def plan(self) -> Plan:
         """A plan with the same windows and the same kind of blocks. Its columns stand for any others."""
@@ -120,16 +123,23 @@ class Definition(NamedTuple):
             apply=_nothing if self.kept else None,
             outputs="n long" if self.kept else None,
             blocking=self.blocking,
+            final_only=self.final_only,
         )
 
     def to_json(self) -> dict[str, Any]:
         windows = [[name, *trace_windows.to_json(window)] for name, window in self.windows.items()]
-        return {"format": FORMAT, **self._asdict(), "windows": windows}
+        timing = {name: trace_windows.timing_to_json(window.timing) for name, window in self.windows.items()}
+        return {"format": FORMAT, **self._asdict(), "windows": windows, "timing": timing}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Definition:
-        windows = {name: trace_windows.from_json(values) for name, *values in value["windows"]}
-        return cls(windows, value["key"], value["kept"], value["blocking"], value["commits"])
+        """An earlier Aion did not write ``timing`` and ``final_only``."""
+        timing = {name: trace_windows.timing_from_json(told) for name, told in value.get("timing", {}).items()}
+        windows = {
+            name: trace_windows.from_json(values, timing.get(name, NO_TIMING)) for name, *values in value["windows"]
+        }
+        final_only = value.get("final_only", False)
+        return cls(windows, value["key"], value["kept"], value["blocking"], value["commits"], final_only)
 
 
 def _nothing(key: Any, window: Any, events: Any) -> dict[str, int]:
@@ -320,7 +330,7 @@ def read_trace(path: Path) -> Trace:
         tables.append(table.replace_schema_metadata(None).cast(SCHEMA))
         definitions.append(definition)
         if definition != definitions[0]:
-            raise FormatError(f"{file}: has other windows than {files[0].name}; keep a folder for each operator")
+            raise FormatError(f"{file}: has other definitions than {files[0].name}; keep a folder for each operator")
     return Trace(Definition.from_json(definitions[0]), pa.concat_tables(tables))
 
 

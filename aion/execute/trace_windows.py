@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from aion.core.calendars import CalendarEdges, Steps, ZoneRules
+from aion.core.time import duration_us
+from aion.core.timing import NO_TIMING, Timing
 from aion.core.windows import Aligned, Calendar, Periodic
 
 
@@ -17,8 +20,28 @@ def to_json(window: Aligned) -> list[Any]:
     return [str(window.edges.steps), rules.name, base64.b64encode(rules.tzif).decode("ascii")]
 
 
-def from_json(values: Sequence[Any]) -> Aligned:
+def from_json(values: Sequence[Any], timing: Timing = NO_TIMING) -> Aligned:
     if isinstance(values[0], int):
-        return Periodic(*values)
+        size_us, slide_us, offset_us = values
+        return Periodic(size_us, slide_us, offset_us, timing)
     every, zone, tzif = values
-    return Calendar(CalendarEdges(Steps.of(every), ZoneRules(zone, base64.b64decode(tzif))))
+    rules = ZoneRules(zone, base64.b64decode(tzif))
+    return Calendar(CalendarEdges(Steps.of(every), rules), timing=timing)
+
+
+def timing_to_json(timing: Timing) -> dict[str, Any]:
+    """What the definition says about its own executions, and nothing that it leaves to the policy."""
+    trigger = None if timing.trigger is None else {key: _plain(value) for key, value in timing.trigger}
+    told = {"early_us": timing.early_us, "bound_us": timing.bound_us, "trigger": trigger}
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def timing_from_json(told: Mapping[str, Any]) -> Timing:
+    trigger = told.get("trigger")
+    items = None if trigger is None else tuple(trigger.items())
+    return Timing(told.get("early_us"), told.get("bound_us"), items)
+
+
+def _plain(value: Any) -> Any:
+    """A setting of a trigger as the same setting in JSON."""
+    return duration_us(value) if isinstance(value, timedelta) else value
