@@ -134,7 +134,7 @@ class Definition(NamedTuple):
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Definition:
         """An earlier Aion did not write ``timing`` and ``final_only``."""
-        timing = {name: trace_windows.timing_from_json(told) for name, told in value.get("timing", {}).items()}
+        timing = {name: trace_windows.timing_from_json(values) for name, values in value.get("timing", {}).items()}
         windows = {
             name: trace_windows.from_json(values, timing.get(name, NO_TIMING)) for name, *values in value["windows"]
         }

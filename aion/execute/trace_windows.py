@@ -32,14 +32,14 @@ def from_json(values: Sequence[Any], timing: Timing = NO_TIMING) -> Aligned:
 def timing_to_json(timing: Timing) -> dict[str, Any]:
     """What the definition says about its own executions, and nothing that it leaves to the policy."""
     trigger = None if timing.trigger is None else {key: _plain(value) for key, value in timing.trigger}
-    told = {"early_us": timing.early_us, "bound_us": timing.bound_us, "trigger": trigger}
-    return {name: value for name, value in told.items() if value is not None}
+    values = {"early_us": timing.early_us, "bound_us": timing.bound_us, "trigger": trigger}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def timing_from_json(told: Mapping[str, Any]) -> Timing:
-    trigger = told.get("trigger")
+def timing_from_json(values: Mapping[str, Any]) -> Timing:
+    trigger = values.get("trigger")
     items = None if trigger is None else tuple(trigger.items())
-    return Timing(told.get("early_us"), told.get("bound_us"), items)
+    return Timing(values.get("early_us"), values.get("bound_us"), items)
 
 
 def _plain(value: Any) -> Any:
