@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +101,16 @@ def two_processors(df: DataFrame) -> DataFrame:
     return second.selectExpr("key", "n * 1000 AS n")
 
 
+WHO = pa.struct([("name", pa.string()), ("born", pa.date32())])
+ANNA, NOBODY = {"name": "anna", "born": date(1990, 2, 3)}, {"name": None, "born": None}
+
 SAME = {
     **PROCESSORS,
+    "a struct as key": lambda: Case(
+        p.Count, [("who", WHO), ("v", pa.int64())], "key string, n long",
+        [[(ANNA, 1), (NOBODY, 2), (None, 3)], [(ANNA, 3), (None, 4)], [(NOBODY, 1), (ANNA, 2)], [(None, 1)]],
+        keys=("who",), pandas=False,
+    ),
     "two processors": lambda: Case(
         p.Count, FEW, "key string, n long", [[("a", 1), ("b", 2)], [("a", 3)], [(None, 1), ("a", 2)], [("b", 1)]],
         pandas=False, output_mode="append", then=two_processors,
@@ -120,6 +129,16 @@ def test_any_processor_goes_on_with_aion(spark: SparkSession, tmp_path: Path, na
     twins.begin(len(case.batches) // 2)
     done = twins.migrate()
     assert sorted(done.names.values()) == ["stateful", "stateful-1"][: 1 + (name == "two processors")]
+    twins.go_on()
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", ["basket", "sessions", "last values"])
+def test_state_in_avro_goes_on_with_aion(spark: SparkSession, tmp_path: Path, avro: None, name: str) -> None:
+    case = SAME[name]()
+    twins = Twins(spark, tmp_path, case)
+    twins.begin(len(case.batches) // 2)
+    twins.migrate()
     twins.go_on()
 
 

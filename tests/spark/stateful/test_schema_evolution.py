@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.spark.stateful import processors as p
+from tests.spark.stateful.conftest import ENCODING
 from tests.spark.stateful.rig import Case, both, compare, error, grouped_by_spark, ours
 
-ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 Release = tuple[str, tuple[Any, ...]]
 """The schema of the state variables, and a value."""
 KEYS = ([("a",), ("b",), ("c",)], [("a",), ("b",), ("b",)], [("a",), ("c",), ("d",)], [("a",), ("b",), ("c",)])
-
-
-@pytest.fixture
-def avro(spark: SparkSession) -> Iterator[None]:
-    spark.conf.set(ENCODING, "avro")
-    yield
-    spark.conf.unset(ENCODING)
 
 
 def releases(*releases: Release) -> Case:
