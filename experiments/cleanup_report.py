@@ -195,10 +195,10 @@ def remarks(settings: Settings) -> str:
             "end) until the window is purged; relative to an oracle that knows the distribution of each regime from "
             "the beginning.",
             "regime change: the median lateness grows fourfold. unnoticed: before the change is found; relearning: "
-            "after that, with the conservative bound; settled: the rest. No bound can cover a change that is not "
-            "noticed yet.",
+            "after that, until there is a new history; settled: the rest. No bound can cover what windows lose that "
+            "were created before the change could be seen.",
             "bad source: in the middle, one of five sources becomes late and stays so.",
-            "any 1,000 windows: also those with the conservative bound, before enough is known or after a change. They "
+            "any 1,000 windows: also those with the conservative bound, before enough is known. They "
             "cover more than was asked: within half a point counts them as off, not lower does not. Only the first 200 "
             "windows are left out.",
             "flights: real data, in windows of an hour by scheduled arrival. The truth is unknown; the oracle is the "

@@ -32,7 +32,7 @@ much room, and the decision says what that costs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -44,6 +44,7 @@ from aion.core.time import short_duration
 TIMES_THE_BOUND = 2
 FEWEST_EPOCHS = 8
 MOST_UNSEEN = 0.1
+MOST_CARRIED = 4
 
 
 class History(Protocol):
@@ -205,6 +206,24 @@ def decide(
     if known is None:
         return cut_to_room(asked, decision, room_us)
     return cut_to_room(asked, decision, room_us, lambda us: float(known.later_than(us)))
+
+
+def carried(asked: Cleanup, decision: BoundDecision, bound_us: int, later: float) -> BoundDecision:
+    """The decision with the bound that fits the latest windows, because lateness has drifted.
+
+    A learnt bound grows to four times itself or to the initial bound, whichever is longer; a conservative one does not
+    grow. ``later``: the share of late events that are expected after ``bound_us``.
+    """
+    longest_us, reason = decision.bound_us, decision.reason
+    if reason is Reason.LEARNT:
+        longest_us = max(MOST_CARRIED * longest_us, asked.initial_bound_us)
+    bound_us = min(bound_us, longest_us)
+    why = f"{short_duration(bound_us)} for late events like those of the latest windows, in place of: {decision.why}"
+    if bound_us > asked.max_bound_us:
+        reason, bound_us = Reason.MAX_BOUND, asked.max_bound_us
+        why = f"cut to max_bound, {short_duration(bound_us)}, from: {why}"
+    lost = None if decision.late_share is None else decision.late_share * later
+    return replace(decision, bound_us=bound_us, reason=reason, why=why, lost_share=lost)
 
 
 def cut_to_room(

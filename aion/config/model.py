@@ -397,7 +397,8 @@ class LatenessPolicy(_Section):
     per: Literal["query", "shard"] = Field(
         default="query",
         description="Which keys share what is learned about lateness. query: all keys of an operator that one host "
-        "holds, so that their windows get the same bound. shard: the keys of one shard (a key group).",
+        "holds, so that their windows get the same bound while lateness does not drift. shard: the keys of one shard "
+        "(a key group).",
     )
 
 

@@ -1,8 +1,9 @@
 """The bound that follows the data, and the forecast of late events for the staleness trigger (paper section 3.4). Pure.
 
 It observes arrivals and watermark advances. Every epoch or two (every batch while history is short) it recomputes what
-history supports. In between, new windows all get the same bound. Its decisions depend only on its snapshot and its
-inputs: there is no clock and no randomness.
+history supports. In between, new windows get the same bound, unless the latest windows show that lateness has drifted
+(:mod:`aion.core.lateness.drift`). Its decisions depend only on its snapshot and its inputs: there is no clock and no
+randomness.
 
 Shards that learn together read what other shards have published on the same host. Two attempts of one batch may read
 different things. So a shared result takes effect only from the shard's next snapshot on, never in the batch that found
@@ -19,6 +20,7 @@ import numpy as np
 
 from aion.core.lateness.change import change
 from aion.core.lateness.conformal import Conformal
+from aion.core.lateness.drift import Drift
 from aion.core.lateness.estimate import Arrivals, arrivals
 from aion.core.lateness.histogram import LatenessHistogram
 from aion.core.lateness.models import FAMILIES, NAMES, choose, fit, modelled
@@ -27,7 +29,7 @@ from aion.core.lateness.shared import LearntBound, Outlook, newest, observations
 from aion.core.lateness.sketch import Ints
 from aion.core.trigger.staleness import NothingKnown
 from aion.errors import FormatError
-from policies.cleanup import BoundDecision, Cleanup, Reason, cut_to_room, decide
+from policies.cleanup import BoundDecision, Cleanup, Reason, carried, cut_to_room, decide
 
 SNAPSHOT_VERSION = 1
 MOVED = 0.05
@@ -36,6 +38,8 @@ FEW_EVENTS = 30
 """The fewest late events that make an outlook."""
 ASKED_PER_SPAN = 32
 """History is evaluated again after it has grown by one part in this many."""
+LARGE_MARGIN = 0.25
+"""A margin is large if the expected losses are below this part of the allowed ones."""
 _POINTS = 48
 _HALVINGS = 12
 
@@ -95,6 +99,7 @@ class AdaptiveBound:
         self.lateness = Lateness(half_life_us)
         self.histogram = LatenessHistogram()
         self.conformal = None if asked.coverage is None else Conformal(1.0 - asked.coverage)
+        self.drift = None if asked.coverage is None else Drift()
         self._others: list[Lateness] = []
         self._shards = 1
         self._room_us: int | None = None
@@ -120,6 +125,8 @@ class AdaptiveBound:
         self.histogram.observe(at_us - end_us, events)
         if self.conformal is not None:
             self.conformal.observe(end_us - self.ahead_us, at_us - end_us, events)
+        if self.drift is not None:
+            self.drift.observe(end_us, at_us, events)
 
     def observe_on_time(self, end_us: int, events: int) -> None:
         """See :meth:`aion.core.lateness.observe.Lateness.observe_on_time`."""
@@ -142,10 +149,15 @@ class AdaptiveBound:
         if from_us is None:
             # Windows that end before the first watermark had all their events in time, whenever those came.
             self.lateness.forget_before(to_us)
-        elif self.asks(from_us):
-            self._next = self._evaluate(from_us)
-            if not self.together:
-                self._apply(self._next)
+            if self.drift is not None:
+                self.drift.forget_before(to_us)
+        else:
+            if self.asks(from_us):
+                self._next = self._evaluate(from_us)
+            anew = not self.together and self._current is not self._next
+            if anew:
+                self._current = self._next
+            self._follow(from_us, anew)
         if self.conformal is not None:
             self.conformal.advance(to_us, self.decision.bound_us, self.ahead_us)
         self._others = []
@@ -216,9 +228,29 @@ class AdaptiveBound:
 
     # -- deciding -----------------------------------------------------------------------------------------
 
-    def _apply(self, learnt: LearntBound) -> None:
-        self._current = learnt
-        self.decision = cut_to_room(self.asked, learnt.decision, self._room_us, learnt.later_than)
+    def _follow(self, at_us: int, anew: bool) -> None:
+        """Compare the latest windows with history, if that is due or history was evaluated ``anew``, and decide."""
+        usual, decision = self._current.usual, self._current.decision
+        if self.drift is not None and self.conformal is not None and usual is not None and self._carries():
+            anew = anew or self.drift.due(at_us)
+            if anew:
+                miss = self.conformal.miss / (max(1e-9, usual.late_share) if decision.of_all else 1.0)
+                suffices = decision.reason is Reason.LEARNT
+                self.drift.follow(at_us, usual, self._current.usual_us, min(1.0, miss), suffices=suffices)
+        if anew:
+            self._decide()
+
+    def _carries(self) -> bool:
+        """Whether the latest windows count: beside a history that supports a bound, or until there is one again."""
+        return self._current.decision.reason is Reason.LEARNT or self._current.relearning
+
+    def _decide(self) -> None:
+        decision, drift = self._current.decision, self.drift
+        if drift is not None and drift.bound_us is not None and self._carries():
+            decision = carried(self.asked, decision, drift.bound_us, drift.later)
+        decision = cut_to_room(self.asked, decision, self._room_us, self._current.later_than)
+        if decision != self.decision:
+            self.decision = decision
 
     def _evaluate(self, at_us: int) -> LearntBound:
         before, lateness = self._next, self.lateness
@@ -254,6 +286,11 @@ class AdaptiveBound:
             at_least_us=0 if learnt else before.at_least_us,
             relearning=before.relearning and not learnt,
         )
+        if learnt and known is not None:
+            # A history with a change inside has a large margin. What was usual before it says more.
+            later = float(known.later_than(decision.bound_us - 1))
+            if before.usual is None or later >= LARGE_MARGIN * (1.0 - (self.asked.coverage or 0.0)):
+                after = replace(after, usual=_curve(known, 0), usual_us=decision.bound_us)
         return replace(after, decision=_explained(after, decision))
 
     def _start_again(self, at_us: int, span_us: int, changed: str) -> LearntBound:
@@ -296,6 +333,7 @@ class AdaptiveBound:
             "learnt_bound": {"settings": self._settings(), **self._next.to_json()},
             "room_us": self._room_us,
             "conformal": None if self.conformal is None else self.conformal.to_json(),
+            "drift": None if self.drift is None else self.drift.to_json(),
         }
 
     def _settings(self) -> dict[str, Any]:
@@ -309,14 +347,18 @@ class AdaptiveBound:
         self.histogram = LatenessHistogram(snapshot.get("histogram"))
         if self.conformal is not None and snapshot.get("conformal") is not None:
             self.conformal = Conformal(self.conformal.allowed, snapshot["conformal"])
+        if self.drift is not None and snapshot.get("drift") is not None:
+            self.drift = Drift(snapshot["drift"])
         learnt = LearntBound.from_json(snapshot["learnt_bound"])
         if snapshot["learnt_bound"]["settings"] == self._settings():
             self._room_us = snapshot["room_us"]
         else:
             # With other settings, use the conservative decision until history is evaluated at the next advance.
             learnt = replace(learnt, decision=self._current.decision, asked_us=None, next_us=None, shards=1)
-        self._next = learnt
-        self._apply(learnt)
+            if self.drift is not None:
+                self.drift.bound_us = None
+        self._current = self._next = learnt
+        self._decide()
 
 
 def _explained(learnt: LearntBound, decision: BoundDecision) -> BoundDecision:
@@ -342,8 +384,14 @@ def _updated_outlook(before: Outlook | None, known: Arrivals) -> Outlook | None:
         more = abs(before.late_per_on_time * (1 - known.late_share) / max(1e-9, known.late_share) - 1)
         if moved <= MOVED and more <= MOVED:
             return before
+    return _curve(known, 1 if before is None else before.version + 1)
+
+
+def _curve(known: Arrivals, version: int) -> Outlook:
+    """The estimate at a few dozen points, as shares of the late events. There are some."""
+    edges, later = known.edges_us, known.later
+    later = later / later[0]
     levels = np.concatenate([1 - np.arange(1, _POINTS) / _POINTS, 0.5 ** np.arange(1, _HALVINGS) / _POINTS])
     at = np.unique(np.concatenate([[0], np.searchsorted(-later, -levels), [len(later) - 1]]))
     at = at[at < len(later)]
-    version = 1 if before is None else before.version + 1
     return Outlook(version, edges[at], later[at], known.late_share)

@@ -28,9 +28,9 @@ PERIODS_PER_BOUND = 8
 SHORTEST_US = 1_000_000
 CAUTION = 0.8
 """The wanted share of misses is this part of the allowed one. So the coverage is rarely below what was asked."""
-LEAST, MOST = 0.1, 2.0
+LEAST, MOST = 0.1, 4.0
 """The limits of the level, as multiples of the allowed share of misses."""
-MOST_PERIODS = 64
+MOST_PERIODS = 128
 
 
 class _Period:

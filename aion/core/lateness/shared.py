@@ -74,7 +74,8 @@ class LearntBound:
     so far. The last one was at watermark ``restarted_us``; ``last_change`` describes it. While ``relearning`` after it,
     no bound is below ``at_least_us``. ``patience_us``: the shortest history in which a change is looked for. A change
     sets it to twice the history it was found in (at most the half-life), so that a pattern that repeats, as day and
-    night do, in the end counts as normal.
+    night do, in the end counts as normal. ``usual``: how late late events were in the history from which a bound was
+    last learnt, and ``usual_us``, that bound. They survive a change (:mod:`aion.core.lateness.drift`).
     """
 
     decision: BoundDecision
@@ -88,6 +89,8 @@ class LearntBound:
     relearning: bool = False
     patience_us: int = 0
     at_least_us: int = 0
+    usual: Outlook | None = None
+    usual_us: int = 0
 
     @property
     def age(self) -> tuple[int, int, int, int]:
@@ -109,12 +112,14 @@ class LearntBound:
             **value,
             "decision": asdict(self.decision),
             "outlook": None if self.outlook is None else self.outlook.to_json(),
+            "usual": None if self.usual is None else self.usual.to_json(),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LearntBound:
         """Ignores unknown fields. Raises KeyError, TypeError, ValueError or OverflowError for any other value."""
         decision, outlook, words = value["decision"], value["outlook"], value["last_change"]
+        usual = value.get("usual")  # None in what Aion wrote before there was one
         return cls(
             BoundDecision(
                 _whole(decision["bound_us"]),
@@ -134,6 +139,8 @@ class LearntBound:
             relearning=bool(value["relearning"]),
             patience_us=_whole(value["patience_us"]),
             at_least_us=_whole(value["at_least_us"]),
+            usual=None if usual is None else Outlook.from_json(usual),
+            usual_us=_whole(value.get("usual_us", 0)),
         )
 
 
