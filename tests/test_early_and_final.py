@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import aion
@@ -82,6 +82,10 @@ class Clock:
 @pytest.mark.parametrize("name", list(EARLY))
 @some(1 / 3)
 @given(script=steps, bound=st.sampled_from([0, 7, 40]), early=st.sampled_from([1, 10]))
+# A punctuation that comes late ends a window just where its early pane ended.
+@example(
+    script=[[Event(0, 0, 0, False, 1), Event(0, 50, 0, False, 1)], 51, [Event(0, 51, 0, True, 1)], 52], bound=0, early=1
+)
 def test_early_panes_show_the_open_windows_of_each_key(
     name: str, kind: str, script: list[Step], bound: int, early: int
 ) -> None:

@@ -33,7 +33,7 @@ from aion.core.operator.window_table import WindowTable
 from aion.core.slicing.tree import ranges
 from aion.core.trigger.triggers import Trigger
 
-YIELDED = ("id", "start", "end", "number", "pane", "seq")
+YIELDED = ("id", "start", "end", "number", "pane", "seq", "early")
 """The columns for each executed window: its interval, the number of its last pane, and the newest block in that pane.
 
 ``number`` distinguishes windows with the same key and interval.
@@ -53,16 +53,18 @@ class _Now(NamedTuple):
     """The windows of the current index, and the last execution of each.
 
     ``codes``, ``yielded_codes``: the keys of the windows and of the rows of ``yielded``, as numbers. ``pane``: the
-    number of the window's next pane. ``seen``: the newest block in its last pane. ``newest``: its newest block.
-    ``at``: its row in ``yielded``. -1: it has not run yet.
+    number of the window's next pane. ``newest``: its newest block. ``news``: whether its last pane does not have that.
+    ``early``: whether that pane was an early one, so that one follows when it has ended, even without news. ``at``: its
+    row in ``yielded``. -1: it has not run yet.
     """
 
     windows: Windows
     codes: Ints
     yielded_codes: Ints
     pane: Ints
-    seen: Ints
     newest: Ints
+    news: Flags
+    early: Flags
     at: Ints
 
 
@@ -189,10 +191,8 @@ class KeyedWindows:
                 over[passed], total(self.index["events"], now.windows)[passed]
             ):
                 self._bound.observe_on_time(end_us, events)
-        # The on-time pane comes even if nothing came since an early one.
-        on_time = passed & ((now.at < 0) | (self._early is not None)) & (not self._final_only)
-        news = now.newest > now.seen
-        final = closed & news & ~on_time & there
+        on_time = passed & ((now.at < 0) | now.early) & (not self._final_only)
+        final = closed & (now.news | now.early) & ~on_time & there
         sizes = total(self.index["events"], now.windows)
         late_work.on_time(sizes[final if self._final_only else on_time])
         late_work.spend(sizes[final & (not self._final_only)])
@@ -219,7 +219,7 @@ class KeyedWindows:
     def _arrived(self, now_us: int | None) -> Orders:
         now = self._now()
         over = now.windows.over_us
-        new = (now.newest > now.seen) & self._there(over, self.closed_us)
+        new = now.news & self._there(over, self.closed_us)
         ended = np.zeros(len(new), np.bool_) if now_us is None else over <= now_us
         orders = self._execute(new & ~ended, PaneKind.ON_TIME)
         # The numbers of windows stay the same: an execution changes what was yielded, but no event.
@@ -228,8 +228,8 @@ class KeyedWindows:
     def _late(self, now_us: int, step_us: int, late_work: LateWork, *, last: bool) -> Orders:
         now = self._now()
         over = now.windows.over_us
-        news, ended = now.newest > now.seen, over <= now_us
-        changed = ended & news & self._there(over, self.closed_us)
+        ended = over <= now_us
+        changed = ended & (now.news | now.early) & self._there(over, self.closed_us)
         events = total(self.index["events"], now.windows)
         cells = self._cells.of(over)
         waiting, cell_of = np.unique(cells[changed], return_inverse=True)
@@ -249,7 +249,7 @@ class KeyedWindows:
         self._cells.table["owed"][rows[due & ~runs]] += 1
         self._cells.table.executed(rows[runs], now_us, 0)
         self._cells.table.look(rows[~runs], now_us)
-        early = ~ended & news
+        early = ~ended & now.news
         orders = self._execute(changed & np.isin(cells, waiting[runs]), PaneKind.LATE)
         if self._early_owed:
             size, waited = np.array([sum_of(events[early])]), np.array([self._early_owed])
@@ -299,7 +299,7 @@ class KeyedWindows:
         if len(retract):
             orders.append(Retract(self.definition, self.yielded.take(retract)))
         orders.append(ExecuteKeyed(self.definition, kind, table, self._members(windows, rows)))
-        self._note_yielded(now, rows, retract)
+        self._note_yielded(now, rows, retract, kind)
         return orders
 
     def _members(self, windows: Windows, rows: Ints) -> Members | None:
@@ -327,7 +327,7 @@ class KeyedWindows:
         meets = (starts <= self.yielded["end"][orphan_of]) & (ends >= self.yielded["start"][orphan_of])
         return np.unique(orphan_of[meets])
 
-    def _note_yielded(self, now: _Now, rows: Ints, retracted: Ints) -> None:
+    def _note_yielded(self, now: _Now, rows: Ints, retracted: Ints, kind: PaneKind) -> None:
         windows = now.windows
         kept = np.ones(len(self.yielded), np.bool_)
         kept[retracted] = False
@@ -346,6 +346,7 @@ class KeyedWindows:
                 "number": windows.numbers[rows],
                 "pane": now.pane[rows],
                 "seq": now.newest[rows],
+                "early": np.full(len(rows), kind is PaneKind.EARLY, np.int64),
             },
         )
         self.yielded = stacked([self.yielded.take(kept), fresh])
@@ -394,14 +395,14 @@ class KeyedWindows:
         now = self._now()
         over = now.windows.over_us
         ended = over <= watermark_us
-        due = ended & (now.newest > now.seen) & self._there(over, self.closed_us)
+        due = ended & (now.news | now.early) & self._there(over, self.closed_us)
         if self._final_only:
             due &= over <= watermark_us - self._bound.bound_for_new_window()
         elif now_us is not None:
             late = over <= now_us
             due &= ~late | (over <= watermark_us - self._bound.bound_for_new_window())
         if self._early is not None and self._early.next_us <= watermark_us:
-            due |= ~ended & (now.newest > now.seen)
+            due |= ~ended & now.news
         rows = np.flatnonzero(due)
         return self.index["first"][now.windows.begins[rows]], self.index["last"][now.windows.ends[rows] - 1]
 
@@ -417,7 +418,7 @@ class KeyedWindows:
         candidates = [int(dues.min())] if len(dues) else []
         if self._early is not None and now_us is not None:
             now = self._now()
-            news = (now.windows.over_us > now_us) & (now.newest > now.seen)
+            news = (now.windows.over_us > now_us) & now.news
             candidates += [max(self._early.next_us, now_us + 1)] if news.any() else []
         if now_us is not None:
             rows = np.flatnonzero(self._cells.table["pending"] > 0)
@@ -456,9 +457,11 @@ class KeyedWindows:
             row_of[identities.ids[n:]] = np.arange(len(y))
             at = row_of[identities.ids[:n]]
         known = at >= 0
-        pane, seen = np.zeros(n, np.int64), np.full(n, -1, np.int64)
-        pane[known], seen[known] = self.yielded["pane"][at[known]] + 1, self.yielded["seq"][at[known]]
-        return _Now(windows, codes, yielded_codes, pane, seen, newest(self.index["seq"], windows), at)
+        pane, latest = np.zeros(n, np.int64), newest(self.index["seq"], windows)
+        news, early = np.ones(n, np.bool_), np.zeros(n, np.bool_)
+        last = self.yielded.take(at[known])
+        pane[known], news[known], early[known] = last["pane"] + 1, latest[known] > last["seq"], last["early"] > 0
+        return _Now(windows, codes, yielded_codes, pane, latest, news, early, at)
 
     # -- snapshot -----------------------------------------------------------------------------------------
 
