@@ -65,14 +65,14 @@ class Codec:
         self._from = [_from_plain(field.dataType) for field in schema]
         kinds = [type(field.dataType) for field in schema]
         # Values of exactly these types are plain already, if integers are not too large.
-        self._exact = tuple(_EXACT[kind] for kind in kinds) if all(kind in _EXACT for kind in kinds) else None
+        self._exact = [_EXACT[kind] for kind in kinds] if all(kind in _EXACT for kind in kinds) else None
         self._limits = [(i, 1 << (_BITS[kind] - 1)) for i, kind in enumerate(kinds) if kind in _BITS]
         self._converts = any(field.dataType.needConversion() for field in schema)
         self._is_plain = not self._converts and not any(self._from)
 
     def plain(self, value: Any) -> Plain:
         """The plain form of a user's tuple. Raises what Spark raises."""
-        if tuple(map(type, value)) == self._exact:
+        if [*map(type, value)] == self._exact:
             for i, limit in self._limits:
                 if not -limit <= value[i] < limit:
                     break

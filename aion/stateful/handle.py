@@ -189,6 +189,16 @@ class _Local:
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
+        self._record: KeyRecord | None = None
+        self._found: Any = None
+
+    @property
+    def _content(self) -> Any:
+        """What the variable holds for the key at work. Most calls are for the same key as the call before."""
+        record = self._handle.record
+        if record is not self._record:
+            self._record, self._found = record, record.content(self.variable)
+        return self._found
 
     def _expires(self) -> int:
         """When a value that is set now expires. 0: never."""
@@ -214,10 +224,7 @@ class LocalValueState(_Local, ValueState):
     def clear(self) -> None:
         self._content.set(None, 0)
 
-    @property
-    def _content(self) -> ValueContent:
-        content: ValueContent = self._handle.record.content(self.variable)
-        return content
+    _content: ValueContent
 
 
 class LocalListState(_Local, ListState):
@@ -254,10 +261,7 @@ class LocalListState(_Local, ListState):
     def _pages(self) -> Any:
         return self._handle.record.pages(self.variable)
 
-    @property
-    def _content(self) -> ListContent:
-        content: ListContent = self._handle.record.content(self.variable)
-        return content
+    _content: ListContent
 
 
 class LocalMapState(_Local, MapState):
@@ -312,10 +316,7 @@ class LocalMapState(_Local, MapState):
     def _pages(self) -> Any:
         return self._handle.record.pages(self.variable)
 
-    @property
-    def _content(self) -> MapContent:
-        content: MapContent = self._handle.record.content(self.variable)
-        return content
+    _content: MapContent
 
 
 def _from_first_next(make: Callable[[], Any]) -> Iterator[Any]:
