@@ -11,7 +11,7 @@ import pytest
 from scipy.special import ndtri
 
 from aion.core.lateness.bound import AdaptiveBound
-from aion.core.lateness.drift import MOVED, Drift
+from aion.core.lateness.drift import Drift
 from aion.core.lateness.shared import LearntBound, Outlook
 from policies.cleanup import BoundDecision, Cleanup, Reason, carried
 from tests.late import DAY, HOUR, MINUTE, SECOND, Draw, exponential, lognormal
@@ -94,7 +94,7 @@ def test_young_windows_do_not_make_lateness_look_short() -> None:
 
 
 def test_events_that_come_together_are_worth_fewer() -> None:
-    """Two late events of ten come from a worse source. If each event is a hundred, that is no more evidence."""
+    """Of ten late events, two come from a worse source. Repeating each a hundred times adds little evidence."""
 
     def draw(rng: np.random.Generator, n: int) -> np.ndarray:
         return np.concatenate([lognormal(MEDIAN)(rng, n - 2), rng.exponential(300, 2)])
@@ -175,4 +175,4 @@ def test_what_an_older_aion_wrote_is_read() -> None:
     again = AdaptiveBound.of_snapshot(value)
     assert again.decision == LearntBound.from_json(value["learnt_bound"]).decision
     again.advance(960 * MINUTE, 961 * MINUTE)
-    assert abs(again.decision.bound_us / bound.decision.bound_us - 1) < 1 + MOVED
+    assert again.decision.bound_us == pytest.approx(bound.decision.bound_us, rel=0.2)

@@ -209,7 +209,7 @@ def test_the_report_says_what_was_measured(tmp_path: Path) -> None:
     )
     assert ("regime change", "settled runs with enough coverage") in found
     lowest = min(run["rolling"]["lowest"] for run in runs["regime change"])
-    assert found["regime change", "lowest coverage over 1,000 windows"].measured == lowest
+    assert found["regime change", "lowest coverage over 1,000 windows"].measured == lowest >= 0.895
     bounds, stretches, verdicts = cleanup_report.tables(runs, TINY)
     assert verdicts.row_count == len(found) and bounds.row_count >= 3 * 5
     assert stretches.row_count == 3

@@ -248,9 +248,7 @@ class AdaptiveBound:
         decision, drift = self._current.decision, self.drift
         if drift is not None and drift.bound_us is not None and self._carries():
             decision = carried(self.asked, decision, drift.bound_us, drift.later)
-        decision = cut_to_room(self.asked, decision, self._room_us, self._current.later_than)
-        if decision != self.decision:
-            self.decision = decision
+        self.decision = cut_to_room(self.asked, decision, self._room_us, self._current.later_than)
 
     def _evaluate(self, at_us: int) -> LearntBound:
         before, lateness = self._next, self.lateness
