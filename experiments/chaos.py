@@ -2,7 +2,7 @@
 
 A round writes files with late events and runs the queries of a workload over them in a separate process
 (``chaos_query``): two with windows (``chaos_windows``), or two with a stateful processor (``chaos_stateful``). A seed
-chooses the faults and their moments (``chaos_faults``). Often two or three follow each other, and the later ones hit a
+chooses the faults and their moments (``chaos_faults``). Often two to five follow each other, and the later ones hit a
 recovery that is under way. After a JVM was killed, the queries restart from their
 checkpoints. Half-way, the checkpoints are copied. From then on the copy runs in an application of its own next to the
 original, on the same state folder, and the original continues with another number of partitions. Where root may make
@@ -94,26 +94,33 @@ def run(
     settings: Settings, out: Path, result: Result, console: Console, note: Callable[[], None] = lambda: None
 ) -> None:
     """Runs rounds until there are enough kills. Calls ``note`` after each. Raises ChaosError."""
+    from experiments.chaos_query import CLASSES
+
     kinds = iter(settings.kinds)
     out.mkdir(parents=True, exist_ok=True)
-    while result.kills < settings.kills:
-        work = Path(tempfile.mkdtemp(prefix="work-", dir=out)).absolute()
-        rng = random.Random(f"{settings.seed} {result.rounds}")
-        of_round = copy.deepcopy(result)
-        try:
-            Round(settings, result.rounds, work, rng, kinds, of_round, console).run()
-        except BaseException:
-            console.print(f"failed; its files are left in {work}", highlight=False)
-            raise
-        of_round.rounds += 1
-        vars(result).update(vars(of_round))
-        note()
-        # State servers of applications that have just ended still delete their own files.
-        shutil.rmtree(work, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="classes-", dir=out) as classes:
+        while result.kills < settings.kills:
+            work = Path(tempfile.mkdtemp(prefix="work-", dir=out)).absolute()
+            rng = random.Random(f"{settings.seed} {result.rounds}")
+            of_round = copy.deepcopy(result)
+            number, archive = result.rounds, Path(classes) / CLASSES
+            try:
+                Round(settings, number, work, rng, kinds, of_round, console, archive).run()
+            except BaseException:
+                console.print(f"failed; its files are left in {work}", highlight=False)
+                raise
+            of_round.rounds += 1
+            vars(result).update(vars(of_round))
+            note()
+            # State servers of applications that have just ended still delete their own files.
+            shutil.rmtree(work, ignore_errors=True)
 
 
 class Round:
-    """One round: some kills, on queries of its own. Adds its findings to ``result``."""
+    """One round: some kills, on queries of its own. Adds its findings to ``result``.
+
+    ``classes``: the JVM's archive of classes. The first round writes it.
+    """
 
     def __init__(
         self,
@@ -124,6 +131,7 @@ class Round:
         kinds: Iterator[str],
         result: Result,
         console: Console,
+        classes: Path,
     ) -> None:
         self.settings, self.number, self.work, self.rng = settings, number, work, rng
         self.kinds, self.result, self.console = kinds, result, console
@@ -133,11 +141,15 @@ class Round:
         self._before = result.merged_files, result.handed_files
         self._places: Cluster | None = None
         self._workload = workload_of(settings.workload)
+        self._classes = classes
 
     def run(self) -> None:
         from experiments.chaos_data import batches_of, composition, differences, write_batches
+        from experiments.chaos_query import CLASSES, UNDISTURBED
 
         queries = self._workload.queries
+        if self._classes.exists():
+            os.link(self._classes, self.work / CLASSES)
         disturbed, calm, copied = self.work / "disturbed", self.work / "calm", self.work / "copied"
         for folder in (disturbed, calm, copied):
             folder.mkdir()
@@ -154,9 +166,13 @@ class Round:
             write_batches(self.work / "all", calm / f"input-{query}", names)
         self._print("the same batches without faults ...")
         begin = time.monotonic()
+        (calm / UNDISTURBED).touch()
         with self._child(calm, calm / "state", None) as child:
             if (code := self._wait_for_end(child)) != 0:
                 raise ChaosError(f"the undisturbed run ended with {code}: {child.last_words()}")
+            child.wait_for_jvm()
+        if not self._classes.exists():
+            os.link(self.work / CLASSES, self._classes)
         self._print(f"... took {time.monotonic() - begin:.0f} s")
         found: list[str] = []
         for query in queries:
@@ -207,10 +223,10 @@ class Round:
         if not self.settings.hosts:
             yield None
             return
-        from experiments.chaos_query import JVM
+        from experiments.chaos_query import jvm_options
 
         (self.work / "hosts").mkdir()
-        options = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": JVM}
+        options = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": jvm_options(self.work)}
         # Otherwise the master gives an application up whose executors died ten times in a row.
         options["SPARK_MASTER_OPTS"] = "-Dspark.deploy.maxExecutorRetries=-1"
         hosts, cores = self.settings.hosts, 2  # of an executor of the query, and of one of its copy

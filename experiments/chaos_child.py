@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
+
+import psutil
 
 if TYPE_CHECKING:
     from experiments.chaos_faults import Application
@@ -32,14 +35,15 @@ def start(
     folder: Path, state: Path, out: IO[bytes], cluster: Cluster | None, workload: str, *more: str
 ) -> subprocess.Popen[bytes]:
     """Starts :mod:`experiments.chaos_query` in ``folder``, here or on the cluster's host of the drivers."""
-    from experiments.chaos_query import CLUSTER, cluster_settings
+    from experiments.chaos_query import CLUSTER, cluster_settings, jvm_options
 
     command = [sys.executable, "-m", "experiments.chaos_query", str(folder), str(state), workload, *more]
     if cluster is None:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment(), cwd=folder
         )
-    settings = cluster_settings(cluster.master, cluster.driver.address, len(cluster.workers))
+    jvm = jvm_options(folder.parent)
+    settings = cluster_settings(cluster.master, cluster.driver.address, len(cluster.workers), jvm)
     (folder / CLUSTER).write_text(json.dumps(settings))
     paths = {"PYTHONPATH": environment()["PYTHONPATH"]}
     return cluster.driver.start(command, out, paths, stdin=subprocess.DEVNULL, cwd=folder)
@@ -135,6 +139,13 @@ class Child:
 
     def last_words(self) -> str:
         return self.log.read_text(errors="replace")[-3000:]
+
+    def wait_for_jvm(self) -> None:
+        """Waits until the JVM of an undisturbed run has ended, too."""
+        from experiments.chaos_query import STARTED
+
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(json.loads((self.folder / STARTED).read_text())["jvm"]).wait(LEAVING_S)
 
     def end(self) -> None:
         """Ends the process and everything that it started. Raises ChaosError if its state server does not end."""

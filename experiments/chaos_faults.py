@@ -42,7 +42,7 @@ FAULTS = {"full disk": 50, "no descriptors": 15, "pause": 20, "socket gone": 15}
 
 FAULT_SHARE = 0.2
 
-BURSTS = {1: 40, 2: 35, 3: 25}
+BURSTS = {1: 30, 2: 25, 3: 20, 4: 15, 5: 10}
 """How many faults follow each other closely, in how many of 100 cases. All but the first hit queries that still recover
 from the one before."""
 
