@@ -11,11 +11,15 @@ of their panes: the lateness, the events, the late events, and the late share of
 closes, each pane becomes an example: its events over the row's events in the end. A sample of a window with many keys
 counts for all of its rows. Of panes at nearly the same lateness, the first counts for all of them.
 
-**The estimate.** Examples are split by lateness, and within each part by a linear prediction from the late share of the
-row so far, the late share of the windows before it, and the lateness. Such a cell is a set of rows that looked alike.
-``completeness`` is the mean share of its cell. It is unbiased whatever the distribution is. ``completeness_low`` is the
-order statistic that a further row of the cell undercuts with at most the given probability (split conformal prediction,
-Vovk, Gammerman, Shafer: "Algorithmic Learning in a Random World", 2005).
+**The estimate.** Examples are split by lateness. In each part the share is predicted linearly from the late share of
+the row so far, that of the windows before it, and the lateness, and the examples are split again by that. Such a
+cell is a set of rows that looked alike. ``completeness`` is the prediction plus the mean error of the cell. On average
+it is right whatever the distribution is. ``completeness_low`` adds the error that a further row of the cell undercuts
+with at most the given probability (split conformal prediction of residuals: Lei, G'Sell, Rinaldo, Tibshirani,
+Wasserman, "Distribution-free predictive inference for regression", 2018, arXiv 1604.04173).
+
+**Storms.** In the first storm, more events of the windows before are late than ever. How many more is a variable of its
+own. Until examples tell what it means, each such event is taken to be missing in this window, too.
 
 **Drift.** Old examples fade. Each ``completeness_low`` is compared with the truth when its window closes. The
 probability above then moves against the error (adaptive conformal inference: Gibbs, Candes, arXiv 2106.00170). So
@@ -61,6 +65,12 @@ STEP = 0.005
 
 LEAST_MISS, MOST_MISS = 0.1, 3.0
 """The limits of the probability, as multiples of what the user allows."""
+USUAL = 0.9
+"""The late share of the windows before is usual up to this quantile of the examples. What is above counts apart."""
+UNUSUAL_LOSS = -1.0
+"""What the share is expected to lose for each unit above the usual, before examples show it."""
+UNUSUAL_TRUST = 0.3
+"""That expectation weighs as much as an example of weight one whose squared excess above the usual is this."""
 ON_TIME = -1
 FEWEST_IN_PART = 20
 
@@ -232,8 +242,13 @@ class Completeness:
 
 
 class _Cells(NamedTuple):
-    """Examples that were predicted alike. Cell i has predictions from ``edges[i - 1]`` to ``edges[i]``."""
+    """Examples that were predicted alike. Cell i has predictions from ``edges[i - 1]`` to ``edges[i]``.
 
+    ``usual``: the late share of the windows before, as far as it is usual. ``share`` and ``low``: what is added to the
+    prediction, by cell.
+    """
+
+    usual: float
     coefficients: Floats
     edges: Floats
     share: Floats
@@ -265,9 +280,12 @@ class _Fit:
                 rows = np.flatnonzero((panes.definition == definition) & (part_of == number))
                 if cells is None or not len(rows):
                     continue
-                x = _features(panes.lateness_us, panes.events, panes.late_events, panes.recent)[rows]
-                at = np.searchsorted(cells.edges, _predicted(x, cells.coefficients), side="right")
-                share[rows], low[rows] = cells.share[at], cells.low[at]
+                some = panes.some(rows)
+                x = _features(some.lateness_us, some.events, some.late_events, some.recent, cells.usual)
+                predicted = _predicted(x, cells.coefficients)
+                at = np.searchsorted(cells.edges, predicted, side="right")
+                share[rows] = np.clip(predicted + cells.share[at], 0.0, 1.0)
+                low[rows] = np.clip(predicted + cells.low[at], 0.0, 1.0)
         return share, low
 
     def _split(self, examples: Mapping[str, Any]) -> tuple[Ints, list[_Cells | None]]:
@@ -285,7 +303,9 @@ class _Fit:
         e = {name: column[rows] for name, column in examples.items()}
         weights = e["weight"]
         shares = e["events"] / np.maximum(e["total"], 1)
-        x = _features(e["lateness_us"], e["events"], e["late_events"], e["recent"] / _UNIT)
+        recent = e["recent"] / _UNIT
+        usual = float(np.quantile(recent, USUAL))
+        x = _features(e["lateness_us"], e["events"], e["late_events"], recent, usual)
         coefficients = _least_squares(x, shares, weights)
         predicted = _predicted(x, coefficients)
         least = max(CELL, int(3.0 / self._miss))
@@ -293,39 +313,44 @@ class _Fit:
         edges = np.unique(np.sort(predicted)[np.arange(1, cells) * len(rows) // cells])
         cell_of = np.searchsorted(edges, predicted, side="right")
         cells_rows = [np.flatnonzero(cell_of == cell) for cell in range(len(edges) + 1)]
-        found = [_known(shares[c], weights[c], len(np.unique(e["end_us"][c])), self._miss) for c in cells_rows]
-        return _Cells(coefficients, edges, *(np.array(column) for column in zip(*found, strict=True)))
+        errors = shares - predicted
+        found = [_known(errors[c], weights[c], len(np.unique(e["end_us"][c])), self._miss) for c in cells_rows]
+        return _Cells(usual, coefficients, edges, *(np.array(column) for column in zip(*found, strict=True)))
 
 
-def _known(shares: Floats, weights: Floats, windows: int, miss: float) -> tuple[float, float]:
-    """The mean share of a cell, and the share that a further row is below with at most this probability."""
-    if not len(shares):
+def _known(errors: Floats, weights: Floats, windows: int, miss: float) -> tuple[float, float]:
+    """The mean error of a cell, and the one that a further row is below with at most this probability."""
+    if not len(errors):
         return np.nan, np.nan
-    order = np.argsort(shares, kind="stable")
-    shares, weights = shares[order], weights[order]
+    order = np.argsort(errors, kind="stable")
+    errors, weights = errors[order], weights[order]
     whole = float(weights.sum())
-    mean = float((shares * weights).sum() / whole)
+    mean = float((errors * weights).sum() / whole)
     # How many equal and independent examples these are worth (Kish). Rows of one window are alike.
     worth = min(whole**2 / float((weights**2).sum()), ALIKE * windows)
     # Of n examples, a further one undercuts the k-th smallest, below which k - 1 are, with probability k / (n + 1).
     below = max(0.0, miss - (1.0 - miss) / worth) * whole
-    at = min(int(np.searchsorted(np.cumsum(weights), below, side="right")), len(shares) - 1)
-    return mean, min(mean, float(shares[at]))
+    at = min(int(np.searchsorted(np.cumsum(weights), below, side="right")), len(errors) - 1)
+    return mean, min(mean, float(errors[at]))
 
 
-def _features(lateness_us: Ints, events: Ints, late_events: Ints, recent: Floats) -> Floats:
-    """What the share of a row is predicted from, (N, 4)."""
+def _features(lateness_us: Ints, events: Ints, late_events: Ints, recent: Floats, usual: float) -> Floats:
+    """What the share of a row is predicted from, (N, 5)."""
     late = late_events / np.maximum(events, 1)
-    return np.stack(
-        [np.ones(len(late)), late, recent, np.log1p(np.maximum(lateness_us, -1 - lateness_us) / _UNIT)], axis=1
-    )
+    lateness = np.log1p(np.maximum(lateness_us, -1 - lateness_us) / _UNIT)
+    return np.stack([np.ones(len(late)), late, recent, lateness, np.maximum(0.0, recent - usual)], axis=1)
 
 
 def _least_squares(x: Floats, y: Floats, weights: Floats) -> Floats:
-    """The coefficients, slightly shrunk, so that columns may be constant or equal. Rounded: all machines agree."""
+    """The coefficients, slightly shrunk, so that columns may be constant or equal. Rounded: all machines agree.
+
+    That of the last column is shrunk towards what is expected of it.
+    """
     xw = x * weights[:, None]
     gram = xw.T @ x
-    return np.asarray(np.round(np.linalg.solve(gram + np.eye(x.shape[1]) * 1e-6 * np.trace(gram), xw.T @ y), 6))
+    trust, expected = np.full(x.shape[1], 1e-6 * np.trace(gram)), np.zeros(x.shape[1])
+    trust[-1], expected[-1] = UNUSUAL_TRUST, UNUSUAL_LOSS
+    return np.asarray(np.round(np.linalg.solve(gram + np.diag(trust), xw.T @ y + trust * expected), 6))
 
 
 def _predicted(x: Floats, coefficients: Floats) -> Floats:

@@ -217,13 +217,13 @@ class WindowTable:
     def late_share_before(self, definition: Ints, start_us: Ints, end_us: Ints) -> Floats:
         """For each window, the share of late events so far in the windows of its definition that ended before it.
 
-        Those that ended up to four lengths of the window before it count. 0: none of them is in the table.
+        Those that ended up to one length of the window before it count. 0: none of them is in the table.
         """
         found = np.zeros(len(end_us))
         for number in np.unique(definition).tolist():
             rows, own = np.flatnonzero(definition == number), np.flatnonzero(self["definition"] == number)
             ends = self["end_us"][own]
-            first = np.searchsorted(ends, end_us[rows] - 4 * (end_us[rows] - start_us[rows]))
+            first = np.searchsorted(ends, start_us[rows])
             last = np.searchsorted(ends, end_us[rows])
             late, events = (
                 np.concatenate((np.zeros(1), np.cumsum(self[name][own], dtype=np.float64)))
