@@ -235,8 +235,6 @@ def _marked(table: Table, windows: KeyedWindows) -> Table:
 
     ``mark`` is the gap that the row's event brings, or 1 for a punctuation of the definition and 0 for all other rows.
     """
-    if not windows.shape.by_event:
-        return table
     gaps = table.columns.get(gap_name(windows.definition))
     marks = table["mark"] >> windows.definition & 1 if gaps is None else gaps
     return Table(table.keys, {name: table[name] for name in _SEEN} | {"mark": marks})

@@ -1,0 +1,62 @@
+"""An operator that starts again from its snapshot says the same, whatever definitions it has together."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+
+import aion
+from aion.execute.assembly import make_executor, make_operator
+from tests.examples import some
+from tests.test_keyed_windows import KINDS, Step, policy, steps, table
+
+WINDOWS: dict[str, list[Any]] = {
+    "sessions": [aion.Session(5, early=3), aion.Session(gap_column="gap"), aion.Session(4, max_duration=9)],
+    "keyed": [
+        aion.Count(3, 2, early=4),
+        aion.PerRecord(4, emit_on="arrival"),
+        aion.Punctuated("mark"),
+        aion.Session(7),
+    ],
+    "all": [aion.Tumbling(10, early=3), aion.Session(5), aion.Session(gap_column="gap", early=7), aion.Count(2)],
+}
+
+
+def restart(operator: aion.LocalOperator) -> None:
+    """Starts again from the snapshot, on the same store."""
+    before = operator._executor
+    if before is None:
+        return
+    attempt = operator._attempt
+    attempt.begin(before.operator.next_seq)
+    before.save()
+    attempt.end()
+    snapshot = json.loads(json.dumps(before.operator.snapshot()))
+    again = make_operator(before.plan, operator.policy, snapshot)
+    attempt.begin(again.next_seq)
+    operator._executor = make_executor(before.plan, again, attempt, operator._codec, operator.policy)
+    operator._executor.load()
+    attempt.end()
+
+
+def panes(windows: list[Any], kind: str, script: list[Step], *, restarts: bool) -> list[list[str]]:
+    with aion.LocalOperator(windows=windows, key="key", time="t", policy=policy(20), **KINDS[kind]) as operator:
+        found: list[pa.Table] = []
+        for step in script:
+            found.append(operator.advance(step) if isinstance(step, int) else operator.process(table(step)))
+            if restarts:
+                restart(operator)
+        found.append(operator.close())
+    return [sorted(map(repr, rows.to_pylist())) for rows in found]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("windows", WINDOWS.values(), ids=WINDOWS)
+@some(1 / 4)
+@given(script=steps)
+def test_a_restart_after_each_call_changes_no_pane(windows: list[Any], kind: str, script: list[Step]) -> None:
+    assert panes(windows, kind, script, restarts=True) == panes(windows, kind, script, restarts=False)
