@@ -210,6 +210,15 @@ def test_a_day_shows_what_came_so_far(how: str) -> None:
         assert operator.counters["executions"] == {"early": 2, "on_time": 1, "late": 1, "final": 0}
 
 
+@pytest.mark.parametrize("window", [aion.Tumbling("1 day", early="1 minute"), aion.Session("1 hour", early="1 minute")])
+def test_early_panes_come_at_the_end_of_the_batch_and_show_what_came_in_it(window: Definition) -> None:
+    with counted(window) as operator:
+        assert brief(operator.process(at(10), 5 * SECOND)) == [("early", 0, "a", 1)]
+        assert brief(operator.process(at(10, key="b"), 64 * SECOND)) == []
+        found = operator.process(at(4000 * 24, key="c"), 65 * SECOND).to_pylist()
+        assert sorted((r["kind"], r["k"], r["n"]) for r in found) == [("early", "b", 1), ("early", "c", 1)]
+
+
 def test_a_definition_has_its_own_bound_and_trigger() -> None:
     windows = {
         "short": aion.Tumbling("10 seconds", lateness="5 seconds"),

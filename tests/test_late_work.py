@@ -24,6 +24,12 @@ from aion.errors import PolicyError
 from tests.operators import bound_of
 
 SHARE, BATCHES = 2.0, 3
+
+
+def counted(key: Any, window: Any, batches: Any) -> dict[str, int]:
+    return {"n": sum(batch.num_rows for batch in batches)}
+
+
 many = st.integers(0, 3 * FLOOR)
 arrivals = st.lists(st.tuples(st.integers(0, 12), many), max_size=5)
 batches = st.lists(st.tuples(st.integers(0, 25), arrivals), max_size=14)
@@ -140,6 +146,34 @@ def test_panes_are_the_same_in_the_end(window: Any, monkeypatch: pytest.MonkeyPa
         found.append(last)
     assert found[0] == found[1] and found[0]
     assert executions[0]["late"] < executions[1]["late"] and executions[0]["early"] < executions[1]["early"]
+
+
+@pytest.mark.parametrize("how", [{"aggregates": {"n": A.count()}}, {"apply": counted, "schema": "n bigint"}], ids=list)
+@pytest.mark.parametrize("key", ["k", None])
+def test_a_final_pane_that_waited_has_no_event_that_was_dropped(
+    key: str | None, how: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows that overlap share slices. So what is too late for one of them is kept for the next."""
+    monkeypatch.setattr("aion.core.operator.late_work.FLOOR", 0)
+
+    def at(*times: int) -> pa.Table:
+        return pa.table({"t": pa.array(times, pa.timestamp("us")), "k": [1] * len(times)})
+
+    policy = {
+        "lateness": {"initial_bound": "20 microseconds", "coverage": None},
+        "trigger": {"kind": "count", "count": 100},
+        "execution": {"late_share": 0, "late_batches": 3},
+    }
+    with aion.LocalOperator(windows=aion.Sliding(10, 5), time="t", key=key, policy=policy, **how) as operator:
+        operator.process(at(17), 20)
+        operator.process(at(16), 25)
+        [dropped] = operator.process(at(18), 40).to_pylist()
+        assert (dropped["kind"], dropped["window_end"].microsecond) == ("dropped", 20)
+        operator.process(at(19))
+        rows = operator.advance(41).to_pylist()
+        assert [(r["kind"], r["window_end"].microsecond, r["n"], r["events"]) for r in rows] == [("final", 20, 2, 2)]
+        rows = operator.advance(50).to_pylist()
+        assert [(r["kind"], r["window_end"].microsecond, r["n"], r["events"]) for r in rows] == [("final", 25, 4, 4)]
 
 
 @pytest.mark.parametrize(("key", "value"), [("late_share", -1), ("late_share", "much"), ("late_batches", 0)])

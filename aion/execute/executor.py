@@ -17,7 +17,7 @@ import pyarrow as pa
 from aion.core.compaction.blocks import BlockFact, Compact
 from aion.core.ingest.block import Block, numbered
 from aion.core.ingest.key_ranges import Keys
-from aion.core.numbers import within
+from aion.core.numbers import NEVER, within
 from aion.core.operator.actions import (
     Action,
     Append,
@@ -48,7 +48,6 @@ __all__ = ["Executor", "Seen"]
 
 T = TypeVar("T")
 _Release = Destage | Purge
-_NO_END = 2**63 - 1
 
 
 class Executor:
@@ -159,29 +158,31 @@ class Executor:
         """The windows that are computed together: they read and decode each segment once.
 
         Windows that keep events are computed one by one. A window that was executed before reads less than one that
-        was not, so these two are never together.
+        was not, so these two are never together. Neither are windows that were closed at different times.
         """
         if self.plan.layout is None:
             for i, (start_us, end_us) in enumerate(zip(order.start_us.tolist(), order.end_us.tolist(), strict=True)):
                 yield order.some(slice(i, i + 1), tuple(s for s in order.slices if start_us <= s < end_us))
             return
         before = order.changed_since >= 0
-        for among in (~before, before):
-            if among.any():
-                yield from windows_at_once(self.plan, order.some(among))
+        for until in np.unique(order.until).tolist():
+            for among in (~before, before):
+                if (among := among & (order.until == until)).any():
+                    yield from windows_at_once(self.plan, order.some(among))
 
     def _read(self, order: Execute, seen: Seen) -> tuple[Iterator[StoredBlock], Keys | None]:
         """The blocks of windows and, if all of them were executed before, the keys that have changed since."""
-        slices = order.slices
+        slices, until = order.slices, int(order.until[0])
         blocking = self.plan.blocking
+        spans = None if until == NEVER else dict.fromkeys(slices, (-1, until))
         if not self._seeks or bool((order.changed_since < 0).any()):
-            return seen(self.attempt.read(slices, blocking=blocking)), None
+            return seen(self.attempt.read(slices, blocking=blocking, only=None if spans is None else Only(spans))), None
         since: dict[int, tuple[int, int]] = {}
         for s, end_us in zip(slices, self.plan.grid.ends(np.array(slices, np.int64)).tolist(), strict=True):
             seen_up_to = order.changed_since[(order.start_us < end_us) & (order.end_us > s)]
-            since[s] = (int(seen_up_to.min(initial=_NO_END)), _NO_END)
+            since[s] = (int(seen_up_to.min(initial=NEVER)), until)
         keys = self._contents.keys(seen(self.attempt.read(slices, only=Only(since))))
-        return seen(self.attempt.read(slices, blocking=blocking, only=Only(keys=keys.ranges))), keys
+        return seen(self.attempt.read(slices, blocking=blocking, only=Only(spans, keys.ranges))), keys
 
     @contextmanager
     def _timed(self) -> Iterator[Seen]:

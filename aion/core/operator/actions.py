@@ -131,6 +131,7 @@ class Execution(NamedTuple):
     late_events: int
     staleness: float = 0.0
     closes_us: int = NEVER
+    until: int = NEVER
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +142,8 @@ class Execute:
     seq have changed. -1: all keys have. ``late_from``: blocks from this seq on are late for the window. ``events`` and
     ``late_events``: of the window, for all keys together. ``staleness``: of the interval that this execution ends,
     ``t * n / (T * N)``, where N is the number of late events so far (paper 3.4). 0 for an on-time execution.
-    ``closes_us``: the watermark from which on the window cannot change. NEVER: it is not known.
+    ``closes_us``: the watermark from which on the window cannot change. NEVER: it is not known. ``until``: only blocks
+    up to this seq are in the window. Later ones came too late for it, but may lie in its slices for other windows.
     """
 
     kind: PaneKind
@@ -156,6 +158,7 @@ class Execute:
     late_events: Ints
     staleness: Floats
     closes_us: Ints
+    until: Ints
 
     @classmethod
     def of(cls, executions: Sequence[Execution], slices: tuple[int, ...]) -> Execute:
@@ -163,7 +166,7 @@ class Execute:
         numbers = [(*e.window, e.pane, e.changed_since, e.late_from, e.events, e.late_events) for e in executions]
         columns: list[Any] = [*np.array(numbers, np.int64).reshape(-1, 8).T]
         columns.append(np.array([e.staleness for e in executions], np.float64))
-        columns.append(np.array([e.closes_us for e in executions], np.int64))
+        columns += [np.array([getattr(e, name) for e in executions], np.int64) for name in ("closes_us", "until")]
         return cls(executions[0].kind, slices, *columns)
 
     def __len__(self) -> int:
@@ -171,7 +174,7 @@ class Execute:
 
     def __iter__(self) -> Iterator[Execution]:
         refs = zip(self.definition.tolist(), self.start_us.tolist(), self.end_us.tolist(), strict=True)
-        names = ("pane", "changed_since", "late_from", "events", "late_events", "staleness", "closes_us")
+        names = ("pane", "changed_since", "late_from", "events", "late_events", "staleness", "closes_us", "until")
         columns = zip(*(getattr(self, name).tolist() for name in names), strict=True)
         return (Execution(WindowRef(*ref), self.kind, *row) for ref, row in zip(refs, columns, strict=True))
 

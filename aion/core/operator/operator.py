@@ -151,7 +151,7 @@ class Operator:
             soon |= rows >= late
         waiting = self._waiting()
         soon[waiting[self._dues_us(waiting) <= watermark_us]] = True
-        early = self._rules.early(windows, until, watermark_us, expected=True)
+        early = self._rules.early_by(windows, until, watermark_us)
         read = np.concatenate((np.flatnonzero(soon), early))
         shared = set(self._segments_of(read[self._are_read_whole(read)]))
         slices = sorted(shared.union(*(part.due_by(self.watermark.at_us, watermark_us) for part in self._parts)))
@@ -333,6 +333,7 @@ class Operator:
             self.completeness.close(lambda definition, end_us: windows.find(definition, end_us) >= 0)
         # The events so far are complete up to the old watermark. Bounds that are decided from them hold from now on.
         self._bound.advance(before_us, to_us)
+        self._rules.advance(to_us)
         self._gone.close(to_us - self._rules.bounds_us(np.arange(len(self._gone.closed_us))))
         actions: list[Action | Order] = []
         # They come last: to compact blocks is cheaper while they are in memory.
@@ -349,11 +350,10 @@ class Operator:
         over = windows.over(np.arange(late), to_us)
         final = np.flatnonzero(over & (windows["pending"][:late] > 0))
         if len(final):
-            windows.owe(final)
+            windows.close(final, before_us, self.next_seq - 1)
             final = final[self._late_work.take_rows(windows, final, all_=once)]
             actions += [self._execute(final, PaneKind.FINAL)] if len(final) else []
             over &= windows["owed"][:late] == 0
-        windows.owe(self._rules.early(windows, late, to_us))
         actions += keyed
         if over.any():
             releases += self._purge(np.concatenate((over, np.zeros(len(windows) - late, np.bool_))))
@@ -371,6 +371,7 @@ class Operator:
             due |= windows["owed"][waiting] > 0
             windows.look(waiting[~due], now)
             windows.owe(waiting[due])
+            windows.owe(self._rules.take_early(windows, self._late()))
             runs = self._late_work.runs(windows, self._late(), now, all_=last)
             actions += [self._execute(rows, kind) for kind, rows in runs.items()]
             # Blocks that were staged for a late execution leave memory after it (paper 3.2).
@@ -437,13 +438,13 @@ class Operator:
         live = self._shared.live
         for s in dict.fromkeys(s for s in segments if s in live and self._compaction.may_compact(s)):
             rows = self.windows.overlapping(s, self.grid.end(s))
-            # A block must not mix arrivals that a window distinguishes: executed or not, late or not. Later cuts are
-            # never between existing blocks: an execution sees them all, and lateness begins with the next block.
-            cuts = {*(self.windows["executed_seq"][rows] + 1).tolist(), *self.windows["late_from_seq"][rows].tolist()}
+            # A block must not mix arrivals that a window distinguishes. Later cuts are never between existing blocks:
+            # an execution sees them all, and what is late or too late begins with the next block.
             # Windows of single keys distinguish no blocks: each has all rows of its key from first to last event.
             ended = bool((rows < late).all()) and self._shared.is_settled(s)
             sweeps = bool(self._shared.keyed) and not len(rows)
-            actions += self._compaction.due(s, (c for c in cuts if 0 < c < NEVER), ended=ended, sweeps=sweeps)
+            cuts = self.windows.cuts(rows, self.watermark.at_us)
+            actions += self._compaction.due(s, cuts, ended=ended, sweeps=sweeps)
         return actions
 
     # -- windows of single keys ---------------------------------------------------------------------------

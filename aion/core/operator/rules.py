@@ -129,6 +129,8 @@ class Rules:
             for number, rules in own.items()
             if rules.early_us is not None and not final_only
         }
+        # The definitions whose open windows run early at the end of this batch.
+        self._early: list[int] = []
 
     def take_clock(self, definition: int) -> EarlyClock | None:
         """Gives away the clock of a definition whose windows are of single keys. They ask it themselves."""
@@ -181,16 +183,24 @@ class Rules:
             dues[some] = windows.dues_us(rows[some], trigger, now_us, step_us)
         return dues
 
-    def early(self, windows: WindowTable, late: int, to_us: int, *, expected: bool = False) -> Ints:
-        """The rows of the open windows with news that run early at this watermark. ``late``: the number of late rows.
+    def advance(self, to_us: int) -> None:
+        """Moves the watermark, and with it the clocks of early executions."""
+        self._early += [number for number, clock in self._clocks.items() if clock.advance(to_us)]
 
-        ``expected``: only asks, for a watermark in the future. Otherwise the clocks move.
-        """
-        due = [n for n, clock in self._clocks.items() if (to_us >= clock.next_us if expected else clock.advance(to_us))]
-        if not due:
+    def take_early(self, windows: WindowTable, late: int) -> Ints:
+        """The rows of the open windows with news that run early in this batch. ``late``: the number of late rows."""
+        due, self._early = self._early, []
+        return self._open_with_news(windows, late, due)
+
+    def early_by(self, windows: WindowTable, late: int, to_us: int) -> Ints:
+        """The same, if the watermark gets there and nothing arrives."""
+        return self._open_with_news(windows, late, [n for n, clock in self._clocks.items() if to_us >= clock.next_us])
+
+    def _open_with_news(self, windows: WindowTable, late: int, definitions: list[int]) -> Ints:
+        if not definitions:
             return np.empty(0, np.int64)
         news = windows["pending"][late:] > 0
-        return np.asarray(late + np.flatnonzero(news & np.isin(windows["definition"][late:], due)))
+        return np.asarray(late + np.flatnonzero(news & np.isin(windows["definition"][late:], definitions)))
 
     def next_early_us(self, windows: WindowTable, late: int) -> int:
         """The next watermark at which an open window with news runs early. NEVER if there is none."""

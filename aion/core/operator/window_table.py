@@ -45,7 +45,8 @@ class WindowTable:
     """Columns by name: ``definition, start_us, end_us`` identify a window, and the others are its state.
 
     ``bound_us``: the window's bound. ``panes``: the number of executions so far. ``executed_seq``: the newest block
-    that the last execution saw. ``last_seq``: the newest block of the window. ``late_from_seq``: the first late block.
+    that the last execution saw. ``last_seq``: the newest block of the window; once its bound has passed, the newest one
+    of then. ``late_from_seq``: the first late block.
     ``executed_us``: the lateness of the last execution. ``events``, ``late_events``: all so far. ``pending``: events
     since the last execution. ``stalest``: time times events of the stalest interval between two executions.
     ``stalest_before``: the value at the last look before that interval ended. ``looked``: the value of the current
@@ -136,6 +137,12 @@ class WindowTable:
         first = int(np.searchsorted(self["end_us"], start_us, side="right"))
         return first + np.flatnonzero(self["start_us"][first:] < end_us)
 
+    def cuts(self, rows: Ints, watermark_us: int | None) -> set[int]:
+        """The blocks that these windows distinguish from those before: not executed yet, late, or too late."""
+        over = rows[self.over(rows, watermark_us)]
+        seqs = (self["executed_seq"][rows] + 1, self["late_from_seq"][rows], self["last_seq"][over] + 1)
+        return {seq for seq in np.unique(np.concatenate(seqs)).tolist() if 0 < seq < NEVER}
+
     # -- what happens to them -----------------------------------------------------------------------------
 
     def came(self, rows: Ints, events: Ints, late: Flags, seq: int) -> None:
@@ -168,6 +175,14 @@ class WindowTable:
         if watermark_us is None or not len(self):
             return np.zeros(len(rows), np.bool_)
         return np.asarray(self["end_us"][rows] + self["bound_us"][rows] <= watermark_us)
+
+    def close(self, rows: Ints, before_us: int | None, seq: int) -> None:
+        """Notes that the bound of these windows has passed, so that their final execution is due.
+
+        Those whose bound had not passed at the watermark before take no events from blocks above ``seq``.
+        """
+        self["last_seq"][rows[~self.over(rows, before_us)]] = seq
+        self.owe(rows)
 
     def owe(self, rows: Ints) -> None:
         """Notes that an execution of these windows is due."""
@@ -212,6 +227,7 @@ class WindowTable:
             self["late_events"][rows],
             np.divide(stale, all_staleness, out=np.zeros(len(rows)), where=(all_staleness > 0) & is_late),
             self["end_us"][rows] + self["bound_us"][rows],
+            self["last_seq"][rows] if kind is PaneKind.FINAL else np.full(len(rows), NEVER),
         )
 
     def late_share_before(self, definition: Ints, start_us: Ints, end_us: Ints) -> Floats:
