@@ -272,6 +272,17 @@ def test_keyed_windows_have_their_own_bound_and_trigger() -> None:
         (lambda: aion.Sliding(5, 1, trigger="count"), WindowError, "trigger of 'count' is not a mapping"),
         (lambda: aion.Tumbling(5, trigger={"early": "1m"}), WindowError, "give early= beside trigger="),
         (lambda: counted(aion.Tumbling(5, trigger={"kind": "often"})), PolicyError, "'tumbling 5 microseconds'"),
+        (lambda: aion.Tumbling(5, trigger={}), WindowError, "trigger of {} is empty; give e.g."),
+        (
+            lambda: counted({"w": aion.Tumbling(5, trigger={"count": 10})}),
+            PolicyError,
+            "'w': trigger.count: 10 says nothing about kind 'staleness'; write {'kind': 'count', 'count': 10}",
+        ),
+        (
+            lambda: counted({"w": aion.Tumbling(5, trigger={"kind": "every_batch", "interval": "1m"})}),
+            PolicyError,
+            "trigger.interval: '1m' says nothing about kind 'every_batch'",
+        ),
         (lambda: counted(aion.Tumbling(5), emit="once"), ConfigError, "'once' is not known; give 'all' or 'final'"),
         (lambda: counted(aion.Tumbling(5, early=1), emit="final"), ConfigError, "leave one of them out"),
         (lambda: aion.Tumbling(5, erly=1), TypeError, "Tumbling.. got an unexpected keyword argument 'erly'"),

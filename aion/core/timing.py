@@ -50,6 +50,8 @@ class Timing:
             raise WindowError(
                 f"{what}: trigger of {trigger!r} is not a mapping; give e.g. {{'kind': 'count', 'count': 10}}"
             )
+        if trigger is not None and not trigger:
+            raise WindowError(f"{what}: trigger of {{}} is empty; give e.g. {{'kind': 'count', 'count': 10}}")
         if trigger is not None and "early" in trigger:
             raise WindowError(f"{what}: trigger of {dict(trigger)!r}: give early= beside trigger=")
         return cls(

@@ -27,7 +27,7 @@ from aion.core.slicing.grid import slices_from_json
 from aion.core.trigger.staleness import Forecast, StalenessTrigger
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
 from aion.core.windows import Aligned, Definition, Periodic, PerRecord
-from aion.errors import FormatError
+from aion.errors import FormatError, PolicyError
 from aion.execute.block_compactor import BlockCompactor, compaction_bytes
 from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
@@ -173,13 +173,34 @@ def _own_rules(plan: Plan, policy: Policy, forecast: Forecast) -> dict[int, Own]
     return own
 
 
+_KEYS_OF_KIND = {
+    "staleness": ("bound", "executions"),
+    "interval": ("interval",),
+    "count": ("count",),
+    "every_batch": (),
+}
+"""What each kind of trigger uses, of the keys of a policy's ``trigger``."""
+
+
 def own_triggers(windows: Mapping[str, Definition]) -> dict[str, TriggerPolicy]:
-    """The triggers of the definitions that have one for themselves. Raises PolicyError for one that is wrong."""
-    return {
-        name: load_policy({"trigger": dict(window.timing.trigger)}, what=f"windows: {name!r}").trigger
-        for name, window in windows.items()
-        if window.timing.trigger is not None
-    }
+    """The triggers of the definitions that have one for themselves. Raises PolicyError for one that is wrong.
+
+    Also for a key that its kind does not use. In a policy such a key may stand: it has all keys.
+    """
+    triggers: dict[str, TriggerPolicy] = {}
+    for name, window in windows.items():
+        if window.timing.trigger is None:
+            continue
+        asked = dict(window.timing.trigger)
+        triggers[name] = found = load_policy({"trigger": asked}, what=f"windows: {name!r}").trigger
+        for key, value in asked.items():
+            if key not in ("kind", *_KEYS_OF_KIND[found.kind]):
+                kind = next(kind for kind, keys in _KEYS_OF_KIND.items() if key in keys)
+                raise PolicyError(
+                    f"windows: {name!r}: trigger.{key}: {value!r} says nothing about kind {found.kind!r}; "
+                    f"write {{'kind': {kind!r}, {key!r}: {value!r}}}, or leave {key} out"
+                )
+    return triggers
 
 
 def _staleness_bound(trigger: TriggerPolicy) -> float | None:
