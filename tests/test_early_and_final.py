@@ -161,6 +161,9 @@ def test_what_a_pane_says_about_its_closing_stays_true_when_bounds_change(
         closing.advance(watermark, bound)
         assert closing.closed_us >= max(before, watermark - bound)
         assert all(closing.closed_us >= end for end, closes in promised if closes <= watermark)
+        last = [end for end, _ in promised if before < end <= closing.closed_us]
+        for end, closes_at in zip(last, closing.promise(np.array(last, np.int64), bound).tolist(), strict=True):
+            assert closes_at <= min(c for e, c in promised if e == end), "the last pane says nothing later"
         new = [end for end in ends if end > closing.closed_us]
         closes = closing.promise(np.array(new, np.int64), bound).tolist()
         assert all(c <= end + bound for end, c in zip(new, closes, strict=True))

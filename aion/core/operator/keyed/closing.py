@@ -29,10 +29,13 @@ class Closing:
         self._promised = [(bound_us, until_us) for bound_us, until_us in promised]
 
     def advance(self, to_us: int, bound_us: int) -> None:
-        """The watermark moves. ``bound_us``: of new windows."""
+        """The watermark moves. ``bound_us``: of new windows.
+
+        Promises that come true now are remembered until the next time: the last panes of their windows follow.
+        """
+        self._promised = [promise for promise in self._promised if promise[1] > self.closed_us]
         kept = [min(to_us - bound, until_us) for bound, until_us in self._promised]
         self.closed_us = max(self.closed_us, to_us - bound_us, *kept)
-        self._promised = [promise for promise in self._promised if promise[1] > self.closed_us]
 
     def promise(self, ends_us: Ints, bound_us: int) -> Ints:
         """The watermarks at which windows with these ends will be closed. They hold even if bounds become longer.
