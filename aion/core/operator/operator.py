@@ -438,9 +438,8 @@ class Operator:
         live = self._shared.live
         for s in dict.fromkeys(s for s in segments if s in live and self._compaction.may_compact(s)):
             rows = self.windows.overlapping(s, self.grid.end(s))
-            # A block must not mix arrivals that a window distinguishes. Later cuts are never between existing blocks:
-            # an execution sees them all, and what is late or too late begins with the next block.
-            # Windows of single keys distinguish no blocks: each has all rows of its key from first to last event.
+            # A block must not mix arrivals that a window distinguishes. Windows of single keys distinguish none. Later
+            # cuts are never between existing blocks: what is new, late or too late then begins with the next block.
             ended = bool((rows < late).all()) and self._shared.is_settled(s)
             sweeps = bool(self._shared.keyed) and not len(rows)
             cuts = self.windows.cuts(rows, self.watermark.at_us)
