@@ -35,7 +35,8 @@ class ShardAttempt(Protocol):
     def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
         """Memory may let go of the slices ``destage``. Nobody needs the slices ``purge`` any longer.
 
-        The purge takes effect when the attempt ends, so an attempt that fails has purged nothing.
+        The purge takes effect when the attempt ends, so an attempt that fails has purged nothing. A slice that gets
+        blocks until then is not purged: its old blocks stay beside them.
         """
 
 
@@ -77,6 +78,10 @@ class StoreAttempt:
             last = seq
         # If the store fails half-way, these numbers are still used up: no later block gets one of them.
         self._last_seq = last
+        if self._purging:
+            # A segment that nobody needed gets blocks again if windows that did not exist begin in it.
+            kept = {block.header.slice_us for _, _, block in blocks}
+            self._purging = [slice_us for slice_us in self._purging if slice_us not in kept]
         for seq, late, block in blocks:
             self.store.append(seq, block, late=late)
 

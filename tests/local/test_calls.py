@@ -13,14 +13,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
 
 import aion
 from aion import aggregates as A
 from aion.errors import AionError, ConfigError, IntegerOverflow, PolicyError, SchemaError, WindowError
 from tests.local.scenarios import (
+    AGGREGATES,
     FOREVER,
+    Scenario,
     in_order,
     plain,
+    policy,
+    rows_of,
+    scenarios,
+    table,
 )
 from tests.local.seconds import EVENTS, at, seconds_operator
 
@@ -266,3 +273,38 @@ def test_a_sum_beyond_64_bits_is_an_error() -> None:
         operator.process(pa.table({"ts": at(1), "v": [1]}))
         with pytest.raises(IntegerOverflow, match="9223372036854775808"):
             operator.advance(FOREVER)
+
+
+def test_a_watermark_that_ends_a_window_and_the_events_after_it_come_in_one_call() -> None:
+    """The segment of the window that is gone is also the segment of a window that begins with these events."""
+    settings = {"lateness": {"initial_bound": 0, "coverage": None}}
+
+    def event(time: int) -> pa.Table:
+        return pa.table({"t": pa.array([time], pa.timestamp("us"))})
+
+    with aion.LocalOperator(
+        windows=aion.Sliding(50, 20, 5), time="t", aggregates={"n": A.count()}, policy=settings
+    ) as operator:
+        operator.process(event(422), 435)
+        rows = operator.process(event(429), 455).to_pylist()
+        assert [(row["kind"], row["n"]) for row in rows if row["kind"] != "dropped"] == [("on_time", 1)]
+        operator.process(event(466), 470)
+        assert operator.advance(485).column("n").to_pylist() == [2]
+
+
+@given(scenario=scenarios())
+def test_a_watermark_with_events_is_a_watermark_and_then_events(scenario: Scenario) -> None:
+    how = {"key": scenario.key, "time": "ts", "aggregates": AGGREGATES, "policy": policy("standard", scenario.bound)}
+    windows = {
+        f"w{i}": aion.Sliding(d.size, d.slide, d.offset, lateness=d.bound) for i, d in enumerate(scenario.definitions)
+    }
+    watermark = 0
+    with aion.LocalOperator(windows=windows, **how) as one, aion.LocalOperator(windows=windows, **how) as two:
+        for step in scenario.steps:
+            if isinstance(step, int):
+                watermark += abs(step) // 4
+                continue
+            apart = [*rows_of(two.advance(watermark)), *rows_of(two.process(table(step)))]
+            together = rows_of(one.process(table(step), watermark))
+            assert sorted(map(repr, together)) == sorted(map(repr, apart))
+        assert sorted(map(repr, rows_of(one.advance(FOREVER)))) == sorted(map(repr, rows_of(two.advance(FOREVER))))
