@@ -200,7 +200,10 @@ class Destage:
 
 @dataclass(frozen=True, slots=True)
 class Purge:
-    """No window needs these slices any more. They never come back."""
+    """No window needs these slices any more.
+
+    A segment comes back if later events of the same batch begin a window in it. It is then not purged.
+    """
 
     slices: tuple[int, ...]
 
