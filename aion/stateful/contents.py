@@ -11,7 +11,7 @@ Times are in ms. ``expires`` of an element is 0 if the variable has no TTL. An e
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from aion.stateful.packing import pack, unpack
@@ -95,9 +95,9 @@ class ListContent:
 
     def elements(self, pages: Pages) -> Iterator[Element]:
         """All elements, lazily, as they are when the first is taken."""
-        tail = list(self._tail)
-        for begin in range(0, self._pages, _AT_ONCE):
-            for page in pages.read(range(begin, min(begin + _AT_ONCE, self._pages))):
+        tail, count = list(self._tail), self._pages
+        for begin in range(0, count, _AT_ONCE):
+            for page in pages.read(range(begin, min(begin + _AT_ONCE, count))):
                 yield from page
         yield from tail
 
@@ -176,7 +176,8 @@ class MapContent:
         return self._bits >= 0
 
     def exists(self, now: int, pages: Pages) -> bool:
-        return next(self.items(now, pages), None) is not None
+        found = (element for page in self._all(self._loaded, pages) for element in page.values())
+        return any(not 0 < element[0] <= now for element in found)
 
     def get(self, key: bytes, now: int, pages: Pages) -> Plain | None:
         found = self._page(self._number(key), pages).get(key)
@@ -199,13 +200,13 @@ class MapContent:
             self._touch(number)
 
     def items(self, now: int, pages: Pages) -> Iterator[tuple[bytes, Plain]]:
-        """The entries that have not expired, lazily. Pages that were not in memory do not stay there."""
-        for page in self._all(pages):
-            yield from [(key, element[1]) for key, element in page.items() if not 0 < element[0] <= now]
+        """The entries that have not expired, lazily, as they are when the first is taken."""
+        return ((key, element[1]) for key, element in self.entries(pages) if not 0 < element[0] <= now)
 
     def entries(self, pages: Pages) -> Iterator[tuple[bytes, Element]]:
-        """All entries, lazily."""
-        for page in self._all(pages):
+        """All entries, lazily, as they are when the first is taken. Pages that were not in memory do not stay there."""
+        loaded = {number: dict(page) for number, page in self._loaded.items()}
+        for page in self._all(loaded, pages):
             yield from page.items()
 
     @property
@@ -268,16 +269,15 @@ class MapContent:
             found = self._loaded[number] = _parsed(pages.read([number])[0])
         return found
 
-    def _all(self, pages: Pages) -> Iterator[dict[bytes, list[Any]]]:
-        if self._bits < 0:
-            yield self._loaded[0]
-            return
-        for begin in range(0, 1 << self._bits, _AT_ONCE):
-            numbers = range(begin, min(begin + _AT_ONCE, 1 << self._bits))
-            missing = [n for n in numbers if n not in self._loaded]
+    def _all(self, loaded: Mapping[int, dict[bytes, list[Any]]], pages: Pages) -> Iterator[dict[bytes, list[Any]]]:
+        """All pages, lazily: those in memory are ``loaded``, and others as the last batch left them."""
+        count = max(1, self._stored_pages())
+        for begin in range(0, count, _AT_ONCE):
+            numbers = range(begin, min(begin + _AT_ONCE, count))
+            missing = [n for n in numbers if n not in loaded]
             found = dict(zip(missing, map(_parsed, pages.read(missing)), strict=True)) if missing else {}
             for number in numbers:
-                yield self._loaded[number] if number in self._loaded else found[number]
+                yield loaded[number] if number in loaded else found[number]
 
     def _touch(self, number: int) -> None:
         self._dirty.add(number)
@@ -285,7 +285,7 @@ class MapContent:
 
     def _spread(self, pages: Pages, largest: int) -> None:
         """Spreads the entries over more pages, so that the largest takes about half a page."""
-        everything = {key: entry for page in self._all(pages) for key, entry in page.items()}
+        everything = {key: entry for page in self._all(self._loaded, pages) for key, entry in page.items()}
         self._bits = min(_MOST_BITS, max(self._bits, 0) + max(1, (largest // PAGE_BYTES).bit_length()))
         self._loaded = {number: {} for number in range(1 << self._bits)}
         for key, entry in everything.items():

@@ -6,6 +6,7 @@ These classes take the place of pyspark's, which make a round trip to the JVM fo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import index
 from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from pyspark.errors import PySparkRuntimeError
@@ -325,9 +326,12 @@ def _from_first_next(make: Callable[[], Any]) -> Iterator[Any]:
 
 
 def _timestamp(value: Any) -> int:
-    if not -(1 << 63) <= value < 1 << 63:
+    if isinstance(value, bool):
+        raise TypeError("expiryTimestampMs: Expected an int, got a boolean.")
+    time_ms = index(value)  # not int(), which would cut off a part
+    if not -(1 << 63) <= time_ms < 1 << 63:
         raise ValueError(f"Value out of range: {value}")
-    return int(value)
+    return time_ms
 
 
 def _refuse(what: str, why: str) -> NoReturn:

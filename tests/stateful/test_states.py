@@ -14,6 +14,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from aion.stateful import contents, run
 from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys
+from aion.stateful.record import KeyRecord
 from aion.stateful.run import ShardRun
 from aion.stateful.variables import Variables
 from tests.stateful.memory_values import MemoryValues
@@ -235,3 +236,60 @@ def test_state_that_expired_is_removed_without_a_row(monkeypatch: pytest.MonkeyP
     assert not shard.is_empty(), "the second entry of the map lives until 15"
     shard.batch(15, {})
     assert shard.is_empty()
+
+
+class Changing(StatefulProcessor):
+    """Rows are what to do. ``change``: iterates over its list and its map, and changes them meanwhile."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._list = handle.getListState("l", NUMBER)
+        self._map = handle.getMapState("m", NUMBER, NUMBER)
+
+    def handleInputRows(self, key: Any, rows: Iterator[str], timerValues: TimerValues) -> Iterator[Any]:
+        for row in rows:
+            if row == "fill":
+                self._list.put([(n,) for n in range(100)])
+                for n in range(100):
+                    self._map.updateValue((n,), (n,))
+            else:
+                listed = []
+                for at, (n,) in enumerate(self._list.get()):
+                    listed.append(n)
+                    if at == 1:
+                        self._list.clear()
+                        self._list.appendValue((-1,))
+                found = {}
+                for (k,), (n,) in self._map.iterator():
+                    found[k] = n
+                    self._map.removeKey((k,))
+                    self._map.updateValue((99 - k,), (-1,))
+                    self._map.updateValue((1000 + k,), (-1,))
+                yield listed, found
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("page_bytes", [64, 64 << 10])
+def test_an_iterator_gives_what_was_there_when_it_began(page_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "PAGE_BYTES", page_bytes)
+    store, handle = MemoryValues(), Handle("none", 1, lambda text: pytest.fail("schemas are not text here"))
+    processor, variables = Changing(), Variables(None)
+    processor.init(handle)
+    handle.initialized()
+    handle.begin_shard(variables)
+    for rows in (["fill"], ["change"]):
+        of_shard = ShardRun(processor, handle, variables, store, KEYS, TimerValues(1, -1), None, None)
+        given = list(of_shard.rows([Group(KEYS.to_bytes((1,)), (1,), iter(rows), 1)]))
+    assert given == [(list(range(100)), {n: n for n in range(100)})]
+
+
+@pytest.mark.parametrize("wrong", [1.5, 1000.0, True, "1", 2**63])
+def test_a_timer_is_an_integer(wrong: Any) -> None:
+    handle = Handle("eventtime", 1, lambda text: pytest.fail("schemas are not text here"))
+    handle.initialized()
+    handle.enter(KeyRecord(b"k", None, MemoryValues()))
+    for call in (handle.registerTimer, handle.deleteTimer):
+        with pytest.raises((TypeError, ValueError)):
+            call(wrong)
+    assert list(handle.listTimers()) == []
