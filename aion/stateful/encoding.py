@@ -283,8 +283,8 @@ def _from_plain(type_: DataType) -> Convert | None:
         case DecimalType():
             return _or_none(Decimal)
         case ArrayType():
-            element = _from_plain(type_.elementType)
-            return None if element is None else _or_none(lambda v: [element(e) for e in v])
+            element = _from_plain(type_.elementType)  # a new list: the user may change it
+            return _or_none(list if element is None else lambda v: [element(e) for e in v])
         case MapType():
             key, value = _from_plain(type_.keyType), _from_plain(type_.valueType)
             return _or_none(lambda v: {key(k) if key else k: value(e) if value else e for k, e in v})

@@ -173,3 +173,16 @@ def test_an_older_type_becomes_what_avro_makes_of_it(old: DataType, new: DataTyp
     convert = converter(old, new)
     assert convert(value) == expected and type(convert(value)) is type(expected)
     assert convert(None) is None
+
+
+def test_who_changes_a_list_that_he_got_does_not_change_the_state() -> None:
+    codec = Codec(schema(ArrayType(LongType()), MapType(StringType(), ArrayType(LongType())), ArrayType(POINT)))
+    mine: Any = ([1], {"a": [1]}, [(1, "x")])
+    plain = codec.plain(mine)
+    before = pack(plain)
+    for items, of_map, points in (mine, codec.value(plain), codec.row(plain)):
+        items.append(2)
+        of_map["a"].append(2)
+        of_map["b"] = []
+        points.clear()
+    assert pack(plain) == before
