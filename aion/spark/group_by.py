@@ -53,6 +53,8 @@ class Grouped:
 
     def __init__(self, df: DataFrame, columns: Sequence[str | Column], policy: PolicySource | None, name: str) -> None:
         check_name(name)
+        if len(columns) == 1 and isinstance(columns[0], list | tuple):
+            (columns,) = columns  # as DataFrame.groupBy takes them, too
         if not columns:
             raise ConfigError("group_by: it needs at least one column; state is kept for each key")
         self._df, self._columns, self._policy, self._name = df, columns, policy, name
@@ -185,24 +187,29 @@ class Keyed(NamedTuple):
 
 def keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int], *, timed: bool) -> Keyed:
     """Adds the shard of each row by the columns ``by``. ``timed``: whether the event time is asked for."""
-    names, fields, extra = [], [], {}
+    own, fields, names = {}, [], []
     for number, column in enumerate(by):
         (field,) = df.select(column).schema
         names.append(field.name)
-        plain = isinstance(column, str) or str(column) == f"Column<'{field.name}'>"
-        if not plain or field.name not in df.columns:
-            # An expression. The processor gets it as part of the key only, as in Spark.
+        if field.name not in df.columns or _text(column) not in (field.name, f"`{field.name}`"):
             names[-1] = f"{_KEY}{number}"
-            extra[names[-1]] = F.col(column) if isinstance(column, str) else column
+            own[names[-1]] = (F.col(column) if isinstance(column, str) else column), field.name
         fields.append(StructField(field.name, field.dataType))
     time = next((field for field in df.schema if timed and WATERMARK in field.metadata), None)
+    first = [column.alias(name) for name, (column, _) in own.items()]
+    last = []
     if time is not None:
         end = f"`{time.name}`.end" if isinstance(time.dataType, StructType) else f"`{time.name}`"
-        extra[_TIME] = F.unix_micros(F.col(end).cast("timestamp"))
-    wider = df.withColumns(extra) if extra else df
+        last.append(F.unix_micros(F.col(end).cast("timestamp")).alias(_TIME))
+    wider = df.select(*first, "*", *last) if first or last else df
     shard = shard_column([(F.col(f"`{n}`"), f.dataType) for n, f in zip(names, fields, strict=True)], ids)
-    columns = Columns(tuple(names), tuple(df.columns))
+    known = (*(name for _, name in own.values()), *df.columns)
+    columns = Columns(tuple(wider.columns.index(name) for name in names), known, len(own))
     return Keyed(wider.withColumn(SHARD, shard), StructType(fields), columns, None if time is None else _TIME)
+
+
+def _text(column: str | Column) -> str:
+    return column if isinstance(column, str) else str(column).removeprefix("Column<'").removesuffix("'>")
 
 
 def _frame_and_columns(grouped: Grouped | GroupedData) -> tuple[DataFrame, Sequence[str | Column]]:

@@ -46,7 +46,7 @@ class Announces:
     operator: str
     policy: str
     key: StructType
-    columns: tuple[str, ...]
+    columns: tuple[int, ...]
 
 
 class StatefulChild:

@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 
 
 class Columns(NamedTuple):
-    """The columns of rows: first ``values``, which the processor gets, then further ones. ``key``: those of the key."""
+    """The columns of rows: first the ``names`` that the processor gets, then further ones, of which it knows nothing.
 
-    key: tuple[str, ...]
-    values: tuple[str, ...]
+    ``key``: where those of the key are. ``own``: how many are first that the DataFrame does not have, such as a field
+    of a struct as key. As in Spark, rows have them, and frames do not.
+    """
+
+    key: tuple[int, ...]
+    names: tuple[str, ...]
+    own: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +133,7 @@ class StatefulRoot(ShardRoot):
 
     def _batch(self, shard: int, rows: Iterator[Any], times: Any) -> Iterator[Any]:
         work = self._open(shard, times)
-        yield from work.rows(rows, self._states[shard].seen_ms)
+        yield from work.rows(rows, self._states[shard].seen_ms or 0)  # Spark's watermark before the first batch is 0
         self._commit(shard, times)
 
     def _commit(self, shard: int, times: Any) -> None:

@@ -9,6 +9,8 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow.compute as pc
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
@@ -27,6 +29,8 @@ from state_backends.server.client import RemoteAttempt
 
 _FRAME_ROWS = 10_000
 _OBJECTS = 100_000
+_IMMUTABLE = frozenset({"string", "bytes", "integer", "floating", "boolean", "decimal", "date", "datetime", "empty"})
+"""What pandas calls columns of objects that cannot change."""
 
 
 class StatefulTask(ShardTask):
@@ -101,10 +105,10 @@ class StatefulWork:
         """Keeps rows of the initial state until all of the shard are there."""
         self._initial.append(rows)
 
-    def rows(self, rows: Iterator[Any], seen_ms: int | None) -> Iterator[Any]:
+    def rows(self, rows: Iterator[Any], seen_ms: int) -> Iterator[Any]:
         """Processes the batch: initial state, rows, timers. ``rows``: frames, or packed by the child.
 
-        ``seen_ms``: rows with times up to this are late. None: no row is, or Spark has dropped them.
+        ``seen_ms``: rows with event times up to this are late.
         """
         self._handle.begin_shard(self._variables)
         self._take_initial()
@@ -158,14 +162,14 @@ class StatefulWork:
         if not listed:
             return iter(())
         if self._config.pandas:
-            return group_frames(listed, self._keys, columns.key, columns.values)
+            return group_frames(listed, self._keys, columns.key, slice(columns.own, len(columns.names)))
         table = unpack(listed)
         if seen_ms is not None and self._config.event_time is not None:
             time_us = table.column(self._config.event_time)
             in_time = pc.fill_null(pc.greater(time_us, seen_ms * 1000), True)
             arrived, table = table.num_rows, table.filter(in_time)
             self._run.dropped(arrived - table.num_rows)
-        return group_table(table, self._keys, columns.key, len(columns.values))
+        return group_table(table, self._keys, columns.key, columns.names)
 
 
 @contextmanager
@@ -180,31 +184,57 @@ def _rare_collections() -> Iterator[None]:
 
 
 def joined(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-    """Joins small frames with the same columns and types: each frame has a cost of its own in pyspark."""
-    waiting: list[pd.DataFrame] = []
+    """Joins small frames with the same columns and types: each frame has a cost of its own in pyspark.
+
+    The columns of a frame that waits for others are copied, because the user may change it and yield it again.
+    """
+    waiting: list[list[npt.NDArray[Any]]] = []
+    names: Any = None
+    types: list[Any] = []
     rows = 0
     for frame in frames:
-        if not isinstance(frame, pd.DataFrame):
-            yield frame  # pyspark says what is wrong with it
-            continue
-        if waiting and not _alike(waiting[-1], frame):
-            yield _concatenated(waiting)
+        # If it is no frame, pyspark says what is wrong.
+        columns, of_columns = _copied(frame) if isinstance(frame, pd.DataFrame) else (None, [])
+        if waiting and (columns is None or of_columns != types or not names.equals(frame.columns)):
+            yield _joined(waiting, names)
             waiting, rows = [], 0
-        waiting.append(frame)
+        if columns is None:
+            yield frame
+            continue
+        names, types = frame.columns, of_columns
+        waiting.append(columns)
         rows += len(frame)
         if rows >= _FRAME_ROWS:
-            yield _concatenated(waiting)
+            yield _joined(waiting, names)
             waiting, rows = [], 0
     if waiting:
-        yield _concatenated(waiting)
+        yield _joined(waiting, names)
 
 
-def _alike(one: pd.DataFrame, other: pd.DataFrame) -> bool:
-    return one.columns.equals(other.columns) and list(one.dtypes) == list(other.dtypes)
+def _copied(frame: pd.DataFrame) -> tuple[list[npt.NDArray[Any]] | None, list[Any]]:
+    """Copies of the columns, and their types. None: they are not numpy's, or what is in them may change, as lists may.
+
+    The type of a column of objects is what pandas finds in it.
+    """
+    columns, types = [], []
+    for _, column in frame.items():  # noqa: PERF102 (a frame's values are something else)
+        type_: Any = column.dtype
+        if not isinstance(type_, np.dtype):
+            return None, []
+        copied = column.to_numpy(copy=True)
+        if type_.kind == "O":
+            type_ = pd.api.types.infer_dtype(copied, skipna=True)
+            if type_ not in _IMMUTABLE:
+                return None, []
+        columns.append(copied)
+        types.append(type_)
+    return columns or None, types
 
 
-def _concatenated(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
+def _joined(waiting: list[list[npt.NDArray[Any]]], names: Any) -> pd.DataFrame:
+    frame = pd.DataFrame(dict(enumerate(map(np.concatenate, zip(*waiting, strict=True)))))
+    frame.columns = names
+    return frame
 
 
 _parsed: dict[str, StructType] = {}

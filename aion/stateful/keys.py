@@ -63,46 +63,48 @@ def _canonical(value: Any) -> Any:
     return [_canonical(inner) for inner in value] if isinstance(value, list) else value
 
 
-def group_frames(
-    frames: Sequence[pd.DataFrame], keys: Keys, key: Sequence[str], values: Sequence[str]
-) -> Iterator[Group]:
-    """The groups of frames with the columns ``key`` and ``values``. The processor gets the latter.
+def group_frames(frames: Sequence[pd.DataFrame], keys: Keys, key: Sequence[int], values: slice) -> Iterator[Group]:
+    """The groups of frames. ``key``: where the columns of the key are. ``values``: those that the processor gets.
 
-    The rows of a key come in the order of arrival.
+    Not by name: pyspark gives a column another name if its own cannot be that of a field, such as ``_id``. The rows of
+    a key come in the order of arrival.
     """
     if not frames:
         return
     frame = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
-    codes = _frame_codes(frame, key)
+    columns = [frame.iloc[:, at] for at in key]
+    codes = _frame_codes(columns)
     _, firsts = np.unique(codes, return_index=True)
-    rows = zip(*(frame[name].take(firsts) for name in key), strict=True)
+    rows = zip(*(column.take(firsts) for column in columns), strict=True)
     codes, found = _by_bytes(codes, (keys.values(map(_listed, row)) for row in rows), keys)
     order, ends = _stretches(codes)
-    ordered = frame[list(values)].take(order)
+    ordered = frame.iloc[:, values].take(order)
+    inferred = [at for at in range(ordered.shape[1]) if _has_another_type(ordered.iloc[:, at])]
     for (data, of_key), (begin, end) in zip(found, ends, strict=True):
         # Nobody else reads these rows, so the user may change them.
         part = ordered.iloc[begin:end].copy(deep=False)
         part.index = pd.RangeIndex(end - begin)
+        for at in inferred:
+            part.isetitem(at, part.iloc[:, at].infer_objects().array)
         yield Group(data, of_key, iter((part,)), end - begin)
 
 
-def group_table(table: pa.Table, keys: Keys, key: Sequence[str], width: int) -> Iterator[Group]:
-    """The groups of the rows of a table. ``key``: the columns of the key. ``width``: how many the processor gets.
+def group_table(table: pa.Table, keys: Keys, key: Sequence[int], names: Sequence[str]) -> Iterator[Group]:
+    """The groups of the rows of a table. ``key``: where the columns of the key are.
 
-    The rows of a key come in the order of arrival.
+    ``names``: of the first columns, which the processor gets. The rows of a key come in the order of arrival.
     """
     if not table.num_rows:
         return
-    names = table.column_names
-    columns = [table.column(names.index(name)) for name in key]
+    columns = [table.column(at) for at in key]
     codes = _table_codes(columns)
     _, firsts = np.unique(codes, return_index=True)
     values = zip(*(column.take(pa.array(firsts)).to_pylist() for column in columns), strict=True)
     codes, found = _by_bytes(codes, values, keys)
     order, ends = _stretches(codes)
     taken = pa.array(order)
-    lists = [table.column(i).take(taken).to_pylist() for i in range(width)]
-    template, new = Row(*names[:width]), tuple.__new__
+    lists = [table.column(at).take(taken).to_pylist() for at in range(len(names))]
+    template, new = Row(*names), tuple.__new__
 
     def make(*values: Any) -> Row:
         row = new(Row, values)
@@ -114,23 +116,32 @@ def group_table(table: pa.Table, keys: Keys, key: Sequence[str], width: int) -> 
         yield Group(data, of_key, rows, end - begin)
 
 
-def distinct_keys(table: pa.Table, keys: Keys, key: Sequence[str]) -> list[bytes]:
-    """The keys of the rows of a table, as their bytes, in the order of arrival. ``key``: the columns of the key."""
-    columns = [table.column(name) for name in key]
+def distinct_keys(table: pa.Table, keys: Keys, key: Sequence[int]) -> list[bytes]:
+    """The keys of the rows of a table, as their bytes, in the order of arrival. ``key``: where its columns are."""
+    columns = [table.column(at) for at in key]
     _, firsts = np.unique(_table_codes(columns), return_index=True)
     taken = pa.array(np.sort(firsts))
     values = zip(*(column.take(taken).to_pylist() for column in columns), strict=True)
     return list(dict.fromkeys(map(keys.to_bytes, values)))
 
 
-def _frame_codes(frame: pd.DataFrame, key: Sequence[str]) -> npt.NDArray[np.int64]:
+def _frame_codes(columns: Sequence[pd.Series]) -> npt.NDArray[np.int64]:
     """A number for each row, from 0 on. Rows with the same number have the same key."""
     try:
-        if len(key) == 1:
-            return pd.factorize(frame[key[0]], use_na_sentinel=False)[0].astype(np.int64, copy=False)
-        return frame.groupby(list(key), sort=False, dropna=False).ngroup().to_numpy().astype(np.int64, copy=False)
+        if len(columns) == 1:
+            return pd.factorize(columns[0], use_na_sentinel=False)[0].astype(np.int64, copy=False)
+        groups = columns[0].groupby(list(columns), sort=False, dropna=False)
+        return groups.ngroup().to_numpy().astype(np.int64, copy=False)
     except TypeError:  # lists and dicts have no hash
-        return np.arange(len(frame))
+        return np.arange(len(columns[0]))
+
+
+def _has_another_type(column: pd.Series) -> bool:
+    """Whether this is a column of objects only because some keys have nulls in it. Else pandas infers its type.
+
+    Booleans are. So are integers, if Spark is told to prefer the integers of pandas that have nulls.
+    """
+    return column.dtype == object and pd.api.types.infer_dtype(column, skipna=True) in ("boolean", "integer")
 
 
 def _table_codes(columns: Sequence[pa.ChunkedArray]) -> npt.NDArray[np.int64]:

@@ -50,7 +50,7 @@ def test_integers_stay_integers_beside_nulls() -> None:
     frames = [pd.DataFrame({"k": [1.0, math.nan, 1.0], "v": [1, 2, 3]})]
     groups = {
         group.values: next(iter(group.rows))["v"].tolist()
-        for group in group_frames(frames, keys_of(LongType()), ["k"], ["v"])
+        for group in group_frames(frames, keys_of(LongType()), [0], slice(1, 2))
     }
     assert groups == {(1,): [1, 3], (None,): [2]}
 
@@ -67,14 +67,14 @@ def test_each_row_is_in_the_group_of_its_key_in_the_order_of_arrival(rows: list[
     frame = pd.DataFrame(
         {
             "k0": pd.Series([r[0] for r in rows], dtype=object),
-            "k1": pd.Series([r[1] for r in rows], dtype=np.int64),
             "v": pd.Series([r[2] for r in rows], dtype=object),
+            "k1": pd.Series([r[1] for r in rows], dtype=np.int64),
             "shard": 0,
         }
     )
     frames = [part for part in (frame[:cut], frame[cut:]) if len(part)]
     found = {}
-    for group in group_frames(frames, keys, ["k0", "k1"], ["k0", "v"]):
+    for group in group_frames(frames, keys, [0, 2], slice(2)):
         (part,) = group.rows
         assert list(part.columns) == ["k0", "v"] and list(part.index) == list(range(group.events))
         assert group.key == keys.to_bytes(group.values)
@@ -83,7 +83,7 @@ def test_each_row_is_in_the_group_of_its_key_in_the_order_of_arrival(rows: list[
     by_rows = {}
     types = pa.schema([("k0", pa.string()), ("v", pa.string()), ("k1", pa.int64())])
     columns = [[r[0] for r in rows], [str(r[2]) for r in rows], [r[1] for r in rows]]
-    for group in group_table(pa.table(columns, schema=types), keys, ["k0", "k1"], 2):
+    for group in group_table(pa.table(columns, schema=types), keys, [0, 2], ["k0", "v"]):
         listed = list(group.rows)
         assert all(list(row.asDict()) == ["k0", "v"] for row in listed) and len(listed) == group.events
         by_rows[group.values] = [int(row.v) for row in listed]
@@ -92,25 +92,50 @@ def test_each_row_is_in_the_group_of_its_key_in_the_order_of_arrival(rows: list[
 
 def test_rows_of_arrow_have_the_keys_that_spark_takes_for_equal() -> None:
     table = pa.table({"d": [0.0, math.nan, -0.0, None, math.nan], "v": [1, 2, 3, 4, 5]})
-    groups = [[row.v for row in group.rows] for group in group_table(table, keys_of(DoubleType()), ["d"], 2)]
+    groups = [[row.v for row in group.rows] for group in group_table(table, keys_of(DoubleType()), [0], ["d", "v"])]
     assert sorted(groups) == [[1, 3], [2, 5], [4]]
     lists = pa.table({"k": [[1, 2], None, [1, 2], []], "v": [1, 2, 3, 4]})
-    groups = [[row.v for row in group.rows] for group in group_table(lists, keys_of(ArrayType(LongType())), ["k"], 2)]
+    groups = [
+        [row.v for row in group.rows] for group in group_table(lists, keys_of(ArrayType(LongType())), [0], ["k", "v"])
+    ]
     assert sorted(groups) == [[1, 3], [2], [4]]
-    assert not list(group_table(table.slice(0, 0), keys_of(DoubleType()), ["d"], 2))
+    assert not list(group_table(table.slice(0, 0), keys_of(DoubleType()), [0], ["d", "v"]))
 
 
 def test_lists_are_keys() -> None:
     keys = keys_of(ArrayType(LongType()))
     frame = pd.DataFrame({"k": [np.array([1, 2]), np.array([3]), np.array([1, 2])], "v": [1, 2, 3]})
-    groups = list(group_frames([frame], keys, ["k"], ["v"]))
+    groups = list(group_frames([frame], keys, [0], slice(1, 2)))
     assert [group.events for group in groups] == [2, 1]
 
 
 def test_a_processor_may_change_the_rows_that_it_gets() -> None:
     frame = pd.DataFrame({"k": ["a", "b", "a"], "v": [1, 2, 3]})
-    for group in group_frames([frame], keys_of(StringType()), ["k"], ["k", "v"]):
+    for group in group_frames([frame], keys_of(StringType()), [0], slice(2)):
         for part in group.rows:
             part["v"] = part["v"] * 2
             part["new"] = 1
             assert len(part) == group.events
+
+
+def test_a_null_of_one_key_does_not_change_the_type_of_another_keys_rows() -> None:
+    """Spark makes a frame of each key's rows. A column of booleans is one of objects only if this key has a null."""
+    flags, numbers = pd.Series([True, None, False, None], dtype=object), pd.Series([1, pd.NA, 2, 3], dtype=object)
+    frame = pd.DataFrame({"k": ["a", "b", "a", "c"], "flag": flags, "n": numbers, "text": ["x", None, "y", "z"]})
+    types = {}
+    for group in group_frames([frame], keys_of(StringType()), [0], slice(1, 4)):
+        (part,) = group.rows
+        types[group.values[0]] = list(map(str, part.dtypes))
+        if group.values == ("a",):
+            assert (~part["flag"]).tolist() == [False, True]
+    assert types == {"a": ["bool", "int64", "object"], "b": ["object"] * 3, "c": ["object", "int64", "object"]}
+
+
+def test_columns_are_found_whatever_their_names_are() -> None:
+    """pyspark makes fields of columns, and gives those a new name whose own cannot be that of a field."""
+    frame = pd.DataFrame({"_0": ["a", "b", "a"], "v": [1, 2, 3], "_2": [0, 0, 0]})
+    groups = {g.values: next(g.rows) for g in group_frames([frame], keys_of(StringType()), [0], slice(0, 2))}
+    assert {key: part["v"].tolist() for key, part in groups.items()} == {("a",): [1, 3], ("b",): [2]}
+    twice = pa.table([["a", "b"], ["x", "y"], [1, 2]], names=["k", "k", "v"])
+    rows = [next(g.rows) for g in group_table(twice, keys_of(StringType()), [1], ["own", "k", "v"])]
+    assert rows == [Row(own="a", k="x", v=1), Row(own="b", k="y", v=2)]
