@@ -80,6 +80,7 @@ class StatefulRoot(ShardRoot):
         self._stateful = config
         self._processor = processor
         self._states: dict[int, _State] = {}  # of the shards at work
+        self._fires_ms: int | None = None  # the shard's timer that fires; None: Spark hands over rows
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         super().init(handle)
@@ -101,8 +102,11 @@ class StatefulRoot(ShardRoot):
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         with self._failing_cleanly():
             shard = int(key[0])
-            done = shard in self._work and self._work[shard].ended
-            if not done and not self._has_nothing_to_do(shard, timerValues):
+            self._fires_ms = expiredTimerInfo.getExpiryTimeInMs()
+            if shard in self._work and self._work[shard].ended:
+                if self._is_due(shard, timerValues):
+                    self._set_timer(shard, self._states[shard], self._states[shard], timerValues)
+            elif not self._has_nothing_to_do(shard, timerValues):
                 yield from self._batch(shard, iter(()), timerValues)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
@@ -112,8 +116,8 @@ class StatefulRoot(ShardRoot):
             work = self._open(shard, timerValues)
             work.initial_rows(initialState if self._stateful.pandas else initialState[ROWS])
             if new:
-                # If no row and no timer follows in this batch, the commit comes in close(), where Spark takes neither
-                # token nor timer. So both are set now. The timer opens the shard again as soon as possible.
+                # A timer opens the shard again after the rows of this batch, if it has none. Without timers the commit
+                # comes in close(), where Spark no longer takes the token. So the token is set now.
                 soon_ms = work.soon_ms
                 if soon_ms is not None:
                     self._handle.registerTimer(soon_ms)
@@ -146,12 +150,15 @@ class StatefulRoot(ShardRoot):
         """Whether a shard without rows need not be opened. If so, remembers the watermark, and sets the next timer."""
         if shard in self._work:
             return False
-        state = _State(*(self._state.get() or ()))
-        now_ms = self._now(times)
-        if state.due_ms is not None and state.due_ms <= now_ms:
+        self._states[shard] = state = _State(*(self._state.get() or ()))
+        if self._is_due(shard, times):
             return False
         self._set_timer(shard, state, state, times)
         return True
+
+    def _is_due(self, shard: int, times: Any) -> bool:
+        due_ms = self._states[shard].due_ms
+        return due_ms is not None and due_ms <= self._now(times)
 
     def _set_timer(self, shard: int, before: _State, now: _State, times: Any) -> None:
         """Sets the shard's timer, and what Spark keeps of it."""
@@ -159,6 +166,11 @@ class StatefulRoot(ShardRoot):
         timer_ms = now.due_ms
         if self._stateful.event_time is not None:
             timer_ms = now_ms + 1  # whenever the watermark moves
+        elif timer_ms is not None and timer_ms <= now_ms:
+            # The processor has set a timer in the past, after those that had expired were looked for. It is due in the
+            # next batch, even if the watermark stays. So is a timer of the shard that is set while another one fires.
+            # One that is set while rows are processed fires in this batch, and then sets another one.
+            timer_ms = now_ms if self._fires_ms != now_ms else now_ms - 1
         # Spark deletes an expired timer itself.
         if before.timer_ms is not None and timer_ms != before.timer_ms > now_ms:
             self._handle.deleteTimer(before.timer_ms)

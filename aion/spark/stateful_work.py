@@ -98,8 +98,8 @@ class StatefulWork:
 
     @property
     def soon_ms(self) -> int | None:
-        """The earliest time at which Spark can open this shard again. None: there are no timers."""
-        return None if self._config.time_mode == "none" else max(self._now_ms, 1)
+        """The time of a timer that opens this shard again, after the rows of this batch. None: there are no timers."""
+        return None if self._config.time_mode == "none" else self._now_ms
 
     def initial_rows(self, rows: Any) -> None:
         """Keeps rows of the initial state until all of the shard are there."""
@@ -133,9 +133,7 @@ class StatefulWork:
 
     def begin_commit(self) -> None:
         if self._config.time_mode != "none":
-            wake_ms = self._run.next_wake_ms()
-            # Spark asks for expired timers after the rows. A timer that is due now would be lost.
-            self._due_ms = None if wake_ms is None else max(wake_ms, self._now_ms + 1)
+            self._due_ms = self._run.next_wake_ms()
         self._commit = in_background(self.attempt.commit, self._run.snapshot())
 
     def committed(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
 from itertools import count
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from tests.spark.stateful import edges
 from tests.spark.stateful import processors as p
 from tests.spark.stateful.rig import Case, Rows, both, compare, error, grouped_by_spark, ours
 
@@ -117,6 +119,58 @@ def releases() -> Case:
     return plain(lambda: p.Renamed(next(number)), ["a"], batches=events(["a"], batches=6), restart_after=(1, 3))
 
 
+KEY, AT = ("k", pa.string()), ("ts", pa.timestamp("us", "UTC"))
+ODD = [KEY, AT, ("event-type", pa.string()), ("class", pa.string()), ("_id", pa.int32()), ("flag", pa.bool_()),
+       ("day", pa.date32()), ("price", pa.decimal128(10, 2)), ("items", pa.list_(pa.int64())),
+       ("inner", pa.struct([("a", pa.int32())])), ("by", pa.map_(pa.string(), pa.int32())), ("raw", pa.binary()),
+       ("other", pa.timestamp("us", "UTC"))]  # fmt: skip
+
+
+def shows(pandas: bool, **more: Any) -> Case:
+    """Columns of every name and type. Nulls in those of one key; times before 1970 are late in the first batch."""
+
+    def row(key: Any, at: float, id_: int, flag: Any) -> tuple[Any, ...]:
+        day, inner, by = datetime.date(2024, 1, id_), {"a": None if flag is None else id_}, [("x", id_)]
+        return (key, at, "e", "c", id_, flag, day, Decimal("1.25"), [1, id_], inner, by, b"ab", None if flag else 5.5)
+
+    batches = [
+        [row(*rest, n, flag) for *rest, flag in
+         [("a", 10.0 * n - 10, True), ("a", 10.0 * n, False), ("b", 10.0 * n, None), ("b", 10.0 * n + 2, True),
+          ("c", 10.0 * n, None), ("d", -5.0, True), (None, 13.0, True)]]
+        for n in range(1, 4)
+    ]  # fmt: skip
+    given = {"watermark": ("ts", "3 seconds"), "time_mode": "eventTime", "restart_after": (0,), **more}
+    return Case(lambda: edges.Shows(pandas), ODD, edges.OUT, batches, pandas=pandas, **given)
+
+
+def begins(pandas: bool) -> Case:
+    initial = [("a", 1, True), ("a", 2, None), ("b", 1, True), ("z", 1, None)]
+    columns = [KEY, ("start-at", pa.int32()), ("flag", pa.bool_())]
+    return shows(pandas, watermark=None, time_mode="none", initial_columns=columns, initial=initial)
+
+
+def in_a_struct(pandas: bool) -> Case:
+    """A field of a struct is the key; a column has the same name."""
+    columns = [("s", pa.struct([("k", pa.string())])), ("v", pa.int64()), *(() if pandas else (KEY,))]
+    batches = [[({"k": k}, v, *(() if pandas else ("same",))) for k, v in [("x", 1), ("y", 2), ("x", 3)]]] * 2
+    return Case(lambda: edges.Shows(pandas), columns, edges.OUT, batches, keys=("s.k",), pandas=pandas)
+
+
+def timers_in_the_past(pandas: bool) -> Case:
+    """The watermark does not move in most batches, and most keys have rows in the first one only."""
+    batches = [
+        [("p1", 100.0), ("p2", 100.0), ("p3", 100.0), ("q1", 100.0), ("z", 100.0)],
+        *([(key, at)] for key, at in [("z", 100.0), ("z", 102.0), ("z", 100.0), ("y", 100.5), ("z", 104.0)]),
+        [("q5", 103.5), ("p7", 104.0)],
+        *([("z", at)] for at in (104.0, 103.5, 110.0)),
+    ]
+    return Case(
+        lambda: edges.SetsTimersInThePast(pandas), [KEY, AT], edges.OUT, batches, pandas=pandas,
+        watermark=("ts", "1 seconds"), time_mode="eventTime", restart_after=(1, 3),
+        initial_columns=[KEY], initial=[("p1",), ("only",), ("other",), ("third",)],
+    )  # fmt: skip
+
+
 SHOP = ["see", "put", "pay", "pay", "reset"]
 SESSIONS_OUT = "k string, start long, end long, n long"
 PROCESSORS = {
@@ -149,6 +203,15 @@ PROCESSORS = {
         then=counted_by_window,
     ),
     "releases": releases,
+    "columns": lambda: shows(pandas=False),
+    "columns, pandas": lambda: shows(pandas=True),
+    "columns of initial state": lambda: begins(pandas=False),
+    "columns of initial state, pandas": lambda: begins(pandas=True),
+    "key in a struct": lambda: in_a_struct(pandas=False),
+    "key in a struct, pandas": lambda: in_a_struct(pandas=True),
+    "key of another case": lambda: replace(in_a_struct(pandas=False), keys=("K", "V")),
+    "timers in the past": lambda: timers_in_the_past(pandas=False),
+    "timers in the past, pandas": lambda: timers_in_the_past(pandas=True),
 }  # fmt: skip
 
 
