@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow.compute as pc
+from pyspark import TaskContext
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 from pyspark.sql.types import StructType
 
@@ -25,10 +26,12 @@ from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys, group_frames, group_table
 from aion.stateful.restore import Declaration, restored_keys
 from aion.stateful.run import ShardRun, variables_of
+from aion.stateful.variables import Variables
 from state_backends.server.client import RemoteAttempt
 
 _FRAME_ROWS = 10_000
 _OBJECTS = 100_000
+_ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 _IMMUTABLE = frozenset({"string", "bytes", "integer", "floating", "boolean", "decimal", "date", "datetime", "empty"})
 """What pandas calls columns of objects that cannot change."""
 
@@ -45,6 +48,9 @@ class StatefulTask(ShardTask):
         self._stateful = config
         self._processor = processor
         self._parse = _parser(spark_handle)
+        context = TaskContext.get()
+        assert context is not None
+        self._by_name = context.getLocalProperty(_ENCODING) == "avro"  # the query's own setting, from its checkpoint
         self._keys = Keys(config.key)
         self._handle: Handle | None = None
 
@@ -59,7 +65,10 @@ class StatefulTask(ShardTask):
             self._handle.initialized()
         attempt = self.open(shard, token)
         ahead = prestages(self.policy)
-        return StatefulWork(self._stateful, self._processor, self._handle, attempt, self._keys, times, now_ms, ahead)
+        variables = variables_of(attempt.snapshot, self._by_name)
+        return StatefulWork(
+            self._stateful, self._processor, self._handle, attempt, variables, self._keys, times, now_ms, ahead
+        )
 
 
 class StatefulWork:
@@ -71,6 +80,7 @@ class StatefulWork:
         processor: StatefulProcessor,
         handle: Handle,
         attempt: RemoteAttempt,
+        variables: Variables,
         keys: Keys,
         times: TimerValues,
         now_ms: int,
@@ -78,11 +88,10 @@ class StatefulWork:
     ) -> None:
         self._config, self._keys, self._handle = config, keys, handle
         self.attempt = attempt
-        snapshot = attempt.snapshot
-        self._variables = variables_of(snapshot)
+        self._variables = variables
         self._now_ms = now_ms
         due_ms = None if config.time_mode == "none" else now_ms
-        self._run = ShardRun(processor, handle, self._variables, attempt, keys, times, due_ms, snapshot, reads_ahead)
+        self._run = ShardRun(processor, handle, variables, attempt, keys, times, due_ms, attempt.snapshot, reads_ahead)
         self._initial: list[Any] = []
         self._commit: Future[None] | None = None
         self._due_ms: int | None = None

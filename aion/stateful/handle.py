@@ -155,8 +155,9 @@ class Handle(StatefulProcessorHandle):
                 f"store operation=update on state={name}.",
             )
         key = None if key_schema is None else self._schema(key_schema)
+        ttl = None if ttl_ms is None else index(ttl_ms) or None  # numpy's integers cannot be stored
         self._names.add(name)
-        self._asked.append(_Definition(state, name, kind, self._schema(schema), key, ttl_ms or None))
+        self._asked.append(_Definition(state, name, kind, self._schema(schema), key, ttl))
         return state
 
     def _schema(self, schema: Schema) -> StructType:

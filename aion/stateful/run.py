@@ -29,14 +29,17 @@ _READABLE = (1, 2)
 """In format 1, an element that was written by an older schema does not keep its value as it was written."""
 
 
-def variables_of(snapshot: Mapping[str, Any] | None) -> Variables:
-    """The state variables of a shard. ``snapshot``: see ShardRun. Raises FormatError if another Aion wrote it."""
+def variables_of(snapshot: Mapping[str, Any] | None, by_name: bool = False) -> Variables:
+    """The state variables of a shard. ``snapshot``: see ShardRun. Raises FormatError if another Aion wrote it.
+
+    ``by_name``: see Variables; for those who define variables.
+    """
     if snapshot is not None and snapshot["version"] not in _READABLE:
         raise FormatError(
             f"the state of the processor was written in format {snapshot['version']}; this Aion reads the formats "
             f"{' and '.join(map(str, _READABLE))}"
         )
-    return Variables(None if snapshot is None else snapshot["stateful"])
+    return Variables(None if snapshot is None else snapshot["stateful"], by_name)
 
 
 class ShardRun:

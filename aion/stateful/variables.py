@@ -77,20 +77,28 @@ class Variable:
 
 
 class Variables:
-    """All variables of an operator. ``known``: as a snapshot has them; None: there are none yet."""
+    """All variables of an operator. ``known``: as a snapshot has them; None: there are none yet.
 
-    def __init__(self, known: Mapping[str, Any] | None) -> None:
+    ``by_name``: whether fields of values are found by their names if the schema changes, as with Spark's Avro encoding.
+    With its other encoding they are found by their places, and only their names may change.
+    """
+
+    def __init__(self, known: Mapping[str, Any] | None, by_name: bool = False) -> None:
+        self._by_name = by_name
         self._next: int = 0 if known is None else known["next"]
         self._known: dict[str, dict[str, Any]] = {} if known is None else dict(known["variables"])
 
     def define(
         self, name: str, kind: Kind, schema: StructType, key_schema: StructType | None, ttl_ms: int | None
     ) -> Variable:
-        """The variable of this name; a new one if there is none. Raises ForeignState if it was of another kind."""
+        """The variable of this name; a new one if there is none. Raises ForeignState if it was of another kind.
+
+        The fields of a map's keys may get other names, as in Spark.
+        """
         found = self._known.get(name)
         value_schema = _plain(schema)
         map_key = None if key_schema is None else _plain(key_schema)
-        if found is not None and (found["kind"], found["key"]) != (kind.value, map_key):
+        if found is not None and (found["kind"], _types(found["key"])) != (kind.value, _types(map_key)):
             raise ForeignState(
                 f"the state variable {name!r} is stored as a {found['kind']} with the keys {found['key']}; it cannot "
                 f"become a {kind.value} with the keys {map_key}: give it another name, or delete it with deleteIfExists"
@@ -99,9 +107,11 @@ class Variables:
             found = {"number": self._next, "kind": kind.value, "key": map_key, "schemas": []}
             self._next += 1
         schemas = found["schemas"]
-        if not schemas or schemas[-1] != value_schema:
+        if schemas and not self._by_name and _types(schemas[-1]) == _types(value_schema):
+            schemas = [*schemas[:-1], value_schema]
+        elif not schemas or schemas[-1] != value_schema:
             schemas = [*schemas, value_schema]
-        self._known[name] = {**found, "schemas": schemas, "ttl_ms": ttl_ms}
+        self._known[name] = {**found, "key": map_key, "schemas": schemas, "ttl_ms": ttl_ms}
         return self._variable(name)
 
     def delete(self, name: str) -> None:
@@ -122,6 +132,18 @@ class Variables:
 
     def to_json(self) -> dict[str, Any]:
         return {"next": self._next, "variables": self._known}
+
+
+def _types(schema: Any) -> Any:
+    """A schema as JSON, without the names of fields, and whether they may be null."""
+    match schema:
+        case {"type": "struct", "fields": fields}:
+            return [_types(field["type"]) for field in fields]
+        case dict():
+            return {name: _types(part) for name, part in schema.items() if not name.endswith("ontainsNull")}
+        case [*parts]:
+            return [_types(part) for part in parts]
+    return schema
 
 
 def _plain(schema: StructType) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.types import DoubleType, FloatType, IntegerType, LongType, StringType, StructField, StructType
@@ -21,12 +23,12 @@ KEY = b"k"
 
 
 def handle_with(
-    known: dict[str, Any] | None, *calls: tuple[Any, ...], mode: str = "none"
+    known: dict[str, Any] | None, *calls: tuple[Any, ...], mode: str = "none", by_name: bool = False
 ) -> tuple[Handle, Any, Variables]:
     handle = Handle(mode, 1, lambda text: pytest.fail("no text"))
     made = [getattr(handle, name)(*arguments) for name, *arguments in calls]
     handle.initialized()
-    variables = Variables(known)
+    variables = Variables(known, by_name)
     handle.begin_shard(variables)
     return handle, made, variables
 
@@ -107,6 +109,34 @@ def test_a_variable_that_was_deleted_starts_empty() -> None:
     assert len(KeyRecord(KEY, next(iter(store.values.values())), store)._packed) == 1, "the old content is gone"
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+def test_fields_get_other_names(by_name: bool) -> None:
+    """Spark finds fields by their places, or by their names if its encoding is Avro. Those of map keys by places."""
+    store = MemoryValues()
+    inner = StructType([StructField("x", IntegerType())])
+    before = StructType([StructField("n", IntegerType()), StructField("i", inner)])
+    renamed = StructType([StructField("x", IntegerType(), nullable=False)])
+    after = StructType([StructField("m", IntegerType()), StructField("i", renamed)])
+    value = (1, (2,))
+    handle, (single, table), variables = handle_with(
+        None, ("getValueState", "v", before), ("getMapState", "m", INT, before), by_name=by_name
+    )
+    handle.enter(record := KeyRecord(KEY, None, store))
+    single.update(value)
+    table.updateValue((7,), value)
+    store.put(record.changes(variables.numbers)[0])
+    for _ in range(2):  # the second start finds the new names
+        handle, (single, table), variables = handle_with(
+            variables.to_json(), ("getValueState", "v", after), ("getMapState", "m", renamed, after), by_name=by_name
+        )
+        handle.enter(KeyRecord(KEY, store.get([record_key(KEY)])[0], store))
+        expected = (None, (2,)) if by_name else value
+        assert single.get() == expected and table.getValue((7,)) == expected
+        assert list(table.iterator()) == [((7,), expected)]
+    with pytest.raises(ForeignState, match="cannot become a map with the keys"):
+        variables.define("m", Kind.MAP, after, LONG, None)
+
+
 def test_a_variable_of_another_kind_is_refused() -> None:
     _, _, variables = handle_with(None, ("getValueState", "v", INT))
     with pytest.raises(ForeignState, match=r"'v' is stored as a value .* cannot become a list"):
@@ -144,6 +174,13 @@ def test_wrong_calls_later_are_refused() -> None:
     for call in (lambda: items.put([]), lambda: items.appendList([])):
         with pytest.raises(PySparkRuntimeError, match="EMPTY_LIST_VALUE"):
             call()
+
+
+def test_a_ttl_may_be_an_integer_of_numpy() -> None:
+    calls = ("getValueState", "v", INT, np.int64(5)), ("getListState", "l", INT, np.int64(0))
+    _, _, variables = handle_with(None, *calls, mode="processingtime")
+    known = json.loads(json.dumps(variables.to_json()))["variables"]
+    assert (known["v"]["ttl_ms"], known["l"]["ttl_ms"]) == (5, None)
 
 
 def test_doubles_of_the_schema() -> None:

@@ -466,13 +466,13 @@ class Wrong(StatefulProcessor):
 class Evolving(StatefulProcessor):
     """A release of a processor: its state variables have this schema. Gives what it finds, and then adds ``value``."""
 
-    def __init__(self, schema: str, value: tuple[Any, ...]) -> None:
-        self._schema, self._value = schema, value
+    def __init__(self, schema: str, value: tuple[Any, ...], key: str = "at int") -> None:
+        self._schema, self._value, self._key = schema, value, key
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._single = handle.getValueState("single", self._schema)
         self._list = handle.getListState("list", self._schema)
-        self._map = handle.getMapState("map", "at int", self._schema)
+        self._map = handle.getMapState("map", self._key, self._schema)
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         at = sum(1 for _ in rows)

@@ -18,8 +18,8 @@ from tests.spark.stateful import processors as p
 from tests.spark.stateful.conftest import ENCODING
 from tests.spark.stateful.rig import Case, both, compare, error, grouped_by_spark, ours
 
-Release = tuple[str, tuple[Any, ...]]
-"""The schema of the state variables, and a value."""
+Release = tuple[str, tuple[Any, ...]] | tuple[str, tuple[Any, ...], str]
+"""The schema of the state variables, a value, and the schema of the map's keys."""
 KEYS = ([("a",), ("b",), ("c",)], [("a",), ("b",), ("b",)], [("a",), ("c",), ("d",)], [("a",), ("b",), ("c",)])
 
 
@@ -57,6 +57,19 @@ FOURTH = ("l double, again bigint, gone string", (6.5, 2**41, "back"))
 @pytest.mark.timeout(900)  # on a loaded machine
 def test_what_spark_allows_goes_on_and_gives_the_same(spark: SparkSession, tmp_path: Path, avro: None) -> None:
     aions, sparks = both(spark, tmp_path, lambda: releases(FIRST, SECOND, THIRD, FOURTH))
+    compare(aions, sparks)
+    assert len(sparks) == 4, "each release has a batch"
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("encoding", ["unsaferow", "avro"])
+def test_fields_get_other_names(spark: SparkSession, tmp_path: Path, avro: None, encoding: str) -> None:
+    """Without Avro, Spark finds fields by their places."""
+    spark.conf.set(ENCODING, encoding)
+    before = "n int, s string, inner struct<a:int>", (1, "x", (5,)), "at int"
+    after = "m int, t string, inner struct<b:int>", (2, "y", (6,)), "place int"
+    aions, sparks = both(spark, tmp_path, lambda: releases(before, after, after, before))
     compare(aions, sparks)
     assert len(sparks) == 4, "each release has a batch"
 
