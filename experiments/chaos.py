@@ -3,10 +3,10 @@
 A round writes files with late events and runs the queries of a workload over them in a separate process
 (``chaos_query``): two with windows (``chaos_windows``), or two with a stateful processor (``chaos_stateful``). A seed
 chooses the faults and their moments (``chaos_faults``). Often two to five follow each other, and the later ones hit a
-recovery that is under way. After a JVM was killed, the queries restart from their
-checkpoints. Half-way, the checkpoints are copied. From then on the copy runs in an application of its own next to the
-original, on the same state folder, and the original continues with another number of partitions. Where root may make
-network namespaces, both run on a cluster of two hosts (``host_cluster``), and executors and whole hosts die too.
+recovery that is under way. After a JVM was killed, the queries restart from their checkpoints. Half-way, the
+checkpoints are copied. From then on the copy runs in an application of its own next to the original, on the same state
+folder, and the original continues with another number of partitions. Where root may make network namespaces, both run
+on a cluster of two hosts (``host_cluster``), and executors and whole hosts die too.
 
 In the end the same queries run over the same files without faults, in one process. Every batch is compared, and what
 follows from the events alone: the last panes of windows, or the rows of the processor in each batch.
