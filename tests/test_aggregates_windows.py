@@ -24,7 +24,7 @@ from aion.core.plan import Plan, make_plan
 from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
 from aion.execute.spilling import parts_by_key
-from state_backends.store.protocol import StoredBlock
+from state_backends.store.protocol import Only, StoredBlock
 from tests import aggregate_oracle as o
 from tests.examples import some
 from tests.local.scenarios import POLICIES, Scenario, expected_panes, panes_of, policy, run, scenarios, truth
@@ -139,7 +139,8 @@ class ListSession:
     def append(self, blocks: Any) -> None:
         raise AssertionError("nothing arrives here")
 
-    def read(self, slices: Sequence[int], *, blocking: bool = False) -> Any:
+    def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Any:
+        assert only is None
         self.reads.append(tuple(slices))
         return (StoredBlock(seq, block) for seq, block in self.blocks if block.header.slice_us in set(slices))
 

@@ -25,7 +25,7 @@ from state_backends.server import requests
 from state_backends.server.host import Host
 from state_backends.store.backends import StoreConfig
 from state_backends.store.codec_pool import CodecPool
-from state_backends.store.protocol import StoredBlock
+from state_backends.store.protocol import Only, StoredBlock
 from tests.stores.rig import Rig, make_block
 
 SECOND = 1_000_000
@@ -161,7 +161,7 @@ class Attempt:
         for _ in blocks:
             pass
 
-    def read(self, slices: Sequence[int], *, blocking: bool = False) -> Iterator[StoredBlock]:
+    def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
         return iter(())
 
     def prestage(self, slices: Sequence[int]) -> None:
