@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Columns(NamedTuple):
-    """The columns of rows: first the ``names`` that the processor gets, then further ones, of which it knows nothing.
+    """The columns of rows. The first ones are those that the processor gets, by their ``names``. Others are ours.
 
     ``key``: where those of the key are. ``own``: how many are first that the DataFrame does not have, such as a field
     of a struct as key. As in Spark, rows have them, and frames do not.

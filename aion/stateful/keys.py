@@ -137,9 +137,9 @@ def _frame_codes(columns: Sequence[pd.Series]) -> npt.NDArray[np.int64]:
 
 
 def _has_another_type(column: pd.Series) -> bool:
-    """Whether this is a column of objects only because some keys have nulls in it. Else pandas infers its type.
+    """Whether a column holds objects only because other keys have nulls in it.
 
-    Booleans are. So are integers, if Spark is told to prefer the integers of pandas that have nulls.
+    This happens to booleans. With Spark's option for integers that may be null, it happens to integers, too.
     """
     return column.dtype == object and pd.api.types.infer_dtype(column, skipna=True) in ("boolean", "integer")
 

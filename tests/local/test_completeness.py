@@ -76,7 +76,7 @@ def test_early_rows_say_nothing_and_later_ones_do(what: dict[str, Any]) -> None:
     known = [row for row in rows if row["kind"] == "on_time" and row["window_end"].timestamp() > 50]
     assert len(known) >= 20
     for row in known:
-        assert row["completeness"] == pytest.approx(0.8, abs=1e-5) == row["completeness_low"]
+        assert row["completeness"] == pytest.approx(0.8) == row["completeness_low"]
 
 
 @pytest.mark.parametrize("windows", [aion.Session("1 s"), aion.Count(1), aion.PerRecord("1 s")])
@@ -92,7 +92,7 @@ def test_what_is_learned_is_said(what: dict[str, Any]) -> None:
     known = [row for row in rows if row["window_end"].timestamp() > 50 and row["kind"] == "on_time"]
     assert len(known) >= 50
     for row in known:
-        assert row["completeness"] == pytest.approx(0.8, abs=1e-5) == row["completeness_low"]
+        assert row["completeness"] == pytest.approx(0.8) == row["completeness_low"]
 
 
 def test_columns_come_only_if_asked_for() -> None:

@@ -63,7 +63,8 @@ def checksum(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[st
     """Of all payloads; and how much of the window was there at once."""
 
     def own_bytes() -> int:
-        """Memory without mapped files, which the system takes back when it needs to."""
+        """Memory without what Arrow has freed, and without mapped files, which the system takes back if it needs to."""
+        pa.default_memory_pool().release_unused()
         found = psutil.Process().memory_info()
         return int(found.rss - found.shared)
 
@@ -132,8 +133,7 @@ def test_a_window_far_larger_than_the_budget_comes_to_a_function_bit_by_bit(
         assert row["batches"] >= window_bytes // BLOCK_BYTES * 0.8, "it comes block by block"
         assert row["alive"] <= 2, "and one is gone when the next is asked for"
         if budgets == 16:  # a smaller window is lost in what the worker's allocators keep
-            # A worker that served other tests has been seen to keep 0.6 of it in its allocators.
-            assert row["grown"] < window_bytes * 0.75, "nowhere in the worker is all of it at once"
+            assert row["grown"] < window_bytes / 2, "nowhere in the worker is all of it at once"
     state = metrics.state(spark)
     assert state is not None
     assert state.budget_bytes == budget

@@ -344,12 +344,13 @@ def _features(lateness_us: Ints, events: Ints, late_events: Ints, recent: Floats
 def _least_squares(x: Floats, y: Floats, weights: Floats) -> Floats:
     """The coefficients, slightly shrunk, so that columns may be constant or equal. Rounded: all machines agree.
 
-    That of the last column is shrunk towards what is expected of it.
+    The first column is constant, and its coefficient is not shrunk. That of the last one is shrunk towards what is
+    expected of it.
     """
     xw = x * weights[:, None]
     gram = xw.T @ x
     trust, expected = np.full(x.shape[1], 1e-6 * np.trace(gram)), np.zeros(x.shape[1])
-    trust[-1], expected[-1] = UNUSUAL_TRUST, UNUSUAL_LOSS
+    trust[0], trust[-1], expected[-1] = 0.0, UNUSUAL_TRUST, UNUSUAL_LOSS
     return np.asarray(np.round(np.linalg.solve(gram + np.diag(trust), xw.T @ y + trust * expected), 6))
 
 
