@@ -38,8 +38,12 @@ def fed(
     suffices: bool = True,
     restarts: bool = False,
     clump: int = 1,
+    margin: float = 1.0,
 ) -> list[int | None]:
-    """The bound after each minute. The window that ends in minute i has late events of draw i, ``clump`` times."""
+    """The bound after each minute. The window that ends in minute i has late events of draw i, ``clump`` times.
+
+    The usual bound is longer than needed by the factor ``margin``.
+    """
     rng = np.random.default_rng(seed)
     drift, coming, found = Drift(), [], []
     drift.forget_before(0)
@@ -52,7 +56,7 @@ def fed(
             at, of, events = coming.pop()
             drift.observe(of, at, events)
         if drift.due(end + MINUTE):
-            drift.follow(end + MINUTE, USUAL, USUAL_US, MISS, suffices=suffices)
+            drift.follow(end + MINUTE, USUAL, int(margin * USUAL_US), MISS, suffices=suffices)
         found.append(drift.bound_us)
         if restarts:
             drift = Drift(orjson.loads(orjson.dumps(drift.to_json())))
@@ -77,6 +81,13 @@ def test_another_lateness_is_followed_within_a_few_bounds(times: float) -> None:
         soon.append(bounds[60 + 3 * USUAL_US // MINUTE])
         settled.append(bounds[-1] / times)
     assert np.median(soon) > 1.6 if times > 1 else np.median(soon) < 0.8
+    assert 0.75 < np.median(settled) < 1.5
+
+
+@pytest.mark.parametrize("times", [2.0, 0.25])
+def test_a_carried_bound_does_not_keep_the_margin_of_history(times: float) -> None:
+    draws = [lognormal(MEDIAN)] * 60 + [lognormal(times * MEDIAN)] * 120
+    settled = [bounds_of(fed(draws, seed=seed, margin=3.0))[-1] / times for seed in range(8)]
     assert 0.75 < np.median(settled) < 1.5
 
 

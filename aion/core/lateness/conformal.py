@@ -20,13 +20,13 @@ from typing import Any
 
 from aion.core.numbers import plus
 
-STEP = 0.001
+STEP = 0.0015
 """How far the level moves for a period (gamma). Larger steps follow single storms, and cost bytes: see the flights."""
 JUDGED_AFTER = 4
 """In multiples of the bound. With a heavy tail, a third of what misses the bound is later than twice the bound."""
 PERIODS_PER_BOUND = 8
 SHORTEST_US = 1_000_000
-CAUTION = 0.8
+CAUTION = 0.85
 """The wanted share of misses is this part of the allowed one. So the coverage is rarely below what was asked."""
 LEAST, MOST = 0.1, 4.0
 """The limits of the level, as multiples of the allowed share of misses."""

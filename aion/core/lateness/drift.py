@@ -17,8 +17,8 @@ what is looked for.
 **The bound.** The mean over the hypotheses says which share comes later than each lateness. Where the latest windows
 are old enough to show that themselves, they count: their product-limit estimate with the mean as a prior that is worth
 ``PRIOR_EVENTS`` events (a beta-neutral prior; Lagakos, Barraj, De Gruttola 1988 for the estimate). The carried bound is
-the quantile at the share that the usual bound loses, with its margin for what history did not show. A history of drift
-has a large margin. The latest windows have shown the drift, so a bound that they lengthen gets a smaller one.
+the quantile at the share that the usual bound loses, or at ``LEAST_SHARE`` of what may be lost if that is more. So its
+margin is smaller than that of a history with drift inside: the latest windows have shown that drift.
 
 Localized conformal prediction has the same idea: examples near the new one count more (Guan: "Localized conformal
 prediction", Biometrika 2023). What error remains, :mod:`aion.core.lateness.conformal` removes.
@@ -46,7 +46,7 @@ PRIOR_SHIFT, PRIOR_STRETCH, PRIOR_POWER = 0.1, 0.06, 5.0
 """The density of a hypothesis falls like 1 / (1 + (shift / a)^2 + (log stretch / b)^2)^power."""
 PRIOR_EVENTS = 200.0
 LEAST_SHARE = 0.8
-"""A carried bound loses at least this part of the share that may be lost, if history alone does not say more."""
+"""A carried bound is expected to lose at least this part of the share that may be lost."""
 SHORTER = 0.85
 """A bound that history supports is shortened only to less than this part of it."""
 MOVED = 0.02
@@ -127,9 +127,8 @@ class Drift:
             return
         step_us, log_us = self._table.step_us, self._table.log_us
         level = float(np.interp(np.log(usual_us + step_us), log_us, self._table.usual))
-        levels = [level, max(level, np.log(LEAST_SHARE * miss))]
-        at_level, limited = np.exp(np.interp(np.negative(levels), -later, log_us)) - step_us
-        bound_us = int(max(0.0, limited, min(at_level, usual_us)))
+        level = max(level, float(np.log(LEAST_SHARE * miss)))
+        bound_us = int(max(0.0, np.exp(np.interp(-level, -later, log_us)) - step_us))
         if suffices and SHORTER * usual_us < bound_us < usual_us:
             bound_us = usual_us  # covers enough with confidence; the shorter one only on average
         if abs(bound_us - before_us) <= MOVED * before_us:
