@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from aion.stateful.packing import pack, unpack
 
-Plain = list[Any]
+Plain = Sequence[Any]
 Element = Sequence[Any]
 """When it expires, its value, and more if it was written by an older schema: see :mod:`aion.stateful.variables`."""
 PAGE_BYTES = 64 << 10
@@ -109,11 +109,11 @@ class ListContent:
         return self._pages * len(first) + len(self._tail), self._pages == 1
 
     def append(self, value: Plain, expires: int) -> None:
-        self._tail.append([expires, value])
+        self._tail.append((expires, value))
         self.changed = True
 
     def extend(self, values: Sequence[Plain], expires: int) -> None:
-        self._tail += [[expires, value] for value in values]
+        self._tail += [(expires, value) for value in values]
         self.changed = True
 
     def put(self, values: Sequence[Plain], expires: int) -> None:

@@ -50,7 +50,7 @@ class Handle(StatefulProcessorHandle):
         self._asked: list[_Definition | str] = []  # in init; a name: to delete
         self._names: set[str] = set()
         self._initialized = False
-        self._record: KeyRecord | None = None
+        self.entered: KeyRecord | None = None
         self.variables: Sequence[Variable] = ()
         self.now_ms = now_ms
 
@@ -75,19 +75,19 @@ class Handle(StatefulProcessorHandle):
 
     def enter(self, record: KeyRecord) -> None:
         """From now on, state and timers are those of this key."""
-        self._record = record
+        self.entered = record
 
     def leave(self) -> None:
-        self._record = None
+        self.entered = None
 
     @property
     def record(self) -> KeyRecord:
-        if self._record is None:
+        if self.entered is None:
             raise PySparkRuntimeError(
                 "Implicit key not found in state store: state variables and timers can only be used while the "
                 "processor handles rows or timers of a key"
             )
-        return self._record
+        return self.entered
 
     # -- for the processor --------------------------------------------------------------------------------
 
@@ -197,10 +197,13 @@ class _Local:
     @property
     def _content(self) -> Any:
         """What the variable holds for the key at work. Most calls are for the same key as the call before."""
-        record = self._handle.record
-        if record is not self._record:
-            self._record, self._found = record, record.content(self.variable)
+        record = self._handle.entered
+        if record is None or record is not self._record:
+            self._enter(self._handle.record)
         return self._found
+
+    def _enter(self, record: KeyRecord) -> None:
+        self._record, self._found = record, record.content(self.variable)
 
     def _expires(self) -> int:
         """When a value that is set now expires. 0: never."""
@@ -210,6 +213,14 @@ class _Local:
         expires = self._handle.now_ms + ttl_ms
         self._handle.record.expires_at(expires)
         return expires
+
+
+class _Paged(_Local):
+    """A list or a map. ``_pages``: those of the key at work; ask for ``_content`` first."""
+
+    def _enter(self, record: KeyRecord) -> None:
+        super()._enter(record)
+        self._pages = record.pages(self.variable)
 
 
 class LocalValueState(_Local, ValueState):
@@ -229,20 +240,19 @@ class LocalValueState(_Local, ValueState):
     _content: ValueContent
 
 
-class LocalListState(_Local, ListState):
+class LocalListState(_Paged, ListState):
     def exists(self) -> bool:
-        return self._content.exists(self._handle.now_ms, self._pages())
+        return self._content.exists(self._handle.now_ms, self._pages)
 
     def get(self) -> Iterator[tuple[Any, ...]]:
-        return map(
-            self.variable.codec.value, _from_first_next(lambda: self._content.get(self._handle.now_ms, self._pages()))
-        )
+        return self.variable.codec.values(_from_first_next(lambda: self._content.get(self._handle.now_ms, self._pages)))
 
     def put(self, newState: list[tuple[Any, ...]]) -> None:
         self._content.put(self._plains(newState), self._expires())
 
     def appendValue(self, newState: tuple[Any, ...]) -> None:
-        self._content.append(self.variable.codec.plain(newState), self._expires())
+        content, variable = self._content, self.variable
+        content.append(variable.codec.plain(newState), 0 if variable.ttl_ms is None else self._expires())
 
     def appendList(self, newState: list[tuple[Any, ...]]) -> None:
         self._content.extend(self._plains(newState), self._expires())
@@ -260,25 +270,22 @@ class LocalListState(_Local, ListState):
             )
         return plains
 
-    def _pages(self) -> Any:
-        return self._handle.record.pages(self.variable)
-
     _content: ListContent
 
 
-class LocalMapState(_Local, MapState):
+class LocalMapState(_Paged, MapState):
     def exists(self) -> bool:
-        return self._content.exists(self._handle.now_ms, self._pages())
+        return self._content.exists(self._handle.now_ms, self._pages)
 
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        plain = self._content.get(self._key(key), self._handle.now_ms, self._pages())
+        plain = self._content.get(self._key(key), self._handle.now_ms, self._pages)
         return None if plain is None else self.variable.codec.row(plain)
 
     def containsKey(self, key: tuple[Any, ...]) -> bool:
-        return self._content.get(self._key(key), self._handle.now_ms, self._pages()) is not None
+        return self._content.get(self._key(key), self._handle.now_ms, self._pages) is not None
 
     def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
-        self._content.set(self._key(key), self.variable.codec.plain(value), self._expires(), self._pages())
+        self._content.set(self._key(key), self.variable.codec.plain(value), self._expires(), self._pages)
 
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         return ((self._keys().value(unpack(key)), self.variable.codec.value(value)) for key, value in self._items())
@@ -290,7 +297,7 @@ class LocalMapState(_Local, MapState):
         return (self.variable.codec.value(value) for _, value in self._items())
 
     def removeKey(self, key: tuple[Any, ...]) -> None:
-        self._content.remove(self._key(key), self._pages())
+        self._content.remove(self._key(key), self._pages)
 
     def clear(self) -> None:
         self._content.clear()
@@ -309,14 +316,11 @@ class LocalMapState(_Local, MapState):
     def _ordered(self) -> Iterator[tuple[bytes, Plain]]:
         """The entries in Spark's order, if they are in memory. Pages are read one after the other, as they lie."""
         content = self._content
-        items = content.items(self._handle.now_ms, self._pages())
+        items = content.items(self._handle.now_ms, self._pages)
         if content.paged:
             return items
         order = self.variable.map_order
         return iter(sorted(items, key=lambda item: order(unpack(item[0]))))
-
-    def _pages(self) -> Any:
-        return self._handle.record.pages(self.variable)
 
     _content: MapContent
 
