@@ -106,7 +106,6 @@ def driver_of(
 
     def drive(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
-        from pyspark.sql import Row
         from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
         from experiments import stateful_floor  # by its name: this function was sent without its module
@@ -126,7 +125,7 @@ def driver_of(
         table = pa.Table.from_batches(found).sort_by("key").combine_chunks()
         times = TimerValues(0, handle.watermark_ms)
         given: list[Any] = []
-        for key, rows in _groups(table, pandas, Row):
+        for key, rows in _groups(table, pandas):
             handle.key = key
             given += of_user.handleInputRows((key,), rows, times)
         for at_ms, key in handle.expired():
@@ -140,9 +139,11 @@ def driver_of(
     return drive
 
 
-def _groups(table: pa.Table, pandas: bool, row_type: Any) -> Iterator[tuple[Any, Iterator[Any]]]:
+def _groups(table: pa.Table, pandas: bool) -> Iterator[tuple[Any, Iterator[Any]]]:
     """The rows of each key, from a table in the order of its keys."""
     import numpy as np
+
+    from aion.stateful.rows import row_maker
 
     keys = table["key"].to_numpy()
     starts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]).tolist()
@@ -153,8 +154,8 @@ def _groups(table: pa.Table, pandas: bool, row_type: Any) -> Iterator[tuple[Any,
         for start, end in zip(starts, ends, strict=True):
             yield int(keys[start]), iter([frame.iloc[start:end]])
     else:
-        make = row_type(*table.column_names)
-        rows = [make(*values) for values in zip(*(column.to_pylist() for column in table.columns), strict=True)]
+        make = row_maker(table.column_names)
+        rows = list(map(make, zip(*(column.to_pylist() for column in table.columns), strict=True)))
         for start, end in zip(starts, ends, strict=True):
             yield rows[start][0], iter(rows[start:end])
 

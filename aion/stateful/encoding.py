@@ -42,6 +42,7 @@ from pyspark.sql.types import (
 )
 
 from aion.errors import SchemaError
+from aion.stateful.rows import row_maker
 
 Plain = Sequence[Any]
 Convert = Callable[[Any], Any]
@@ -60,7 +61,7 @@ class Codec:
 
     def __init__(self, schema: StructType) -> None:
         self.schema = schema
-        self._names = schema.names
+        self._row = row_maker(schema.names)
         self._to = [_to_plain(field.dataType) for field in schema]
         self._from = [_from_plain(field.dataType) for field in schema]
         kinds = [type(field.dataType) for field in schema]
@@ -109,9 +110,7 @@ class Codec:
 
     def row(self, plain: Sequence[Any]) -> Row:
         """The value as a Row with the names of its fields."""
-        row = tuple.__new__(Row, self.value(plain))  # Row's own constructor looks at what it was given
-        row.__fields__ = self._names
-        return row
+        return self._row(self.value(plain))
 
 
 def _wrong_length(fields: int, values: int) -> PySparkRuntimeError:

@@ -15,6 +15,7 @@ from pyspark.sql.types import IntegralType, Row, StructType
 
 from aion.stateful.encoding import Codec
 from aion.stateful.packing import pack, unpack
+from aion.stateful.rows import row_maker
 
 
 class Group(NamedTuple):
@@ -104,15 +105,9 @@ def group_table(table: pa.Table, keys: Keys, key: Sequence[int], names: Sequence
     order, ends = _stretches(codes)
     taken = pa.array(order)
     lists = [table.column(at).take(taken).to_pylist() for at in range(len(names))]
-    template, new = Row(*names), tuple.__new__
-
-    def make(*values: Any) -> Row:
-        row = new(Row, values)
-        row.__fields__ = template
-        return row
-
+    make = row_maker(names)
     for (data, of_key), (begin, end) in zip(found, ends, strict=True):
-        rows = map(make, *(values_of[begin:end] for values_of in lists))
+        rows = map(make, zip(*(values_of[begin:end] for values_of in lists), strict=True))
         yield Group(data, of_key, rows, end - begin)
 
 

@@ -1,0 +1,32 @@
+"""Rows of pyspark that cost less to make and to read."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+from pyspark.sql.types import Row
+
+
+def row_maker(names: Sequence[str]) -> Callable[[Iterable[Any]], Row]:
+    """Makes a Row with these fields from its values.
+
+    pyspark's own Row has the names of its fields in each instance, and looks for a name in them whenever a field is
+    read. Here they belong to a subclass, with a descriptor for each field, as in a named tuple. A pickled row is
+    pyspark's own again.
+    """
+    return partial(tuple.__new__, _row_class(tuple(names)))
+
+
+@lru_cache(maxsize=256)
+def _row_class(names: tuple[str, ...]) -> type[Row]:
+    by_place = namedtuple("Row", [f"field{place}" for place in range(len(names))])  # type: ignore[misc]
+    # As with pyspark's Row, a method wins over a field of its name, and the first of several equal names counts.
+    fields = {
+        name: vars(by_place)[f"field{names.index(name)}"]
+        for name in names
+        if not hasattr(Row, name) and not name.startswith("__")
+    }
+    return type("Row", (Row,), {"__module__": Row.__module__, "__fields__": list(names), **fields})
