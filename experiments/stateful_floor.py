@@ -143,7 +143,7 @@ def _groups(table: pa.Table, pandas: bool) -> Iterator[tuple[Any, Iterator[Any]]
     """The rows of each key, from a table in the order of its keys."""
     import numpy as np
 
-    from aion.stateful.rows import row_maker
+    from aion.stateful.rows import python_values, row_maker
 
     keys = table["key"].to_numpy()
     starts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]).tolist()
@@ -155,7 +155,7 @@ def _groups(table: pa.Table, pandas: bool) -> Iterator[tuple[Any, Iterator[Any]]
             yield int(keys[start]), iter([frame.iloc[start:end]])
     else:
         make = row_maker(table.column_names)
-        rows = list(map(make, zip(*(column.to_pylist() for column in table.columns), strict=True)))
+        rows = list(map(make, zip(*map(python_values, table.columns), strict=True)))
         for start, end in zip(starts, ends, strict=True):
             yield rows[start][0], iter(rows[start:end])
 

@@ -15,7 +15,7 @@ from pyspark.sql.types import IntegralType, Row, StructType
 
 from aion.stateful.encoding import Codec
 from aion.stateful.packing import pack, unpack
-from aion.stateful.rows import row_maker
+from aion.stateful.rows import python_values, row_maker
 
 
 class Group(NamedTuple):
@@ -104,7 +104,7 @@ def group_table(table: pa.Table, keys: Keys, key: Sequence[int], names: Sequence
     codes, found = _by_bytes(codes, values, keys)
     order, ends = _stretches(codes)
     taken = pa.array(order)
-    lists = [table.column(at).take(taken).to_pylist() for at in range(len(names))]
+    lists = [python_values(table.column(at).take(taken)) for at in range(len(names))]
     make = row_maker(names)
     for (data, of_key), (begin, end) in zip(found, ends, strict=True):
         rows = map(make, zip(*(values_of[begin:end] for values_of in lists), strict=True))
