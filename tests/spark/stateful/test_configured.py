@@ -50,9 +50,9 @@ def test_group_by_of_spark_runs_on_aion_until_it_is_undone(
     assert list(enabled.glob("*/stateful")), "the state is in Aion's folder"
     aion.unconfigure()
     assert all(getattr(GroupedData, name) is stock for name, stock in METHODS.items())
-    before = len(list(enabled.rglob("*.json")))
+    before = set(enabled.rglob("*.json"))  # retention, in the background, may still delete some
     stocks = run(spark, tmp_path / "stock", case, grouped_by_spark)
-    assert len(list(enabled.rglob("*.json"))) == before, "Spark keeps its own state again"
+    assert set(enabled.rglob("*.json")) <= before, "Spark keeps its own state again"
     compare(ours, stocks)
 
 
