@@ -1,20 +1,27 @@
-"""The file formats that can be read without Spark's rows, through ``pyarrow.dataset``."""
+"""The file formats that can be read without Spark's rows: three through ``pyarrow.dataset``, and CSV and JSON."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.dataset as ds
-import pyarrow.json
 
-from aion.errors import ConfigError
+from aion.errors import ConfigError, SchemaError
 
-_TEXT_BLOCK_BYTES = 8 << 20
-"""Text is parsed in blocks of this size; a row must fit into one."""
+CSV_OPTIONS = ("header", "sep", "delimiter", "quote", "escape", "nullValue")
+"""Spark's options for CSV that are understood here."""
+_TEXT = ("csv", "json")
+# Parquet's old times of 96 bits are nanoseconds for Arrow, which has none for years before 1678 and after 2262.
+_MAKERS: dict[str, Callable[[], ds.FileFormat]] = {
+    "parquet": lambda: ds.ParquetFileFormat(read_options=ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")),
+    "arrow": ds.IpcFileFormat,
+    "orc": ds.OrcFileFormat,
+}
+FORMATS = ("parquet", "arrow", "csv", "json", "orc")
 
 
 @dataclass(frozen=True)
@@ -25,8 +32,23 @@ class Format:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.name not in _MAKERS:
-            raise ConfigError(f"format: {self.name!r} is not one of {', '.join(_MAKERS)}")
+        if self.name not in FORMATS:
+            raise ConfigError(f"format: {self.name!r} is not one of {', '.join(FORMATS)}")
+        for name in ("sep", "delimiter", "quote", "escape"):
+            if name in self.options and len(self.options[name].encode()) != 1:
+                raise ConfigError(f"options: {name} is {self.options[name]!r}; it must be one character of ASCII")
+        if self.options.get("header", "false").lower() not in ("true", "false"):
+            raise ConfigError(f"options: header is {self.options['header']!r}, and neither true nor false")
+
+    def check(self, columns: pa.Schema) -> None:
+        """Raises SchemaError if files of this format cannot hold such columns."""
+        for column in columns:
+            if (part := _unreadable(self.name, column.type)) is not None:
+                where = "" if part == column.type else f", which has {part}"
+                raise SchemaError(
+                    f"schema: column {column.name!r} is of type {column.type}{where}: that cannot be read from "
+                    f"{self.name.upper()} files; read it as string, and change it in transform"
+                )
 
     @property
     def is_split(self) -> bool:
@@ -34,62 +56,32 @@ class Format:
         return self.name == "parquet"
 
     @property
-    def has_text_times(self) -> bool:
-        return self.name in ("csv", "json")
+    def is_text(self) -> bool:
+        """Whether files do not say which types their columns have."""
+        return self.name in _TEXT
 
     @property
     def has_header(self) -> bool:
         return self.name == "csv" and self.options.get("header", "false").lower() == "true"
 
-    def make(self, columns: pa.Schema) -> ds.FileFormat:
-        """pyarrow's format. ``columns``: those of the files, which formats without types of their own need to know."""
-        return _MAKERS[self.name](self, columns)
+    def make(self) -> ds.FileFormat:
+        """pyarrow's format, unless files are text."""
+        return _MAKERS[self.name]()
 
 
-def _typed(columns: pa.Schema) -> list[pa.Field]:
-    """The columns as a text parser reads them. Times stay text: the parser does not know the session's time zone."""
-    return [pa.field(f.name, pa.string() if pa.types.is_timestamp(f.type) else f.type) for f in columns]
-
-
-CSV_OPTIONS = ("header", "sep", "delimiter", "quote", "nullValue")
-"""Spark's options for CSV that are understood here."""
-
-
-def _csv(format_: Format, columns: pa.Schema) -> ds.FileFormat:
-    given = format_.options
-    null = given.get("nullValue", "")
-    return ds.CsvFileFormat(
-        parse_options=pyarrow.csv.ParseOptions(
-            delimiter=given.get("sep", given.get("delimiter", ",")), quote_char=given.get("quote", '"')
-        ),
-        read_options=pyarrow.csv.ReadOptions(
-            block_size=_TEXT_BLOCK_BYTES, column_names=None if format_.has_header else columns.names
-        ),
-        convert_options=pyarrow.csv.ConvertOptions(
-            column_types={f.name: f.type for f in _typed(columns)},
-            null_values=list(dict.fromkeys(["", null])),
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-        ),
-    )
-
-
-def _json(format_: Format, columns: pa.Schema) -> ds.FileFormat:
-    return ds.JsonFileFormat(
-        read_options=pyarrow.json.ReadOptions(block_size=_TEXT_BLOCK_BYTES),
-        parse_options=pyarrow.json.ParseOptions(
-            explicit_schema=pa.schema(_typed(columns)), unexpected_field_behavior="ignore"
-        ),
-    )
-
-
-_MAKERS: dict[str, Callable[[Format, pa.Schema], ds.FileFormat]] = {
-    "parquet": lambda *_: ds.ParquetFileFormat(),
-    "arrow": lambda *_: ds.IpcFileFormat(),
-    "csv": _csv,
-    "json": _json,
-    "orc": lambda *_: ds.OrcFileFormat(),
-}
+def _unreadable(name: str, type_: pa.DataType) -> pa.DataType | None:
+    """The part of a type that a format has no text for, or that pyarrow does not parse as Spark does."""
+    t = pa.types
+    if name not in _TEXT:
+        return None
+    if t.is_duration(type_) or t.is_map(type_) or (name == "json" and (t.is_binary(type_) or t.is_time(type_))):
+        return type_
+    if t.is_nested(type_):
+        if name == "csv":
+            return type_
+        inner = [type_.field(i).type for i in range(type_.num_fields)]
+        return next((part for part in (_unreadable(name, i) for i in inner) if part is not None), None)
+    return None
 
 
 def row_group_middles(metadata: Any) -> list[int]:
@@ -98,7 +90,7 @@ def row_group_middles(metadata: Any) -> list[int]:
     for i in range(metadata.num_row_groups):
         group = metadata.row_group(i)
         columns = [group.column(j) for j in range(group.num_columns)]
-        begins = min(_first_page(column) for column in columns)
+        begins = min((_first_page(column) for column in columns), default=0)
         middles.append(begins + sum(column.total_compressed_size for column in columns) // 2)
     return middles
 
@@ -112,7 +104,9 @@ def row_bytes(metadata: Any, groups: Sequence[int], names: Sequence[str]) -> flo
         rows += group.num_rows
         for j in range(group.num_columns):
             column = group.column(j)
-            if column.path_in_schema.partition(".")[0] in wanted:
+            # The path of a part of a column begins with the column's name, which may have dots itself.
+            names_above = itertools.accumulate(column.path_in_schema.split("."), "{}.{}".format)
+            if not wanted.isdisjoint(names_above):
                 # A dictionary makes a column smaller than it is in memory.
                 size += max(column.total_uncompressed_size, 8 * group.num_rows)
     return size / max(rows, 1)

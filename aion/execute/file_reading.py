@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from aion.core.ingest.text_times import instants_of
 from aion.errors import AionError, BadFile, SchemaError, StorageError
 from aion.execute.file_formats import Format, row_bytes, row_group_middles
 from aion.execute.file_places import place_of
+from aion.execute.text_files import TextFile
 from state_backends.files.remote import storage_errors
 
 # Fewer rows cost more passes over them. Of more rows a column is so large that the C library takes its memory from the
@@ -29,7 +30,7 @@ class FileReader:
 
     ``declared``: the columns that files are said to have. ``schema``: those to give. ``where``: an expression over the
     columns of ``schema``; ``where_columns``: those that it uses. ``base``: the folder above the folders whose names
-    hold values. ``zone``: the time zone of text without one.
+    hold values; None if none do. ``zone``: the time zone of text without one.
     """
 
     format: Format
@@ -37,7 +38,7 @@ class FileReader:
     schema: pa.Schema
     where: Any
     where_columns: tuple[str, ...]
-    base: str
+    base: str | None
     zone: str
     case_sensitive: bool
 
@@ -69,32 +70,42 @@ class FileReader:
         filesystem, path = place_of(part.path)
         constants = self._constants(part.path)
         columns = pa.schema([f for f in self.declared if f.name not in constants])
-        fragment = self.format.make(columns).make_fragment(path, filesystem)
-        found = fragment.physical_schema
-        if self.format.has_header and (missing := set(columns.names) - set(found.names)):
-            raise SchemaError(f"the header does not name the column {min(missing)!r}")
-        text = Text(self.zone) if self.format.has_text_times else None
-        conforming = Conforming(found, self.schema, constants=constants, case_sensitive=self.case_sensitive, text=text)
-        names = conforming.names or found.names[:1]
-        options: dict[str, Any] = {"batch_size": _BATCH_ROWS}
-        if self.format.is_split:
-            groups = part.units(row_group_middles(fragment.metadata))
-            if not groups:
-                return
-            size = max(row_bytes(fragment.metadata, groups, names), 1)
-            options["batch_size"] = max(min(_BATCH_ROWS, int(_BATCH_BYTES / size)), 1)
-            fragment = fragment.subset(row_group_ids=groups)
-        pushed = self.where is not None and conforming.unchanged(self.where_columns)
-        if pushed:
-            options["filter"] = self.where
-        scanner = fragment.scanner(schema=found, columns=names, batch_readahead=_BATCHES_AHEAD, **options)
-        for raw in scanner.to_batches():
-            if raw.num_rows:
-                batch = conforming(raw)
+        if self.format.is_text:
+            file = TextFile(self.format, filesystem, path, columns, self.case_sensitive)
+            conforming = self._conforming(file.schema, constants)
+            batches, pushed = file.batches(conforming.names), False
+        else:
+            fragment = self.format.make().make_fragment(path, filesystem)
+            conforming = self._conforming(fragment.physical_schema, constants)
+            pushed = self.where is not None and conforming.unchanged(self.where_columns)
+            batches = self._scanned(fragment, part, conforming.names, self.where if pushed else None)
+        for raw in batches:
+            for at in range(0, raw.num_rows, _BATCH_ROWS):
+                batch = conforming(raw.slice(at, _BATCH_ROWS))
                 if self.where is not None and not pushed:
                     batch = batch.filter(self.where)
                 if batch.num_rows:
                     yield batch
+
+    def _conforming(self, found: pa.Schema, constants: Mapping[str, pa.Scalar]) -> Conforming:
+        text = Text(self.zone) if self.format.is_text else None
+        return Conforming(found, self.schema, constants=constants, case_sensitive=self.case_sensitive, text=text)
+
+    def _scanned(self, fragment: Any, part: Part, names: Sequence[str], where: Any) -> Iterator[pa.RecordBatch]:
+        found = fragment.physical_schema
+        columns = list(names) or found.names[:1]
+        rows = _BATCH_ROWS
+        if self.format.is_split:
+            groups = part.units(row_group_middles(fragment.metadata))
+            if not groups:
+                return
+            size = max(row_bytes(fragment.metadata, groups, columns), 1)
+            rows = max(min(_BATCH_ROWS, int(_BATCH_BYTES / size)), 1)
+            fragment = fragment.subset(row_group_ids=groups)
+        scanner = fragment.scanner(
+            schema=found, columns=columns, filter=where, batch_size=rows, batch_readahead=_BATCHES_AHEAD
+        )
+        yield from scanner.to_batches()
 
     def _constants(self, path: str) -> Mapping[str, pa.Scalar]:
         values = folder_values(path, self.base)
@@ -121,6 +132,7 @@ def _typed(column: pa.Field, text: str | None, zone: str) -> pa.Scalar:
 def _check_readable(part: Part) -> None:
     """Raises StorageError if the bytes of a file cannot be read. Otherwise it is its content that is wrong."""
     filesystem, path = place_of(part.path)
-    with storage_errors(part.path), filesystem.open_input_stream(path) as stream:
+    # As it is: what cannot be decompressed is read, but wrong.
+    with storage_errors(part.path), filesystem.open_input_stream(path, compression=None) as stream:
         while stream.read(1 << 22):
             pass

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType, VariantType
 
+from aion.core.ingest.conforming import nullable
 from aion.core.time import duration_us
 from aion.errors import ConfigError, SchemaError
+from aion.execute.file_formats import CSV_OPTIONS
 from aion.spark.file_child import Transform, transformed
 from aion.spark.types import arrow_schema
 
+_SOURCE_OPTIONS = (
+    "pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "modifiedAfter", "maxBytesPerTrigger", "fileNameOnly",
+    "cleanSource", "sourceArchiveDir", "maxCachedFiles", "discardCachedInputRatio",
+)  # fmt: skip
 
-def declared_columns(schema: str | StructType | pa.Schema) -> pa.Schema:
+_ARGUMENTS = {
+    "maxfilespertrigger": "max_files_per_trigger",
+    "latestfirst": "latest_first",
+    "maxfileage": "max_file_age",
+}
+
+
+def declared_columns(schema: str | StructType | pa.Schema, case_sensitive: bool) -> pa.Schema:
+    """The columns of a schema, with Spark's types. As with Spark's readers, any part of any column may be null."""
     if isinstance(schema, str):
         try:
             schema = StructType.fromDDL(schema)
@@ -24,18 +41,39 @@ def declared_columns(schema: str | StructType | pa.Schema) -> pa.Schema:
             first, *_ = str(error).splitlines() or [""]
             raise SchemaError(f"schema: {schema!r} is not a schema of Spark: {first}") from error
     if isinstance(schema, pa.Schema):
-        schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
+        schema = StructType([_of_arrow(field) for field in schema])
     if not isinstance(schema, StructType) or not schema.fields:
         raise SchemaError(f"schema: {schema!r} is not a schema; write e.g. schema='ts timestamp, speed double'")
     names = schema.fieldNames()
-    twice = sorted({name for name in names if names.count(name) > 1})
+    plain = names if case_sensitive else [name.lower() for name in names]
+    twice = [name for name, p in zip(names, plain, strict=True) if plain.count(p) > 1]
     if twice:
-        raise SchemaError(f"schema: it names the column {twice[0]!r} twice")
-    return arrow_schema(schema)
+        alike = "" if len(set(twice)) == 1 else f", also as {twice[1]!r}: spark.sql.caseSensitive is false"
+        raise SchemaError(f"schema: it names the column {twice[0]!r} twice{alike}")
+    return pa.schema([pa.field(field.name, nullable(_in_arrow(field))) for field in schema.fields])
+
+
+def _of_arrow(field: pa.Field) -> StructField:
+    try:
+        return from_arrow_schema(pa.schema([field]), prefer_timestamp_ntz=True).fields[0]
+    except Exception as error:
+        raise SchemaError(
+            f"schema: column {field.name!r} is of type {field.type}, which Spark does not have"
+        ) from error
+
+
+def _in_arrow(field: StructField) -> pa.DataType:
+    message = f"schema: columns of type {field.dataType.simpleString()} cannot be read from files: {field.name!r}"
+    if isinstance(field.dataType, VariantType):
+        raise SchemaError(message)
+    try:
+        return arrow_schema(StructType([field])).field(0).type
+    except Exception as error:
+        raise SchemaError(message) from error
 
 
 def watermark_of(watermark: tuple[str, str]) -> tuple[str, int]:
-    if not isinstance(watermark, tuple | list) or len(watermark) != 2:
+    if not isinstance(watermark, tuple | list) or len(watermark) != 2 or not isinstance(watermark[0], str):
         raise ConfigError(f"watermark: {watermark!r} is not a column and a delay; e.g. ('ts', '20 seconds')")
     column, delay = watermark
     delay_us = duration_us(delay, what="watermark")
@@ -44,10 +82,72 @@ def watermark_of(watermark: tuple[str, str]) -> tuple[str, int]:
     return column, delay_us
 
 
-def columns_after(transform: Transform, declared: pa.Schema) -> pa.Schema:
+def path_of(path: str | Path) -> str:
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(
+            f"path: {path!r} is not a path; write e.g. 'positions/' or 's3a://bucket/positions/*.parquet'"
+        )
+    return text
+
+
+def source_options(max_files: int | None, latest_first: bool, max_age: str | None) -> dict[str, str]:
+    """Spark's options of these arguments."""
+    check_count("max_files_per_trigger", max_files)
+    if not isinstance(latest_first, bool):
+        raise ConfigError(f"latest_first: {latest_first!r} is neither True nor False")
+    options: dict[str, str] = {}
+    if max_files is not None:
+        options["maxFilesPerTrigger"] = str(max_files)
+    if latest_first:
+        options["latestFirst"] = "true"
+    if max_age is not None:
+        age_us = duration_us(max_age, what="max_file_age")
+        if age_us < 0 or age_us % 1000:
+            raise ConfigError(f"max_file_age: {max_age!r} is not a whole number of milliseconds from 0 on")
+        options["maxFileAge"] = f"{age_us // 1000}ms"
+    return options
+
+
+def other_options(options: Mapping[str, object] | None, format_: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The options by Spark's names: those of the file source, and those of the format."""
+    if options is not None and not isinstance(options, Mapping):
+        raise ConfigError(f"options: {options!r} is not a mapping; write e.g. options={{'header': True}}")
+    known = [*_SOURCE_OPTIONS, *(CSV_OPTIONS if format_ == "csv" else ())]
+    spelled = {name.lower(): name for name in known}  # Spark does not regard case
+    source: dict[str, str] = {}
+    csv: dict[str, str] = {}
+    for given, value in (options or {}).items():
+        name = spelled.get(str(given).lower())
+        if name is None:
+            argument = _ARGUMENTS.get(str(given).lower())
+            use = f"; use the argument {argument}=" if argument else ""
+            raise ConfigError(f"options: {given!r} is not one of {', '.join(known)}{use}")
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if name == "recursiveFileLookup" and text.lower() not in ("true", "false"):
+            raise ConfigError(f"options: {name} is {value!r}, and neither true nor false")
+        (csv if name in CSV_OPTIONS else source)[name] = text
+    return source, csv
+
+
+def check_count(name: str, value: int | None) -> None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ConfigError(f"{name}: {value!r} is not a whole number from 1 on")
+
+
+def columns_after(transform: Transform, declared: pa.Schema, case_sensitive: bool) -> pa.Schema:
     """The columns that ``transform`` returns, with the types that Spark has for them."""
+    if not callable(transform):
+        raise ConfigError(f"transform: {transform!r} is not a function of a pyarrow.RecordBatch")
     empty = pa.RecordBatch.from_pylist([], schema=declared)
-    return declared_columns(transformed(transform, empty, None).schema)
+    result = transformed(transform, empty, None).schema
+    for column in result:
+        if pa.types.is_null(column.type):
+            raise SchemaError(
+                f"transform: column {column.name!r} has no type in an empty batch; name it, e.g. "
+                "pa.array(values, pa.int64())"
+            )
+    return declared_columns(result, case_sensitive)
 
 
 def columns_used(where: Any, schema: pa.Schema) -> tuple[str, ...]:
@@ -73,14 +173,32 @@ def _computes(where: Any, table: pa.Table) -> bool:
     return True
 
 
-def base_of(spark: SparkSession, path: str) -> str:
-    """The folder of ``path`` as Spark writes it in the paths of files. Of a glob, what comes before its first star."""
+def qualified(spark: SparkSession, path: str) -> str:
+    """A path as Spark writes it in the paths of files: with its scheme, and without a slash at the end."""
     jvm: Any = spark.sparkContext._jvm
     hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
+    place = jvm.org.apache.hadoop.fs.Path(path)
+    return str(place.getFileSystem(hadoop).makeQualified(place).toString())
+
+
+def base_of(spark: SparkSession, path: str) -> str:
+    """The folder of ``path``. Of a glob, what comes before its first star."""
     plain = path
     for wild in "*?[{":
         plain = plain.partition(wild)[0]
     if plain != path:
         plain = plain.rpartition("/")[0] or plain
-    place = jvm.org.apache.hadoop.fs.Path(plain or ".")
-    return f"{place.getFileSystem(hadoop).makeQualified(place).toString().rstrip('/')}/"
+    return f"{qualified(spark, plain or '.').rstrip('/')}/"
+
+
+def zone_of(spark: SparkSession) -> str:
+    """The session's time zone by a name that Arrow knows, too. Java also has names such as ``GMT+2`` and ``PST``."""
+    jvm: Any = spark.sparkContext._jvm
+    name = spark.conf.get("spark.sql.session.timeZone")
+    zone: Any = jvm.org.apache.spark.sql.catalyst.util.DateTimeUtils.getZoneId(name)
+    plain = str(zone.normalized().getId())
+    return "UTC" if plain == "Z" else plain
+
+
+def is_case_sensitive(spark: SparkSession) -> bool:
+    return str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"

@@ -7,7 +7,7 @@ no block: it says how much the task has read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from pyspark import TaskContext
 from aion.core.ingest.conforming import Conforming
 from aion.core.ingest.file_parts import Part
 from aion.core.ingest.hashing import ShardOfKeys
-from aion.errors import AionError, TransformError
+from aion.errors import AionError, SchemaError, TransformError
 from aion.execute.file_reading import FileReader
 from aion.execute.skipped_files import Records
 from aion.spark.child import ChildWork, together
@@ -26,12 +26,11 @@ from aion.spark.starts import checkpoint_of
 
 Transform = Callable[[pa.RecordBatch], Any]
 
-COUNTS = ("events", "skipped_files")
-"""The columns of the last row of a task; null in all other rows."""
-COUNT_TYPES = ", ".join(f"{name} bigint" for name in COUNTS)
+COUNTS = {name: f"__aion_{name}" for name in ("events", "skipped_files")}
+"""What is counted, and the columns for it: in the last row of a task; null in all other rows."""
 LATEST = "latest"
 """The column with the largest event time so far."""
-_NO_COUNTS = dict.fromkeys(COUNTS)
+_NO_COUNTS: dict[str, None] = dict.fromkeys(COUNTS)
 log = logging.getLogger(__name__)
 
 
@@ -48,33 +47,44 @@ class FileScan:
     skipping: Skipping | None
 
     def events(self, parts: Iterator[pa.RecordBatch], counts: dict[str, int]) -> Iterator[pa.RecordBatch]:
-        """Adds what was read to ``counts``. Raises BadFile, StorageError, TransformError."""
-        found: Iterator[Part] = (Part(*row.values()) for batch in parts for row in batch.to_pylist())
+        """``parts``: the fields of :class:`Part`, and the number of the task that has it. Adds what was read to
+        ``counts``. Raises BadFile, StorageError, TransformError.
+        """
+        rows = (row for batch in parts for row in batch.to_pylist())
+        of_tasks = ((row.pop("task"), Part(**row)) for row in rows)
+        found: Iterator[Part] = (part for _, part in of_tasks)
         if self.skipping is not None:
-            found = self._usable(list(found), self.skipping, counts)
+            found = self._usable(of_tasks, self.skipping, counts)
         for part in found:
             for events in self.reader.read(part):
                 if self.transform is not None:
-                    events = transformed(self.transform, events, self.schema)
+                    try:
+                        events = transformed(self.transform, events, self.schema)
+                    except TransformError as error:
+                        raise TransformError(f"{part.path}: {error}") from error
                 if events.num_rows:
                     counts["events"] += events.num_rows
                     yield events
 
-    def _usable(self, parts: list[Part], skipping: Skipping, counts: dict[str, int]) -> Iterator[Part]:
+    def _usable(self, parts: Iterator[tuple[int, Part]], skipping: Skipping, counts: dict[str, int]) -> Iterator[Part]:
         """The files that are not skipped. No event may be used before all that is decided is recorded."""
-        records = skipping.records()
-        if records.task[0] == 0:
-            records.forget(skipping.retained)
-        known = records.known() if parts else {}
-        new = {part.path: self.reader.trouble(part) for part in parts if part.path not in known}
-        if new:
-            known = records.decide(new)
-        for part in parts:
-            if (why := known[part.path]) is None:
-                yield part
-            else:
-                counts["skipped_files"] += 1
-                log.warning("a file is skipped: %s", why)
+        of_tasks: dict[int, list[Part]] = {}
+        for task, part in parts:
+            of_tasks.setdefault(task, []).append(part)
+        for task, some in of_tasks.items():
+            records = skipping.records(task)
+            if task == 0:
+                records.forget(skipping.retained)
+            known = records.known()
+            new = {part.path: self.reader.trouble(part) for part in some if part.path not in known}
+            if new:
+                known = records.decide(new)
+            for part in some:
+                if (why := known[part.path]) is None:
+                    yield part
+                else:
+                    counts["skipped_files"] += 1
+                    log.warning("a file is skipped: %s", why)
 
 
 @dataclass(frozen=True)
@@ -88,14 +98,15 @@ class Skipping:
     tasks: int
     retained: int
 
-    def records(self) -> Records:
+    def records(self, task: int) -> Records:
+        """``task``: its number. It is not Spark's number of a partition: the query may go on with fewer partitions."""
         context = TaskContext.get()
         assert context is not None
         return Records(
             checkpoint_of(context),
             self.name,
             int(context.getLocalProperty("streaming.sql.batchId") or "0"),
-            (context.partitionId(), self.tasks),
+            (task, self.tasks),
             context.taskAttemptId(),
         )
 
@@ -105,11 +116,15 @@ def transformed(transform: Transform, events: pa.RecordBatch, schema: pa.Schema 
     try:
         result = transform(events)
         if isinstance(result, pa.Table):
-            batches = result.combine_chunks().to_batches()
-            result = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=result.schema)
+            batches = result.to_batches()
+            result = pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=result.schema)
         if not isinstance(result, pa.RecordBatch):
             raise TypeError(f"it returned {type(result).__name__}, and must return a pyarrow.RecordBatch")
-        return result if schema is None else Conforming(result.schema, schema, case_sensitive=True)(result)
+        if schema is None or not result.num_rows:
+            return result
+        if missing := [name for name in schema.names if name not in result.schema.names]:
+            raise SchemaError(f"it returned no column {missing[0]!r}, which it returned for an empty batch")
+        return Conforming(result.schema, schema, case_sensitive=True)(result)
     except AionError as error:
         raise TransformError(f"transform: {error}") from error
     except Exception as error:
@@ -136,13 +151,23 @@ class FileChild:
                 # Before any block of these events leaves.
                 newest = pc.max(events.column(self._watermark))
                 latest = max((s for s in (latest, newest) if s.is_valid), key=_value, default=latest)
-                for row in sending.of(builder.add(events.select(names))):
+                for row in sending.of(builder.add(_with_one_zero(events.select(names), self._work.plan.key))):
                     yield extended(row, latest)
             for row in sending.finish(builder.finish()):
                 yield extended(row, latest)
         if any(counts.values()):
             empty = pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in sending.schema], schema=sending.schema)
             yield extended(empty, latest, counts)
+
+
+def _with_one_zero(events: pa.RecordBatch, key: Sequence[str]) -> pa.RecordBatch:
+    """As in Spark's own grouping, -0.0 and 0.0 are one key."""
+    for name in key:
+        column = events.column(name)
+        if pa.types.is_floating(column.type):
+            positive = pc.add(column, pa.scalar(0, column.type))
+            events = events.set_column(events.schema.get_field_index(name), name, positive)
+    return events
 
 
 class FileRows:
@@ -166,7 +191,7 @@ def extended(rows: pa.RecordBatch, latest: pa.Scalar | None, counts: dict[str, i
     """Rows with the largest event time, if there is one, and the counts."""
     more = {} if latest is None else {LATEST: pa.repeat(latest, rows.num_rows)}
     values = counts or _NO_COUNTS
-    more |= {name: pa.array([values[name]] * rows.num_rows, pa.int64()) for name in COUNTS}
+    more |= {column: pa.repeat(pa.scalar(values[name], pa.int64()), rows.num_rows) for name, column in COUNTS.items()}
     return pa.RecordBatch.from_arrays([*rows.columns, *more.values()], names=[*rows.schema.names, *more])
 
 

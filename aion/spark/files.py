@@ -13,19 +13,31 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.plan import Plan
 from aion.errors import ConfigError, SchemaError
-from aion.execute.file_formats import CSV_OPTIONS, Format
+from aion.execute.file_formats import Format
 from aion.execute.file_reading import FileReader
 from aion.spark import starts
 from aion.spark.blocks import row_type
 from aion.spark.child import ChildWork
-from aion.spark.file_arguments import base_of, columns_after, columns_used, declared_columns, watermark_of
+from aion.spark.file_arguments import (
+    base_of,
+    check_count,
+    columns_after,
+    columns_used,
+    declared_columns,
+    is_case_sensitive,
+    other_options,
+    path_of,
+    qualified,
+    source_options,
+    watermark_of,
+    zone_of,
+)
 from aion.spark.file_child import (
-    COUNT_TYPES,
     COUNTS,
     LATEST,
     FileChild,
@@ -34,16 +46,12 @@ from aion.spark.file_child import (
     Skipping,
     Transform,
 )
+from aion.spark.settings import check_name
 
 _LISTING = "path string, modificationTime timestamp, length long, content binary"
-_NAME = "files"
-"""The name of the counts of a DataFrame in Spark's progress."""
+_COUNT_FIELDS = [StructField(column, LongType()) for column in COUNTS.values()]
 _SPLIT_BYTES = 4 << 20
 """A part of a file has at least this size: to start a task for less takes longer than to read it."""
-_SOURCE_OPTIONS = (
-    "pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "modifiedAfter", "maxBytesPerTrigger", "fileNameOnly",
-    "cleanSource", "sourceArchiveDir", "maxCachedFiles", "discardCachedInputRatio",
-)  # fmt: skip
 
 
 def read_files(
@@ -84,32 +92,27 @@ def read_files(
 
     Raises ConfigError, SchemaError, TransformError.
     """
-    declared = declared_columns(schema)
+    place = path_of(path)
+    if not isinstance(spark, SparkSession):
+        raise ConfigError(f"spark: {spark!r} is not a SparkSession")
+    case_sensitive = is_case_sensitive(spark)
+    source, csv = other_options(options, format)
+    source |= source_options(max_files_per_trigger, latest_first, max_file_age)
+    files = Format(format, csv)
+    declared = declared_columns(schema, case_sensitive)
+    files.check(declared)
     column, delay = watermark_of(watermark)
-    if tasks is not None and tasks < 1:
-        raise ConfigError(f"tasks: {tasks} is less than 1")
+    check_count("tasks", tasks)
     if on_bad_file not in ("fail", "skip"):
         raise ConfigError(f"on_bad_file: {on_bad_file!r} is neither 'fail' nor 'skip'")
-    source = {
-        "maxFilesPerTrigger": max_files_per_trigger,
-        "latestFirst": latest_first or None,
-        "maxFileAge": max_file_age,
-    }
-    csv: dict[str, str] = {}
-    for name, value in (options or {}).items():
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        if name in _SOURCE_OPTIONS:
-            source[name] = text
-        elif format == "csv" and name in CSV_OPTIONS:
-            csv[name] = text
-        else:
-            known = [*_SOURCE_OPTIONS, *(CSV_OPTIONS if format == "csv" else ())]
-            raise ConfigError(f"options: {name!r} is not one of {', '.join(known)}")
-    result = declared if transform is None else columns_after(transform, declared)
+    result = declared if transform is None else columns_after(transform, declared, case_sensitive)
     if column not in result.names:
         raise SchemaError(f"watermark: there is no column {column!r}; the columns are {', '.join(result.names)}")
-    if not pa.types.is_timestamp(result.field(column).type):
-        raise SchemaError(f"watermark: column {column!r} is of type {result.field(column).type}; a timestamp is needed")
+    type_ = result.field(column).type
+    if not pa.types.is_timestamp(type_) or type_.tz is None:
+        raise SchemaError(
+            f"watermark: column {column!r} is of type {type_}; Spark needs a timestamp (with a zone, if it is of Arrow)"
+        )
     try:
         cloudpickle.dumps((where, transform))
     except Exception as error:
@@ -117,15 +120,15 @@ def read_files(
     return Files(
         session=spark,
         schema=result,
-        _path=str(path),
+        _path=place,
         _declared=declared,
-        _format=Format(format, csv),
+        _format=files,
         _watermark=(column, delay),
         _where=where,
         _where_columns=columns_used(where, declared),
         _transform=transform,
         _skips=on_bad_file == "skip",
-        _options={name: str(value) for name, value in source.items() if value is not None},
+        _options=source,
         _tasks=tasks or spark.sparkContext.defaultParallelism,
     )
 
@@ -150,16 +153,19 @@ class Files:
     _options: Mapping[str, str]
     _tasks: int
 
-    def to_df(self) -> DataFrame:
+    def to_df(self, name: str = "files") -> DataFrame:
         """The events as a streaming DataFrame, with the watermark.
 
-        Spark's progress reports how many events were read, as ``observedMetrics["files"]``.
+        Spark's progress reports how many events were read, as ``observedMetrics[name]``. Several such DataFrames in one
+        query need different names.
         """
+        check_name(name)
+        columns = from_arrow_schema(self.schema, prefer_timestamp_ntz=True).fields
         rows = self._parts().mapInArrow(
-            FileRows(self._scan(self.schema.names, _NAME)), f"{_ddl(self.schema)}, {COUNT_TYPES}"
+            FileRows(self._scan(self.schema.names, name)), StructType([*columns, *_COUNT_FIELDS])
         )
         column, delay_us = self._watermark
-        return _counted(rows, _NAME).drop(*COUNTS).withWatermark(column, _spark_delay(delay_us))
+        return _counted(rows, name).withWatermark(column, _spark_delay(delay_us))
 
     def delay_us(self, time: str) -> int | None:
         """The delay of the watermark in microseconds. None if the watermark is on another column than ``time``."""
@@ -182,9 +188,10 @@ class Files:
         column, delay_us = self._watermark
         child = FileChild(self._scan(self._needed(work.plan), work.name), work, column)
         block = row_type(work.tree, level=0)
-        rows = self._parts().mapInArrow(child, f"{block}, {LATEST} timestamp, {COUNT_TYPES}")
+        counts = ", ".join(f"{field.name} bigint" for field in _COUNT_FIELDS)
+        rows = self._parts().mapInArrow(child, f"{block}, {LATEST} timestamp, {counts}")
         blocks = _counted(rows, f"{work.name}.files").withWatermark(LATEST, _spark_delay(delay_us))
-        return blocks.drop(LATEST, *COUNTS)
+        return blocks.drop(LATEST)
 
     def __repr__(self) -> str:
         columns = ", ".join(f"{f.name}: {f.type}" for f in self.schema)
@@ -195,8 +202,16 @@ class Files:
             f"a stream of read_files has no {name!r}; .to_df() makes a DataFrame of it, which has the methods of Spark"
         )
 
+    def __getitem__(self, name: object) -> NoReturn:
+        raise TypeError(f"a stream of read_files is no DataFrame; write .to_df()[{name!r}]")
+
     def _needed(self, plan: Plan) -> list[str]:
         return list(dict.fromkeys([*plan.schema.names, self._watermark[0]]))
+
+    @property
+    def _is_recursive(self) -> bool:
+        """Whether the names of folders mean nothing, as for Spark."""
+        return self._options.get("recursiveFileLookup", "").lower() == "true"
 
     @property
     def _is_split(self) -> bool:
@@ -219,14 +234,14 @@ class Files:
             read,
             self._where,
             self._where_columns,
-            base_of(self.session, self._path),
-            zone=conf.get("spark.sql.session.timeZone"),
-            case_sensitive=conf.get("spark.sql.caseSensitive") == "true",
+            None if self._is_recursive else base_of(self.session, self._path),
+            zone=zone_of(self.session),
+            case_sensitive=is_case_sensitive(self.session),
         )
         skipping = None
         if self._skips:
             starts.watch(self.session)  # tasks must know the checkpoint
-            stream = hashlib.sha256(self._path.encode()).hexdigest()[:12]
+            stream = hashlib.sha256(qualified(self.session, self._path).encode()).hexdigest()[:12]
             retained = int(conf.get("spark.sql.streaming.minBatchesToRetain"))
             skipping = Skipping(f"{operator}-{stream}", self._tasks, retained)
         return FileScan(reader, self._transform, schema, skipping)
@@ -245,19 +260,14 @@ class Files:
         files = reader.load(self._path).select("path", "length", of.alias("of"))
         parts = files.select("path", "length", F.explode(F.sequence(F.lit(0), F.col("of") - 1)).alias("number"), "of")
         task = F.pmod(F.xxhash64("path") + F.col("number"), tasks).cast("int")
-        return parts.repartitionById(self._tasks, task)
+        return parts.withColumn("task", task).repartitionById(self._tasks, F.col("task"))
 
 
 def _counted(rows: DataFrame, name: str) -> DataFrame:
     """Reports the counts in Spark's progress, and leaves out the rows that have them."""
-    counts = [F.coalesce(F.sum(count), F.lit(0)).alias(count) for count in COUNTS]
-    return rows.observe(name, *counts).where(F.col(COUNTS[0]).isNull())
-
-
-def _ddl(schema: pa.Schema) -> str:
-    return ", ".join(
-        f"`{f.name}` {f.dataType.simpleString()}" for f in from_arrow_schema(schema, prefer_timestamp_ntz=True).fields
-    )
+    counts = [F.coalesce(F.sum(column), F.lit(0)).alias(count) for count, column in COUNTS.items()]
+    columns = list(COUNTS.values())
+    return rows.observe(name, *counts).where(F.col(columns[0]).isNull()).drop(*columns)
 
 
 def _spark_delay(delay_us: int) -> str:

@@ -53,6 +53,8 @@ class Grouped:
 
     def __init__(self, df: DataFrame, columns: Sequence[str | Column], policy: PolicySource | None, name: str) -> None:
         check_name(name)
+        if not isinstance(df, DataFrame):
+            raise ConfigError(f"group_by: {df!r} is not a DataFrame; .to_df() of a stream of aion.read_files makes one")
         if len(columns) == 1 and isinstance(columns[0], list | tuple):
             (columns,) = columns  # as DataFrame.groupBy takes them, too
         if not columns:

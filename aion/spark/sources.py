@@ -75,7 +75,7 @@ class Rows:
         return self._df.select(*needed).mapInArrow(Child(work, shard_of), row_type(work.tree, level=0))
 
     def _column(self, name: str, plan: Plan) -> Column:
-        column = self._df[f"`{name}`"]
+        column = self._df["`{}`".format(name.replace("`", "``"))]
         type_ = self._df.schema[name].dataType
         if name in plan.key and isinstance(type_, DoubleType | FloatType):
             # As in Spark's own grouping, -0.0 and 0.0 are one key.

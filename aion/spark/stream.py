@@ -121,7 +121,11 @@ class _Query:
 
 
 def _source(stream: DataFrame | Files) -> Source:
-    return stream if isinstance(stream, Files) else Rows(stream)
+    if isinstance(stream, Files):
+        return stream
+    if not isinstance(stream, DataFrame):
+        raise ConfigError(f"windowed: {stream!r} is neither a streaming DataFrame nor a stream of aion.read_files")
+    return Rows(stream)
 
 
 def _resolve(source: Source, spec: Spec) -> _Query:

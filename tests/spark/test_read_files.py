@@ -98,30 +98,62 @@ def test_the_same_panes_and_watermarks_as_of_sparks_reader(spark: SparkSession, 
 def test_a_bad_file_is_skipped_again_when_its_batch_runs_again(
     spark: SparkSession, stream: FileStream, tmp_path: Path
 ) -> None:
-    """Although it has been repaired; and the first try names it if it is not to be skipped."""
-    good = [stream.put(rows) for rows in batches(1, count=2)]
-    bad = stream.put(batches(2, count=1)[0])
-    path = tmp_path / "input" / "000002.parquet"
-    times = path.stat()
-    content = path.read_bytes()
-    path.write_bytes(content[:-20])
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    """Although it has been repaired; and the first try names it if it is not to be skipped.
 
-    def events(on_bad_file: str) -> DataFrame:
-        how: dict[str, Any] = {"watermark": ("ts", "0 seconds"), "on_bad_file": on_bad_file, "tasks": 2}
-        return aion.read_files(spark, tmp_path / "input", schema=EVENTS_DDL, **how).to_df()
+    Several of Spark's partitions may be read by one of its tasks.
+    """
+    good = [stream.put(rows) for rows in batches(1, count=3)]
+    bad = [stream.put(rows) for rows in batches(2, count=5)]
+    contents = {}
+    for number in range(len(good), len(good) + len(bad)):
+        path = tmp_path / "input" / f"{number:06d}.parquet"
+        contents[path] = path.read_bytes()
+        path.write_bytes(contents[path][:-20])
 
-    with pytest.raises(Exception, match=r"BadFile: file:.*000002\.parquet cannot be read as parquet"):
+    def events(on_bad_file: str, folder: str = "input") -> DataFrame:
+        how: dict[str, Any] = {"watermark": ("ts", "0 seconds"), "on_bad_file": on_bad_file, "tasks": 4}
+        files = aion.read_files(spark, f"{tmp_path}/{folder}", schema=EVENTS_DDL, **how)
+        return files.to_df("all").union(files.to_df("others").where("k = 'b'")).coalesce(1)
+
+    with pytest.raises(Exception, match=r"BadFile: file:.*00000\d\.parquet cannot be read as parquet"):
         Batches(events("fail"), tmp_path / "failing")
-    kept = [table.num_rows for table in good]
+    kept = sum(table.num_rows for table in good)
     skipping = Batches(events("skip"), tmp_path / "skipping")
-    assert skipping.counts == [{"files": {"events": sum(kept), "skipped_files": 1}}]
-    path.write_bytes(content)
+    counts = {"events": kept, "skipped_files": len(bad)}
+    assert skipping.counts == [{"all": counts, "others": counts}]
+    for path, content in contents.items():
+        path.write_bytes(content)
     (tmp_path / "skipping" / "commits" / "0").unlink()
     (tmp_path / "skipping" / "commits" / ".0.crc").unlink()
-    again = Batches(events("skip"), tmp_path / "skipping")
+    again = Batches(events("skip", "./input/"), tmp_path / "skipping")
     assert again.rows[0] == skipping.rows[0] and again.counts[0] == skipping.counts[0]
-    assert len(skipping.rows[0]) == sum(kept) and bad.num_rows
+    assert len(skipping.rows[0]) > kept
+
+
+def test_any_names_and_zones(spark: SparkSession, tmp_path: Path) -> None:
+    """Columns may be called as what is counted or sent beside them; a zone may have a name that only Java knows."""
+    rows = [{"k": f"é{i}", "events": i, "a.b": i, "a`b": -i, "t": "2024-03-10 02:30:00"} for i in range(3)]
+    rows.append({"k": "later", "t": "2024-11-03 01:30:00"})
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "x.json").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    ddl = "k string, events int, `a.b` bigint, `a``b` int, t timestamp"
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "PST")
+    try:
+        stock = spark.readStream.schema(ddl).json(str(tmp_path / "in")).withWatermark("t", "0 seconds")
+        files = aion.read_files(spark, tmp_path / "in", format="json", schema=ddl, watermark=("t", "0 s"))
+        assert Batches(files.to_df(), tmp_path / "df").rows == Batches(stock, tmp_path / "stock").rows
+        windows = {
+            **WINDOWS,
+            "key": ["k", "a`b"],
+            "time": "t",
+            "aggregates": {"sum": A.sum("a.b"), "most": A.max("events")},
+        }
+        expected = Batches(aion.windowed(stock, **windows), tmp_path / "rows")
+        got = Batches(aion.windowed(files, **windows), tmp_path / "files")
+        assert got.rows == expected.rows and sum(map(len, got.rows)) > 3
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
 
 
 # -- the handle --------------------------------------------------------------------------------------------------
@@ -141,17 +173,49 @@ GOOD: dict[str, Any] = {"schema": EVENTS_DDL, "watermark": ("ts", "1 minute")}
             errors.SchemaError,
             "it names the column 'ts' twice",
         ),
+        ({"schema": "ts timestamp, TS int"}, errors.SchemaError, "it names the column 'ts' twice, also as 'TS'"),
+        (
+            {"schema": "ts timestamp, v variant"},
+            errors.SchemaError,
+            "columns of type variant cannot be read from files: 'v'",
+        ),
+        (
+            {"schema": pa.schema([("u", pa.uint64())])},
+            errors.SchemaError,
+            "column 'u' is of type uint64, which Spark does",
+        ),
+        (
+            {"format": "csv", "schema": "ts timestamp, l array<int>"},
+            errors.SchemaError,
+            "column 'l' is of type list<element: int32>: that cannot be read from CSV files",
+        ),
         ({"watermark": "ts"}, errors.ConfigError, "watermark: 'ts' is not a column and a delay"),
+        (
+            {"schema": "ts timestamp_ntz"},
+            errors.SchemaError,
+            "watermark: column 'ts' is of type timestamp[us]; Spark needs a timestamp",
+        ),
         ({"watermark": ("when", "1 s")}, errors.SchemaError, "there is no column 'when'; the columns are k, ts, v"),
         ({"watermark": ("v", "1 s")}, errors.SchemaError, "watermark: column 'v' is of type double"),
         ({"watermark": ("ts", "soon")}, errors.ConfigError, "watermark: 'soon' is not a duration"),
         ({"where": "v > 0"}, errors.ConfigError, "where: 'v > 0' is not an expression of pyarrow"),
         ({"where": pc.field("w") > 0}, errors.SchemaError, "where: (w > 0) cannot be computed from k, ts, v"),
+        ({"transform": 7}, errors.ConfigError, "transform: 7 is not a function of a pyarrow.RecordBatch"),
+        (
+            {"transform": lambda batch: batch.append_column("n", pa.array([len(k) for k in batch["k"].to_pylist()]))},
+            errors.SchemaError,
+            "transform: column 'n' has no type in an empty batch; name it, e.g. pa.array(values, pa.int64())",
+        ),
         ({"transform": lambda batch: 1}, errors.TransformError, "transform: TypeError: it returned int"),
         ({"transform": lambda batch: 1 / 0}, errors.TransformError, "transform: ZeroDivisionError"),
         ({"on_bad_file": "ignore"}, errors.ConfigError, "'ignore' is neither 'fail' nor 'skip'"),
         ({"options": {"header": True}}, errors.ConfigError, "options: 'header' is not one of pathGlobFilter"),
-        ({"tasks": 0}, errors.ConfigError, "tasks: 0 is less than 1"),
+        ({"options": {"maxFileAge": "1d"}}, errors.ConfigError, "; use the argument max_file_age="),
+        ({"options": ["header"]}, errors.ConfigError, "options: ['header'] is not a mapping"),
+        ({"tasks": 0}, errors.ConfigError, "tasks: 0 is not a whole number from 1 on"),
+        ({"max_files_per_trigger": "8"}, errors.ConfigError, "max_files_per_trigger: '8' is not a whole number from 1"),
+        ({"max_file_age": "soon"}, errors.ConfigError, "max_file_age: 'soon' is not a duration"),
+        ({"latest_first": "no"}, errors.ConfigError, "latest_first: 'no' is neither True nor False"),
     ],
 )
 def test_wrong_arguments(spark: SparkSession, change: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -170,6 +234,15 @@ def test_the_handle_is_no_dataframe(spark: SparkSession, stream: FileStream, tmp
     events = aion.read_files(spark, tmp_path / "input", **GOOD)
     with pytest.raises(AttributeError, match=r"has no 'select'; \.to_df\(\) makes a DataFrame of it"):
         events.select("ts")  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match=r"is no DataFrame; write \.to_df\(\)\['ts'\]"):
+        events["ts"]
+    with pytest.raises(errors.ConfigError, match=r"group_by: Files.* is not a DataFrame; \.to_df"):
+        aion.group_by(events, "k")  # type: ignore[arg-type]
+    with pytest.raises(errors.ConfigError, match="'nowhere' is neither a streaming DataFrame nor a stream of"):
+        aion.windowed("nowhere", **WINDOWS)  # type: ignore[arg-type]
+    for wrong in (None, 7, "", ["input"]):
+        with pytest.raises(errors.ConfigError, match="is not a path"):
+            aion.read_files(spark, wrong, **GOOD)  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
         events.schema = EVENTS  # type: ignore[misc]
     assert repr(events).endswith("input', parquet, [k: string, ts: timestamp[us, tz=UTC], v: double])")

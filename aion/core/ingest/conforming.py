@@ -1,7 +1,7 @@
 """How the columns of a file become the columns that a schema declares. Pure.
 
-A column is found by its name. One that the file does not have is null. A type is widened if no value can change, as
-Spark's own readers do; nanoseconds are cut to microseconds. Everything else is refused.
+A column is found by its name, and so is a field of a struct. One that the file does not have is null. A type is widened
+if no value can change, as Spark's own readers do; nanoseconds are cut to microseconds. Everything else is refused.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from aion.core.ingest.text_times import instants_of
 from aion.errors import SchemaError
@@ -18,7 +19,7 @@ _INT_DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
 
 
 class Text(NamedTuple):
-    """Times are text in the file. ``zone``: the time zone of times that do not name one."""
+    """Times and dates are text in the file. ``zone``: the time zone of times that do not name one."""
 
     zone: str
 
@@ -43,15 +44,16 @@ class Conforming:
         self._wanted = wanted
         self._constants = constants or {}
         self._text = text
+        self._case_sensitive = case_sensitive
         self._sources: dict[str, str] = {}
         for field in wanted:
             if field.name in self._constants:
                 continue
-            name = _place(found.names, field.name, case_sensitive)
+            name = place_of_column(found.names, field.name, case_sensitive)
             if name is None:
                 continue
             type_ = found.field(name).type
-            if not fits(type_, field.type) and not (text is not None and _is_text_time(type_, field.type)):
+            if not fits(type_, field.type, case_sensitive=case_sensitive, text=text is not None):
                 raise SchemaError(f"column {name!r} is of type {type_}, which does not fit the schema's {field.type}")
             self._sources[field.name] = name
         self.names = list(self._sources.values())
@@ -78,24 +80,59 @@ class Conforming:
         name = self._sources.get(field.name)
         if name is None:
             return pa.nulls(batch.num_rows, field.type)
-        column = batch.column(name)
-        if column.type == field.type:
+        return self._converted(batch.column(name), field.type)
+
+    def _converted(self, column: pa.Array, wanted: pa.DataType) -> pa.Array:
+        """``column`` as ``wanted``, which :func:`fits` says it fits."""
+        t, found = pa.types, column.type
+        if found == wanted:
             return column
-        if self._text is not None and _is_text_time(column.type, field.type):
-            return instants_of(column, field.type, self._text.zone)
-        if pa.types.is_timestamp(column.type) and column.type.tz is not None and field.type.tz is None:
-            column = column.cast(pa.timestamp(column.type.unit, "UTC"))
-        # Only a cast to a coarser unit of time loses something.
-        return column.cast(field.type, safe=not pa.types.is_timestamp(field.type))
+        if t.is_struct(wanted) and t.is_struct(found):
+            parts = dict(zip([f.name for f in found], column.flatten(), strict=True))
+            places = [(f, place_of_column(list(parts), f.name, self._case_sensitive)) for f in wanted]
+            fields = [
+                pa.nulls(len(column), f.type) if name is None else self._converted(parts[name], f.type)
+                for f, name in places
+            ]
+            return pa.StructArray.from_arrays(fields, fields=list(wanted), mask=column.is_null())
+        if t.is_list(wanted) and (t.is_list(found) or t.is_large_list(found)):
+            offsets, (values,) = _inside(column, column.values)
+            return pa.ListArray.from_arrays(
+                offsets, self._converted(values, wanted.value_type), type=wanted, mask=column.is_null()
+            )
+        if t.is_list(wanted) and t.is_fixed_size_list(found):
+            return self._converted(column.cast(pa.list_(found.value_type)), wanted)
+        if t.is_map(wanted) and t.is_map(found):
+            offsets, (keys, items) = _inside(column, column.keys, column.items)
+            keys, items = self._converted(keys, wanted.key_type), self._converted(items, wanted.item_type)
+            return pa.MapArray.from_arrays(offsets, keys, items, type=wanted, mask=column.is_null())
+        if self._text is not None and t.is_string(found) and t.is_timestamp(wanted):
+            return instants_of(column, wanted, self._text.zone)
+        if t.is_timestamp(found) and found.tz is not None and t.is_timestamp(wanted) and wanted.tz is None:
+            column = column.cast(pa.timestamp(found.unit, "UTC"))
+        return column.cast(options=pc.CastOptions(wanted, allow_time_truncate=True))
 
 
-def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a column of type ``found`` can be read as ``wanted``, which is one of the types that Spark has."""
+def _inside(column: pa.Array, *values: pa.Array) -> tuple[pa.Array, list[pa.Array]]:
+    """Offsets of lists, counted from the first value of the column, and the values from there on."""
+    first, last = column.offsets[0], column.offsets[-1]
+    begin, size = first.as_py(), last.as_py() - first.as_py()
+    offsets = pc.subtract(column.offsets, first).cast(pa.int32())
+    return offsets, [part.slice(begin, size) for part in values]
+
+
+def fits(found: pa.DataType, wanted: pa.DataType, *, case_sensitive: bool = False, text: bool = False) -> bool:
+    """Whether a column of type ``found`` can be read as ``wanted``, which is one of the types that Spark has.
+
+    ``text``: times and dates may be text.
+    """
     t = pa.types
     if found == wanted or t.is_null(found):
         return True
     if t.is_dictionary(found):
         return fits(found.value_type, wanted)
+    if text and t.is_string(found) and (t.is_timestamp(wanted) or t.is_date32(wanted)):
+        return True
     if t.is_timestamp(wanted):
         # As for Spark, times without a zone are in UTC if instants are wanted, and the other way round.
         return bool(t.is_timestamp(found) or (t.is_date(found) and wanted.tz is None))
@@ -114,20 +151,37 @@ def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
             for is_ in (t.is_string, t.is_large_string, t.is_string_view, t.is_binary, t.is_large_binary,
                         t.is_binary_view, t.is_fixed_size_binary)
         )  # fmt: skip
+
+    def inside(found: pa.DataType, wanted: pa.DataType) -> bool:
+        return fits(found, wanted, case_sensitive=case_sensitive, text=text)
+
     if t.is_list(wanted):
         lists = t.is_list(found) or t.is_large_list(found) or t.is_fixed_size_list(found)
-        return bool(lists and fits(found.value_type, wanted.value_type))
+        return bool(lists and inside(found.value_type, wanted.value_type))
     if t.is_struct(wanted):
-        return bool(
-            t.is_struct(found)
-            and [f.name for f in found] == [f.name for f in wanted]
-            and all(fits(f.type, w.type) for f, w in zip(found, wanted, strict=True))
-        )
+        if not t.is_struct(found):
+            return False
+        places = [(place_of_column([f.name for f in found], f.name, case_sensitive), f.type) for f in wanted]
+        both = [(found.field(name).type, type_) for name, type_ in places if name is not None]
+        # With no field in common it is another struct.
+        return bool(both) and all(inside(*types) for types in both)
     if t.is_map(wanted):
         return bool(
-            t.is_map(found) and fits(found.key_type, wanted.key_type) and fits(found.item_type, wanted.item_type)
+            t.is_map(found) and inside(found.key_type, wanted.key_type) and inside(found.item_type, wanted.item_type)
         )
     return False
+
+
+def nullable(type_: pa.DataType) -> pa.DataType:
+    """The same type, any part of which may be null."""
+    t = pa.types
+    if t.is_struct(type_):
+        return pa.struct([pa.field(f.name, nullable(f.type)) for f in type_])
+    if t.is_list(type_):
+        return pa.list_(pa.field(type_.value_field.name, nullable(type_.value_type)))
+    if t.is_map(type_):
+        return pa.map_(nullable(type_.key_type), pa.field(type_.item_field.name, nullable(type_.item_type)))
+    return type_
 
 
 def _integer_fits(found: pa.DataType, wanted: pa.DataType) -> bool:
@@ -143,12 +197,10 @@ def _integer_fits(found: pa.DataType, wanted: pa.DataType) -> bool:
     return False
 
 
-def _is_text_time(found: pa.DataType, wanted: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(wanted) and pa.types.is_string(found))
-
-
-def _place(names: Sequence[str], name: str, case_sensitive: bool) -> str | None:
-    """The file's name of a column. Raises SchemaError if several differ only in case."""
+def place_of_column(names: Sequence[str], name: str, case_sensitive: bool) -> str | None:
+    """The file's name of a column; None if it has no such column. Raises SchemaError if several may be meant."""
+    if names.count(name) > 1:
+        raise SchemaError(f"there are {names.count(name)} columns {name!r}")
     if name in names or case_sensitive:
         return name if name in names else None
     alike = [n for n in names if n.lower() == name.lower()]

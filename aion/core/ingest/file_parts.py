@@ -29,9 +29,12 @@ class Part(NamedTuple):
         ]
 
 
-def folder_values(path: str, base: str) -> dict[str, str | None]:
-    """The values in the names of the folders between ``base`` and a file, as Hive writes them: ``day=2024-01-31``."""
-    inside = path[len(base) :] if path.startswith(base) else ""
+def folder_values(path: str, base: str | None) -> dict[str, str | None]:
+    """The values in the names of the folders between ``base`` and a file, as Hive writes them: ``day=2024-01-31``.
+
+    Without a base, folders have no values.
+    """
+    inside = path[len(base) :] if base is not None and path.startswith(base) else ""
     values: dict[str, str | None] = {}
     for folder in inside.split("/")[:-1]:
         name, equals, value = folder.partition("=")

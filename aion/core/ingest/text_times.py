@@ -7,19 +7,49 @@ import pyarrow.compute as pc
 
 # A zone follows a time of day: the end of a date alone looks like a zone.
 _ZONED = r"[T ]\d\d.*(?:Z|[+-]\d\d(?::?\d\d)?)$"
+_FINER_THAN_MICROS = r"(\.\d{6})\d+"
+_MICROS = pa.timestamp("us")
+
+
+def as_text(type_: pa.DataType) -> pa.DataType:
+    """A type in which times and dates are text, also in structs and lists."""
+    t = pa.types
+    if t.is_timestamp(type_) or t.is_date(type_):
+        return pa.string()
+    if t.is_struct(type_):
+        return pa.struct([pa.field(f.name, as_text(f.type)) for f in type_])
+    if t.is_list(type_):
+        return pa.list_(as_text(type_.value_type))
+    return type_
 
 
 def instants_of(texts: pa.Array, type_: pa.DataType, zone: str) -> pa.Array:
-    """Times of ``type_`` from ISO 8601 text. A text without a zone is in ``zone``, as in Spark.
+    """Times of ``type_`` from ISO 8601 text. What is finer than microseconds is cut.
 
-    Raises ArrowInvalid for a text that is not such a time, or one with a zone if ``type_`` has none.
+    A text without a zone is in ``zone``, as in Spark: where clocks are set back, it is the first of two instants; where
+    they skip an hour, it is counted from before. Raises ArrowInvalid for a text that is not such a time, or one with a
+    zone if ``type_`` has none.
     """
-    plain = pa.timestamp("us")
     if type_.tz is None:
-        return texts.cast(plain)
+        return _parsed(texts, _MICROS)
     zoned = pc.match_substring_regex(texts, _ZONED)
     if not pc.any(zoned).as_py():
-        return pc.assume_timezone(texts.cast(plain), zone).cast(type_)
-    with_zone = pc.if_else(zoned, texts, None).cast(type_)
-    without = pc.assume_timezone(pc.if_else(zoned, None, texts).cast(plain), zone).cast(type_)
+        return _in_zone(_parsed(texts, _MICROS), zone).cast(type_)
+    with_zone = _parsed(pc.if_else(zoned, texts, None), type_)
+    without = _in_zone(_parsed(pc.if_else(zoned, None, texts), _MICROS), zone).cast(type_)
     return pc.coalesce(with_zone, without)
+
+
+def _parsed(texts: pa.Array, type_: pa.DataType) -> pa.Array:
+    try:
+        return texts.cast(type_)
+    except pa.ArrowInvalid:
+        # Only then: to look for such texts takes as long as to parse them.
+        return pc.replace_substring_regex(texts, _FINER_THAN_MICROS, r"\1").cast(type_)
+
+
+def _in_zone(local: pa.Array, zone: str) -> pa.Array:
+    instants = pc.assume_timezone(local, zone, ambiguous="earliest", nonexistent="earliest")
+    # A time that clocks skip becomes the last instant before. Its offset from UTC is the one to count with.
+    offset = pc.subtract(pc.local_timestamp(instants), instants.cast(pa.timestamp("us", "UTC")).cast(_MICROS))
+    return pc.subtract(local, offset).cast(pa.timestamp("us", "UTC"))
