@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -308,6 +309,24 @@ def test_a_file_that_is_not_there_is_no_bad_file(tmp_path: Path) -> None:
     for missing in (Part(f"file:{tmp_path}/gone.parquet", 10), Part(f"{tmp_path}/gone.parquet", 10)):
         with pytest.raises(StorageError, match=r"gone\.parquet"):
             reader().trouble(missing)
+
+
+def test_what_goes_wrong_once_does_not_make_a_bad_file(tmp_path: Path) -> None:
+    """It may have been the network. Nobody looks at a skipped file again."""
+    path = tmp_path / "x.parquet"
+    pq.write_table(table(), path)
+    tries = []
+
+    class Shaky(FileReader):
+        def _read(self, part: Part) -> Iterator[pa.RecordBatch]:
+            yield from super()._read(part)
+            tries.append(part)
+            if len(tries) == 1:
+                raise OSError("the connection was reset")
+
+    made = reader()
+    shaky = Shaky(**{field.name: getattr(made, field.name) for field in dataclasses.fields(made)})
+    assert shaky.trouble(whole(path)) is None and len(tries) == 2
 
 
 def test_files_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:

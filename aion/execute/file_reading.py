@@ -59,12 +59,16 @@ class FileReader:
 
     def trouble(self, part: Part) -> str | None:
         """Why a part of a file cannot be read; None if it can. Reads all of it. Raises StorageError."""
-        try:
-            for _ in self.read(part):
-                pass
-        except BadFile as error:
-            return str(error)
-        return None
+        why = None
+        for _ in range(2):  # a connection that breaks for a moment looks like a damaged file
+            try:
+                for _ in self.read(part):
+                    pass
+            except BadFile as error:
+                why = str(error)
+            else:
+                return None
+        return why
 
     def _read(self, part: Part) -> Iterator[pa.RecordBatch]:
         filesystem, path = place_of(part.path)

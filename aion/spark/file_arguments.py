@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,7 @@ def other_options(options: Mapping[str, object] | None, format_: str) -> tuple[d
 
 
 def check_count(name: str, value: int | None) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+    if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1):
         raise ConfigError(f"{name}: {value!r} is not a whole number from 1 on")
 
 

@@ -129,7 +129,7 @@ def read_files(
         _transform=transform,
         _skips=on_bad_file == "skip",
         _options=source,
-        _tasks=tasks or spark.sparkContext.defaultParallelism,
+        _tasks=int(tasks or spark.sparkContext.defaultParallelism),
     )
 
 

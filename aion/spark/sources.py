@@ -65,7 +65,8 @@ class Rows:
         """Only the columns that are needed are sent to Python."""
         types: StructType = self._df.schema
         columns = {name: self._column(name, work.plan) for name in work.plan.schema.names}
-        needed = [column.alias(name) for name, column in columns.items()]
+        # Children find columns by their places; mapInArrow does not take every name.
+        needed = [column.alias(f"column{place}") for place, column in enumerate(columns.values())]
         shard_of = None
         if ShardOfKeys.covers(work.key_types):
             shard_of = ShardOfKeys(work.tree.shards)
