@@ -45,9 +45,10 @@ class Format:
         for column in columns:
             if (part := _unreadable(self.name, column.type)) is not None:
                 where = "" if part == column.type else f", which has {part}"
+                use = "a struct with the keys" if self.name == "json" and pa.types.is_map(part) else "string"
                 raise SchemaError(
                     f"schema: column {column.name!r} is of type {column.type}{where}: that cannot be read from "
-                    f"{self.name.upper()} files; read it as string, and change it in transform"
+                    f"{self.name.upper()} files; read it as {use}, and change it in transform"
                 )
 
     @property

@@ -33,38 +33,44 @@ _ARGUMENTS = {
 }
 
 
-def declared_columns(schema: str | StructType | pa.Schema, case_sensitive: bool) -> pa.Schema:
-    """The columns of a schema, with Spark's types. As with Spark's readers, any part of any column may be null."""
+def declared_columns(schema: str | StructType | pa.Schema, case_sensitive: bool, what: str = "schema") -> pa.Schema:
+    """The columns of a schema, with Spark's types. As with Spark's readers, any part of any column may be null.
+
+    Raises SchemaError, which names ``what``.
+    """
     if isinstance(schema, str):
         try:
             schema = StructType.fromDDL(schema)
         except Exception as error:
             first, *_ = str(error).splitlines() or [""]
-            raise SchemaError(f"schema: {schema!r} is not a schema of Spark: {first}") from error
+            raise SchemaError(f"{what}: {schema!r} is not a schema of Spark: {first}") from error
     if isinstance(schema, pa.Schema):
-        schema = StructType([_of_arrow(field) for field in schema])
+        schema = StructType([_of_arrow(field, what) for field in schema])
     if not isinstance(schema, StructType) or not schema.fields:
-        raise SchemaError(f"schema: {schema!r} is not a schema; write e.g. schema='ts timestamp, speed double'")
+        raise SchemaError(f"{what}: {schema!r} is not a schema; write e.g. schema='ts timestamp, speed double'")
     names = schema.fieldNames()
-    plain = names if case_sensitive else [name.lower() for name in names]
-    twice = [name for name, p in zip(names, plain, strict=True) if plain.count(p) > 1]
-    if twice:
-        alike = "" if len(set(twice)) == 1 else f", also as {twice[1]!r}: spark.sql.caseSensitive is false"
-        raise SchemaError(f"schema: it names the column {twice[0]!r} twice{alike}")
-    return pa.schema([pa.field(field.name, nullable(_in_arrow(field))) for field in schema.fields])
+    known: dict[str, str] = {}
+    for name in names:
+        plain = name if case_sensitive else name.lower()
+        if plain in known:
+            first = known[plain]
+            alike = "" if first == name else f", also as {name!r}: spark.sql.caseSensitive is false"
+            raise SchemaError(f"{what}: it names the column {first!r} twice{alike}")
+        known[plain] = name
+    return pa.schema([pa.field(field.name, nullable(_in_arrow(field, what))) for field in schema.fields])
 
 
-def _of_arrow(field: pa.Field) -> StructField:
+def _of_arrow(field: pa.Field, what: str) -> StructField:
     try:
         return from_arrow_schema(pa.schema([field]), prefer_timestamp_ntz=True).fields[0]
     except Exception as error:
         raise SchemaError(
-            f"schema: column {field.name!r} is of type {field.type}, which Spark does not have"
+            f"{what}: column {field.name!r} is of type {field.type}, which Spark does not have"
         ) from error
 
 
-def _in_arrow(field: StructField) -> pa.DataType:
-    message = f"schema: columns of type {field.dataType.simpleString()} cannot be read from files: {field.name!r}"
+def _in_arrow(field: StructField, what: str) -> pa.DataType:
+    message = f"{what}: columns of type {field.dataType.simpleString()} cannot be read from files: {field.name!r}"
     if isinstance(field.dataType, VariantType):
         raise SchemaError(message)
     try:
@@ -148,7 +154,7 @@ def columns_after(transform: Transform, declared: pa.Schema, case_sensitive: boo
                 f"transform: column {column.name!r} has no type in an empty batch; name it, e.g. "
                 "pa.array(values, pa.int64())"
             )
-    return declared_columns(result, case_sensitive)
+    return declared_columns(result, case_sensitive, "transform")
 
 
 def columns_used(where: Any, schema: pa.Schema) -> tuple[str, ...]:

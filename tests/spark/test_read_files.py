@@ -206,6 +206,11 @@ GOOD: dict[str, Any] = {"schema": EVENTS_DDL, "watermark": ("ts", "1 minute")}
             errors.SchemaError,
             "transform: column 'n' has no type in an empty batch; name it, e.g. pa.array(values, pa.int64())",
         ),
+        (
+            {"transform": lambda batch: batch.append_column("u", pa.array([], pa.uint64()))},
+            errors.SchemaError,
+            "transform: column 'u' is of type uint64, which Spark does not have",
+        ),
         ({"transform": lambda batch: 1}, errors.TransformError, "transform: TypeError: it returned int"),
         ({"transform": lambda batch: 1 / 0}, errors.TransformError, "transform: ZeroDivisionError"),
         ({"on_bad_file": "ignore"}, errors.ConfigError, "'ignore' is neither 'fail' nor 'skip'"),
@@ -326,7 +331,10 @@ def test_arrow_files_and_a_transform(spark: SparkSession, stream: FileStream, tm
 
 @pytest.mark.proof
 def test_a_query_goes_on_from_its_checkpoint(spark: SparkSession, stream: FileStream, tmp_path: Path) -> None:
-    """Large files, which several tasks read, merging levels, kept events, and a watermark on another column."""
+    """Large files, which several tasks read, merging levels, kept events, and a watermark on another column.
+
+    Before it used read_files, the query read the same folder with Spark.
+    """
 
     def put(seed: int) -> None:
         rows = [row for rows in batches(seed, count=3, size=3_000) for row in rows]
@@ -349,12 +357,14 @@ def test_a_query_goes_on_from_its_checkpoint(spark: SparkSession, stream: FileSt
         )
         return aion.windowed(events, **windows)
 
+    rows = stream.read(ddl).withWatermark("arrived", "1 second")
     put(7)
     stopped = Sink(spark, tmp_path / "stopped")
-    stopped.run(files())
+    stopped.run(aion.windowed(rows, **windows))
     put(8)
+    stopped.run(files())
+    put(9)
     got = stopped.run(files())
-    rows = stream.read(ddl).withWatermark("arrived", "1 second")
     alone = Sink(spark, tmp_path / "alone").run(aion.windowed(rows, **windows))
     # A run that stops has one batch more, without data, so it executes some windows earlier.
     assert sum(r["events"] for r in got if r["kind"] == "dropped") == sum(
