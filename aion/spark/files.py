@@ -77,14 +77,15 @@ def read_files(
 
     ``path``: a folder or a glob, as for ``spark.readStream``. ``schema``: the columns of the files, in Spark's DDL or
     as a schema of Spark or Arrow; also those in the names of folders (``day=2024-01-31``). ``watermark``: the column of
-    event times and the delay, as for ``withWatermark``; it is the watermark of what ``where`` and ``transform`` leave.
-    ``format``: parquet, arrow, csv, json or orc. ``where``: an expression such as ``pc.field("speed") > 0``; only
-    events for which it is true are read. ``transform``: a function of a ``pyarrow.RecordBatch`` with all columns of
-    ``schema``, which returns a RecordBatch. It is called once with an empty batch, to learn its columns.
+    event times (a timestamp) and the delay, as for ``withWatermark``; it is the watermark of what ``where`` and
+    ``transform`` leave. ``format``: parquet, arrow, csv, json or orc. ``where``: an expression such as
+    ``pc.field("speed") > 0``; only events for which it is true are read. ``transform``: a function of a
+    ``pyarrow.RecordBatch`` with all columns of ``schema``, which returns a RecordBatch. It is called once with an empty
+    batch, to learn its columns.
 
     ``max_files_per_trigger``, ``latest_first``, ``max_file_age``: as Spark's options. ``options``: others by Spark's
     names, of the file source (``pathGlobFilter``, ``cleanSource``) or for CSV (``header``, ``sep``, ``quote``,
-    ``nullValue``). ``tasks``: how many tasks read a batch. Default: the number of Spark's cores.
+    ``escape``, ``nullValue``). ``tasks``: how many tasks read a batch. Default: the number of Spark's cores.
 
     ``on_bad_file``: what happens if a file is damaged or has columns of other types. ``fail``: the query fails with
     BadFile, which names the file. ``skip``: the file is left out and counted, also when the batch runs again. Then one
