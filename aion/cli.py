@@ -5,6 +5,7 @@ Each command imports what it needs.
 
 from __future__ import annotations
 
+import errno
 import json
 from importlib import import_module
 from pathlib import Path
@@ -23,14 +24,22 @@ check_packages("experiments")
 
 
 class _Aion(TyperGroup):
-    """Prints an AionError as a message, and exits with code 2. Any other error is a bug and keeps its traceback."""
+    """Prints an AionError, or what the system refused, as a message, and exits with code 2.
+
+    Any other error is a bug and keeps its traceback.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except AionError as error:
-            _print_red(str(error), to_stderr=True)
-            raise typer.Exit(2) from None
+            message = str(error)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader of a pipe has ended, which typer handles
+                raise
+            message = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        _print_red(message, to_stderr=True)
+        raise typer.Exit(2)
 
 
 app = typer.Typer(
@@ -84,7 +93,8 @@ def inspect(
         bool, typer.Option("--repair", help="Move damaged files aside, and go back to the newest whole versions.")
     ] = False,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="With --repair: the query's Spark checkpoint, which is also set back.")
+        str | None,
+        typer.Option(help="With --repair: a query's Spark checkpoint. It is set back, and only its state is repaired."),
     ] = None,
     contents: Annotated[bool, typer.Option(help="Read every byte and verify all checksums.")] = True,
     windows: Annotated[
@@ -117,6 +127,8 @@ def inspect(
     """
     if repair + lineages + (forget is not None) + (key is not None) > 1:
         raise ConfigError("--key, --repair, --lineages and --forget exclude each other; give one of them")
+    if checkpoint is not None and not repair:
+        raise ConfigError("--checkpoint requires --repair; without it, nothing is changed")
     if key is not None:
         from aion.tools.inspect.key import show_key
 
@@ -128,10 +140,12 @@ def inspect(
 
         return show_lineages(state) if forget is None else forget_lineage(state, forget)
     from aion.tools.inspect.state import inspect
+    from state_backends.files.storage import local_path
 
-    if checkpoint is not None and not repair:
-        raise ConfigError("--checkpoint requires --repair; without it, nothing is changed")
-    if not inspect(state, repair=repair, checkpoint=checkpoint, contents=contents, windows=windows):
+    place = None if checkpoint is None else local_path(checkpoint)
+    if checkpoint is not None and place is None:
+        raise ConfigError(f"--checkpoint: {checkpoint} is not on this machine; --repair without it says what to move")
+    if not inspect(state, repair=repair, checkpoint=place, contents=contents, windows=windows):
         raise typer.Exit(1)
 
 
@@ -215,6 +229,7 @@ def tune(
         typer.Option(
             help="A file with the speed of the disk. If it does not exist, it is measured and written.",
             show_default=False,
+            dir_okay=False,
         ),
     ] = None,
     scale: Annotated[float, typer.Option(min=0.001, max=1, help="For a workload: scales its rate and windows.")] = 0.1,
@@ -247,7 +262,7 @@ def tune(
             generated = import_module("experiments.tune_traces")
             found = generated.trace_of(workload, scale=scale, batches=batches, past_windows=past_windows, seed=seed)
         source = f"the workload {workload} at scale {scale:g}"
-    goal = Goal(size_bytes(memory), staleness, coverage)
+    goal = Goal(size_bytes(memory, what="--memory"), staleness, coverage)
     run(
         found,
         goal,

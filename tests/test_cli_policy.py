@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -142,7 +143,11 @@ def matches(value: Any, schema: dict[str, Any], root: dict[str, Any] | None = No
             return isinstance(value, dict) and all(k in known and matches(v, known[k], root) for k, v in value.items())
         case "integer" | "number" as kind:
             kinds = (int,) if kind == "integer" else (int, float)
-            return type(value) in kinds and schema.get("minimum", value) <= value <= schema.get("maximum", value)
+            return (
+                type(value) in kinds
+                and schema.get("minimum", value) <= value <= schema.get("maximum", value)
+                and schema.get("exclusiveMinimum", -math.inf) < value < schema.get("exclusiveMaximum", math.inf)
+            )
         case "string":
             return isinstance(value, str) and re.search(schema.get("pattern", ""), value) is not None
         case "boolean":
@@ -165,8 +170,8 @@ def test_the_presets_fit_the_schema(name: str) -> None:
             "memory.budget",
             ["25%", "0%", "0.0%", "00.10 %", "100%", "100.00%", "100.5%", "101%", "-5%", "%", ".5%", 0.25],
         ),
-        ("memory.moderate", [0.75, "75%", "75.5 %", 1.5, -0.5, "120%", "x", True, None]),
-        ("memory.scarce", [0.75, 1, 1.0, "100%", "80%", 1.01, None]),
+        ("memory.moderate", [0.75, 0, "0%", "75%", "75.5 %", 1.5, -0.5, "120%", "x", True, None]),
+        ("memory.scarce", [0.75, 0, "0%", 1, 1.0, "100%", "80%", 1.01, None]),
         ("memory.victim", ["largest", "slowest", "oldest", None]),
         ("destage.keep_fraction", [0, 0.0, 1, 0.5, "0%", "0.5%", 2, "2x", None]),
         ("destage.idle_after", [None, "30s", "3x", "0.5 x", "0x", "0.0x", "x", "", 3, "3", -1, True]),
@@ -178,7 +183,9 @@ def test_the_presets_fit_the_schema(name: str) -> None:
         ("io.rate_limit", [None, 1, 0, "100MiB", "fast", True]),
         ("state.codec", ["arrow", "json", "pickle", None]),
         ("lateness.initial_bound", [0, 10, "10", "10m", "1 hour 30 minutes", "1.5h", "-5m", "", None, True]),
-        ("state.shards", [0, 1, "auto", "all", None, True]),
+        ("state.shards", [0, 1, 32768, 32769, "auto", "all", None, True]),
+        ("lateness.coverage", [None, 0, 0.5, 1, "0%", "99.9%", "100%"]),
+        ("trigger.bound", [0, 1e-9, 1, "0.0%", "5%", "100%", None]),
         ("state.backend", ["tiered", "rocksdb", "Tiered", None]),
         ("state.dir", [None, "/x", "s3://x", 5]),
         ("state.unknown", [1]),
@@ -394,6 +401,19 @@ def test_the_console_script_ends_with_the_code_and_no_traceback(
     assert "'nowhere' is not a preset" in printed.err
     assert "Traceback" not in printed.err
     assert printed.out == ""
+
+
+def test_what_the_system_refuses_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "tuned.yaml"
+
+    def fake(flights: int, out: Path) -> int:
+        out.mkdir(parents=True)
+        return 0
+
+    monkeypatch.setitem(sys.modules, "experiments.demo", SimpleNamespace(run=fake))
+    result = run("demo", "--out", str(place))
+    assert (result.exit_code, result.stderr) == (2, f"{place}: Not a directory\n")
 
 
 @pytest.mark.parametrize("equal", [True, False])

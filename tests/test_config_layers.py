@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -165,6 +166,16 @@ def test_thresholds_that_the_user_did_not_set_follow_those_that_he_set(
     memory = load_policy(preset, given_).memory
     assert {name: getattr(memory, name) for name in thresholds} == thresholds
     assert memory.resume < memory.moderate <= memory.scarce
+
+
+def test_a_number_without_a_unit_is_not_a_duration_in_json() -> None:
+    with pytest.raises(PolicyError, match=r"trigger\.interval: 60 has no unit; write e\.g\. '60s' or '60m'"):
+        resolve(None, keyword={}, spark_conf={"spark.aion.policy": '{"trigger": {"interval": 60}}'})
+
+
+def test_a_share_of_numpy_is_shown_like_any_other() -> None:
+    assert load_policy("standard", {"memory.moderate": np.float64(0.5)}).memory.moderate == 0.5
+    assert "write it as a share, '50%'" in refused({"memory": {"budget": np.float64(0.5)}})
 
 
 def test_thresholds_that_agree_stay_as_they_are() -> None:

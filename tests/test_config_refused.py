@@ -34,6 +34,8 @@ from tests.policy_files import refused, write
         ("memory: {moderate: -0.1}", "memory.moderate: -0.1 is not a share; write a number from 0 to 1"),
         ("memory: {moderate: .nan}", "memory.moderate: nan is not a share; write a number from 0 to 1"),
         ("memory: {moderate: true}", "memory.moderate: true is not a share; write a number from 0 to 1"),
+        ("memory: {moderate: 0}", "memory.moderate: 0 is out of range; write a share above 0, e.g. 0.75, or '75%'"),
+        ("memory: {scarce: 0%}", "memory.scarce: '0%' is out of range; write a share above 0"),
         ("memory: {moderate: a lot}", "memory.moderate: 'a lot' is not a share; write a number from 0 to 1"),
         ("memory: {resume: 0.8, moderate: 0.75}", "memory.resume: 0.8 is not below memory.moderate, 0.75; set resume "
          "lower than moderate"),
@@ -85,6 +87,8 @@ from tests.policy_files import refused, write
         ("state: {compression: off}", "state.compression: false is not possible; write 'none', 'lz4' or"),
         ("state: {codec: pickle}", "state.codec: 'pickle' is not possible; write 'arrow' or 'json'"),
         ("state: {shards: 0}", "state.shards: 0 is not a number of shards; write 'auto' or an integer from 1"),
+        ("state: {shards: 1000000}", "state.shards: 1000000 is not a number of shards; write 'auto' or an integer "
+         "from 1 to 32,768"),
         ("state: {shards: true}", "state.shards: true is not a number of shards"),
         ("state: {dir: 5}", "state.dir: 5 is not a location; write a path"),
         ("state: {dir: 'ftp://host/x'}", "state.dir: 'ftp://host/x': pyarrow cannot open such a file system"),
@@ -125,6 +129,16 @@ def test_all_errors_of_a_file_are_told_in_the_order_of_their_lines(tmp_path: Pat
     assert places[0] == "2 lateness.initial_bound"
     assert "5 memory.budget" in places
     assert places[-1] == "7 state.backend"
+
+
+def test_all_contradictions_of_a_section_are_told(tmp_path: Path) -> None:
+    text = "memory: {budget: 1MiB, bucket_limit: 2MiB}\n"
+    file = write(tmp_path, text + "destage: {arguments: {a: 1}}\nprestage: {class: 'a:B', mode: none}\n")
+    overrides: dict[str, object] = {"memory": {"resume": 0.95, "moderate": 0.9, "scarce": 0.5}}
+    lines = refused(file, overrides).splitlines()
+    assert [re.sub(r"^(?:.*mine.yaml:\d+|keyword memory): (\S+): .*", r"\1", line) for line in lines] == [
+        "memory.bucket_limit", "destage.arguments", "prestage.mode", "memory.resume", "memory.scarce",
+    ]  # fmt: skip
 
 
 def test_a_key_written_twice_is_refused(tmp_path: Path) -> None:

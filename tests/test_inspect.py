@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import shutil
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -39,9 +38,11 @@ Blocks = list[tuple[int, bytes]]
 class Writer:
     """The versions of one shard, one for each batch, as a state server makes them."""
 
-    def __init__(self, state: Path, shard: int, live: Path) -> None:
-        self.identity = Identity("query", "tolls", shard, 2, {})
-        self.folder = state / "query" / "tolls" / f"shard-{shard:05d}"
+    def __init__(
+        self, state: Path, shard: int, live: Path, *, query: str = "query", lineage: str = "", checkpoint: str = ""
+    ) -> None:
+        self.identity = Identity(query, "tolls", shard, 2, {}, checkpoint=checkpoint)
+        self.folder = state / query / "tolls" / lineage / f"shard-{shard:05d}"
         self._live = live / str(shard)
 
     def __enter__(self) -> Writer:
@@ -295,6 +296,63 @@ def test_the_checkpoint_must_be_that_query_s(tmp_path: Path) -> None:
         set_back(tmp_path, "query", 1)
 
 
+def write_checkpoint(folder: Path, query: str) -> Path:
+    for log in ("offsets", "commits"):
+        (folder / log).mkdir(parents=True)
+        for batch in range(3):
+            (folder / log / str(batch)).write_text("v1")
+    (folder / "metadata").write_text(f'{{"id":"{query}"}}')
+    return folder
+
+
+def batches_of(checkpoint: Path) -> list[str]:
+    return sorted(p.name for p in (checkpoint / "commits").iterdir())
+
+
+def test_of_several_damaged_states_only_that_of_the_checkpoint_is_repaired(tmp_path: Path) -> None:
+    """Two queries, and a copy of the second one's checkpoint: each is repaired on its own, in any order."""
+    state = tmp_path / "state"
+    places = {
+        "first": ("query-1", ""),
+        "second": ("query-2", ""),
+        "copy": ("query-2", "lineage-0123456789ab"),
+    }
+    damaged = {}
+    for name, (query, lineage) in places.items():
+        write_checkpoint(tmp_path / name, query)
+        location = f"file:{tmp_path / name}"
+        with Writer(state, 0, tmp_path / "live", query=query, lineage=lineage, checkpoint=location) as writer:
+            token = None
+            for batch in range(3):
+                token = writer.commit(token, batch, range(4 * batch, 4 * batch + 4))
+        (damaged[name],) = writer.folder.glob("files/*-0000000002-*.sst")
+        damaged[name].write_bytes(b"")
+    left = dict(damaged)
+    for name, as_uri in (("second", False), ("copy", True), ("first", False)):
+        given = f"file://{tmp_path / name}/" if as_uri else str(tmp_path / name)
+        run = CliRunner().invoke(app, ["inspect", str(state), "--repair", "--checkpoint", given])
+        left.pop(name)
+        assert run.exit_code == (1 if left else 0), run.output
+        assert batches_of(tmp_path / name) == ["0", "1"]
+        for other, path in left.items():
+            assert path.exists() and batches_of(tmp_path / other) == ["0", "1", "2"], (name, other)
+    assert CliRunner().invoke(app, ["inspect", str(state)]).exit_code == 0
+
+
+def test_a_checkpoint_that_is_not_of_this_state_changes_nothing(state: Path, tmp_path: Path) -> None:
+    path = newest_file(state, 0, 2)
+    path.write_bytes(b"")
+    write_checkpoint(tmp_path / "other", "another")
+    for given, says in (
+        (str(tmp_path / "other"), "is not the checkpoint of a query in this folder, query"),
+        (str(tmp_path / "nowhere"), "is not the checkpoint of a query; it has no file 'metadata'"),
+        ("s3://bucket/cp", "--checkpoint: s3://bucket/cp is not on this machine"),
+    ):
+        run = CliRunner().invoke(app, ["inspect", str(state), "--repair", "--checkpoint", given])
+        assert run.exit_code == 2 and says in run.output, run.output
+        assert path.exists()
+
+
 # -- what it shows --------------------------------------------------------------------------------------------
 
 
@@ -303,13 +361,38 @@ def test_inspect_shows_what_is_there(state: Path) -> None:
     assert run.exit_code == 0, run.output
     for part in ("query query", "tolls", "0 to 2", "every version is whole", "watermark", "lateness"):
         assert part in run.output, run.output
-    shutil.rmtree(state)
-    assert CliRunner().invoke(app, ["inspect", str(state)]).exit_code == 2, "there is no such folder"
 
 
-def test_checkpoint_without_repair_is_refused(state: Path) -> None:
-    run = CliRunner().invoke(app, ["inspect", str(state), "--checkpoint", str(state)])
-    assert run.exit_code == 2 and "--repair" in run.output
+@pytest.mark.parametrize("switch", [[], ["--lineages"]])
+def test_a_folder_that_is_no_state_folder(tmp_path: Path, switch: list[str]) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    write_checkpoint(tmp_path / "cp", "query")
+    for given, code, says in (
+        (str(tmp_path / "nowhere"), 2, "nowhere: there is no such folder; give the folder of spark.aion.state.dir"),
+        (str(tmp_path / "file"), 2, "file: this is not a folder"),
+        (str(tmp_path / "cp"), 2, "cp is the checkpoint of a query; give the folder of its state"),
+        ("", 2, "'' is not a state folder; give a path or a URI"),
+        (str(tmp_path / "empty"), 0, "empty: no state of any query; is it the folder of spark.aion.state.dir?"),
+    ):
+        run = CliRunner().invoke(app, ["inspect", given, *switch])
+        assert run.exit_code == code and says in " ".join(run.output.split()), run.output
+
+
+@pytest.mark.parametrize("switch", [[], ["--lineages"], ["--forget", "first"], ["--key", '{"k": 1}']])
+def test_checkpoint_without_repair_is_refused(state: Path, switch: list[str]) -> None:
+    run = CliRunner().invoke(app, ["inspect", str(state), "--checkpoint", str(state), *switch])
+    assert run.exit_code == 2 and "--checkpoint requires --repair" in run.output
+
+
+@pytest.mark.parametrize("how", ["missing", "a folder"])
+def test_a_key_cannot_be_looked_up_without_operator_json(state: Path, how: str) -> None:
+    path = state / "query" / "tolls" / "operator.json"
+    path.unlink()
+    if how == "a folder":
+        path.mkdir()
+    run = CliRunner().invoke(app, ["inspect", str(state), "--key", '{"k": 1}'])
+    assert run.exit_code == 2 and "query/tolls/operator.json" in run.output, run.output
 
 
 # -- keyed values -----------------------------------------------------------------------------------------

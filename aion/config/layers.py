@@ -11,7 +11,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -21,7 +21,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from aion.config.model import KeyPath, Policy, leaves, policy_to_json
+from aion.config.model import Contradiction, KeyPath, Policy, leaves, policy_to_json
 from aion.config.plugin import Arguments
 from aion.config.values import FileNumber, show
 from aion.errors import PolicyError
@@ -69,7 +69,7 @@ def _source_of(named: str) -> Source:
     if not named.startswith("{"):
         return named
     try:
-        policy: dict[str, Any] = json.loads(named)
+        policy: dict[str, Any] = json.loads(named, parse_int=FileNumber)
     except ValueError as error:
         raise PolicyError(f"Spark conf {SPARK_PREFIX}policy: {show(named)} is not JSON: {error}") from None
     return policy
@@ -160,7 +160,8 @@ class _Layers:
         try:
             policy = Policy.model_validate(self._tree, context=self._set_by_the_user())
         except ValidationError as invalid:
-            self._problems += [self._problem(error) for error in invalid.errors(include_url=False)]
+            for error in invalid.errors(include_url=False):
+                self._problems += self._problems_of(error)
         if self._problems:
             raise PolicyError("\n".join(f"{origin}: {problem}" for origin, problem in sorted(self._problems)))
         return policy
@@ -225,18 +226,13 @@ class _Layers:
             elif value is not None or not isinstance(below, dict) or inner in _MAPPINGS:
                 tree[inner[-1]] = value  # an empty section changes nothing
 
-    def _problem(self, error: ErrorDetails) -> tuple[_Origin, str]:
-        """Where the value of a pydantic error was written, and the message for the user."""
+    def _problems_of(self, error: ErrorDetails) -> Iterator[tuple[_Origin, str]]:
+        """Where the values of a pydantic error were written, and the messages for the user."""
         path, context = tuple(map(str, error["loc"])), error.get("ctx", {})
-        keys = [(*path, key) for key in context["keys"]] if error["type"] == "across" else [path]
-        written = [known for known in self._origins if known in keys]
-        origin = self._origins[written[-1]] if written else _Origin("policy")
         match error["type"]:
             case "across":
-                text = error["msg"]
-                for key in keys:
-                    if key != written[-1]:
-                        text += f"; {'.'.join(key)} is from {self._origins.get(key, 'the defaults')}"
+                yield from (self._contradiction(path, found) for found in context["found"])
+                return
             case "extra_forbidden":
                 text = f"unknown key; {_nearest_key(path)}allowed here: {', '.join(_keys(path[:-1]))}"
             case "model_type":
@@ -245,7 +241,17 @@ class _Layers:
                 text = f"{show(error['input'])} is not possible; write {context['expected']}"
             case _:
                 text = re.sub("^(size|duration): ", "", str(context.get("error", error["msg"])))
-        return origin, f"{'.'.join(keys[0])}: {text}"
+        yield self._origins.get(path, _Origin("policy")), f"{'.'.join(path)}: {text}"
+
+    def _contradiction(self, section: KeyPath, found: Contradiction) -> tuple[_Origin, str]:
+        """The key that was written last is to blame; the message says where the others are from."""
+        keys = [(*section, key) for key in found.keys]
+        blamed = [known for known in self._origins if known in keys][-1]
+        text = found.text
+        for key in keys:
+            if key != blamed:
+                text += f"; {'.'.join(key)} is from {self._origins.get(key, 'the defaults')}"
+        return self._origins[blamed], f"{'.'.join(keys[0])}: {text}"
 
 
 def _keys(section: KeyPath) -> list[str]:

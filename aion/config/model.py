@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
@@ -38,6 +38,7 @@ from aion.config.values import (
     OptionalInterval,
     OptionalSize,
     Port,
+    PositiveFraction,
     Rate,
     Shards,
     Share,
@@ -49,6 +50,13 @@ from aion.config.values import (
 from aion.errors import ConfigError
 
 KeyPath = tuple[str, ...]
+
+
+class Contradiction(NamedTuple):
+    """A mistake in several keys of one section. ``text`` is about the first of them."""
+
+    text: str
+    keys: tuple[str, ...]
 
 
 class _Section(BaseModel):
@@ -72,7 +80,8 @@ class _Section(BaseModel):
         adapted = self._adapted()
         assert not adapted.keys() & self.model_fields_set, "a value that the user set was changed"
         self.__dict__.update(adapted)
-        self._check()
+        if found := list(self._contradictions()):
+            raise PydanticCustomError("across", "{text}", {"text": "; ".join(c.text for c in found), "found": found})
         return self
 
     @classmethod
@@ -84,13 +93,9 @@ class _Section(BaseModel):
         """New values for fields that the user did not set, so that they agree with those that he set."""
         return {}
 
-    def _check(self) -> None:
-        """Raises an error of :func:`_across` if values that the user set contradict each other."""
-
-
-def _across(text: str, *keys: str) -> PydanticCustomError:
-    """An error about several keys of one section. The text is about the first of them."""
-    return PydanticCustomError("across", "{text}", {"text": text, "keys": keys})
+    def _contradictions(self) -> Iterator[Contradiction]:
+        """Values that the user set and that contradict each other."""
+        return iter(())
 
 
 class StatePolicy(_Section):
@@ -133,7 +138,7 @@ class MemoryPolicy(_Section):
         description="The most memory that one window may use in a shard, with all its slices. The rest goes to its "
         "p-bucket. If it is not set, it is at most the budget.",
     )
-    moderate: Fraction = Field(
+    moderate: PositiveFraction = Field(
         default=0.75,
         description="When this share of the budget, or of the machine's memory, is in use, windows move to disk one "
         "by one.",
@@ -141,7 +146,7 @@ class MemoryPolicy(_Section):
     resume: Fraction = Field(
         default=0.60, description="They stop when the share in use is down to this one. It must be below moderate."
     )
-    scarce: Fraction = Field(
+    scarce: PositiveFraction = Field(
         default=0.90, description="When this share is in use, all windows move to disk. At least moderate."
     )
     victim: Literal["largest", "slowest"] = Field(
@@ -179,26 +184,26 @@ class MemoryPolicy(_Section):
         values = {"resume": resume, "moderate": moderate, "scarce": scarce}
         return {name: values[name] for name in free}
 
-    def _check(self) -> None:
+    def _contradictions(self) -> Iterator[Contradiction]:
         if isinstance(self.budget, int) and self.bucket_limit_bytes > self.budget:
             limit, budget = format_bytes(self.bucket_limit_bytes), format_bytes(self.budget)
             text = f"{limit} is larger than memory.budget, {budget}; set bucket_limit to at most '{budget}'"
-            raise _across(text, "bucket_limit", "budget")
+            yield Contradiction(text, ("bucket_limit", "budget"))
         if self.resume >= self.moderate:
             text = f"{self.resume} is not below memory.moderate, {self.moderate}; set resume lower than moderate"
-            raise _across(text, "resume", "moderate")
+            yield Contradiction(text, ("resume", "moderate"))
         if self.moderate > self.scarce:
             text = f"{self.scarce} is below memory.moderate, {self.moderate}; set it to at least that"
-            raise _across(text, "scarce", "moderate")
+            yield Contradiction(text, ("scarce", "moderate"))
 
 
 def _between(low: float, high: float) -> float:
     return round((low + high) / 2, 6)
 
 
-def _check_plugin(class_path: str | None, arguments: Arguments) -> None:
+def _plugin_contradictions(class_path: str | None, arguments: Arguments) -> Iterator[Contradiction]:
     if arguments and class_path is None:
-        raise _across("given without a class; set class too, or remove arguments", "arguments", "class")
+        yield Contradiction("given without a class; set class too, or remove arguments", ("arguments", "class"))
 
 
 class DestagingPolicy(_Section):
@@ -232,8 +237,8 @@ class DestagingPolicy(_Section):
         """The factor of the median time of an execution, or None if ``idle_after`` is a duration or null."""
         return self.idle_after.times if isinstance(self.idle_after, Multiple) else None
 
-    def _check(self) -> None:
-        _check_plugin(self.class_path, self.arguments)
+    def _contradictions(self) -> Iterator[Contradiction]:
+        yield from _plugin_contradictions(self.class_path, self.arguments)
 
 
 class PrestagingPolicy(_Section):
@@ -255,10 +260,10 @@ class PrestagingPolicy(_Section):
         must_predict = self.class_path is not None and "mode" not in self.model_fields_set
         return {"mode": "predictive"} if must_predict else {}
 
-    def _check(self) -> None:
-        _check_plugin(self.class_path, self.arguments)
+    def _contradictions(self) -> Iterator[Contradiction]:
+        yield from _plugin_contradictions(self.class_path, self.arguments)
         if self.class_path is not None and self.mode != "predictive":
-            raise _across(f"{self.mode} does not use class; set mode to predictive", "mode", "class")
+            yield Contradiction(f"{self.mode} does not use class; set mode to predictive", ("mode", "class"))
 
 
 class IoPolicy(_Section):

@@ -109,7 +109,7 @@ mapping as JSON.
 
 - **Sizes** have a unit, or are a number of bytes: B, KiB MiB GiB TiB (1024), KB MB GB TB (1000).
 - **Durations** always have a unit: us, ms, s, m, h, d, w or their English names. You can combine them:
-  `1 hour 30 minutes`.
+  `1 hour 30 minutes`. In Python, a `timedelta` will do too, and an integer is a number of microseconds.
 - **Shares** are numbers from 0 to 1, or percentages: `0.75` and `75%` are the same.
 
 `aion policy check FILE` lists every mistake with its line and what would be right. `aion policy explain FILE` describes

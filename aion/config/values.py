@@ -22,6 +22,7 @@ from aion.errors import ConfigError
 
 _MAX_BOUND_US = 3_652_500 * 86_400_000_000  # 10,000 years: a window's end plus the bound fits in 64 bits
 _MAX_BLOCK_BYTES = 1 << 30  # a value in a Spark row is at most 2 GiB, and a block may exceed its target
+_MAX_SHARDS = 1 << 15  # as many key groups as Flink allows; every row looks its shard up among all of them
 _MAX_THREADS = 1024
 _MAX_LEVELS = 64
 _MAX_NODES = 1_000_000
@@ -43,7 +44,7 @@ _repr.maxstring = _repr.maxother = 80
 
 
 class FileNumber(int):
-    """An integer from a YAML file. There, a number without a unit is not a duration."""
+    """An integer from YAML or JSON. There, a number without a unit is not a duration."""
 
 
 def show(value: object) -> str:
@@ -138,7 +139,7 @@ class Multiple:
 
 def _positional(number: float) -> str:
     """25.0 as "25", 1e-07 as "0.0000001": the shortest text that reads back to the same number, without an exponent."""
-    text = format(Decimal(repr(number)), "f")
+    text = format(Decimal(repr(float(number))), "f")  # float: numpy's numbers have another repr
     return text.removesuffix(".0")
 
 
@@ -170,6 +171,13 @@ def _fraction(value: Any) -> float:
     if number is None or not 0 <= number <= 1:
         raise ConfigError(f"{show(value)} is not a share; write a number from 0 to 1, e.g. 0.75, or '75%'")
     return number + 0.0  # turns -0.0 into 0.0
+
+
+def _positive_fraction(value: Any) -> float:
+    share = _fraction(value)
+    if not share:
+        raise ConfigError(f"{show(value)} is out of range; write a share above 0, e.g. 0.75, or '75%'")
+    return share
 
 
 def _idle(value: Any) -> int | Multiple | None:
@@ -206,13 +214,14 @@ def _whole(value: object) -> int | None:
     return int(number) if isinstance(number, int) and not isinstance(number, bool) else None
 
 
-def _shard_count(value: object) -> object:
-    number = _whole(value)
-    if number is not None and number >= 1:
-        return number
-    if value != "auto":
-        raise ConfigError(f"{show(value)} is not a number of shards; write 'auto' or an integer from 1")
-    return value
+def _count_or_auto(most: int, what: str) -> Callable[[object], object]:
+    def count(value: object) -> object:
+        number = _whole(value)
+        if value != "auto" and (number is None or not 1 <= number <= most):
+            raise ConfigError(f"{show(value)} is not a number of {what}; write 'auto' or an integer from 1 to {most:,}")
+        return value if number is None else number
+
+    return count
 
 
 def _threads(least: int) -> Callable[[object], int]:
@@ -244,10 +253,6 @@ def _port(value: object) -> int | None:
     return number
 
 
-def _child_count(value: object) -> object:
-    return value if value == "auto" else _between(1, _MAX_NODES, "source partitions, nor 'auto'")(value)
-
-
 def _at_least_one(what: str, or_else: str) -> Callable[[object], int]:
     def count(value: object) -> int:
         number = _whole(value)
@@ -265,10 +270,6 @@ def _late_share(value: object) -> float | None:
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1e9:
         raise ConfigError(f"{show(value)} is not a share of late work; write a number from 0, e.g. 2, or null")
     return float(share)
-
-
-def _executions(value: object) -> int | None:
-    return None if value is None else _at_least_one("executions", ", or null")(value)
 
 
 def _open_fraction(value: Any) -> float:
@@ -332,6 +333,7 @@ _IDLE_TEXT = {"type": "string", "pattern": r"^(?!.*x\s*$)" + _DURATION}
 _PERCENT = r"(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?|\.[0-9]+)\s*%\s*$"
 _POSITIVE_PERCENT_TEXT = {"type": "string", "pattern": r"^\s*(?![0.]+\s*%)" + _PERCENT}
 _PERCENT_TEXT = {"type": "string", "pattern": r"^\s*" + _PERCENT}
+_OPEN_PERCENT_TEXT = {"type": "string", "pattern": r"^\s*(?![0.]+\s*%)(?!100)" + _PERCENT}
 _MULTIPLE_TEXT = {"type": "string", "pattern": r"^\s*(?![0.]+\s*x)([0-9]{1,9}(\.[0-9]+)?|\.[0-9]+)\s*x\s*$"}
 _NULL = {"type": "null"}
 
@@ -363,6 +365,12 @@ Fraction = Annotated[
     WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, _PERCENT_TEXT]}),
     "share from 0 to 1, such as 0.75, or 75%",
 ]
+PositiveFraction = Annotated[
+    float,
+    PlainValidator(_positive_fraction),
+    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 1}, _POSITIVE_PERCENT_TEXT]}),
+    "share above 0 and up to 1, such as 0.75, or 75%",
+]
 BoundDuration = Annotated[
     int,
     BeforeValidator(_bound),
@@ -386,8 +394,8 @@ Idle = Annotated[
 ]
 Shards = Annotated[
     Literal["auto"] | int,
-    BeforeValidator(_shard_count),
-    WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1}]}),
+    BeforeValidator(_count_or_auto(_MAX_SHARDS, "shards")),
+    WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": _MAX_SHARDS}]}),
     "auto, or an integer from 1",
 ]
 CodecThreads = Annotated[
@@ -423,7 +431,7 @@ Port = Annotated[
 ]
 Children = Annotated[
     Literal["auto"] | int,
-    BeforeValidator(_child_count),
+    BeforeValidator(_count_or_auto(_MAX_NODES, "source partitions")),
     WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": _MAX_NODES}]}),
     "auto, or an integer from 1",
 ]
@@ -431,7 +439,7 @@ Location = Annotated[str | None, BeforeValidator(_location), "path, URI, or null
 OpenFraction = Annotated[
     float,
     PlainValidator(_open_fraction),
-    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, _PERCENT_TEXT]}),
+    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, _OPEN_PERCENT_TEXT]}),
     "share above 0 and below 1, such as 0.05, or 5%",
 ]
 Interval = Annotated[
@@ -468,7 +476,7 @@ EventCount = Annotated[
 ]
 Executions = Annotated[
     int | None,
-    PlainValidator(_executions),
+    PlainValidator(lambda value: None if value is None else _at_least_one("executions", ", or null")(value)),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": _MAX_COUNT}, _NULL]}),
     "integer from 1, or null",
 ]
@@ -482,6 +490,8 @@ OptionalSize = Annotated[
 Coverage = Annotated[
     float | None,
     PlainValidator(lambda value: None if value is None else _open_fraction(value)),
-    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, _PERCENT_TEXT, _NULL]}),
+    WithJsonSchema(
+        {"anyOf": [{"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, _OPEN_PERCENT_TEXT, _NULL]}
+    ),
     "share above 0 and below 1, such as 0.99, or null",
 ]

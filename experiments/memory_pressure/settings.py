@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 
 from aion.config import Policy, load_policy, policy_to_json, resolve
 from aion.config.values import size_bytes
@@ -146,9 +148,9 @@ def numbers(text: str | int) -> list[int]:
         if match is None:
             raise ValueError(f"{text!r}: write numbers like 1..10 or 1,4,8")
         first, last = int(match[1]), int(match[2] or match[1])
+        if not 1 <= first <= last:
+            raise ValueError(f"{text!r}: numbers of past windows start at 1 and go up; write e.g. 1..10")
         found += range(first, last + 1)
-    if not found or min(found) < 1:
-        raise ValueError(f"{text!r}: numbers of past windows start at 1")
     return sorted(set(found))
 
 
@@ -172,13 +174,21 @@ def load_settings(file: Path | None, given: Mapping[str, Any]) -> Settings:
         settings = Settings(**{**values, **{k: v for k, v in given.items() if v is not None}})
         assert settings.memory_bytes
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}" for e in error.errors()]
-        raise ConfigError("; ".join(lines)) from None
+        raise ConfigError("; ".join(map(_message, error.errors()))) from None
     if settings.source == "kafka" and not settings.kafka:
         raise ConfigError("kafka: the source kafka needs its servers, e.g. kafka: 'localhost:9092'")
     for name in (FULL, *settings.parts):
         cell_policy(settings, "tiered", settings.parts.get(name, {}), settings.shape(settings.workload[0], 1))
     return settings
+
+
+def _message(error: ErrorDetails) -> str:
+    name = ".".join(map(str, error["loc"]))
+    if error["type"] != "extra_forbidden":
+        return f"{name}: {error['msg'].removeprefix('Value error, ')}"
+    known = list(Settings.model_fields)
+    close = get_close_matches(name, known, 1)
+    return f"{name}: unknown setting; {f'did you mean {close[0]}? ' if close else ''}settings are {', '.join(known)}"
 
 
 # -- cells ----------------------------------------------------------------------------------------------------

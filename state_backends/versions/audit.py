@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from aion.core.checksum import crc32
-from aion.errors import CorruptState, FormatError, StateError, StorageError
+from aion.errors import ConfigError, CorruptState, FormatError, StateError, StorageError
 from state_backends.files.bodies import damage
 from state_backends.files.location import locate
 from state_backends.files.names import HANDED, HANDED_FOLDER, MANIFEST, OPERATOR, SST
@@ -64,7 +64,7 @@ class ShardFinding:
     orphans: list[str] = field(default_factory=list)
     """Files that no version names."""
     operator_problem: str | None = None
-    """What is wrong with ``operator.json``."""
+    """What is wrong with ``operator.json``; names the file."""
     operator_other_format: bool = False
 
     @property
@@ -73,7 +73,7 @@ class ShardFinding:
         where = f"{self.query}/{self.operator}/{self.shard}"
         lines = []
         if self.operator_problem is not None:
-            lines.append(f"{self.query}/{self.operator}/{OPERATOR}: {self.operator_problem}; new shards need it")
+            lines.append(f"{self.operator_problem}; new shards need it")
         for name, problem in self.files.items():
             if problem is not None:
                 users = [v.token for v in self.versions if v.manifest and any(f.name == name for f in v.manifest.files)]
@@ -141,6 +141,8 @@ class StateFolder:
     """A state folder, local or remote. Raises StorageError or OSError if it cannot be read."""
 
     def __init__(self, state_dir: str) -> None:
+        if not state_dir.strip():
+            raise ConfigError(f"{state_dir!r} is not a state folder; give a path or a URI")
         self.state_dir = state_dir
         self.location = locate(state_dir)
         self._fs, self._base = self.location.filesystem()
@@ -150,8 +152,10 @@ class StateFolder:
 
     def shards(self) -> list[tuple[str, str, str]]:
         """(query, operator, shard) of all shards here. The operator is as in ShardFinding. Raises StateError."""
-        if self._fs.get_file_info(self._base).type is not pafs.FileType.Directory:
-            raise StateError(f"{self.state_dir}: there is no such folder")
+        kind = self._fs.get_file_info(self._base).type
+        if kind is not pafs.FileType.Directory:
+            what = "there is no such folder" if kind is pafs.FileType.NotFound else "this is not a folder"
+            raise StateError(f"{self.state_dir}: {what}; give the folder of spark.aion.state.dir")
         found = []
         for query in self._folders(self._base):
             for operator in self._folders(f"{self._base}/{query}"):
@@ -169,7 +173,7 @@ class StateFolder:
             name = operator.partition("/")[2] or FIRST
             lineage = found.get((query, name))
             if lineage is None:
-                checkpoint = self._checkpoint(query, operator)
+                checkpoint = self.checkpoint(query, operator)
                 lineage = found[query, name] = Lineage(query, name, checkpoint)
             folder = f"{self._base}/{query}/{operator}/{shard}"
             lineage.folders.append(folder)
@@ -201,16 +205,39 @@ class StateFolder:
             if f"-{lineage}-" in name:
                 self._fs.delete_file(f"{folder}/{name}")
 
-    def _checkpoint(self, query: str, operator: str) -> str | None:
+    def is_checkpoint(self) -> bool:
+        """Whether this is the checkpoint of a streaming query instead."""
+        places = [f"{self._base}/{name}" for name in ("metadata", "offsets")]
+        return all(info.type is not pafs.FileType.NotFound for info in self._fs.get_file_info(places))
+
+    def checkpoint(self, query: str, operator: str) -> str | None:
+        """The location of the checkpoint to which an operator's state belongs; None if ``operator.json`` is unreadable.
+
+        ``operator``: as in ShardFinding.
+        """
         try:
             return str(self.operator(query, operator)["checkpoint"])
-        except (StateError, OSError):
+        except StateError:
             return None
 
     def operator(self, query: str, operator: str) -> dict[str, Any]:
-        """What ``operator.json`` says. ``operator``: as in ShardFinding. Raises StateError, FileNotFoundError."""
-        with self._fs.open_input_stream(f"{self._base}/{query}/{operator}/{OPERATOR}") as stream:
-            return load_operator(stream.read(), OPERATOR)
+        """What ``operator.json`` says. ``operator``: as in ShardFinding. Raises StateError, also if it is missing."""
+        found = self._read_operator(query, operator)
+        if found is None:
+            name = f"{query}/{operator}/{OPERATOR}"
+            raise CorruptState(f"{name} is missing; the query writes it again when it starts")
+        return found
+
+    def _read_operator(self, query: str, operator: str) -> dict[str, Any] | None:
+        """What ``operator.json`` says; None if it is missing."""
+        name = f"{query}/{operator}/{OPERATOR}"
+        try:
+            with self._fs.open_input_stream(f"{self._base}/{name}") as stream:
+                return load_operator(stream.read(), name)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(f"{name}: it cannot be read: {error}") from error
 
     def check(
         self, shard: tuple[str, str, str], *, contents: bool = True, progress: Callable[[int], None] | None = None
@@ -260,14 +287,14 @@ class StateFolder:
     def _operator(self, shard: tuple[str, str, str]) -> tuple[str | None, bool]:
         """What is wrong with ``operator.json``, and whether it is only of another format."""
         try:
-            found = self.operator(shard[0], shard[1])
-        except FileNotFoundError:
-            return None, False  # it is written with an operator's first version
-        except (StateError, OSError) as error:
+            found = self._read_operator(shard[0], shard[1])
+        except StateError as error:
             return str(error), isinstance(error, FormatError)
+        if found is None:
+            return None, False  # whoever opens a shard next writes it
         owner = f"{found['query']}/{found['operator']}"
         is_own = owner == f"{shard[0]}/{shard[1].partition('/')[0]}"
-        return None if is_own else f"it belongs to {owner}", False
+        return None if is_own else f"{shard[0]}/{shard[1]}/{OPERATOR}: it belongs to {owner}", False
 
     def _version(self, shard: tuple[str, str, str], folder: str, token: str) -> Version:
         path = f"{folder}/manifests/{token}{MANIFEST}"

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from aion.config.values import about_bytes
 from aion.errors import ConfigError, StorageError
+from aion.tools.inspect.state import nothing_in
 from state_backends.versions.audit import Lineage, StateFolder
 
 
@@ -16,9 +17,9 @@ def show_lineages(state_dir: str) -> None:
     console = Console(highlight=False)
     with closing(StateFolder(state_dir)) as folder:
         found = folder.lineages()
-    if not found:
-        console.print(f"{state_dir}: no state of any query")
-        return
+        if not found:
+            console.print(nothing_in(folder), markup=False, soft_wrap=True)
+            return
     for lineage in found:
         where = lineage.checkpoint or "at an unknown place"
         line = (

@@ -17,6 +17,7 @@ from aion.core.operator.overview import by_status
 from aion.core.time import format_instant, short_duration
 from aion.errors import ConfigError
 from aion.tools.inspect.windows import show_windows
+from state_backends.files.storage import local_path
 from state_backends.server.client import running_servers
 from state_backends.versions.audit import Repair, ShardFinding, StateFolder, by_query, plan_repair
 from state_backends.versions.manifest import runs_of
@@ -29,15 +30,19 @@ _LOGS = ("offsets", "commits")
 def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: bool, windows: int = WINDOWS) -> bool:
     """Prints the contents of the folder. Returns whether it is undamaged, or was repaired.
 
-    ``windows``: the most windows to show for each operator.
+    ``windows``: the most windows to show for each operator. ``checkpoint``: with it, only the state that belongs to
+    this checkpoint is repaired. Raises ConfigError if no state here belongs to it.
     """
     console = Console(highlight=False)
     folder = StateFolder(state_dir)
     try:
         findings = _check(folder, console, contents)
         if not findings:
-            console.print(f"{state_dir}: no state of any query")
+            console.print(nothing_in(folder), markup=False, soft_wrap=True)
             return True
+        repaired = [found for _, found in by_query(findings)]
+        if checkpoint is not None:
+            repaired = [_of_checkpoint(folder, repaired, checkpoint)]
         for query, found in by_query(findings):
             console.print(_shards(query, found))
             with_values = [finding for finding in found if _is_keyed(finding)]
@@ -54,12 +59,27 @@ def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: 
             return True
         for line in damage:
             console.print(f"damaged: {line}", style="red", markup=False)
+        left = not repair
         for query, found in by_query(findings):
-            if any(finding.damage for finding in found):
+            if not any(finding.damage for finding in found):
+                continue
+            if found in repaired:
                 _repair(folder, plan_repair(query, found), found, repair, checkpoint, console)
-        return repair
+            else:
+                left = True
+                console.print(f"{_name(found)}: its state is not that of {checkpoint}, so nothing of it is changed")
+        return not left
     finally:
         folder.close()
+
+
+def nothing_in(folder: StateFolder) -> str:
+    """What to say about a folder without state. Raises ConfigError if it is a checkpoint."""
+    if folder.is_checkpoint():
+        raise ConfigError(
+            f"{folder.state_dir} is the checkpoint of a query; give the folder of its state (spark.aion.state.dir)"
+        )
+    return f"{folder.state_dir}: no state of any query; is it the folder of spark.aion.state.dir?"
 
 
 def _check(folder: StateFolder, console: Console, contents: bool) -> list[ShardFinding]:
@@ -168,7 +188,7 @@ def _repair(
     checkpoint: Path | None,
     console: Console,
 ) -> None:
-    who = f"query {plan.query}"
+    who = _name(found)
     if plan.batch is None:
         console.print(f"{who}: there is no batch after which every shard is whole; start it with a new checkpoint")
     elif not plan.replay:
@@ -191,13 +211,48 @@ def _repair(
             console.print(f"set aside: {path}", markup=False)
 
 
+def _of_checkpoint(folder: StateFolder, found: list[list[ShardFinding]], checkpoint: Path) -> list[ShardFinding]:
+    """The findings of the query and lineage whose state belongs to a checkpoint.
+
+    A checkpoint that was moved is known by the id of its query alone. Raises ConfigError if there is no such state, or
+    if it could be that of several lineages.
+    """
+    metadata = checkpoint / "metadata"
+    if not metadata.is_file():
+        raise ConfigError(f"--checkpoint: {checkpoint} is not the checkpoint of a query; it has no file 'metadata'")
+    text = metadata.read_text(errors="replace")
+    same = [findings for findings in found if findings[0].query in text]
+    if not same:
+        queries = ", ".join(sorted({findings[0].query for findings in found}))
+        raise ConfigError(f"--checkpoint: {checkpoint} is not the checkpoint of a query in this folder, {queries}")
+    exact = [findings for findings in same if any(_is_place(folder, f, checkpoint) for f in findings)]
+    match exact or same:
+        case [findings]:
+            return findings
+    raise ConfigError(
+        f"--checkpoint: the state of {checkpoint} may be any of {', '.join(map(_name, same))}; move the checkpoint "
+        "back to where it was (--lineages), or use --repair without --checkpoint and follow what it says"
+    )
+
+
+def _is_place(folder: StateFolder, finding: ShardFinding, checkpoint: Path) -> bool:
+    """Whether the state belongs to the checkpoint at this very place."""
+    place = local_path(folder.checkpoint(finding.query, finding.operator) or "")
+    return place is not None and place.resolve() == checkpoint.resolve()
+
+
+def _name(findings: list[ShardFinding]) -> str:
+    first = findings[0]
+    return f"query {first.query}" + (f", {first.lineage}" if first.lineage else "")
+
+
 def set_back(checkpoint: Path, query: str, batch: int) -> list[Path]:
     """Makes Spark continue after ``batch``: moves later entries of its logs aside, so that those batches run again.
 
     Returns the moved entries. Raises ConfigError if the folder is not the checkpoint of that query.
     """
     metadata = checkpoint / "metadata"
-    if not metadata.is_file() or query not in metadata.read_text():
+    if not metadata.is_file() or query not in metadata.read_text(errors="replace"):
         raise ConfigError(f"--checkpoint: {checkpoint} is not the checkpoint of query {query}")
     if not (checkpoint / "commits" / str(batch)).is_file():
         raise ConfigError(f"--checkpoint: {checkpoint} no longer has the commit of batch {batch}")
