@@ -22,7 +22,7 @@ from aion.core.schema import parse_schema
 from aion.core.spec import Keywords, Spec, spec_of
 from aion.core.time import instant_us
 from aion.core.windows import named
-from aion.errors import SchemaError
+from aion.errors import ConfigError, SchemaError
 from aion.execute.assembly import make_builder, make_executor, make_operator, own_triggers, predicts, store_config
 from aion.execute.executor import Executor
 from aion.execute.trace import Definition, Recorder
@@ -108,6 +108,9 @@ class LocalOperator:
         """
         if isinstance(table, pa.RecordBatch):
             table = pa.Table.from_batches([table])
+        if not isinstance(table, pa.Table):
+            raise TypeError(f"process: a pyarrow table or record batch is needed, not {type(table).__name__}")
+        self._check_open()
         at_us = None if watermark is None else instant_us(watermark)
         executor = self._executor or self._start(table.schema)
         return self._batch(executor, _conform(table, executor.plan), at_us)
@@ -117,6 +120,7 @@ class LocalOperator:
 
         The watermark never goes back: an older one changes nothing.
         """
+        self._check_open()
         at_us = instant_us(watermark)
         if self._executor is None:
             self._watermark = at_us if self._watermark is None else max(at_us, self._watermark)
@@ -158,12 +162,21 @@ class LocalOperator:
     ) -> None:
         self.close()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigError("this operator is closed; make another one")
+
     def _start(self, schema: pa.Schema) -> Executor:
         plan = self._spec.plan(normal_schema(schema, self._spec.time))
         operator = make_operator(plan, self.policy, None)
         executor = make_executor(plan, operator, self._attempt, self._codec, self.policy)
         if self._spec.record is not None:
-            self._recorder = Recorder(Path(self._spec.record), Definition.of(plan, commits=False))
+            folder = Path(self._spec.record)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"record: {folder} cannot be a folder: {error.strerror}") from error
+            self._recorder = Recorder(folder, Definition.of(plan, commits=False))
             self._recorder.begin(0, None)
             executor.recorder = self._recorder
             self._store.listen(self._recorder.staged, self._recorder.written)
@@ -237,7 +250,13 @@ class LocalOperator:
 
 
 def normal_schema(schema: pa.Schema, time: str) -> pa.Schema:
-    """The same columns with timestamps in microseconds, UTC or without zone, and without dictionaries."""
+    """The same columns with timestamps in microseconds, UTC or without zone, and with types that can be computed with.
+
+    Raises SchemaError if two columns have the same name.
+    """
+    for name in schema.names:
+        if schema.names.count(name) > 1:
+            raise SchemaError(f"the table has {schema.names.count(name)} columns {name!r}; give them different names")
     if time in schema.names and not pa.types.is_timestamp(schema.field(time).type):
         raise SchemaError(f"time: column {time!r} is of type {schema.field(time).type}; a timestamp is needed")
     return pa.schema([pa.field(f.name, _normal_type(f.type)) for f in schema])
@@ -246,6 +265,13 @@ def normal_schema(schema: pa.Schema, time: str) -> pa.Schema:
 def _normal_type(type_: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(type_):
         return _normal_type(type_.value_type)
+    # pyarrow has few functions for these three.
+    if pa.types.is_string_view(type_):
+        return pa.string()
+    if pa.types.is_binary_view(type_):
+        return pa.binary()
+    if pa.types.is_float16(type_):
+        return pa.float32()
     if pa.types.is_timestamp(type_):
         return pa.timestamp("us", "UTC" if type_.tz else None)
     return type_

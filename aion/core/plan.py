@@ -290,7 +290,7 @@ def make_plan(
     :data:`COMPLETENESS_COLUMNS`. ``schema`` must have the time as ``timestamp[us]``. Raises SchemaError,
     WindowError or ConfigError.
     """
-    keys = (key,) if isinstance(key, str) else tuple(key or ())
+    keys = key_names(key)
     _check_columns(schema, keys, time)
     definitions = named(windows)
     _check_zone(schema.field(time), definitions)
@@ -336,6 +336,19 @@ def make_plan(
     return part(numbered)
 
 
+def key_names(key: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The names of the key columns. Raises SchemaError if ``key`` is neither a name nor a list of different names."""
+    names = (key,) if isinstance(key, str) else () if key is None else key
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise SchemaError(
+            f"key: {key!r} is neither the name of a column nor a list of names; give e.g. key='user' or "
+            "key=['user', 'page']"
+        )
+    if len(set(names)) != len(names):
+        raise SchemaError(f"key: {list(names)} names a column twice")
+    return tuple(names)
+
+
 def output_fields(
     aggregates: Mapping[str, agg.Aggregate] | None, apply: ApplyFunction | None, outputs: str | pa.Schema | None
 ) -> list[pa.Field]:
@@ -355,6 +368,14 @@ def output_fields(
         raise ConfigError("schema= belongs to apply=; aggregates know their types")
     if not aggregates:
         raise ConfigError("aggregates: none given; e.g. aggregates={'n': aion.aggregates.count()}")
+    if not isinstance(aggregates, Mapping):
+        raise ConfigError(
+            f"aggregates: {aggregates!r} is not a mapping of result columns to aggregates; "
+            "give e.g. {'n': aion.aggregates.count()}"
+        )
+    for name in aggregates:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"aggregates: {name!r} is not the name of a column; give a text such as 'n'")
     return [pa.field(name, pa.null()) for name in aggregates]
 
 
@@ -441,8 +462,6 @@ def _check_columns(schema: pa.Schema, keys: Sequence[str], time: str) -> None:
     for what, name in [("time", time), *(("key", k) for k in keys)]:
         if name not in schema.names:
             raise SchemaError(f"{what}: there is no column {name!r}; the columns are {', '.join(schema.names)}")
-    if len(set(keys)) != len(keys):
-        raise SchemaError(f"key: {list(keys)} names a column twice")
     if not pa.types.is_timestamp(schema.field(time).type):
         raise SchemaError(f"time: column {time!r} is of type {schema.field(time).type}; a timestamp is needed")
     for name in keys:

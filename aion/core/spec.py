@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from os import PathLike
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 import pyarrow as pa
 
 from aion.aggregates import Aggregate
-from aion.core.plan import EMITS, FINAL, ApplyFunction, Plan, make_plan, output_fields, result_schema
+from aion.core.plan import EMITS, FINAL, ApplyFunction, Plan, key_names, make_plan, output_fields, result_schema
 from aion.core.time import format_duration
 from aion.core.windows import Definitions, PerRecord, named
 from aion.errors import ConfigError
@@ -100,8 +101,12 @@ class Spec:
                     f"emit='final' gives one pane for each window, when it is final, so windows: {name!r} cannot have "
                     f"emit_on={window.emit_on!r}; leave one of them out"
                 )
-        if not isinstance(self.completeness, bool):
-            raise ConfigError(f"completeness: {self.completeness!r} is neither True nor False")
+        for name in ("blocking", "keys_disjoint", "completeness"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(f"{name}: {value!r} is neither True nor False")
+        if self.record is not None and not isinstance(self.record, str | PathLike):
+            raise ConfigError(f"record: {self.record!r} is not the path of a folder")
+        key_names(self.key)
         self.unbound_outputs()
 
     def plan(self, input_schema: pa.Schema) -> Plan:
@@ -129,8 +134,7 @@ class Spec:
 
     def unbound_result(self) -> pa.Schema:
         """All columns of the result before the input is known; type null if it depends on the input."""
-        keys = (self.key,) if isinstance(self.key, str) else tuple(self.key or ())
-        key = [pa.field(name, pa.null()) for name in keys]
+        key = [pa.field(name, pa.null()) for name in key_names(self.key)]
         return result_schema(key, pa.null(), self.unbound_outputs(), completeness=self.completeness)
 
 

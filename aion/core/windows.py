@@ -431,7 +431,12 @@ def named(windows: Definitions) -> dict[str, Definition]:
     if isinstance(windows, Mapping):
         result = dict(windows)
     else:
-        several = [windows] if isinstance(windows, Definition) else list(windows)
+        several = [windows] if isinstance(windows, Definition) else windows
+        if not isinstance(several, Sequence) or isinstance(several, str):
+            raise WindowError(
+                f"windows: {windows!r} is not a window definition; give e.g. aion.Tumbling('1 minute'), a list of "
+                "definitions, or a mapping of names to them"
+            )
         result = {}
         for window in several:
             if str(window) in result:
@@ -441,7 +446,10 @@ def named(windows: Definitions) -> dict[str, Definition]:
         raise WindowError("windows: none given; e.g. windows=[aion.Tumbling('1 minute')]")
     for name, window in result.items():
         if not isinstance(window, Definition):
-            raise WindowError(f"windows: {name!r} is not a window definition; give e.g. aion.Tumbling('1 minute')")
+            what = f"{name!r} is {window!r}, which" if isinstance(windows, Mapping) else repr(window)
+            raise WindowError(f"windows: {what} is not a window definition; give e.g. aion.Tumbling('1 minute')")
+        if not isinstance(name, str) or not name:
+            raise WindowError(f"windows: {name!r} is not a name; give a text, e.g. {{'minute': {window!r}}}")
     return result
 
 

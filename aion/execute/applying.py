@@ -249,12 +249,15 @@ def _call(plan: Plan, key: Key, window: Window, events: Iterator[pa.RecordBatch]
             return pa.Table.from_batches([result]).select(plan.outputs.names).cast(plan.outputs)
         if isinstance(result, pa.Table):
             return result.select(plan.outputs.names).cast(plan.outputs)
-        rows = [result] if isinstance(result, Mapping) else list(result)
+        rows = [result] if isinstance(result, Mapping) or not isinstance(result, Iterable) else list(result)
     except Exception as error:
         raise ApplyError(f"{_where(key, window)}: {type(error).__name__}: {error}") from error
     for row in rows:
         if not isinstance(row, Mapping):
-            raise ApplyError(f"{_where(key, window)}: returned {row!r}; a row is a mapping of column names to values")
+            raise ApplyError(
+                f"{_where(key, window)}: returned {row!r}, of type {type(row).__name__}; return a mapping of column "
+                "names to values, several of them, or a pyarrow table"
+            )
         unknown: set[str] = set(row) - set(plan.outputs.names)
         if unknown:
             raise ApplyError(
@@ -270,7 +273,18 @@ def _where(key: Key, window: Window) -> str:
 
 def _to_table(plan: Plan, rows: list[Mapping[str, Any]]) -> pa.Table:
     """The rows as a table of the declared schema. Raises one of ``_UNFIT`` if they do not fit."""
-    return pa.Table.from_pylist(rows, plan.outputs)
+    table = pa.Table.from_pylist(rows, plan.outputs)
+    for field in plan.outputs:
+        if pa.types.is_integer(field.type):
+            _check_integers([row.get(field.name) for row in rows])
+    return table
+
+
+def _check_integers(values: list[Any]) -> None:
+    """pyarrow makes an integer of 1.5 without a word. Raises ValueError."""
+    for value in values:
+        if value is not None and value != int(value):
+            raise ValueError(f"{value!r} is not an integer")
 
 
 def _plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from aion.core.operator.actions import PaneKind
 from aion.core.plan import COMPLETENESS_COLUMNS, DROPPED_COLUMNS, Plan
 from aion.core.spec import Keywords, Spec, spec_of
 from aion.core.topology import MergingDecision, Tree, levels_for, merging_strategies
-from aion.errors import ConfigError
+from aion.errors import ConfigError, SchemaError
 from aion.execute.assembly import block_settings, hand_over_bytes, own_triggers
 from aion.execute.trace import Definition
 from aion.installation import require_extra
@@ -133,6 +133,7 @@ def _resolve(source: Source, spec: Spec) -> _Query:
         spec = replace(spec, schema=arrow_schema(spec.schema))
     plan = spec.plan(source.schema)
     own_triggers(plan.windows)  # raises now if one is wrong
+    _check_case(source.session, plan)
     if spec.record is not None:
         Definition.of(plan, commits=True)  # raises now if these windows cannot be recorded
     keyword = {"distribution_merge_levels": spec.merge_levels, "distribution_fan_in": spec.fan_in}
@@ -144,6 +145,20 @@ def _resolve(source: Source, spec: Spec) -> _Query:
         raise ConfigError("keys_disjoint: it requires a key; it means that each key is in one source partition only")
     decisions = merging_strategies(plan.windows, keys_disjoint=spec.keys_disjoint, splittable=plan.layout is not None)
     return _Query(plan, resolved, _tree(source.session, resolved, list(decisions.values())), decisions)
+
+
+def _check_case(spark: SparkSession, plan: Plan) -> None:
+    """Raises SchemaError if Spark cannot tell two columns of the result from each other."""
+    if conf(spark, "spark.sql.caseSensitive") == "true":
+        return
+    first: dict[str, str] = {}
+    for name in plan.result_schema.names:
+        other = first.setdefault(name.casefold(), name)
+        if other != name:
+            raise SchemaError(
+                f"result columns: {other!r} and {name!r} differ only in case, which Spark ignores; rename one, or set "
+                "spark.sql.caseSensitive"
+            )
 
 
 def _tree(spark: SparkSession, policy: Policy, decisions: Sequence[MergingDecision]) -> Tree:

@@ -262,6 +262,45 @@ def test_a_later_table_that_does_not_fit_is_refused(wrong: pa.Table, said: str) 
         assert operator.advance(FOREVER)["s"].to_pylist() == [2], "and nothing has happened"
 
 
+@pytest.mark.parametrize("type_", [pa.string_view(), pa.binary_view(), pa.float16()], ids=str)
+def test_keys_and_values_may_have_types_of_which_pyarrow_can_compute_little(type_: pa.DataType) -> None:
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary(), pa.float16(): pa.float32()}[type_]
+    values = pa.array(["1.5", "0.25", "1.5"]).cast(plain).cast(type_)
+    with seconds_operator(key="k", aggregates={"n": A.count(), "last": A.max("v")}) as operator:
+        operator.process(pa.table({"ts": at(1, 2, 3), "k": values, "v": values}))
+        rows = operator.advance(FOREVER)
+    assert rows.schema.field("k").type == plain
+    assert Counter(rows["n"].to_pylist()) == Counter([1, 2]) and rows["last"].to_pylist() == rows["k"].to_pylist()
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    with seconds_operator() as operator, pytest.raises(SchemaError, match="the table has 2 columns 'k'"):
+        operator.process(pa.table([at(1), ["a"], ["b"]], names=["ts", "k", "k"]))
+
+
+@pytest.mark.parametrize("wrong", [5, {"ts": [1]}, None, [EVENTS]])
+def test_what_is_no_table_is_refused(wrong: Any) -> None:
+    with seconds_operator() as operator, pytest.raises(TypeError, match="a pyarrow table or record batch is needed"):
+        operator.process(wrong)
+
+
+def test_a_closed_operator_says_so() -> None:
+    for events in (EVENTS, None):
+        with seconds_operator() as operator:
+            if events is not None:
+                operator.process(events)
+        for call in (lambda o: o.process(EVENTS), lambda o: o.advance(FOREVER)):
+            with pytest.raises(ConfigError, match="this operator is closed"):
+                call(operator)
+        assert operator.close().num_rows == 0
+
+
+def test_a_place_where_nothing_can_be_recorded_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with seconds_operator(record=tmp_path / "file") as operator, pytest.raises(ConfigError, match=r"record: .*file"):
+        operator.process(EVENTS)
+
+
 def test_a_watermark_that_is_no_instant() -> None:
     with seconds_operator() as operator, pytest.raises(ConfigError, match="'soon'"):
         operator.advance("soon")  # type: ignore[arg-type]

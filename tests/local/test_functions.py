@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -55,6 +57,11 @@ def test_what_a_function_may_return(returned: Any, wanted: list[Any]) -> None:
         (lambda key, window, events: 1 / 0, "ZeroDivisionError"),
         (lambda key, window, events: None, "NoneType"),
         (lambda key, window, events: {"m": 1}, "'m'"),
+        (lambda key, window, events: None, "return a mapping of column names to values, several of them, or a"),
+        (lambda key, window, events: 5, "returned 5, of type int"),
+        (lambda key, window, events: {"n": 1.5}, "1.5 is not an integer"),
+        (lambda key, window, events: [{"n": 1}, {"n": np.float32(2.5)}], "2.5"),
+        (lambda key, window, events: {"n": Decimal("0.1")}, "Decimal('0.1') is not an integer"),
         (lambda key, window, events: {"n": "many"}, "schema"),
         (lambda key, window, events: ["n"], "'n'"),
         (lambda key, window, events: pa.record_batch({"m": [1]}), "m"),
