@@ -199,7 +199,7 @@ def _pairs(option: str, given: list[str] | None) -> list[tuple[str, str]]:
 @app.command()
 def top(
     once: Annotated[bool, typer.Option("--once", help="Print the metrics once and exit.")] = False,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
+    every: Annotated[float, typer.Option(min=0.1, max=86_400, help="Seconds between two updates.")] = 1.0,
 ) -> None:
     """Show live metrics of this user's state servers on this host: events, windows, memory, I/O."""
     from aion.tools.top import top

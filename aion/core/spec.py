@@ -14,7 +14,7 @@ from aion.aggregates import Aggregate
 from aion.core.plan import EMITS, FINAL, ApplyFunction, Plan, key_names, make_plan, output_fields, result_schema
 from aion.core.time import format_duration
 from aion.core.windows import Definitions, PerRecord, named
-from aion.errors import ConfigError
+from aion.errors import ConfigError, SchemaError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,6 +106,8 @@ class Spec:
                 raise ConfigError(f"{name}: {value!r} is neither True nor False")
         if self.record is not None and not isinstance(self.record, str | PathLike):
             raise ConfigError(f"record: {self.record!r} is not the path of a folder")
+        if not isinstance(self.time, str):
+            raise SchemaError(f"time: {self.time!r} is not the name of a column; give e.g. time='ts'")
         key_names(self.key)
         self.unbound_outputs()
 

@@ -47,6 +47,7 @@ from aion.spark.file_child import (
     Transform,
 )
 from aion.spark.settings import check_name
+from aion.spark.types import quoted
 
 _LISTING = "path string, modificationTime timestamp, length long, content binary"
 _COUNT_FIELDS = [StructField(column, LongType()) for column in COUNTS.values()]
@@ -95,7 +96,7 @@ def read_files(
     """
     place = path_of(path)
     if not isinstance(spark, SparkSession):
-        raise ConfigError(f"spark: {spark!r} is not a SparkSession")
+        raise TypeError(f"read_files: a SparkSession is needed, not {type(spark).__name__}")
     case_sensitive = is_case_sensitive(spark)
     source, csv = other_options(options, format)
     source |= source_options(max_files_per_trigger, latest_first, max_file_age)
@@ -166,7 +167,7 @@ class Files:
             FileRows(self._scan(self.schema.names, name)), StructType([*columns, *_COUNT_FIELDS])
         )
         column, delay_us = self._watermark
-        return _counted(rows, name).withWatermark(column, _spark_delay(delay_us))
+        return _counted(rows, name).withWatermark(quoted(column), _spark_delay(delay_us))
 
     def delay_us(self, time: str) -> int | None:
         """The delay of the watermark in microseconds. None if the watermark is on another column than ``time``."""

@@ -24,7 +24,7 @@ from aion.spark.sources import WATERMARK
 from aion.spark.stateful_child import SCHEMA as CHILD
 from aion.spark.stateful_child import SHARD, Announces, StatefulChild
 from aion.spark.stateful_root import Columns, StatefulConfig, StatefulRoot
-from aion.spark.types import arrow_schema
+from aion.spark.types import arrow_schema, quoted
 
 METHODS: Mapping[str, Callable[..., DataFrame]] = {
     name: getattr(GroupedData, name) for name in ("transformWithStateInPandas", "transformWithState")
@@ -52,9 +52,9 @@ class Grouped:
     """
 
     def __init__(self, df: DataFrame, columns: Sequence[str | Column], policy: PolicySource | None, name: str) -> None:
-        check_name(name)
         if not isinstance(df, DataFrame):
-            raise ConfigError(f"group_by: {df!r} is not a DataFrame; .to_df() of a stream of aion.read_files makes one")
+            raise TypeError(f"group_by: {df!r} is not a DataFrame; .to_df() of a stream of aion.read_files makes one")
+        check_name(name)
         if len(columns) == 1 and isinstance(columns[0], list | tuple):
             (columns,) = columns  # as DataFrame.groupBy takes them, too
         if not columns:
@@ -193,7 +193,7 @@ def keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int], *, time
     for number, column in enumerate(by):
         (field,) = df.select(column).schema
         names.append(field.name)
-        if field.name not in df.columns or _text(column) not in (field.name, f"`{field.name}`"):
+        if field.name not in df.columns or _text(column) not in (field.name, quoted(field.name)):
             names[-1] = f"{_KEY}{number}"
             own[names[-1]] = (F.col(column) if isinstance(column, str) else column), field.name
         fields.append(StructField(field.name, field.dataType))
@@ -201,10 +201,10 @@ def keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int], *, time
     first = [column.alias(name) for name, (column, _) in own.items()]
     last = []
     if time is not None:
-        end = f"`{time.name}`.end" if isinstance(time.dataType, StructType) else f"`{time.name}`"
+        end = f"{quoted(time.name)}.end" if isinstance(time.dataType, StructType) else quoted(time.name)
         last.append(F.unix_micros(F.col(end).cast("timestamp")).alias(_TIME))
     wider = df.select(*first, "*", *last) if first or last else df
-    shard = shard_column([(F.col(f"`{n}`"), f.dataType) for n, f in zip(names, fields, strict=True)], ids)
+    shard = shard_column([(F.col(quoted(n)), f.dataType) for n, f in zip(names, fields, strict=True)], ids)
     known = (*(name for _, name in own.values()), *df.columns)
     columns = Columns(tuple(wider.columns.index(name) for name in names), known, len(own))
     return Keyed(wider.withColumn(SHARD, shard), StructType(fields), columns, None if time is None else _TIME)

@@ -25,7 +25,7 @@ from aion.config import (
     setting_text,
 )
 from aion.config.layers import Source
-from aion.errors import MissingJava
+from aion.errors import ConfigError, MissingJava
 
 # Settings without which Aion does not work. The README explains each of them.
 REQUIRED = {
@@ -70,6 +70,10 @@ def configure(
     set neither in the builder nor in Spark's own configuration. Spark has no public way to read a builder, so
     ``spark.aion.*`` settings in the builder are only checked by :func:`aion.windowed`. Raises PolicyError, MissingJava.
     """
+    if not callable(getattr(builder, "config", None)):
+        raise TypeError(f"configure: a SparkSession.Builder is needed, e.g. SparkSession.builder, not {builder!r}")
+    if not isinstance(stateful, bool):
+        raise ConfigError(f"stateful: {stateful!r} is neither True nor False")
     if stateful:
         overrides["stateful"] = {"enabled": True}
     resolve(policy, keyword=overrides, spark_conf={})

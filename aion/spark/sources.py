@@ -15,7 +15,7 @@ from aion.errors import SchemaError, WatermarkError
 from aion.spark.blocks import row_type
 from aion.spark.child import Child, ChildWork
 from aion.spark.shards import shard_column
-from aion.spark.types import arrow_schema
+from aion.spark.types import arrow_schema, quoted
 
 WATERMARK = "spark.watermarkDelayMs"
 """The key of a column's metadata under which Spark keeps the delay of its watermark."""
@@ -62,11 +62,10 @@ class Rows:
         return None
 
     def children(self, work: ChildWork) -> DataFrame:
-        """Only the columns that are needed are sent to Python."""
+        """Only the columns that are needed are sent to Python, under names that pyspark need not quote."""
         types: StructType = self._df.schema
         columns = {name: self._column(name, work.plan) for name in work.plan.schema.names}
-        # Children find columns by their places; mapInArrow does not take every name.
-        needed = [column.alias(f"column{place}") for place, column in enumerate(columns.values())]
+        needed = [column.alias(f"column{number}") for number, column in enumerate(columns.values())]
         shard_of = None
         if ShardOfKeys.covers(work.key_types):
             shard_of = ShardOfKeys(work.tree.shards)
@@ -76,7 +75,7 @@ class Rows:
         return self._df.select(*needed).mapInArrow(Child(work, shard_of), row_type(work.tree, level=0))
 
     def _column(self, name: str, plan: Plan) -> Column:
-        column = self._df["`{}`".format(name.replace("`", "``"))]
+        column = self._df[quoted(name)]
         type_ = self._df.schema[name].dataType
         if name in plan.key and isinstance(type_, DoubleType | FloatType):
             # As in Spark's own grouping, -0.0 and 0.0 are one key.
@@ -85,6 +84,10 @@ class Rows:
 
 
 def _check_stream(df: DataFrame) -> None:
+    if not isinstance(df, DataFrame):
+        raise WatermarkError(
+            f"windowed: a streaming DataFrame is needed, or what aion.read_files returns, not {type(df).__name__}"
+        )
     if not df.isStreaming:
         raise WatermarkError(
             "windowed: the DataFrame is not a stream; read it with spark.readStream, "

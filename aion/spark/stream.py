@@ -121,11 +121,7 @@ class _Query:
 
 
 def _source(stream: DataFrame | Files) -> Source:
-    if isinstance(stream, Files):
-        return stream
-    if not isinstance(stream, DataFrame):
-        raise ConfigError(f"windowed: {stream!r} is neither a streaming DataFrame nor a stream of aion.read_files")
-    return Rows(stream)
+    return stream if isinstance(stream, Files) else Rows(stream)
 
 
 def _resolve(source: Source, spec: Spec) -> _Query:
@@ -177,13 +173,26 @@ def _tree(spark: SparkSession, policy: Policy, decisions: Sequence[MergingDecisi
 
 
 def panes(df: DataFrame) -> DataFrame:
-    """The panes in a result of :func:`windowed`, without the columns that only dropped rows use."""
+    """The panes in a result of :func:`windowed`, without the columns that only dropped rows use.
+
+    Raises SchemaError for any other DataFrame.
+    """
+    _check_result("panes", df)
     return df.where(F.col("kind") != PaneKind.DROPPED.value).drop(*DROPPED_COLUMNS)
 
 
 def dropped(df: DataFrame) -> DataFrame:
-    """The dropped rows in a result of :func:`windowed`: events that came too late or had no event time."""
+    """The dropped rows in a result of :func:`windowed`: events that came too late or had no event time.
+
+    Raises SchemaError for any other DataFrame.
+    """
+    _check_result("dropped", df)
     return df.where(F.col("kind") == PaneKind.DROPPED.value).drop("pane", "closes_at", *COMPLETENESS_COLUMNS)
+
+
+def _check_result(caller: str, df: DataFrame) -> None:
+    if not isinstance(df, DataFrame) or "kind" not in df.columns:
+        raise SchemaError(f"{caller}: a result of aion.windowed is needed, with its column 'kind', not {df!r}")
 
 
 def _hand_over(plan: Plan, policy: Policy, state_dir: str, name: str) -> HandOverConfig | None:

@@ -55,6 +55,11 @@ def settings(spark: SparkSession) -> Iterator[RuntimeConfig]:
         ({"policy": {"memory": {"bugdet": "1GiB"}}}, errors.PolicyError, "budget"),
         ({"policy": "no such policy"}, errors.PolicyError, "no such policy"),
         ({"name": "a/b"}, errors.ConfigError, "becomes a folder"),
+        ({"name": 1}, errors.ConfigError, "becomes a folder"),
+        ({"time": F.lit}, errors.SchemaError, "is not the name of a column; give e.g. time='ts'"),
+        ({"aggregates": {"n": A.count(), "N": A.count()}}, errors.SchemaError, "'n' and 'N' differ only in case"),
+        ({"aggregates": {"K": A.count()}}, errors.SchemaError, "'k' and 'K' differ only in case"),
+        ({"aggregates": {"Pane": A.count()}}, errors.SchemaError, "'Pane' and 'pane' differ only in case"),
     ],
 )
 def test_wrong_arguments(stream: FileStream, change: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -72,6 +77,29 @@ def test_no_watermark(stream: FileStream) -> None:
 def test_no_stream(spark: SparkSession) -> None:
     with pytest.raises(errors.WatermarkError, match="not a stream"):
         aion.windowed(spark.range(1).withColumn("ts", F.current_timestamp()).withColumn("k", F.col("id")), **GOOD)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, {"ts": [1]}])
+def test_no_dataframe(spark: SparkSession, wrong: Any) -> None:
+    for call in (aion.windowed, aion.explain):
+        with pytest.raises(errors.WatermarkError, match="a streaming DataFrame is needed"):
+            call(wrong, **GOOD)
+    for only in (aion.panes, aion.dropped):
+        for other in (wrong, spark.range(1)):
+            with pytest.raises(errors.SchemaError, match=r"a result of aion\.windowed is needed"):
+                only(other)
+    with pytest.raises(TypeError, match="is not a DataFrame"):
+        aion.group_by(wrong, "k")
+    with pytest.raises(TypeError, match=r"a SparkSession\.Builder is needed"):
+        aion.configure(wrong)
+    with pytest.raises(TypeError, match="a SparkSession is needed"):
+        aion.read_files(wrong, "in/", schema=EVENTS_DDL, watermark=("ts", "1 s"))
+
+
+def test_a_column_that_python_cannot_get(stream: FileStream) -> None:
+    events = stream.read(EVENTS_DDL).withWatermark("ts", "1 minute").withColumn("z", F.expr("make_interval(0, 1)"))
+    with pytest.raises(errors.SchemaError, match="column 'z' is of type interval, which Spark cannot send to Python"):
+        aion.windowed(events, **GOOD)
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,8 @@ GOOD: dict[str, Any] = {"schema": EVENTS_DDL, "watermark": ("ts", "1 minute")}
         ({"max_files_per_trigger": "8"}, errors.ConfigError, "max_files_per_trigger: '8' is not a whole number from 1"),
         ({"max_file_age": "soon"}, errors.ConfigError, "max_file_age: 'soon' is not a duration"),
         ({"latest_first": "no"}, errors.ConfigError, "latest_first: 'no' is neither True nor False"),
+        ({"transform": 5}, errors.ConfigError, "transform: 5 is not a function"),
+        ({"watermark": (5, "1 s")}, errors.ConfigError, "watermark: (5, '1 s') is not a column and a delay"),
     ],
 )
 def test_wrong_arguments(spark: SparkSession, change: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -241,9 +243,9 @@ def test_the_handle_is_no_dataframe(spark: SparkSession, stream: FileStream, tmp
         events.select("ts")  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match=r"is no DataFrame; write \.to_df\(\)\['ts'\]"):
         events["ts"]
-    with pytest.raises(errors.ConfigError, match=r"group_by: Files.* is not a DataFrame; \.to_df"):
+    with pytest.raises(TypeError, match=r"group_by: Files.* is not a DataFrame; \.to_df"):
         aion.group_by(events, "k")  # type: ignore[arg-type]
-    with pytest.raises(errors.ConfigError, match="'nowhere' is neither a streaming DataFrame nor a stream of"):
+    with pytest.raises(errors.WatermarkError, match="a streaming DataFrame is needed"):
         aion.windowed("nowhere", **WINDOWS)  # type: ignore[arg-type]
     for wrong in (None, 7, "", ["input"]):
         with pytest.raises(errors.ConfigError, match="is not a path"):

@@ -384,3 +384,28 @@ def test_punctuated_watermarks(spark: SparkSession, tmp_path: Path) -> None:
         )
     )
     assert sorted((r["k"], r["kind"], r["total"]) for r in got) == [("a", "late", 4.0), ("a", "on_time", 1.0)]
+
+
+@pytest.mark.parametrize("source", ["rows", "files"])
+def test_columns_and_windows_may_have_any_names(spark: SparkSession, tmp_path: Path, source: str) -> None:
+    """Dots, spaces and backticks mean something in Spark's expressions."""
+    schema = pa.schema([("a.b", pa.string()), ("my ts", pa.timestamp("us", "UTC")), ("`v`", pa.float64())])
+    ddl = "`a.b` string, `my ts` timestamp, ```v``` double"
+    stream = FileStream(spark, tmp_path / "input", schema)
+    tables = [stream.put([("x", 1.0, 2.0), ("y", 2.0, 3.0), (None, 65.0, 5.0)]), stream.put([("x", 130.0, 7.0)])]
+    definition: dict[str, Any] = {
+        "key": "a.b",
+        "time": "my ts",
+        "windows": {"w.1 `ü`": aion.Tumbling("1 minute")},
+        "aggregates": {"n.1": A.sum("`v`"), "the `mean`": A.mean("`v`")},
+    }
+    if source == "files":
+        path = str(tmp_path / "input")
+        events: Any = aion.read_files(spark, path, schema=ddl, watermark=("my ts", "0 s"), max_files_per_trigger=1)
+    else:
+        events = stream.read(ddl).withWatermark("`my ts`", "0 seconds")
+    rows = Sink(spark, tmp_path).run(aion.windowed(events, **definition))
+    with aion.LocalOperator(**definition) as operator:
+        operator.process(tables[0])
+        expected = operator.process(tables[1], 65_000_000).to_pylist() + operator.advance(130_000_000).to_pylist()
+    assert plain(rows) == plain(naive(expected)) and len(rows) == 3
