@@ -345,7 +345,8 @@ def test_a_checkpoint_that_is_not_of_this_state_changes_nothing(state: Path, tmp
     write_checkpoint(tmp_path / "other", "another")
     for given, says in (
         (str(tmp_path / "other"), "is not the checkpoint of a query in this folder, query"),
-        (str(tmp_path / "nowhere"), "is not the checkpoint of a query; it has no file 'metadata'"),
+        (str(tmp_path / "nowhere"), "nowhere is not a folder"),
+        (str(tmp_path), "is not the checkpoint of a query; it has no file 'metadata'"),
         ("s3://bucket/cp", "--checkpoint: s3://bucket/cp is not on this machine"),
     ):
         run = CliRunner().invoke(app, ["inspect", str(state), "--repair", "--checkpoint", given])
@@ -361,6 +362,17 @@ def test_inspect_shows_what_is_there(state: Path) -> None:
     assert run.exit_code == 0, run.output
     for part in ("query query", "tolls", "0 to 2", "every version is whole", "watermark", "lateness"):
         assert part in run.output, run.output
+
+
+@pytest.mark.parametrize("columns", [None, "60"])
+def test_nothing_that_inspect_shows_is_cut_off(
+    state: Path, columns: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a pipe, and on a narrow terminal."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    run = CliRunner().invoke(app, ["inspect", str(state)], env={} if columns is None else {"COLUMNS": columns})
+    assert run.exit_code == 0 and "…" not in run.output, run.output
+    assert ("tolls    │     0 │        3 │  0 to 2" in run.output) == (columns is None), run.output
 
 
 @pytest.mark.parametrize("switch", [[], ["--lineages"]])

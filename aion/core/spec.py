@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from os import PathLike
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 import pyarrow as pa
@@ -104,7 +103,7 @@ class Spec:
         for name in ("blocking", "keys_disjoint", "completeness"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"{name}: {value!r} is neither True nor False")
-        if self.record is not None and not isinstance(self.record, str | PathLike):
+        if self.record is not None and not isinstance(self.record, str) and not hasattr(self.record, "__fspath__"):
             raise ConfigError(f"record: {self.record!r} is not the path of a folder")
         if not isinstance(self.time, str):
             raise SchemaError(f"time: {self.time!r} is not the name of a column; give e.g. time='ts'")

@@ -24,6 +24,7 @@ from aion.stateful.packing import unpack
 from aion.stateful.record import KeyRecord
 from aion.stateful.run import variables_of
 from aion.stateful.variables import Variable
+from aion.tools.inspect import tables
 from state_backends.files.location import Location
 from state_backends.server.live_folder import LiveFolder, own_name
 from state_backends.store.io_thread import IoThread
@@ -71,7 +72,7 @@ def show_key(state_dir: str, text: str, operator: str | None, most: int) -> None
     most elements to show of a list or map. Raises ConfigError if no operator has such a key.
     """
     given = _parsed(text)
-    console = Console(highlight=False)
+    console = tables.console()
     with closing(StateFolder(state_dir)) as folder:
         for asked in _matching(list(_operators(folder, operator)), given, state_dir, operator):
             _show(console, folder, asked, json.dumps(given, ensure_ascii=False), most)

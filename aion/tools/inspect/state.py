@@ -16,6 +16,7 @@ from aion.core.lateness.sketch import LatenessSketch
 from aion.core.operator.overview import by_status
 from aion.core.time import format_instant, short_duration
 from aion.errors import ConfigError
+from aion.tools.inspect import tables
 from aion.tools.inspect.windows import show_windows
 from state_backends.files.storage import local_path
 from state_backends.server.client import running_servers
@@ -33,16 +34,15 @@ def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: 
     ``windows``: the most windows to show for each operator. ``checkpoint``: with it, only the state that belongs to
     this checkpoint is repaired. Raises ConfigError if no state here belongs to it.
     """
-    console = Console(highlight=False)
+    if checkpoint is not None and not checkpoint.is_dir():
+        raise ConfigError(f"--checkpoint: {checkpoint} is not a folder")
+    console = tables.console()
     folder = StateFolder(state_dir)
     try:
         findings = _check(folder, console, contents)
         if not findings:
             console.print(nothing_in(folder), markup=False, soft_wrap=True)
             return True
-        repaired = [found for _, found in by_query(findings)]
-        if checkpoint is not None:
-            repaired = [_of_checkpoint(folder, repaired, checkpoint)]
         for query, found in by_query(findings):
             console.print(_shards(query, found))
             with_values = [finding for finding in found if _is_keyed(finding)]
@@ -59,6 +59,9 @@ def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: 
             return True
         for line in damage:
             console.print(f"damaged: {line}", style="red", markup=False)
+        repaired = [found for _, found in by_query(findings)]
+        if checkpoint is not None:
+            repaired = [_of_checkpoint(folder, repaired, checkpoint)]
         left = not repair
         for query, found in by_query(findings):
             if not any(finding.damage for finding in found):
@@ -93,9 +96,8 @@ def _check(folder: StateFolder, console: Console, contents: bool) -> list[ShardF
 
 
 def _shards(query: str, findings: list[ShardFinding]) -> Table:
-    table = Table(title=f"query {query}", title_justify="left")
-    for name in ("operator", "shard", "versions", "batches", "files", "bytes", "orphans", "whole"):
-        table.add_column(name, justify="left" if name in ("operator", "whole") else "right")
+    numbers = ("shard", "versions", "batches", "files", "bytes", "orphans")
+    table = tables.table(f"query {query}", ("operator", *numbers, "whole"), numbers)
     for finding in findings:
         batches = [v.batch for v in finding.versions]
         broken = sum(v.problem is not None for v in finding.versions)
@@ -114,9 +116,8 @@ def _shards(query: str, findings: list[ShardFinding]) -> Table:
 
 
 def _operators(findings: list[ShardFinding]) -> Table:
-    table = Table(title="as of the newest whole version of each shard", title_justify="left")
-    for name in ("operator", "watermark", "windows", "blocks", "bytes", "late events", "lateness 50%, 99%, all"):
-        table.add_column(name, justify="left" if name in ("operator", "watermark") else "right")
+    numbers = ("windows", "blocks", "bytes", "late events", "lateness 50%, 99%, all")
+    table = tables.table("as of the newest whole version of each shard", ("operator", "watermark", *numbers), numbers)
     for operator in sorted({f.operator for f in findings}):
         newest = [f.newest.manifest for f in findings if f.operator == operator and f.newest and f.newest.manifest]
         snapshots = [m.snapshot for m in newest]
@@ -148,9 +149,8 @@ def _is_keyed(finding: ShardFinding) -> bool:
 
 
 def _values(findings: list[ShardFinding]) -> Table:
-    table = Table(title="keyed values, as of the newest whole version of each shard", title_justify="left")
-    for name in ("operator", "files", "keys in them", "bytes"):
-        table.add_column(name, justify="left" if name == "operator" else "right")
+    numbers = ("files", "keys in them", "bytes")
+    table = tables.table("keyed values, as of the newest whole version of each shard", ("operator", *numbers), numbers)
     for operator in sorted({f.operator for f in findings}):
         newest = [f.newest.manifest for f in findings if f.operator == operator and f.newest and f.newest.manifest]
         runs = [run for manifest in newest for run in runs_of(manifest)]
@@ -168,9 +168,8 @@ def _servers() -> Table | str:
     servers = running_servers()
     if not servers:
         return "in memory: no state server of this user runs on this host"
-    table = Table(title="state servers of this user on this host", title_justify="left")
-    for name in ("pid", "shards", "in memory", "on disk", "on disk only", "budget"):
-        table.add_column(name, justify="right")
+    numbers = ("pid", "shards", "in memory", "on disk", "on disk only", "budget")
+    table = tables.table("state servers of this user on this host", numbers, numbers)
     for pid, stats in servers:
         sizes = ("m_bucket_bytes", "p_bucket_bytes", "disk_only_bytes", "budget_bytes")
         table.add_row(str(pid), str(stats["shards"]), *(about_bytes(stats[size]) for size in sizes))

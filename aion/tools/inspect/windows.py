@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 
 from aion.core.lateness.bound import AdaptiveBound
 from aion.core.operator.keyed.summary import LISTED
 from aion.core.operator.overview import REASONS, KeyedOutlook, WindowOutlook, keyed_windows, windows
 from aion.core.time import format_instant, short_duration
+from aion.tools.inspect import tables
 from state_backends.store.counting import judged
 from state_backends.versions.audit import ShardFinding
 
@@ -63,20 +63,21 @@ def _show_operator(console: Console, operator: str, findings: Sequence[ShardFind
     if not found:
         return
     left = f"; the first {most:,} of {len(found):,} to end, --windows N shows more" if len(found) > most else ""
-    table = Table(title=f"windows of {operator}{left}", title_justify="left")
-    for name in (
-        "window",
-        "shard",
-        "events",
-        "late",
-        "kept for",
-        "why",
-        "still to come",
-        "staleness",
-        "runs, if events came",
-    ):
-        numbers = ("shard", "events", "late", "kept for", "staleness")
-        table.add_column(name, justify="right" if name in numbers else "left")
+    table = tables.table(
+        f"windows of {operator}{left}",
+        (
+            "window",
+            "shard",
+            "events",
+            "late",
+            "kept for",
+            "why",
+            "still to come",
+            "staleness",
+            "runs, if events came",
+        ),
+        ("shard", "events", "late", "kept for", "staleness"),
+    )
     for window, definition, shard in found[:most]:
         table.add_row(
             f"{definition}\n{format_instant(window.start_us)}\n{format_instant(window.end_us)} {window.status}",
@@ -105,7 +106,7 @@ def _show_keyed(console: Console, operator: str, findings: Sequence[ShardFinding
     if not found:
         return
     names = ("definition", "windows", "executed", "events", "first end", "last end", "kept for")
-    table = _table(f"windows of single keys of {operator}", names, ("windows", "executed", "events", "kept for"))
+    table = tables.table(f"windows of single keys of {operator}", names, ("windows", "executed", "events", "kept for"))
     for definition in dict.fromkeys(name for _, name, _, _ in found):
         outlooks = [outlook for outlook, name, _, _ in found if name == definition]
         bounds = sorted({bound_us for _, name, _, bound_us in found if name == definition})
@@ -126,7 +127,7 @@ def _show_keyed(console: Console, operator: str, findings: Sequence[ShardFinding
         return
     left = f"; the first {len(shown):,} of {count:,} to end" if len(shown) < count else ""
     columns = ("window", "key", "shard", "start", "end", "events", "late", "executed")
-    table = _table(f"each of them{left}", columns, ("shard", "events", "late"))
+    table = tables.table(f"each of them{left}", columns, ("shard", "events", "late"))
     for window, name, shard in shown:
         table.add_row(
             name,
@@ -139,13 +140,6 @@ def _show_keyed(console: Console, operator: str, findings: Sequence[ShardFinding
             "yes" if window.executed else "no",
         )
     console.print(table)
-
-
-def _table(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in names:
-        table.add_column(name, justify="right" if name in numbers else "left")
-    return table
 
 
 def _instant(us: int | None) -> str:
