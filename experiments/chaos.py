@@ -55,7 +55,9 @@ def chaos(
     ] = None,
     workload: Annotated[str, typer.Option(help=f"What the queries do: {' or '.join(WORKLOADS)}.")] = "windows",
     resume: Annotated[bool, typer.Option("--resume", help="Continue after the last complete round.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder for results and temporary files.")] = Path("out/chaos"),
+    out: Annotated[Path, typer.Option(help="Folder for results and temporary files.", file_okay=False)] = Path(
+        "out/chaos"
+    ),
 ) -> None:
     """Kill servers, workers and JVMs, fill disks, and compare every row with an undisturbed run and the events."""
     from experiments import bench

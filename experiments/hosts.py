@@ -56,9 +56,9 @@ def hosts(
     events: Annotated[int, typer.Option(min=10, help="Events in a file.")] = 300,
     lose_after: Annotated[int, typer.Option(min=0, help="The batch after which the first host is lost.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the events.")] = 1,
-    out: Annotated[Path, typer.Option(help="Folder for results, and for the hosts' shared folder.")] = Path(
-        "out/hosts"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for results, and for the hosts' shared folder.", file_okay=False)
+    ] = Path("out/hosts"),
 ) -> None:
     """Lose one host of a cluster while a query runs, and check that all windows are still right.
 

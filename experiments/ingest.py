@@ -105,9 +105,9 @@ def ingest(
     policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
     cores: Annotated[int, typer.Option(min=1, help="Cores, and shuffle partitions.")] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the generated events.")] = 1,
-    out: Annotated[Path, typer.Option(help="Folder for results; OUT/data keeps the generated files.")] = Path(
-        "out/ingest"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for results; OUT/data keeps the generated files.", file_okay=False)
+    ] = Path("out/ingest"),
 ) -> None:
     """Compare the events per second of Aion's two ways with Spark's window().agg and ListState, and with Flink.
 

@@ -38,9 +38,9 @@ def late_keys(
     batches: Annotated[int, typer.Option(min=1, help="Batches that feed one window.")] = 1000,
     batch_events: Annotated[int, typer.Option(min=1, help="Events in each of these batches.")] = 1000,
     batch_keys: Annotated[int, typer.Option(min=1, help="Keys of these events.")] = 20_000,
-    out: Annotated[Path, typer.Option(help="Folder for results, and for the state during the runs.")] = Path(
-        "out/late-keys"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for results, and for the state during the runs.", file_okay=False)
+    ] = Path("out/late-keys"),
 ) -> None:
     """Bytes and time of one late event, by the keys of its window, and the size of a window of many batches."""
     # Here, not above: `aion --help` imports this module and needs none of it.

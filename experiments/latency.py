@@ -60,7 +60,9 @@ def latency(
     only: Annotated[str, typer.Option(help="Some of: partials,apply,token,stock-window.")] = "",
     policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
     cores: Annotated[int, typer.Option(min=1, help="Cores.")] = 2,
-    out: Annotated[Path, typer.Option(help="Folder for results; OUT/data keeps the files.")] = Path("out/latency"),
+    out: Annotated[Path, typer.Option(help="Folder for results; OUT/data keeps the files.", file_okay=False)] = Path(
+        "out/latency"
+    ),
 ) -> None:
     """Measure how long a batch of few events takes, with Aion and with stock Spark.
 

@@ -24,7 +24,9 @@ def limits(
     readers: Annotated[int, typer.Option(min=1, help="memory: blocking readers at once.")] = 8,
     prestage_mib: Annotated[int, typer.Option(min=1, help="commit: MiB that another shard prestages.")] = 1000,
     days: Annotated[int, typer.Option(min=8, help="size: simulated days of five-minute windows.")] = 365,
-    out: Annotated[Path, typer.Option(help="Folder for results and temporary state.")] = Path("out/limits"),
+    out: Annotated[Path, typer.Option(help="Folder for results and temporary state.", file_okay=False)] = Path(
+        "out/limits"
+    ),
 ) -> None:
     """Memory of blocking readers, a commit during a prestage, requests to an object store, a version after a year."""
     from experiments import bench, limits_runs

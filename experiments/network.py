@@ -70,7 +70,7 @@ def network(
     decimals: Annotated[int, typer.Option(min=0, help="Decimals of the values; more compress worse.")] = 2,
     legs: Annotated[str, typer.Option(help="Some of: bytes,rates.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the generated events.")] = 1,
-    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("out/network"),
+    out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path("out/network"),
 ) -> None:
     """Compare Aion with forwarding events: bytes shuffled with 1 to 5 levels, and events/s, for mean and median."""
     # Here, not above: `aion --help` imports this module and needs none of it.

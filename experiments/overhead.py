@@ -87,9 +87,9 @@ def overhead(
     policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
     cores: Annotated[int, typer.Option(min=1, help="Cores, and shuffle partitions.")] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the generated events.")] = 1,
-    out: Annotated[Path, typer.Option(help="Folder for results, and for the state during the runs.")] = Path(
-        "out/overhead"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for results, and for the state during the runs.", file_okay=False)
+    ] = Path("out/overhead"),
 ) -> None:
     """Compare the events per second with normal commits and with commits that do nothing."""
     # Here, not above: `aion --help` imports this module and needs none of it.

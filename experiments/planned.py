@@ -54,7 +54,7 @@ def planned(
     staleness: Annotated[float, typer.Option(min=0.001, max=0.9, help="The trigger's bound.")] = DEFAULTS.staleness,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each mode; the modes take turns.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the events.")] = DEFAULTS.seed,
-    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("out/planned"),
+    out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path("out/planned"),
 ) -> None:
     """Plan late executions by staleness and prestage for them: hits, misses and waiting, by mode."""
     from dataclasses import asdict

@@ -64,9 +64,9 @@ def restart(
     runs: Annotated[int, typer.Option(min=1, max=8, help="Measured restarts of each query.")] = 3,
     policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
     cores: Annotated[int, typer.Option(min=1, help="Cores, and shuffle partitions.")] = 2,
-    out: Annotated[Path, typer.Option(help="Folder for results, and for the state during the runs.")] = Path(
-        "out/restart"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for results, and for the state during the runs.", file_okay=False)
+    ] = Path("out/restart"),
 ) -> None:
     """Seconds from the restart of a query to its first pane, with a large and with an empty state."""
     # Here, not above: `aion --help` imports this module and needs none of it.

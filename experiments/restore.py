@@ -44,9 +44,9 @@ def restore(
     file_counts: Annotated[str, typer.Option(help="Numbers of files of the shards of the same size.")] = "8,32,128,512",
     size_mib: Annotated[int, typer.Option(min=1, help="Size in MiB of these shards.")] = 64,
     runs: Annotated[int, typer.Option(min=1, help="How often each shard is opened.")] = 5,
-    out: Annotated[Path, typer.Option(help="Folder for results, and for the state during the runs.")] = Path(
-        "out/restore"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for results, and for the state during the runs.", file_okay=False)
+    ] = Path("out/restore"),
 ) -> None:
     """Seconds to open a shard, by its number of files and by its bytes."""
     # Here, not above: `aion --help` imports this module and needs none of it.

@@ -56,7 +56,7 @@ def staleness(
         int, typer.Option(min=1, help="Windows replayed for each distribution and number of events.")
     ] = DEFAULTS.windows,
     seed: Annotated[int, typer.Option(min=0, help="Seed of random distributions and streams.")] = DEFAULTS.seed,
-    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("out/staleness"),
+    out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path("out/staleness"),
 ) -> None:
     """How many executions a staleness bound costs: figure 9 of the Aion paper, optimality, and replayed streams."""
     # Here, not above: `aion --help` imports this module and needs none of it.

@@ -57,7 +57,9 @@ def stateful(
     policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
     cores: Annotated[int, typer.Option(min=1, help="Cores, and shuffle partitions.")] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the generated events.")] = 1,
-    out: Annotated[Path, typer.Option(help="Folder for results; OUT/data keeps the files.")] = Path("out/stateful"),
+    out: Annotated[Path, typer.Option(help="Folder for results; OUT/data keeps the files.", file_okay=False)] = Path(
+        "out/stateful"
+    ),
 ) -> None:
     """Compare Aion with Spark's transformWithState, and with a processor whose state costs nothing.
 

@@ -47,9 +47,9 @@ def store(
     runs: Annotated[int, typer.Option(min=1, help="Measured runs of each leg.")] = DEFAULTS.runs,
     legs: Annotated[str, typer.Option(help="Some of: ingest,disk,late,past,blobs.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the generated events.")] = DEFAULTS.seed,
-    out: Annotated[Path, typer.Option(help="Folder for results, and for the state during the runs.")] = Path(
-        "out/store"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for results, and for the state during the runs.", file_okay=False)
+    ] = Path("out/store"),
 ) -> None:
     """Measure the tiered store: memory, ingestion, disk, late executions, many past windows, blob files."""
     # Here, not above: `aion --help` imports this module and needs none of it.

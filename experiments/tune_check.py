@@ -66,7 +66,7 @@ def tune_check(
     repeats: Annotated[int, typer.Option(min=1, help="Traces recorded, and runs of each case; medians count.")] = (
         DEFAULTS.repeats
     ),
-    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("out/tune-check"),
+    out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path("out/tune-check"),
 ) -> None:
     """Check that replays predict real runs: bytes, executions and hits within 20 %."""
     from dataclasses import asdict

@@ -93,9 +93,9 @@ def windows(
     policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
     cores: Annotated[int, typer.Option(min=1, help="Cores, and shuffle partitions.")] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the generated events.")] = 1,
-    out: Annotated[Path, typer.Option(help="Folder for results; OUT/data keeps the generated files.")] = Path(
-        "out/windows"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for results; OUT/data keeps the generated files.", file_okay=False)
+    ] = Path("out/windows"),
 ) -> None:
     """Compare Aion with Spark's window(): sliding windows with overlap 1 to 600, and sessions; events/s, state bytes.
 

@@ -40,9 +40,9 @@ def memory_pressure(
     cores: Annotated[int | None, typer.Option(help="Cores, and shuffle partitions.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the generated events.")] = None,
     staleness: Annotated[bool | None, typer.Option(help="Include the staleness experiment (figure 9).")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for results. A stopped sweep continues there.")] = Path(
-        "out/memory-pressure"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for results. A stopped sweep continues there.", file_okay=False)
+    ] = Path("out/memory-pressure"),
 ) -> None:
     """Memory, speed and crashes under late events: the four workloads of the Aion paper, section 5, on Spark.
 
@@ -79,7 +79,7 @@ def memory_pressure(
 def compare(
     a: Annotated[Path, typer.Argument(help="The folder of a sweep, or its memory-pressure.json.", exists=True)],
     b: Annotated[Path, typer.Argument(help="The same of another sweep.", exists=True)],
-    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("out/compare"),
+    out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path("out/compare"),
 ) -> None:
     """Compare two runs of memory-pressure: the settings that differ, and the results side by side."""
     from experiments.ingest import wide_console

@@ -46,7 +46,7 @@ def slicing(
     seconds: Annotated[float, typer.Option(min=0.01, help="How long a baseline is measured in each run.")] = 0.3,
     legs: Annotated[str, typer.Option(help="Some of: windows,batches,disorder,rates,records,operator.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the generated events.")] = 1,
-    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("out/slicing"),
+    out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path("out/slicing"),
 ) -> None:
     """Compare LocalOperator with buckets and FlatFAT: events/s with 1 to 1,000 windows, sessions and disorder."""
     # Here, not above: `aion --help` imports this module and needs none of it.
