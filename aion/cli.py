@@ -252,9 +252,9 @@ def tune(
     for name, share in (("staleness", staleness), ("coverage", coverage)):
         if not 0 < share < 1:
             raise ConfigError(f"--{name}: {share:g} is not a share above 0 and below 1")
-    console = Console()
+    console = Console(markup=False)
     if console.width < TABLE_WIDTH:
-        console = Console(width=TABLE_WIDTH)
+        console = Console(markup=False, width=TABLE_WIDTH)
     if trace is not None:
         found, source = read_trace(trace), str(trace)
     else:

@@ -91,6 +91,12 @@ def inspected(state: Path, *options: str) -> str:
     return " ".join(found.output.replace("│", " ").split())
 
 
+def test_keys_that_look_like_markup_are_shown_as_they_are(tmp_path: Path) -> None:
+    version(tmp_path / "state", tmp_path / "live", 0, [("[/a]", 1, True), ("[red]b", 17, True)], 0)
+    said = inspected(tmp_path / "state")
+    assert "visit [/a] 0 1970-01-01T00:00:01Z" in said and "visit [red]b 0 1970-01-01T00:00:17Z" in said, said
+
+
 def test_a_version_tells_the_windows_of_single_keys(tmp_path: Path) -> None:
     snapshot = version(tmp_path / "state", tmp_path / "live", 0, EVENTS, 20)
     visits, pairs, recent, trips = keyed_windows(snapshot, PLAN.definition["windows"])

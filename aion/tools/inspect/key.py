@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.time import format_instant
@@ -188,13 +187,13 @@ def _show(console: Console, folder: StateFolder, asked: _Asked, text: str, most:
             record = KeyRecord(asked.key, data, values)
             number = shard.removeprefix("shard-").lstrip("0") or "0"
             title = f"{text} in {where}, shard {number}, as of batch {finding.newest.batch}"
-            console.print(title, markup=False, soft_wrap=True)
+            console.print(title, soft_wrap=True)
             console.print(f"timers: {_timers(record.timers, most)}", soft_wrap=True)
             for variable in variables_of(manifest.snapshot):
                 _show_variable(console, record, variable, most)
         return
     as_of = f", as of batch {max(batches)}" if batches else ""
-    console.print(f"{text}: no state in {where}{as_of}", markup=False, soft_wrap=True)
+    console.print(f"{text}: no state in {where}{as_of}", soft_wrap=True)
 
 
 def _timers(times_ms: Sequence[int], most: int) -> str:
@@ -220,13 +219,13 @@ def _show_variable(console: Console, record: KeyRecord, variable: Variable, most
             rows = ((_cut(json_text(unpack(key), keys)), element) for key, element in content.entries(pages))
     title = f"{variable.kind.value} {variable.name}"
     if not count:
-        console.print(f"{title}: empty", markup=False)
+        console.print(f"{title}: empty")
         return
     shown = list(islice(rows, most))
     if count > len(shown):
         about = "" if exact else "about "
         title += f": the first {len(shown):,} of {about}{count:,}, --values N shows more"
-    console.print(title, markup=False, soft_wrap=True)  # a title of the table would be as narrow as the table
+    console.print(title, soft_wrap=True)  # a title of the table would be as narrow as the table
     if not shown:
         return
     table = Table()
@@ -241,7 +240,7 @@ def _show_variable(console: Console, record: KeyRecord, variable: Variable, most
             cells.insert(0, key)
         if expires:
             cells.append(format_instant(expires_ms * 1000) if expires_ms else "never")
-        table.add_row(*map(Text, cells))  # not as markup
+        table.add_row(*cells)
     console.print(table)
 
 

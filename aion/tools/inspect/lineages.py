@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from rich.console import Console
-
 from aion.config.values import about_bytes
 from aion.errors import ConfigError, StorageError
+from aion.tools.inspect import tables
 from aion.tools.inspect.state import nothing_in
 from state_backends.versions.audit import Lineage, StateFolder
 
 
 def show_lineages(state_dir: str) -> None:
     """Prints the lineages in a state folder, and whether their checkpoints exist."""
-    console = Console(highlight=False)
+    console = tables.console()
     with closing(StateFolder(state_dir)) as folder:
         found = folder.lineages()
         if not found:
-            console.print(nothing_in(folder), markup=False, soft_wrap=True)
+            console.print(nothing_in(folder), soft_wrap=True)
             return
     for lineage in found:
         where = lineage.checkpoint or "at an unknown place"
@@ -26,7 +25,7 @@ def show_lineages(state_dir: str) -> None:
             f"{lineage.query}/{lineage.name}: up to batch {lineage.newest:,}, {about_bytes(lineage.bytes)}, for the "
             f"checkpoint {where} ({_state(lineage)})"
         )
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     console.print(
         "If the checkpoint of a lineage is gone, free its state with --forget LINEAGE. Files that several lineages of "
         "a folder share take space only once.",
@@ -61,4 +60,4 @@ def forget_lineage(state_dir: str, name: str) -> None:
                 "needs these versions; delete the checkpoint first"
             )
         folder.forget(lineage)
-    Console(highlight=False).print(f"deleted: {lineage.query}/{lineage.name}, {about_bytes(lineage.bytes)}")
+    tables.console().print(f"deleted: {lineage.query}/{lineage.name}, {about_bytes(lineage.bytes)}")

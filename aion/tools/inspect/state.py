@@ -41,7 +41,7 @@ def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: 
     try:
         findings = _check(folder, console, contents)
         if not findings:
-            console.print(nothing_in(folder), markup=False, soft_wrap=True)
+            console.print(nothing_in(folder), soft_wrap=True)
             return True
         for query, found in by_query(findings):
             console.print(_shards(query, found))
@@ -58,7 +58,7 @@ def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: 
             console.print("every version is whole" if contents else "every version has all files, of the right size")
             return True
         for line in damage:
-            console.print(f"damaged: {line}", style="red", markup=False)
+            console.print(f"damaged: {line}", style="red")
         repaired = [found for _, found in by_query(findings)]
         if checkpoint is not None:
             repaired = [_of_checkpoint(folder, repaired, checkpoint)]
@@ -207,7 +207,7 @@ def _repair(
             console.print(f"{checkpoint}: {len(moved)} log entries moved to {SET_ASIDE}; start the query again")
     if wanted:
         for path in [path for finding in found for path in folder.set_aside(finding)]:
-            console.print(f"set aside: {path}", markup=False)
+            console.print(f"set aside: {path}")
 
 
 def _of_checkpoint(folder: StateFolder, found: list[list[ShardFinding]], checkpoint: Path) -> list[ShardFinding]:

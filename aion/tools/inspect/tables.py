@@ -14,8 +14,10 @@ WIDTH = 220
 
 def console() -> Console:
     """A console for tables. What goes to a file or a pipe is as wide as it needs to be, unless COLUMNS is set."""
-    found = Console(highlight=False)
-    return found if found.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=WIDTH)
+    found = Console(highlight=False, markup=False)  # the names and keys of users may look like markup
+    if found.is_terminal or "COLUMNS" in os.environ:
+        return found
+    return Console(highlight=False, markup=False, width=WIDTH)
 
 
 def table(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:

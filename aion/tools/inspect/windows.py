@@ -42,12 +42,11 @@ def _show_bounds(console: Console, operator: str, findings: Sequence[ShardFindin
         shards_by_text.setdefault(f"{short_duration(decision.bound_us)}: {decision.why}", []).append(_number(finding))
     for text, shards in shards_by_text.items():
         who = "" if len(shards_by_text) == 1 else f", shard {', '.join(shards)}"
-        console.print(f"{operator}{who}: new windows are kept for {text}", markup=False)
+        console.print(f"{operator}{who}: new windows are kept for {text}")
     if late:
         console.print(
             f"{operator}: {1 - missed / late:.2%} of {late:,.0f} late events came within learned bounds, "
-            f"of windows that ended four bounds ago or earlier",
-            markup=False,
+            f"of windows that ended four bounds ago or earlier"
         )
 
 

@@ -78,7 +78,7 @@ def tune(
             highlight=False,
         )
     if not result.kept:
-        console.print("[red]no policy that was tried keeps memory, staleness and coverage at once[/red]")
+        console.print("no policy that was tried keeps memory, staleness and coverage at once", style="red")
     write_text(out, policy_yaml(result, goal, source, policy))
     load_policy(out)  # it must pass `aion policy check`
     console.print(f"written: {out}", highlight=False, soft_wrap=True)
