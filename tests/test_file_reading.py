@@ -311,6 +311,19 @@ def test_a_file_that_is_not_there_is_no_bad_file(tmp_path: Path) -> None:
             reader().trouble(missing)
 
 
+def test_damage_that_only_checksums_show(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    numbers = pa.table({"n": pa.array(range(10_000), pa.int64())})
+    pq.write_table(numbers, path, use_dictionary=False, compression="none", write_page_checksum=True)
+    schema = pa.schema([("n", pa.int64())])
+    assert read(path, schema=schema).equals(numbers)
+    data = bytearray(path.read_bytes())
+    data[40_000] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BadFile, match=r"x\.parquet cannot be read as parquet: .*checksum"):
+        read(path, schema=schema)
+
+
 def test_what_goes_wrong_once_does_not_make_a_bad_file(tmp_path: Path) -> None:
     """It may have been the network. Nobody looks at a skipped file again."""
     path = tmp_path / "x.parquet"

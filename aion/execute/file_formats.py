@@ -15,9 +15,13 @@ from aion.errors import ConfigError, SchemaError
 CSV_OPTIONS = ("header", "sep", "delimiter", "quote", "escape", "nullValue")
 """Spark's options for CSV that are understood here."""
 _TEXT = ("csv", "json")
-# Parquet's old times of 96 bits are nanoseconds for Arrow, which has none for years before 1678 and after 2262.
 _MAKERS: dict[str, Callable[[], ds.FileFormat]] = {
-    "parquet": lambda: ds.ParquetFileFormat(read_options=ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")),
+    "parquet": lambda: ds.ParquetFileFormat(
+        # Old times of 96 bits are nanoseconds for Arrow, which has none for years before 1678 and after 2262.
+        read_options=ds.ParquetReadOptions(coerce_int96_timestamp_unit="us"),
+        # Spark writes checksums. Without them, some damage looks like other values.
+        default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True),
+    ),
     "arrow": ds.IpcFileFormat,
     "orc": ds.OrcFileFormat,
 }
