@@ -7,7 +7,7 @@ no block: it says how much the task has read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ class FileScan:
         ``counts``. Raises BadFile, StorageError, TransformError.
         """
         rows = (row for batch in parts for row in batch.to_pylist())
-        of_tasks = ((row.pop("task"), Part(**row)) for row in rows)
+        of_tasks = _each_once((row.pop("task"), Part(**row)) for row in rows)
         found: Iterator[Part] = (part for _, part in of_tasks)
         if self.skipping is not None:
             found = self._usable(of_tasks, self.skipping, counts)
@@ -85,6 +85,15 @@ class FileScan:
                 else:
                     counts["skipped_files"] += 1
                     log.warning("a file is skipped: %s", why)
+
+
+def _each_once(parts: Iterable[tuple[int, Part]]) -> Iterator[tuple[int, Part]]:
+    """Spark takes the name of a file for a glob. If it is one, such as ``[a].csv``, all files come several times."""
+    seen: set[Part] = set()
+    for task, part in parts:
+        if part not in seen:
+            seen.add(part)
+            yield task, part
 
 
 @dataclass(frozen=True)

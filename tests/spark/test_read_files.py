@@ -156,6 +156,16 @@ def test_any_names_and_zones(spark: SparkSession, tmp_path: Path) -> None:
         spark.conf.set("spark.sql.session.timeZone", zone)
 
 
+def test_a_file_that_spark_lists_twice_is_read_once(spark: SparkSession, tmp_path: Path) -> None:
+    """It does so if the name of another file is a glob."""
+    for number, name in enumerate(("plain", "[x]", "{y,z}")):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        pq.write_table(as_events([(name, 1000 + number, 1.0)]), tmp_path / "in" / f"{name}.parquet")
+    got = Batches(aion.read_files(spark, tmp_path / "in", **GOOD).to_df(), tmp_path / "checkpoint")
+    assert got.files[0] > 3 and got.counts == [{"files": {"events": 3, "skipped_files": 0}}]
+    assert len(got.rows[0]) == 3
+
+
 # -- the handle --------------------------------------------------------------------------------------------------
 
 
