@@ -22,7 +22,7 @@ from aion import aggregates as A
 from aion.config import load_policy
 from aion.core.windows import Periodic
 from aion.errors import ConfigError, FormatError
-from aion.execute.trace import METADATA, SCHEMA, Definition, Recorder, Trace, fitted, read_trace
+from aion.execute.trace import FORMAT, METADATA, SCHEMA, Definition, Recorder, Trace, fitted, read_trace
 from aion.tools.tune.disk import Machine, Moved, SimulatedDisk
 from aion.tools.tune.simulator import as_recorded, simulate
 from state_backends.store.io import Priority, Steps
@@ -159,6 +159,19 @@ def test_a_trace_says_what_came_and_when(tmp_path: Path) -> None:
     assert again.table.equals(trace.table) and again.definition == trace.definition
     assert again.batches[2].blocks == trace.batches[2].blocks
     assert not {"pad", "k", "ts"} & set(again.table.schema.names)
+
+
+@pytest.mark.parametrize(
+    "metadata", [b"", b"{", b"\xff", b"[1]", b"null", b"{}", b'{"format": 1}', b'{"format": %d}'], ids=repr
+)
+def test_a_trace_whose_definition_is_damaged_is_refused(tmp_path: Path, metadata: bytes) -> None:
+    recorded(tmp_path / "t", "kept", WINDOWS["tumbling"], POLICY, batches(1, 2, 5))
+    table = read_trace(tmp_path / "t").table
+    if b"%d" in metadata:
+        metadata %= FORMAT
+    pq.write_table(table.replace_schema_metadata({METADATA: metadata}), tmp_path / "one.parquet")
+    with pytest.raises(FormatError, match=r"one\.parquet"):
+        read_trace(tmp_path / "one.parquet")
 
 
 def test_speeds_are_those_of_the_machine_that_recorded(tmp_path: Path) -> None:

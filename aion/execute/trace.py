@@ -316,22 +316,24 @@ def read_trace(path: Path) -> Trace:
     for file in files:
         try:
             table = parquet().ParquetFile(file).read()
-        except (OSError, pa.ArrowException) as error:
+            definition = json.loads((table.schema.metadata or {}).get(METADATA, b"null"))
+        except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: the metadata are damaged
             raise FormatError(f"{file}: this is not a trace: {error}") from error
-        metadata = (table.schema.metadata or {}).get(METADATA)
-        if metadata is None or not {*table.schema.names} <= {*SCHEMA.names}:
+        if not isinstance(definition, dict) or not {*table.schema.names} <= {*SCHEMA.names}:
             raise FormatError(f"{file}: this is not a trace; its columns are {', '.join(table.schema.names)}")
         for name in {*SCHEMA.names} - {*table.schema.names}:  # columns that an earlier Aion did not record
             table = table.append_column(name, pa.nulls(table.num_rows, SCHEMA.field(name).type))
         table = table.select(SCHEMA.names)
-        definition = json.loads(metadata)
-        if definition["format"] != FORMAT:
-            raise FormatError(f"{file}: a trace of format {definition['format']}; this Aion reads format {FORMAT}")
+        if definition.get("format") != FORMAT:
+            raise FormatError(f"{file}: a trace of format {definition.get('format')}; this Aion reads format {FORMAT}")
         tables.append(table.replace_schema_metadata(None).cast(SCHEMA))
         definitions.append(definition)
         if definition != definitions[0]:
             raise FormatError(f"{file}: has other definitions than {files[0].name}; keep a folder for each operator")
-    return Trace(Definition.from_json(definitions[0]), pa.concat_tables(tables))
+    try:
+        return Trace(Definition.from_json(definitions[0]), pa.concat_tables(tables))
+    except (LookupError, TypeError, ValueError) as error:
+        raise FormatError(f"{files[0]}: its definition is damaged: {error!r}") from error
 
 
 def _write(path: Path, definition: Definition, table: pa.Table) -> None:
