@@ -19,6 +19,8 @@ from aion.stateful.packing import pack, unpack
 Plain = Sequence[Any]
 Element = Sequence[Any]
 """When it expires, its value, and more if it was written by an older schema: see :mod:`aion.stateful.variables`."""
+Entry = Sequence[Any]
+"""The key of an entry of a map as bytes, and its element."""
 PAGE_BYTES = 64 << 10
 _AT_ONCE = 8  # pages that are read together
 _MOST_BITS = 24
@@ -161,14 +163,14 @@ class MapContent:
     def __init__(self, stored: bytes | None = None) -> None:
         self._bits = -1  # all entries are in the record
         self._count = 0
-        self._loaded: dict[int, dict[bytes, list[Any]]] = {0: {}}
+        self._loaded: dict[int, dict[bytes, Entry]] = {0: {}}
         self._dirty: set[int] = set()
         self._written = 0  # in the store, from this number down
         self.changed = False
         if stored is not None:
             self._bits, self._count, entries = unpack(stored)
             self._written = self._stored_pages()
-            self._loaded = {} if self._bits >= 0 else {0: {key: rest for key, *rest in entries}}
+            self._loaded = {} if self._bits >= 0 else {0: _parsed(entries)}
 
     @property
     def paged(self) -> bool:
@@ -176,21 +178,21 @@ class MapContent:
         return self._bits >= 0
 
     def exists(self, now: int, pages: Pages) -> bool:
-        found = (element for page in self._all(self._loaded, pages) for element in page.values())
-        return any(not 0 < element[0] <= now for element in found)
+        found = (entry for page in self._all(self._loaded, pages) for entry in page.values())
+        return any(not 0 < entry[1] <= now for entry in found)
 
     def get(self, key: bytes, now: int, pages: Pages) -> Plain | None:
         found = self._page(self._number(key), pages).get(key)
-        if found is None or 0 < found[0] <= now:
+        if found is None or 0 < found[1] <= now:
             return None
-        value: Plain = found[1]
+        value: Plain = found[2]
         return value
 
     def set(self, key: bytes, value: Plain, expires: int, pages: Pages) -> None:
         number = self._number(key)
         page = self._page(number, pages)
         self._count += key not in page
-        page[key] = [expires, value]
+        page[key] = (key, expires, value)
         self._touch(number)
 
     def remove(self, key: bytes, pages: Pages) -> None:
@@ -201,13 +203,13 @@ class MapContent:
 
     def items(self, now: int, pages: Pages) -> Iterator[tuple[bytes, Plain]]:
         """The entries that have not expired, lazily, as they are when the first is taken."""
-        return ((key, element[1]) for key, element in self.entries(pages) if not 0 < element[0] <= now)
+        return ((entry[0], entry[2]) for entry in self.entries(pages) if not 0 < entry[1] <= now)
 
-    def entries(self, pages: Pages) -> Iterator[tuple[bytes, Element]]:
+    def entries(self, pages: Pages) -> Iterator[Entry]:
         """All entries, lazily, as they are when the first is taken. Pages that were not in memory do not stay there."""
         loaded = {number: dict(page) for number, page in self._loaded.items()}
         for page in self._all(loaded, pages):
-            yield from page.items()
+            yield from page.values()
 
     @property
     def count(self) -> int:
@@ -222,13 +224,13 @@ class MapContent:
         if not self._count:
             self.clear()
         elif self._bits < 0:
-            data = pack([-1, self._count, _entries(self._loaded[0])])
+            data = pack([-1, self._count, list(self._loaded[0].values())])
             if len(data) <= PAGE_BYTES:
                 self._delete_from(0, pages)
                 return data
             self._spread(pages, len(data))
         while self._dirty:
-            contents = {number: _entries(self._loaded[number]) for number in self._dirty}
+            contents = {number: list(self._loaded[number].values()) for number in self._dirty}
             largest = max(len(pack(content)) for content in contents.values())
             if largest > 2 * PAGE_BYTES and self._bits < _MOST_BITS:
                 self._spread(pages, largest)
@@ -248,13 +250,13 @@ class MapContent:
         earliest = 0
         for number in range(max(1, self._stored_pages())):
             page = self._page(number, pages)
-            dead = [key for key, element in page.items() if 0 < element[0] <= now]
+            dead = [key for key, entry in page.items() if 0 < entry[1] <= now]
             for key in dead:
                 del page[key]
             self._count -= len(dead)
             if dead:
                 self._touch(number)
-            earliest = min((e for e, *_ in page.values() if not earliest or e < earliest), default=earliest)
+            earliest = min((e for _, e, *_ in page.values() if not earliest or e < earliest), default=earliest)
         return earliest
 
     def _stored_pages(self) -> int:
@@ -263,13 +265,13 @@ class MapContent:
     def _number(self, key: bytes) -> int:
         return 0 if self._bits <= 0 else zlib.crc32(key) & ((1 << self._bits) - 1)
 
-    def _page(self, number: int, pages: Pages) -> dict[bytes, list[Any]]:
+    def _page(self, number: int, pages: Pages) -> dict[bytes, Entry]:
         found = self._loaded.get(number)
         if found is None:
             found = self._loaded[number] = _parsed(pages.read([number])[0])
         return found
 
-    def _all(self, loaded: Mapping[int, dict[bytes, list[Any]]], pages: Pages) -> Iterator[dict[bytes, list[Any]]]:
+    def _all(self, loaded: Mapping[int, dict[bytes, Entry]], pages: Pages) -> Iterator[dict[bytes, Entry]]:
         """All pages, lazily: those in memory are ``loaded``, and others as the last batch left them."""
         count = max(1, self._stored_pages())
         for begin in range(0, count, _AT_ONCE):
@@ -293,9 +295,5 @@ class MapContent:
         self._dirty = set(self._loaded)
 
 
-def _entries(page: dict[bytes, list[Any]]) -> list[list[Any]]:
-    return [[key, *rest] for key, rest in page.items()]
-
-
-def _parsed(entries: Any) -> dict[bytes, list[Any]]:
-    return {} if entries is None else {key: rest for key, *rest in entries}
+def _parsed(entries: Any) -> dict[bytes, Entry]:
+    return {} if entries is None else {entry[0]: entry for entry in entries}

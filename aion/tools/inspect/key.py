@@ -216,7 +216,7 @@ def _show_variable(console: Console, record: KeyRecord, variable: Variable, most
         case MapContent():
             assert variable.key_codec is not None
             count, keys = content.count, variable.key_codec.schema
-            rows = ((_cut(json_text(unpack(key), keys)), element) for key, element in content.entries(pages))
+            rows = ((_cut(json_text(unpack(key), keys)), element) for key, *element in content.entries(pages))
     title = f"{variable.kind.value} {variable.name}"
     if not count:
         console.print(f"{title}: empty")
