@@ -251,8 +251,7 @@ class LocalListState(_Paged, ListState):
         self._content.put(self._plains(newState), self._expires())
 
     def appendValue(self, newState: tuple[Any, ...]) -> None:
-        content, variable = self._content, self.variable
-        content.append(variable.codec.plain(newState), 0 if variable.ttl_ms is None else self._expires())
+        self._content.append(self.variable.codec.plain(newState), self._expires())
 
     def appendList(self, newState: list[tuple[Any, ...]]) -> None:
         self._content.extend(self._plains(newState), self._expires())

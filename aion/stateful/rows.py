@@ -25,6 +25,7 @@ def row_maker(names: Sequence[str]) -> Callable[[Iterable[Any]], Row]:
 
 @lru_cache(maxsize=256)
 def _row_class(names: tuple[str, ...]) -> type[Row]:
+    # Only for its descriptors, which are C. mypy wants the names of fields as literals.
     by_place = namedtuple("Row", [f"field{place}" for place in range(len(names))])  # type: ignore[misc]
     # As with pyspark's Row, a method wins over a field of its name, and the first of several equal names counts.
     fields = {
@@ -37,10 +38,9 @@ def _row_class(names: tuple[str, ...]) -> type[Row]:
 
 def python_values(column: pa.ChunkedArray) -> list[Any]:
     """What ``column.to_pylist()`` gives. Times and dates, for which that takes microseconds each, go through numpy."""
-    type_ = column.type
-    if not pa.types.is_date32(type_) and type_ != pa.timestamp("us", getattr(type_, "tz", None)):
+    name = column.type.tz if pa.types.is_timestamp(column.type) else None
+    if column.type not in (pa.date32(), pa.timestamp("us", name)):
         return list(column.to_pylist())
-    name = getattr(type_, "tz", None)
     zone = None if name is None else pa.lib.string_to_tzinfo(name)
     values: list[Any] = column.to_numpy().tolist()
     kinds = set(map(type, values))

@@ -291,7 +291,7 @@ class StateFolder:
         except StateError as error:
             return str(error), isinstance(error, FormatError)
         if found is None:
-            return None, False  # whoever opens a shard next writes it
+            return None, False  # the query writes it when it opens a shard
         owner = f"{found['query']}/{found['operator']}"
         is_own = owner == f"{shard[0]}/{shard[1].partition('/')[0]}"
         return None if is_own else f"{shard[0]}/{shard[1]}/{OPERATOR}: it belongs to {owner}", False

@@ -173,7 +173,7 @@ def fits(found: pa.DataType, wanted: pa.DataType, *, case_sensitive: bool = Fals
 
 
 def nullable(type_: pa.DataType) -> pa.DataType:
-    """The same type, any part of which may be null."""
+    """The type, with null allowed in every part of it."""
     t = pa.types
     if t.is_struct(type_):
         return pa.struct([pa.field(f.name, nullable(f.type)) for f in type_])
