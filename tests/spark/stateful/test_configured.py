@@ -50,9 +50,11 @@ def test_group_by_of_spark_runs_on_aion_until_it_is_undone(
     assert list(enabled.glob("*/stateful")), "the state is in Aion's folder"
     aion.unconfigure()
     assert all(getattr(GroupedData, name) is stock for name, stock in METHODS.items())
+    operators = set(enabled.glob("*/*"))
     before = set(enabled.rglob("*.json"))  # retention, in the background, may still delete some
     stocks = run(spark, tmp_path / "stock", case, grouped_by_spark)
-    assert set(enabled.rglob("*.json")) <= before, "Spark keeps its own state again"
+    assert set(enabled.glob("*/*")) == operators, "Spark keeps its own state again"
+    assert before and set(enabled.rglob("*.json")) <= before
     compare(ours, stocks)
 
 
