@@ -74,14 +74,12 @@ def group_frames(frames: Sequence[pd.DataFrame], keys: Keys, key: Sequence[int],
         return
     frame = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
     columns = [frame.iloc[:, at] for at in key]
-    codes = _frame_codes(columns)
-    _, firsts = np.unique(codes, return_index=True)
-    rows = zip(*(column.take(firsts) for column in columns), strict=True)
-    codes, found = _by_bytes(codes, (keys.values(map(_listed, row)) for row in rows), keys)
-    order, ends = _stretches(codes)
+    order, edges = _stretches(_frame_codes(columns))
+    rows = zip(*(column.take(order[edges[:-1]]) for column in columns), strict=True)
+    order, edges, found = _by_bytes(order, edges, (keys.values(map(_listed, row)) for row in rows), keys)
     ordered = frame.iloc[:, values].take(order)
     inferred = [at for at in range(ordered.shape[1]) if _has_another_type(ordered.iloc[:, at])]
-    for (data, of_key), (begin, end) in zip(found, ends, strict=True):
+    for (data, of_key), (begin, end) in zip(found, pairwise(edges.tolist()), strict=True):
         # Nobody else reads these rows, so the user may change them.
         part = ordered.iloc[begin:end].copy(deep=False)
         part.index = pd.RangeIndex(end - begin)
@@ -98,15 +96,14 @@ def group_table(table: pa.Table, keys: Keys, key: Sequence[int], names: Sequence
     if not table.num_rows:
         return
     columns = [table.column(at) for at in key]
-    codes = _table_codes(columns)
-    _, firsts = np.unique(codes, return_index=True)
-    values = zip(*(column.take(pa.array(firsts)).to_pylist() for column in columns), strict=True)
-    codes, found = _by_bytes(codes, values, keys)
-    order, ends = _stretches(codes)
+    order, edges = _stretches(_table_codes(columns))
+    firsts = pa.array(order[edges[:-1]])
+    values = zip(*(column.take(firsts).to_pylist() for column in columns), strict=True)
+    order, edges, found = _by_bytes(order, edges, values, keys)
     taken = pa.array(order)
     lists = [python_values(table.column(at).take(taken)) for at in range(len(names))]
     make = row_maker(names)
-    for (data, of_key), (begin, end) in zip(found, ends, strict=True):
+    for (data, of_key), (begin, end) in zip(found, pairwise(edges.tolist()), strict=True):
         rows = map(make, zip(*(values_of[begin:end] for values_of in lists), strict=True))
         yield Group(data, of_key, rows, end - begin)
 
@@ -114,8 +111,8 @@ def group_table(table: pa.Table, keys: Keys, key: Sequence[int], names: Sequence
 def distinct_keys(table: pa.Table, keys: Keys, key: Sequence[int]) -> list[bytes]:
     """The keys of the rows of a table, as their bytes, in the order of arrival. ``key``: where its columns are."""
     columns = [table.column(at) for at in key]
-    _, firsts = np.unique(_table_codes(columns), return_index=True)
-    taken = pa.array(np.sort(firsts))
+    order, edges = _stretches(_table_codes(columns))
+    taken = pa.array(np.sort(order[edges[:-1]]))
     values = zip(*(column.take(taken).to_pylist() for column in columns), strict=True)
     return list(dict.fromkeys(map(keys.to_bytes, values)))
 
@@ -145,7 +142,9 @@ def _table_codes(columns: Sequence[pa.ChunkedArray]) -> npt.NDArray[np.int64]:
     try:
         for column in columns:
             encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
-            part = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+            part: npt.NDArray[np.int64] = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+            if len(columns) == 1:
+                return part
             _, combined = np.unique(combined * (len(encoded.dictionary) + 1) + part, return_inverse=True)
     except pa.ArrowNotImplementedError:  # Arrow has no dictionaries of lists and structs
         return np.arange(len(columns[0]))
@@ -153,11 +152,11 @@ def _table_codes(columns: Sequence[pa.ChunkedArray]) -> npt.NDArray[np.int64]:
 
 
 def _by_bytes(
-    codes: npt.NDArray[np.int64], values: Iterable[tuple[Any, ...]], keys: Keys
-) -> tuple[npt.NDArray[np.int64], list[tuple[bytes, tuple[Any, ...]]]]:
-    """Merges numbers of keys that have the same bytes, such as 0.0 and -0.0. Returns the numbers, and each key once.
+    order: npt.NDArray[np.int64], edges: npt.NDArray[np.int64], values: Iterable[tuple[Any, ...]], keys: Keys
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[tuple[bytes, tuple[Any, ...]]]]:
+    """Merges stretches of keys that have the same bytes, such as 0.0 and -0.0. Returns the stretches and their keys.
 
-    ``values``: the key of each number, in the order of the numbers.
+    ``order`` and ``edges``: see :func:`_stretches`. ``values``: the key of each stretch.
     """
     numbers: dict[bytes, int] = {}
     found: list[tuple[bytes, tuple[Any, ...]]] = []
@@ -168,13 +167,24 @@ def _by_bytes(
         if number == len(found):
             found.append((data, value))
         merged.append(number)
-    return codes if len(found) == len(merged) else np.array(merged)[codes], found
+    if len(found) < len(merged):
+        codes = np.empty(len(order), np.int64)
+        codes[order] = np.repeat(merged, np.diff(edges))
+        order, edges = _stretches(codes)
+    return order, edges, found
 
 
-def _stretches(codes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], Iterator[tuple[int, int]]]:
-    """The order of rows by their numbers, and from where to where each number lies in it."""
-    ends = np.cumsum(np.bincount(codes)).tolist()
-    return np.argsort(codes, kind="stable"), pairwise([0, *ends])
+def _stretches(codes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The order of rows by their numbers, those of a number as they arrived, and where each number begins and ends.
+
+    Every number from 0 up to the largest one has rows.
+    """
+    edges = np.concatenate([[0], np.cumsum(np.bincount(codes))])
+    # numpy sorts 16 bits at a time in linear time, which takes a quarter of the time of a sort of 64 bits.
+    order = np.argsort(codes.astype(np.uint16), kind="stable")
+    if len(edges) - 1 > 1 << 16:
+        order = order[np.argsort((codes >> 16)[order].astype(np.uint16), kind="stable")]
+    return order, edges
 
 
 def _listed(value: Any) -> Any:

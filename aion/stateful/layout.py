@@ -2,7 +2,8 @@
 
 ``r | key``: the record of a key: its timers, and its state variables.
 ``p | length of key | key | variable | page``: a page of a list or map that is too large for the record.
-``t | time | key``: the key has something to do at this time: a timer expires, or state does. One entry for each key.
+``t | time | key``: the key may have something to do from this time on: a timer expires, or state does. One entry for
+each key that has timers or state that expires. Nobody gets these entries: they are scanned.
 
 Integers are big endian, so keys are in the order of their numbers.
 """
@@ -15,13 +16,12 @@ _LENGTH = struct.Struct(">I")
 _PAGE = struct.Struct(">HI")
 _TIME = struct.Struct(">Q")
 _SIGN = 1 << 63
-_RECORD, _PAGES, _WAKE = b"r", b"p", b"t"
+MIN_MS, MAX_MS = -_SIGN, _SIGN - 1
+_RECORD, _PAGES, _WAKE, _AFTER_WAKES = b"r", b"p", b"t", b"u"
 PRESENT = b"\x01"
 """The value of an entry that only has a key."""
 RECORDS = (_RECORD, b"s")
 """The range of all records."""
-WAKES = (_WAKE, b"u")
-"""The range of all times."""
 
 
 def record_key(key: bytes) -> bytes:
@@ -40,9 +40,9 @@ def wake_key(time_ms: int, key: bytes) -> bytes:
     return _WAKE + _TIME.pack(time_ms + _SIGN) + key
 
 
-def wakes_until(time_ms: int) -> tuple[bytes, bytes]:
-    """The range of the entries for times up to and including this one."""
-    return _WAKE, _WAKE + _TIME.pack(min(time_ms + _SIGN + 1, 2 * _SIGN - 1))
+def wakes(first_ms: int, last_ms: int = MAX_MS) -> tuple[bytes, bytes]:
+    """The range of the entries for times from ``first_ms`` up to and including ``last_ms``."""
+    return wake_key(first_ms, b""), wake_key(last_ms + 1, b"") if last_ms < MAX_MS else _AFTER_WAKES
 
 
 def wake_of(entry: bytes) -> tuple[int, bytes]:

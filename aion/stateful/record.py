@@ -2,8 +2,9 @@
 
 A record is stored as MessagePack: ``[timers, wake, expires, [[variable, version, content], ...]]``. ``timers``: when
 the key's timers expire, in ascending order, in ms. ``wake``: the time under which the key is in the shard's index of
-times (:mod:`aion.stateful.layout`). ``expires``: when to look for state whose TTL has passed, or nothing. ``variable``
-is the number of a state variable and ``version`` that of its schema. ``content`` stays packed until it is used.
+times (:mod:`aion.stateful.layout`), which is not later than its first timer. ``expires``: when to look for state whose
+TTL has passed, or nothing. ``variable`` is the number of a state variable and ``version`` that of its schema.
+``content`` stays packed until it is used.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from aion.stateful.contents import Content, ListContent, MapContent, ValueConten
 from aion.stateful.layout import PRESENT, page_key, record_key, wake_key
 from aion.stateful.packing import pack, unpack
 from aion.stateful.variables import Kind, Variable
-from state_backends.store.keyed.protocol import KeyedReader, KeyedValue
+from state_backends.store.keyed.protocol import NEVER_MS, KeyedReader, KeyedValue
 
 CONTENTS: Mapping[Kind, type[Any]] = {Kind.VALUE: ValueContent, Kind.LIST: ListContent, Kind.MAP: MapContent}
 
@@ -83,10 +84,11 @@ class KeyRecord:
         self.expires = min(times, default=None)
         self._changed = True
 
-    def changes(self, known: frozenset[int]) -> tuple[list[KeyedValue], int]:
+    def changes(self, known: frozenset[int], scanned_ms: int) -> tuple[list[KeyedValue], int]:
         """What must be written, and by how much the number of keys grows: -1, 0 or 1.
 
-        ``known``: the numbers of the variables that exist. What others hold is forgotten.
+        ``known``: the numbers of the variables that exist. What others hold is forgotten. ``scanned_ms``: the batch
+        scans the index of times up to this time.
         """
         values: list[KeyedValue] = []
         for number, (variable, content) in self._contents.items():
@@ -100,23 +102,30 @@ class KeyRecord:
                 else:
                     self._packed[number] = variable.version, encoded
                 content.changed = False
-        if not self._changed:
+        if not self._changed and (self.wake is None or self.wake > scanned_ms):
             return [], 0
-        self._changed = False
         entries = [(number, *packed) for number, packed in self._packed.items() if number in known]
         if not entries:
             self.expires = None
-        wake = min((t for t in (*self.timers[:1], self.expires) if t is not None), default=None)
+        needed_ms = min((t for t in (*self.timers[:1], self.expires) if t is not None), default=None)
+        wake = self.wake
+        if needed_ms is None or wake is None or needed_ms < wake or wake <= scanned_ms:
+            wake = needed_ms
+        # Else the entry stays where it is, too early, until it is scanned. The timer of a session moves with every
+        # batch, and to move the entry, too, would cost more than all else that is written.
         if wake != self.wake:
             if self.wake is not None:
                 values.append(KeyedValue(wake_key(self.wake, self.key), None))
             if wake is not None:
-                values.append(KeyedValue(wake_key(wake, self.key), PRESENT))
+                values.append(KeyedValue(wake_key(wake, self.key), PRESENT, NEVER_MS))
             self.wake = wake
+        elif not self._changed:
+            return [], 0
+        self._changed = False
         exists = bool(self.timers or entries)
         data = pack((self.timers, wake, self.expires, entries)) if exists else None
         if exists or self._existed:
-            values.append(KeyedValue(record_key(self.key), data, wake))
+            values.append(KeyedValue(record_key(self.key), data, needed_ms))
         grown = exists - self._existed
         self._existed = exists
         return values, grown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timezone
+from datetime import datetime, timezone
 from functools import lru_cache, partial
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -42,11 +42,17 @@ def python_values(column: pa.ChunkedArray) -> list[Any]:
     if column.type not in (pa.date32(), pa.timestamp("us", name)):
         return list(column.to_pylist())
     zone = None if name is None else pa.lib.string_to_tzinfo(name)
-    values: list[Any] = column.to_numpy().tolist()
-    kinds = set(map(type, values))
-    # numpy makes integers of times that Python does not have.
-    if int in kinds or not isinstance(zone, ZoneInfo | timezone | None):
-        return list(column.to_pylist())
     if zone is None:
-        return values
-    return [None if value is None else zone.fromutc(value.replace(tzinfo=zone)) for value in values]
+        values: list[Any] = column.to_numpy().tolist()
+        # numpy makes integers of times that Python does not have.
+        return list(column.to_pylist()) if int in set(map(type, values)) else values
+    if not isinstance(zone, ZoneInfo | timezone):
+        return list(column.to_pylist())
+    since: list[Any] = column.to_numpy().view("timedelta64[us]").tolist()
+    after = datetime(1970, 1, 1, tzinfo=zone).__add__  # a fifth of the cost of replace(tzinfo=zone)
+    try:
+        if column.null_count:
+            return [None if time is None else zone.fromutc(after(time)) for time in since]
+        return list(map(zone.fromutc, map(after, since)))
+    except OverflowError:
+        return list(column.to_pylist())

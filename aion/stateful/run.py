@@ -16,17 +16,18 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulP
 from aion.errors import FormatError
 from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys
-from aion.stateful.layout import WAKES, record_key, wake_of, wakes_until
+from aion.stateful.layout import MIN_MS, record_key, wake_of, wakes
 from aion.stateful.record import KeyRecord
 from aion.stateful.restore import Declaration, Restored, restore
 from aion.stateful.variables import Variables
 from state_backends.store.keyed.protocol import KeyedAttempt
 
 CHUNK_KEYS = 8192
-VERSION = 2
+VERSION = 3
 """The format of a snapshot, and of records."""
-_READABLE = (1, 2)
-"""In format 1, an element that was written by an older schema does not keep its value as it was written."""
+_READABLE = (1, 2, 3)
+"""In format 1, an element that was written by an older schema does not keep its value as it was written. Up to format
+2, a key is in the index of times under the time of its first timer, not before it."""
 
 
 def variables_of(snapshot: Mapping[str, Any] | None, by_name: bool = False) -> Variables:
@@ -37,7 +38,7 @@ def variables_of(snapshot: Mapping[str, Any] | None, by_name: bool = False) -> V
     if snapshot is not None and snapshot["version"] not in _READABLE:
         raise FormatError(
             f"the state of the processor was written in format {snapshot['version']}; this Aion reads the formats "
-            f"{' and '.join(map(str, _READABLE))}"
+            f"{', '.join(map(str, _READABLE))}"
         )
     return Variables(None if snapshot is None else snapshot["stateful"], by_name)
 
@@ -67,7 +68,10 @@ class ShardRun:
         self._reads_ahead = reads_ahead
         self._counters: dict[str, int] = {"events": 0, "dropped": 0, "keys": 0, "timers": 0, "fired_timers": 0}
         self._before_ms: int | None = None
+        # No key is in the index of times under an earlier time. None: no key is in it.
+        self._earliest_ms: int | None = None
         if snapshot is not None:
+            self._earliest_ms = snapshot.get("earliest_ms", MIN_MS)
             self._counters.update(snapshot["counters"])
             self._before_ms = snapshot["at_ms"]
 
@@ -93,8 +97,12 @@ class ShardRun:
         """What the processor returns for timers that have expired. Also removes state that has expired."""
         if self._due_ms is None:
             return
-        due_ms = self._due_ms
-        entries = self._store.scan(*wakes_until(due_ms))
+        due_ms, earliest_ms = self._due_ms, self._earliest_ms
+        if earliest_ms is None or earliest_ms > due_ms:
+            return
+        # Not from the beginning: entries that were deleted cost time until their runs are merged.
+        entries = self._store.scan(*wakes(earliest_ms, due_ms))
+        self._earliest_ms = None
         # The entries are read before the processor runs, because it may set timers that are due already.
         while chunk := [wake_of(entry)[1] for entry, _ in islice(entries, CHUNK_KEYS)]:
             records = self._records(chunk)
@@ -114,6 +122,8 @@ class ShardRun:
                 if record.expires is not None and record.expires <= self._handle.now_ms:
                     record.expire(self._handle.now_ms, self._handle.variables)
             self._write(records)
+        later = [wake_of(entry)[0] for entry, _ in islice(self._store.scan(*wakes(due_ms + 1)), 1)]
+        self._saw(later)
 
     def restore(self, states: Mapping[bytes, Restored], declared: Sequence[Declaration]) -> None:
         """Puts state from elsewhere into the shard, which has no keys yet."""
@@ -125,9 +135,9 @@ class ShardRun:
             self._write(records)
 
     def next_wake_ms(self) -> int | None:
-        """The earliest time at which a timer expires, or state does."""
-        first = next(self._store.scan(*WAKES), None)
-        return None if first is None else wake_of(first[0])[0]
+        """A time before which no timer expires, and no state does. None: there are neither."""
+        expires = any(variable.ttl_ms is not None for variable in self._handle.variables)
+        return self._earliest_ms if expires or self._counters["timers"] else None
 
     def snapshot(self) -> dict[str, Any]:
         """What the version of the shard keeps beside the records."""
@@ -138,6 +148,7 @@ class ShardRun:
             "counters": self._counters,
             "stateful": self._variables.to_json(),
             "at_ms": at_ms,
+            "earliest_ms": self._earliest_ms,
         }
         if at_ms is not None and before_ms is not None:
             # The store keeps in memory what is needed until then, if time goes on as it did.
@@ -158,6 +169,12 @@ class ShardRun:
             self._write(records)
             chunk = following
 
+    def _saw(self, wakes_ms: Iterable[int]) -> None:
+        """The index of times has keys under these times."""
+        found = min(wakes_ms, default=None)
+        if found is not None and (self._earliest_ms is None or found < self._earliest_ms):
+            self._earliest_ms = found
+
     def _records(self, keys: Sequence[bytes]) -> list[KeyRecord]:
         found = self._store.get([record_key(key) for key in keys])
         records = [KeyRecord(key, data, self._store) for key, data in zip(keys, found, strict=True)]
@@ -166,12 +183,13 @@ class ShardRun:
 
     def _write(self, records: Sequence[KeyRecord]) -> None:
         self._handle.leave()
-        known = self._variables.numbers
+        known, scanned_ms = self._variables.numbers, MIN_MS if self._due_ms is None else self._due_ms
         changes = []
         for record in records:
-            values, grown = record.changes(known)
+            values, grown = record.changes(known, scanned_ms)
             changes += values
             self._counters["keys"] += grown
+        self._saw(record.wake for record in records if record.wake is not None)
         self._counters["timers"] += sum(len(record.timers) for record in records)
         if changes:
             self._store.put(changes)

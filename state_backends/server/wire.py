@@ -20,6 +20,7 @@ ENTRIES = pa.schema([("key", pa.large_binary()), ("value", pa.large_binary())])
 _KEYS = pa.schema([("key", pa.large_binary())])
 MESSAGE_BYTES = 1 << 20
 READ_MESSAGE_BYTES = 1 << 18  # each reader has one message waiting to be sent, which the memory budget does not count
+_FIRST_BYTES = 1 << 10  # of the first message of a scan
 _ITEM_BYTES = 8  # of an offset; so a message of many small values is not too large
 T = TypeVar("T")
 _ERROR_BYTES = 4000  # gRPC sends errors in headers, which are ASCII and at most 8 KiB
@@ -98,7 +99,7 @@ def unpack_key(text: str) -> bytes:
 
 def pack_values(values: Iterable[tuple[bytes, bytes | None, int | None]]) -> Iterator[pa.RecordBatch]:
     """Packs keyed values into messages of about ``MESSAGE_BYTES`` each."""
-    for part in _parts(values, lambda value: len(value[0]) + len(value[1] or b""), MESSAGE_BYTES):
+    for part in _parts(values, lambda value: len(value[0]) + len(value[1] or b""), itertools.repeat(MESSAGE_BYTES)):
         columns = zip(*part, strict=True)
         yield pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, VALUES, strict=True)], schema=VALUES)
 
@@ -109,7 +110,7 @@ def pack_found(pages: Iterable[Sequence[bytes | None]]) -> Iterator[pa.RecordBat
         if sum(map(len, filter(None, page))) <= READ_MESSAGE_BYTES:
             parts: Iterable[Sequence[bytes | None]] = [page]
         else:
-            parts = _parts(page, lambda value: len(value or b""), READ_MESSAGE_BYTES)
+            parts = _parts(page, lambda value: len(value or b""), itertools.repeat(READ_MESSAGE_BYTES))
         for part in parts:
             yield pa.record_batch([pa.array(part, pa.large_binary())], schema=FOUND)
 
@@ -120,8 +121,9 @@ def unpack_found(message: pa.RecordBatch) -> list[bytes | None]:
 
 
 def pack_entries(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
-    """Packs the entries of a scan."""
-    for part in _parts(entries, lambda entry: len(entry[0]) + len(entry[1]), READ_MESSAGE_BYTES):
+    """Packs the entries of a scan. Its first messages are small: the reader may only want the first entries."""
+    sizes = (min(_FIRST_BYTES << 2 * message, READ_MESSAGE_BYTES) for message in itertools.count())
+    for part in _parts(entries, lambda entry: len(entry[0]) + len(entry[1]), sizes):
         keys, values = zip(*part, strict=True)
         yield pa.record_batch([pa.array(keys, pa.large_binary()), pa.array(values, pa.large_binary())], schema=ENTRIES)
 
@@ -130,16 +132,16 @@ def unpack_entries(message: pa.RecordBatch) -> list[tuple[bytes, bytes]]:
     return list(zip(message.column(0).to_pylist(), message.column(1).to_pylist(), strict=True))
 
 
-def _parts(items: Iterable[T], size_of: Callable[[T], int], most_bytes: int) -> Iterator[list[T]]:
-    """Consecutive items, together ``most_bytes`` or just above."""
+def _parts(items: Iterable[T], size_of: Callable[[T], int], sizes: Iterator[int]) -> Iterator[list[T]]:
+    """Consecutive items, together as many bytes as the next of ``sizes``, or just above."""
     part: list[T] = []
-    size = 0
+    size, most_bytes = 0, next(sizes)
     for item in items:
         part.append(item)
         size += size_of(item) + _ITEM_BYTES
         if size >= most_bytes:
             yield part
-            part, size = [], 0
+            part, size, most_bytes = [], 0, next(sizes)
     if part:
         yield part
 

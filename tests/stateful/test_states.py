@@ -168,7 +168,7 @@ class Shard:
             self.models[key].timers.discard(t)
         pending = [t for model in self.models.values() for t in model.timers]
         wake = of_shard.next_wake_ms()
-        assert (wake is None or wake <= min(pending)) if pending else (wake is None or self._ttl_ms is not None)
+        assert wake is not None and wake <= min(pending) if pending else wake is None or self._ttl_ms is not None
         self._snapshot = of_shard.snapshot()
         assert self._snapshot["counters"]["timers"] == len(pending)
 

@@ -12,7 +12,7 @@ from pyspark.sql.types import DoubleType, FloatType, IntegerType, LongType, Stri
 
 from aion.errors import ForeignState
 from aion.stateful.handle import Handle
-from aion.stateful.layout import record_key
+from aion.stateful.layout import MIN_MS, record_key
 from aion.stateful.record import KeyRecord
 from aion.stateful.variables import Kind, Variables
 from tests.stateful.memory_values import MemoryValues
@@ -42,7 +42,7 @@ def test_stored_values_are_read_by_the_schema_they_were_written_with() -> None:
     value.update((1,))
     items.appendList([(2,), (3,)])
     table.updateValue((4,), (5,))
-    values, grown = record.changes(variables.numbers)
+    values, grown = record.changes(variables.numbers, MIN_MS)
     assert grown == 1
     store.put(values)
     known = variables.to_json()
@@ -84,7 +84,7 @@ def test_each_element_is_converted_once_from_the_schema_it_was_written_with(many
             assert [tuple(table.getValue((at,))) for at in range(many)] == [("x" * 40, float(exact))] * many
             assert tuple(table.getValue((many,))) == (None, 0.5)
             assert len(list(table.iterator())) == 2 * many
-        store.put(record.changes(variables.numbers)[0])
+        store.put(record.changes(variables.numbers, MIN_MS)[0])
         known, data = variables.to_json(), store.values[record_key(KEY)]
 
 
@@ -94,7 +94,7 @@ def test_a_variable_that_was_deleted_starts_empty() -> None:
     record = KeyRecord(KEY, None, store)
     handle.enter(record)
     value.update((1,))
-    store.put(record.changes(variables.numbers)[0])
+    store.put(record.changes(variables.numbers, MIN_MS)[0])
     (stored,) = store.values.values()
 
     handle, (_, other), variables = handle_with(
@@ -104,7 +104,7 @@ def test_a_variable_that_was_deleted_starts_empty() -> None:
     handle.enter(record)
     assert list(other.get()) == []
     other.appendValue((7,))
-    store.put(record.changes(variables.numbers)[0])
+    store.put(record.changes(variables.numbers, MIN_MS)[0])
     assert variables.to_json()["next"] == 2
     assert len(KeyRecord(KEY, next(iter(store.values.values())), store)._packed) == 1, "the old content is gone"
 
@@ -124,7 +124,7 @@ def test_fields_get_other_names(by_name: bool) -> None:
     handle.enter(record := KeyRecord(KEY, None, store))
     single.update(value)
     table.updateValue((7,), value)
-    store.put(record.changes(variables.numbers)[0])
+    store.put(record.changes(variables.numbers, MIN_MS)[0])
     for _ in range(2):  # the second start finds the new names
         handle, (single, table), variables = handle_with(
             variables.to_json(), ("getValueState", "v", after), ("getMapState", "m", renamed, after), by_name=by_name

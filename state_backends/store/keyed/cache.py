@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
 from policies.values import leaving
+from state_backends.store.keyed.protocol import NEVER_MS
 from state_backends.store.m_bucket import MemoryBudget
 
 VALUE_BYTES = 256
@@ -41,7 +42,7 @@ class ValueCache:
         return len(self._values)
 
     def get(self, keys: Sequence[bytes]) -> tuple[list[bytes | None], bool]:
-        """The values that are in memory, None for others. And whether all values of the shard were in memory."""
+        """The values that are in memory, None for others. And whether all values that one may get were in memory."""
         with self._lock:
             values = self._values
             found = list(map(values.get, keys))
@@ -69,12 +70,12 @@ class ValueCache:
         with self._lock:
             if self._closed:
                 return
-            cached, due = self._values, self._needed_ms
+            cached, due, times = self._values, self._needed_ms, needed_ms or {}
             for key, value in values:
                 before = cached.pop(key, None)
                 if before is not None:
                     grown -= len(key) + len(before) + VALUE_BYTES
-                if value is not None:
+                if value is not None and times.get(key) != NEVER_MS:
                     cached[key] = value
                     grown += len(key) + len(value) + VALUE_BYTES
                 if due and needed_ms is not None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+NEVER_MS = (1 << 63) - 1
+"""When a value is needed that is only found by scans. It is not kept in memory, and nobody may get it."""
+
 
 class KeyedValue(NamedTuple):
     """A value of a key. Neither is empty. ``value``: None deletes the key.
 
-    ``needed_ms``: when the value will be needed next, for example the time of its key's next timer. None: unknown.
+    ``needed_ms``: when the value will be needed next, for example the time of its key's next timer. None: unknown. See
+    also :data:`NEVER_MS`.
     """
 
     key: bytes

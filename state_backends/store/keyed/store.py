@@ -124,8 +124,9 @@ class KeyedStore:
 
     def scan(self, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         with self._lock:
-            older = dict(self._spilling.between(begin, end))
-            mine = sorted((older | dict(self._overlay.between(begin, end))).items())
+            mine = self._overlay.between(begin, end)
+            if older := self._spilling.between(begin, end):
+                mine = sorted((dict(older) | dict(mine)).items())
         # What is put or written to disk from now on does not change these.
         return self._scan(begin, end, mine)
 
