@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from pyspark.sql.types import IntegralType, Row, StructType
 from aion.stateful.encoding import Codec
 from aion.stateful.packing import pack, unpack
 from aion.stateful.rows import python_values, row_maker
+
+_ROWS_AT_ONCE = 4096
 
 
 class Group(NamedTuple):
@@ -102,10 +105,20 @@ def group_table(table: pa.Table, keys: Keys, key: Sequence[int], names: Sequence
     order, edges, found = _by_bytes(order, edges, values, keys)
     taken = pa.array(order)
     lists = [python_values(table.column(at).take(taken)) for at in range(len(names))]
-    make = row_maker(names)
-    for (data, of_key), (begin, end) in zip(found, pairwise(edges.tolist()), strict=True):
-        rows = map(make, zip(*(values_of[begin:end] for values_of in lists), strict=True))
-        yield Group(data, of_key, rows, end - begin)
+    make, begins = row_maker(names), edges.tolist()
+    rows: list[Any] = []
+    first = 0  # of these rows
+    for at, (data, of_key) in enumerate(found):
+        begin, end = begins[at : at + 2]
+        if end - first > len(rows):
+            # Rows of several keys at once, because most keys have few. But not more than that, to save memory.
+            upto = begins[max(at + 1, bisect_right(begins, begin + _ROWS_AT_ONCE) - 1)]
+            made = map(make, zip(*(values_of[begin:upto] for values_of in lists), strict=True))
+            if upto - begin > _ROWS_AT_ONCE:
+                yield Group(data, of_key, made, end - begin)
+                continue
+            first, rows = begin, list(made)
+        yield Group(data, of_key, iter(rows[begin - first : end - first]), end - begin)
 
 
 def distinct_keys(table: pa.Table, keys: Keys, key: Sequence[int]) -> list[bytes]:

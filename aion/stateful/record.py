@@ -32,14 +32,15 @@ class KeyRecord:
         self.timers: list[int] = []
         self.wake: int | None = None
         self.expires: int | None = None
-        self._packed: dict[int, tuple[int, bytes]] = {}
+        self._packed: dict[int, Sequence[Any]] = {}  # number, version and content, as they are stored
         self._contents: dict[int, tuple[Variable, Content]] = {}
         self._changed = False
         self._existed = data is not None
         self._store = store
         if data is not None:
             self.timers, self.wake, self.expires, entries = unpack(data)
-            self._packed = {number: (version, content) for number, version, content in entries}
+            for entry in entries:
+                self._packed[entry[0]] = entry
 
     def content(self, variable: Variable) -> Any:
         """What a variable holds for this key."""
@@ -47,7 +48,7 @@ class KeyRecord:
         if found is not None:
             return found[1]
         packed = self._packed.get(variable.number)
-        stored = None if packed is None else variable.current(*packed)
+        stored = None if packed is None else variable.current(packed[1], packed[2])
         content = CONTENTS[variable.kind](stored)
         self._contents[variable.number] = variable, content
         return content
@@ -100,11 +101,11 @@ class KeyRecord:
                 if encoded is None:
                     self._packed.pop(number, None)
                 else:
-                    self._packed[number] = variable.version, encoded
+                    self._packed[number] = number, variable.version, encoded
                 content.changed = False
         if not self._changed and (self.wake is None or self.wake > scanned_ms):
             return [], 0
-        entries = [(number, *packed) for number, packed in self._packed.items() if number in known]
+        entries = [packed for packed in self._packed.values() if packed[0] in known]
         if not entries:
             self.expires = None
         needed_ms = min((t for t in (*self.timers[:1], self.expires) if t is not None), default=None)

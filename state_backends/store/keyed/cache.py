@@ -71,13 +71,20 @@ class ValueCache:
             if self._closed:
                 return
             cached, due, times = self._values, self._needed_ms, needed_ms or {}
+            touch = cached.move_to_end
             for key, value in values:
-                before = cached.pop(key, None)
-                if before is not None:
-                    grown -= len(key) + len(before) + VALUE_BYTES
-                if value is not None and times.get(key) != NEVER_MS:
+                before = cached.get(key)
+                if value is None or times.get(key) == NEVER_MS:
+                    if before is not None:
+                        del cached[key]
+                        grown -= len(key) + len(before) + VALUE_BYTES
+                else:
                     cached[key] = value
-                    grown += len(key) + len(value) + VALUE_BYTES
+                    if before is None:
+                        grown += len(key) + len(value) + VALUE_BYTES
+                    else:
+                        touch(key)
+                        grown += len(value) - len(before)
                 if due and needed_ms is not None:
                     due.pop(key, None)
             if needed_ms:
