@@ -51,6 +51,8 @@ class Content(Protocol):
 class ValueContent:
     """A value, or none."""
 
+    __slots__ = ("changed", "expires", "value")
+
     def __init__(self, stored: bytes | None = None) -> None:
         self.value: Plain | None = None
         self.expires = 0

@@ -29,15 +29,17 @@ class KeyRecord:
 
     def __init__(self, key: bytes, data: bytes | None, store: KeyedReader) -> None:
         self.key = key
-        self.timers: list[int] = []
-        self.wake: int | None = None
-        self.expires: int | None = None
+        self.timers: list[int]
+        self.wake: int | None
+        self.expires: int | None
         self._packed: dict[int, Sequence[Any]] = {}  # number, version and content, as they are stored
         self._contents: dict[int, tuple[Variable, Content]] = {}
         self._changed = False
         self._existed = data is not None
         self._store = store
-        if data is not None:
+        if data is None:
+            self.timers, self.wake, self.expires = [], None, None
+        else:
             self.timers, self.wake, self.expires, entries = unpack(data)
             for entry in entries:
                 self._packed[entry[0]] = entry
@@ -108,7 +110,9 @@ class KeyRecord:
         entries = [packed for packed in self._packed.values() if packed[0] in known]
         if not entries:
             self.expires = None
-        needed_ms = min((t for t in (*self.timers[:1], self.expires) if t is not None), default=None)
+        needed_ms = self.expires
+        if self.timers and (needed_ms is None or self.timers[0] < needed_ms):
+            needed_ms = self.timers[0]
         wake = self.wake
         if needed_ms is None or wake is None or needed_ms < wake or wake <= scanned_ms:
             wake = needed_ms
@@ -134,6 +138,8 @@ class KeyRecord:
 
 class KeyPages:
     """See :class:`aion.stateful.contents.Pages`. ``written``: what is to be put."""
+
+    __slots__ = ("_key", "_store", "_variable", "written")
 
     def __init__(self, store: KeyedReader, key: bytes, variable: Variable) -> None:
         self._store, self._key, self._variable = store, key, variable

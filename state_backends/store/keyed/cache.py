@@ -73,22 +73,23 @@ class ValueCache:
             cached, due, times = self._values, self._needed_ms, needed_ms or {}
             touch = cached.move_to_end
             for key, value in values:
-                before = cached.get(key)
-                if value is None or times.get(key) == NEVER_MS:
+                before, time_ms = cached.get(key), times.get(key)
+                if value is None or time_ms == NEVER_MS:
                     if before is not None:
                         del cached[key]
                         grown -= len(key) + len(before) + VALUE_BYTES
+                        due.pop(key, None)
+                    continue
+                cached[key] = value
+                if before is None:
+                    grown += len(key) + len(value) + VALUE_BYTES
                 else:
-                    cached[key] = value
-                    if before is None:
-                        grown += len(key) + len(value) + VALUE_BYTES
-                    else:
-                        touch(key)
-                        grown += len(value) - len(before)
-                if due and needed_ms is not None:
+                    touch(key)
+                    grown += len(value) - len(before)
+                if time_ms is not None:
+                    due[key] = time_ms
+                elif due and needed_ms is not None:
                     due.pop(key, None)
-            if needed_ms:
-                due.update(item for item in needed_ms.items() if item[0] in cached)
             self._grew(grown)
         self._budget.make_room()
 

@@ -67,7 +67,7 @@ class Overlay:
         upto = len(keys) if end is None else bisect_left(keys, end)
         return [(key, self.changes[key]) for key in keys[bisect_left(keys, begin) : upto]]
 
-    def entries(self) -> Iterator[tuple[bytes, bytes]]:
-        """All changes, sorted, as a run has them."""
-        changes = self.changes
-        return ((key, changes[key] or b"") for key in list(self.keys()))
+    def entries(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """All changes, sorted."""
+        keys = list(self.keys())
+        return zip(keys, list(map(self.changes.__getitem__, keys)), strict=True)

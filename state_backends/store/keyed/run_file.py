@@ -43,10 +43,11 @@ class NewRun:
             self.close()
             raise
 
-    def write(self, changes: Iterable[tuple[bytes, bytes]]) -> Steps[None]:
-        """Steps that write all changes, sorted by key, and complete the file. An empty value deletes its key."""
+    def write(self, changes: Iterable[tuple[bytes, bytes | None]]) -> Steps[None]:
+        """Steps that write all changes, sorted by key, and complete the file. No or an empty value deletes a key."""
         moved, put = 0, self._out.put
-        for key, value in changes:
+        for key, change in changes:
+            value = change or b""
             put(VALUES + key, value)
             self.keys += 1
             moved += len(key) + len(value) + _ENTRY_BYTES

@@ -51,8 +51,8 @@ class RunFiles:
         self._ingested: tuple[SstFile, ...] = ()
         self._closed = False
 
-    def write(self, changes: Iterable[tuple[bytes, bytes]], mark: str = "") -> Steps[SstFile]:
-        """Steps that write a run. ``changes``: sorted by key; an empty value deletes its key. ``mark``: see PBucket."""
+    def write(self, changes: Iterable[tuple[bytes, bytes | None]], mark: str = "") -> Steps[SstFile]:
+        """Steps that write a run. ``changes``: as NewRun takes them. ``mark``: see PBucket."""
         with self._p_bucket.making(mark) as (file_no, path, part):
             out = NewRun(file_no, path.name, part, run_options(self._p_bucket.cache))
             try:
