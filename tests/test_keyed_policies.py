@@ -15,6 +15,7 @@ from aion.core.compaction.runs import FAN_IN, MOST_RUNS, choose
 from policies.values import leaving
 from state_backends.store.keyed.cache import VALUE_BYTES, ValueCache
 from state_backends.store.keyed.overlay import CHANGE_BYTES, Overlay
+from state_backends.store.keyed.protocol import NEVER_MS
 from state_backends.store.m_bucket import MemoryBudget
 
 KEYS = st.binary(min_size=1, max_size=3)
@@ -114,6 +115,16 @@ def test_a_value_takes_about_the_memory_that_is_counted() -> None:
     assert budget.cached_bytes == 0
 
 
+def test_what_only_scans_find_is_not_kept() -> None:
+    budget = MemoryBudget(1 << 20)
+    cache = ValueCache(budget)
+    cache.put([(b"index", b"x"), (b"key", b"y")], {b"index": NEVER_MS, b"key": 5})
+    assert cache.get([b"index", b"key"]) == ([None, b"y"], True)
+    cache.put([(b"key", b"z")], {b"key": NEVER_MS})
+    assert len(cache) == 0 and budget.cached_bytes == 0
+    cache.validate()
+
+
 # -- what an attempt has put ------------------------------------------------------------------------------
 
 
@@ -130,7 +141,7 @@ def test_an_overlay_is_a_sorted_dict(
         between = [(k, wanted[k]) for k in sorted(wanted) if k >= begin and (end is None or k < end)]
         assert overlay.between(begin, end) == between
     assert overlay.needed_ms == {key: ms for key, ms in needed.items() if ms is not None}
-    assert list(overlay.entries()) == [(key, wanted[key] or b"") for key in sorted(wanted)]
+    assert list(overlay.entries()) == sorted(wanted.items())
 
 
 def test_an_overlay_stops_when_it_is_full() -> None:

@@ -16,6 +16,8 @@ import aion
 from tests.object_store import CREDENTIALS
 
 SECOND = 1_000_000
+# Spark compiles each query to Java, which takes longer than to interpret it for a few rows. `make proof` lets it.
+QUICK = os.environ.get("HYPOTHESIS_PROFILE", "ci") == "ci"
 # By default Hadoop starts two processes, readlink and chmod, for each small file of a checkpoint.
 CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
@@ -31,6 +33,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINTS)
         .config("spark.ui.enabled", "false")
+        .config("spark.sql.codegen.wholeStage", str(not QUICK).lower())
+        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN" if QUICK else "FALLBACK")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.driver.memory", "1g")

@@ -23,11 +23,16 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from aion.stateful.keys import Keys, group_frames, group_table
+from aion.stateful.keys import _ROWS_AT_ONCE, Keys, group_frames, group_table
+
+RARELY = [0.5, 0.3, 0.19997, 0.00002, 0.00001]
 
 
 def keys_of(*types: DataType) -> Keys:
     return Keys(StructType([StructField(f"k{i}", type_) for i, type_ in enumerate(types)]))
+
+
+LONGS = keys_of(LongType())
 
 
 def test_keys_that_spark_takes_for_equal_have_the_same_bytes() -> None:
@@ -100,6 +105,25 @@ def test_rows_of_arrow_have_the_keys_that_spark_takes_for_equal() -> None:
     ]
     assert sorted(groups) == [[1, 3], [2], [4]]
     assert not list(group_table(table.slice(0, 0), keys_of(DoubleType()), [0], ["d", "v"]))
+
+
+def test_keys_with_many_rows_and_many_keys() -> None:
+    """Rows are made for several keys at once, and sorted 16 bits at a time."""
+    random = np.random.default_rng(1)
+    many = np.repeat(np.arange(70_000), random.choice([1, 2, 3, _ROWS_AT_ONCE, 3 * _ROWS_AT_ONCE], 70_000, p=RARELY))
+    random.shuffle(many)
+    table = pa.table({"k": many, "v": np.arange(len(many))})
+    found = {group.values[0]: [row.v for row in group.rows] for group in group_table(table, LONGS, [0], ["k", "v"])}
+    order = np.argsort(many, kind="stable")
+    stretches = np.split(order, np.flatnonzero(np.diff(many[order])) + 1)
+    assert found == {key: rows.tolist() for key, rows in enumerate(stretches)}
+    assert max(map(len, found.values())) > _ROWS_AT_ONCE
+
+
+def test_rows_need_not_be_taken() -> None:
+    table = pa.table({"k": [1, 1, 2, 3, 3, 3], "v": range(6)})
+    firsts = [next(iter(group.rows)).v for group in group_table(table, LONGS, [0], ["k", "v"])]
+    assert firsts == [0, 2, 3]
 
 
 def test_lists_are_keys() -> None:

@@ -14,6 +14,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from aion.stateful import contents, run
 from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys
+from aion.stateful.layout import MIN_MS, wake_of, wakes
 from aion.stateful.record import KeyRecord
 from aion.stateful.run import ShardRun
 from aion.stateful.variables import Variables
@@ -143,16 +144,16 @@ class Shard:
         self.store = MemoryValues()
         self.models: dict[int, Model] = {}
         self._ttl_ms = ttl_ms
-        self._snapshot: dict[str, Any] | None = None
+        self.snapshot: dict[str, Any] | None = None
 
     def batch(self, now: int, calls: dict[int, list[Call]]) -> None:
         handle = Handle("processingtime", now, lambda text: pytest.fail("schemas are not text here"))
         processor = Calls(self._ttl_ms)
         processor.init(handle)
         handle.initialized()
-        variables = Variables(None if self._snapshot is None else self._snapshot["stateful"])
+        variables = Variables(None if self.snapshot is None else self.snapshot["stateful"])
         handle.begin_shard(variables)
-        of_shard = ShardRun(processor, handle, variables, self.store, KEYS, TimerValues(now, -1), now, self._snapshot)
+        of_shard = ShardRun(processor, handle, variables, self.store, KEYS, TimerValues(now, -1), now, self.snapshot)
         groups = [Group(KEYS.to_bytes((key,)), (key,), iter(listed), len(listed)) for key, listed in calls.items()]
         expires = 0 if self._ttl_ms is None else now + self._ttl_ms
         expected = [
@@ -169,8 +170,8 @@ class Shard:
         pending = [t for model in self.models.values() for t in model.timers]
         wake = of_shard.next_wake_ms()
         assert wake is not None and wake <= min(pending) if pending else wake is None or self._ttl_ms is not None
-        self._snapshot = of_shard.snapshot()
-        assert self._snapshot["counters"]["timers"] == len(pending)
+        self.snapshot = of_shard.snapshot()
+        assert self.snapshot["counters"]["timers"] == len(pending)
 
     def is_empty(self) -> bool:
         return not self.store.values
@@ -225,6 +226,39 @@ def test_every_call_gives_what_a_dict_would(ttl_ms: int | None, page_bytes: int,
         shard.batch(now + 1000, {})
         shard.batch(now + 2000, {})
         assert shard.is_empty()
+
+
+def index_of(shard: Shard) -> list[int]:
+    """The times in the index."""
+    return [wake_of(entry)[0] for entry, _ in shard.store.scan(*wakes(MIN_MS))]
+
+
+def test_a_timer_that_moves_leaves_its_entry_until_it_is_scanned() -> None:
+    shard = Shard(None)
+    shard.batch(1, {1: [("timer.add", 10)], 2: [("timer.add", 50)]})
+    assert index_of(shard) == [10, 50]
+    shard.batch(2, {1: [("timer.remove", 10), ("timer.add", 20)]})
+    assert index_of(shard) == [10, 50], "nothing is due before 20, but the entry is cheap"
+    shard.batch(10, {})
+    assert index_of(shard) == [20, 50], "it was found, and it moves"
+    shard.batch(11, {1: [("timer.add", 12)]})
+    assert index_of(shard) == [12, 50], "an earlier timer moves it at once"
+    shard.batch(12, {1: [("timer.remove", 12), ("timer.add", 30)]})
+    assert index_of(shard) == [20, 50], "this batch scans up to 12"
+    shard.batch(13, {1: [("timer.remove", 20), ("timer.remove", 30)]})
+    assert index_of(shard) == [50], "a key without timers has no entry"
+    shard.batch(60, {})
+    assert index_of(shard) == []
+
+
+def test_the_index_of_an_older_version_is_scanned_from_its_beginning() -> None:
+    shard = Shard(None)
+    shard.batch(1, {1: [("timer.add", 10)], 2: [("timer.add", 50)]})
+    assert shard.snapshot is not None
+    del shard.snapshot["earliest_ms"]
+    shard.snapshot["version"] = 2
+    shard.batch(11, {})  # it compares the timers that fire
+    assert index_of(shard) == [50]
 
 
 def test_state_that_expired_is_removed_without_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
