@@ -20,7 +20,7 @@ ENTRIES = pa.schema([("key", pa.large_binary()), ("value", pa.large_binary())])
 _KEYS = pa.schema([("key", pa.large_binary())])
 MESSAGE_BYTES = 1 << 20
 READ_MESSAGE_BYTES = 1 << 18  # each reader has one message waiting to be sent, which the memory budget does not count
-_FIRST_BYTES = 1 << 10  # of the first message of a scan
+_FIRST_BYTES = (1 << 10, 1 << 12, 1 << 14, 1 << 16)  # of the first messages of a scan
 _ITEM_BYTES = 8  # of an offset; so a message of many small values is not too large
 T = TypeVar("T")
 _ERROR_BYTES = 4000  # gRPC sends errors in headers, which are ASCII and at most 8 KiB
@@ -122,7 +122,7 @@ def unpack_found(message: pa.RecordBatch) -> list[bytes | None]:
 
 def pack_entries(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
     """Packs the entries of a scan. Its first messages are small: the reader may only want the first entries."""
-    sizes = (min(_FIRST_BYTES << 2 * message, READ_MESSAGE_BYTES) for message in itertools.count())
+    sizes = itertools.chain(_FIRST_BYTES, itertools.repeat(READ_MESSAGE_BYTES))
     for part in _parts(entries, lambda entry: len(entry[0]) + len(entry[1]), sizes):
         keys, values = zip(*part, strict=True)
         yield pa.record_batch([pa.array(keys, pa.large_binary()), pa.array(values, pa.large_binary())], schema=ENTRIES)
