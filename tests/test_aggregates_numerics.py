@@ -127,6 +127,7 @@ def test_what_plain_addition_gets_wrong() -> None:
     assert one(A.sum("v"), [[math.inf], [1.0]]) == math.inf
     assert math.isnan(one(A.sum("v"), [[math.inf], [-math.inf]]))
     assert math.isnan(one(A.var_pop("v"), [[math.inf], [1.0]]))
+    assert one(A.var_pop("v"), [[0.0] * 6 + [1e300]]) == one(A.var_pop("v"), [[0.0] * 6, [1e300]]) == math.inf
 
 
 def test_a_key_of_small_values_is_as_exact_beside_one_of_large_values() -> None:

@@ -51,7 +51,9 @@ class SquaredDeviations(Partial):
             error = add_by_group(groups, distances)
             distances *= distances
             squares = add_by_group(groups, distances)
-            return [pa.array(_at_least_0(squares - error * error / n))]
+            # Squares that are too large for a double stay infinite: the square of their error may be so, too.
+            corrected = np.where(np.isinf(squares), squares, squares - error * (error / n))
+            return [pa.array(_at_least_0(corrected))]
 
     def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
         sums, counted = self.needs

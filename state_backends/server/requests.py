@@ -235,7 +235,7 @@ class ReleaseRequest(AttemptRequest):
 def _keys(text: str) -> list[bytes]:
     try:
         return wire.unpack_keys(text)
-    except (ValueError, OSError, pa.ArrowException) as error:
+    except (ValueError, OSError, EOFError, pa.ArrowException) as error:
         raise ValueError(f"are not keys: {error}") from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import inspect
 from typing import Any
 
@@ -13,6 +14,7 @@ from state_backends.server.main import StateServer
 from state_backends.server.remote_attempt import RemoteAttempt
 from state_backends.server.requests import AttemptRequest
 from state_backends.server.verbs import APPENDED, PUT, VERBS, By, Way, request_of
+from state_backends.versions.json_values import dumps
 from state_backends.versions.shard import Shard
 
 WHERE: dict[By, Any] = {By.SERVER: StateServer, By.HOST: Host, By.SHARD: Shard}
@@ -36,6 +38,12 @@ def test_a_verb_is_a_method_that_takes_the_fields_of_its_request(name: str) -> N
 
 def test_an_attempt_can_ask_for_every_verb_of_an_attempt() -> None:
     assert {name for name in VERBS if hasattr(RemoteAttempt, name)} == VERBS.keys() - ELSEWHERE
+
+
+@pytest.mark.parametrize("keys", ["", "AAAA", "not base64", base64.b64encode(b"x" * 100).decode()])
+def test_what_are_no_keys_is_refused(keys: str) -> None:
+    with pytest.raises(RequestError, match="hint: keys"):
+        request_of("hint", dumps({"attempt": "a", "keys": keys}), Way.JSON)
 
 
 @pytest.mark.parametrize("name", VERBS)
