@@ -30,7 +30,7 @@ from aion.stateful.variables import Variables
 from state_backends.server.client import RemoteAttempt
 
 _FRAME_ROWS = 10_000
-_OBJECTS = 400_000
+_OBJECTS = 400_000  # new ones, before Python looks for cycles
 _ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 _IMMUTABLE = frozenset({"string", "bytes", "integer", "floating", "boolean", "decimal", "date", "datetime", "empty"})
 """What pandas calls columns of objects that cannot change."""

@@ -19,6 +19,7 @@ from aion.stateful.packing import pack, unpack
 from aion.stateful.rows import python_values, row_maker
 
 _ROWS_AT_ONCE = 4096
+"""Rows are made for several keys together, up to this number. A key with more gets its rows one by one."""
 
 
 class Group(NamedTuple):
@@ -111,7 +112,6 @@ def group_table(table: pa.Table, keys: Keys, key: Sequence[int], names: Sequence
     for at, (data, of_key) in enumerate(found):
         begin, end = begins[at : at + 2]
         if end - first > len(rows):
-            # Rows of several keys at once, because most keys have few. But not more than that, to save memory.
             upto = begins[max(at + 1, bisect_right(begins, begin + _ROWS_AT_ONCE) - 1)]
             made = map(make, zip(*(values_of[begin:upto] for values_of in lists), strict=True))
             if upto - begin > _ROWS_AT_ONCE:

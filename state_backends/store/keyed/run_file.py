@@ -44,7 +44,7 @@ class NewRun:
             raise
 
     def write(self, changes: Iterable[tuple[bytes, bytes | None]]) -> Steps[None]:
-        """Steps that write all changes, sorted by key, and complete the file. No or an empty value deletes a key."""
+        """Steps that write all changes, sorted by key, and complete the file. None deletes a key, as b"" does."""
         moved, put = 0, self._out.put
         for key, change in changes:
             value = change or b""
