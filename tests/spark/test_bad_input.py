@@ -229,6 +229,22 @@ def test_configure_leaves_the_environment_and_what_others_set(
     assert settings.get("spark.sql.session.timeZone") == "UTC"
 
 
+def test_only_a_local_session_gets_the_other_writer_of_checkpoint_files(
+    spark: SparkSession, settings: RuntimeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "spark.sql.streaming.checkpointFileManagerClass"
+    settings.set(key, "mine")
+    aion.configure(SparkSession.builder).getOrCreate()
+    assert settings.get(key) == "mine"
+    settings.unset(key)
+    with monkeypatch.context() as cluster:
+        cluster.setattr(spark.sparkContext, "master", "yarn")
+        aion.configure(SparkSession.builder).getOrCreate()
+        assert settings.get(key, None) is None
+    aion.configure(SparkSession.builder).getOrCreate()
+    assert settings.get(key).endswith(".FileSystemBasedCheckpointFileManager")
+
+
 def test_an_interpreter_that_the_user_chose_stays(
     spark: SparkSession, settings: RuntimeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
