@@ -92,8 +92,8 @@ def ingest(
     contenders: Annotated[
         str,
         typer.Option(
-            help="Some of: partials,apply,apply-rows,stock-window,list-state,scan,files,files-apply; with --flink also "
-            "flink-heap,flink-rocksdb,flink-mean."
+            help="Some of: partials,apply,apply-rows,stock-window,tuned-window,list-state,scan,files,files-apply; with "
+            "--flink also flink-heap,flink-rocksdb,flink-mean."
         ),
     ] = "",
     list_events: Annotated[
@@ -172,6 +172,7 @@ def take_turns(
     from experiments.flink import FlinkJob
     from experiments.ingest_contenders import Shape
     from experiments.ingest_stream import file_stream, run_to_end, session
+    from experiments.ingest_stream import settings as spark_settings
 
     shape = Shape(WINDOW, WINDOW_MS, settings.slide, settings.payload_bytes > 0)
     schema = SCHEMA + (", payload binary" if shape.payload else "")
@@ -193,7 +194,8 @@ def take_turns(
                     # Plan and state are new in each run. Only the JVM and the workers stay warm.
                     stream = contender.build(file_stream(spark, files, schema, WINDOW), shape)
                     before = state_bytes(work_dir)
-                    run = run_to_end(stream, work_dir / "checkpoint", settings.events_per_batch * len(files))
+                    with spark_settings(spark, contender.settings):
+                        run = run_to_end(stream, work_dir / "checkpoint", settings.events_per_batch * len(files))
                     run = replace(run, state_bytes=state_bytes(work_dir) - before)
             done.append((turn, run))
             kind = "warm-up" if turn.warm_up else "run"
@@ -257,7 +259,7 @@ def choose(
 
     known: dict[str, Contender | FlinkJob] = {**CONTENDERS, **(JOBS if flink else {})}
     if sliding:
-        known = {name: known[name] for name in ("partials", "stock-window", "scan")}
+        known = {name: known[name] for name in ("partials", "stock-window", "tuned-window", "scan")}
     # Without a payload, hardly anything is handed over; with one, a mean keeps nothing of it.
     idle = {"flink-mean"} if payload_bytes else {"apply-rows"}
     wanted = bench.pick(names, list(known), [name for name in known if name not in idle])
@@ -319,6 +321,7 @@ def targets_for(payload_bytes: int, windows_per_event: float, events: int) -> li
         Target("apply", "flink-rocksdb", KEPT_OVER_FLINK_ROCKSDB.get((payload_bytes, events))),
         Target("apply", "flink-heap", KEPT_OVER_FLINK_HEAP.get((payload_bytes, events))),
         Target("partials", "stock-window", PARTIALS_OVER_WINDOW.get(windows_per_event)),
+        Target("partials", "tuned-window", None),
         Target("partials", "flink-mean", None),
     ]
 

@@ -8,7 +8,7 @@ strictly more work for the same input.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from experiments.ingest_stream import SPARK_ALONE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -41,13 +43,20 @@ class Shape:
 class Contender:
     """A label, whether it is Aion (and so needs Aion's session settings), and how to build its DataFrame.
 
-    ``reads_files``: its events come from ``aion.read_files``.
+    ``reads_files``: its events come from ``aion.read_files``. ``alone``: Spark writes checkpoints as it does without
+    ``aion.configure``.
     """
 
     label: str
     is_aion: bool
     build: Callable[[Any, Shape], DataFrame]
     reads_files: bool = False
+    alone: bool = False
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Settings of the session while its query starts."""
+        return SPARK_ALONE if self.alone else {}
 
 
 def partials(events: DataFrame | Files, shape: Shape) -> DataFrame:
@@ -191,8 +200,9 @@ CONTENDERS: dict[str, Contender] = {
     "partials": Contender("Aion, partials", True, partials),
     "apply": Contender("Aion, events kept (apply)", True, kept),
     "apply-rows": Contender("Aion, events kept, no files", True, kept_as_rows),
-    "stock-window": Contender("Spark window().agg", False, stock_window),
-    "list-state": Contender("Spark ListState of events", False, list_state),
+    "stock-window": Contender("Spark window().agg", False, stock_window, alone=True),
+    "tuned-window": Contender("Spark window().agg, tuned", False, stock_window),
+    "list-state": Contender("Spark ListState of events", False, list_state, alone=True),
     "scan": Contender("Spark's scan into Python", False, scan),
 }
 

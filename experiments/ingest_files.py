@@ -152,6 +152,7 @@ def _take_turns(
     from experiments.ingest import SCHEMA, WINDOW, WINDOW_MS
     from experiments.ingest_contenders import Shape
     from experiments.ingest_stream import file_stream, files_stream, run_to_end, session
+    from experiments.ingest_stream import settings as spark_settings
 
     shape = Shape(WINDOW, WINDOW_MS, None, settings.payload_bytes > 0)
     schema = SCHEMA + (", payload binary" if shape.payload else "")
@@ -167,7 +168,8 @@ def _take_turns(
             make = files_stream if contender.reads_files else file_stream
             with console.status(f"round {turn.round}: {contender.label}, {events:,}"):
                 stream = contender.build(make(spark, files, schema, WINDOW), shape)
-                run = run_to_end(stream, work_dir / "checkpoint", events * len(files))
+                with spark_settings(spark, contender.settings):
+                    run = run_to_end(stream, work_dir / "checkpoint", events * len(files))
             done.append((turn, load, run))
             kind = "warm-up" if turn.warm_up else "run"
             console.print(

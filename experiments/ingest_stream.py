@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,11 +42,21 @@ class Run:
     state_bytes: int = 0
 
 
+# How Spark writes checkpoints where aion.configure has not changed it.
+SPARK_ALONE = {
+    "spark.sql.streaming.stateStore.checkpointFormatVersion": "1",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager"
+    ),
+}
+
+
 def session(cores: int, work_dir: Path, *, policy: str | None, memory: str = "4g") -> SparkSession:
     """A local session for all contenders; with a ``policy``, it includes Aion's settings.
 
-    The settings are the same for all contenders and favour none: as many shuffle partitions as cores, RocksDB for every
-    stateful operator, and files split into as many tasks as there are cores.
+    The settings of partitions, of RocksDB for every stateful operator, and of the sizes of tasks are the same for all
+    contenders. Contenders of stock Spark write their checkpoints as Spark does without Aion (SPARK_ALONE), except those
+    that are called tuned: these use the settings of ``aion.configure``.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
@@ -94,6 +105,22 @@ def files_stream(spark: SparkSession, paths: Sequence[Path], schema: str, delay:
     names = ",".join(path.name for path in paths)
     glob = f"{paths[0].parent.absolute()}/{{{names}}}"
     return aion.read_files(spark, glob, schema=schema, watermark=("ts", delay), max_files_per_trigger=1)
+
+
+@contextlib.contextmanager
+def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Settings of the session, put back afterwards."""
+    before = {key: spark.conf.get(key, None) for key in wanted}
+    for key, value in wanted.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, value)
 
 
 def run_to_end(

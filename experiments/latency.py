@@ -48,7 +48,7 @@ def contenders() -> dict[str, Contender]:
     from experiments.ingest_contenders import CONTENDERS, FLOOR
 
     known = {**CONTENDERS, "token": FLOOR}
-    return {name: known[name] for name in ("partials", "apply", "token", "stock-window")}
+    return {name: known[name] for name in ("partials", "apply", "token", "stock-window", "tuned-window")}
 
 
 def latency(
@@ -57,7 +57,7 @@ def latency(
     runs: Annotated[int, typer.Option(min=1, help="Measured runs per contender.")] = 3,
     warm_ups: Annotated[int, typer.Option(min=0, help="Runs per contender before those.")] = 2,
     partitions: Annotated[str, typer.Option(help="Numbers of shuffle partitions.")] = "2,16",
-    only: Annotated[str, typer.Option(help="Some of: partials,apply,token,stock-window.")] = "",
+    only: Annotated[str, typer.Option(help="Some of: partials,apply,token,stock-window,tuned-window.")] = "",
     policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
     cores: Annotated[int, typer.Option(min=1, help="Cores.")] = 2,
     out: Annotated[Path, typer.Option(help="Folder for results; OUT/data keeps the files.", file_okay=False)] = Path(
@@ -126,7 +126,7 @@ def ratios(summaries: Mapping[str, Summary], partitions: Sequence[int]) -> dict[
         f"{ours} / {other}, {number} partitions": summaries[a].median / summaries[b].median
         for number in partitions
         for ours in ("partials", "apply")
-        for other in ("token", "stock-window")
+        for other in ("token", "stock-window", "tuned-window")
         if (a := _name((ours, number))) in summaries and (b := _name((other, number))) in summaries
     }
 
@@ -143,6 +143,7 @@ def _take_turns(
     from experiments.ingest import SCHEMA, WINDOW, WINDOW_MS
     from experiments.ingest_contenders import Shape
     from experiments.ingest_stream import file_stream, run_to_end, session
+    from experiments.ingest_stream import settings as spark_settings
 
     shape = Shape(WINDOW, WINDOW_MS, None, False)
     places = {_name((name, number)): (name, number) for number in settings.partitions for name in chosen}
@@ -154,7 +155,8 @@ def _take_turns(
             name, number = places[turn.contender]
             spark.conf.set("spark.sql.shuffle.partitions", str(number))
             stream = chosen[name].build(file_stream(spark, paths, SCHEMA, WINDOW), shape)
-            run = run_to_end(stream, work_dir / "checkpoint", settings.events_per_batch * len(paths))
+            with spark_settings(spark, chosen[name].settings):
+                run = run_to_end(stream, work_dir / "checkpoint", settings.events_per_batch * len(paths))
             say(_line(turn, chosen[name].label, number, run))
             if not turn.warm_up:
                 done[name, number].append(run)

@@ -52,7 +52,7 @@ def stateful(
     runs: Annotated[int, typer.Option(min=1, help="Measured runs per contender.")] = 2,
     warm_ups: Annotated[int, typer.Option(min=0, help="Runs per contender before those.")] = 0,
     legs: Annotated[str, typer.Option(help="Some of: value,list,map,session,tiers.")] = "",
-    contenders: Annotated[str, typer.Option(help="Some of: stock,aion,floor.")] = "",
+    contenders: Annotated[str, typer.Option(help="Some of: stock,tuned,aion,floor.")] = "",
     pandas: Annotated[bool, typer.Option("--pandas", help="Processors of frames, not of rows.")] = False,
     policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
     cores: Annotated[int, typer.Option(min=1, help="Cores, and shuffle partitions.")] = 2,
@@ -73,7 +73,7 @@ def stateful(
     able = [name for name in CONTENDERS if name != "aion" or has_aion()]
     chosen = tuple(bench.pick(contenders, list(CONTENDERS), able))
     if "aion" in chosen and not has_aion():
-        raise typer.BadParameter("this version of Aion has no group_by; use --contenders stock,floor")
+        raise typer.BadParameter("this version of Aion has no group_by; use --contenders stock,tuned,floor")
     wanted = bench.pick(legs, NAMES)
     if "aion" not in chosen:
         wanted = [name for name in wanted if name != "tiers"]
@@ -145,6 +145,7 @@ def targets(legs: Sequence[str], contenders: Sequence[str], medians: dict[str, f
         found += [
             Target(f"{leg} aion", f"{leg} stock", OVER_STOCK[leg] if reachable else None),
             Target(f"{leg} aion", f"{leg} floor", None if reachable else OF_FLOOR),
+            Target(f"{leg} aion", f"{leg} tuned", None),
             Target(f"{leg} floor", f"{leg} stock", None),
         ]
     return found

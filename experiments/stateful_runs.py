@@ -13,12 +13,13 @@ import shutil
 import statistics
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.generate import EventPlan
+from experiments.ingest_stream import SPARK_ALONE, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,7 +52,7 @@ LEGS = {
     "session": Leg("session: timers", "Sessions", 25_000, "eventTime"),
     "tiers": Leg("tiers: profiles", "Profile", 100_000),
 }
-CONTENDERS = {"stock": "Spark", "aion": "Aion", "floor": "floor"}
+CONTENDERS = {"stock": "Spark", "tuned": "Spark, tuned", "aion": "Aion", "floor": "floor"}
 TIERS = {"memory": "in memory", "disk": "on disk", "disk-plain": "on disk, no prefetching"}
 
 
@@ -108,7 +109,8 @@ def measure(
     checkpoint = work / "checkpoint"
     shutil.rmtree(checkpoint, ignore_errors=True)
     events = sum(pq.read_metadata(path).num_rows for path in paths)
-    progress = run(build(contender, LEGS[name], pandas, stream_of(spark, paths)), checkpoint)
+    with settings(spark, SPARK_ALONE if contender == "stock" else {}):
+        progress = run(build(contender, LEGS[name], pandas, stream_of(spark, paths)), checkpoint)
     shutil.rmtree(checkpoint, ignore_errors=True)
     if (read := sum(report["numInputRows"] for report in progress)) != events:
         raise RuntimeError(f"{name}, {contender}: read {read:,} events, but the files hold {events:,}")
@@ -204,19 +206,3 @@ def drop_from_page_cache(folder: Path) -> None:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(descriptor)
-
-
-@contextlib.contextmanager
-def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Settings of the session, put back afterwards."""
-    before = {key: spark.conf.get(key, None) for key in wanted}
-    for key, value in wanted.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                spark.conf.unset(key)
-            else:
-                spark.conf.set(key, value)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.ingest_stream import Run, run_to_end
+from experiments.ingest_stream import SPARK_ALONE, Run, run_to_end, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -130,7 +130,8 @@ def measure(
         F.count_if(F.col("kind") != "on_time").alias("others"),
     ]
     live = _Live(spark) if chosen.is_aion else None
-    run = run_to_end(rows.observe("check", *observed), checkpoint, events, live)
+    with settings(spark, {} if chosen.is_aion else SPARK_ALONE):
+        run = run_to_end(rows.observe("check", *observed), checkpoint, events, live)
     seen = [report["observed"]["check"] for report in run.progress if "check" in report["observed"]]
     if others := sum(row["others"] for row in seen):
         raise RuntimeError(f"{leg_name}, {contender}: {others:,} panes are not on time, although no event was late")

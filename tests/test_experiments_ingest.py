@@ -216,15 +216,15 @@ def test_a_wrong_slide_is_refused(slide: str) -> None:
 
 
 def test_contenders_are_chosen_by_name() -> None:
-    assert list(choose("")) == ["partials", "apply", "stock-window", "list-state", "scan"]
+    assert list(choose("")) == ["partials", "apply", "stock-window", "tuned-window", "list-state", "scan"]
     assert "apply-rows" in choose("", payload_bytes=2304)
     assert "flink-mean" in choose("", flink=True) and "flink-mean" not in choose("", payload_bytes=2304, flink=True)
     assert list(choose("list-state, apply")) == ["apply", "list-state"]
-    assert list(choose("", sliding=True)) == ["partials", "stock-window", "scan"]
+    assert list(choose("", sliding=True)) == ["partials", "stock-window", "tuned-window", "scan"]
     with pytest.raises(typer.BadParameter, match="unknown: nonsense; use partials, apply"):
         choose("nonsense")
     for refused in ("list-state", "flink-heap"):
-        with pytest.raises(typer.BadParameter, match="use partials, stock-window, scan"):
+        with pytest.raises(typer.BadParameter, match="use partials, stock-window, tuned-window, scan"):
             choose(refused, sliding=True, flink=True)
 
 

@@ -36,4 +36,4 @@ def test_ratios_compare_what_has_as_many_partitions() -> None:
 
 
 def test_contenders_are_chosen_by_name_and_in_order() -> None:
-    assert list(contenders()) == ["partials", "apply", "token", "stock-window"]
+    assert list(contenders()) == ["partials", "apply", "token", "stock-window", "tuned-window"]
