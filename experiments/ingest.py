@@ -351,6 +351,7 @@ def remarks(settings: Settings) -> str:
         "events/s: median over the runs of input rows / trigger time, without the first two batches of each.",
         "Aion keeps late events and executes their windows again. Spark drops them. dropped: rows per run; for "
         "window().agg, counted after its partial aggregation.",
+        "Spark writes checkpoints as it does without Aion; tuned: with the settings that aion.configure makes.",
     ]
     fewest, most = min(settings.batches.values()), max(settings.batches.values())
     if fewest < most:
