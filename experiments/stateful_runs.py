@@ -197,8 +197,8 @@ def prefetch(phase: str) -> dict[str, str]:
 
 
 def drop_from_page_cache(folder: Path) -> None:
-    """Writes all files of a folder back and asks the kernel to forget their pages."""
-    for path in folder.rglob("*"):
+    """Writes all files of a folder back and asks the kernel to forget their pages. Files may come and go meanwhile."""
+    for path in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY)
             try:
