@@ -16,10 +16,9 @@ import aion
 from tests.object_store import CREDENTIALS
 
 SECOND = 1_000_000
-# Spark compiles each query to Java, which takes longer than to interpret it for a few rows. `make proof` lets it.
+# Spark compiles each query to Java, which takes longer than to interpret it for a few rows, and it writes a file with a
+# checksum beside each file of a checkpoint. `make proof` lets it.
 QUICK = os.environ.get("HYPOTHESIS_PROFILE", "ci") == "ci"
-# By default Hadoop starts two processes, readlink and chmod, for each small file of a checkpoint.
-CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +30,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         SparkSession.builder.master("local[2,3]")  # a task may fail twice before the query does
         .appName("aion tests")
         .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINTS)
+        .config("spark.sql.streaming.checkpoint.fileChecksum.enabled", str(not QUICK).lower())
         .config("spark.ui.enabled", "false")
         .config("spark.sql.codegen.wholeStage", str(not QUICK).lower())
         .config("spark.sql.codegen.factoryMode", "NO_CODEGEN" if QUICK else "FALLBACK")
