@@ -171,8 +171,7 @@ def take_turns(
     from experiments import bench
     from experiments.flink import FlinkJob
     from experiments.ingest_contenders import Shape
-    from experiments.ingest_stream import file_stream, run_to_end, session
-    from experiments.ingest_stream import settings as spark_settings
+    from experiments.ingest_stream import file_stream, run_to_end, session, spark_settings
 
     shape = Shape(WINDOW, WINDOW_MS, settings.slide, settings.payload_bytes > 0)
     schema = SCHEMA + (", payload binary" if shape.payload else "")
@@ -347,11 +346,13 @@ def as_rows(done: Sequence[tuple[Turn, DataclassInstance]]) -> list[dict[str, An
 
 def remarks(settings: Settings) -> str:
     """The explanations below the tables."""
+    from experiments.ingest_stream import CHECKPOINTS
+
     lines = [
         "events/s: median over the runs of input rows / trigger time, without the first two batches of each.",
         "Aion keeps late events and executes their windows again. Spark drops them. dropped: rows per run; for "
         "window().agg, counted after its partial aggregation.",
-        "Spark writes checkpoints as it does without Aion; tuned: with the settings that aion.configure makes.",
+        CHECKPOINTS,
     ]
     fewest, most = min(settings.batches.values()), max(settings.batches.values())
     if fewest < most:

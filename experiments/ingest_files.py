@@ -56,6 +56,7 @@ def compare_files(
     """Runs, prints and writes everything."""
     from experiments import bench
     from experiments.generate import EventPlan, write_batches
+    from experiments.ingest_stream import CHECKPOINTS
 
     batches = next(iter(settings.batches.values()))
     paths = {}
@@ -90,6 +91,7 @@ def compare_files(
         f"machine during the runs: {min(loads):.1f} to {max(loads):.1f}.",
         highlight=False,
     )
+    console.print(CHECKPOINTS, highlight=False)
     console.print(f"written: {out / stem}.json and .png", highlight=False)
 
 
@@ -151,8 +153,7 @@ def _take_turns(
     from experiments import bench
     from experiments.ingest import SCHEMA, WINDOW, WINDOW_MS
     from experiments.ingest_contenders import Shape
-    from experiments.ingest_stream import file_stream, files_stream, run_to_end, session
-    from experiments.ingest_stream import settings as spark_settings
+    from experiments.ingest_stream import file_stream, files_stream, run_to_end, session, spark_settings
 
     shape = Shape(WINDOW, WINDOW_MS, None, settings.payload_bytes > 0)
     schema = SCHEMA + (", payload binary" if shape.payload else "")

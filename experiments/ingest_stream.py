@@ -42,7 +42,8 @@ class Run:
     state_bytes: int = 0
 
 
-# How Spark writes checkpoints where aion.configure has not changed it.
+CHECKPOINTS = "Spark writes checkpoints as it does without Aion; tuned: with the settings that aion.configure makes."
+# What aion.configure would change.
 SPARK_ALONE = {
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "1",
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -108,7 +109,7 @@ def files_stream(spark: SparkSession, paths: Sequence[Path], schema: str, delay:
 
 
 @contextlib.contextmanager
-def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+def spark_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
     """Settings of the session, put back afterwards."""
     before = {key: spark.conf.get(key, None) for key in wanted}
     for key, value in wanted.items():

@@ -71,6 +71,7 @@ def latency(
     from experiments import bench
     from experiments.generate import EventPlan, write_batches
     from experiments.ingest import PACKAGES, wide_console
+    from experiments.ingest_stream import CHECKPOINTS
 
     console = wide_console()
     known = contenders()
@@ -107,6 +108,7 @@ def latency(
     for name, ratio in ratios(summaries, numbers).items():
         wanted = f" (at most {MOST_OVER_TOKEN:.2f})" if name.startswith("partials / token") else ""
         console.print(f"{name}: {ratio:.2f}{wanted}", highlight=False)
+    console.print(CHECKPOINTS, highlight=False)
     console.print(f"written: {out / 'latency'}.json and .png", highlight=False)
 
 
@@ -142,8 +144,7 @@ def _take_turns(
     from experiments import bench
     from experiments.ingest import SCHEMA, WINDOW, WINDOW_MS
     from experiments.ingest_contenders import Shape
-    from experiments.ingest_stream import file_stream, run_to_end, session
-    from experiments.ingest_stream import settings as spark_settings
+    from experiments.ingest_stream import file_stream, run_to_end, session, spark_settings
 
     shape = Shape(WINDOW, WINDOW_MS, None, False)
     places = {_name((name, number)): (name, number) for number in settings.partitions for name in chosen}

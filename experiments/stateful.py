@@ -154,6 +154,7 @@ def targets(legs: Sequence[str], contenders: Sequence[str], medians: dict[str, f
 def report(settings: Settings, done: Sequence[Measured], out: Path, record: dict[str, Any], console: Console) -> None:
     """Prints tables, and writes all figures as JSON and the rates as a bar chart."""
     from experiments import bench
+    from experiments.ingest_stream import CHECKPOINTS
     from experiments.stateful_runs import CONTENDERS, LEGS, TIERS
 
     rates: dict[str, list[float]] = {}
@@ -184,12 +185,11 @@ def report(settings: Settings, done: Sequence[Measured], out: Path, record: dict
     console.print()
     console.print(bench.rates_table(title, labels, summary, {}))
     console.print(bench.ratios_table(labels, judged))
-    console.print(REMARKS, highlight=False)
+    console.print(f"{REMARKS}\n{CHECKPOINTS}", highlight=False)
     console.print(f"written: {out / settings.stem}.json and .png", highlight=False)
 
 
 REMARKS = """\
 events/s: events of a batch / the median time of a batch (triggerExecution), without the first two batches of a run.
 floor: the same processor behind the same shuffle, in mapInArrow, with its state in a dict of the Python worker.
-Nothing of it is saved. If the floor itself does not reach the target over Spark, the target is 0.6 of the floor.
-Spark writes checkpoints as it does without Aion; tuned: with the settings that aion.configure makes."""
+Nothing of it is saved. If the floor itself does not reach the target over Spark, the target is 0.6 of the floor."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.generate import EventPlan
-from experiments.ingest_stream import SPARK_ALONE, settings
+from experiments.ingest_stream import SPARK_ALONE, spark_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -109,7 +109,7 @@ def measure(
     checkpoint = work / "checkpoint"
     shutil.rmtree(checkpoint, ignore_errors=True)
     events = sum(pq.read_metadata(path).num_rows for path in paths)
-    with settings(spark, SPARK_ALONE if contender == "stock" else {}):
+    with spark_settings(spark, SPARK_ALONE if contender == "stock" else {}):
         progress = run(build(contender, LEGS[name], pandas, stream_of(spark, paths)), checkpoint)
     shutil.rmtree(checkpoint, ignore_errors=True)
     if (read := sum(report["numInputRows"] for report in progress)) != events:
@@ -181,7 +181,7 @@ def tier(spark: SparkSession, phase: str, pandas: bool, paths: Sequence[Path], w
     if phase != "memory":
         dropping.start()
     try:
-        with settings(spark, policy):
+        with spark_settings(spark, policy):
             reports = run(build("aion", leg, pandas, stream_of(spark, paths)), checkpoint)
     finally:
         over.set()

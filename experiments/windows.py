@@ -189,6 +189,7 @@ def targets(legs: Sequence[str]) -> list[Target]:
 def report(settings: Settings, done: Sequence[Measured], out: Path, record: dict[str, Any], console: Console) -> None:
     """Prints tables, and writes all figures as JSON and the rates as a bar chart."""
     from experiments import bench
+    from experiments.ingest_stream import CHECKPOINTS
 
     by_name: dict[str, list[Measured]] = {}
     for measured in done:
@@ -214,7 +215,7 @@ def report(settings: Settings, done: Sequence[Measured], out: Path, record: dict
     console.print()
     console.print(bench.rates_table(settings.headline, labels, summary, more))
     console.print(bench.ratios_table(labels, judged))
-    console.print(REMARKS, highlight=False)
+    console.print(f"{REMARKS}\n{CHECKPOINTS}", highlight=False)
     if "600" in settings.legs:
         console.print(
             f"Overlap 600: 1/{FEWER_AT_600} of the events for all, since Spark makes 600 rows of each.", highlight=False

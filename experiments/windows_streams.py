@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.ingest_stream import SPARK_ALONE, Run, run_to_end, settings
+from experiments.ingest_stream import SPARK_ALONE, Run, run_to_end, spark_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -130,7 +130,7 @@ def measure(
         F.count_if(F.col("kind") != "on_time").alias("others"),
     ]
     live = _Live(spark) if chosen.is_aion else None
-    with settings(spark, {} if chosen.is_aion else SPARK_ALONE):
+    with spark_settings(spark, {} if chosen.is_aion else SPARK_ALONE):
         run = run_to_end(rows.observe("check", *observed), checkpoint, events, live)
     seen = [report["observed"]["check"] for report in run.progress if "check" in report["observed"]]
     if others := sum(row["others"] for row in seen):
