@@ -42,7 +42,7 @@ class Story:
         try:
             self.host.open(self.tokens[-1])
             keyed = LocalKeyedAttempt(self.host.shard, attempt)
-            keyed.hint(list(wanted)[:5])
+            self.host.shard.expect(list(wanted)[:5])
             keyed.put([KeyedValue(key, value) for key, value in change.items()])
             assert keyed.get(list(wanted)) == list(wanted.values())
             live = {key: value for key, value in sorted(wanted.items()) if value is not None}

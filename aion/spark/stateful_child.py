@@ -4,8 +4,9 @@ Spark hands single rows to Python one value at a time, which costs more than the
 child sends the rows of a shard as Arrow batches in few, large rows of Spark. It also sends an empty one to each shard
 in each batch: the root then knows the watermark of every batch, by which rows of the next batch are late.
 
-If the last batch of a shard of this host read state from disk, the child tells the state server which keys are coming.
-Their state is then in memory when the root asks for it ("keyed prefetching", arXiv 2603.19890).
+If the last batch of a shard of this host read state from disk, and memory holds what it read, the child tells the state
+server which keys are coming. Their state is then in memory when the root asks for it ("keyed prefetching", arXiv
+2603.19890).
 """
 
 from __future__ import annotations
@@ -32,8 +33,6 @@ log = logging.getLogger("aion")
 SHARD, ROWS = "__aion_shard", "__aion_rows"
 SCHEMA = f"{SHARD} int, {ROWS} binary"
 PACKED_BYTES = 1 << 20
-ANNOUNCED_PART = 4
-"""The child names the first quarter of the keys, in their order. The root processes these first."""
 _BATCH_BYTES = 4 << 20
 _ARROW = pa.schema([(SHARD, pa.int32()), (ROWS, pa.binary())])
 
@@ -94,7 +93,7 @@ class _Announced:
         self._useful: dict[int, bool] = {}
 
     def tell(self, shard: int, rows: pa.RecordBatch) -> None:
-        """Says which keys these rows have, if the shard reads state from disk."""
+        """Says which keys these rows have, if that is of use."""
         if self._useful.get(shard, True):
             try:
                 self._useful[shard] = self._told(shard, rows)
@@ -108,9 +107,7 @@ class _Announced:
         if shard not in self._useful and not client.expect(self._query, said.operator, shard):
             return False
         keys = distinct_keys(pa.Table.from_batches([rows]), self._keys, said.columns)
-        # The root takes keys in their order, and reads ahead itself. So only the first ones have to be there.
-        first = sorted(map(record_key, keys))[: -(-len(keys) // ANNOUNCED_PART)]
-        return client.expect(self._query, said.operator, shard, first)
+        return client.expect(self._query, said.operator, shard, sorted(map(record_key, keys)))
 
 
 def pack(batches: Sequence[pa.RecordBatch]) -> Iterator[bytes]:

@@ -28,6 +28,7 @@ from aion.stateful.restore import Declaration, restored_keys
 from aion.stateful.run import ShardRun, variables_of
 from aion.stateful.variables import Variables
 from state_backends.server.client import RemoteAttempt
+from state_backends.versions.retention import batch_of
 
 _FRAME_ROWS = 10_000
 _OBJECTS = 400_000  # new ones, before Python looks for cycles
@@ -91,7 +92,10 @@ class StatefulWork:
         self._variables = variables
         self._now_ms = now_ms
         due_ms = None if config.time_mode == "none" else now_ms
-        self._run = ShardRun(processor, handle, variables, attempt, keys, times, due_ms, attempt.snapshot, reads_ahead)
+        backwards = batch_of(attempt.makes) % 2 == 1
+        self._run = ShardRun(
+            processor, handle, variables, attempt, keys, times, due_ms, attempt.snapshot, reads_ahead, backwards
+        )
         self._initial: list[Any] = []
         self._commit: Future[None] | None = None
         self._due_ms: int | None = None

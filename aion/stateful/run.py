@@ -1,7 +1,8 @@
 """One batch of a stateful processor on one shard: rows and timers in, results out, changes of state to the store.
 
 Keys are processed in chunks. The records of a chunk are read at once, the processor's calls are local, and what changed
-is written at once. While a chunk is processed, the store fetches the next one.
+is written at once. Records that are on disk are asked for all together, and come as they are read: while keys are
+processed, the store reads the next ones.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class ShardRun:
     """A batch on a shard. ``due_ms``: timers and state that expire up to this time are due; None: there are no timers.
 
     ``snapshot``: as :meth:`snapshot` made it; None: the shard has no version yet. ``reads_ahead``: whether the records
-    of the next keys are fetched while keys are processed.
+    of the next keys are fetched while keys are processed. ``backwards``: whether keys whose records are on disk come in
+    descending order. Let each batch take the other order: what one has processed last is still in memory, and the next
+    one reads it first. Always in the same order, it would have left memory just before it is read.
     """
 
     def __init__(
@@ -61,11 +64,12 @@ class ShardRun:
         due_ms: int | None,
         snapshot: Mapping[str, Any] | None,
         reads_ahead: bool = True,
+        backwards: bool = False,
     ) -> None:
         self._processor, self._handle, self._variables = processor, handle, variables
         self._store, self._keys = store, keys
         self._times, self._due_ms = times, due_ms
-        self._reads_ahead = reads_ahead
+        self._reads_ahead, self._backwards = reads_ahead, backwards
         self._counters: dict[str, int] = {"events": 0, "dropped": 0, "keys": 0, "timers": 0, "fired_timers": 0}
         self._before_ms: int | None = None
         # No key is in the index of times under an earlier time. None: no key is in it.
@@ -156,18 +160,24 @@ class ShardRun:
         return snapshot
 
     def _each(self, groups: Iterable[Group]) -> Iterator[tuple[Group, KeyRecord]]:
-        on_disk = self._store.hint([])
-        # On disk, neighbours are in one block. In the order of keys, a chunk reads neighbours.
-        remaining = iter(sorted(groups, key=attrgetter("key")) if on_disk else groups)
-        chunk = list(islice(remaining, CHUNK_KEYS))
-        while chunk:
-            following = list(islice(remaining, CHUNK_KEYS))
-            records = self._records([group.key for group in chunk])
-            if following and on_disk and self._reads_ahead:
-                self._store.hint([record_key(group.key) for group in following])
-            yield from zip(chunk, records, strict=True)
+        remaining, ahead = iter(groups), None
+        if self._store.on_disk:
+            # On disk, neighbours are in one block. In the order of keys, they are read together.
+            ordered = sorted(remaining, key=attrgetter("key"), reverse=self._backwards)
+            remaining = iter(ordered)
+            if self._reads_ahead:
+                ahead = self._store.stream([record_key(group.key) for group in ordered])
+        while chunk := list(islice(remaining, CHUNK_KEYS)):
+            found = (
+                self._store.get([record_key(group.key) for group in chunk])
+                if ahead is None
+                else islice(ahead, len(chunk))
+            )
+            records = []
+            for group, data in zip(chunk, found, strict=True):
+                records.append(self._record(group.key, data))
+                yield group, records[-1]
             self._write(records)
-            chunk = following
 
     def _saw(self, wakes_ms: Iterable[int]) -> None:
         """The index of times has keys under these times."""
@@ -177,9 +187,12 @@ class ShardRun:
 
     def _records(self, keys: Sequence[bytes]) -> list[KeyRecord]:
         found = self._store.get([record_key(key) for key in keys])
-        records = [KeyRecord(key, data, self._store) for key, data in zip(keys, found, strict=True)]
-        self._counters["timers"] -= sum(len(record.timers) for record in records)
-        return records
+        return list(map(self._record, keys, found))
+
+    def _record(self, key: bytes, data: bytes | None) -> KeyRecord:
+        record = KeyRecord(key, data, self._store)
+        self._counters["timers"] -= len(record.timers)
+        return record
 
     def _write(self, records: Sequence[KeyRecord]) -> None:
         self._handle.leave()

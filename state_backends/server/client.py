@@ -170,7 +170,8 @@ class StateClient:
     def expect(self, query: str, operator: str, shard: int, keys: Sequence[bytes] = ()) -> bool:
         """Says which keyed values the next attempt on a shard will read, so that they come to memory before it.
 
-        Returns whether that is of use: the shard is on this host, and its last attempt read values from disk.
+        Returns whether that is of use: the shard is on this host, and its last attempt read values from disk, but not
+        more than memory holds.
         """
         request = {"query": query, "operator": operator, "shard": shard, "keys": wire.pack_keys(list(keys))}
         return bool(self.call("expect", request, timeout=EXPECT_SECONDS))

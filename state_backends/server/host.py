@@ -125,7 +125,8 @@ class Host:
                 self.attempts.end(request.attempt)
                 raise
             bodies, rebuilt = shard.storage.bodies, shard.rebuilds > rebuilds
-            answer: dict[str, Any] = {"snapshot": snapshot, "rebuilt": rebuilt, "bodies": bodies}
+            on_disk = shard.on_disk or (rebuilt and snapshot is not None)
+            answer: dict[str, Any] = {"snapshot": snapshot, "rebuilt": rebuilt, "bodies": bodies, "on_disk": on_disk}
         if answer["rebuilt"] and snapshot is not None:
             with self._lock:
                 self._committed.restored(key[:2])

@@ -4,8 +4,8 @@ Before its commit, an attempt only appends blocks, replaces blocks, releases sli
 and the panes that it has made, are in the worker. So if the server dies, the attempt resumes on the next server: it
 opens the shard again at the version that it started from, sends the same blocks with the same numbers and the same
 values in the same order, and repeats the call that failed. A read continues after the last block that it yielded,
-because every server yields the blocks in the same order, and a scan after the last key. Nothing is computed twice, so
-no pane is yielded twice.
+because every server yields the blocks in the same order; a scan after the last key, a get after the last value. Nothing
+is computed twice, so no pane is yielded twice.
 
 Blocks and values that were sent are kept until the commit, up to ``REPLAY_BYTES`` for all attempts of a worker. An
 attempt that has sent more cannot resume: it fails with ServerUnreachable, and Spark runs its task again.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from aion.core.ingest.block import Block
@@ -123,6 +123,11 @@ class RemoteAttempt:
         return bool(self._answer.get("rebuilt", False))
 
     @property
+    def on_disk(self) -> bool:
+        """See :class:`state_backends.store.keyed.protocol.KeyedAttempt`."""
+        return bool(self._answer.get("on_disk", False))
+
+    @property
     def others(self) -> tuple[int, Sequence[Any]]:
         """The number of the operator's other shards on the server, and their different ``learnt_bound``s."""
         found = self._answer.get("others", {"shards": 0, "learnt_bound": []})
@@ -154,28 +159,22 @@ class RemoteAttempt:
 
     def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
         yielded: list[int] = []
-        request = {"slices": list(slices), "blocking": blocking, "only": _as_json(only)}
-        while True:
-            seen = self._client.generation
-            try:
-                carried = len(self._waiting)
-                blocks = self._client.call("read", self._request(request))
-                for number, stored in enumerate(blocks):
-                    if number == 0:
-                        self._arrived(carried)
-                    if number < len(yielded):
-                        if stored.seq != yielded[number]:
-                            raise StateError(
-                                f"the rebuilt shard yields block {stored.seq} where block {yielded[number]} was before"
-                            )
-                        continue
-                    yielded.append(stored.seq)
-                    yield StoredBlock(stored.seq, self.mapped(stored.block))
-                if not yielded:
-                    self._arrived(carried)
-                return
-            except ServerUnreachable as error:
-                self._resume(error, seen)
+        number = 0
+
+        def request() -> dict[str, Any]:
+            nonlocal number
+            number = 0
+            return {"slices": list(slices), "blocking": blocking, "only": _as_json(only)}
+
+        for stored in self._answers("read", request):
+            number += 1
+            if number > len(yielded):
+                yielded.append(stored.seq)
+                yield StoredBlock(stored.seq, self.mapped(stored.block))
+            elif stored.seq != yielded[number - 1]:
+                raise StateError(
+                    f"the rebuilt shard yields block {stored.seq} where block {yielded[number - 1]} was before"
+                )
 
     def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
         self._call("prestage", slices=list(slices), only=_as_json(only))
@@ -191,12 +190,18 @@ class RemoteAttempt:
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """See :class:`state_backends.store.keyed.protocol.KeyedAttempt` for this and the next three."""
-        values: list[bytes | None] = []
-        while len(values) < len(keys):
-            part = keys[len(values) : len(values) + _KEYS_AT_ONCE]
-            request = {"keys": wire.pack_keys(part)}
-            values += self._all("get", request)
-        return values
+        return list(self.stream(keys))
+
+    def stream(self, keys: Sequence[bytes]) -> Iterator[bytes | None]:
+        done = 0
+
+        def request() -> dict[str, Any]:
+            return {"keys": wire.pack_keys(keys[done : done + _KEYS_AT_ONCE])}
+
+        while done < len(keys):
+            for value in self._answers("get", request):
+                done += 1
+                yield value
 
     def put(self, values: Sequence[KeyedValue]) -> None:
         if values:
@@ -205,28 +210,12 @@ class RemoteAttempt:
             self._call("put", sent, size)
 
     def scan(self, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        while True:
-            seen = self._client.generation
-            try:
-                carried = len(self._waiting)
-                request = {"begin": wire.pack_key(begin), "end": None if end is None else wire.pack_key(end)}
-                found = self._client.call("scan", self._request(request))
-                for number, (key, value) in enumerate(found):
-                    if number == 0:
-                        self._arrived(carried)
-                        carried = 0
-                    begin = key + b"\0"  # the next key that is possible
-                    yield key, value
-                self._arrived(carried)
-                return
-            except ServerUnreachable as error:
-                self._resume(error, seen)
+        def request() -> dict[str, Any]:
+            return {"begin": wire.pack_key(begin), "end": None if end is None else wire.pack_key(end)}
 
-    def hint(self, keys: Sequence[bytes]) -> bool:
-        useful = False
-        for begin in range(0, max(len(keys), 1), _KEYS_AT_ONCE):
-            useful = bool(self._call("hint", keys=wire.pack_keys(keys[begin : begin + _KEYS_AT_ONCE])))
-        return useful
+        for key, value in self._answers("scan", request):
+            begin = key + b"\0"  # the next key that is possible
+            yield key, value
 
     def commit(
         self, snapshot: dict[str, Any], prestage: Sequence[int] = (), executions: Sequence[Execution] = ()
@@ -249,16 +238,24 @@ class RemoteAttempt:
 
     # -- another server -----------------------------------------------------------------------------------
 
-    def _all(self, name: str, request: dict[str, Any]) -> list[Any]:
-        """All that a verb answers with. Repeats the request on the next server if this one is lost."""
+    def _answers(self, name: str, request: Callable[[], dict[str, Any]]) -> Iterator[Any]:
+        """What a verb answers with, as it comes. Asks the next server if this one is lost.
+
+        ``request``: the fields of the request, for what has not been yielded yet. Called for each server.
+        """
         while True:
-            seen = self._client.generation
+            seen, servers, carried = self._client.generation, self.servers, len(self._waiting)
             try:
-                found = list(self._client.call(name, self._request(request)))
-                self._arrived(len(self._waiting))
-                return found
+                for found in self._client.call(name, self._request(request())):
+                    self._arrived(carried)
+                    carried = 0
+                    yield found
+                self._arrived(carried)
+                return
             except ServerUnreachable as error:
-                self._resume(error, seen)
+                # Another call may have noticed before this one, and the attempt is on the next server already.
+                if self.servers == servers:
+                    self._resume(error, seen)
 
     def _call(self, name: str, content: ToSend | None = None, size_bytes: int = 0, /, **request: Any) -> Any:
         """Sends a request, or keeps it for the next one. Repeats it on the next server if this one is lost.

@@ -262,12 +262,8 @@ class ScanRequest(AttemptRequest):
     end: Annotated[str | None, AfterValidator(_key)]
 
 
-class HintRequest(AttemptRequest):
-    keys: Keys
-
-
 class ExpectRequest(ServerRequest):
-    """Says which keyed values the next attempt on a shard will read. The answer is that of a hint."""
+    """Says which keyed values the next attempt on a shard will read. The answer: whether that is of use."""
 
     query: Text
     operator: Text

@@ -91,7 +91,6 @@ VERBS: Mapping[str, Verb] = {
     "get": Verb(requests.GetRequest, By.SHARD, Way.GETS, FOUND, locks=False),
     "put": Verb(requests.PutRequest, By.SHARD, Way.SENDS, PUT, replay=True),
     "scan": Verb(requests.ScanRequest, By.SHARD, Way.GETS, ENTRIES, locks=False),
-    "hint": Verb(requests.HintRequest, By.SHARD, locks=False),
     "expect": Verb(requests.ExpectRequest, By.HOST),
     "commit": Verb(requests.CommitRequest, By.HOST),
     "abort": Verb(requests.AbortRequest, By.SHARD, ends=True),

@@ -100,6 +100,10 @@ class MemoryBudget:
 
     # -- keyed values that are also on disk ---------------------------------------------------------------
 
+    def share(self) -> int:
+        """Bytes that the values of each shard may take if all shards take the same."""
+        return max(self.left(), 0) // max(len(self._caches), 1)
+
     def attach(self, cache: ValuesInMemory) -> None:
         """From now on, these values leave memory when others need the room."""
         with self._lock:

@@ -159,7 +159,7 @@ class Shard:
         self._working(attempt).replace(spans, below)
 
     def get(self, attempt: str, keys: Sequence[bytes]) -> Iterator[list[bytes | None]]:
-        """The value of each key, None if there is none, in pages. See KeyedAttempt for this and the next three."""
+        """The value of each key, None if there is none, in pages. See KeyedAttempt for this and the next two."""
         return self._naming_the_version(self._keyed_of(attempt).get(keys))
 
     def put(self, attempt: str, values: Iterable[tuple[bytes, bytes | None, int | None]]) -> None:
@@ -168,13 +168,15 @@ class Shard:
     def scan(self, attempt: str, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         return self._naming_the_version(self._keyed_of(attempt).scan(begin, end))
 
-    def hint(self, attempt: str, keys: Sequence[bytes]) -> bool:
-        return self._keyed_of(attempt).hint(keys)
+    @property
+    def on_disk(self) -> bool:
+        """See :class:`state_backends.store.keyed.protocol.KeyedAttempt`."""
+        return self._keyed is not None and self._keyed.on_disk
 
     def expect(self, keys: Sequence[bytes]) -> bool:
-        """As :meth:`hint`, for the next attempt. It may begin meanwhile."""
+        """See :meth:`KeyedStore.expect`. The next attempt may begin meanwhile."""
         keyed = self._keyed
-        return keyed is not None and keyed.hint(keys)
+        return keyed is not None and keyed.expect(keys)
 
     def commit(self, attempt: str, snapshot: dict[str, Any]) -> str:
         """Makes a new version of what the attempt did, whole or not at all; returns its token.

@@ -45,7 +45,7 @@ def test_values_go_from_attempt_to_attempt(connect: Connect, tmp_path: Path) -> 
     second = open_shard(client, tmp_path, "t1", "t2")
     asked = [b"key-000007", b"key-000008", b"nothing", b"key-000009", b"\xff" * 9, b"key-000009"]
     assert second.get(asked) == [b"again", None, None, b"value 9 ", b"x", b"value 9 "]
-    second.hint(asked)
+    assert list(second.stream(asked)) == second.get(asked) and list(second.stream([])) == []
     assert list(second.scan(b"key-000090", b"key-000093")) == entries(90, 91, 92)
     assert [key for key, _ in second.scan(b"key-000099", None)] == [b"key-000099", b"\xff" * 9]
     second.put(keyed(5, mark=b"gone"))
@@ -86,9 +86,9 @@ def test_what_is_expected_is_in_memory_before_the_attempt_begins(connect: Connec
     assert not expect(), "nothing was read from disk"
     second = open_shard(client, tmp_path, "t1", "t2", store=store)
     second.put([KeyedValue(b"%05d" % n, bytes(20_000)) for n in range(20, 100)])
-    assert not second.hint([])
+    assert not second.on_disk
     assert second.get([b"00000"]) == [bytes(20_000)]
-    assert second.hint([]), "now it was"
+    assert expect(), "now it was"
     second.commit(snapshot(0))
     assert expect()
 
@@ -100,14 +100,18 @@ def test_what_is_expected_is_in_memory_before_the_attempt_begins(connect: Connec
     wait_until(asks_for_nothing_more)
     misses = client.stats()["value_misses"]
     third = open_shard(client, tmp_path, "t2", "t3", store=store)
-    assert third.hint([])
+    assert third.on_disk
     assert third.get([b"%05d" % n for n in range(4)]) == [bytes(20_000)] * 4
     assert client.stats()["value_misses"] == misses, "they were in memory"
-    third.get([b"00099", b"00000"])
-    third.abort()
+    assert third.get([b"%05d" % n for n in range(100)]) == [bytes(20_000)] * 100
+    third.commit(snapshot(0))
+    assert not expect(), "it read more than memory holds, so what comes early would leave before it is read"
+    fourth = open_shard(client, tmp_path, "t3", "t4", store=store)
+    assert fourth.on_disk, "but its values are on disk"
+    fourth.abort()
 
 
-@pytest.mark.parametrize("lost_before", ["put", "get", "scan", "hint", "commit"])
+@pytest.mark.parametrize("lost_before", ["put", "get", "scan", "commit"])
 def test_an_attempt_goes_on_when_its_server_is_lost(
     application: str, connect: Connect, tmp_path: Path, lost_before: str
 ) -> None:
@@ -127,8 +131,6 @@ def test_an_attempt_goes_on_when_its_server_is_lost(
     assert attempt.get([b"key-000001", b"key-000002", b"key-000003"]) == [b"value 1 new", b"newer", None]
     step("scan")
     assert list(attempt.scan(b"key-000049", None)) == entries(49) + entries(60, mark=b"new")
-    step("hint")
-    attempt.hint([b"key-000004"])
     step("commit")
     attempt.commit(snapshot(0))
     assert attempt.servers == 2
@@ -147,6 +149,24 @@ def test_a_scan_goes_on_behind_what_it_yielded(application: str, connect: Connec
     found += scan
     assert [key for key, _ in found] == [value.key for value in values]
     assert attempt.servers == 2
+
+
+@pytest.mark.parametrize("first_notices", ["stream", "put"])
+def test_a_stream_goes_on_behind_what_it_yielded(
+    application: str, connect: Connect, tmp_path: Path, first_notices: str
+) -> None:
+    attempt = open_shard(connect(), tmp_path, None, "t1")
+    values = [KeyedValue(b"%06d" % n, b"%06d" % n * 5000) for n in range(1000)]
+    attempt.put(values)
+    wanted = [*values[::-1], KeyedValue(b"none", None)]
+    stream = attempt.stream([value.key for value in wanted])
+    found = [next(stream) for _ in range(3)]
+    kill(application)
+    if first_notices == "put":
+        attempt.put([KeyedValue(value.key, b"new") for value in wanted[:3]])
+    found += stream
+    assert found == [value.value for value in wanted]
+    assert attempt.servers == 2, "the other one sees that the attempt is on the next server already"
 
 
 def test_what_was_put_is_kept_to_be_sent_again_up_to_a_limit(
@@ -176,7 +196,7 @@ def test_requests_that_are_none(application: str, connect: Connect, tmp_path: Pa
         ("get", "keys", None, "keys: "),
         ("scan", "begin", "*", "begin: "),
         ("scan", "begin", None, "begin: "),
-        ("hint", "keys", "==", "are not keys"),
+        ("get", "keys", "==", "are not keys"),
     ):
         request = {"attempt": "0000000001-t1", field: value, **({"end": None} if name == "scan" else {})}
         with pytest.raises(errors.RequestError, match=f"^{name}: .*{message}"):

@@ -42,8 +42,8 @@ def test_an_attempt_can_ask_for_every_verb_of_an_attempt() -> None:
 
 @pytest.mark.parametrize("keys", ["", "AAAA", "not base64", base64.b64encode(b"x" * 100).decode()])
 def test_what_are_no_keys_is_refused(keys: str) -> None:
-    with pytest.raises(RequestError, match="hint: keys"):
-        request_of("hint", dumps({"attempt": "a", "keys": keys}), Way.JSON)
+    with pytest.raises(RequestError, match="get: keys"):
+        request_of("get", dumps({"attempt": "a", "keys": keys}), Way.GETS)
 
 
 @pytest.mark.parametrize("name", VERBS)

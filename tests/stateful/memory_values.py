@@ -14,8 +14,13 @@ class MemoryValues:
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
 
+    on_disk = False
+
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [self.values.get(key) for key in keys]
+
+    def stream(self, keys: Sequence[bytes]) -> Iterator[bytes | None]:
+        return map(self.values.get, keys)
 
     def put(self, values: Sequence[KeyedValue]) -> None:
         for key, value, _ in values:
@@ -28,6 +33,3 @@ class MemoryValues:
         keys = sorted(self.values)
         for key in keys[bisect_left(keys, begin) : None if end is None else bisect_left(keys, end)]:
             yield key, self.values[key]
-
-    def hint(self, keys: Sequence[bytes]) -> bool:
-        return False

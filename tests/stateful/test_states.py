@@ -146,15 +146,20 @@ class Shard:
         self._ttl_ms = ttl_ms
         self.snapshot: dict[str, Any] | None = None
 
-    def batch(self, now: int, calls: dict[int, list[Call]]) -> None:
+    def batch(self, now: int, calls: dict[int, list[Call]], on_disk: tuple[bool, bool] | None = None) -> None:
+        """A batch. ``on_disk``: whether it reads ahead, and backwards; None: all records are in memory."""
         handle = Handle("processingtime", now, lambda text: pytest.fail("schemas are not text here"))
         processor = Calls(self._ttl_ms)
         processor.init(handle)
         handle.initialized()
         variables = Variables(None if self.snapshot is None else self.snapshot["stateful"])
         handle.begin_shard(variables)
-        of_shard = ShardRun(processor, handle, variables, self.store, KEYS, TimerValues(now, -1), now, self.snapshot)
+        self.store.on_disk, how = on_disk is not None, on_disk or (True, False)
+        times = TimerValues(now, -1)
+        of_shard = ShardRun(processor, handle, variables, self.store, KEYS, times, now, self.snapshot, *how)
         groups = [Group(KEYS.to_bytes((key,)), (key,), iter(listed), len(listed)) for key, listed in calls.items()]
+        if on_disk is not None:
+            calls = dict(sorted(calls.items(), key=lambda of: KEYS.to_bytes((of[0],)), reverse=how[1]))
         expires = 0 if self._ttl_ms is None else now + self._ttl_ms
         expected = [
             (key, call, self.models.setdefault(key, Model()).call(call, now, expires))
@@ -203,7 +208,11 @@ calls = st.one_of(
     ),
 )
 batches = st.lists(
-    st.tuples(st.integers(0, 8), st.dictionaries(st.integers(0, 3), st.lists(calls, max_size=12), max_size=4)),
+    st.tuples(
+        st.integers(0, 8),
+        st.dictionaries(st.integers(0, 3), st.lists(calls, max_size=12), max_size=4),
+        st.none() | st.tuples(st.booleans(), st.booleans()),
+    ),
     max_size=8,
 )
 
@@ -217,9 +226,9 @@ def test_every_call_gives_what_a_dict_would(ttl_ms: int | None, page_bytes: int,
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(contents, "PAGE_BYTES", page_bytes)
         patched.setattr(run, "CHUNK_KEYS", 2)
-        for step, of_keys in batches:
+        for step, of_keys, on_disk in batches:
             now += step
-            shard.batch(now, of_keys)
+            shard.batch(now, of_keys, on_disk)
         # What nobody needs leaves nothing behind, neither pages nor times.
         everything = ("value.clear",), ("list.clear",), ("map.clear",)
         shard.batch(now, {key: list(everything) for key in shard.models})

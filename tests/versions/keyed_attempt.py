@@ -15,14 +15,18 @@ class LocalKeyedAttempt:
     def __init__(self, shard: Shard, attempt: str) -> None:
         self._shard, self._attempt = shard, attempt
 
+    @property
+    def on_disk(self) -> bool:
+        return self._shard.on_disk
+
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        return list(itertools.chain.from_iterable(self._shard.get(self._attempt, keys)))
+        return list(self.stream(keys))
+
+    def stream(self, keys: Sequence[bytes]) -> Iterator[bytes | None]:
+        return itertools.chain.from_iterable(self._shard.get(self._attempt, keys))
 
     def put(self, values: Sequence[KeyedValue]) -> None:
         self._shard.put(self._attempt, values)
 
     def scan(self, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         return self._shard.scan(self._attempt, begin, end)
-
-    def hint(self, keys: Sequence[bytes]) -> bool:
-        return self._shard.hint(self._attempt, keys)

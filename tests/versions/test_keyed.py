@@ -324,7 +324,7 @@ def test_what_is_in_memory_needs_no_disk(make: Make) -> None:
     keyed.get(list(numbered(range(100))))
     stats = host.keyed.stats()
     assert (stats.value_hits, stats.value_misses, stats.values) == (100, 100, 100)
-    keyed.hint(list(numbered(range(50, 300))))
+    assert host.shard.expect(list(numbered(range(50, 300))))
     settle(host)
     keyed.get(list(numbered(range(300))))
     stats = host.keyed.stats()

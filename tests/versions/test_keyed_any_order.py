@@ -106,10 +106,10 @@ class KeyedMachine(RuleBasedStateMachine):
         self.mine[b"\xfe" + key] = b"put while a scan is under way"
         assert [(k, v) for k, v in entries if k[:1] != b"\xfe"] == [(k, v) for k, v in wanted if k[:1] != b"\xfe"]
 
-    @precondition(lambda self: self.attempt)
+    @precondition(lambda self: self.host.shard)
     @rule(keys=st.lists(KEYS, max_size=20))
-    def hint(self, keys: list[bytes]) -> None:
-        self.values.hint([*keys, *sorted(self.mine)[::2]])
+    def expect(self, keys: list[bytes]) -> None:
+        self.host.shard.expect([*keys, *sorted(self.mine)[::2]])
 
     @rule()
     def settle(self) -> None:

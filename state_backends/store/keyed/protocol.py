@@ -34,8 +34,18 @@ class KeyedAttempt(Protocol):
     Spark's workers have a :class:`state_backends.server.remote_attempt.RemoteAttempt`.
     """
 
+    @property
+    def on_disk(self) -> bool:
+        """Whether values have to be read from disk: those of this attempt or the last one were."""
+
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The value of each key, in the order of the keys. None: there is none."""
+
+    def stream(self, keys: Sequence[bytes]) -> Iterator[bytes | None]:
+        """As :meth:`get`, but lazy: the next values are read from disk while the caller works on those that it has.
+
+        Whether it sees what is put after it began is open, so do not put a key before its value has come.
+        """
 
     def put(self, values: Sequence[KeyedValue]) -> None:
         """Sets values. If a key comes twice, the last value counts."""
@@ -44,11 +54,4 @@ class KeyedAttempt(Protocol):
         """Yields key and value where ``begin <= key < end``, in the order of the keys; ``end`` None: to the last key.
 
         Lazy. It need not see what is put after it began.
-        """
-
-    def hint(self, keys: Sequence[bytes]) -> bool:
-        """Starts bringing the values of these keys to memory, because they will be read soon. Does not wait.
-
-        Returns whether hints are of use: this attempt or the last one read values from disk. It may be asked without
-        keys.
         """

@@ -31,7 +31,8 @@ from state_backends.store.protocol import StoreStats
 PAGE_BYTES = 1 << 20
 """About the most that one page of a get reads from disk. Nobody counts it in the budget until it is sent."""
 _PAGE_KEYS = 1 << 14
-_HINTED_KEYS = 1 << 10  # of a hint, between two looks at what is in memory already
+_EXPECTED_KEYS = 1 << 10  # come to memory between two looks at what is there already
+_EXPECTED_SHARE = 2  # expected values take this part of a shard's memory: the rest is for what it has already
 _OVERLAY_SHARE = 4  # an attempt's changes may take this part of the budget,
 _LEAST_SHARE = 32  # and this part even if memory is full
 
@@ -60,12 +61,12 @@ class KeyedStore:
         self._under_way: list[Pending[Any]] = []
         self._closed = False
         self._hits = self._misses = 0
-        self._reads = self._read_before = False  # whether values were read from disk, since the last commit and before
+        self._read_bytes = self._read_before = 0  # of values that were read from disk: since the last commit, before it
 
     # -- what an attempt asks for -------------------------------------------------------------------------
 
     def get(self, keys: Sequence[bytes]) -> Iterator[list[bytes | None]]:
-        """The value of each key, in pages: in the order of the keys, as many as are read at once."""
+        """The value of each key, in pages: in the order of the keys, as many as are read at once. Lazy."""
         at = 0
         while at < len(keys):
             part = keys[at : at + _PAGE_KEYS] if at or len(keys) > _PAGE_KEYS else keys
@@ -103,7 +104,7 @@ class KeyedStore:
         """Keeps in memory what was read from disk."""
         found = [(key, value) for key, value in zip(keys, values, strict=False) if value is not None]
         with self._lock:
-            self._reads = self._reads or bool(found)
+            self._read_bytes += _size(found)
             if generation == self._generation and not self._closed:
                 self._cache.put(found)
 
@@ -153,31 +154,36 @@ class KeyedStore:
             if value is not None:
                 yield key, value
 
-    def hint(self, keys: Sequence[bytes]) -> bool:
-        """Starts bringing values to memory. Does not wait.
+    @property
+    def on_disk(self) -> bool:
+        """Whether this attempt or the last one read values from disk."""
+        return bool(self._read_bytes or self._read_before)
 
-        Returns whether hints are of use: this attempt or the last one read values from disk.
+    def expect(self, keys: Sequence[bytes]) -> bool:
+        """Starts bringing the values of these keys to memory, for the next attempt. Does not wait.
+
+        Returns whether that is of use. It is not if the last attempt found everything in memory. Nor is it if that
+        attempt read more than memory holds: then values that come early leave before they are read, and are read twice.
         """
         with self._lock:
             generation = self._generation
-            if self._closed or not self._files.runs or self._cache.keeps_none:
+            room = self._budget.share() // _EXPECTED_SHARE
+            useful = self.on_disk and max(self._read_bytes, self._read_before) <= room
+            if not useful or self._closed or not self._files.runs or self._cache.keeps_none:
                 return False
             missing = self._cache.missing(keys)
             if missing:
                 self._under_way = [request for request in self._under_way if not request.over()]
                 self._under_way.append(self._io.submit(Priority.PRESTAGE, self._prestage(missing, generation)))
-            return self._reads or self._read_before
+            return True
 
     def _prestage(self, keys: Sequence[bytes], generation: int) -> Steps[None]:
-        # Not more than half of what there is room for: the first values should still be there when they are read.
-        left = max(self._budget.left(), 0) // 2
-        while keys and left > 0 and generation == self._generation:
-            part = self._cache.missing(keys[:_HINTED_KEYS])  # a get may have been faster
-            keys = keys[_HINTED_KEYS:]
-            while part and left > 0 and generation == self._generation:
+        while keys and self._read_bytes < self._budget.share() // _EXPECTED_SHARE and generation == self._generation:
+            part = self._cache.missing(keys[:_EXPECTED_KEYS])  # a get may have been faster
+            keys = keys[_EXPECTED_KEYS:]
+            while part and generation == self._generation:
                 found = yield from self._files.get(part, PAGE_BYTES)
                 self._keep(part, found, generation)
-                left -= sum(len(value) + VALUE_BYTES for value in found if value is not None)
                 part = part[len(found) :]
         yield 0
 
@@ -203,7 +209,7 @@ class KeyedStore:
         """Ends the attempt: a version has these runs now, at these paths. ``expected_ms``: see policies.values."""
         with self._lock:
             self._generation += 1
-            self._read_before, self._reads = self._reads, False
+            self._read_before, self._read_bytes = self._read_bytes, 0
             overlay, self._overlay = self._overlay, Overlay()
             for run in (*self._spilled, *filter(None, [self._last])):
                 self._files.delete(run)  # the version has a link to it
@@ -301,6 +307,11 @@ class KeyedStore:
         last, self._last = self._last, None
         if last is not None:
             self._files.delete(last)
+
+
+def _size(values: Iterable[tuple[bytes, bytes]]) -> int:
+    """The bytes that values take in memory."""
+    return sum(len(key) + len(value) + VALUE_BYTES for key, value in values)
 
 
 def _call(function: Any) -> Steps[None]:
