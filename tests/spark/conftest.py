@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import aion
-from tests.object_store import CREDENTIALS
+from tests.object_store import CREDENTIALS, ObjectStore, serving
 
 SECOND = 1_000_000
 # Spark compiles each query to Java, which takes longer than to interpret it for a few rows, and it writes a file with a
@@ -42,6 +42,20 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[ObjectStore]:
+    with serving() as port:
+        yield ObjectStore(port)
+
+
+@pytest.fixture
+def place(spark: SparkSession) -> Iterator[Callable[[str], None]]:
+    """Sets where the session's queries keep their state; a session's setting comes before a policy's."""
+    before = spark.conf.get("spark.aion.state.dir")
+    yield lambda uri: spark.conf.set("spark.aion.state.dir", uri)
+    spark.conf.set("spark.aion.state.dir", before)
 
 
 class FileStream:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,24 +16,10 @@ from pyspark.sql import SparkSession
 import aion
 from state_backends.files.location import scratch
 from state_backends.versions.audit import StateFolder
-from tests.object_store import ObjectStore, serving
+from tests.object_store import ObjectStore
 from tests.spark import test_hand_over as hand_over
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes, plain
 from tests.spark.test_windowed import ALL, BOUND, batches, locally, naive, server_pid, strip
-
-
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[ObjectStore]:
-    with serving() as port:
-        yield ObjectStore(port)
-
-
-@pytest.fixture
-def place(spark: SparkSession) -> Iterator[Callable[[str], None]]:
-    """Sets where the session's queries keep their state; a session's setting comes before a policy's."""
-    before = spark.conf.get("spark.aion.state.dir")
-    yield lambda uri: spark.conf.set("spark.aion.state.dir", uri)
-    spark.conf.set("spark.aion.state.dir", before)
 
 
 def test_a_query_goes_on_with_its_state_in_an_object_store(

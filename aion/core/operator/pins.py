@@ -1,9 +1,9 @@
 """Calendar windows keep their edges when the rules of their zone change. Pure.
 
 The rules may be others after a restart. A snapshot therefore has the edges of all calendar windows that live, of those
-that the operator remembers as gone, and of those that stored segments lie in. After a restart these are pinned, and the
-rules of the day decide all others. A window beside a pinned one is longer or shorter, so that nothing lies between them
-or in both.
+that the operator remembers as gone, and of those that stored segments lie in. The windows before these are all gone,
+and the snapshot has the end of the last one. After a restart these edges are pinned, and the rules of the day decide
+all others. A window beside a pinned one is longer or shorter, so that nothing lies between them or in both.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from aion.core.calendars import CalendarEdges, Ints
+from aion.core.numbers import NEVER
 from aion.core.operator.gone import Gone
 from aion.core.operator.window_table import WindowTable
 from aion.core.packing import table, untable
@@ -37,7 +38,10 @@ def calendars_to_json(grid: SliceGrid, windows: WindowTable, gone: Gone, segment
         firsts, lasts = edges.numbers(segments_us), edges.numbers(ends_us - 1)
         live = edges.numbers(windows["start_us"][windows["definition"] == number])
         needed = np.concatenate((live, _ranges(firsts, lasts), np.array(gone.remembered(number), np.int64)))
-        numbers = np.unique(np.concatenate((needed, needed + 1)))
+        # With other rules, the last of the windows that are gone could end later, and come back.
+        closed_us = gone.closed_us[number : number + 1]
+        last_end = edges.numbers(closed_us[closed_us > -NEVER])
+        numbers = np.unique(np.concatenate((needed, needed + 1, last_end)))
         found[str(number)] = {
             "rules": sorted({edges.rules.digest, *edges.pins.rules}),
             "edges": table({"number": numbers.tolist(), "start_us": edges.starts(numbers).tolist()}),

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 import aion
 from aion.errors import ConfigError
 from aion.spark import patch
+from tests.object_store import ObjectStore
 from tests.spark.conftest import FileStream
 from tests.spark.stateful import processors as p
 from tests.spark.stateful.rig import Case, Output, compare, grouped_by_aion, grouped_by_spark, query_of, to_the_end
@@ -151,6 +152,18 @@ def test_a_batch_that_had_begun_runs_again(spark: SparkSession, tmp_path: Path) 
     (twins.old / "commits" / f".{last}.crc").unlink()
     done = twins.migrate()
     assert (done.batch, done.unfinished) == (last - 1, True)
+    twins.go_on()
+
+
+@pytest.mark.proof
+def test_the_state_goes_to_an_object_store(
+    spark: SparkSession, tmp_path: Path, bucket: ObjectStore, place: Callable[[str], None]
+) -> None:
+    twins = Twins(spark, tmp_path, event_time(p.Fraud, ["a"], pandas=True, batches=events(["a"], batches=4)))
+    twins.begin(2)
+    place(bucket.uri("migrated"))
+    assert twins.migrate().state_dir == bucket.uri("migrated")
+    assert {path.split("/")[0] for path in bucket.objects()} == {"migrated"}
     twins.go_on()
 
 
