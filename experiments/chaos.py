@@ -5,8 +5,9 @@ A round writes files with late events and runs the queries of a workload over th
 chooses the faults and their moments (``chaos_faults``). Often two to five follow each other, and the later ones hit a
 recovery that is under way. After a JVM was killed, the queries restart from their checkpoints. Half-way, the
 checkpoints are copied. From then on the copy runs in an application of its own next to the original, on the same state
-folder, and the original continues with another number of partitions. Where root may make network namespaces, both run
-on a cluster of two hosts (``host_cluster``), and executors and whole hosts die too.
+folder. After the copy's first batch, the original continues with another number of partitions. It may not before: Spark
+keeps only two batches here, and a copy must begin while its versions are kept. Where root may make network namespaces,
+both run on a cluster of two hosts (``host_cluster``), and executors and whole hosts die too.
 
 In the end the same queries run over the same files without faults, in one process. Every batch is compared, and what
 follows from the events alone: the last panes of windows, or the rows of the processor in each batch.
@@ -215,6 +216,7 @@ class Round:
         self._repartition(disturbed, state)
         self._show(range(half, self.files))
         with self._child(copied, state, self._places) as beside:
+            beside.wait_for_first_batches()
             self._disturb(disturbed, state, self.kills - self.kills // 2, self.files)
             self._note_files(state)
             if (code := self._wait_for_end(beside)) != 0:

@@ -69,6 +69,7 @@ class Child:
         self._lost = False
         self.lost_at = 0.0
         self.batch_s = 1.0
+        self._before = self.by_query()
         self._progress = self.batches(), time.monotonic()
 
     @property
@@ -102,6 +103,12 @@ class Child:
             raise ChaosError(f"the child ended at once: {self.last_words()}")
         self._application = Application(started["application"], driver, jvm, self.cluster)
         self._progress = self.batches(), time.monotonic()
+
+    def wait_for_first_batches(self) -> None:
+        """Waits until each query has made a batch, or until the process has ended. Raises ChaosError if none comes."""
+        while self.process.poll() is None and any(n == b for n, b in zip(self.by_query(), self._before, strict=True)):
+            self.note_progress()
+            time.sleep(0.05)
 
     def by_query(self) -> list[int]:
         return [sum(1 for _ in (self.folder / query).glob("??????.json")) for query in self._queries]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow.fs as pafs
 
@@ -175,8 +176,9 @@ class RemoteStorage:
 
         self._in_parallel(copy, names)
 
-    def save(self, token: str, manifest: bytes) -> None:
-        self._put("manifests", token + MANIFEST, [manifest])
+    def save(self, token: str, manifest: bytes, *, first: bool = False) -> None:
+        part = f".{uuid4().hex}{PART}" if first else PART
+        self._write(self._at("manifests", token + MANIFEST)[1], self.where(token), [manifest], part)
 
     def load(self, token: str) -> bytes:
         fs, path = self._at("manifests", token + MANIFEST)

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
+from uuid import uuid4
 
 from aion.core.ingest.block import Block
 from aion.errors import CorruptState
@@ -83,8 +84,11 @@ class Storage(Protocol):
         Raises CorruptState if one is missing.
         """
 
-    def save(self, token: str, manifest: bytes) -> None:
-        """Writes a manifest. It becomes visible when it is complete, and is durable when this returns."""
+    def save(self, token: str, manifest: bytes, *, first: bool = False) -> None:
+        """Writes a manifest. It becomes visible when it is complete, and is durable when this returns.
+
+        ``first``: another host may write the same manifest at the same time, and one that is there already stays.
+        """
 
     def load(self, token: str) -> bytes:
         """Reads a manifest. Raises FileNotFoundError."""
@@ -184,8 +188,11 @@ class LocalStorage:
                     link_or_copy(other.files / name, self.files / name)
             sync(self.files)
 
-    def save(self, token: str, manifest: bytes) -> None:
+    def save(self, token: str, manifest: bytes, *, first: bool = False) -> None:
         path = self._path(token)
+        if first:
+            self._write(path, path.with_suffix(f".{uuid4().hex}{PART}"), manifest, overwrite=False)
+            return
         try:
             self._write(path, path.with_suffix(PART), manifest)
         except BaseException:
@@ -267,17 +274,26 @@ def make_folder(path: Path) -> None:
 def link_or_copy(source: Path, target: Path) -> None:
     """Gives a file a second name by hard link. If that is not possible, makes a copy and syncs it.
 
-    Never overwrites a file. Raises FileExistsError, or another OSError.
+    Raises FileExistsError if the target exists, or another OSError. A copy appears when it is complete, and may replace
+    one that another process makes at the same moment.
     """
     try:
         os.link(source, target)
     except OSError as error:
         if error.errno not in _CANNOT_LINK:
             raise
-        with source.open("rb") as read, target.open("xb") as out:
-            shutil.copyfileobj(read, out)
-            out.flush()
-            os.fsync(out.fileno())
+        if target.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
+        part = target.with_name(f"{target.name}.{uuid4().hex}{PART}")
+        try:
+            with source.open("rb") as read, part.open("xb") as out:
+                shutil.copyfileobj(read, out)
+                out.flush()
+                os.fsync(out.fileno())
+            part.rename(target)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
 
 
 def sync(path: Path) -> None:

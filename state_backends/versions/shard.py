@@ -11,7 +11,6 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,7 +35,7 @@ from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.ledger import NO_FILE
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import BlockStore, Only, StoredBlock, StoreStats
-from state_backends.versions.lineage import Home
+from state_backends.versions.lineage import Elsewhere, Home, take, take_beside
 from state_backends.versions.manifest import (
     FileEntry,
     Identity,
@@ -87,7 +86,7 @@ class Shard:
         # One more than Spark keeps batches: the newest version may belong to a batch that is not complete yet.
         self._keep = retain + 1
         self._home = home
-        self._elsewhere: Callable[[str], Storage | None] = lambda token: None
+        self._elsewhere: Callable[[str], Elsewhere | None] = lambda token: None
         self._cache = cache
         self._attempt: StoreAttempt | None = None
         self._p_bucket: PBucket | None = None
@@ -327,7 +326,7 @@ class Shard:
         keyed = self._make_keyed(RunFiles(p_bucket, self._live / "keyed")) if self._make_keyed is not None else None
         stores: list[BlockStore | KeyedStore] = [store] if keyed is None else [store, keyed]
         try:
-            manifest = None if token is None else self._find(token, identity)
+            manifest = None if token is None else self._find(token, attempt, identity)
             self._claim(attempt, identity, begins=manifest is None)
             if manifest is not None:
                 self._keep_files(manifest)
@@ -353,7 +352,7 @@ class Shard:
         self._p_bucket, self._attempt, self._keyed = p_bucket, StoreAttempt(store), keyed
         return self._attempt
 
-    def _find(self, token: str, identity: Identity) -> Manifest:
+    def _find(self, token: str, attempt: str, identity: Identity) -> Manifest:
         """The version. Copies it from another lineage if it is there. Raises CorruptState, ForeignState."""
         try:
             manifest = self._load(token)
@@ -361,12 +360,10 @@ class Shard:
             other = self._elsewhere(token)
             if other is None:
                 raise CorruptState(self._not_found(token)) from None
-            manifest = self._load(token, other)
+            manifest = self._load(token, other.storage)
             check_owner(manifest, identity)
-            self.storage.take(other, [f.name for f in manifest.files])
-            # Older versions stay where they are.
-            manifest = replace(manifest, history=())
-            self.storage.save(token, dump(manifest))
+            manifest = take(manifest, other.storage, self.storage)
+            take_beside(other, batch_of(attempt))
         check_owner(manifest, identity)
         return manifest
 

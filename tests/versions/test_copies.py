@@ -1,0 +1,131 @@
+"""A copy of a checkpoint and its original both go on, however many batches apart their tasks open the shards."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.fs as pafs
+import pytest
+
+from aion.errors import CorruptState
+from state_backends.files import storage
+from state_backends.files.location import LocalLocation, Location, RemoteLocation
+from state_backends.files.remote import Remote
+from state_backends.store.backends import STORES
+from state_backends.store.io_thread import IoThread
+from state_backends.store.m_bucket import MemoryBudget
+from state_backends.versions.lineage import digest_of, home_of
+from state_backends.versions.shard import Shard
+from tests.stores.rig import make_block
+from tests.versions.host import IDENTITY
+
+SHARDS = 3
+RETAIN = 1
+"""Batches that Spark keeps: so each shard has two versions."""
+Tokens = list[str | None]
+
+
+class Operator:
+    """Its shards, as an application of some checkpoint works on them. Each batch writes one block into a shard."""
+
+    def __init__(self, location: Location, folder: Path) -> None:
+        self.location, self.folder, self.io = location, folder, IoThread()
+
+    def batch(self, checkpoint: str, number: int, tokens: Tokens, shards: range = range(SHARDS)) -> Tokens:
+        """Returns the tokens of the versions after it. Shards that are not named keep theirs, as if no rows came."""
+        after = list(tokens)
+        for no in shards:
+            shard = self.shard(checkpoint, no)
+            name = f"{number:010d}-{checkpoint}-{no}"
+            snapshot = shard.open(tokens[no], name, shard.identity)
+            next_seq = snapshot["next_seq"] if snapshot else 0
+            shard.append(name, [(next_seq, False, make_block(number, number))])
+            after[no] = shard.commit(name, {"next_seq": next_seq + 1})
+            shard.close()
+        return after
+
+    def slices(self, checkpoint: str, number: int, token: str | None, no: int) -> list[int]:
+        """What a version has."""
+        shard = self.shard(checkpoint, no)
+        name = f"{number:010d}-look-{no}"
+        try:
+            shard.open(token, name, shard.identity)
+            return sorted(block.header.slice_us for _, block in shard.read(name, list(range(100))))
+        finally:
+            shard.close()
+
+    def shard(self, checkpoint: str, no: int) -> Shard:
+        identity = replace(IDENTITY, shard=no, checkpoint=checkpoint)
+        live = self.folder / "live" / f"{checkpoint}-{no}"
+        names = identity.query, identity.operator, f"shard-{no:05d}"
+        return Shard(
+            identity,
+            self.location.storage(names, live / "copies", digest_of(checkpoint)),
+            live / "shard",
+            lambda p: STORES["tiered"](p, self.io, MemoryBudget(16 << 10), bucket_limit_bytes=8 << 10),
+            retain=RETAIN,
+            home=lambda: home_of(self.location, identity, live / "copies"),
+        )
+
+
+@pytest.fixture(params=["local", "remote", "no links"])
+def operator(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operator]:
+    if request.param == "no links":
+
+        def link(*_: object) -> None:
+            raise OSError(errno.EPERM, "no hard links here")
+
+        monkeypatch.setattr(storage.os, "link", link)
+    location: Location = LocalLocation(tmp_path / "state")
+    if request.param == "remote":
+        (tmp_path / "state").mkdir()
+        fs = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem())
+        location = RemoteLocation(Remote("test://remote", (fs, "state")), tmp_path / "host")
+    found = Operator(location, tmp_path)
+    yield found
+    found.io.close()
+    location.close()
+
+
+def test_shards_that_a_copy_opens_later_are_kept_for_it(operator: Operator) -> None:
+    original: Tokens = [None] * SHARDS
+    for number in range(3):
+        original = operator.batch("original", number, original)
+    copy = operator.batch("copy", 3, original, range(1))  # rows for the first shard only
+    for number in range(3, 8):
+        original = operator.batch("original", number, original)
+    for number in range(4, 6):
+        copy = operator.batch("copy", number, copy)
+    assert [operator.slices("copy", 6, copy[no], no) for no in range(SHARDS)] == [
+        [0, 1, 2, 3, 4, 5], [0, 1, 2, 4, 5], [0, 1, 2, 4, 5],
+    ]  # fmt: skip
+    assert all(operator.slices("original", 8, original[no], no) == list(range(8)) for no in range(SHARDS))
+
+
+def test_a_copy_of_a_copy(operator: Operator) -> None:
+    first = operator.batch("copy", 1, operator.batch("original", 0, [None] * SHARDS))
+    second = operator.batch("copy-2", 2, first, range(1, 2))
+    for number in range(2, 6):
+        first = operator.batch("copy", number, first)
+    assert [operator.slices("copy-2", 3, second[no], no) for no in range(SHARDS)] == [[0, 1], [0, 1, 2], [0, 1]]
+
+
+def test_what_a_copy_took_and_does_not_need_is_deleted(operator: Operator) -> None:
+    tokens: Tokens = [None] * SHARDS
+    for number in range(3):
+        tokens = operator.batch("original", number, tokens)
+    for number in range(3, 8):
+        tokens = operator.batch("copy", number, tokens)
+    kept = {f"{number:010d}-copy-{no}.json" for number in (6, 7) for no in range(SHARDS)}
+    assert {path.name for path in operator.folder.glob("**/lineage-*/shard-*/manifests/*")} == kept
+
+
+def test_a_copy_that_comes_too_late_is_refused(operator: Operator) -> None:
+    copied = tokens = operator.batch("original", 0, [None] * SHARDS)
+    for number in range(1, 6):
+        tokens = operator.batch("original", number, tokens)
+    with pytest.raises(CorruptState, match="copied long ago"):
+        operator.batch("copy", 1, copied)
