@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aion.errors import AionError, CorruptState
+from aion.errors import AionError
 from state_backends.files.location import Location
 from state_backends.files.names import MANIFEST, OPERATOR
 from state_backends.files.storage import Storage
@@ -125,12 +125,10 @@ def take_beside(found: Elsewhere, batch: int) -> None:
     """
     try:
         for theirs, ours in found.beside():
-            if ours.listing()[0]:
-                continue
-            tokens = [name.removesuffix(MANIFEST) for name in theirs.listing()[0] if name.endswith(MANIFEST)]
-            for token in sorted(tokens, reverse=True):
-                if batch_of(token) < batch or batch < 0:
-                    _take_if_there(token, theirs, ours)
+            if not _tokens(ours):
+                for token in sorted(_tokens(theirs), reverse=True):
+                    if batch_of(token) < batch or batch < 0:
+                        _take_if_there(token, theirs, ours)
     except (AionError, OSError) as error:
         log.warning("state of a copied checkpoint could not be copied ahead of its use: %s", error)
 
@@ -138,8 +136,12 @@ def take_beside(found: Elsewhere, batch: int) -> None:
 def _take_if_there(token: str, theirs: Storage, ours: Storage) -> None:
     try:
         take(load(theirs.load(token), token), theirs, ours)
-    except (FileNotFoundError, CorruptState):
-        log.info("version %s of another lineage was deleted, or is damaged: %s", token, theirs.where(token))
+    except (AionError, OSError) as error:
+        log.info("%s is not taken over; it may have been deleted meanwhile: %s", theirs.where(token), error)
+
+
+def _tokens(storage: Storage) -> list[str]:
+    return [name.removesuffix(MANIFEST) for name in storage.listing()[0] if name.endswith(MANIFEST)]
 
 
 def find_version(location: Location, query: str, operator: str, shard: int, token: str, cache: Path) -> Storage | None:
