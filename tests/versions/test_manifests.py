@@ -23,6 +23,7 @@ from tests.versions.host import IDENTITY
         ).map(tuple),
         purged=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3).map(tuple),
         snapshot=st.dictionaries(st.text(max_size=3), st.integers(-(2**63), 2**63 - 1) | st.text(max_size=3)),
+        next_file_no=st.integers(0, 2**63 - 1),
     )
 )
 def test_a_manifest_is_what_was_written(manifest: Manifest) -> None:
