@@ -119,14 +119,16 @@ def take(manifest: Manifest, source: Storage, target: Storage) -> Manifest:
 def take_beside(found: Elsewhere, batch: int) -> None:
     """Takes the operator's other shards, as of the batches before ``batch``, the one at work. Never raises.
 
-    The checkpoint names a version of each shard, but only Spark knows which. Shards are opened one after the other, and
-    some only when rows come for them. The other lineage may have deleted their versions by then. So whoever opens the
-    first shard takes the versions of all. What nobody asks for is deleted as the remains of failed attempts are.
+    The checkpoint names a version of each shard, but only Spark knows which. A task opens a shard when it has rows for
+    it. That may be much later, and the other lineage may have deleted the version by then. So the task that opens the
+    first shard takes the versions of all shards. Those that nobody opens are deleted like what failed attempts leave.
+    A shard that already has one of the versions is left alone: its own task is at work on it.
     """
     try:
         for theirs, ours in found.beside():
-            if not _tokens(ours):
-                for token in sorted(_tokens(theirs), reverse=True):
+            tokens = sorted(_tokens(theirs), reverse=True)
+            if set(tokens).isdisjoint(_tokens(ours)):
+                for token in tokens:
                     if batch_of(token) < batch or batch < 0:
                         _take_if_there(token, theirs, ours)
     except (AionError, OSError) as error:

@@ -113,6 +113,19 @@ def test_a_copy_of_a_copy(operator: Operator) -> None:
     assert [operator.slices("copy-2", 3, second[no], no) for no in range(SHARDS)] == [[0, 1], [0, 1, 2], [0, 1]]
 
 
+def test_a_copy_that_is_made_again_in_the_same_place(operator: Operator) -> None:
+    original = operator.batch("original", 0, [None] * SHARDS)
+    operator.batch("copy", 1, original)
+    for number in range(1, 5):
+        original = operator.batch("original", number, original)
+    copy = operator.batch("copy", 5, original, range(1))
+    for number in range(5, 9):
+        original = operator.batch("original", number, original)
+    assert [operator.slices("copy", 6, copy[no], no) for no in range(SHARDS)] == [
+        [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4],
+    ]  # fmt: skip
+
+
 def test_what_a_copy_took_and_does_not_need_is_deleted(operator: Operator) -> None:
     tokens: Tokens = [None] * SHARDS
     for number in range(3):
