@@ -15,6 +15,7 @@ from aion.core.plan import Plan
 from aion.core.topology import Tree
 from aion.spark.blocks import BlockRows
 from aion.spark.hand_over import HandOverConfig, Sending
+from aion.spark.worker import begin_task
 from aion.spark.zones import slicing_plan
 from state_backends.store.codec_pool import CodecPool
 
@@ -45,6 +46,7 @@ class ChildWork:
     @contextmanager
     def begun(self, shard_of: ShardOfKeys | None) -> Iterator[tuple[BlockBuilder, Sending]]:
         """Begins a task. ``shard_of``: None if the shard of each event comes with it."""
+        begin_task()
         rows = BlockRows(self.tree, level=0, limit_bytes=self.limit_bytes)
         with CodecPool(self.settings.threads) as pool, closing(Sending(rows, self.hand_over)) as sending:
             yield BlockBuilder.of(self.task_plan, self.settings, pool, shard_of), sending

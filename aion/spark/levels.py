@@ -11,6 +11,7 @@ from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.levels import BlockMerger
 from aion.spark.blocks import BlockRows, blocks_of, row_type
 from aion.spark.child import ChildWork
+from aion.spark.worker import begin_task
 from state_backends.store.codec_pool import CodecPool
 
 
@@ -22,6 +23,7 @@ class Merging:
         self._level = level
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        begin_task()
         work = self._work
         rows = BlockRows(work.tree, self._level, work.limit_bytes)
         with CodecPool(work.settings.threads) as pool:

@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 from aion.config import policy_from_text
 from aion.errors import ServerError
 from aion.spark.task import client_of, query_of
+from aion.spark.worker import begin_task
 from aion.stateful.keys import Keys, distinct_keys
 from aion.stateful.layout import record_key
 
@@ -59,6 +60,7 @@ class StatefulChild:
         self._announces = announces
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        begin_task()
         context = TaskContext.get()
         announced = None if self._announces is None or context is None else _Announced(self._announces, context)
         waiting: defaultdict[int, list[pa.RecordBatch]] = defaultdict(list)

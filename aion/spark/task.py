@@ -12,6 +12,7 @@ from pyspark import TaskContext
 from aion.config import Policy
 from aion.spark.root_config import TaskConfig
 from aion.spark.starts import checkpoint_of
+from aion.spark.worker import begin_task
 from state_backends.server.client import RemoteAttempt, StateClient, executor_pid
 from state_backends.store.backends import StoreConfig
 from state_backends.versions.manifest import Identity
@@ -21,6 +22,7 @@ class ShardTask:
     """One task, and what its shards share: the policy, and the connection to the server."""
 
     def __init__(self, config: TaskConfig, policy: Policy, store: StoreConfig, definition: dict[str, Any]) -> None:
+        begin_task()
         self._config = config
         self.policy = policy
         self._store = store

@@ -1,0 +1,38 @@
+"""What a task asks of the Python worker that runs it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+from aion.spark import worker
+
+
+@pytest.fixture(autouse=True)
+def unfrozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    gc.unfreeze()
+    monkeypatch.setattr(worker, "_modules", 0)
+    yield
+    gc.unfreeze()
+
+
+def test_what_modules_hold_is_looked_at_once() -> None:
+    held = len(gc.get_objects())
+    worker.begin_task()
+    assert gc.get_freeze_count() >= held
+    assert len(gc.get_objects()) < held / 10
+
+
+def test_what_a_task_leaves_is_looked_at_until_it_loads_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker.begin_task()
+    frozen = gc.get_freeze_count()
+    left: list[list[int]] = [[] for _ in range(1_000)]
+    worker.begin_task()
+    assert gc.get_freeze_count() == frozen
+    monkeypatch.setitem(sys.modules, "a_module_of_a_task", ModuleType("a_module_of_a_task"))
+    worker.begin_task()
+    assert gc.get_freeze_count() >= frozen + len(left)
