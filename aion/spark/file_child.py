@@ -23,6 +23,7 @@ from aion.execute.file_reading import FileReader
 from aion.execute.skipped_files import Records
 from aion.spark.child import ChildWork, together
 from aion.spark.starts import checkpoint_of
+from aion.spark.worker import begin_task
 
 Transform = Callable[[pa.RecordBatch], Any]
 
@@ -186,6 +187,7 @@ class FileRows:
         self._scan = scan
 
     def __call__(self, parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        begin_task()
         counts = dict.fromkeys(COUNTS, 0)
         for events in self._scan.events(parts, counts):
             yield extended(events, None)
