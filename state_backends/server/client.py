@@ -77,12 +77,21 @@ def running_servers() -> list[tuple[int, dict[str, Any]]]:
 
 
 def executor_pid() -> int:
-    """The pid of the JVM that this worker belongs to. If there is none, of the process that started this one."""
+    """The pid of the JVM that this worker belongs to. If there is none, of the process that started this one.
+
+    If that process has ended, of this process: a worker whose daemon was killed still serves its executor, but its
+    parent is now the system's first process, and a server that waits for the end of that one never ends. Spark's
+    daemon and its workers are a process group of their own.
+    """
     for process in psutil.Process().parents():
         with contextlib.suppress(psutil.Error):
             if process.name().startswith("java"):
                 return process.pid
-    return os.getppid()
+    parent = os.getppid()
+    with contextlib.suppress(OSError):
+        if parent and os.getpgid(parent) == os.getpgrp():
+            return parent
+    return os.getpid()
 
 
 class StateClient:

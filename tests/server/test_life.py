@@ -31,6 +31,36 @@ from tests.server.conftest import (
     wait_until,
 )  # fmt: skip
 
+DAEMON = """
+import os, sys
+from state_backends.server.client import executor_pid
+
+os.setpgid(0, 0)  # as Spark's daemon does
+daemon = os.getpid()
+if os.fork() == 0:  # a worker
+    print(executor_pid() - daemon, flush=True)
+    sys.stdin.read()  # until the test has closed it
+    while os.getppid() == daemon:
+        pass
+    print(executor_pid() - os.getpid(), flush=True)
+else:
+    sys.stdin.readline()  # until the test says so, or has closed it
+    os._exit(0)
+"""
+
+
+def test_a_worker_whose_daemon_has_ended_is_its_own_executor() -> None:
+    """Its parent is then the system's first process, and a server that waits for that one stays for good."""
+    with subprocess.Popen(
+        [sys.executable, "-c", DAEMON], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as daemon:
+        assert daemon.stdin is not None
+        assert daemon.stdout is not None
+        assert daemon.stdout.readline() == "0\n"
+        daemon.stdin.write("end\n")
+        daemon.stdin.close()
+        assert daemon.stdout.readline() == "0\n"
+
 
 def test_of_many_that_start_one_it_is_the_same_one(application: str, executor: Executor) -> None:
     script = (
