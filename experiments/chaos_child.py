@@ -157,7 +157,7 @@ class Child:
     def end(self) -> None:
         """Ends the process and everything that it started. Raises ChaosError if its state server does not end."""
         from experiments import chaos_faults
-        from state_backends.server import processes
+        from state_backends.server import processes, server_folder
 
         app = self._application
         if app is not None:
@@ -169,9 +169,11 @@ class Child:
         if app is None:
             return
         deadline = time.monotonic() + LEAVING_S
-        while servers := [server for server, _ in app.servers() if processes.is_alive(server)]:
+        while servers := [(server, place) for server, place in app.servers() if processes.is_alive(server)]:
             if time.monotonic() > deadline:
-                raise ChaosError(f"the state server {servers[0].pid} still runs after its executor has ended")
+                server, place = servers[0]
+                log = (place / server_folder.LOG).read_text(errors="replace")[-3000:]
+                raise ChaosError(f"the state server {server.pid} still runs after its executor has ended: {log}")
             time.sleep(0.05)
         for place in app.places:
             shutil.rmtree(place, ignore_errors=True)
