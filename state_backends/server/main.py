@@ -157,6 +157,7 @@ def serve(folder: Path, host: Host, watch: Executors, stop: threading.Event) -> 
         bound = socket.stat().st_ino
         serving = threading.Thread(target=server.serve, name="aion-serve", daemon=True)
         serving.start()
+        threading.Thread(target=_end_after, args=(watch,), name="aion-end", daemon=True).start()
         part = folder / f"{PID}.part"
         part.write_text(str(os.getpid()))
         part.rename(folder / PID)  # from now on clients find it
@@ -176,8 +177,7 @@ def serve(folder: Path, host: Host, watch: Executors, stop: threading.Event) -> 
                 os.utime(folder / PID)
         if host.failure is not None:
             log.critical("this server ends, and the next request starts another: %s", host.failure)
-        # The process ends even if a request, a disk or a policy hangs.
-        faulthandler.dump_traceback_later(2 * ENDING_SECONDS, exit=True)
+        _end_soon()
         ending = threading.Thread(target=server.shutdown, name="aion-shutdown", daemon=True)
         ending.start()
         ending.join(ENDING_SECONDS)
@@ -188,6 +188,18 @@ def serve(folder: Path, host: Host, watch: Executors, stop: threading.Event) -> 
             log.exception("the server could not close everything")
         server_folder.leave(folder, lease)
         lease.close()
+
+
+def _end_after(executors: Executors) -> None:
+    """Ends the process soon after all executors have ended, even if :func:`serve` hangs before it notices that."""
+    while not executors.all_ended():
+        time.sleep(LOOK_SECONDS)
+    _end_soon()
+
+
+def _end_soon() -> None:
+    """The process ends even if a request, a disk or a policy hangs. It then logs where its threads are."""
+    faulthandler.dump_traceback_later(2 * ENDING_SECONDS, exit=True)
 
 
 def _is_at(socket: Path, inode: int) -> bool:

@@ -168,6 +168,38 @@ def test_its_log_stays_short_however_much_is_written(application: str, connect: 
     assert client.stats()["shards"] == 0
 
 
+HANGS = """
+import sys, threading
+from pathlib import Path
+from state_backends.server import main, server_folder
+
+def hang(folder):
+    print("hangs", flush=True)
+    threading.Event().wait()
+
+main.ENDING_SECONDS = 0.2
+server_folder.trim_log = hang
+main.run(Path(sys.argv[1]), int(sys.argv[2]), main.Host())
+"""
+
+
+def test_one_that_hangs_ends_after_its_executor_and_says_where(executor: Executor, tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    folder.mkdir(mode=0o700)
+    command = [sys.executable, "-c", HANGS, str(folder), str(executor.pid)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "hangs\n"
+        executor.kill()
+        executor.wait()
+        try:
+            _, said = server.communicate(timeout=60)
+        finally:
+            server.kill()
+    assert server.returncode == 1
+    assert "in hang" in said
+
+
 def test_a_second_one_in_the_same_folder_gives_up(application: str, executor: Executor, connect: Connect) -> None:
     client = connect()
     server, folder = server_of(application), runtime_dir(application)
