@@ -172,8 +172,9 @@ class Child:
         while servers := [(server, place) for server, place in app.servers() if processes.is_alive(server)]:
             if time.monotonic() > deadline:
                 server, place = servers[0]
-                log = (place / server_folder.LOG).read_text(errors="replace")[-3000:]
-                raise ChaosError(f"the state server {server.pid} still runs after its executor has ended: {log}")
+                log = place / server_folder.LOG
+                said = log.read_text(errors="replace")[-3000:] if log.exists() else "it has no log"
+                raise ChaosError(f"the state server {server.pid} still runs after its executor has ended: {said}")
             time.sleep(0.05)
         for place in app.places:
             shutil.rmtree(place, ignore_errors=True)

@@ -157,18 +157,12 @@ def serve(folder: Path, host: Host, watch: Executors, stop: threading.Event) -> 
         bound = socket.stat().st_ino
         serving = threading.Thread(target=server.serve, name="aion-serve", daemon=True)
         serving.start()
-        threading.Thread(target=_end_after, args=(watch,), name="aion-end", daemon=True).start()
+        threading.Thread(target=_end_after, args=(watch, stop), name="aion-end", daemon=True).start()
         part = folder / f"{PID}.part"
         part.write_text(str(os.getpid()))
         part.rename(folder / PID)  # from now on clients find it
         touch_at = time.monotonic() + TOUCH_SECONDS
-        while (
-            not stop.wait(LOOK_SECONDS)
-            and not watch.all_ended()
-            and lease.is_valid
-            and _is_at(socket, bound)
-            and host.failure is None
-        ):
+        while not stop.wait(LOOK_SECONDS) and lease.is_valid and _is_at(socket, bound) and host.failure is None:
             server_folder.trim_log(folder)
             host.close_idle(server_folder.ended(folder))
             if time.monotonic() >= touch_at:
@@ -190,10 +184,17 @@ def serve(folder: Path, host: Host, watch: Executors, stop: threading.Event) -> 
         lease.close()
 
 
-def _end_after(executors: Executors) -> None:
-    """Ends the process soon after all executors have ended, even if :func:`serve` hangs before it notices that."""
-    while not executors.all_ended():
+def _end_after(executors: Executors, stop: threading.Event) -> None:
+    """Sets ``stop`` when all executors have ended. The process then ends, even if :func:`serve` hangs.
+
+    Only this thread decides that: if :func:`serve` looked, too, an executor that comes between the two looks would be
+    served by a process that is about to end.
+    """
+    while True:
         time.sleep(LOOK_SECONDS)
+        if executors.all_ended():
+            break
+    stop.set()
     _end_soon()
 
 
