@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from aion.errors import AionError
+from experiments.memory_pressure.tree import python_workers
 from state_backends.files.names import HANDED_FOLDER
 from state_backends.server import processes, server_folder
 from state_backends.server.client import StateClient, runtime_dir
@@ -80,16 +81,8 @@ class Application:
 
     def workers(self) -> tuple[list[psutil.Process], list[psutil.Process]]:
         """Spark's Python daemons, and the workers that they forked."""
-        daemons: list[psutil.Process] = []
-        workers: list[psutil.Process] = []
-        for jvm in self.executors() if self.cluster else [psutil.Process(self.jvm.pid)]:
-            for process in _children(jvm):
-                with contextlib.suppress(psutil.Error):
-                    if "pyspark.daemon" in process.cmdline():
-                        parent = process.parent()
-                        forked = parent is not None and "pyspark.daemon" in parent.cmdline()
-                        (workers if forked else daemons).append(process)
-        return daemons, workers
+        jvms = self.executors() if self.cluster else [psutil.Process(self.jvm.pid)]
+        return python_workers(process for jvm in jvms for process in _children(jvm))
 
     def servers(self) -> list[tuple[Process, Path]]:
         """The state servers that run, and their folders."""

@@ -52,8 +52,10 @@ SPARK_ALONE = {
 }
 
 
-def session(cores: int, work_dir: Path, *, policy: str | None, memory: str = "4g") -> SparkSession:
-    """A local session for all contenders; with a ``policy``, it includes Aion's settings.
+def session(
+    cores: int, work_dir: Path, *, policy: str | None, memory: str = "4g", more: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A local session for all contenders; with a ``policy``, it includes Aion's settings. ``more``: other settings.
 
     The settings of partitions, of RocksDB for every stateful operator, and of the sizes of tasks are the same for all
     contenders. Contenders of stock Spark write their checkpoints as Spark does without Aion (SPARK_ALONE), except those
@@ -79,7 +81,7 @@ def session(cores: int, work_dir: Path, *, policy: str | None, memory: str = "4g
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.aion.state.dir": str(work_dir / "state"),
     }
-    for key, value in settings.items():
+    for key, value in {**settings, **(more or {})}.items():
         builder = builder.config(key, value)
     if policy is not None:
         import aion

@@ -1,4 +1,4 @@
-"""Things that must stay small: memory of readers, a commit during a prestage, requests per version, its size."""
+"""Things that must stay small: memory of readers and workers, a commit during a prestage, requests, a version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 PACKAGES = ("aion", "pyarrow", "rocksdict", "orjson")
-LEGS = ("memory", "commit", "requests", "size")
+LEGS = ("memory", "commit", "requests", "workers", "size")
 
 
 def limits(
@@ -23,13 +23,14 @@ def limits(
     budget_mib: Annotated[int, typer.Option(min=16, help="memory: the server's budget.")] = 48,
     readers: Annotated[int, typer.Option(min=1, help="memory: blocking readers at once.")] = 8,
     prestage_mib: Annotated[int, typer.Option(min=1, help="commit: MiB that another shard prestages.")] = 1000,
+    rounds: Annotated[int, typer.Option(min=1, help="workers: sessions with each of the two daemons.")] = 3,
     days: Annotated[int, typer.Option(min=8, help="size: simulated days of five-minute windows.")] = 365,
     out: Annotated[Path, typer.Option(help="Folder for results and temporary state.", file_okay=False)] = Path(
         "out/limits"
     ),
 ) -> None:
-    """Memory of blocking readers, a commit during a prestage, requests to an object store, a version after a year."""
-    from experiments import bench, limits_runs
+    """Memory of readers and workers, a commit during a prestage, requests to an object store, size after a year."""
+    from experiments import bench, limits_runs, limits_workers
 
     wanted = [leg.strip() for leg in legs.split(",") if leg.strip()]
     if not wanted or set(wanted) - set(LEGS):
@@ -46,6 +47,7 @@ def limits(
             "memory": lambda: limits_runs.memory(Path(work), budget_mib, readers),
             "commit": lambda: limits_runs.commit(Path(work), prestage_mib),
             "requests": limits_runs.requests,
+            "workers": lambda: limits_workers.workers(Path(work), rounds),
             "size": lambda: limits_runs.size(days),
         }
         for leg in wanted:
@@ -75,6 +77,14 @@ def summary(leg: str, found: dict[str, Any]) -> str:
         case "requests":
             each = ", ".join(f"{n:g} {kind}" for kind, n in found["each"].items())
             return f"requests: {each} for each shard and batch; {found['lists_at_opening']} LIST to open a shard"
+        case "workers":
+            spark, aion = found["spark"], found["aion"]
+            return (
+                f"workers: together {aion['together_mib']:.0f} MiB, {spark['together_mib']:.0f} if forked by Spark's "
+                f"own daemon; not shared {aion['own_mib']:.0f} and {spark['own_mib']:.0f} MiB; a batch of "
+                f"{found['events']:,} events takes {aion['batch_s']:.2f} and {spark['batch_s']:.2f} s, the first after "
+                f"idle workers were ended {aion['after_idle_s']:.2f} and {spark['after_idle_s']:.2f} s (medians)"
+            )
     return (
         f"size: a version after {found['days']} days is {found['last'] / found['first']:.2f} times as large as after "
         f"one week ({found['last']:,} and {found['first']:,} bytes), and {found['last'] / found['full']:.2f} times as "

@@ -168,13 +168,17 @@ def cpu_seconds() -> dict[int, float]:
     """
     import psutil
 
+    from experiments.memory_pressure.tree import python_workers
+
     found: dict[int, float] = {}
     me = psutil.Process()
-    for process in (me, *me.children(recursive=True)):
+    children = me.children(recursive=True)
+    daemons, workers = python_workers(children)
+    for process in (me, *children):
         with contextlib.suppress(psutil.Error):
             times = process.cpu_times()
             found[process.pid] = times.user + times.system
-            if "pyspark.daemon" in process.cmdline():
+            if process in daemons or process in workers:
                 found[process.pid] += times.children_user + times.children_system
     return found
 

@@ -47,6 +47,8 @@ PREFERRED_IF_LOCAL = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
 }
+# Only for a local master, too: elsewhere, the daemon may start before it can find an Aion that the job brings along.
+_DAEMON, _LOADED_DAEMON = "spark.python.daemon.module", "aion.spark.daemon"
 _ROWS, _BYTES = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"
 _PYTHON = "PYSPARK_PYTHON"
 _NO_LIMIT = 2**31 - 1
@@ -124,6 +126,10 @@ def _prepared(session: SparkSession) -> SparkSession:
         # find the same packages as this one. Spark reads the environment variable when a context starts, and this
         # attribute when a function is sent. Setting the variable would affect every other program that we start.
         session.sparkContext.pythonExec = sys.executable
+    # Spark's runtime settings do not include those of its workers, which are read when a task starts.
+    settings = session.sparkContext._conf
+    if local and session.sparkContext.pythonExec == sys.executable and not settings.contains(_DAEMON):
+        settings.set(_DAEMON, _LOADED_DAEMON)
     return session
 
 

@@ -12,6 +12,7 @@ import psutil
 from state_backends.server.server_folder import occupant, runtime_dir
 
 KINDS = ("jvm", "workers", "server", "driver")
+_DAEMONS = ("pyspark.daemon", "aion.spark.daemon")
 
 
 class Tree:
@@ -66,6 +67,23 @@ def kind_of(name: str, command: Iterable[str], *, is_root: bool) -> str:
     if name.startswith("java") or Path(line.split(" ")[0]).name == "java":
         return "jvm"
     return "server" if "state_backends" in line else "workers"
+
+
+def python_workers(of: Iterable[psutil.Process]) -> tuple[list[psutil.Process], list[psutil.Process]]:
+    """Those of these processes that are Spark's Python daemons, and the workers that they forked."""
+    daemons: list[psutil.Process] = []
+    workers: list[psutil.Process] = []
+    for process in of:
+        with contextlib.suppress(psutil.Error):
+            if _is_daemon_or_fork(process):
+                parent = process.parent()
+                (workers if parent is not None and _is_daemon_or_fork(parent) else daemons).append(process)
+    return daemons, workers
+
+
+def _is_daemon_or_fork(process: psutil.Process) -> bool:
+    """A fork has the command line of its daemon."""
+    return any(word in _DAEMONS for word in process.cmdline())
 
 
 def resident_bytes(process: psutil.Process) -> int:

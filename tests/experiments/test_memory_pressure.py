@@ -133,6 +133,7 @@ def test_a_tree_is_seen_and_ended_with_its_children() -> None:
     [
         ("java", ["/usr/bin/java", "-cp"], "jvm"),
         ("python3", ["python3", "-m", "pyspark.daemon"], "workers"),
+        ("python3", ["python3", "-m", "aion.spark.daemon"], "workers"),
         ("python3", ["python3", "-m", "state_backends.server.main"], "server"),
         ("python3", ["python3", "-m", "experiments.memory_pressure.cell", "x"], "driver"),
     ],

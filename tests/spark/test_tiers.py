@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 import aion
 from aion import metrics
+from experiments.memory_pressure.tree import python_workers
 from state_backends.server.server_folder import occupant, runtime_dir
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, plain
 
@@ -37,10 +38,10 @@ def new_server(spark: SparkSession) -> None:
     """
     gateway = SparkContext._gateway
     assert gateway is not None
-    for process in psutil.Process(gateway.proc.pid).children(recursive=True):
+    _, workers = python_workers(psutil.Process(gateway.proc.pid).children(recursive=True))
+    for worker in workers:
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "pyspark.daemon" in process.cmdline() and "pyspark.daemon" in process.parent().cmdline():
-                process.kill()
+            worker.kill()
     folder = runtime_dir(spark.sparkContext.applicationId)
     server = occupant(folder)
     if server is None:
