@@ -48,6 +48,7 @@ PREFERRED_IF_LOCAL = {
     ),
 }
 # Only for a local master, too: elsewhere, the daemon may start before it can find an Aion that the job brings along.
+# And only on Linux: libraries of macOS may not be used in a fork of a process that has loaded them.
 _DAEMON, _LOADED_DAEMON = "spark.python.daemon.module", "aion.spark.daemon"
 _ROWS, _BYTES = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"
 _PYTHON = "PYSPARK_PYTHON"
@@ -127,8 +128,8 @@ def _prepared(session: SparkSession) -> SparkSession:
         # attribute when a function is sent. Setting the variable would affect every other program that we start.
         session.sparkContext.pythonExec = sys.executable
     # Spark's runtime settings do not include those of its workers, which are read when a task starts.
-    settings = session.sparkContext._conf
-    if local and session.sparkContext.pythonExec == sys.executable and not settings.contains(_DAEMON):
+    settings, here = session.sparkContext._conf, session.sparkContext.pythonExec == sys.executable
+    if local and here and sys.platform == "linux" and not settings.contains(_DAEMON):
         settings.set(_DAEMON, _LOADED_DAEMON)
     return session
 

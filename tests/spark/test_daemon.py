@@ -96,13 +96,13 @@ def test_a_daemon_that_the_user_chose_stays(unset: SparkContext) -> None:
     assert unset.getConf().get(DAEMON) == "pyspark.daemon"
 
 
-@pytest.mark.parametrize(("what", "value"), [("master", "yarn"), ("pythonExec", "/opt/python")])
-def test_it_needs_an_aion_that_is_there_from_the_start(
+@pytest.mark.parametrize(("what", "value"), [("master", "yarn"), ("pythonExec", "/opt/python"), ("platform", "darwin")])
+def test_it_needs_an_aion_that_is_there_from_the_start_and_linux(
     unset: SparkContext, monkeypatch: pytest.MonkeyPatch, what: str, value: str
 ) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "python3")  # so that the context's interpreter stays
     with monkeypatch.context() as other:
-        other.setattr(unset, what, value)
+        other.setattr(sys if what == "platform" else unset, what, value)
         aion.configure(SparkSession.builder).getOrCreate()
         assert unset.getConf().get(DAEMON, None) is None
     monkeypatch.delenv("PYSPARK_PYTHON")
