@@ -34,16 +34,18 @@ LOADED = (
 def load() -> None:
     """Load what tasks need. What cannot be loaded is left to the task that needs it, so that the user sees the error.
 
-    Afterwards, each fork draws its own random numbers from numpy's global generator, as if it had loaded numpy itself.
-    (Python's ``random`` does so anyway.)
+    Afterwards, each worker draws its own random numbers from numpy's global generator, as if it had loaded numpy
+    itself. (Python's ``random`` does so anyway.) Processes that a worker forks go on from the worker's numbers, as
+    usual.
     """
     with contextlib.redirect_stdout(sys.stderr):  # from its standard output, Spark reads the daemon's port
         for name in LOADED:
-            with contextlib.suppress(ImportError):
+            with contextlib.suppress(Exception):
                 importlib.import_module(name)
     import numpy as np
 
-    os.register_at_fork(after_in_child=np.random.seed)
+    daemon = os.getpid()
+    os.register_at_fork(after_in_child=lambda: np.random.seed() if os.getppid() == daemon else None)
     # A worker's first task adds a folder to the path and makes all finders look again at what they found. Those of zip
     # files would each read the directory of pyspark.zip or of Spark's jar, for 18 MiB and a fifth of a second. New
     # finders take it from what has been read.

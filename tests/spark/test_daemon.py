@@ -29,8 +29,12 @@ for _ in range(3):
         import random
         import numpy as np
         print(np.random.randint(1 << 30), random.randrange(1 << 30), flush=True)
-        os._exit(0)
-    os.wait()
+        np.random.seed(7)
+        if os.fork() == 0:
+            assert np.random.randint(1 << 30) == np.random.RandomState(7).randint(1 << 30)
+            os._exit(0)
+        os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
 """
 NEW_MEMBER = """
 import importlib, sys, zipfile
