@@ -93,7 +93,7 @@ class Host:
         self._executions_s: deque[float] = deque(maxlen=_REMEMBERED_EXECUTIONS)
         self._folders = Folders(locate)
         self._committed = Committed()
-        self._closing: list[Shard] = []  # no attempt can find them any more
+        self._closing: list[tuple[Shard, threading.Lock]] = []  # no attempt can find them any more
         self._closed_counts = StoreStats()  # counts of the shards that were closed
         self._endpoint = MetricsEndpoint(self.stats)
 
@@ -110,7 +110,7 @@ class Host:
                 # The shard is new, or the query was restarted with another policy, state.dir or checkpoint.
                 self._shards[key] = self._make(key, identity, request.state_dir, config), threading.Lock()
                 if before is not None:
-                    self._closing.append(before[0])
+                    self._closing.append(before)
                 self._made_for[key] = made_for
             shard, lock = self._shards[key]
             self.attempts.begin(request.attempt, Work(key, shard, lock))
@@ -225,32 +225,41 @@ class Host:
     def close_idle(self, ended: Container[str] = ()) -> None:
         """Closes the shards of runs that ended, and shards without an attempt for long: they are on another host now.
 
-        If such a shard is opened again, it is rebuilt from its version.
+        If such a shard is opened again, it is rebuilt from its version. A shard that a request still works on is closed
+        by a later call: nothing else may wait for a request that hangs.
         """
         with self._lock:
             finished = self.attempts.operators_of(ended)
             at_work = self.attempts.at_work
             idle = [k for k in self._shards if k[:2] in finished or self._schedule.is_idle(k, in_use=at_work(k))]
-            closing = [self._shards.pop(key) for key in idle]
-            self._closing += [shard for shard, _ in closing]
+            self._closing += [self._shards.pop(key) for key in idle]
+            closing = list(self._closing)
             for key in idle:
+                log.info("shard %d of operator %s is idle, and will be closed", key[2], key[1])
                 self._made_for.pop(key, None)
                 self._disk_times.pop(key, None)
             self.attempts.forget(idle, self._shards)
         for shard, lock in closing:
-            log.info("shard %d of operator %s is idle, and closed", shard.identity.shard, shard.identity.operator)
-            self._close(shard, lock)
+            self._close(shard, lock, wait=False)
 
-    def _close(self, shard: Shard, lock: threading.Lock) -> None:
-        """Closes a shard that is in the list of closing shards."""
-        with lock, contextlib.suppress(StateError):
-            try:
-                shard.close()
-            finally:
-                shard.storage.close()
-        with self._lock:
-            self._closing.remove(shard)
-            self._closed_counts.add(shard.stats())
+    def _close(self, shard: Shard, lock: threading.Lock, *, wait: bool = True) -> None:
+        """Closes a shard that is in the list of closing shards. Without ``wait``, only if no request works on it."""
+        if not lock.acquire(blocking=wait):
+            return
+        try:
+            with self._lock:
+                if all(other is not shard for other, _ in self._closing):
+                    return  # another thread has closed it
+            with contextlib.suppress(StateError):
+                try:
+                    shard.close()
+                finally:
+                    shard.storage.close()
+            with self._lock:
+                self._closing.remove((shard, lock))
+                self._closed_counts.add(shard.stats())
+        finally:
+            lock.release()
 
     # -- the whole ----------------------------------------------------------------------------------------
 
@@ -262,7 +271,7 @@ class Host:
             totals.add(self._closed_counts)
             attempts, planned = len(self.attempts), len(self._schedule)
             queries = self._committed.to_json((key[:2], shard.snapshot) for key, (shard, _) in shards)
-        for shard in closing:
+        for shard, _ in closing:
             totals.add(shard.stats())
         operators: dict[str, Any] = {}
         rebuilds = 0
@@ -297,10 +306,12 @@ class Host:
         if self._sampler is not None:
             self._sampler.stop()
         with self._lock:
-            for shard, lock in self._shards.values():
-                with lock, contextlib.suppress(Exception):
-                    shard.close()
+            self._closing += self._shards.values()
             self._shards.clear()
+            closing = list(self._closing)
+        for shard, lock in closing:
+            with contextlib.suppress(Exception):
+                self._close(shard, lock)
         if self._io is not None:
             self._io.close()
         if self._guard is not None:

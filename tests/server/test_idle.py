@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import orjson
 import psutil
 import pytest
 
+from aion.core.ingest.block import Block
 from aion.errors import ServerUnreachable
 from state_backends.server import requests
 from state_backends.server.host import Host
@@ -56,6 +59,10 @@ class Served:
         self.host.commit(requests.CommitRequest.model_validate_json(orjson.dumps({**commit, "executions": []})))
         return attempt
 
+    def live_files(self, query: str) -> list[Path]:
+        """The files that the open shards of a query have on disk."""
+        return [path for path in (self.state / ".live").rglob("*") if path.is_file() and query in path.parts]
+
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
@@ -80,8 +87,7 @@ def test_what_a_stopped_query_held_is_let_go_of(served: Served) -> None:
         freed.append(files - psutil.Process().num_fds())
     after = served.host.stats()
     assert after["shards"] == 1, "ten minutes after its last batch"
-    left = [path for path in (served.state / ".live").rglob("*") if path.is_file() and "stopped" in path.parts]
-    assert not left, "its files went with it"
+    assert not served.live_files("stopped"), "its files went with it"
     assert max(freed) >= 3, "RocksDB's files, once"
     assert after["staging"]["misses"] >= before["staging"]["misses"], "what it counted is counted still"
     answer = served.open("stopped", 0, "0000000002-stopped0", "0000000003-stopped0")
@@ -102,6 +108,28 @@ def test_what_a_query_held_is_let_go_of_when_its_run_ended(served: Served) -> No
         served.host.work(
             "append", requests.AppendRequest(attempt="0000000002-cancelled"), [(2, False, make_block(2, 2, 1000))]
         )
+
+
+def test_nothing_else_waits_for_a_request_that_hangs(served: Served) -> None:
+    version = served.batch("hangs", 0, 0)
+    served.open("hangs", 0, version, "0000000001-hangs0")
+    served.batch("stopped", 0, 0)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def blocks() -> Iterator[tuple[int, bool, Block]]:
+        begun.set()
+        assert go_on.wait(20)
+        yield 1, False, make_block(1, 1, 1000)
+
+    with ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(served.host.work, "append", requests.AppendRequest(attempt="0000000001-hangs0"), blocks())
+        assert begun.wait(20)
+        served.host.close_idle({"run"})
+        assert served.live_files("hangs") and not served.live_files("stopped")
+        go_on.set()
+        hanging.result(20)
+    served.host.close_idle()
+    assert not served.live_files("hangs"), "the next look closes it"
 
 
 def test_a_query_that_runs_again_keeps_what_it_holds(served: Served) -> None:
