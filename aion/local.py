@@ -72,7 +72,7 @@ class LocalOperator:
         self._spec = spec
         self._recorder: Recorder | None = None
         self._batches = 0
-        self.policy = load_policy("standard" if spec.policy is None else spec.policy)
+        self.policy = load_policy("standard" if spec.policy is None else spec.policy, spec.policy_overrides)
         own_triggers(named(spec.windows))  # raises now if one is wrong
         self._folder = tempfile.TemporaryDirectory(prefix="aion-local-")
         config = store_config(

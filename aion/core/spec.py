@@ -110,6 +110,12 @@ class Spec:
         key_names(self.key)
         self.unbound_outputs()
 
+    @property
+    def policy_overrides(self) -> dict[str, object]:
+        """What wins over the policy, as keywords of it."""
+        keywords = {"distribution_merge_levels": self.merge_levels, "distribution_fan_in": self.fan_in}
+        return {name: value for name, value in keywords.items() if value is not None}
+
     def plan(self, input_schema: pa.Schema) -> Plan:
         """The plan for an input with these columns; its timestamps are in microseconds. Raises SchemaError."""
         return make_plan(

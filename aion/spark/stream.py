@@ -132,8 +132,7 @@ def _resolve(source: Source, spec: Spec) -> _Query:
     _check_case(source.session, plan)
     if spec.record is not None:
         Definition.of(plan, commits=True)  # raises now if these windows cannot be recorded
-    keyword = {"distribution_merge_levels": spec.merge_levels, "distribution_fan_in": spec.fan_in}
-    resolved = resolved_policy(source.session, spec.policy, {k: v for k, v in keyword.items() if v is not None})
+    resolved = resolved_policy(source.session, spec.policy, spec.policy_overrides)
     if resolved.metrics.port is not None:
         require_extra("metrics", "metrics.port")
     check_name(spec.name)

@@ -230,6 +230,8 @@ def test_many_keys_with_many_values_are_kept_apart() -> None:
         ({"windows": []}, WindowError, "none"),
         ({"windows": "1 minute"}, WindowError, "not a window"),
         ({"windows": [aion.Tumbling(5), aion.Tumbling(5)]}, WindowError, "twice"),
+        ({"merge_levels": -1}, PolicyError, "merge_levels: -1"),
+        ({"fan_in": 1}, PolicyError, "fan_in: 1"),
     ],
 )
 def test_a_definition_that_cannot_be(options: dict[str, Any], error: type[AionError], said: str) -> None:
