@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aion.errors import CorruptState, StorageError
-from state_backends.files.remote import Remote
+from state_backends.files.remote import Remote, pyarrow_uri
 from state_backends.files.remote_storage import RemoteStorage
 from state_backends.store.backends import STORES, keyed_store
 from state_backends.store.io_thread import IoThread, Priority
@@ -259,12 +259,40 @@ def test_a_place_that_is_not_there_or_not_ours_is_named(bucket: ObjectStore, hos
     assert ours.commit(None, "1", (0, 0)), "what was refused before is tried again"
 
 
-def test_a_server_that_does_not_answer_is_named(hosts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("s3://bucket/state?scheme=http&endpoint_override=127.0.0.1:1&region=us-east-1", "NETWORK_CONNECTION"),
+        (
+            "gs://anonymous@bucket/state?scheme=http&endpoint_override=127.0.0.1:1&retry_limit_seconds=1",
+            "Could not connect",
+        ),
+    ],
+    ids=["s3", "gs"],
+)
+def test_a_server_that_does_not_answer_is_named(
+    hosts: Any, monkeypatch: pytest.MonkeyPatch, uri: str, said: str
+) -> None:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
-    host = hosts("s3://bucket/state?scheme=http&endpoint_override=127.0.0.1:1&region=us-east-1")
-    with pytest.raises(StorageError, match=r"^state\.dir s3://bucket/state\?.*: .*NETWORK_CONNECTION"):
+    host = hosts(uri)
+    place = re.escape(uri.partition("?")[0])
+    with pytest.raises(StorageError, match=rf"{place}.*: .*{said}"):
         host.shard.open(None, "0000000001-a", IDENTITY)
+
+
+@pytest.mark.parametrize(
+    ("uri", "wanted"),
+    [
+        ("s3a://b/p", "s3://b/p?allow_delayed_open=true"),
+        ("s3://b/p?region=x", "s3://b/p?region=x&allow_delayed_open=true"),
+        ("gs://b/p", "gs://b/p?retry_limit_seconds=30"),
+        ("gs://b/p?retry_limit_seconds=900", "gs://b/p?retry_limit_seconds=900"),
+        ("hdfs://host/p", "hdfs://host/p"),
+    ],
+)
+def test_options_are_set_unless_the_user_sets_them(uri: str, wanted: str) -> None:
+    assert pyarrow_uri(uri) == wanted
 
 
 class Requests(logging.Handler):

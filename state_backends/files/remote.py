@@ -155,14 +155,18 @@ def storage_errors(where: str, *, may_be_missing: bool = False) -> Iterator[None
         raise StorageError(f"{where}: {first}") from error
 
 
-def pyarrow_uri(uri: str) -> str:
-    """Turns a URI into the one that pyarrow needs, because Spark has other names for S3.
+_OPTIONS = {
+    "s3": "allow_delayed_open=true",  # a small file takes one request instead of three
+    "gs": "retry_limit_seconds=30",  # without it, a place that cannot be reached is an error after 15 minutes
+}
+"""Options of file systems that are set unless a URI sets them."""
 
-    On S3, ``allow_delayed_open`` makes a small file take one request instead of three.
-    """
+
+def pyarrow_uri(uri: str) -> str:
+    """Turns a URI into the one that pyarrow needs: Spark has other names for some, and see ``_OPTIONS``."""
     scheme, _, rest = uri.partition("://")
-    if scheme in ("s3a", "s3n"):
-        scheme = "s3"
-    if scheme == "s3" and "allow_delayed_open" not in rest:
-        rest += ("&" if "?" in rest else "?") + "allow_delayed_open=true"
+    scheme = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}.get(scheme, scheme)
+    option = _OPTIONS.get(scheme)
+    if option is not None and option.partition("=")[0] not in rest:
+        rest += ("&" if "?" in rest else "?") + option
     return f"{scheme}://{rest}"
