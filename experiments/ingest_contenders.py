@@ -108,7 +108,7 @@ def scan(events: DataFrame, shape: Shape) -> DataFrame:
     return events.mapInArrow(drop, events.schema)
 
 
-def token(events: DataFrame, shape: Shape) -> DataFrame:
+def token(events: DataFrame, shape: Shape, processor: type[Token] | None = None, time_mode: str = "None") -> DataFrame:
     """The floor of a batch's cost: a row for each shard, and a stateful operator with one token for each."""
     shards = int(events.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
 
@@ -117,7 +117,13 @@ def token(events: DataFrame, shape: Shape) -> DataFrame:
         yield pa.record_batch([pa.array(range(shards), pa.int32()), counts], ["shard", "n"])
 
     counted = events.select("ts").mapInArrow(rows, "shard int, n bigint")
-    return counted.groupBy("shard").transformWithStateInPandas(Token(), "n bigint", "Append", "None")
+    operator = (processor or Token)()
+    return counted.groupBy("shard").transformWithStateInPandas(operator, "n bigint", "Append", time_mode)
+
+
+def token_and_timer(events: DataFrame, shape: Shape) -> DataFrame:
+    """The floor of what the watermark sets off, even where no event comes: a timer for each token, in each batch."""
+    return token(events, shape, TokenAndTimer, "EventTime")
 
 
 class Token(StatefulProcessor):
@@ -133,6 +139,21 @@ class Token(StatefulProcessor):
 
     def close(self) -> None:
         pass
+
+
+class TokenAndTimer(Token):
+    """And a timer, which the next watermark sets off."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        super().init(handle)
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        yield from super().handleInputRows(key, rows, timerValues)
+        self.handle.registerTimer(timerValues.getCurrentWatermarkInMs() + 1)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
+        return iter(())
 
 
 def mean_of_events(key: tuple[Any, ...], window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, float | None]:
@@ -206,7 +227,10 @@ CONTENDERS: dict[str, Contender] = {
     "scan": Contender("Spark's scan into Python", False, scan),
 }
 
-FLOOR = Contender("the floor: one token", False, token)
+FLOORS = {
+    "token": Contender("the floor: one token", False, token),
+    "token-timer": Contender("the floor with timers", False, token_and_timer),
+}
 
 OF_FILES: dict[str, Contender] = {
     "files": Contender("Aion, files, partials", True, partials, reads_files=True),

@@ -2,7 +2,8 @@
 
 All contenders run in one process tree, over the same files of 1,000 events, and take turns. One of them is the floor of
 everything that is built as Aion is: events go to Python, one row for each shard through the shuffle, and a stateful
-operator that keeps one token for each shard.
+operator that keeps one token for each shard. Another floor also has timers, as whatever the watermark sets off must:
+Spark then takes longer to plan a batch and to begin its tasks.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ class Settings:
 
 
 def contenders() -> dict[str, Contender]:
-    from experiments.ingest_contenders import CONTENDERS, FLOOR
+    from experiments.ingest_contenders import CONTENDERS, FLOORS
 
-    known = {**CONTENDERS, "token": FLOOR}
-    return {name: known[name] for name in ("partials", "apply", "token", "stock-window", "tuned-window")}
+    known = {**CONTENDERS, **FLOORS}
+    return {name: known[name] for name in ("partials", "apply", *FLOORS, "stock-window", "tuned-window")}
 
 
 def latency(
@@ -57,7 +58,9 @@ def latency(
     runs: Annotated[int, typer.Option(min=1, help="Measured runs per contender.")] = 3,
     warm_ups: Annotated[int, typer.Option(min=0, help="Runs per contender before those.")] = 2,
     partitions: Annotated[str, typer.Option(help="Numbers of shuffle partitions.")] = "2,16",
-    only: Annotated[str, typer.Option(help="Some of: partials,apply,token,stock-window,tuned-window.")] = "",
+    only: Annotated[
+        str, typer.Option(help="Some of: partials,apply,token,token-timer,stock-window,tuned-window.")
+    ] = "",
     policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
     cores: Annotated[int, typer.Option(min=1, help="Cores.")] = 2,
     out: Annotated[Path, typer.Option(help="Folder for results; OUT/data keeps the files.", file_okay=False)] = Path(
@@ -106,7 +109,7 @@ def latency(
     console.print()
     console.print(_table(title, labels, summaries, {_name(place): of_place for place, of_place in done.items()}))
     for name, ratio in ratios(summaries, numbers).items():
-        wanted = f" (at most {MOST_OVER_TOKEN:.2f})" if name.startswith("partials / token") else ""
+        wanted = f" (at most {MOST_OVER_TOKEN:.2f})" if name.startswith("partials / token,") else ""
         console.print(f"{name}: {ratio:.2f}{wanted}", highlight=False)
     console.print(CHECKPOINTS, highlight=False)
     console.print(f"written: {out / 'latency'}.json and .png", highlight=False)
@@ -128,7 +131,7 @@ def ratios(summaries: Mapping[str, Summary], partitions: Sequence[int]) -> dict[
         f"{ours} / {other}, {number} partitions": summaries[a].median / summaries[b].median
         for number in partitions
         for ours in ("partials", "apply")
-        for other in ("token", "stock-window", "tuned-window")
+        for other in ("token", "token-timer", "stock-window", "tuned-window")
         if (a := _name((ours, number))) in summaries and (b := _name((other, number))) in summaries
     }
 

@@ -27,13 +27,20 @@ def test_a_phase_is_the_sum_of_what_spark_reports() -> None:
 
 
 def test_ratios_compare_what_has_as_many_partitions() -> None:
-    times = {"partials 2": 440.0, "token 2": 400.0, "partials 16": 2000.0, "stock-window 16": 1000.0}
+    times = {
+        "partials 2": 440.0,
+        "token 2": 400.0,
+        "token-timer 2": 500.0,
+        "partials 16": 2000.0,
+        "stock-window 16": 1000.0,
+    }
     summaries = {name: Summary(median, median, median, 1) for name, median in times.items()}
     assert ratios(summaries, (2, 16)) == {
         "partials / token, 2 partitions": pytest.approx(1.1),
+        "partials / token-timer, 2 partitions": pytest.approx(0.88),
         "partials / stock-window, 16 partitions": 2.0,
     }
 
 
 def test_contenders_are_chosen_by_name_and_in_order() -> None:
-    assert list(contenders()) == ["partials", "apply", "token", "stock-window", "tuned-window"]
+    assert list(contenders()) == ["partials", "apply", "token", "token-timer", "stock-window", "tuned-window"]
