@@ -431,3 +431,10 @@ def test_keyed_values_are_listed_and_their_runs_verified(tmp_path: Path, capsys:
     assert finding.newest is not None and finding.newest.token == first
     assert any(run.name in line and "checksum" in line for line in finding.damage)
     assert not inspect(str(state), repair=False, checkpoint=None, contents=True)
+
+
+def test_a_place_that_cannot_be_reached_is_named() -> None:
+    uri = "gs://anonymous@bucket/state?scheme=http&endpoint_override=127.0.0.1:1&retry_limit_seconds=1"
+    run = CliRunner().invoke(app, ["inspect", uri])
+    assert run.exit_code == 2
+    assert re.sub(r"\s", "", run.output).startswith(f"{uri}:"), run.output

@@ -21,7 +21,7 @@ from aion.errors import ConfigError, CorruptState, FormatError, StateError, Stor
 from state_backends.files.bodies import damage
 from state_backends.files.location import locate
 from state_backends.files.names import HANDED, HANDED_FOLDER, MANIFEST, OPERATOR, SST
-from state_backends.files.remote import pyarrow_uri
+from state_backends.files.remote import pyarrow_uri, storage_errors
 from state_backends.versions.lineage import PREFIX, digest_of
 from state_backends.versions.manifest import FileEntry, Manifest, load, load_operator, runs_of
 
@@ -151,8 +151,12 @@ class StateFolder:
         self.location.close()
 
     def shards(self) -> list[tuple[str, str, str]]:
-        """(query, operator, shard) of all shards here. The operator is as in ShardFinding. Raises StateError."""
-        kind = self._fs.get_file_info(self._base).type
+        """(query, operator, shard) of all shards here. The operator is as in ShardFinding.
+
+        Raises StateError, or StorageError if the place cannot be reached.
+        """
+        with storage_errors(self.state_dir):
+            kind = self._fs.get_file_info(self._base).type
         if kind is not pafs.FileType.Directory:
             what = "there is no such folder" if kind is pafs.FileType.NotFound else "this is not a folder"
             raise StateError(f"{self.state_dir}: {what}; give the folder of spark.aion.state.dir")
