@@ -108,22 +108,25 @@ def scan(events: DataFrame, shape: Shape) -> DataFrame:
     return events.mapInArrow(drop, events.schema)
 
 
-def token(events: DataFrame, shape: Shape, processor: type[Token] | None = None, time_mode: str = "None") -> DataFrame:
+def token(events: DataFrame, shape: Shape) -> DataFrame:
     """The floor of a batch's cost: a row for each shard, and a stateful operator with one token for each."""
+    return _row_for_each_shard(events).transformWithStateInPandas(Token(), "n bigint", "Append", "None")
+
+
+def token_and_timer(events: DataFrame, shape: Shape) -> DataFrame:
+    """The floor of what the watermark sets off, even where no event comes: a timer for each token, in each batch."""
+    return _row_for_each_shard(events).transformWithStateInPandas(TokenAndTimer(), "n bigint", "Append", "EventTime")
+
+
+def _row_for_each_shard(events: DataFrame) -> Any:
+    """The number of events, once for each shard, grouped by shard."""
     shards = int(events.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
 
     def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         counts = pa.array([sum(batch.num_rows for batch in batches)] * shards, pa.int64())
         yield pa.record_batch([pa.array(range(shards), pa.int32()), counts], ["shard", "n"])
 
-    counted = events.select("ts").mapInArrow(rows, "shard int, n bigint")
-    operator = (processor or Token)()
-    return counted.groupBy("shard").transformWithStateInPandas(operator, "n bigint", "Append", time_mode)
-
-
-def token_and_timer(events: DataFrame, shape: Shape) -> DataFrame:
-    """The floor of what the watermark sets off, even where no event comes: a timer for each token, in each batch."""
-    return token(events, shape, TokenAndTimer, "EventTime")
+    return events.select("ts").mapInArrow(rows, "shard int, n bigint").groupBy("shard")
 
 
 class Token(StatefulProcessor):
@@ -142,7 +145,7 @@ class Token(StatefulProcessor):
 
 
 class TokenAndTimer(Token):
-    """And a timer, which the next watermark sets off."""
+    """Keeps a timer, too, which the next watermark sets off."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         super().init(handle)

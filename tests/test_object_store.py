@@ -262,10 +262,13 @@ def test_a_place_that_is_not_there_or_not_ours_is_named(bucket: ObjectStore, hos
 @pytest.mark.parametrize(
     ("uri", "said"),
     [
-        ("s3://bucket/state?scheme=http&endpoint_override=127.0.0.1:1&region=us-east-1", "NETWORK_CONNECTION"),
+        (
+            "s3://bucket/state?scheme=http&endpoint_override=127.0.0.1:1&region=us-east-1",
+            r"^state\.dir s3://bucket/state\?.*: .*NETWORK_CONNECTION",
+        ),
         (
             "gs://anonymous@bucket/state?scheme=http&endpoint_override=127.0.0.1:1&retry_limit_seconds=1",
-            "Could not connect",
+            r"gs://anonymous@bucket/state.*: .*Could not connect",
         ),
     ],
     ids=["s3", "gs"],
@@ -276,8 +279,7 @@ def test_a_server_that_does_not_answer_is_named(
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     host = hosts(uri)
-    place = re.escape(uri.partition("?")[0])
-    with pytest.raises(StorageError, match=rf"{place}.*: .*{said}"):
+    with pytest.raises(StorageError, match=said):
         host.shard.open(None, "0000000001-a", IDENTITY)
 
 

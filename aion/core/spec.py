@@ -112,7 +112,7 @@ class Spec:
 
     @property
     def policy_overrides(self) -> dict[str, object]:
-        """What wins over the policy, as keywords of it."""
+        """The values of this definition that override the policy's, by the policy's keys."""
         keywords = {"distribution_merge_levels": self.merge_levels, "distribution_fan_in": self.fan_in}
         return {name: value for name, value in keywords.items() if value is not None}
 

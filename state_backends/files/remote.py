@@ -163,9 +163,9 @@ _OPTIONS = {
 
 
 def pyarrow_uri(uri: str) -> str:
-    """Turns a URI into the one that pyarrow needs: Spark has other names for some, and see ``_OPTIONS``."""
+    """The URI for pyarrow: Spark has other names for some file systems. Sets the options of ``_OPTIONS``."""
     scheme, _, rest = uri.partition("://")
-    scheme = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}.get(scheme, scheme)
+    scheme = {"s3a": "s3", "s3n": "s3"}.get(scheme, scheme)
     option = _OPTIONS.get(scheme)
     if option is not None and option.partition("=")[0] not in rest:
         rest += ("&" if "?" in rest else "?") + option
