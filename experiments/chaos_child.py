@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 STALLED_S = 300.0
 STARTING_S = 300.0
 LEAVING_S = 60.0
+ARCHIVED_S = 300.0
+"""How long a JVM may take to end while it writes an archive: over a minute where others use the processors, too."""
 
 
 class ChaosError(RuntimeError):
@@ -148,11 +150,11 @@ class Child:
         return self.log.read_text(errors="replace")[-3000:]
 
     def wait_for_jvm(self) -> None:
-        """Waits until the JVM of an undisturbed run has ended, too."""
+        """Waits until the JVM of an undisturbed run has ended, too. Its archive of classes takes a while."""
         from experiments.chaos_query import STARTED
 
         with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.Process(json.loads((self.folder / STARTED).read_text())["jvm"]).wait(LEAVING_S)
+            psutil.Process(json.loads((self.folder / STARTED).read_text())["jvm"]).wait(ARCHIVED_S)
 
     def end(self) -> None:
         """Ends the process and everything that it started. Raises ChaosError if its state server does not end."""
