@@ -80,7 +80,7 @@ def compared(
     learnt = learnt_from(stream, result, 0)
     return {
         **against(result.bounds_us),
-        "rolling": rolling(stream, result, settings.coverage),
+        "rolling": rolling(stream, result, settings.coverage, oracle_us),
         "oracle_coverage": oracle.coverage,
         "restarts": result.restarts,
         "asked": result.asked,
@@ -93,21 +93,24 @@ def compared(
     }
 
 
-def rolling(stream: Stream, result: Replay, coverage: float) -> dict[str, Any] | None:
+def rolling(stream: Stream, result: Replay, coverage: float, oracle_us: Ints) -> dict[str, Any] | None:
     """The coverage over any 1,000 windows after the first 200, compared with what was asked. None: too few windows.
 
-    ``within``: the share of these stretches whose coverage is within half a point. ``not_below``: of those that are not
-    lower than that. ``lowest_from``: the first window of the lowest. ``lowest_reasons``: of its bounds.
+    ``within``: the share of these stretches whose coverage is within half a point. ``oracle_within``: the same with the
+    oracle's bounds, so what chance alone leaves. ``not_below``: the share of those that are not lower than that.
+    ``lowest_from``: the first window of the lowest. ``lowest_reasons``: of its bounds.
     """
     found = rolling_coverage(stream, result.bounds_us)
     known = ~np.isnan(found)
     if not known.any():
         return None
     off = found[known] - coverage
+    oracle_off = rolling_coverage(stream, oracle_us)[known] - coverage
     lowest_from = FIRST_WINDOWS + int(np.nanargmin(found))
     return {
         "stretches": int(known.sum()),
         "within": float((np.abs(off) <= HALF_A_POINT).mean()),
+        "oracle_within": float((np.abs(oracle_off) <= HALF_A_POINT).mean()),
         "not_below": float((off >= -HALF_A_POINT).mean()),
         "lowest": float(np.nanmin(found)),
         "highest": float(np.nanmax(found)),

@@ -139,14 +139,17 @@ def test_the_coverage_of_stretches_is_that_of_a_plain_loop() -> None:
         assert found[number] == pytest.approx(in_time.mean())
     changes = [(0, Reason.NO_HISTORY), (900, Reason.MAX_BOUND), (1223, Reason.LEARNT)]
     decisions = [(window, BoundDecision(1, reason, "")) for window, reason in changes]
-    told = rolling(stream, Replay(bounds, decisions, 0, 0), float(found[24]))
+    oracle = np.full(stream.windows, 2000 * SECOND_US)
+    told = rolling(stream, Replay(bounds, decisions, 0, 0), float(found[24]), oracle)
     assert told is not None and told["stretches"] == 25
     assert told["lowest"] == found.min() and told["highest"] == found.max()
     assert told["within"] == (np.abs(found - found[24]) <= 0.005 + 1e-12).mean()
+    off = rolling_coverage(stream, oracle) - found[24]
+    assert told["oracle_within"] == (np.abs(off) <= 0.005 + 1e-12).mean()
     assert told["not_below"] == (found >= found[24] - 0.005 - 1e-12).mean()
     assert told["lowest_from"] == 200 + found.argmin()
     assert told["lowest_reasons"] == sorted(["no_history", "max_bound"] + ["learnt"] * int(found.argmin() == 24))
-    assert rolling(by_hand(), Replay(np.ones(3, int), [], 0, 0), 0.9) is None
+    assert rolling(by_hand(), Replay(np.ones(3, int), [], 0, 0), 0.9, np.ones(3, int)) is None
 
 
 def test_a_stretch_that_is_too_low_or_too_high_is_said() -> None:

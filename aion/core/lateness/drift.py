@@ -115,10 +115,12 @@ class Drift:
         """
         latest, before_us = self._latest, usual_us if self.bound_us is None else self.bound_us
         self._next_us = at_us + max(1, before_us // EVALUATED_PER_BOUND)
-        if latest.half_life_us > 4 * max(1, usual_us):  # epochs are too long to see anything in time
+        # Epochs reach back far enough to show what comes as late as the bound, and are short enough to show it in time.
+        reach_us = max(1, usual_us, before_us)
+        if latest.half_life_us > 4 * reach_us:
             latest.restart(at_us)
             latest.half_life_us = 1
-        latest.half_life_us = max(latest.half_life_us, usual_us)
+        latest.half_life_us = max(latest.half_life_us, reach_us)
         if usual is not self._usual:
             self._usual, self._table = usual, _table(usual)
         later = None if self._table is None else self._later(self._table, at_us, before_us, suffices=suffices)
