@@ -89,6 +89,21 @@ def test_json_is_read_as_the_schema_says(tmp_path: Path) -> None:
             read(path, "json", schema=schema)
 
 
+@pytest.mark.parametrize("first", ["null", " null \r", "\n\nnull"])
+def test_json_may_begin_with_null(first: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(f'{first}\n{{"n": 1}}\n', newline="")
+    assert read(path, "json", schema=pa.schema([("n", pa.int64())])).column("n").to_pylist() == [None, 1]
+
+
+@pytest.mark.parametrize("first", ['null {"n": 2}', "nullx", "null null", "null,"])
+def test_json_that_begins_with_null_and_more_is_a_bad_file(first: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(f'{first}\n{{"n": 1}}\n')
+    with pytest.raises(BadFile, match="not an object"):
+        read(path, "json", schema=pa.schema([("n", pa.int64())]))
+
+
 def test_blocks_of_json(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     lines = [f'{{"n": {n}, "pad": "{"x" * 2000}"}}\n' for n in range(20_000)]

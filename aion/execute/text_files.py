@@ -5,6 +5,7 @@ Compressed files are recognised by the ends of their names, such as ``.gz``, ``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from aion.errors import SchemaError
 from aion.execute.file_formats import Format
 
 _BLOCK_BYTES = 8 << 20
+_LINE_OF_NULL = re.compile(rb"\n[ \t\r]*null([^\n]*)")
 """Text is parsed in blocks of this size; a row must fit into one."""
 _JSON_BYTES = 4 * _BLOCK_BYTES
 """So much of a JSON file is in memory at once: threads parse its blocks."""
@@ -113,13 +115,20 @@ def _json(stream: Any, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
     yield from _json_rows(rest, columns)
 
 
+def _row_of_nulls(line: re.Match[bytes]) -> bytes:
+    """The same row without the word: pyarrow ends the process if a null comes first in a block."""
+    if line[1].strip():
+        raise ValueError("a line is not an object of JSON")
+    return b"\n{}"
+
+
 def _json_rows(lines: bytes, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
     if b"{" not in lines:
         if lines.strip():  # pyarrow ends the process if there are only nulls
             raise ValueError("a line is not an object of JSON")
         return
     table = pyarrow.json.read_json(
-        pa.BufferReader(lines),
+        pa.BufferReader(_LINE_OF_NULL.sub(_row_of_nulls, b"\n" + lines)),
         read_options=pyarrow.json.ReadOptions(block_size=_BLOCK_BYTES),
         parse_options=pyarrow.json.ParseOptions(explicit_schema=columns, unexpected_field_behavior="ignore"),
     )
