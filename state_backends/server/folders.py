@@ -21,7 +21,7 @@ class ShardFolders(NamedTuple):
 
     storage: Storage
     live: Path
-    home: Callable[[], Home]
+    home: Callable[[Identity], Home]
 
 
 class Folders:
@@ -55,7 +55,7 @@ class Folders:
         return ShardFolders(
             location.storage(names, copies, digest_of(identity.checkpoint)),
             live.joinpath("shard", *names),
-            lambda: home_of(location, identity, copies),
+            lambda now: home_of(location, now, copies),
         )
 
     def live(self) -> list[LiveFolder]:

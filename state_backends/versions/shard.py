@@ -62,8 +62,8 @@ class Shard:
 
     The caller makes one call at a time, except for reads. ``storage`` keeps the versions. The folder ``live`` has
     RocksDB's own files, and new files. ``retain``: how many batches Spark keeps. ``home`` finds the storage of the
-    shard's lineage (state_backends/versions/lineage.py); it is called when the shard is rebuilt from a version. None:
-    the lineage is in ``storage``. ``make_keyed``: makes the store of its keyed values. None: it cannot have any.
+    lineage of an identity (state_backends/versions/lineage.py); it is called when the shard is rebuilt from a version.
+    None: the lineage is in ``storage``. ``make_keyed``: makes the store of its keyed values. None: it cannot have any.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Shard:
         make_store: StoreFactory,
         *,
         retain: int,
-        home: Callable[[], Home] | None = None,
+        home: Callable[[Identity], Home] | None = None,
         cache: Cache | None = None,
         make_keyed: KeyedFactory | None = None,
     ) -> None:
@@ -318,7 +318,7 @@ class Shard:
         self._retention = Retention(self._keep)
         self.rebuilds += 1
         if self._home is not None:
-            self.storage, self._elsewhere = self._home()
+            self.storage, self._elsewhere = self._home(identity)
         # New files stay in a folder of this host until a version names them, so that no other host deletes them.
         p_bucket = PBucket(self._live / "new", self._live / "rocksdb", durable=False, cache=self._cache)
         p_bucket.ahead = self.storage.read_ahead

@@ -115,7 +115,7 @@ class Cluster(RuleBasedStateMachine):
                     p, self.io[host], MemoryBudget(16 << 10), bucket_limit_bytes=8 << 10, limits=EAGER
                 ),
                 retain=self.retain,
-                home=lambda: home_of(location, identity, copies),
+                home=lambda now: home_of(location, now, copies),
             )
         return self.shards[key]
 

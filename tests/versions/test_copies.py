@@ -6,11 +6,12 @@ import errno
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.fs as pafs
 import pytest
 
-from aion.errors import CorruptState
+from aion.errors import CorruptState, ForeignState
 from state_backends.files import storage
 from state_backends.files.location import LocalLocation, Location, RemoteLocation
 from state_backends.files.remote import Remote
@@ -57,8 +58,8 @@ class Operator:
         finally:
             shard.close()
 
-    def shard(self, checkpoint: str, no: int) -> Shard:
-        identity = replace(IDENTITY, shard=no, checkpoint=checkpoint)
+    def shard(self, checkpoint: str, no: int, **changes: Any) -> Shard:
+        identity = replace(IDENTITY, shard=no, checkpoint=checkpoint, **changes)
         live = self.folder / "live" / f"{checkpoint}-{no}"
         names = identity.query, identity.operator, f"shard-{no:05d}"
         return Shard(
@@ -67,7 +68,7 @@ class Operator:
             live / "shard",
             lambda p: STORES["tiered"](p, self.io, MemoryBudget(16 << 10), bucket_limit_bytes=8 << 10),
             retain=RETAIN,
-            home=lambda: home_of(self.location, identity, live / "copies"),
+            home=lambda now: home_of(self.location, now, live / "copies"),
         )
 
 
@@ -142,3 +143,14 @@ def test_a_copy_that_comes_too_late_is_refused(operator: Operator) -> None:
         tokens = operator.batch("original", number, tokens)
     with pytest.raises(CorruptState, match="copied long ago"):
         operator.batch("copy", 1, copied)
+
+
+def test_a_copy_goes_on_after_it_was_started_with_another_definition_by_mistake(operator: Operator) -> None:
+    (token, *_) = operator.batch("original", 0, [None] * SHARDS)
+    shard = operator.shard("copy", 0, definition={"time": "ts2"})
+    right = operator.shard("copy", 0).identity
+    with pytest.raises(ForeignState, match="another definition"):
+        shard.open(token, "0000000001-mistaken", shard.identity)
+    assert shard.open(token, "0000000001-right", right) is not None  # the server has kept the shard
+    shard.close()
+    assert operator.slices("copy", 1, token, 0) == [0]
