@@ -466,8 +466,8 @@ def _gap(value: Duration) -> int:
 
 
 def _positive_number(value: int, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise WindowError(f"{what} of {value!r} is not a positive number of events; give e.g. 100")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**63:
+        raise WindowError(f"{what} of {value!r} is not a positive number of events below 2**63; give e.g. 100")
     return value
 
 
