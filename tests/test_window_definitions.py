@@ -89,6 +89,7 @@ def test_a_session_ends_the_gap_after_its_last_event() -> None:
         (lambda: PerRecord("5 s", emit_on="now"), "'now'"),  # type: ignore[arg-type]
         (lambda: Count(0), "0"),
         (lambda: Count(-3), "-3"),
+        (lambda: Count(2**63), str(2**63)),
         (lambda: Count(True), "True"),
         (lambda: Count(2.0), "2.0"),  # type: ignore[arg-type]
         (lambda: Count(3, 0), "0"),

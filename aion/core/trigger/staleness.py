@@ -123,7 +123,7 @@ class StalenessTrigger:
         self._known: dict[int, _Known] = {}
 
     def due(self, windows: LateWindows) -> Flags:
-        due = np.zeros(len(windows), np.bool_)
+        due = (windows.bound_us == 0) & (windows.pending > 0)  # there is no time in which it could become stale
         for rows, some, known in self._by_bound(windows):
             due[rows] = self._due(some, known)
         return due
@@ -139,7 +139,7 @@ class StalenessTrigger:
         states = zip(*(column.tolist() for column in columns), self.next_due_us(windows).tolist(), strict=True)
         found: list[list[int]] = []
         for lateness_us, bound_us, last_us, left, next_us in states:
-            if left == 1:
+            if left == 1 or bound_us == 0:
                 found.append([])
                 continue
             rest = self._plan(self._distribution(bound_us).late, bound_us, last_us, left)
@@ -169,8 +169,11 @@ class StalenessTrigger:
     # -- windows with one bound ---------------------------------------------------------------------------
 
     def _by_bound(self, windows: LateWindows) -> Iterator[tuple[Ints, LateWindows, _Known]]:
-        """Groups the windows by their bounds, which are few: the rows of each group, its windows, and what is known."""
-        for bound_us in np.unique(windows.bound_us).tolist():
+        """Groups the windows by their bounds, which are few: the rows of each group, its windows, and what is known.
+
+        Windows with a bound of zero are in no group.
+        """
+        for bound_us in np.unique(windows.bound_us[windows.bound_us > 0]).tolist():
             rows = np.flatnonzero(windows.bound_us == bound_us)
             yield rows, windows.some(rows), self._distribution(bound_us)
 
