@@ -7,7 +7,7 @@ from typing import Protocol
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DoubleType, FloatType, StructType
+from pyspark.sql.types import DoubleType, FloatType, StringType, StructType
 
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.plan import Plan
@@ -77,6 +77,12 @@ class Rows:
     def _column(self, name: str, plan: Plan) -> Column:
         column = self._df[quoted(name)]
         type_ = self._df.schema[name].dataType
+        if isinstance(type_, StringType) and not type_.isUTF8BinaryCollation() and (name in plan.key or not plan.apply):
+            # Python compares bytes. So values that Spark takes for equal would be two.
+            raise SchemaError(
+                f"column {name!r} is of type {type_.simpleString()}, and Aion compares strings byte by byte; "
+                f"give e.g. collate(lower({name}), 'UTF8_BINARY')"
+            )
         if name in plan.key and isinstance(type_, DoubleType | FloatType):
             # As in Spark's own grouping, -0.0 and 0.0 are one key.
             return (column + F.lit(0.0)).cast(type_)

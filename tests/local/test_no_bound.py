@@ -14,12 +14,11 @@ US = pa.timestamp("us")
 
 
 def test_a_count_window_that_is_completed_behind_the_watermark() -> None:
-    found = []
     with aion.LocalOperator(windows=aion.Count(2, lateness=0), time="t", aggregates={"n": A.count()}) as operator:
         operator.process(pa.table({"t": pa.array([100], US)}))
         operator.advance(300)
-        for us in (250, 200):
-            found.append(operator.process(pa.table({"t": pa.array([us], US)})).select(["kind", "n"]).to_pylist())
+        tables = [operator.process(pa.table({"t": pa.array([us], US)})) for us in (250, 200)]
+    found = [table.select(["kind", "n"]).to_pylist() for table in tables]
     assert found[0] == [{"kind": "late", "n": 2}]
     assert found[1] == [{"kind": "retracted", "n": None}, {"kind": "late", "n": 2}]
 

@@ -69,6 +69,17 @@ def test_wrong_arguments(stream: FileStream, change: dict[str, Any], error: type
     assert message in str(caught.value)
 
 
+def test_strings_of_which_different_ones_are_equal(stream: FileStream) -> None:
+    events = stream.read(EVENTS_DDL).withWatermark("ts", "1 minute").withColumn("c", F.expr("collate(k, 'UTF8_LCASE')"))
+    said = r"'c' is of type string collate UTF8_LCASE.*give e\.g\. collate\(lower\(c\), 'UTF8_BINARY'\)"
+    for change in ({"key": "c"}, {"aggregates": {"n": A.count_distinct("c")}}):
+        with pytest.raises(errors.SchemaError, match=said):
+            aion.windowed(events, **{**GOOD, **change})
+    aion.windowed(events, **GOOD)  # nothing compares it
+    plain = events.withColumn("c", F.expr("collate(lower(c), 'UTF8_BINARY')"))
+    aion.windowed(plain, **{**GOOD, "key": "c"})
+
+
 def test_no_watermark(stream: FileStream) -> None:
     with pytest.raises(errors.WatermarkError, match="has no watermark"):
         aion.windowed(stream.read(EVENTS_DDL), **GOOD)

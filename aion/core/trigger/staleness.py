@@ -123,7 +123,7 @@ class StalenessTrigger:
         self._known: dict[int, _Known] = {}
 
     def due(self, windows: LateWindows) -> Flags:
-        due = (windows.bound_us == 0) & (windows.pending > 0)  # there is no time in which it could become stale
+        due: Flags = (windows.bound_us == 0) & (windows.pending > 0)  # there is no time in which it could become stale
         for rows, some, known in self._by_bound(windows):
             due[rows] = self._due(some, known)
         return due
