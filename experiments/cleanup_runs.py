@@ -97,7 +97,8 @@ def rolling(stream: Stream, result: Replay, coverage: float, oracle_us: Ints) ->
     """The coverage over any 1,000 windows after the first 200, compared with what was asked. None: too few windows.
 
     ``within``: the share of these stretches whose coverage is within half a point. ``oracle_within``: the same with the
-    oracle's bounds, which know each regime, but not the time of day. ``not_below``: the share of those that are not lower than that.
+    oracle's bounds, which know each regime, but not the time of day. ``not_below``: the share of those that are not
+    lower than that.
     ``lowest_from``: the first window of the lowest. ``lowest_reasons``: of its bounds.
     """
     found = rolling_coverage(stream, result.bounds_us)
