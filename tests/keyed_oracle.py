@@ -105,6 +105,7 @@ class Oracle:
                     self.longest_gap = max(self.longest_gap, e.gap or 0)
             else:
                 self.dropped += row
+        self._remove_closed(self.closed)
 
     def _rows(self, batch: Sequence[Event]) -> list[list[Event]]:
         """Where partials are kept, events of a key within a cell of the gap share their fate in sessions."""
@@ -147,13 +148,17 @@ class Oracle:
         # Only with a gap from a column: events in the same time may have been forgotten by then.
         if isinstance(self.definition, aion.Session) and self.definition.gap_column is not None:
             self.settled = max(self.settled, self.closed - self.longest_gap)
-        for key, events in self.live.items():
-            self.live[key] = self._still_needed(key, events)
+        self._remove_closed(self.was_closed)
 
-    def _still_needed(self, key: int, events: list[Event]) -> list[Event]:
+    def _remove_closed(self, was_closed: int) -> None:
+        """``was_closed``: a window that ended by then has been counted before."""
+        for key, events in self.live.items():
+            self.live[key] = self._still_needed(key, events, was_closed)
+
+    def _still_needed(self, key: int, events: list[Event], was_closed: int) -> list[Event]:
         windows = windows_of(self.definition, events)
         gone = [w for w in windows if w.over <= self.closed]
-        self.done += [(key, w) for w in gone if self._was_there(w, self.was_closed)]
+        self.done += [(key, w) for w in gone if self._was_there(w, was_closed)]
         match self.definition:
             case aion.PerRecord(size_us=size):
                 return [e for e in events if e.t + size + 1 > self.closed]

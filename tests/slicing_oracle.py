@@ -182,11 +182,16 @@ class _KeyedLife:
     def batch_ended(self, watermark: int | None) -> list[Pane]:
         if watermark is None:
             return []
-        due = {
-            key: [w for w in self._windows(of) if self._is_there(w) and w.over <= watermark and self._is_new(w, of)]
+        panes = self._executed("final", self._due(self._closed)) if isinstance(self._window, Count) else []
+        for of in self._keys.values():
+            self._let_go(of)
+        return panes + self._executed("late", self._due(watermark))
+
+    def _due(self, by: int) -> dict[int, list[Window]]:
+        return {
+            key: [w for w in self._windows(of) if self._is_there(w) and w.over <= by and self._is_new(w, of)]
             for key, of in self._keys.items()
         }
-        return self._executed("late", due)
 
     def advance(self, before: int | None, now: int) -> list[Pane]:
         due = {

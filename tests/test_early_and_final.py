@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ EARLY = {
 }
 FINAL = [aion.Session(5), aion.Count(3), aion.Count(3, 2), aion.PerRecord(4), aion.Punctuated("mark")]
 FAR = 10**9
+EPOCH = datetime(1970, 1, 1)
 steps = st.lists(st.lists(events, max_size=8) | st.integers(-20, 90), max_size=14)
 
 
@@ -170,6 +172,31 @@ def test_what_a_pane_says_about_its_closing_stays_true_when_bounds_change(
         assert all(c > watermark for c in closes), "what is closed yields no pane"
         promised += zip(new, closes, strict=True)
         closing = Closing(closing.closed_us, closing.to_json())
+
+
+@pytest.mark.parametrize("definition", FINAL, ids=str)
+@some(1 / 3)
+@given(script=steps, bound=st.sampled_from([0, 1, 7, 40]))
+@example(script=[[Event(0, 0, 0)], 90, [Event(0, 50, 0)], [Event(0, 60, 0)], [Event(0, 40, 0)]], bound=1)
+@example(script=[[Event(0, 0, 0)], 90, [Event(0, 50, 0, True)], [Event(0, 40, 0)]], bound=1)
+def test_a_row_does_not_change_from_closes_at_on(definition: Definition, script: list[Step], bound: int) -> None:
+    """Also if the watermark stands still, and if the window was completed when it was already closed."""
+    promised: dict[tuple[int, int, int], int] = {}
+    watermark = -NEVER
+    with aion.LocalOperator(
+        windows=definition, key="key", time="t", policy=policy(bound), **KINDS["partials"]
+    ) as operator:
+        for step in [*apart(script), FAR]:
+            sink = Sink()
+            sink.take(operator.advance(step) if isinstance(step, int) else operator.process(table(step)))
+            panes = [row for row in sink.all if row["kind"] != "dropped"]
+            over = {place for place, closes_us in promised.items() if closes_us <= watermark}
+            assert not over & {(row["key"], row["window_start"], row["window_end"]) for row in panes}
+            watermark = max(watermark, step) if isinstance(step, int) else watermark
+            for row in panes:
+                if row["closes_at"] is not None:
+                    closes_us = (row["closes_at"] - EPOCH) // timedelta(microseconds=1)
+                    promised[row["key"], row["window_start"], row["window_end"]] = closes_us
 
 
 def test_what_is_not_complete_has_no_instant_of_closing() -> None:

@@ -19,8 +19,7 @@ def test_a_count_window_that_is_completed_behind_the_watermark() -> None:
         operator.advance(300)
         tables = [operator.process(pa.table({"t": pa.array([us], US)})) for us in (250, 200)]
     found = [table.select(["kind", "n"]).to_pylist() for table in tables]
-    assert found[0] == [{"kind": "late", "n": 2}]
-    assert found[1] == [{"kind": "retracted", "n": None}, {"kind": "late", "n": 2}]
+    assert found == [[{"kind": "final", "n": 2}], [{"kind": "dropped", "n": 1}]]
 
 
 @pytest.mark.parametrize("how", ["aggregates", "apply"])
@@ -42,7 +41,7 @@ def test_four_definitions_and_windows_that_were_executed_before(how: str) -> Non
         "aggregates": {"aggregates": {"n": A.count()}},
         "apply": {"apply": lambda key, window, events: {"n": sum(len(part) for part in events)}, "schema": "n bigint"},
     }
-    late = 0
+    final = 0
     with aion.LocalOperator(windows=windows, key="key", time="t", **ways[how]) as operator:
         for watermark_us, events in batches:
             times, keys, marks = ([event[i] for event in events] for i in range(3))
@@ -54,5 +53,5 @@ def test_four_definitions_and_windows_that_were_executed_before(how: str) -> Non
                     "gap": pa.array([5] * len(events), pa.duration("us")),
                 }
             )
-            late += operator.process(table, watermark_us).column("kind").to_pylist().count("late")
-    assert late
+            final += operator.process(table, watermark_us).column("kind").to_pylist().count("final")
+    assert final

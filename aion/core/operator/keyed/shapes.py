@@ -72,6 +72,8 @@ class Shape(Protocol):
     """
     outlives: bool
     """Whether events of a window that is gone are kept for later windows. The gone window must not run again."""
+    arrives_closed: bool
+    """Whether the event that completes a window may arrive when that window is already closed."""
 
     def alone(self, new: Table) -> tuple[Ints, Ints]:
         """The start and end of the window that each row would be alone in, as a pane shows them."""
@@ -115,6 +117,7 @@ class _Plain:
 
     reach_us = 0
     outlives = False
+    arrives_closed = False
 
     def unusable(self, new: Table) -> Iterator[tuple[str, Flags]]:
         return iter(())
@@ -265,6 +268,8 @@ class ByEvent(_Plain):
 class Counts(ByEvent):
     """Windows of a number of events of a key."""
 
+    arrives_closed = True
+
     def __init__(self, window: Count, *, shows_open: bool = False) -> None:
         self._window = window
         self._shows_open = shows_open
@@ -336,6 +341,8 @@ class Records(ByEvent):
 
 class Punctuations(ByEvent):
     """Windows that end at the next punctuation of their key."""
+
+    arrives_closed = True
 
     def __init__(self, *, shows_open: bool = False) -> None:
         self._shows_open = shows_open

@@ -111,8 +111,9 @@ class KeyedWindows:
         # Windows that end within one cell wait together for the trigger, as if they were one that ends where it begins.
         self._cells = Cells(shape.cell_us, bound)
         self._known: _Now | None = None
-        # The first and last events of the rows that the last watermark removed.
+        # The first and last events of the rows removed up to the last watermark, and of those removed since then.
         self.gone: tuple[Ints, Ints] = _NOTHING
+        self._gone_since: tuple[Ints, Ints] = _NOTHING
         if snapshot is not None:
             self._restore(snapshot)
 
@@ -171,34 +172,46 @@ class KeyedWindows:
         """
         late_work = late_work or LateWork()
         was_closed_us = self.closed_us
-        self.gone = _NOTHING
         self._closing.advance(to_us, self._bound.bound_for_new_window())
         self.settled_us = max(self.settled_us, self.closed_us - self.reach_us)
         if self._early is not None and self._early.advance(to_us):
             self._early_owed = max(self._early_owed, 1)
-        if not len(self.index):
-            self._forget_cells()
-            return []
+        orders = self._ended(before_us, to_us, was_closed_us, late_work) if len(self.index) else []
+        self._forget_cells()
+        self.gone, self._gone_since = self._gone_since, _NOTHING
+        return orders
+
+    def _ended(self, before_us: int | None, to_us: int, was_closed_us: int, late_work: LateWork) -> Orders:
         now = self._now()
         over = now.windows.over_us
         there = self._there(over, was_closed_us)
-        closed = over <= self.closed_us
         # Windows that ended before the old watermark are late. Those that ended since then run on time.
         passed = over <= to_us if before_us is None else (over <= to_us) & (over > before_us)
         passed &= there
+        sizes = total(self.index["events"], now.windows)
         if passed.any():
-            for end_us, events in self._cells.came_on_time(
-                over[passed], total(self.index["events"], now.windows)[passed]
-            ):
+            for end_us, events in self._cells.came_on_time(over[passed], sizes[passed]):
                 self._bound.observe_on_time(end_us, events)
         on_time = passed & ((now.at < 0) | now.early) & (not self._final_only)
-        final = closed & (now.news | now.early) & ~on_time & there
-        sizes = total(self.index["events"], now.windows)
-        late_work.on_time(sizes[final if self._final_only else on_time])
-        late_work.spend(sizes[final & (not self._final_only)])
-        orders = self._execute(on_time, PaneKind.ON_TIME) + self._execute(final, PaneKind.FINAL)
+        late_work.on_time(sizes[on_time])
+        return self._execute(on_time, PaneKind.ON_TIME) + self._close(was_closed_us, late_work)
+
+    def _close(self, was_closed_us: int, late_work: LateWork) -> Orders:
+        """Orders final executions of the closed windows that have news, and removes them.
+
+        ``was_closed_us``: windows that end by then are gone already.
+        """
+        now = self._now()
+        over = now.windows.over_us
+        closed = over <= self.closed_us
+        final = closed & (now.news | now.early) & self._there(over, was_closed_us)
+        sizes = total(self.index["events"], now.windows)[final]
+        if self._final_only:
+            late_work.on_time(sizes)
+        else:
+            late_work.spend(sizes)
+        orders = self._execute(final, PaneKind.FINAL)
         self._let_go(closed)
-        self._forget_cells()
         return orders
 
     def batch_ended(
@@ -206,15 +219,26 @@ class KeyedWindows:
     ) -> Orders:
         """Orders the late executions that the trigger asks for, and early ones, as far as ``late_work`` allows.
 
+        Before that, orders final executions of windows whose last events arrived after they had been closed.
         ``last``: orders all late ones, because the input ends here. With ``on_arrival``, orders the windows that no
         pane has shown since their newest event. Those that ended before their first pane do not wait for the trigger,
         either.
         """
+        late_work = late_work or LateWork()
+        orders: Orders = []
+        if now_us is not None and self.shape.arrives_closed and len(self.index):
+            over = self._now().windows.over_us
+            closed = over[over <= self.closed_us]
+            if len(closed):
+                # If they waited for the next watermark, they could change after the instant that their panes promise.
+                self._cells.table.executed(self._cells.rows(np.unique(self._cells.of(closed))), now_us, 0)
+                orders = self._close(self.closed_us, late_work)
         if not len(self.index) or self._final_only:
             self._early_owed = 0
-            return []
-        orders = self._arrived(now_us) if self._on_arrival else []
-        return orders if now_us is None else orders + self._late(now_us, step_us, late_work or LateWork(), last=last)
+            return orders
+        if self._on_arrival:
+            orders += self._arrived(now_us)
+        return orders if now_us is None else orders + self._late(now_us, step_us, late_work, last=last)
 
     def _arrived(self, now_us: int | None) -> Orders:
         now = self._now()
@@ -358,7 +382,11 @@ class KeyedWindows:
         kept[now.at[closed & (now.at >= 0)]] = False
         needed = self.shape.needed(self.index, now.windows, closed, self.closed_us)
         if not (kept.all() and needed.all()):
-            self.gone = self.index["first"][~needed], self.index["last"][~needed]
+            firsts, lasts = self._gone_since
+            self._gone_since = (
+                np.concatenate((firsts, self.index["first"][~needed])),
+                np.concatenate((lasts, self.index["last"][~needed])),
+            )
             self.yielded, self.index = self.yielded.take(kept), self.index.take(needed)
             self._known = None
 
