@@ -59,6 +59,12 @@ def test_keys_that_do_not_fit_into_one_search_take_several(events: list[Event], 
         assert found(events, size) == brute(events, size)
 
 
+def test_times_at_both_ends_of_the_range() -> None:
+    far = 2**61
+    apart = [(key, t) for key in (0, 1) for t in (-far, 3 - far, far - 2, far)]
+    assert found(apart, far) == brute(apart, far)
+
+
 # Times and sizes in milliseconds, as in the proposal; records are called by their places.
 NAMED = [(0, 8_000), (0, 9_200), (0, 12_400)]
 OF_THE_PROPOSAL = [(0, 3_000, 8_000, [0]), (0, 4_200, 9_200, [0, 1]), (0, 7_400, 12_400, [0, 1, 2])]

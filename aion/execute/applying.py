@@ -19,7 +19,7 @@ from aion.core.operator.keyed.orders import ExecuteKeyed
 from aion.core.plan import Key, Plan, Window
 from aion.core.time import format_instant
 from aion.errors import ApplyError
-from aion.execute.grouping import Piece
+from aion.execute.grouping import Piece, keys_of
 from aion.execute.keyed_panes import Gathered
 from aion.execute.rows import WindowColumns, pane_rows
 from aion.execute.spilling import MEMORY_LIMIT_BYTES, group_by_key
@@ -117,7 +117,7 @@ def apply_gathered(plan: Plan, order: ExecuteKeyed, events: pa.Table, gathered: 
     windows, rows, offsets = gathered
     name = plan.names[order.definition]
     columns = [windows[c].tolist() for c in ("start", "end", "closes", "pane", "events", "late_events")]
-    keys = zip(*(key.to_pylist() for key in windows.keys), strict=True) if windows.keys else repeat(())
+    keys = keys_of(plan.key, windows.keys) if windows.keys else repeat(())
     for i, (key, start, end, *shown) in enumerate(zip(keys, *columns, strict=False)):
         own = events.take(pa.array(rows[offsets[i] : offsets[i + 1]]))
         result = _call(plan, key, Window(start, end, name), iter(own.to_batches()))

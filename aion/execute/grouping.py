@@ -12,6 +12,7 @@ import pyarrow as pa
 from aion.aggregates.values import combined
 from aion.core.plan import Key
 from aion.core.row_hash import hash_rows
+from aion.errors import ApplyError
 
 # Runs are searched in this many rows at a time. The arrays for a whole window would take more room than small events.
 _ROWS_AT_ONCE = 1 << 17
@@ -57,6 +58,24 @@ class _Runs(NamedTuple):
     keys: pa.Table
 
 
+def keys_of(names: Sequence[str], columns: Sequence[pa.Array | pa.ChunkedArray]) -> list[Key]:
+    """The keys of rows as Python objects.
+
+    Raises:
+        ApplyError: a date or timestamp lies outside the years 1 to 9999, so it cannot be a Python object.
+    """
+    lists = []
+    for name, column in zip(names, columns, strict=True):
+        try:
+            lists.append(column.to_pylist())
+        except (OverflowError, ValueError) as error:
+            raise ApplyError(
+                f"key {name!r} has a {column.type} outside the years 1 to 9999, and an `apply` function gets keys as "
+                "Python objects. Leave these events out, or make the column a string"
+            ) from error
+    return list(zip(*lists, strict=True))
+
+
 def group_in_memory(names: Sequence[str], pieces: Iterable[Piece]) -> Iterator[Group]:
     """The groups of the keys with a changed piece. Their order has no meaning, but is always the same.
 
@@ -82,7 +101,7 @@ def group_in_memory(names: Sequence[str], pieces: Iterable[Piece]) -> Iterator[G
     for start in range(0, len(changed), _KEYS_AT_ONCE):
         some = changed[start : start + _KEYS_AT_ONCE]
         rows = pa.array(order[begins[some]])
-        keys = zip(*(runs.keys.column(name).take(rows).to_pylist() for name in names), strict=True)
+        keys = keys_of(names, [runs.keys.column(name).take(rows) for name in names])
         numbers = (a[some].tolist() for a in (begins, ends, events, late_events))
         for key, begin, end, count, late in zip(keys, *numbers, strict=True):
             where = zip(

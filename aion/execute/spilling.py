@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from aion.core.plan import Key
 from aion.core.row_hash import Hashes, hash_rows
-from aion.execute.grouping import Group, Piece, group_in_memory, key_codes
+from aion.execute.grouping import Group, Piece, group_in_memory, key_codes, keys_of
 
 MEMORY_LIMIT_BYTES = 256 << 20
 FILES = 32
@@ -223,6 +223,6 @@ class _File:
     def _compare_keys(self, keys: pa.RecordBatch) -> None:
         if self._first is None:
             self._first = keys.take(pa.array([0]))
-            self.key = tuple(column[0].as_py() for column in self._first.columns)
+            [self.key] = keys_of(self._first.schema.names, self._first.columns)
         if self.key is not None and key_codes(pa.Table.from_batches([self._first, keys])).any():
             self.key = None

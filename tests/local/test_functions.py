@@ -102,6 +102,22 @@ def test_of_many_keys_that_whose_rows_do_not_fit_is_told(wrong: str, as_table: s
             operator.advance(FOREVER)
 
 
+@pytest.mark.parametrize("windows", [aion.Tumbling(10_000_000), aion.Session(5)])
+@pytest.mark.parametrize(
+    "key",
+    [
+        pa.array([2**62], pa.timestamp("us")),
+        pa.array([-(2**62)], pa.timestamp("us", "UTC")),
+        pa.array([10_000_000], pa.int32()).cast(pa.date32()),
+    ],
+)
+def test_a_key_that_is_no_python_object_is_told(windows: Any, key: pa.Array) -> None:
+    with applying(lambda key, window, events: {"n": 1}, windows=windows, key="k") as operator:
+        operator.process(pa.table({"ts": at(1), "k": key}))
+        with pytest.raises(ApplyError, match=r"key 'k' has a (timestamp|date32).* outside the years 1 to 9999"):
+            operator.advance(FOREVER)
+
+
 def test_a_function_need_not_read_its_events() -> None:
     for name in ("memory_only", "disk_only", "tiny"):
         with applying(lambda key, window, events: {"n": 7}, policy=policy(name, 60_000_000)) as operator:

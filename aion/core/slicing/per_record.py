@@ -49,6 +49,8 @@ def record_windows(keys: Micros, times_us: Micros, size_us: int, following_us: i
     stride = span + 2 * size_us + 2 * (following_us or 0) + 2
     begins, ends = np.empty(len(firsts), np.intp), np.empty(len(firsts), np.intp)
     at_once = max(_ROOM // stride, 1)
+    if at_once == 1:
+        low, stride = 0, 0  # Nothing is shifted: times this far apart would leave 64 bits.
     for lowest in range(0, int(group[-1]) + 1, at_once):
         bounds = [lowest, lowest + at_once]
         rows, windows = slice(*np.searchsorted(group, bounds)), slice(*np.searchsorted(of_group, bounds))
