@@ -272,6 +272,27 @@ def test_repair_sets_aside_what_is_damaged_and_sets_the_checkpoint_back(state: P
         assert [seq for seq, _ in writer.read("0000000001-a1")] == [0, 3, 6, 1, 4, 7, 2, 5]
 
 
+@pytest.mark.parametrize("others", [True, False], ids=["beside others", "alone"])
+def test_a_damaged_operator_json_of_a_query_that_has_no_shard_yet(tmp_path: Path, others: bool) -> None:
+    """It keeps the query from starting, so it is found and set aside like any other."""
+    state, checkpoint = tmp_path / "state", write_checkpoint(tmp_path / "checkpoint", "new")
+    if others:
+        with Writer(state, 0, tmp_path / "live", query="old") as writer:
+            writer.commit(None, 0, range(4))
+    path = state / "new/tolls/operator.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    found = CliRunner().invoke(app, ["inspect", str(state)])
+    assert found.exit_code == 1 and "damaged: new/tolls/operator.json" in " ".join(found.output.split())
+    assert path.exists()
+    given = ["--repair", "--checkpoint", str(checkpoint)]
+    run = CliRunner().invoke(app, ["inspect", str(state), *given])
+    assert run.exit_code == 0, run.output
+    assert "no batch of it has ended yet" in " ".join(run.output.split())
+    assert not path.exists() and batches_of(checkpoint) == ["0", "1", "2"]
+    assert CliRunner().invoke(app, ["inspect", str(state)]).exit_code == 0
+
+
 def test_nothing_is_changed_without_repair(state: Path) -> None:
     newest_file(state, 1, 2).write_bytes(b"")
     before = {p: p.read_bytes() for p in state.rglob("*") if p.is_file()}

@@ -160,14 +160,23 @@ class StateFolder:
         if kind is not pafs.FileType.Directory:
             what = "there is no such folder" if kind is pafs.FileType.NotFound else "this is not a folder"
             raise StateError(f"{self.state_dir}: {what}; give the folder of spark.aion.state.dir")
-        found = []
+        return [(query, place, shard) for query, place, shards in self._places() for shard in shards]
+
+    def _places(self) -> Iterator[tuple[str, str, list[str]]]:
+        """The query, the operator as in ShardFinding, and the names of its shards."""
         for query in self._folders(self._base):
             for operator in self._folders(f"{self._base}/{query}"):
                 names = self._folders(f"{self._base}/{query}/{operator}")
                 for place in [operator, *(f"{operator}/{name}" for name in names if name.startswith(PREFIX))]:
                     shards = names if place == operator else self._folders(f"{self._base}/{query}/{place}")
-                    found += [(query, place, shard) for shard in shards if shard.startswith("shard-")]
-        return found
+                    yield query, place, [shard for shard in shards if shard.startswith("shard-")]
+
+    def without_shards(self) -> list[ShardFinding]:
+        """A finding for each operator that has no shards (``shard``: ""). Only its ``operator.json`` can be damaged."""
+        findings = [ShardFinding(query, place, "") for query, place, shards in self._places() if not shards]
+        for finding in findings:
+            finding.operator_problem, finding.operator_other_format = self._operator(finding.query, finding.operator)
+        return findings
 
     def lineages(self) -> list[Lineage]:
         """The lineages that have shards here."""
@@ -270,7 +279,7 @@ class StateFolder:
         named = {f.name for v in finding.versions if v.manifest for f in v.manifest.files}
         finding.files = {name: problem for name, problem in finding.files.items() if name in named}
         finding.versions.sort(key=lambda v: (v.manifest.version if v.manifest else v.batch + 1, v.token))
-        finding.operator_problem, finding.operator_other_format = self._operator(shard)
+        finding.operator_problem, finding.operator_other_format = self._operator(*shard[:2])
         finding.orphans = sorted(set(there) - named)
         return finding
 
@@ -288,17 +297,17 @@ class StateFolder:
                 moved.append(path + DAMAGED)
         return moved
 
-    def _operator(self, shard: tuple[str, str, str]) -> tuple[str | None, bool]:
+    def _operator(self, query: str, operator: str) -> tuple[str | None, bool]:
         """What is wrong with ``operator.json``, and whether it is only of another format."""
         try:
-            found = self._read_operator(shard[0], shard[1])
+            found = self._read_operator(query, operator)
         except StateError as error:
             return str(error), isinstance(error, FormatError)
         if found is None:
             return None, False  # the query writes it when it opens a shard
         owner = f"{found['query']}/{found['operator']}"
-        is_own = owner == f"{shard[0]}/{shard[1].partition('/')[0]}"
-        return None if is_own else f"{shard[0]}/{shard[1]}/{OPERATOR}: it belongs to {owner}", False
+        is_own = owner == f"{query}/{operator.partition('/')[0]}"
+        return None if is_own else f"{query}/{operator}/{OPERATOR}: it belongs to {owner}", False
 
     def _version(self, shard: tuple[str, str, str], folder: str, token: str) -> Version:
         path = f"{folder}/manifests/{token}{MANIFEST}"
@@ -366,6 +375,7 @@ def plan_repair(query: str, findings: list[ShardFinding]) -> Repair:
     A shard without versions of that batch counts with its last batch before. A shard whose first version is younger had
     no state then.
     """
+    findings = [f for f in findings if f.shard]
     batches = sorted({v.batch for f in findings for v in f.versions})
     last = batches[-1] if batches else -1
     for batch in reversed(batches):

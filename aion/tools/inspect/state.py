@@ -40,7 +40,8 @@ def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: 
     folder = StateFolder(state_dir)
     try:
         findings = _check(folder, console, contents)
-        if not findings:
+        unused = [finding for finding in folder.without_shards() if finding.damage]
+        if not findings and not unused:
             console.print(nothing_in(folder), soft_wrap=True)
             return True
         for query, found in by_query(findings):
@@ -53,17 +54,17 @@ def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: 
             if with_values:
                 console.print(_values(with_values))
         console.print(_servers())
-        damage = list(dict.fromkeys(line for finding in findings for line in finding.damage))
+        damage = list(dict.fromkeys(line for finding in findings + unused for line in finding.damage))
         if not damage:
             console.print("every version is whole" if contents else "every version has all files, of the right size")
             return True
         for line in damage:
             console.print(f"damaged: {line}", style="red")
-        repaired = [found for _, found in by_query(findings)]
+        repaired = [found for _, found in by_query(findings + unused)]
         if checkpoint is not None:
             repaired = [_of_checkpoint(folder, repaired, checkpoint)]
         left = not repair
-        for query, found in by_query(findings):
+        for query, found in by_query(findings + unused):
             if not any(finding.damage for finding in found):
                 continue
             if found in repaired:
@@ -188,7 +189,9 @@ def _repair(
     console: Console,
 ) -> None:
     who = _name(found)
-    if plan.batch is None:
+    if plan.last < 0:
+        console.print(f"{who}: no batch of it has ended yet, so none has to run again")
+    elif plan.batch is None:
         console.print(f"{who}: there is no batch after which every shard is whole; start it with a new checkpoint")
     elif not plan.replay:
         console.print(f"{who}: the newest batch, {plan.batch}, is whole in every shard; older versions are not needed")
