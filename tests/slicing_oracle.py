@@ -204,7 +204,11 @@ class _KeyedLife:
         }
         panes = self._executed("on_time", due)
         self._closed = max(self._closed, now - self._bound)
-        for of in self._keys.values():
+        for key, of in self._keys.items():
+            places = {self._place(w, of) for w in self._windows(of)}
+            for start, end, nth in [at for at in of.yielded if at not in places and at[1] <= self._closed]:
+                panes.append(Pane(self._number, key, start, end, "retracted"))
+                del of.yielded[start, end, nth]
             self._let_go(of)
         return panes
 

@@ -12,25 +12,24 @@ goes back, so a window that is gone does not return when bounds get longer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from aion.aggregates.groups import number
 from aion.core.lateness.observe import NewBounds
 from aion.core.numbers import NEVER, sum_of, sums_by
 from aion.core.operator.actions import PaneKind
 from aion.core.operator.keyed.cells import Cells
 from aion.core.operator.keyed.closing import BEFORE_ALL, Closing
+from aion.core.operator.keyed.now import Now, look, orphans, replaced
 from aion.core.operator.keyed.orders import ExecuteKeyed, Members, Retract
-from aion.core.operator.keyed.shapes import INDEX, Flags, Sessions, Shape, Windows, newest, total
-from aion.core.operator.keyed.table import Ints, Table, codes_of, stacked
+from aion.core.operator.keyed.shapes import INDEX, Flags, Sessions, Shape, Windows, total
+from aion.core.operator.keyed.table import Ints, Table, stacked
 from aion.core.operator.late_work import LateWork
 from aion.core.operator.lifecycle import StalenessKept
 from aion.core.operator.rules import EarlyClock
 from aion.core.operator.window_table import WindowTable
-from aion.core.slicing.tree import ranges
 from aion.core.trigger.triggers import Trigger
 
 YIELDED = ("id", "start", "end", "number", "pane", "seq", "early")
@@ -47,25 +46,6 @@ def overlapping(firsts_us: Ints, lasts_us: Ints, starts_us: Ints, ends_us: Ints)
     """How many of the intervals ``[first, last]``, ends included, overlap each stretch ``[start, end)``."""
     begun = np.searchsorted(np.sort(firsts_us), ends_us)
     return np.asarray(begun - np.searchsorted(np.sort(lasts_us), starts_us))
-
-
-class _Now(NamedTuple):
-    """The windows of the current index, and the last execution of each.
-
-    ``codes``, ``yielded_codes``: the keys of the windows and of the rows of ``yielded``, as numbers. ``pane``: the
-    number of the window's next pane. ``newest``: its newest block. ``news``: whether its last pane does not have that.
-    ``early``: whether that pane was an early one, so that one follows when it has ended, even without news. ``at``: its
-    row in ``yielded``. -1: it has not run yet.
-    """
-
-    windows: Windows
-    codes: Ints
-    yielded_codes: Ints
-    pane: Ints
-    newest: Ints
-    news: Flags
-    early: Flags
-    at: Ints
 
 
 class KeyedWindows:
@@ -110,7 +90,7 @@ class KeyedWindows:
         self.staleness = StalenessKept()
         # Windows that end within one cell wait together for the trigger, as if they were one that ends where it begins.
         self._cells = Cells(shape.cell_us, bound)
-        self._known: _Now | None = None
+        self._known: Now | None = None
         # The first and last events of the rows removed up to the last watermark, and of those removed since then.
         self.gone: tuple[Ints, Ints] = _NOTHING
         self._gone_since: tuple[Ints, Ints] = _NOTHING
@@ -210,7 +190,7 @@ class KeyedWindows:
             late_work.on_time(sizes)
         else:
             late_work.spend(sizes)
-        orders = self._execute(final, PaneKind.FINAL)
+        orders = self._execute(final, PaneKind.FINAL) + self._retract_closed()
         self._let_go(closed)
         return orders
 
@@ -305,7 +285,7 @@ class KeyedWindows:
             return []
         now = self._now()
         windows = now.windows
-        retract = self._replaced(now, rows)
+        retract = replaced(now, self.yielded, rows)
         bound_us = self._bound.bound_for_new_window()
         table = Table(
             self.index.take(windows.begins[rows]).keys,
@@ -333,25 +313,20 @@ class KeyedWindows:
             windows.begins[rows], (windows.ends - windows.begins)[rows], self.index["seq"], self.index["row"]
         )
 
-    def _replaced(self, now: _Now, rows: Ints) -> Ints:
-        """The rows of ``yielded`` whose windows no longer exist, and that meet a window of ``rows`` of the same key."""
-        gone = np.ones(len(self.yielded), np.bool_)
-        gone[now.at[now.at >= 0]] = False
-        orphans = np.flatnonzero(gone)
-        if not len(orphans):
-            return orphans
-        order = rows[np.argsort(now.codes[rows], kind="stable")]
-        codes = now.codes[order]
-        begins = np.searchsorted(codes, now.yielded_codes[orphans])
-        lengths = np.searchsorted(codes, now.yielded_codes[orphans], side="right") - begins
-        orphan_of = np.repeat(orphans, lengths)
-        windows = order[ranges(begins, lengths)]
-        starts, ends = now.windows.starts_us[windows], now.windows.over_us[windows]
-        # A window of a single instant is an empty interval, so intervals that touch count.
-        meets = (starts <= self.yielded["end"][orphan_of]) & (ends >= self.yielded["start"][orphan_of])
-        return np.unique(orphan_of[meets])
+    def _retract_closed(self) -> Orders:
+        """Orders to retract windows that no longer exist, and that would be closed now.
 
-    def _note_yielded(self, now: _Now, rows: Ints, retracted: Ints, kind: PaneKind) -> None:
+        They became a part of a session that goes on. Its panes come too late to keep what theirs promised.
+        """
+        lost = orphans(self._now(), self.yielded)
+        due = lost[(self.yielded["end"][lost] <= self.closed_us) & (self.yielded["early"][lost] == 0)]
+        if not len(due):
+            return []
+        retract = Retract(self.definition, self.yielded.take(due))
+        self.yielded, self._known = self.yielded.take(np.delete(np.arange(len(self.yielded)), due)), None
+        return [retract]
+
+    def _note_yielded(self, now: Now, rows: Ints, retracted: Ints, kind: PaneKind) -> None:
         windows = now.windows
         kept = np.ones(len(self.yielded), np.bool_)
         kept[retracted] = False
@@ -456,40 +431,10 @@ class KeyedWindows:
 
     # -- the index ----------------------------------------------------------------------------------------
 
-    def _now(self) -> _Now:
+    def _now(self) -> Now:
         if self._known is None:
-            self._known = self._look()
+            self._known = look(self.shape, self.index, self.yielded)
         return self._known
-
-    def _look(self) -> _Now:
-        windows = self.shape.windows(self.index)
-        index_codes, yielded_codes = codes_of(self.index, self.yielded)
-        codes = index_codes[windows.begins]
-        n = len(codes)
-        at = np.full(n, -1, np.int64)
-        if n and len(self.yielded):
-            y = self.yielded
-            identities = number(
-                [
-                    pa.array(np.concatenate(pair))
-                    for pair in (
-                        (codes, yielded_codes),
-                        (windows.starts_us, y["start"]),
-                        (windows.ends_us, y["end"]),
-                        (windows.numbers, y["number"]),
-                    )
-                ],
-                n + len(y),
-            )
-            row_of = np.full(identities.count, -1, np.int64)
-            row_of[identities.ids[n:]] = np.arange(len(y))
-            at = row_of[identities.ids[:n]]
-        known = at >= 0
-        pane, latest = np.zeros(n, np.int64), newest(self.index["seq"], windows)
-        news, early = np.ones(n, np.bool_), np.zeros(n, np.bool_)
-        last = self.yielded.take(at[known])
-        pane[known], news[known], early[known] = last["pane"] + 1, latest[known] > last["seq"], last["early"] > 0
-        return _Now(windows, codes, yielded_codes, pane, latest, news, early, at)
 
     # -- snapshot -----------------------------------------------------------------------------------------
 
