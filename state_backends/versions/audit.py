@@ -22,7 +22,8 @@ from state_backends.files.bodies import damage
 from state_backends.files.location import locate
 from state_backends.files.names import HANDED, HANDED_FOLDER, MANIFEST, OPERATOR, SST
 from state_backends.files.remote import pyarrow_uri, storage_errors
-from state_backends.versions.lineage import PREFIX, digest_of
+from state_backends.files.storage import Storage
+from state_backends.versions.lineage import PREFIX, digest_of, take_all
 from state_backends.versions.manifest import FileEntry, Manifest, load, load_operator, runs_of
 
 _CHUNK_BYTES = 4 << 20
@@ -96,7 +97,7 @@ class Lineage:
     """The state that belongs to one checkpoint. See state_backends/versions/lineage.py.
 
     ``checkpoint``: its location; None if ``operator.json`` is missing or cannot be read. ``newest``: the last batch.
-    ``folders``: those of its shards.
+    ``shards``: as :meth:`StateFolder.shards` names them.
     """
 
     query: str
@@ -104,7 +105,7 @@ class Lineage:
     checkpoint: str | None
     bytes: int = 0
     newest: int = -1
-    folders: list[str] = field(default_factory=list)
+    shards: list[tuple[str, str, str]] = field(default_factory=list)
 
     def has_checkpoint(self) -> bool:
         """Whether the checkpoint exists. Raises StorageError if it cannot be reached from this machine."""
@@ -189,7 +190,7 @@ class StateFolder:
                 checkpoint = self.checkpoint(query, operator)
                 lineage = found[query, name] = Lineage(query, name, checkpoint)
             folder = f"{self._base}/{query}/{operator}/{shard}"
-            lineage.folders.append(folder)
+            lineage.shards.append((query, operator, shard))
             for file, size in self._list(f"{folder}/files"):
                 # All shards that need a file of a child have links to it.
                 is_new = not file.endswith(HANDED) or (operator, file) not in handed
@@ -200,14 +201,30 @@ class StateFolder:
         return list(found.values())
 
     def forget(self, lineage: Lineage) -> None:
-        """Deletes the versions of a lineage. Other lineages stay whole: they have their own files."""
-        for folder in lineage.folders:
-            self._fs.delete_dir(folder)
-            operator = folder.rpartition("/")[0]
+        """Deletes the versions of a lineage. The query's other lineages take those that they lack before.
+
+        A shard without rows since a checkpoint was copied or moved may need one. When the shard is opened, it deletes
+        the others.
+        """
+        others = [
+            other.name for other in self.lineages() if other.query == lineage.query and other.name != lineage.name
+        ]
+        for query, place, shard in lineage.shards:
+            operator = place.partition("/")[0]
+            for name in others:
+                below = (operator, shard) if name == FIRST else (operator, name, shard)
+                take_all(self._storage(query, *place.split("/"), shard), self._storage(query, *below))
+        for query, place, shard in lineage.shards:
+            self._fs.delete_dir(f"{self._base}/{query}/{place}/{shard}")
+        for query, place in dict.fromkeys(shard[:2] for shard in lineage.shards):
+            folder = f"{self._base}/{query}/{place}"
             if lineage.checkpoint is not None:
-                self._forget_handed(operator.removesuffix(f"/{lineage.name}"), digest_of(lineage.checkpoint))
-            if lineage.name != FIRST and not self._folders(operator):
-                self._fs.delete_dir(operator)
+                self._forget_handed(folder.removesuffix(f"/{lineage.name}"), digest_of(lineage.checkpoint))
+            if lineage.name != FIRST and not self._folders(folder):
+                self._fs.delete_dir(folder)
+
+    def _storage(self, *names: str) -> Storage:
+        return self.location.storage(names, self.location.live, "forgotten")
 
     def _forget_handed(self, operator: str, lineage: str) -> None:
         """Deletes what children of a lineage handed over to no version; see docs/state-format.md."""

@@ -4,21 +4,21 @@ A checkpoint contains the id of its query. Without lineages, a copy and its orig
 delete files that the other needs. A lineage is the state that belongs to one checkpoint location. The first lineage is
 in the operator's folder, and ``operator.json`` there names its checkpoint. Other lineages are in
 ``lineage-<digest of the location>``, beside the shards of the first. The first version that such a lineage opens
-belongs to another lineage: its files are hard-linked, or copied. So are the versions of the operator's other shards,
-because the other lineage goes on and deletes them. After that no lineage looks into another one's folders, and each can
-be deleted alone.
+belongs to another lineage: its files are hard-linked, or copied. So are the versions of the operator's other shards, of
+all other lineages: these go on and delete them, and a checkpoint that was copied twice may have versions of each.
+Before a lineage is deleted, the others take what they lack, because a shard that was idle since then may need it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aion.errors import AionError
+from aion.errors import AionError, CorruptState, FormatError
 from state_backends.files.location import Location
 from state_backends.files.names import MANIFEST, OPERATOR
 from state_backends.files.storage import Storage
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class Elsewhere(NamedTuple):
     """The storage of a version that another lineage made.
 
-    ``beside`` gives the storages of the operator's other shards: that lineage's of each shard, and this one's.
+    ``beside`` gives the storages of the operator's other shards: another lineage's of each shard, and this one's.
     """
 
     storage: Storage
@@ -79,17 +79,17 @@ def home_of(location: Location, identity: Identity, cache: Path) -> Home:
 
     def home(*own: str) -> Home:
         def elsewhere(token: str) -> Elsewhere | None:
-            found = _search(lambda *lineage: storage(*lineage, shard), token, skip="".join(own))
-            if found is None:
-                return None
-            other, lineage = found
+            def others() -> Iterator[tuple[str, ...]]:
+                return _lineages(storage(shard), skip="".join(own))
 
             def beside() -> Iterator[tuple[Storage, Storage]]:
-                for name in other.siblings():
-                    if name.startswith(_SHARD) and name != shard:
-                        yield storage(*lineage, name), storage(*own, name)
+                for lineage in others():
+                    for name in storage(*lineage, shard).siblings():
+                        if name.startswith(_SHARD) and name != shard:
+                            yield storage(*lineage, name), storage(*own, name)
 
-            return Elsewhere(other, beside)
+            found = _first_with(token, (storage(*lineage, shard) for lineage in others()))
+            return None if found is None else Elsewhere(found, beside)
 
         return Home(storage(*own, shard), elsewhere)
 
@@ -120,19 +120,30 @@ def take_beside(found: Elsewhere, batch: int) -> None:
     """Takes the operator's other shards, as of the batches before ``batch``, the one at work. Never raises.
 
     The checkpoint names a version of each shard, but only Spark knows which. A task opens a shard when it has rows for
-    it. That may be much later, and the other lineage may have deleted the version by then. So the task that opens the
+    it. That may be much later, and the other lineages may have deleted the version by then. So the task that opens the
     first shard takes the versions of all shards. Those that nobody opens are deleted like what failed attempts leave.
-    A shard that already has one of the versions is left alone: its own task is at work on it.
     """
     try:
         for theirs, ours in found.beside():
-            tokens = sorted(_tokens(theirs), reverse=True)
-            if set(tokens).isdisjoint(_tokens(ours)):
-                for token in tokens:
-                    if batch_of(token) < batch or batch < 0:
-                        _take_if_there(token, theirs, ours)
+            for token in _missing(theirs, ours):
+                if batch_of(token) < batch or batch < 0:
+                    _take_if_there(token, theirs, ours)
     except (AionError, OSError) as error:
         log.warning("state of a copied checkpoint could not be copied ahead of its use: %s", error)
+
+
+def take_all(theirs: Storage, ours: Storage) -> None:
+    """Takes what this lineage lacks of a shard, before the other lineage is deleted. Damaged versions stay behind."""
+    for token in _missing(theirs, ours):
+        try:
+            take(load(theirs.load(token), token), theirs, ours)
+        except (CorruptState, FormatError, FileNotFoundError) as error:
+            log.warning("%s is damaged, so no other lineage gets it: %s", theirs.where(token), error)
+
+
+def _missing(theirs: Storage, ours: Storage) -> list[str]:
+    """The versions that only the other lineage has. The newest first."""
+    return sorted(set(_tokens(theirs)) - set(_tokens(ours)), reverse=True)
 
 
 def _take_if_there(token: str, theirs: Storage, ours: Storage) -> None:
@@ -152,24 +163,26 @@ def find_version(location: Location, query: str, operator: str, shard: int, toke
     def storage(*lineage: str) -> Storage:
         return location.storage((query, operator, *lineage, f"{_SHARD}{shard:05d}"), cache, "read")
 
-    found = _search(storage, token, skip="-")
-    return None if found is None else found[0]
+    return _first_with(token, (storage(*lineage) for lineage in _lineages(storage(), skip="-")))
 
 
-def _search(storage: Callable[..., Storage], token: str, *, skip: str) -> tuple[Storage, list[str]] | None:
-    """The storage of the lineage that has this version, and the lineage's folder; the first one has none.
+def _lineages(first: Storage, *, skip: str) -> Iterator[tuple[str, ...]]:
+    """The folders of all lineages but ``skip``. The first lineage has none: it is (), and "" to skip.
 
-    ``storage`` gives that of a lineage. Does not look into the folder ``skip``; "" is the first one.
+    ``first``: the storage of any shard of the first one.
     """
-    for name in ["", *(n for n in storage().siblings() if n.startswith(PREFIX))]:
+    for name in ["", *(n for n in first.siblings() if n.startswith(PREFIX))]:
         if name != skip:
-            lineage = [name] if name else []
-            other = storage(*lineage)
-            try:
-                other.load(token)
-            except FileNotFoundError:
-                continue
-            return other, lineage
+            yield (name,) if name else ()
+
+
+def _first_with(token: str, storages: Iterable[Storage]) -> Storage | None:
+    for storage in storages:
+        try:
+            storage.load(token)
+        except FileNotFoundError:
+            continue
+        return storage
     return None
 
 

@@ -18,6 +18,7 @@ from state_backends.files.remote import Remote
 from state_backends.store.backends import STORES
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.versions.audit import StateFolder
 from state_backends.versions.lineage import digest_of, home_of
 from state_backends.versions.shard import Shard
 from tests.stores.rig import make_block
@@ -125,6 +126,42 @@ def test_a_copy_that_is_made_again_in_the_same_place(operator: Operator) -> None
     assert [operator.slices("copy", 6, copy[no], no) for no in range(SHARDS)] == [
         [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4],
     ]  # fmt: skip
+
+
+def test_a_copy_of_a_copy_whose_first_rows_are_for_a_shard_that_the_first_copy_left_alone(operator: Operator) -> None:
+    copy = operator.batch("copy", 1, operator.batch("original", 0, [None] * SHARDS), range(1, 2))
+    second = operator.batch("copy-2", 2, copy, range(1))
+    for number in range(2, 6):
+        copy = operator.batch("copy", number, copy)
+    assert [operator.slices("copy-2", 3, second[no], no) for no in range(SHARDS)] == [[0, 2], [0, 1], [0]]
+
+
+def test_a_copy_that_is_made_again_soon(operator: Operator) -> None:
+    """Its folder still has versions that the original has, too."""
+    original = operator.batch("original", 0, [None] * SHARDS)
+    operator.batch("copy", 1, original, range(1))
+    original = operator.batch("original", 1, original)
+    copy = operator.batch("copy", 2, original, range(1))
+    for number in range(2, 6):
+        original = operator.batch("original", number, original)
+    assert [operator.slices("copy", 3, copy[no], no) for no in range(SHARDS)] == [[0, 1, 2], [0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize("moved_to", ["third", "first"])
+def test_lineages_that_are_forgotten_leave_what_idle_shards_need(operator: Operator, moved_to: str) -> None:
+    """A checkpoint was moved twice, and each shard had rows in one place only. Its old lineages are forgotten."""
+    tokens = operator.batch("first", 0, [None] * SHARDS)
+    tokens = operator.batch("second", 1, tokens, range(1, 2))
+    tokens = operator.batch(moved_to, 2, tokens, range(1))
+    folder = StateFolder(str(operator.folder / "state"))
+    for lineage in folder.lineages():
+        if lineage.checkpoint != moved_to:
+            folder.forget(lineage)
+    assert [lineage.checkpoint for lineage in folder.lineages()] == [moved_to]
+    folder.close()
+    assert [operator.slices(moved_to, 3, tokens[no], no) for no in range(SHARDS)] == [[0, 2], [0, 1], [0]]
+    tokens = operator.batch(moved_to, 3, tokens)
+    assert len([*operator.folder.glob("state/**/manifests/*")]) <= 2 * SHARDS, "what nobody needs is deleted"
 
 
 def test_what_a_copy_took_and_does_not_need_is_deleted(operator: Operator) -> None:
