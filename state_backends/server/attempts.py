@@ -55,15 +55,17 @@ class Attempts:
         self._at_work: dict[ShardKey, str] = {}
         self._ended: dict[ShardKey, deque[str]] = {}
         self._owners: dict[tuple[str, str], tuple[str, str]] = {}  # (query, name) -> (run, operator's uid)
+        self._partitions: dict[ShardKey, tuple[str, int]] = {}  # the run, and the partition whose tasks open the shard
 
     def __len__(self) -> int:
         return len(self._work)
 
-    def check(self, attempt: str, identity: Identity, run: str, uid: str) -> ShardKey:
+    def check(self, attempt: str, identity: Identity, run: str, uid: str, partition: int | None) -> ShardKey:
         """The key of the shard that an attempt wants to open.
 
         Raises RequestError if the attempt works on another shard. Raises ServerError if two operators of one query have
-        the same name, because they would share their state.
+        the same name, or one is in it twice, because they would share their state. While a query runs, all attempts on
+        a shard are in the same partition: a second one is of a second copy of the operator.
         """
         key = (identity.query, identity.operator, identity.shard)
         with self._lock:
@@ -76,6 +78,15 @@ class Attempts:
                     "give each its own: aion.windowed(..., name='...')"
                 )
             self._owners[key[:2]] = (run, uid)
+            if partition is not None:
+                known = self._partitions.get(key)
+                if known is not None and known[0] == run and known[1] != partition:
+                    raise ServerError(
+                        f"the result of the operator {identity.operator!r} is used twice in this query, so its state "
+                        "would be written twice. Use it once, and take it apart in foreachBatch, where aion.panes and "
+                        "aion.dropped may both be called"
+                    )
+                self._partitions[key] = run, partition
         return key
 
     def begin(self, attempt: str, work: Work) -> None:
@@ -118,5 +129,6 @@ class Attempts:
             for key in closed:
                 self.end(self._at_work.get(key))
                 self._ended.pop(key, None)
+                self._partitions.pop(key, None)
             operators = {key[:2] for key in remaining}
             self._owners = {operator: owner for operator, owner in self._owners.items() if operator in operators}

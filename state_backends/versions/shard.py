@@ -386,6 +386,8 @@ class Shard:
                 "here: was it restored from a backup, or copied long ago? State is kept for "
                 f"spark.sql.streaming.minBatchesToRetain batches, {self._keep - 1}"
             )
+        elif there:
+            text += ". If the query uses the result of this operator twice, its state was written twice: use it once"
         return text
 
     def _claim(self, attempt: str, identity: Identity, *, begins: bool) -> None:

@@ -164,7 +164,8 @@ def test_its_log_stays_short_however_much_is_written(application: str, connect: 
             log.writelines(f"{number} {line}\n" for line in range(200_000))
         wait_until(lambda: (folder / LOG).stat().st_size <= LOG_BYTES)
         assert (folder / OLD_LOG).stat().st_size <= LOG_BYTES
-        assert (folder / OLD_LOG).read_text().endswith(f"{number} 199999\n")
+        # On a slow machine it may be cut while it is written. The newest lines are never lost.
+        assert ((folder / OLD_LOG).read_text() + (folder / LOG).read_text()).endswith(f"{number} 199999\n")
     assert client.stats()["shards"] == 0
 
 
@@ -346,3 +347,13 @@ def test_giving_up_says_nothing_of_its_own(connect: Connect, tmp_path: Path) -> 
         except ValueError:
             zombie.abort()
             raise
+
+
+def test_an_operator_that_is_twice_in_a_query_is_refused(connect: Connect, tmp_path: Path) -> None:
+    """Its copies would write the same state. A task that runs again is in the same partition."""
+    client = connect()
+    open_shard(client, tmp_path, None, "a0", partition=3)
+    open_shard(client, tmp_path, None, "b0", partition=3)
+    with pytest.raises(errors.ServerError, match=r"'windowed' is used twice in this query.*foreachBatch"):
+        open_shard(client, tmp_path, None, "c0", partition=4)
+    open_shard(client, tmp_path, None, "d0", partition=4, run="another run").commit(snapshot(0))

@@ -326,6 +326,9 @@ def test_two_operators_of_one_query_need_names(stream: FileStream, sink: Sink) -
 
     with pytest.raises(Exception, match=r"two operators of this query are both named 'windowed'"):
         sink.run(counted("k", "windowed").union(counted("v", "windowed")))
+    twice = counted("k", "twice")
+    with pytest.raises(Exception, match=r"the result of the operator 'twice' is used twice in this query"):
+        sink.run(twice.filter("kind <> 'dropped'").union(twice.filter("kind = 'dropped'")))
 
 
 def test_values_of_every_type_reach_the_function_and_come_back(spark: SparkSession, tmp_path: Path) -> None:
