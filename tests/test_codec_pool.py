@@ -241,7 +241,8 @@ def test_threads_start_when_needed_and_end_with_the_pool() -> None:
     assert names() == []
 
 
-def test_a_reader_of_a_closed_pool_gets_an_exception() -> None:
+@pytest.mark.parametrize("items", [2, 5], ids=["all handed over", "some left"])
+def test_a_reader_of_a_closed_pool_gets_an_exception(items: int) -> None:
     pool = CodecPool(1)
     begun, go_on = threading.Event(), threading.Event()
 
@@ -254,7 +255,7 @@ def test_a_reader_of_a_closed_pool_gets_an_exception() -> None:
 
     def read() -> None:
         try:
-            list(pool.map_ordered(work, range(5)))
+            list(pool.map_ordered(work, range(items)))
         except BaseException as error:
             failed.append(error)
 
@@ -263,12 +264,14 @@ def test_a_reader_of_a_closed_pool_gets_an_exception() -> None:
     assert begun.wait(SECONDS)
     closing = threading.Thread(target=pool.close)
     closing.start()
-    while not pool._closed:
+    assert pool._executor is not None
+    while not pool._executor._shutdown:
         time.sleep(0)
-    go_on.set()
+    with pool._executor._shutdown_lock:  # what has not begun is cancelled now
+        go_on.set()
     closing.join(SECONDS)
     reader.join(SECONDS)
-    assert [type(e) for e in failed] in ([CancelledError], [RuntimeError])
+    assert [type(e) for e in failed] == [CancelledError if items == 2 else RuntimeError]
     with pytest.raises(RuntimeError, match="closed"):
         pool.map_ordered(str, [])
 

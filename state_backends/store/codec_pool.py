@@ -120,7 +120,9 @@ def _map_ahead(
                 break
             first = in_flight[0]
             if isinstance(first, Future):
-                wait([first])  # it stays in the queue meanwhile, in case this is interrupted
+                # It stays in the queue meanwhile, in case this is interrupted. wait() would never return if the pool is
+                # closed: what that cancels does not count as done for it.
+                first.exception()
             del first
             yield in_flight.popleft().result()  # nothing here refers to it while the reader works on it
         if broken is not None:
