@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,26 @@ def test_shards_know_nothing_of_one_another(place: Place) -> None:
 
 
 # -- file systems that are not local ----------------------------------------------------------------------------
+
+
+def test_a_task_that_waits_for_a_connection_that_is_closed_gets_an_exception(make: Callable[..., Place]) -> None:
+    place, go_on = make(), threading.Event()
+    storage = place.storage()
+    file = write(storage, "0001-t.sst", b"x")
+    published(storage, file.name)
+    other = place.storage()
+    remote = place.remotes[-1]
+    busy = [remote.pool.submit(go_on.wait, PATIENCE) for _ in range(remote_module.THREADS)]
+    with ThreadPoolExecutor(2) as threads:
+        fetching = threads.submit(other.fetch, [here(other, file)])
+        while not remote.pool._work_queue.qsize():
+            time.sleep(0)
+        closing = threads.submit(remote.close)
+        with pytest.raises(CancelledError):
+            fetching.result(PATIENCE)
+        go_on.set()
+        closing.result(PATIENCE)
+    assert all(future.result() for future in busy)
 
 
 def test_a_file_is_fetched_once_and_checked_when_it_is(make: Callable[..., Place]) -> None:

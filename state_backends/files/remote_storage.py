@@ -6,7 +6,7 @@ import contextlib
 import logging
 import shutil
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -214,7 +214,7 @@ class RemoteStorage:
 
     def settle(self) -> None:
         """Waits until the deletions under way are over."""
-        wait(set(self._deleting))
+        _wait(set(self._deleting))
 
     # -- one file -----------------------------------------------------------------------------------------
 
@@ -278,7 +278,7 @@ class RemoteStorage:
         Raises the first error when all calls are over.
         """
         futures = [self._remote.pool.submit(function, argument) for argument in arguments]
-        wait(futures)
+        _wait(futures)
         for future in futures:
             future.result()
 
@@ -303,3 +303,10 @@ class RemoteStorage:
     @property
     def _shown(self) -> str:
         return self._remote.uri.partition("?")[0].rstrip("/")
+
+
+def _wait(futures: Iterable[Future[Any]]) -> None:
+    """Waits until all are over. ``wait`` would not return if the pool is closed, which cancels what has not begun."""
+    for future in futures:
+        with contextlib.suppress(CancelledError):
+            future.exception()
