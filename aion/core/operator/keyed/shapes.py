@@ -170,6 +170,9 @@ class Sessions(_Plain):
         return np.where(inside, index["id"][before], -1)
 
     def add(self, index: Table, new: Table, now_us: int | None) -> Added:
+        if now_us is not None:
+            # An event that is not behind the watermark is not late, whatever it joins.
+            new = new.replaced(late_events=np.where(new["first"] <= now_us, new["events"], 0))
         new = self._joined(new)
         old_codes, new_codes = codes_of(index, new)
         # Sessions of other keys do not change.
@@ -192,8 +195,8 @@ class Sessions(_Plain):
         if now_us is not None:
             ended = merge.sessions.lasts + self._gap_us <= now_us
             ended[merge.of_old[old["last"] + self._gap_us <= now_us]] = True
-            late = ended[merge.of_new]
-        came_late = np.concatenate((old["late_events"], np.where(late, new["events"], 0)))
+            late = ended[merge.of_new] & (new["late_events"] > 0)
+        came_late = np.concatenate((old["late_events"], np.where(late, new["late_events"], 0)))
         sums = {
             "events": sums_by(session_of, both["events"], made),
             "late_events": sums_by(session_of, came_late, made),
@@ -205,7 +208,7 @@ class Sessions(_Plain):
         if now_us is None:
             return _nothing_late(grown)
         ends = np.minimum(merge.sessions.lasts[merge.of_new[late]] + self._gap_us, now_us)
-        return Added(grown, ends, new["events"][late])
+        return Added(grown, ends, new["late_events"][late])
 
     def lasts(self, index: Table) -> Ints:
         return index["last"]
@@ -221,9 +224,9 @@ class Sessions(_Plain):
             return new
         source, seqs = (np.full(len(made.keys), v, np.int64) for v in (len(interval_of), -1))
         np.minimum.at(source, interval_of, np.arange(len(interval_of)))
-        events = sums_by(interval_of, new["events"], len(made.keys))
+        sums = {name: sums_by(interval_of, new[name], len(made.keys)) for name in ("events", "late_events")}
         np.maximum.at(seqs, interval_of, new["seq"])
-        return new.take(source).replaced(first=made.firsts, last=made.lasts, events=events, seq=seqs)
+        return new.take(source).replaced(first=made.firsts, last=made.lasts, seq=seqs, **sums)
 
     def windows(self, index: Table) -> Windows:
         rows = np.arange(len(index))
