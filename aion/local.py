@@ -284,4 +284,5 @@ def _conform(table: pa.Table, plan: Plan) -> pa.Table:
     try:
         return table.select(plan.schema.names).cast(plan.schema)
     except (pa.ArrowException, ValueError, TypeError) as error:
-        raise SchemaError(f"process: the table does not fit the first one's columns: {error}") from error
+        hint = " Times are in microseconds: cast nanoseconds to timestamp('us')." if "lose data" in str(error) else ""
+        raise SchemaError(f"process: the table does not fit the first one's columns: {error}.{hint}") from error

@@ -332,6 +332,17 @@ def options(**given: Any) -> dict[str, Any]:
         (lambda: A.approx_percentile("v", 0.5, 0), r"accuracy=0 must be an integer from 1 to"),
         (lambda: A.approx_count_distinct("v", 0.0), r"rsd=0.0"),
         (lambda: A.approx_count_distinct("v", 1e-9), r"rsd=1e-09"),
+        (lambda: A.approx_count_distinct("v", 1e-320), r"rsd=1e-320"),
+        (lambda: A.approx_count_distinct("v", math.nan), r"rsd=nan"),
+        (lambda: A.sum(None), r"sum: None is not the name of a column"),  # type: ignore[arg-type]
+        (lambda: A.sum(["v"]), r"sum: \['v'\] is not the name of a column"),  # type: ignore[arg-type]
+        (lambda: A.min_by("v", 0), r"min_by: 0 is not the name of a column"),  # type: ignore[arg-type]
+        (lambda: A.first("v", "no"), r"first: ignorenulls='no' is neither True nor False"),  # type: ignore[arg-type]
+        (lambda: A.aggregate(5, **options()), r"columns=5 must be"),  # type: ignore[arg-type]
+        (lambda: A.aggregate(["v", 1], **options()), r"aggregate: 1 is not the name"),  # type: ignore[list-item]
+        (lambda: A.aggregate("v", **options(result=5)), r"result=5 must be a type"),
+        (lambda: A.aggregate("v", **options(partial=None)), r"partial=None must be a schema"),
+        (lambda: A.aggregate("v", **options(commutative=[])), r"commutative=\[\] is neither"),
         (lambda: A.top_k("v", 0), r"top_k: k=0 must be an integer from 1"),
         (lambda: A.max_by("v", "w", 2.0), r"max_by: k=2.0"),  # type: ignore[arg-type]
         (lambda: A.aggregate("v", **options(lift=3)), r"lift=3 is not a function"),

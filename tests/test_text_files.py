@@ -89,6 +89,14 @@ def test_json_is_read_as_the_schema_says(tmp_path: Path) -> None:
             read(path, "json", schema=schema)
 
 
+@pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"], ids=["none", "bom"])
+@pytest.mark.parametrize("format", ["json", "csv"])
+def test_a_mark_of_utf8_is_no_part_of_the_data(format: str, bom: bytes, tmp_path: Path) -> None:
+    path = tmp_path / f"x.{format}"
+    path.write_bytes(bom + (b'{"n": 1}\n{"n": 2}\n' if format == "json" else b"1\n2\n"))
+    assert read(path, format, schema=pa.schema([("n", pa.int64())])).column("n").to_pylist() == [1, 2]
+
+
 @pytest.mark.parametrize("first", ["null", " null \r", "\n\nnull"])
 def test_json_may_begin_with_null(first: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"

@@ -6,6 +6,7 @@ import contextlib
 from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,7 +99,7 @@ def test_instants() -> None:
     assert instant_us(-7) == -7
 
 
-@pytest.mark.parametrize("value", [True, "2020-01-01", 1.5, None, date(2020, 1, 1)])
+@pytest.mark.parametrize("value", [True, "2020-01-01", 1.5, None, date(2020, 1, 1), pd.NaT])
 def test_what_is_no_instant_is_refused_and_shown(value: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         instant_us(value)

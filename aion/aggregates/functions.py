@@ -28,6 +28,11 @@ class Aggregate:
     columns: tuple[str, ...]
     options: tuple[tuple[str, Any], ...] = ()
 
+    def __post_init__(self) -> None:
+        for column in self.columns:
+            if not isinstance(column, str) or not column:
+                raise ConfigError(f"{self.function}: {column!r} is not the name of a column; give e.g. 'speed'")
+
     def option(self, name: str) -> Any:
         return dict(self.options)[name]
 
@@ -102,7 +107,7 @@ def first(column: str, ignorenulls: bool = False) -> Aggregate:
 
     The value may be null. With ``ignorenulls``, events whose value is null are ignored.
     """
-    return Aggregate("first", (column,), (("ignorenulls", bool(ignorenulls)),))
+    return Aggregate("first", (column,), (("ignorenulls", _flag("first", "ignorenulls", ignorenulls)),))
 
 
 def last(column: str, ignorenulls: bool = False) -> Aggregate:
@@ -110,7 +115,7 @@ def last(column: str, ignorenulls: bool = False) -> Aggregate:
 
     The value may be null. With ``ignorenulls``, events whose value is null are ignored.
     """
-    return Aggregate("last", (column,), (("ignorenulls", bool(ignorenulls)),))
+    return Aggregate("last", (column,), (("ignorenulls", _flag("last", "ignorenulls", ignorenulls)),))
 
 
 def min_by(column: str, ord: str, k: int | None = None) -> Aggregate:
@@ -168,10 +173,10 @@ def approx_count_distinct(column: str, rsd: float | None = None) -> Aggregate:
     of hash for each value, and the result is nearly always exact.
     """
     rsd = 0.05 if rsd is None else rsd
-    registers = LG_REGISTERS[0] if not _is_number(rsd) or rsd <= 0 else math.ceil(2 * math.log2(1.04 / rsd))
     least = 1.04 / 2 ** (LG_REGISTERS[-1] / 2)
     if not _is_number(rsd) or not least <= rsd < 1:
-        raise ConfigError(f"approx_count_distinct: rsd={rsd!r} must be a number from {least:.5f} to 1")
+        raise ConfigError(f"approx_count_distinct: rsd={rsd!r} must be a number from {least:.5f} to below 1")
+    registers = math.ceil(2 * math.log2(1.04 / rsd))
     registers = LG_REGISTERS[0] if registers < LG_REGISTERS[0] else registers
     return Aggregate("approx_count_distinct", (column,), (("lg", registers),))
 
@@ -229,6 +234,12 @@ def _percentages(function: str, percentage: Any) -> float | tuple[float, ...]:
     return shares if several else float(percentage)
 
 
+def _flag(function: str, name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{function}: {name}={value!r} is neither True nor False")
+    return value
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -258,7 +269,13 @@ def aggregate(
     ``name`` identifies the function's state when a query is restarted. ``commutative`` and ``invertible`` are your
     declarations and are not checked. If a function raises, or returns anything else, that is an ApplyError.
     """
+    if not isinstance(columns, Sequence):
+        raise ConfigError(f"aggregate: columns={columns!r} must be the name of a column, or a list of names")
     names = (columns,) if isinstance(columns, str) else tuple(columns)
+    if not isinstance(partial, str | pa.Schema):
+        raise ConfigError(f"aggregate: partial={partial!r} must be a schema, e.g. 'total double, n bigint'")
+    if not isinstance(result, str | pa.DataType):
+        raise ConfigError(f"aggregate: result={result!r} must be a type, e.g. 'double'")
     for what, function in (("lift", lift), ("combine", combine), ("lower", lower)):
         if not callable(function):
             raise ConfigError(f"aggregate: {what}={function!r} is not a function")
@@ -274,7 +291,7 @@ def aggregate(
             ("lower", lower),
             ("partial", partial),
             ("result", result),
-            ("commutative", commutative),
-            ("invertible", invertible),
+            ("commutative", _flag("aggregate", "commutative", commutative)),
+            ("invertible", _flag("aggregate", "invertible", invertible)),
         ),
     )

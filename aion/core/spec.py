@@ -103,7 +103,8 @@ class Spec:
         for name in ("blocking", "keys_disjoint", "completeness"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"{name}: {value!r} is neither True nor False")
-        if self.record is not None and not isinstance(self.record, str) and not hasattr(self.record, "__fspath__"):
+        is_path = isinstance(self.record, str) or hasattr(self.record, "__fspath__")
+        if self.record is not None and (not is_path or not str(self.record).strip() or "\0" in str(self.record)):
             raise ConfigError(f"record: {self.record!r} is not the path of a folder")
         if not isinstance(self.time, str):
             raise SchemaError(f"time: {self.time!r} is not the name of a column; give e.g. time='ts'")

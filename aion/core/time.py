@@ -48,7 +48,8 @@ def duration_us(value: str | int | timedelta, *, what: str = "duration") -> int:
         if scale is None:
             raise ConfigError(
                 f"{what}: {value!r} has the unknown unit {unit!r}; "
-                "units are us, ms, s, m, h, d, w or their English names"
+                "units are us, ms, s, m, h, d, w or their English names; windows of months, quarters and years are "
+                "aion.Calendar('1 month', zone='UTC')"
             )
         total += Decimal(number) * scale
         position = part.end()
@@ -85,7 +86,8 @@ def short_duration(us: int) -> str:
 
 def instant_us(value: int | datetime) -> int:
     """Microseconds since the epoch of an int (already µs) or a datetime (naive ones are UTC)."""
-    if isinstance(value, bool) or not isinstance(value, int | datetime):
+    # NaT of pandas is a datetime that does not equal itself.
+    if isinstance(value, bool) or not isinstance(value, int | datetime) or value != value:
         raise ConfigError(f"{value!r} is not an instant; give microseconds since the epoch or a datetime")
     if isinstance(value, int):
         return value

@@ -30,7 +30,7 @@ ROWS_AT_ONCE = 4096
 WORTH_FILTERING = 1024
 """In a block with fewer rows, filtering by key costs more than it saves."""
 _IN_LINE = CodecPool(0)
-_UNFIT = (pa.ArrowException, TypeError, ValueError)
+_UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """The errors that Arrow raises for values that do not have the declared types."""
 
 

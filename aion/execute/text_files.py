@@ -5,6 +5,7 @@ Compressed files are recognised by the ends of their names, such as ``.gz``, ``.
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -104,7 +105,7 @@ class TextFile:
 
 def _json(stream: Any, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Keys that are no columns are ignored, whatever they hold. Reading a dataset would not ignore those."""
-    rest = b""
+    rest = stream.read(len(codecs.BOM_UTF8)).removeprefix(codecs.BOM_UTF8)
     while data := stream.read(_JSON_BYTES):
         end = data.rfind(b"\n") + 1
         if not end:

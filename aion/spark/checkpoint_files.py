@@ -7,6 +7,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from aion.errors import ConfigError
+
 Entry = list[str]
 """The lines of an entry of the logs ``offsets`` and ``commits``. The first one is a version."""
 
@@ -15,6 +17,10 @@ class CheckpointFiles:
     """The folder of a checkpoint. Names are relative to it, with ``/`` between their parts."""
 
     def __init__(self, spark: SparkSession, location: str) -> None:
+        if not isinstance(spark, SparkSession):
+            raise TypeError(f"a SparkSession is needed, not {spark!r}")
+        if not isinstance(location, str) or not location.strip():
+            raise ConfigError(f"checkpoint: {location!r} is not the location of a checkpoint; give a path or a URI")
         jvm: Any = spark._jvm
         self._hadoop = jvm.org.apache.hadoop.fs
         self._conf = spark._jsparkSession.sessionState().newHadoopConf()

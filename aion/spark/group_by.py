@@ -111,6 +111,13 @@ class Grouped:
         event_time: str,
     ) -> DataFrame:
         method = "transformWithStateInPandas" if pandas else "transformWithState"
+        if not isinstance(processor, StatefulProcessor):
+            raise ConfigError(f"{method}: {processor!r} is not a StatefulProcessor; give an object, not its class")
+        if initial is not None and not isinstance(initial, Grouped | GroupedData):
+            raise ConfigError(f"{method}: initialState: {initial!r} is not grouped; give aion.group_by(df, 'key')")
+        for what, text in (("timeMode", time_mode), ("outputMode", output_mode), ("eventTimeColumnName", event_time)):
+            if not isinstance(text, str):
+                raise ConfigError(f"{method}: {what}: {text!r} is not a text")
         if not self._df.isStreaming:  # nothing has to be kept
             stock = initial._df.groupBy(*initial._columns) if isinstance(initial, Grouped) else initial
             grouped = self._df.groupBy(*self._columns)

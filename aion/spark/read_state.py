@@ -22,7 +22,7 @@ from aion.config.layers import Source as PolicySource
 from aion.errors import ConfigError
 from aion.execute.assembly import store_config
 from aion.spark.checkpoint_files import CheckpointFiles
-from aion.spark.settings import conf, place_of_state, resolved_policy
+from aion.spark.settings import check_name, conf, place_of_state, resolved_policy
 from aion.spark.stateful_root import StatefulRoot
 from aion.spark.task import client_of
 from aion.stateful.reading import TIMERS, row_type, rows
@@ -41,6 +41,7 @@ def read_state(
     for each state variable: a struct, an array of structs, or for a map an array of structs of ``key`` and ``value``;
     null if there is nothing. Raises ConfigError with the reason if this is not all of the state, as with a TTL.
     """
+    check_name(name)
     files = CheckpointFiles(spark, checkpoint)
     commits = files.batches("commits")
     if not files.exists("metadata") or not commits:

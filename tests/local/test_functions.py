@@ -63,6 +63,7 @@ def test_what_a_function_may_return(returned: Any, wanted: list[Any]) -> None:
         (lambda key, window, events: [{"n": 1}, {"n": np.float32(2.5)}], "2.5"),
         (lambda key, window, events: {"n": Decimal("0.1")}, "Decimal('0.1') is not an integer"),
         (lambda key, window, events: {"n": "many"}, "schema"),
+        (lambda key, window, events: {"n": 2**63}, "schema"),
         (lambda key, window, events: ["n"], "'n'"),
         (lambda key, window, events: pa.record_batch({"m": [1]}), "m"),
         (lambda key, window, events: pa.record_batch({"n": ["x"]}), "x"),

@@ -14,11 +14,13 @@ from pyspark import SparkConf
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.conf import RuntimeConfig
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import aion
 from aion import aggregates as A
 from aion import errors
 from tests.spark.conftest import EVENTS_DDL, FileStream
+from tests.spark.stateful.processors import CountInPandas
 
 LIMIT = "spark.executor.pyspark.memory"
 GOOD: dict[str, Any] = {"key": "k", "time": "ts", "windows": aion.Tumbling("1 minute"), "aggregates": {"n": A.count()}}
@@ -105,6 +107,38 @@ def test_no_dataframe(spark: SparkSession, wrong: Any) -> None:
         aion.configure(wrong)
     with pytest.raises(TypeError, match="a SparkSession is needed"):
         aion.read_files(wrong, "in/", schema=EVENTS_DDL, watermark=("ts", "1 s"))
+    with pytest.raises(TypeError, match="a SparkSession is needed"):
+        aion.read_state(wrong, "checkpoint")
+    with pytest.raises(TypeError, match="a SparkSession is needed"):
+        aion.metrics.state(wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, "", 0])
+def test_no_checkpoint(spark: SparkSession, wrong: Any) -> None:
+    with pytest.raises(errors.ConfigError, match="is not the location of a checkpoint"):
+        aion.read_state(spark, wrong)
+    with pytest.raises(errors.ConfigError, match="is not the location of a checkpoint"):
+        aion.migrate(spark, wrong, "new")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"statefulProcessor": 5}, "5 is not a StatefulProcessor; give an object"),
+        ({"statefulProcessor": StatefulProcessor}, "is not a StatefulProcessor; give an object, not its class"),
+        ({"timeMode": None}, "timeMode: None is not a text"),
+        ({"eventTimeColumnName": 5}, "eventTimeColumnName: 5 is not a text"),
+        ({"initialState": 5}, "initialState: 5 is not grouped"),
+    ],
+)
+def test_what_no_processor_can_have(spark: SparkSession, change: dict[str, Any], said: str) -> None:
+    stream = spark.readStream.format("rate").load()
+    good = {"outputStructType": "k bigint", "outputMode": "Update", "timeMode": "None"}
+    given: dict[str, Any] = {"statefulProcessor": CountInPandas(), **good, **change}
+    with pytest.raises(errors.ConfigError, match=said):
+        aion.group_by(stream, "value").transformWithStateInPandas(
+            **{"statefulProcessor": CountInPandas(), **good, **change}
+        )
 
 
 def test_a_column_that_python_cannot_get(stream: FileStream) -> None:

@@ -54,15 +54,15 @@ def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: 
             if with_values:
                 console.print(_values(with_values))
         console.print(_servers())
+        repaired = [found for _, found in by_query(findings + unused)]
+        if checkpoint is not None:
+            repaired = [_of_checkpoint(folder, repaired, checkpoint)]
         damage = list(dict.fromkeys(line for finding in findings + unused for line in finding.damage))
         if not damage:
             console.print("every version is whole" if contents else "every version has all files, of the right size")
             return True
         for line in damage:
             console.print(f"damaged: {line}", style="red")
-        repaired = [found for _, found in by_query(findings + unused)]
-        if checkpoint is not None:
-            repaired = [_of_checkpoint(folder, repaired, checkpoint)]
         left = not repair
         for query, found in by_query(findings + unused):
             if not any(finding.damage for finding in found):
