@@ -136,9 +136,7 @@ def test_what_no_processor_can_have(spark: SparkSession, change: dict[str, Any],
     good = {"outputStructType": "k bigint", "outputMode": "Update", "timeMode": "None"}
     given: dict[str, Any] = {"statefulProcessor": CountInPandas(), **good, **change}
     with pytest.raises(errors.ConfigError, match=said):
-        aion.group_by(stream, "value").transformWithStateInPandas(
-            **{"statefulProcessor": CountInPandas(), **good, **change}
-        )
+        aion.group_by(stream, "value").transformWithStateInPandas(**given)
 
 
 def test_a_column_that_python_cannot_get(stream: FileStream) -> None:
