@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Protocol
 
 import pyarrow as pa
@@ -39,6 +40,10 @@ class Source(Protocol):
 
     def children(self, work: ChildWork) -> DataFrame:
         """The rows of blocks (:mod:`aion.spark.blocks`) that the children make of the events, with the watermark."""
+
+
+_CHILD = re.compile(r"\bMapInArrow (Child|FileChild)\(")
+"""How a plan of Spark shows what comes before an operator with windows."""
 
 
 class Rows:
@@ -103,4 +108,11 @@ def _check_stream(df: DataFrame) -> None:
         raise WatermarkError(
             "windowed: the DataFrame has no watermark, so no window would ever run; call e.g. "
             ".withWatermark('ts', '20 seconds') before windowed, and keep that column in the DataFrame"
+        )
+    if _CHILD.search(df._jdf.queryExecution().analyzed().toString()):
+        raise WatermarkError(
+            "windowed: the DataFrame has results of another aion.windowed and a watermark of its own. Spark uses the "
+            "smallest watermark of a query, so each would wait for the other, and nothing would come out. Write the "
+            "panes of the first to a table in foreachBatch, and start from there: docs/experiments.md, 'Windows after "
+            "windows'"
         )

@@ -87,6 +87,13 @@ def test_no_watermark(stream: FileStream) -> None:
         aion.windowed(stream.read(EVENTS_DDL), **GOOD)
 
 
+def test_windows_after_windows(stream: FileStream) -> None:
+    first = aion.windowed(stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds"), **GOOD)
+    panes = aion.panes(first).select("k", "n", F.col("window_end").alias("ts")).withWatermark("ts", "0 seconds")
+    with pytest.raises(errors.WatermarkError, match=r"results of another aion\.windowed"):
+        aion.windowed(panes, **GOOD)
+
+
 def test_no_stream(spark: SparkSession) -> None:
     with pytest.raises(errors.WatermarkError, match="not a stream"):
         aion.windowed(spark.range(1).withColumn("ts", F.current_timestamp()).withColumn("k", F.col("id")), **GOOD)
