@@ -85,6 +85,10 @@ class ShardRoot(StatefulProcessor):
         """
         work.begin_commit()
         due_ms = work.due_ms
+        if due_ms is not None:
+            # Spark looks only for timers after the watermark of the batch before, which is 0 at first. A window that
+            # ended before 1970 would wait for ever, and all others of its shard with it.
+            due_ms = max(due_ms, now_ms + 1)
         if timer_ms is not None and due_ms != timer_ms > now_ms:  # Spark deletes an expired timer itself
             self._handle.deleteTimer(timer_ms)
         if due_ms is not None and due_ms != timer_ms:

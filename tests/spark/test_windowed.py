@@ -111,6 +111,18 @@ def test_overlapping_windows_are_the_same_whichever_way_they_are_combined(stream
 
 
 @pytest.mark.proof
+def test_a_window_before_1970_keeps_no_other_waiting(stream: FileStream, sink: Sink) -> None:
+    """The second batch has no rows, so each shard has to be woken."""
+    keys = [f"k{i}" for i in range(8)]
+    stream.put([("end", 2000, 0.0), *((k, s, 1.0) for k in keys for s in (-86_400, 1001))])
+    events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
+    definition: dict[str, Any] = {"windows": aion.Tumbling("10 seconds"), "aggregates": {"n": A.count()}}
+    rows = sink.run(aion.panes(aion.windowed(events, key="k", time="ts", **definition)).drop("window"))
+    assert sorted((row["k"], row["kind"], row["n"]) for row in rows) == [
+        (k, "on_time", 1) for k in keys for _ in range(2)
+    ]
+
+
 def test_late_rows_are_not_dropped_and_nothing_is_lost(stream: FileStream, sink: Sink) -> None:
     rows = [row for batch in batches(2) for row in batch]
     for batch in batches(2):
