@@ -34,7 +34,7 @@ class ShardTask:
         self._run = context.getLocalProperty("spark.jobGroup.id") or ""
         self.batch = int(context.getLocalProperty("streaming.sql.batchId") or "0")
         self._checkpoint = checkpoint_of(context)
-        self._partition = context.partitionId()
+        self._place = context.stageId(), context.partitionId()
         self._client = client_of(config.application, policy)
 
     def open(self, shard: int, token: str | None, *, others: bool = False, moved: bool = False) -> RemoteAttempt:
@@ -58,7 +58,7 @@ class ShardTask:
             makes=f"{self.batch:010d}-{uuid.uuid4().hex[:16]}",
             run=self._run,
             operator_uid=config.uid,
-            partition=self._partition,
+            place=self._place,
             state_dir=config.state_dir,
             store=self._store,
             others=others,

@@ -55,17 +55,17 @@ class Attempts:
         self._at_work: dict[ShardKey, str] = {}
         self._ended: dict[ShardKey, deque[str]] = {}
         self._owners: dict[tuple[str, str], tuple[str, str]] = {}  # (query, name) -> (run, operator's uid)
-        self._partitions: dict[ShardKey, tuple[str, int]] = {}  # the run, and the partition whose tasks open the shard
+        self._places: dict[ShardKey, tuple[str, tuple[int, int]]] = {}  # the run, and the place of the last attempt
 
     def __len__(self) -> int:
         return len(self._work)
 
-    def check(self, attempt: str, identity: Identity, run: str, uid: str, partition: int | None) -> ShardKey:
+    def check(self, attempt: str, identity: Identity, run: str, uid: str, place: tuple[int, int] | None) -> ShardKey:
         """The key of the shard that an attempt wants to open.
 
         Raises RequestError if the attempt works on another shard. Raises ServerError if two operators of one query have
-        the same name, or one is in it twice, because they would share their state. While a query runs, all attempts on
-        a shard are in the same partition: a second one is of a second copy of the operator.
+        the same name, or one is in it twice, because they would share their state. ``place``: Spark's stage, and the
+        partition in it. Attempts of one stage on a shard are in the same partition; in another one is a second copy.
         """
         key = (identity.query, identity.operator, identity.shard)
         with self._lock:
@@ -78,15 +78,15 @@ class Attempts:
                     "give each its own: aion.windowed(..., name='...')"
                 )
             self._owners[key[:2]] = (run, uid)
-            if partition is not None:
-                known = self._partitions.get(key)
-                if known is not None and known[0] == run and known[1] != partition:
+            if place is not None:
+                known_run, known = self._places.get(key, (run, place))
+                if known_run == run and known[0] == place[0] and known[1] != place[1]:
                     raise ServerError(
                         f"the result of the operator {identity.operator!r} is used twice in this query, so its state "
-                        "would be written twice. Use it once, and take it apart in foreachBatch, where aion.panes and "
-                        "aion.dropped may both be called"
+                        "would be written twice. Use it once, and take it apart in foreachBatch, after batch.persist(): "
+                        "there aion.panes and aion.dropped may both be called"
                     )
-                self._partitions[key] = run, partition
+                self._places[key] = run, place
         return key
 
     def begin(self, attempt: str, work: Work) -> None:
@@ -129,6 +129,6 @@ class Attempts:
             for key in closed:
                 self.end(self._at_work.get(key))
                 self._ended.pop(key, None)
-                self._partitions.pop(key, None)
+                self._places.pop(key, None)
             operators = {key[:2] for key in remaining}
             self._owners = {operator: owner for operator, owner in self._owners.items() if operator in operators}

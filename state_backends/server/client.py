@@ -193,7 +193,7 @@ class StateClient:
         makes: str,
         run: str,
         operator_uid: str,
-        partition: int | None = None,
+        place: tuple[int, int] | None = None,
         state_dir: str,
         store: StoreConfig,
         others: bool = False,
@@ -201,7 +201,7 @@ class StateClient:
     ) -> RemoteAttempt:
         """Starts an attempt on the version ``token``; None: there is none yet. The new version will be ``makes``.
 
-        ``partition``: of Spark's stage, in which the task is. None: the attempt only reads.
+        ``place``: Spark's stage and the partition in it, where the task is. None: the attempt only reads.
         ``others``: whether the answer contains what the operator's other shards have learnt. ``moved``: whether it
         contains how long the disk took to stage and to write.
         """
@@ -211,7 +211,7 @@ class StateClient:
             "makes": makes,
             "run": run,
             "operator_uid": operator_uid,
-            "partition": partition,
+            "place": place,
             "state_dir": state_dir,
             "store": store.to_json(),
             "others": others,

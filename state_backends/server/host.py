@@ -103,7 +103,7 @@ class Host:
         """Starts an attempt; see :meth:`Shard.open`. Raises PolicyError for a policy class that cannot be used."""
         identity, config = request.identity.identity(), request.store.config()
         with self._lock:
-            key = self.attempts.check(request.attempt, identity, request.run, request.operator_uid, request.partition)
+            key = self.attempts.check(request.attempt, identity, request.run, request.operator_uid, request.place)
             self._start(config)
             before, made_for = self._shards.get(key), (request.state_dir, config, identity.checkpoint)
             if before is None or self._made_for[key] != made_for:

@@ -160,9 +160,10 @@ class OpenRequest(ServerRequest):
     """Starts an attempt. ``token``: the version to start from. ``makes``: the token of the version to make.
 
     ``attempt``: this server's name for the attempt. An attempt that lost its server opens the shard again on the next
-    one: under another name, and with the same ``makes``. ``partition``: of Spark's stage, in which the task is. None:
-    the attempt only reads. ``others``: whether the answer contains what the operator's other shards have learnt.
-    ``moved``: whether it contains how long the disk took to stage and to write, since a client last asked for that.
+    one: under another name, and with the same ``makes``. ``place``: the number of Spark's stage, and of the partition
+    in it, where the task is. None: the attempt only reads. ``others``: whether the answer contains what the operator's
+    other shards have learnt. ``moved``: whether it contains how long the disk took to stage and to write, since a
+    client last asked for that.
     """
 
     identity: IdentityFields
@@ -171,7 +172,7 @@ class OpenRequest(ServerRequest):
     makes: Name
     run: Text
     operator_uid: Text
-    partition: int | None = None
+    place: tuple[int, int] | None = None
     state_dir: Annotated[str, Field(max_length=3000), AfterValidator(_state_dir)]
     store: StoreFields
     others: bool

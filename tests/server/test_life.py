@@ -350,10 +350,12 @@ def test_giving_up_says_nothing_of_its_own(connect: Connect, tmp_path: Path) -> 
 
 
 def test_an_operator_that_is_twice_in_a_query_is_refused(connect: Connect, tmp_path: Path) -> None:
-    """Its copies would write the same state. A task that runs again is in the same partition."""
+    """Its copies would write the same state. A task that runs again is in the same partition of its stage."""
     client = connect()
-    open_shard(client, tmp_path, None, "a0", partition=3)
-    open_shard(client, tmp_path, None, "b0", partition=3)
+    open_shard(client, tmp_path, None, "a0", place=(7, 3))
+    open_shard(client, tmp_path, None, "b0", place=(7, 3))
     with pytest.raises(errors.ServerError, match=r"'windowed' is used twice in this query.*foreachBatch"):
-        open_shard(client, tmp_path, None, "c0", partition=4)
-    open_shard(client, tmp_path, None, "d0", partition=4, run="another run").commit(snapshot(0))
+        open_shard(client, tmp_path, None, "c0", place=(7, 4))
+    open_shard(client, tmp_path, None, "d0", place=(7, 4), run="another run").abort()
+    # A function of foreachBatch that uses its batch twice, and makes one partition of it once.
+    open_shard(client, tmp_path, None, "e0", place=(8, 0)).commit(snapshot(0))
