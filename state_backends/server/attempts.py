@@ -83,8 +83,8 @@ class Attempts:
                 if known_run == run and known[0] == place[0] and known[1] != place[1]:
                     raise ServerError(
                         f"the result of the operator {identity.operator!r} is used twice in this query, so its state "
-                        "would be written twice. Use it once, and take it apart in foreachBatch, after batch.persist(): "
-                        "there aion.panes and aion.dropped may both be called"
+                        "would be written twice. Use it once, and take it apart in foreachBatch: after "
+                        "batch.persist(), aion.panes and aion.dropped may both be called there"
                     )
                 self._places[key] = run, place
         return key
