@@ -32,7 +32,7 @@ def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: 
     """Prints the contents of the folder. Returns whether it is undamaged, or was repaired.
 
     ``windows``: the most windows to show for each operator. ``checkpoint``: with it, only the state that belongs to
-    this checkpoint is repaired. Raises ConfigError if no state here belongs to it.
+    this checkpoint is repaired. Raises ConfigError if something is damaged, and no state here belongs to it.
     """
     if checkpoint is not None and not checkpoint.is_dir():
         raise ConfigError(f"--checkpoint: {checkpoint} is not a folder")
@@ -54,15 +54,15 @@ def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: 
             if with_values:
                 console.print(_values(with_values))
         console.print(_servers())
-        repaired = [found for _, found in by_query(findings + unused)]
-        if checkpoint is not None:
-            repaired = [_of_checkpoint(folder, repaired, checkpoint)]
         damage = list(dict.fromkeys(line for finding in findings + unused for line in finding.damage))
         if not damage:
             console.print("every version is whole" if contents else "every version has all files, of the right size")
             return True
         for line in damage:
             console.print(f"damaged: {line}", style="red")
+        repaired = [found for _, found in by_query(findings + unused)]
+        if checkpoint is not None:
+            repaired = [_of_checkpoint(folder, repaired, checkpoint)]
         left = not repair
         for query, found in by_query(findings + unused):
             if not any(finding.damage for finding in found):

@@ -316,7 +316,7 @@ class KeyedWindows:
     def _retract_closed(self) -> Orders:
         """Orders to retract windows that no longer exist, and that would be closed now.
 
-        They became a part of a session that goes on. Its panes come too late to keep what theirs promised.
+        They became a part of a longer session. Its next pane may come too late to keep what theirs promised.
         """
         lost = orphans(self._now(), self.yielded)
         due = lost[(self.yielded["end"][lost] <= self.closed_us) & (self.yielded["early"][lost] == 0)]
