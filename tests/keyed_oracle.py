@@ -89,7 +89,7 @@ class Oracle:
         self.dropped: list[Event] = []
         self.done: list[tuple[int, Window]] = []
         self.watermark: int | None = None
-        self.closed = self.was_closed = self.settled = -NEVER
+        self.closed = self.settled = -NEVER
         self.longest_gap = 0
         # Where sessions were that were cut and are gone: what belongs there is too late.
         self.cut: dict[int, list[Window]] = {}
@@ -143,12 +143,12 @@ class Oracle:
         if self.watermark is not None and watermark <= self.watermark:
             return
         self.watermark = watermark
-        self.was_closed = self.closed
+        was_closed = self.closed
         self.closed = max(self.closed, watermark - self.bound)
         # Only with a gap from a column: events in the same time may have been forgotten by then.
         if isinstance(self.definition, aion.Session) and self.definition.gap_column is not None:
             self.settled = max(self.settled, self.closed - self.longest_gap)
-        self._remove_closed(self.was_closed)
+        self._remove_closed(was_closed)
 
     def _remove_closed(self, was_closed: int) -> None:
         """``was_closed``: a window that ended by then has been counted before."""
