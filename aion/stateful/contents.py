@@ -156,7 +156,7 @@ class ListContent:
         alive += [element for element in self._tail if not 0 < element[0] <= now]
         self._pages, self._tail = 0, alive
         self.changed = True
-        return min((element[0] for element in alive), default=0)
+        return min((element[0] for element in alive if element[0]), default=0)
 
 
 class MapContent:
@@ -258,7 +258,7 @@ class MapContent:
             self._count -= len(dead)
             if dead:
                 self._touch(number)
-            earliest = min((e for _, e, *_ in page.values() if not earliest or e < earliest), default=earliest)
+            earliest = min((e for _, e, *_ in page.values() if 0 < e < (earliest or e + 1)), default=earliest)
         return earliest
 
     def _stored_pages(self) -> int:

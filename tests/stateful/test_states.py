@@ -281,6 +281,20 @@ def test_state_that_expired_is_removed_without_a_row(monkeypatch: pytest.MonkeyP
     assert shard.is_empty()
 
 
+@pytest.mark.parametrize("page_bytes", [64, 64 << 10])
+def test_a_variable_may_get_a_ttl_when_it_has_elements(page_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "PAGE_BYTES", page_bytes)
+    shard, calls = Shard(None), [("list.append", 1), *(("map.update", n, n) for n in range(9))]
+    shard.batch(1, {1: calls})
+    before = dict(shard.store.values)
+    shard._ttl_ms = TTL_MS
+    shard.batch(2, {1: [("list.append", 2), ("map.update", 60, 2)]})
+    shard.batch(5, {1: [("list.append", 3), ("map.update", 61, 3)]})
+    shard.batch(12, {})  # removes the elements of 2
+    shard.batch(15, {1: [("list.get",), ("map.items",)]})
+    assert shard.store.values == before, "elements that had expired were not removed"
+
+
 class Changing(StatefulProcessor):
     """Rows are what to do. ``change``: iterates over its list and its map, and changes them meanwhile."""
 
