@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
+from aion.core.lateness.bound import AdaptiveBound
 from aion.core.numbers import NEVER
 from aion.core.operator.keyed.closing import Closing
 from aion.core.windows import Definition
@@ -199,6 +200,73 @@ def test_a_row_does_not_change_from_closes_at_on(definition: Definition, script:
                 if row["closes_at"] is not None:
                     closes_us = (row["closes_at"] - EPOCH) // timedelta(microseconds=1)
                     promised[row["key"], row["window_start"], row["window_end"]] = closes_us
+
+
+WAKING: list[tuple[Definition, dict[str, Any]]] = [
+    *((definition, {}) for definition in FINAL),
+    *((definition, {"emit": "final"}) for definition in FINAL),
+    *((make("7 microseconds"), {}) for make in EARLY.values()),
+    (aion.Tumbling(10), {}),
+    (aion.Sliding(10, 5), {"emit": "final"}),
+    (aion.Tumbling(40, early="7 microseconds"), {}),
+]
+
+
+@pytest.mark.parametrize(("definition", "how"), WAKING, ids=str)
+@some(1 / 3)
+@given(script=steps, bound=st.sampled_from([0, 1, 7, 40]), count=st.sampled_from([1, 3]))
+@example(script=[[Event(0, 10, 0)], 15, [Event(0, 14, 0)], 18], bound=3, count=1)
+def test_nothing_is_due_before_the_operator_says_so(
+    definition: Definition, how: dict[str, Any], script: list[Step], bound: int, count: int
+) -> None:
+    """Spark calls a shard without rows only at the watermark that it asked for."""
+    trigger = {"kind": "count", "count": count}
+    settings = policy(bound, trigger)
+    with aion.LocalOperator(
+        windows=definition, key="key", time="t", policy=settings, **KINDS["partials"], **how
+    ) as operator:
+        advanced = False
+        for step in [*apart(script), FAR]:
+            if not isinstance(step, int):
+                operator.process(table(step))
+                continue
+            executor = operator._executor
+            due_us = None if executor is None else executor.operator.next_due_us
+            rows = operator.advance(step)
+            # The first watermark makes early panes run, whatever it is.
+            if (due_us is None or due_us > step) and (advanced or definition.timing.early_us is None):
+                assert rows.num_rows == 0, f"due at {due_us}"
+            advanced = True
+
+
+@pytest.mark.parametrize("make", EARLY.values(), ids=list(EARLY))
+def test_the_first_watermark_is_waited_for_where_panes_come_early(make: Any) -> None:
+    with aion.LocalOperator(
+        windows=make("7 microseconds"), key="key", time="t", policy=policy(1), **KINDS["partials"]
+    ) as operator:
+        operator.process(table([Event(0, 10, 0), Event(0, 12, 1)]))
+        assert operator._executor is not None
+        assert operator._executor.operator.next_due_us == 10
+        assert [row["kind"] for row in operator.advance(11).to_pylist()] == ["early"]
+
+
+@pytest.mark.parametrize(
+    ("definition", "watermark"), [(aion.Session(5), 17), (aion.PerRecord(5), 14), (aion.Count(1), 14)], ids=str
+)
+def test_a_promise_is_kept_when_nobody_comes_and_the_bound_has_become_longer(
+    definition: Definition, watermark: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = 3
+    monkeypatch.setattr(AdaptiveBound, "bound_for_new_window", lambda self: bound)
+    settings = policy(3, {"kind": "count", "count": 9})
+    with aion.LocalOperator(windows=definition, key="key", time="t", policy=settings, **KINDS["partials"]) as operator:
+        operator.process(table([Event(0, 10, 0), Event(0, 12, 1)]))
+        promised = max(row["closes_at"] for row in operator.advance(watermark).to_pylist())
+        bound = 500
+        operator.process(table([Event(0, 11, 2)]))
+        assert operator._executor is not None
+        due_us = operator._executor.operator.next_due_us
+        assert due_us is not None and EPOCH + timedelta(microseconds=due_us) <= promised
 
 
 def test_what_is_not_complete_has_no_instant_of_closing() -> None:

@@ -37,16 +37,20 @@ class Closing:
         kept = [min(to_us - bound, until_us) for bound, until_us in self._promised]
         self.closed_us = max(self.closed_us, to_us - bound_us, *kept)
 
-    def promise(self, ends_us: Ints, bound_us: int) -> Ints:
-        """The watermarks at which windows with these ends will be closed. They hold even if bounds become longer.
+    def closes(self, ends_us: Ints, bound_us: int) -> Ints:
+        """The watermarks at which windows with these ends will be closed, if bounds do not become shorter.
 
         NEVER for a window that is not complete: its end is NEVER.
         """
-        known = ends_us < NEVER
-        closes = np.where(known, np.minimum(ends_us, NEVER - bound_us - 1) + bound_us, NEVER)
+        closes = np.where(ends_us < NEVER, np.minimum(ends_us, NEVER - bound_us - 1) + bound_us, NEVER)
         for bound, until_us in self._promised:
             if bound < bound_us:
                 closes = np.where(ends_us <= until_us, np.minimum(closes, ends_us + bound), closes)
+        return closes
+
+    def promise(self, ends_us: Ints, bound_us: int) -> Ints:
+        """:meth:`closes`, and from now on it holds even if bounds become longer."""
+        closes, known = self.closes(ends_us, bound_us), ends_us < NEVER
         if known.any():
             self._remember(bound_us, int(ends_us[known].max()))
         return closes

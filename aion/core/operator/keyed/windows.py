@@ -318,13 +318,18 @@ class KeyedWindows:
 
         They became a part of a longer session. Its next pane may come too late to keep what theirs promised.
         """
-        lost = orphans(self._now(), self.yielded)
-        due = lost[(self.yielded["end"][lost] <= self.closed_us) & (self.yielded["early"][lost] == 0)]
+        lost = self._lost()
+        due = lost[self.yielded["end"][lost] <= self.closed_us]
         if not len(due):
             return []
         retract = Retract(self.definition, self.yielded.take(due))
         self.yielded, self._known = self.yielded.take(np.delete(np.arange(len(self.yielded)), due)), None
         return [retract]
+
+    def _lost(self) -> Ints:
+        """The rows of ``yielded`` that must be retracted even if nothing replaces them: early panes promise nothing."""
+        lost = orphans(self._now(), self.yielded)
+        return lost[self.yielded["early"][lost] == 0]
 
     def _note_yielded(self, now: Now, rows: Ints, retracted: Ints, kind: PaneKind) -> None:
         windows = now.windows
@@ -400,10 +405,9 @@ class KeyedWindows:
         ended = over <= watermark_us
         due = ended & (now.news | now.early) & self._there(over, self.closed_us)
         if self._final_only:
-            due &= over <= watermark_us - self._bound.bound_for_new_window()
+            due &= self._closes(over) <= watermark_us
         elif now_us is not None:
-            late = over <= now_us
-            due &= ~late | (over <= watermark_us - self._bound.bound_for_new_window())
+            due &= (over > now_us) | (self._closes(over) <= watermark_us)
         if self._early is not None and self._early.next_us <= watermark_us:
             due |= ~ended & now.news
         rows = np.flatnonzero(due)
@@ -413,21 +417,25 @@ class KeyedWindows:
         """The next watermark at which something happens even if no event comes. None if there is none."""
         if not len(self.index):
             return None
-        over = self._now().windows.over_us
-        dues = over[over < NEVER]
-        if now_us is not None:
-            dues = np.where(dues > now_us, dues, dues + max(self._bound.bound_for_new_window(), 0))
-            dues = dues[dues > now_us]
-        candidates = [int(dues.min())] if len(dues) else []
-        if self._early is not None and now_us is not None:
-            now = self._now()
-            news = (now.windows.over_us > now_us) & now.news
-            candidates += [max(self._early.next_us, now_us + 1)] if news.any() else []
-        if now_us is not None:
-            rows = np.flatnonzero(self._cells.table["pending"] > 0)
-            waits_us = self._cells.table.dues_us(rows, self._trigger, now_us, step_us)
-            candidates += waits_us[waits_us < NEVER].tolist()
+        now = self._now()
+        over, closes = now.windows.over_us, self._closes(now.windows.over_us)
+        if now_us is None:
+            candidates = over[over < NEVER].tolist()
+            if self._early is not None and now.news.any():
+                # The first watermark makes them run, whatever it is. It is likely past the start of the first window.
+                candidates.append(int(self.index["first"][now.windows.begins[now.news]].min()))
+            return min(candidates, default=None)
+        dues = np.concatenate((np.where(over > now_us, over, closes), self._closes(self.yielded["end"][self._lost()])))
+        candidates = dues[(dues > now_us) & (dues < NEVER)].tolist()
+        if self._early is not None and (now.news & (over > now_us)).any():
+            candidates.append(max(self._early.next_us, now_us + 1))
+        rows = np.flatnonzero(self._cells.table["pending"] > 0)
+        waits_us = self._cells.table.dues_us(rows, self._trigger, now_us, step_us)
+        candidates += waits_us[waits_us < NEVER].tolist()
         return min(candidates, default=None)
+
+    def _closes(self, ends_us: Ints) -> Ints:
+        return self._closing.closes(ends_us, max(self._bound.bound_for_new_window(), 0))
 
     # -- the index ----------------------------------------------------------------------------------------
 
