@@ -84,8 +84,9 @@ class Shard:
         rows = self._rows(step)
         taken = self.windows.accepted(rows)
         if taken.any():
-            self.windows.add(rows.take(taken), np.full(int(taken.sum()), self.seq), self.watermark)
+            self.windows.add(rows.take(taken), np.full(int(taken.sum()), self.seq))
             self.seq += 1
+        self.windows.join(self.watermark)
         return list(self.windows.batch_ended(self.watermark, 0))
 
     def _rows(self, step: Sequence[tuple[str | None, int, int]]) -> Table:

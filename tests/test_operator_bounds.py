@@ -63,6 +63,7 @@ def test_what_comes_later_than_the_bound_is_dropped_and_told() -> None:
     (drop,) = arrive(operator, 0, events=7)
     assert isinstance(drop, EmitDropped)
     assert (drop.blocks, drop.windows(), drop.lateness_us.tolist()) == ((0,), [WindowRef(0, 0, 10)], [100])
+    end_batch(operator)
     assert operator.counters.dropped == operator.counters.late_events == 7
     assert sum(operator.lateness.counts.values()) == 7, "it feeds the lateness distribution"
     assert not len(operator.windows)
@@ -100,6 +101,7 @@ def test_an_event_can_be_dropped_for_one_window_and_taken_by_another() -> None:
     assert isinstance(drop, EmitDropped)
     assert (drop.blocks, drop.windows(), drop.lateness_us.tolist()) == ((0,), [WindowRef(0, 0, 10)], [10])
     assert (append, other) == (Append(0, 0, 1, False), Append(1, 10, 2, False))
+    end_batch(operator)
     assert operator.counters.dropped == 1
     (row,) = [i for i, ref in enumerate(operator.windows.refs()) if ref == WindowRef(1, 0, 40)]
     assert WindowRef(0, 0, 10) not in operator.windows.refs()

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aion.core.lateness.sketch import EDGES_US, Ints, LatenessSketch
-from aion.core.numbers import plus, sum_of
+from aion.core.numbers import plus, sum_of, sums_by
 from aion.core.packing import pack, unpack
 from aion.errors import FormatError
 
@@ -345,3 +345,10 @@ class NewBounds(Protocol):
 
     def to_json(self) -> dict[str, Any]:
         """For the snapshot."""
+
+
+def observe_late(bound: NewBounds, ends_us: Ints, events: Ints, at_us: int) -> None:
+    """Events arrived with the watermark at ``at_us``, after the ends of their windows. (N,) each."""
+    ends, end_of = np.unique(ends_us, return_inverse=True)
+    for end_us, count in zip(ends.tolist(), sums_by(end_of, events, len(ends)).tolist(), strict=True):
+        bound.observe(end_us, at_us, count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,23 +94,43 @@ class Arrival:
         """The blocks from which a window that has not ended takes events."""
         return frozenset(self.block[self._active[self._of]].tolist())
 
-    def count(self, counters: Counters, verdict: Verdict) -> None:
+    def count(self, tally: Tally, verdict: Verdict) -> None:
         """Counts the events that came late, and those that came too late."""
-        of_keys = np.isin(self.block, list(verdict.blocks))
         lost = self._too_late[self._of]
-        dropped, of_event_rows = sum_of(self.events[lost]), 0
+        tally.dropped += sum_of(self.events[lost])
         own, lost_blocks = {*self.block.tolist()}, {*self.block[lost].tolist()}
         for block, events in verdict.dropped_events.items():
             if block not in own:
-                of_event_rows += events
+                tally.dropped_rows += events
             elif block not in lost_blocks:
-                dropped += events
-        # The same events came twice, as partials and as rows. What comes too late is what is old enough, so one of the
-        # two sets contains the other, unless an open session or a window with an older, longer bound still takes some.
-        counters.drop(max(dropped, of_event_rows))
-        none = ~(self._active | self._late)[self._of] & ~of_keys
-        on_time = sum(verdict.unusable.get(block, 0) for block in {*self.block[none].tolist()})
-        counters.came_late(sum_of(self.events[lost | none | self._late[self._of]]) - on_time)
+                tally.dropped += events
+        tally.late += sum_of(self.events[lost | self._late[self._of]])
+        tally.came_late(verdict.too_late)
+
+
+class Tally:
+    """Counts events of one batch, which may arrive in parts.
+
+    ``late``: for windows of all keys. ``dropped_rows``: as rows of single events that came beside partials.
+    """
+
+    def __init__(self) -> None:
+        self.late = self.dropped = self.dropped_rows = 0
+        self._late_for_keys: dict[int, int] = {}
+
+    def came_late(self, events: Mapping[int, int]) -> None:
+        """Adds late events, those that are too late among them, by definition of windows of single keys."""
+        for definition, count in events.items():
+            self._late_for_keys[definition] = self._late_for_keys.get(definition, 0) + count
+
+    def end(self, counters: Counters) -> None:
+        """The batch is over. An event counts once, however many definitions it is late for.
+
+        What comes late or too late is what is old enough. So the events of one definition are among those of another
+        one, but for a few: a session that goes on may still take some.
+        """
+        counters.drop(max(self.dropped, self.dropped_rows))
+        counters.came_late(max(self.late, *self._late_for_keys.values(), 0))
 
 
 def _covered(begins: Ints, ends: Ints, size: int) -> Flags:

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from aion.core.compaction.blocks import BlockCompaction, BlockFact, CompactionDone
 from aion.core.lateness.completeness import Completeness
-from aion.core.lateness.observe import Lateness, NewBounds
-from aion.core.numbers import NEVER, sums_by, within
+from aion.core.lateness.observe import Lateness, NewBounds, observe_late
+from aion.core.numbers import NEVER, within
 from aion.core.operator.actions import (
     Action,
     Append,
@@ -37,7 +37,7 @@ from aion.core.operator.actions import (
     SliceFacts,
     WatermarkAdvanced,
 )
-from aion.core.operator.arrival import Arrival, untimed
+from aion.core.operator.arrival import Arrival, Tally, untimed
 from aion.core.operator.gone import Gone
 from aion.core.operator.invariants import check
 from aion.core.operator.keyed.orders import Arrivals, ExecuteKeyed, Order
@@ -105,6 +105,7 @@ class Operator:
         self._gone = Gone(grid.aligned, snapshot)
         self.next_seq = 0
         self.counters = Counters()
+        self._tally = Tally()
         if snapshot is not None:
             self.watermark = Watermark(snapshot["watermark_us"], snapshot["watermark_step_us"])
             self.next_seq = snapshot["next_seq"]
@@ -226,15 +227,13 @@ class Operator:
         arrival = Arrival.of(blocks, facts)
         taken, too_late = self._windows_for(arrival)
         actions += too_late
-        arrival.count(self.counters, verdict)
+        arrival.count(self._tally, verdict)
         appends = self._kept(blocks, arrival, verdict)
         actions += appends
         if appends:
             self._came(arrival, *taken)
         actions += verdict.dropped
-        late = self.keyed.add(verdict, {a.index: a.seq for a in appends}, self.watermark.at_us)
-        if not self.grid.aligned:
-            self.counters.came_late(late)
+        self.keyed.add(verdict, {a.index: a.seq for a in appends})
         announced = self._announced(taken[0][self.windows["pending"][taken[0]] == taken[1]], taken[0])
         return [*actions, Prestage(announced)] if announced else actions
 
@@ -269,7 +268,7 @@ class Operator:
             if gone.any():
                 assert now is not None, "nothing is gone without a watermark"
                 ends = covering.end_us[gone]
-                self._observe_late(ends, events[gone])
+                observe_late(self._bound, ends, events[gone], now)
                 blocks = arrival.mark_too_late(covering.begins[gone], covering.ends[gone])
                 drops.append(EmitDropped(blocks, covering.definition[gone], covering.start_us[gone], ends, now - ends))
                 kept = ~gone
@@ -277,13 +276,6 @@ class Operator:
                 events = events[kept]
         arrival.mark_taken(covering.begins, covering.ends, covering.end_us > now if now is not None else None)
         return (self.windows.find(covering.definition, covering.end_us), events), drops
-
-    def _observe_late(self, ends_us: Ints, events: Ints) -> None:
-        """Notes that events arrived now, after the ends of their windows."""
-        assert self.watermark.at_us is not None
-        ends, end_of = np.unique(ends_us, return_inverse=True)
-        for end_us, count in zip(ends.tolist(), sums_by(end_of, events, len(ends)).tolist(), strict=True):
-            self._bound.observe(end_us, self.watermark.at_us, count)
 
     def _kept(self, blocks: Sequence[BlockFact], arrival: Arrival, verdict: Verdict) -> list[Append]:
         """Orders to keep the blocks that any window needs, numbered in their order."""
@@ -301,12 +293,18 @@ class Operator:
             appends.append(Append(index, block.slice_us, seq, settled and index not in active))
         return appends
 
+    def _all_arrived(self) -> None:
+        """All events of the batch are there."""
+        tally, self._tally = self._tally, Tally()
+        tally.came_late(self.keyed.join(self.watermark.at_us))
+        tally.end(self.counters)
+
     def _came(self, arrival: Arrival, rows: Ints, events: Ints) -> None:
         now = self.watermark.at_us
         late = self.windows["end_us"][rows] <= now if now is not None else np.zeros(len(rows), np.bool_)
         self.windows.came(rows, events, late, self.next_seq - 1)
-        if late.any():
-            self._observe_late(self.windows["end_us"][rows[late]], events[late])
+        if now is not None and late.any():
+            observe_late(self._bound, self.windows["end_us"][rows[late]], events[late], now)
 
     def _announced(self, first: Ints, rows: Ints) -> tuple[int, ...]:
         """The segments to stage for late windows: their first event since an execution announces the next one.
@@ -325,6 +323,7 @@ class Operator:
     # -- executions ---------------------------------------------------------------------------------------
 
     def _advanced(self, to_us: int) -> list[Action | Order]:
+        self._all_arrived()
         before_us, to_us = self.watermark.at_us, within(to_us)
         windows, once, first = self.windows, self._rules.final_only, self._late()
         if not self.watermark.advance(to_us):
@@ -362,6 +361,7 @@ class Operator:
         return actions + self._compactions(ended + self._shared.swept(self._compaction)) + releases
 
     def _batch_ended(self, last: bool) -> list[Action | Order]:
+        self._all_arrived()
         windows, now, step_us = self.windows, self.watermark.at_us, self.watermark.step_us
         actions: list[Action | Order] = []
         releases: list[Action] = []

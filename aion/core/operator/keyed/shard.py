@@ -31,8 +31,9 @@ class Verdict(NamedTuple):
 
     ``blocks``: the blocks from which any definition takes rows. ``dropped``: orders to emit rows that came too late, or
     that can be in no window. They include rows that are taken for later windows but came too late for the window that
-    ends at them. For each block: ``dropped_events``, how many events were dropped for some definition; ``unusable``,
-    how many of them were not late; ``wasted_rows``, how many rows no definition takes.
+    ends at them. ``dropped_events``: for each block, how many events were dropped for some definition.
+    ``wasted_rows``: for each block, how many rows no definition takes. ``too_late``: for each definition, how many
+    events it does not take because they came too late.
     """
 
     taken: list[Taken]
@@ -40,7 +41,7 @@ class Verdict(NamedTuple):
     dropped: list[EmitDroppedRows]
     dropped_events: dict[int, int]
     wasted_rows: dict[int, int]
-    unusable: dict[int, int]
+    too_late: dict[int, int]
 
     def drop(
         self, arrivals: Arrivals, windows: KeyedWindows, which: Flags, now_us: int | None, reason: str | None
@@ -56,12 +57,11 @@ class Verdict(NamedTuple):
                 EmitDroppedRows(block, windows.definition, rows["row"][own], starts[own], ends[own], late_us, reason)
             )
 
-    def lose(self, arrivals: Arrivals, which: Flags, unusable: Flags) -> None:
-        """Counts the rows that a definition drops. ``unusable``: those that are not late."""
-        for counted, flags in ((self.dropped_events, which), (self.unusable, unusable)):
-            for block in np.unique(arrivals.block[flags]).tolist():
-                events = sum_of(arrivals.table["events"][flags & (arrivals.block == block)])
-                counted[block] = max(counted.get(block, 0), events)
+    def lose(self, arrivals: Arrivals, which: Flags) -> None:
+        """Counts the rows that a definition drops."""
+        for block in np.unique(arrivals.block[which]).tolist():
+            events = sum_of(arrivals.table["events"][which & (arrivals.block == block)])
+            self.dropped_events[block] = max(self.dropped_events.get(block, 0), events)
 
 
 class KeyedPart:
@@ -91,22 +91,21 @@ class KeyedPart:
                 verdict.drop(arrivals, windows, late, now_us, None)
                 too_late = rows.take(~taken & ~lost)
                 windows.observe_dropped(windows.shape.alone(too_late)[1], too_late["events"], now_us)
+                verdict.too_late[windows.definition] = sum_of(too_late["events"])
             if unusable or late.any():
-                verdict.lose(arrivals, lost | late, lost)
+                verdict.lose(arrivals, lost | late)
         any_taken = np.logical_or.reduce(accepted)
         numbers, counts = np.unique(arrivals.block[~any_taken], return_counts=True)
         verdict.wasted_rows.update(zip(numbers.tolist(), counts.tolist(), strict=True))
         verdict.taken.append(Taken(self, arrivals, accepted))
         return frozenset(np.unique(arrivals.block[any_taken]).tolist())
 
-    def add(self, taken: Taken, seq_of_block: Ints, now_us: int | None) -> int:
-        """Adds the accepted rows. Returns how many events came late: the most for any of its definitions."""
-        late = 0
+    def add(self, taken: Taken, seq_of_block: Ints) -> None:
+        """Adds the accepted rows to those of the batch."""
         for windows, accepted in zip(self.windows, taken.accepted, strict=True):
             if accepted.any():
                 rows = _marked(taken.arrivals.table, windows).take(accepted)
-                late = max(late, windows.add(rows, seq_of_block[taken.arrivals.block[accepted]], now_us))
-        return late
+                windows.add(rows, seq_of_block[taken.arrivals.block[accepted]])
 
     def settled_us(self) -> int:
         """For slices that end by then, :meth:`needed_in` says whether they are needed.
@@ -187,14 +186,19 @@ class KeyedShard:
                 blocks.append(part.judge(arrivals, now_us, verdict))
         return verdict._replace(blocks=frozenset().union(*blocks))
 
-    def add(self, verdict: Verdict, seq_of_block: Mapping[int, int], now_us: int | None) -> int:
-        """Adds the accepted rows. Returns how many events came late: the most for any definition.
+    def add(self, verdict: Verdict, seq_of_block: Mapping[int, int]) -> None:
+        """Adds the accepted rows to those of the batch.
 
         ``seq_of_block``: the seq under which each block of the arrival is kept, by its number in the arrival.
         """
         seqs = np.full(max(seq_of_block, default=0) + 1, -1, np.int64)
         seqs[[*seq_of_block]] = [*seq_of_block.values()]
-        return max((taken.part.add(taken, seqs, now_us) for taken in verdict.taken), default=0)
+        for taken in verdict.taken:
+            taken.part.add(taken, seqs)
+
+    def join(self, now_us: int | None) -> dict[int, int]:
+        """The rows of the batch join their windows. Returns how many events came late, by definition."""
+        return {windows.definition: windows.join(now_us) for windows in self.windows}
 
     # -- executions ---------------------------------------------------------------------------------------
 

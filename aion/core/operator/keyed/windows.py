@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from aion.core.lateness.observe import NewBounds
+from aion.core.lateness.observe import NewBounds, observe_late
 from aion.core.numbers import NEVER, sum_of, sums_by
 from aion.core.operator.actions import PaneKind
 from aion.core.operator.keyed.cells import Cells
@@ -83,6 +83,7 @@ class KeyedWindows:
         self.index = Table.empty(key_types, INDEX)
         self.yielded = Table.empty(key_types, YIELDED)
         self._closing = Closing()
+        self._new: list[Table] = []  # rows of the batch at work, which are not in the index yet
         self.reach_us = shape.reach_us
         # An event before then is only needed or accepted if a row of the index reaches it. It never goes back.
         self.settled_us = BEFORE_ALL - self.reach_us
@@ -118,30 +119,36 @@ class KeyedWindows:
         """A mask of the rows that come too late for the window that ends at them. Later windows may still take them."""
         return self.shape.misses_own(new, self.closed_us)
 
-    def add(self, new: Table, seqs: Ints, now_us: int | None) -> int:
-        """Adds rows to the index. Returns how many of their events came late. ``seqs``: of each row's block."""
+    def add(self, new: Table, seqs: Ints) -> None:
+        """Adds rows to those of the batch. ``seqs``: of each row's block."""
         ids = np.arange(self.next_id, self.next_id + len(new))
         self.next_id += len(new)
         zeros = np.zeros(len(new), np.int64)
-        rows = Table(new.keys, {**new.columns, "id": ids, "seq": seqs, "late_events": zeros})
+        self._new.append(Table(new.keys, {**new.columns, "id": ids, "seq": seqs, "late_events": zeros}))
+
+    def join(self, now_us: int | None) -> int:
+        """The rows of the batch join their windows. Returns how many of their events came late.
+
+        Not before all are there: whether an event is late or too late must not depend on the order in which the parts
+        of a batch come, because Spark's shuffle changes it when a task runs again.
+        """
+        if not self._new:
+            return 0
+        rows, self._new = stacked(self._new), []
         self.reach_us = max(self.reach_us, self.shape.reaches(rows))
         added = self.shape.add(self.index, rows, now_us)
         self.index, self._known = added.grown, None
         if now_us is None or not len(added.late_ends_us):
             return 0
-        ends, end_of = np.unique(added.late_ends_us, return_inverse=True)
-        counts = sums_by(end_of, added.late_events, len(ends))
-        for end_us, events in zip(ends.tolist(), counts.tolist(), strict=True):
-            self._bound.observe(end_us, now_us, events)
-        cells, cell_of = np.unique(self._cells.of(ends), return_inverse=True)
-        came = sums_by(cell_of, counts, len(cells))
+        observe_late(self._bound, added.late_ends_us, added.late_events, now_us)
+        cells, cell_of = np.unique(self._cells.of(added.late_ends_us), return_inverse=True)
+        came = sums_by(cell_of, added.late_events, len(cells))
         self._cells.table.came(self._cells.rows(cells), came, np.ones(len(cells), np.bool_), 0)
-        return sum_of(counts)
+        return sum_of(added.late_events)
 
     def observe_dropped(self, ends_us: Ints, events: Ints, now_us: int) -> None:
         """Learns from events that came too late, as from any other late event."""
-        for end_us in np.unique(ends_us).tolist():
-            self._bound.observe(end_us, now_us, sum_of(events[ends_us == end_us]))
+        observe_late(self._bound, ends_us, events, now_us)
 
     # -- executions ---------------------------------------------------------------------------------------
 
@@ -329,7 +336,7 @@ class KeyedWindows:
     def _lost(self) -> Ints:
         """The rows of ``yielded`` that must be retracted even if nothing replaces them: early panes promise nothing."""
         lost = orphans(self._now(), self.yielded)
-        return lost[self.yielded["early"][lost] == 0]
+        return np.asarray(lost[self.yielded["early"][lost] == 0])
 
     def _note_yielded(self, now: Now, rows: Ints, retracted: Ints, kind: PaneKind) -> None:
         windows = now.windows
