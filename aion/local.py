@@ -85,7 +85,7 @@ class LocalOperator:
         self._budget.reserve(size)
         cache = Cache(size)
         p_bucket = PBucket(folder / "files", folder / "live", durable=False, cache=cache)
-        self._store = config.make_store(p_bucket, self._io, self._budget)
+        self._store = config.make_store(p_bucket, self._io.of_shard(), self._budget)
         self._attempt = StoreAttempt(self._store)
         self._codec = CodecPool(self.policy.io.codec_threads)
         self._pressure = PressureManager(self._budget, config.make_destage(), memory_share_used)

@@ -349,8 +349,8 @@ class Host:
 
     def _make(self, key: ShardKey, identity: Identity, state_dir: str, config: StoreConfig) -> Shard:
         folders = self._folders.of(state_dir, identity)
-        io, prestage = self._io, self._prestage
-        assert io is not None
+        assert self._io is not None
+        io, prestage = self._io.of_shard(), self._prestage
         times = self._disk_times.setdefault(key, _DiskTimes())
 
         def on_staged(size_bytes: int, seconds: float, waited_s: float) -> None:

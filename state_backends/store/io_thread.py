@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from aion.errors import ServerUnreachable
-from state_backends.store.io import BACKGROUND, LIMITED, Pending, Priority, Steps
+from state_backends.store.io import BACKGROUND, LIMITED, Io, Pending, Priority, Steps
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -124,6 +124,11 @@ class IoThread:
         ]
         for thread in self._threads:
             thread.start()
+
+    def of_shard(self) -> Io:
+        """The same for the requests of one shard. Only one of its steps runs at a time, however many threads there are:
+        between two steps, a shard's RocksDB, buckets and ledger fit each other."""
+        return self if len(self._threads) == 1 else _OfShard(self)
 
     def died(self) -> str | None:
         """Why it no longer works: one of its threads ended although nobody closed it. None: it works."""
@@ -292,6 +297,31 @@ class IoThread:
             self._cancelled.append(request.steps)
         self.stats.queued -= 1
         self._room.notify_all()
+
+
+class _OfShard:
+    """See :meth:`IoThread.of_shard`."""
+
+    def __init__(self, io: IoThread) -> None:
+        self._io, self._step = io, threading.Lock()
+        self.now, self.busy, self.wait, self.wait_for_room = io.now, io.busy, io.wait, io.wait_for_room
+
+    def submit(self, priority: Priority, steps: Steps[T]) -> Pending[T]:
+        return self._io.submit(priority, self._in_turn(steps))
+
+    def _in_turn(self, steps: Steps[T]) -> Steps[T]:
+        try:
+            while True:
+                with self._step:
+                    try:
+                        moved = next(steps)
+                    except StopIteration as stop:
+                        result: T = stop.value
+                        return result
+                yield moved
+        finally:
+            with self._step:
+                steps.close()
 
 
 def _error(future: Future[Any]) -> BaseException | None:
