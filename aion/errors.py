@@ -82,7 +82,7 @@ class ApplyError(AionError):
 
 
 class TransformError(AionError):
-    """The user's ``transform`` raised, or its result does not have the columns that it had before."""
+    """The user's ``transform`` or ``where`` raised, or the result does not have the columns that it had before."""
 
 
 class BadFile(AionError):

@@ -68,6 +68,7 @@ from tests.policy_files import refused, write
          "from 0 to 1,024"),
         ("io: {codec_threads: 1.5}", "io.codec_threads: 1.5 is not a number of threads"),
         ("io: {codec_threads: true}", "io.codec_threads: true is not a number of threads"),
+        ("stateful: {enabled: maybe}", "stateful.enabled: 'maybe' is not a switch; write true or false"),
         ("io: {threads: 0}", "io.threads: 0 is not a number of threads; write an integer from 1 to 1,024"),
         ("io: {rate_limit: 0}", "io.rate_limit: 0 is out of range; a size is at least 1 byte"),
         ("io: {rate_limit: fast}", "io.rate_limit: 'fast' is not a size; write e.g. '64MiB'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 
 from aion.core.ingest.conforming import Conforming, fits
 from aion.core.ingest.file_parts import Part, folder_values
-from aion.errors import BadFile, SchemaError, StorageError
+from aion.errors import BadFile, SchemaError, StorageError, TransformError
 from aion.execute.file_formats import FORMATS, Format, row_bytes, row_group_middles
 from aion.execute.file_places import place_of
 from aion.execute.file_reading import FileReader
@@ -152,6 +153,44 @@ def test_row_groups_that_where_excludes_are_not_read(tmp_path: Path) -> None:
     assert found.column("n").to_pylist() == [*range(950, 1_000)]
     with pytest.raises(BadFile, match=r"x\.parquet cannot be read as parquet: "):
         read(path, schema=schema)
+
+
+NAN_KEPT = {
+    "other than": pc.field("v") != 3,
+    "not above": ~(pc.field("v") > 0),
+    "is nan": pc.is_nan(pc.field("v")),
+    "null or nan": pc.field("v").is_null(nan_is_null=True),
+    "of two columns": (pc.field("v") != 3) & (pc.field("n") > 0),
+}
+NAN_LEFT_OUT = {"above": pc.field("v") > 100, "equal": pc.field("v") == 7}
+
+
+@pytest.mark.parametrize("which", [*NAN_KEPT, *NAN_LEFT_OUT])
+def test_statistics_of_row_groups_do_not_hide_nan(tmp_path: Path, which: str) -> None:
+    """A row group of 3.0 and NaN has the least and the largest value 3.0."""
+    path = tmp_path / "x.parquet"
+    events = pa.table({"v": [3.0, math.nan, 3.0, 200.0], "n": [1, 1, 1, 1]})
+    pq.write_table(events, path, row_group_size=2)
+    where = {**NAN_KEPT, **NAN_LEFT_OUT}[which]
+    used = ("v", "n") if which == "of two columns" else ("v",)
+    found = read(path, schema=events.schema, where=where, used=used)
+    assert str(found.to_pylist()) == str(events.filter(where).to_pylist())
+    assert reader(schema=events.schema, where=where, used=used)._keeps_nan() == (which in NAN_KEPT)
+
+
+@pytest.mark.parametrize("name", ["parquet", "json"])
+def test_where_that_fails_makes_no_bad_file(tmp_path: Path, name: str) -> None:
+    """It would be skipped, with all its events."""
+    path, schema = tmp_path / "x.file", pa.schema([("n", pa.int64())])
+    if name == "json":
+        path.write_text('{"n": 7}\n{"n": 20000001}\n')
+    else:
+        pq.write_table(pa.table({"n": [7, 20_000_001]}), path)
+    for where in (pc.scalar(100) / (pc.field("n") - 7) >= 0, pc.field("n") > 0.5):
+        how: dict[str, Any] = {"schema": schema, "where": where, "used": ("n",)}
+        for call in (lambda: read(path, name, **how), lambda: reader(name, **how).trouble(whole(path))):  # noqa: B023
+            with pytest.raises(TransformError, match=r"x\.file: where fails on an event: "):
+                call()
 
 
 # -- columns -----------------------------------------------------------------------------------------------

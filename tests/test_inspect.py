@@ -405,6 +405,7 @@ def test_a_folder_that_is_no_state_folder(tmp_path: Path, switch: list[str]) -> 
         (str(tmp_path / "nowhere"), 2, "nowhere: there is no such folder; give the folder of spark.aion.state.dir"),
         (str(tmp_path / "file"), 2, "file: this is not a folder"),
         (str(tmp_path / "cp"), 2, "cp is the checkpoint of a query; give the folder of its state"),
+        ("fsspec+nothing://x", 2, "state.dir fsspec+nothing://x: "),
         ("", 2, "'' is not a state folder; give a path or a URI"),
         (str(tmp_path / "empty"), 0, "empty: no state of any query; is it the folder of spark.aion.state.dir?"),
     ):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from aion.core.trigger.distribution import RESOLUTION, LateDistribution
-from aion.core.trigger.planner import TriggerPlan, balanced, fewest, plan
+from aion.core.trigger.planner import MOST_EXECUTIONS, TriggerPlan, balanced, fewest, plan
 from experiments.staleness_descent import descent
 from experiments.staleness_model import (
     BOUNDS,
@@ -317,6 +317,13 @@ def test_after_an_execution_only_the_rest_is_planned(late: LateDistribution, aft
 def test_what_cannot_be_planned(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"either|not above 0|less than 1"):
         plan(LateDistribution.uniform(), **arguments)
+
+
+def test_more_executions_than_are_of_use_are_not_looked_for() -> None:
+    late = LateDistribution([0, 5, 10], [0, 3, 4], horizon=10)
+    found = plan(late, executions=10**9)
+    assert found.executions == MOST_EXECUTIONS
+    assert found.maximum < 2e-6
 
 
 def test_instants_in_microseconds() -> None:

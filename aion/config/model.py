@@ -425,7 +425,7 @@ class TriggerPolicy(_Section):
     executions: Executions = Field(
         default=None,
         description="For staleness: the most late executions of a window, including the final one, at the best "
-        "instants. If set, it replaces bound. null: as many as bound requires.",
+        "instants. If set, it replaces bound. More than 1,000 count as 1,000. null: as many as bound requires.",
     )
     interval_us: Interval = Field(
         default=60_000_000, alias="interval", description="For interval: the length of an interval."

@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema, WrapValidator
 
 from aion.core.time import duration_us, format_duration
 from aion.errors import ConfigError
@@ -224,18 +224,6 @@ def _count_or_auto(most: int, what: str) -> Callable[[object], object]:
     return count
 
 
-def _threads(least: int) -> Callable[[object], int]:
-    def count(value: object) -> int:
-        number = _whole(value)
-        if number is None or not least <= number <= _MAX_THREADS:
-            raise ConfigError(
-                f"{show(value)} is not a number of threads; write an integer from {least} to {_MAX_THREADS:,}"
-            )
-        return number
-
-    return count
-
-
 def _between(least: int, most: int, what: str) -> Callable[[object], int]:
     def number_of(value: object) -> int:
         number = _whole(value)
@@ -244,6 +232,13 @@ def _between(least: int, most: int, what: str) -> Callable[[object], int]:
         return number
 
     return number_of
+
+
+def _switch(value: object, parse: Callable[[object], bool]) -> bool:
+    try:
+        return parse(value)
+    except ValueError:
+        raise ConfigError(f"{show(value)} is not a switch; write true or false") from None
 
 
 def _port(value: object) -> int | None:
@@ -400,13 +395,13 @@ Shards = Annotated[
 ]
 CodecThreads = Annotated[
     int,
-    PlainValidator(_threads(0)),
+    PlainValidator(_between(0, _MAX_THREADS, "threads")),
     WithJsonSchema({"type": "integer", "minimum": 0, "maximum": _MAX_THREADS}),
     "integer from 0",
 ]
 IoThreads = Annotated[
     int,
-    PlainValidator(_threads(1)),
+    PlainValidator(_between(1, _MAX_THREADS, "threads")),
     WithJsonSchema({"type": "integer", "minimum": 1, "maximum": _MAX_THREADS}),
     "integer from 1",
 ]
@@ -422,7 +417,7 @@ FanIn = Annotated[
     WithJsonSchema({"type": "integer", "minimum": 2, "maximum": _MAX_NODES}),
     "integer from 2",
 ]
-Switch = Annotated[bool, "true | false"]
+Switch = Annotated[bool, WrapValidator(_switch), "true | false"]
 Port = Annotated[
     int | None,
     PlainValidator(_port),

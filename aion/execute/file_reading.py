@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pyarrow as pa
 from aion.core.ingest.conforming import Conforming, Text
 from aion.core.ingest.file_parts import Part, folder_values
 from aion.core.ingest.text_times import instants_of
-from aion.errors import AionError, BadFile, SchemaError, StorageError
+from aion.errors import AionError, BadFile, SchemaError, StorageError, TransformError
 from aion.execute.file_formats import Format, row_bytes, row_group_middles
 from aion.execute.file_places import place_of
 from aion.execute.text_files import TextFile
@@ -43,7 +44,7 @@ class FileReader:
     case_sensitive: bool
 
     def read(self, part: Part) -> Iterator[pa.RecordBatch]:
-        """The events of a part of a file. Raises BadFile, which names the file, and StorageError."""
+        """The events of a part of a file. Raises BadFile, which names the file, TransformError and StorageError."""
         try:
             yield from self._read(part)
         except AionError as error:
@@ -55,6 +56,8 @@ class FileReader:
         except (OSError, pa.ArrowException, ValueError) as error:
             _check_readable(part)
             first, *_ = str(error).splitlines() or [type(error).__name__]
+            if self.where is not None and replace(self, where=None).trouble(part) is None:
+                raise TransformError(f"{part.path}: where fails on an event: {first}") from error
             raise BadFile(f"{part.path} cannot be read as {self.format.name}: {first}") from error
 
     def trouble(self, part: Part) -> str | None:
@@ -81,7 +84,7 @@ class FileReader:
         else:
             fragment = self.format.make().make_fragment(path, filesystem)
             conforming = self._conforming(fragment.physical_schema, constants)
-            pushed = self.where is not None and conforming.unchanged(self.where_columns)
+            pushed = self.where is not None and conforming.unchanged(self.where_columns) and not self._keeps_nan()
             batches = self._scanned(fragment, part, conforming.names, self.where if pushed else None)
         for raw in batches:
             for at in range(0, raw.num_rows, _BATCH_ROWS):
@@ -90,6 +93,22 @@ class FileReader:
                     batch = batch.filter(self.where)
                 if batch.num_rows:
                     yield batch
+
+    def _keeps_nan(self) -> bool:
+        """Whether ``where`` may keep events with a NaN.
+
+        A Parquet file's statistics leave NaN out. So they must not decide which row groups such an expression needs.
+        """
+        types = [self.schema.field(name).type for name in self.where_columns]
+        if not self.format.is_split or not any(map(_has_floats, types)):
+            return False
+        if len(types) > 1 or not pa.types.is_floating(types[0]):
+            return True  # it depends on other values
+        nan = pa.array([math.nan], pa.float64()).cast(types[0])
+        try:
+            return bool(pa.record_batch([nan], names=self.where_columns).filter(self.where).num_rows)
+        except pa.ArrowException:
+            return True
 
     def _conforming(self, found: pa.Schema, constants: Mapping[str, pa.Scalar]) -> Conforming:
         text = Text(self.zone) if self.format.is_text else None
@@ -121,6 +140,11 @@ class FileReader:
             if name in values:
                 constants[column.name] = _typed(column, values[name], self.zone)
         return constants
+
+
+def _has_floats(type_: pa.DataType) -> bool:
+    fields = [type_.field(i) for i in range(type_.num_fields)]
+    return pa.types.is_floating(type_) or any(_has_floats(field.type) for field in fields)
 
 
 def _typed(column: pa.Field, text: str | None, zone: str) -> pa.Scalar:

@@ -62,12 +62,18 @@ def keys_of(names: Sequence[str], columns: Sequence[pa.Array | pa.ChunkedArray])
     """The keys of rows as Python objects.
 
     Raises:
-        ApplyError: a date or timestamp lies outside the years 1 to 9999, so it cannot be a Python object.
+        ApplyError: a value cannot be a Python object: a date or timestamp outside the years 1 to 9999, or a string that
+            is not UTF-8.
     """
     lists = []
     for name, column in zip(names, columns, strict=True):
         try:
             lists.append(column.to_pylist())
+        except UnicodeDecodeError as error:
+            raise ApplyError(
+                f"key {name!r} has a string that is not UTF-8, and an `apply` function gets keys as Python objects. "
+                "Leave these events out, or make the column binary"
+            ) from error
         except (OverflowError, ValueError) as error:
             raise ApplyError(
                 f"key {name!r} has a {column.type} outside the years 1 to 9999, and an `apply` function gets keys as "

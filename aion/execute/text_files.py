@@ -20,8 +20,8 @@ from aion.errors import SchemaError
 from aion.execute.file_formats import Format
 
 _BLOCK_BYTES = 8 << 20
-_LINE_OF_NULL = re.compile(rb"\n[ \t\r]*null([^\n]*)")
 """Text is parsed in blocks of this size; a row must fit into one."""
+_LINE_OF_NULL = re.compile(rb"\n[ \t\r]*null([^\n]*)")
 _JSON_BYTES = 4 * _BLOCK_BYTES
 """So much of a JSON file is in memory at once: threads parse its blocks."""
 _HEAD_BYTES = 1 << 16

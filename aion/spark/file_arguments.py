@@ -22,8 +22,8 @@ from aion.spark.file_child import Transform, transformed
 from aion.spark.types import arrow_schema
 
 _SOURCE_OPTIONS = (
-    "pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "modifiedAfter", "maxBytesPerTrigger", "fileNameOnly",
-    "cleanSource", "sourceArchiveDir", "maxCachedFiles", "discardCachedInputRatio",
+    "pathGlobFilter", "recursiveFileLookup", "maxBytesPerTrigger", "fileNameOnly", "cleanSource", "sourceArchiveDir",
+    "maxCachedFiles", "discardCachedInputRatio",
 )  # fmt: skip
 
 _ARGUMENTS = {

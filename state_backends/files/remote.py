@@ -148,7 +148,7 @@ def storage_errors(where: str, *, may_be_missing: bool = False) -> Iterator[None
         yield
     except StorageError:
         raise
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ImportError, pa.ArrowException) as error:
         if may_be_missing and isinstance(error, FileNotFoundError):
             raise
         first, *_ = str(error).splitlines() or [type(error).__name__]

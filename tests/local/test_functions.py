@@ -119,6 +119,17 @@ def test_a_key_that_is_no_python_object_is_told(windows: Any, key: pa.Array) -> 
             operator.advance(FOREVER)
 
 
+@pytest.mark.parametrize("windows", [aion.Tumbling(10_000_000), aion.Session(5)])
+def test_a_key_that_is_no_text_is_told(windows: Any) -> None:
+    """JSON and Parquet files may have such strings."""
+    offsets = pa.array([0, 2], pa.int32()).buffers()[1]
+    key = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\xffx")])
+    with applying(lambda key, window, events: {"n": 1}, windows=windows, key="k") as operator:
+        operator.process(pa.table({"ts": at(1), "k": key}))
+        with pytest.raises(ApplyError, match="key 'k' has a string that is not UTF-8"):
+            operator.advance(FOREVER)
+
+
 def test_a_function_need_not_read_its_events() -> None:
     for name in ("memory_only", "disk_only", "tiny"):
         with applying(lambda key, window, events: {"n": 7}, policy=policy(name, 60_000_000)) as operator:

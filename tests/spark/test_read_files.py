@@ -225,6 +225,7 @@ GOOD: dict[str, Any] = {"schema": EVENTS_DDL, "watermark": ("ts", "1 minute")}
         ({"transform": lambda batch: 1 / 0}, errors.TransformError, "transform: ZeroDivisionError"),
         ({"on_bad_file": "ignore"}, errors.ConfigError, "'ignore' is neither 'fail' nor 'skip'"),
         ({"options": {"header": True}}, errors.ConfigError, "options: 'header' is not one of pathGlobFilter"),
+        ({"options": {"modifiedBefore": "x"}}, errors.ConfigError, "options: 'modifiedBefore' is not one of"),
         ({"options": {"maxFileAge": "1d"}}, errors.ConfigError, "; use the argument max_file_age="),
         ({"options": ["header"]}, errors.ConfigError, "options: ['header'] is not a mapping"),
         ({"tasks": 0}, errors.ConfigError, "tasks: 0 is not a whole number from 1 on"),

@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 
 from aion.core.trigger.distribution import Floats, LateDistribution
 
+MOST_EXECUTIONS = 1000
+"""More are of no use: staleness is below 1 / 1000**2 then, but for instants at which many late events come."""
 BALANCE = 1e-8
 """The intervals of a plan are equally stale, up to about twice this relative difference.
 
@@ -95,7 +97,7 @@ def plan(
     """
     check(bound, executions)
     placed = fewest(late, bound, after=after) if bound is not None else None
-    number = placed.executions if placed is not None else executions
+    number = placed.executions if placed is not None else min(executions or 0, MOST_EXECUTIONS)
     if not number:
         return _plan(late, after, [], [])
     found = balanced(late, number, after=after, bound=bound)
