@@ -65,3 +65,18 @@ def test_early_and_final_panes_over_a_restart(stream: FileStream, sink: Sink, em
     ]  # fmt: skip
     assert [r["pane"] for r in on_time if r["window"] == "minute" and r["k"] == "a"] == [1], "numbers go on"
     assert sum(r["kind"] == "retracted" for r in second) == 1, "the visit of a has grown since its early pane"
+
+
+def test_the_first_early_panes_need_no_further_rows(stream: FileStream, sink: Sink) -> None:
+    """A shard whose rows all came in the first batch is woken when there is a watermark."""
+    panes = aion.windowed(
+        stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds"),
+        key="k",
+        time="ts",
+        windows={"visit": aion.Session("1 hour", early="1 minute"), "tens": aion.Count(10, early="1 minute")},
+        aggregates={"n": A.count()},
+        policy=POLICY,
+    )
+    keys = "abcdefgh"
+    stream.put([(key, 1200 + at, 1.0) for at, key in enumerate(keys)])
+    assert brief(sink.run(panes)) == sorted((w, "early", 0, key, 1) for w in ("tens", "visit") for key in keys)
