@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, wait
@@ -431,3 +432,30 @@ def test_nobody_waits_for_a_thread_that_died() -> None:
         io.submit(Priority.READ, note([], "later"))
     io.wait_for_room()
     io.close()
+
+
+def test_a_request_may_be_cancelled_while_its_result_is_set(io: IoThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread goes on, whatever comes first."""
+    with Gate(io):
+        request = io.submit(Priority.READ, note([], "a"))
+        _cancel_when_it_is_asked(request, monkeypatch)
+    wait([request.future], PATIENCE)
+    monkeypatch.undo()
+    assert result(io.submit(Priority.READ, note([], "b"))) == "b"
+    assert io.died() is None
+
+
+def _cancel_when_it_is_asked(request: IoRequest[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, asks = type(request.future).cancelled, itertools.count()
+
+    def cancelled(future: Any) -> bool:
+        """Another thread cancels the request just after the I/O thread has seen that it was not cancelled."""
+        found = asked(future)
+        of_io = future is request.future and threading.current_thread() is not threading.main_thread()
+        if of_io and not found and next(asks) == 1:  # the first is for the statistics
+            other = threading.Thread(target=request.cancel)
+            other.start()
+            other.join()
+        return found
+
+    monkeypatch.setattr(type(request.future), "cancelled", cancelled)

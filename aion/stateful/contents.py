@@ -234,7 +234,7 @@ class MapContent:
         while self._dirty:
             contents = {number: list(self._loaded[number].values()) for number in self._dirty}
             largest = max(len(pack(content)) for content in contents.values())
-            if largest > 2 * PAGE_BYTES and self._bits < _MOST_BITS:
+            if largest > 2 * PAGE_BYTES and self._bits < self._most_bits():
                 self._spread(pages, largest)
                 continue
             for number, content in contents.items():
@@ -287,10 +287,14 @@ class MapContent:
         self._dirty.add(number)
         self.changed = True
 
+    def _most_bits(self) -> int:
+        """More pages are of no use: an entry that is larger than a page stays as it is, however many there are."""
+        return min(_MOST_BITS, self._count.bit_length() + 2)
+
     def _spread(self, pages: Pages, largest: int) -> None:
         """Spreads the entries over more pages, so that the largest takes about half a page."""
         everything = {key: entry for page in self._all(self._loaded, pages) for key, entry in page.items()}
-        self._bits = min(_MOST_BITS, max(self._bits, 0) + max(1, (largest // PAGE_BYTES).bit_length()))
+        self._bits = min(self._most_bits(), max(self._bits, 0) + max(1, (largest // PAGE_BYTES).bit_length()))
         self._loaded = {number: {} for number in range(1 << self._bits)}
         for key, entry in everything.items():
             self._loaded[self._number(key)][key] = entry

@@ -130,6 +130,8 @@ class KeyRecord:
         exists = bool(self.timers or entries)
         data = pack((self.timers, wake, self.expires, entries)) if exists else None
         if exists or self._existed:
+            # A timer of the last possible time is one that never expires, and not what NEVER_MS stands for.
+            needed_ms = None if needed_ms == NEVER_MS else needed_ms
             values.append(KeyedValue(record_key(self.key), data, needed_ms))
         grown = exists - self._existed
         self._existed = exists

@@ -207,8 +207,7 @@ class IoThread:
             self._room.notify_all()
         for request in waiting.values():
             with contextlib.suppress(BaseException):  # a callback failed, or the request is over already
-                if request.future.set_running_or_notify_cancel():
-                    request.future.set_exception(ServerUnreachable(self._death))
+                request.future.set_exception(ServerUnreachable(self._death))
 
     def _work(self) -> None:
         while True:
@@ -287,10 +286,10 @@ class IoThread:
             else:
                 heapq.heappush(self._heap, (request.priority, request.number, request))
                 self._wake.notify()
-        if outcome is not None and not request.future.cancelled():
-            with contextlib.suppress(InvalidStateError):  # it was cancelled just now
-                if request.future.set_running_or_notify_cancel():
-                    outcome()
+        if outcome is not None:
+            # In one step: whoever asks first whether it was cancelled may be interrupted by its cancellation.
+            with contextlib.suppress(InvalidStateError):
+                outcome()
 
     def _finished(self, request: IoRequest[Any]) -> None:
         if request.future.cancelled():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from aion.stateful import contents, run
 from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys
 from aion.stateful.layout import MIN_MS, wake_of, wakes
+from aion.stateful.packing import pack
 from aion.stateful.record import KeyRecord
 from aion.stateful.run import ShardRun
 from aion.stateful.variables import Variables
@@ -293,6 +294,28 @@ def test_a_variable_may_get_a_ttl_when_it_has_elements(page_bytes: int, monkeypa
     shard.batch(12, {})  # removes the elements of 2
     shard.batch(15, {1: [("list.get",), ("map.items",)]})
     assert shard.store.values == before, "elements that had expired were not removed"
+
+
+@pytest.mark.parametrize("values", [1, 2, 40])
+def test_values_that_are_larger_than_a_page_take_few_pages(values: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often pages are split, such a value does not become smaller."""
+    monkeypatch.setattr(contents, "PAGE_BYTES", 256)
+    large = {pack([n]): ["x" * 2000, n] for n in range(values)}
+    content, written = contents.MapContent(), dict[int, Any]()
+
+    class Pages:
+        def read(self, numbers: Sequence[int]) -> list[Any]:
+            return [written.get(number) for number in numbers]
+
+        def write(self, number: int, page: Any) -> None:
+            written[number] = page
+
+    for key, value in large.items():
+        content.set(key, value, 0, Pages())
+    stored = content.encode(Pages())
+    assert len(written) <= 8 * values
+    again = contents.MapContent(stored)
+    assert dict(again.items(0, Pages())) == large
 
 
 class Changing(StatefulProcessor):
