@@ -56,6 +56,9 @@ class Custom(Partial):
             states = _take(states, groups.order)
         sizes, numbers = groups.counts, np.arange(groups.count)
         finished: list[tuple[Ints, States]] = []
+        if groups.nonempty is not None:
+            empty = np.flatnonzero(~groups.nonempty)  # nobody asks for their states
+            finished.append((empty, [pa.nulls(len(empty), column.type) for column in states]))
         while True:
             done, waiting = sizes == 1, sizes > 1
             rows = np.repeat(done, sizes)

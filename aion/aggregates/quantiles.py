@@ -214,6 +214,10 @@ def _to_doubles(values: pa.Array) -> Doubles:
 
 
 def _from_doubles(values: Doubles, type_: pa.DataType) -> pa.Array:
+    if pa.types.is_decimal(type_):
+        # A value of many digits may have been rounded up to the first one that does not fit.
+        most = np.nextafter(10.0 ** (type_.precision - type_.scale), 0.0)
+        values = values.clip(-most, most)
     if pa.types.is_floating(type_) or pa.types.is_decimal(type_):
         return pa.array(values, from_pandas=False).cast(type_, safe=False)
     if pa.types.is_uint64(type_):

@@ -80,7 +80,9 @@ class BlockCompactor:
         if self._plan.layout is not None:
             table = self._combined(table)
         hashes, slices = row_hashes(self._plan, table), table.column(_COMPACT).to_numpy()
-        within = [table.column(name).to_numpy() for name in (_APART, SLICE) if name in table.schema.names]
+        # Only partials have these columns. Events may have columns of any names.
+        names = (_APART, SLICE) if self._plan.layout is not None else ()
+        within = [table.column(name).to_numpy() for name in names if name in table.schema.names]
         order = np.lexsort((*within, hashes, slices))  # stable: the rows of a key stay in the order of arrival
         table = table.select(self._plan.block_schema.names)
         table = table.take(pa.array(order)).combine_chunks()
