@@ -275,16 +275,31 @@ def _to_table(plan: Plan, rows: list[Mapping[str, Any]]) -> pa.Table:
     """The rows as a table of the declared schema. Raises one of ``_UNFIT`` if they do not fit."""
     table = pa.Table.from_pylist(rows, plan.outputs)
     for field in plan.outputs:
-        if pa.types.is_integer(field.type):
-            _check_integers([row.get(field.name) for row in rows])
+        _check_whole([row.get(field.name) for row in rows], field.type)
     return table
 
 
-def _check_integers(values: list[Any]) -> None:
-    """pyarrow makes an integer of 1.5 without a word. Raises ValueError."""
-    for value in values:
-        if value is not None and value != int(value):
-            raise ValueError(f"{value!r} is not an integer")
+def _check_whole(values: Iterable[Any], type_: pa.DataType) -> None:
+    """pyarrow makes an integer of 1.5, and a date of 1.9, without a word. Raises ValueError."""
+    there = (value for value in values if value is not None)
+    if pa.types.is_integer(type_):
+        for value in there:
+            if value != int(value):
+                raise ValueError(f"{value!r} is not an integer")
+    elif pa.types.is_temporal(type_):
+        for value in there:
+            if isinstance(value, float):
+                raise ValueError(f"{value!r} is not a {type_}")
+    elif pa.types.is_map(type_):
+        pairs = [pair for value in there for pair in (value.items() if isinstance(value, Mapping) else value)]
+        _check_whole([key for key, _ in pairs], type_.key_type)
+        _check_whole([item for _, item in pairs], type_.item_type)
+    elif pa.types.is_list(type_):
+        _check_whole((element for value in there for element in value), type_.value_type)
+    elif pa.types.is_struct(type_):
+        found = [value for value in there if isinstance(value, Mapping)]
+        for field in type_:
+            _check_whole([value.get(field.name) for value in found], field.type)
 
 
 def _plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -292,18 +307,29 @@ def _plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     try:
         rows = batch.to_pylist()
     except (OverflowError, ValueError):
-        columns = [_readable(column) for column in batch.columns]
+        whole = batch.take(pa.array(range(batch.num_rows)))  # not a slice: lists of slices cannot be put together
+        columns = [_readable(column) for column in whole.columns]
         rows = pa.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()
     return rows
 
 
 def _readable(column: pa.Array) -> pa.Array:
-    """The column with only values that Python can read.
+    """The column with only values that Python can read, at every depth.
 
-    Timestamps become strings, because Python's calendar is shorter than Arrow's. Bytes that are not UTF-8 are escaped.
+    Dates and times become strings, because Python's calendar is shorter than Arrow's. Bytes that are not UTF-8 are
+    escaped.
     """
-    if pa.types.is_timestamp(column.type):
+    type_ = column.type
+    if pa.types.is_timestamp(type_) or pa.types.is_date(type_):
         return column.cast(pa.string())
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return type(column).from_arrays(column.offsets, _readable(column.values), mask=column.is_null())
+    if pa.types.is_map(type_):
+        keys, items = _readable(column.keys), _readable(column.items)
+        return pa.MapArray.from_arrays(column.offsets, keys, items, mask=column.is_null())
+    if pa.types.is_struct(type_):
+        fields = [_readable(column.field(i)) for i in range(type_.num_fields)]
+        return pa.StructArray.from_arrays(fields, [field.name for field in type_], mask=column.is_null())
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         values = column.cast(pa.large_binary()).to_pylist()
         return pa.array([None if v is None else v.decode(errors="backslashreplace") for v in values], pa.string())

@@ -11,6 +11,7 @@ import pytest
 
 import aion
 from aion import aggregates as A
+from aion.errors import ApplyError
 
 SECOND = 1_000_000
 TIME = pa.timestamp("us", "UTC")
@@ -77,3 +78,57 @@ def test_a_quantile_of_decimals_with_many_digits(digits: int, scale: int) -> Non
         (row,) = operator.advance(10**12).to_pylist()
     for value in (row["low"], row["middle"]):
         assert abs(value / largest - 1) < Decimal("1e-12")
+
+
+NOT_UTF8 = pa.Array.from_buffers(
+    pa.string(), 1, [None, pa.array([0, 1], pa.int32()).buffers()[1], pa.py_buffer(b"\xff")]
+)
+YEAR_10000 = pa.array([2932897], pa.int32()).view(pa.date32())
+UNREADABLE = {
+    "date": (YEAR_10000, "10000-01-01"),
+    "time": (pa.array([2**61], TIME), "9503-04-04"),
+    "list": (pa.array([[2**61]], pa.list_(TIME)), "9503-04-04"),
+    "map": (pa.array([[("a", 2**61)]], pa.map_(pa.string(), TIME)), "9503-04-04"),
+    "struct": (pa.StructArray.from_arrays([NOT_UTF8], ["a"]), "xff"),
+    "list of structs": (pa.array([[{"a": 2**61}, None]], pa.list_(pa.struct([("a", TIME)]))), "9503-04-04"),
+}
+
+
+@pytest.mark.parametrize("which", UNREADABLE)
+def test_an_event_that_python_cannot_read_is_told_when_it_is_dropped(which: str) -> None:
+    value, shown = UNREADABLE[which]
+    value = pa.concat_arrays([pa.nulls(2, value.type), value])
+    with aion.LocalOperator(
+        windows=aion.Tumbling("1 minute", lateness="1 minute"), time="ts", key="k", schema="n bigint",
+        apply=lambda key, window, batches: {"n": sum(b.num_rows for b in batches)},
+    ) as operator:  # fmt: skip
+        events = pa.table({"k": [1, 1, 1], "ts": pa.array([30 * SECOND] * 3, TIME), "v": value})
+        operator.process(events)
+        operator.advance(3600 * SECOND)
+        told = operator.process(events.slice(1)).to_pylist()
+    assert [row["kind"] for row in told] == ["dropped"] * 2
+    assert any(shown in row["event"] for row in told)
+
+
+@pytest.mark.parametrize(
+    ("schema", "fits", "other"),
+    [
+        ("x array<bigint>", [1], [1.5]),
+        ("x struct<a: bigint>", {"a": 1}, {"a": 1.5}),
+        ("x map<string, bigint>", {"a": 1}, {"a": 1.5}),
+        ("x array<struct<a: bigint>>", [{"a": 1}, None], [{"a": 1.5}]),
+        ("x date", 1, 1.5),
+        ("x timestamp", 1, 1.5),
+    ],
+)
+def test_a_number_that_would_be_cut_is_an_error_at_every_depth(schema: str, fits: Any, other: Any) -> None:
+    for value in (fits, other):
+        with aion.LocalOperator(
+            windows=aion.Tumbling("1 minute"), time="ts", schema=schema, apply=lambda k, w, e, v=value: {"x": v}
+        ) as operator:
+            operator.process(pa.table({"ts": pa.array([0], TIME)}))
+            if value is fits:
+                assert operator.advance(10**12).num_rows == 1
+            else:
+                with pytest.raises(ApplyError, match=r"does not fit the declared schema: 1\.5 is not a"):
+                    operator.advance(10**12)
