@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from aion.stateful.contents import ListContent, MapContent, Plain, ValueContent
 from aion.stateful.encoding import Codec
+from aion.stateful.layout import MAX_MS
 from aion.stateful.order import timer_order
 from aion.stateful.packing import pack, unpack
 from aion.stateful.record import KeyRecord
@@ -210,7 +211,7 @@ class _Local:
         ttl_ms = self.variable.ttl_ms
         if ttl_ms is None:
             return 0
-        expires = self._handle.now_ms + ttl_ms
+        expires = min(self._handle.now_ms + ttl_ms, MAX_MS)
         self._handle.record.expires_at(expires)
         return expires
 

@@ -118,12 +118,12 @@ class RemoteStorage:
 
     def release(self, names: Collection[str]) -> None:
         for name in names:
-            (self.files / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the version exists already; fetch() tries again
+                (self.files / name).unlink(missing_ok=True)
 
     def delete(self, doomed: Doomed) -> Doomed:
         """Deletes in the background. Files that cannot be deleted are found again when the shard is opened."""
-        for name in doomed.files:
-            (self.files / name).unlink(missing_ok=True)
+        self.release(doomed.files)
         adopted, self._adopted = self._adopted, []
         if not any(doomed) and not adopted:
             return doomed

@@ -184,12 +184,15 @@ class Host:
         """
         with self._lock:
             self._executions_s.extend(e.seconds for e in executions)
-            shard, _ = self._shards[key]
-            if executions and shard.store is not None:
-                shard.store.processing_bytes_per_s = processing_bytes_per_s(executions)
-            if not slices or shard.store is None or self._prestage is None:
+            found = self._shards.get(key)
+            store = None if found is None else found[0].store  # another request may be closing it
+            if store is None:
                 return
-            size = shard.store.size_on_disk(slices)
+            if executions:
+                store.processing_bytes_per_s = processing_bytes_per_s(executions)
+            if not slices or self._prestage is None:
+                return
+            size = store.size_on_disk(slices)
             start = self._prestage.start_at_s(self._schedule.due_s(key), size, self._schedule.now_s())
             self._schedule.plan(PlannedPrestage(start, key, token, tuple(slices)))
         self.tick_prestages()

@@ -296,6 +296,12 @@ def test_a_variable_may_get_a_ttl_when_it_has_elements(page_bytes: int, monkeypa
     assert shard.store.values == before, "elements that had expired were not removed"
 
 
+def test_a_ttl_may_be_as_long_as_there_is_time() -> None:
+    shard = Shard(2**63 - 1)
+    shard.batch(1, {1: [("value.update", 1), ("list.append", 1), ("map.update", 1, 1)]})
+    shard.batch(2, {1: [("value.get",), ("list.get",), ("map.items",)]})
+
+
 @pytest.mark.parametrize("values", [1, 2, 40])
 def test_values_that_are_larger_than_a_page_take_few_pages(values: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often pages are split, such a value does not become smaller."""
