@@ -71,7 +71,9 @@ def _rows_of(groups: Groups, order: pa.Array, best: pa.Array, *, last: bool) -> 
     """The first or last row of each group whose order equals the group's best; -1 for an empty group."""
     integers = as_integers(order)
     if integers is None:
-        hits = pc.equal(order, best.take(pa.array(groups.ids))).to_numpy(zero_copy_only=False)
+        # As codes: a group's best string, which may be long, must not be copied for each of its rows.
+        both = pa.concat_arrays([order, best]).dictionary_encode(null_encoding="encode").indices.to_numpy()
+        hits = both[: len(order)] == both[len(order) :][groups.ids]
     else:
         bests = as_integers(best.fill_null(pa.scalar(0).cast(best.type)) if best.null_count else best)
         assert bests is not None

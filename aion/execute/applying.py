@@ -261,7 +261,7 @@ def _call(plan: Plan, key: Key, window: Window, events: Iterator[pa.RecordBatch]
         unknown: set[str] = set(row) - set(plan.outputs.names)
         if unknown:
             raise ApplyError(
-                f"{_where(key, window)}: returned the column {sorted(unknown)[0]!r}, which the schema does not have; "
+                f"{_where(key, window)}: returned the column {min(unknown, key=str)!r}, which the schema does not have; "
                 f"it has {', '.join(plan.outputs.names)}"
             )
     return rows

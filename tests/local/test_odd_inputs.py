@@ -132,3 +132,15 @@ def test_a_number_that_would_be_cut_is_an_error_at_every_depth(schema: str, fits
             else:
                 with pytest.raises(ApplyError, match=r"does not fit the declared schema: 1\.5 is not a"):
                     operator.advance(10**12)
+
+
+def test_the_smallest_by_long_strings_takes_the_memory_of_the_strings() -> None:
+    """Not that of the longest one for each row: 600 times 4 MiB do not fit into an array."""
+    count = 600
+    keys = pa.array(["a" * (4 << 20)] + [f"b{i}" for i in range(count - 1)])
+    events = pa.table({"ts": pa.array([0] * count, TIME), "order": keys, "v": range(count)})
+    with aion.LocalOperator(
+        windows=aion.Tumbling("1 minute"), time="ts", aggregates={"least": A.min_by("v", "order")}
+    ) as operator:
+        operator.process(events)
+        assert operator.advance(10**12)["least"].to_pylist() == [0]
