@@ -212,9 +212,9 @@ def approx_percentile(column: str, percentage: float | Sequence[float], accuracy
 
     ``percentage``: from 0 to 1, or several. The rank of the result is off by at most about 1 / ``accuracy``. The result
     has the type of the column, or is an array of that type for several percentages. It is exact up to ``16 * accuracy``
-    values (131,070 at most). For more values, a t-digest of doubles is kept, of at most about ``128 * accuracy`` bytes (1 MiB at
-    most). So integers beyond 2**53 and decimals of more than 15 digits are rounded, and values that differ only there
-    are taken for equal.
+    values (131,070 at most). For more values, a t-digest of doubles is kept, of at most about ``128 * accuracy`` bytes
+    (1 MiB at most). So integers beyond 2**53 and decimals of more than 15 digits are rounded, and values that differ
+    only there are taken for equal.
     """
     if not isinstance(accuracy, int) or isinstance(accuracy, bool) or not 1 <= accuracy <= MAX_ACCURACY:
         raise ConfigError(

@@ -258,10 +258,10 @@ def _call(plan: Plan, key: Key, window: Window, events: Iterator[pa.RecordBatch]
                 f"{_where(key, window)}: returned {row!r}, of type {type(row).__name__}; return a mapping of column "
                 "names to values, several of them, or a pyarrow table"
             )
-        unknown: set[str] = set(row) - set(plan.outputs.names)
+        unknown = sorted(set(row) - set(plan.outputs.names), key=str)
         if unknown:
             raise ApplyError(
-                f"{_where(key, window)}: returned the column {min(unknown, key=str)!r}, which the schema does not have; "
+                f"{_where(key, window)}: returned the column {unknown[0]!r}, which the schema does not have; "
                 f"it has {', '.join(plan.outputs.names)}"
             )
     return rows
