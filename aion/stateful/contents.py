@@ -48,6 +48,12 @@ class Content(Protocol):
         """Removes what has expired. Returns when the next element expires; 0: none does."""
 
 
+def may_have_pages(stored: bytes) -> bool:
+    """Whether content may have pages, if nobody knows its kind any more."""
+    first, *others = unpack(stored)
+    return bool(first >= 0 if len(others) == 2 else first > 0)  # a map; else a list, or a value that expires
+
+
 class ValueContent:
     """A value, or none."""
 

@@ -36,6 +36,12 @@ def page_key(key: bytes, variable: int, page: int) -> bytes:
     return _PAGES + _LENGTH.pack(len(key)) + key + _PAGE.pack(variable, page)
 
 
+def pages_of(key: bytes, variable: int) -> tuple[bytes, bytes]:
+    """The range of the pages of a variable of a key."""
+    first = page_key(key, variable, 0)
+    return first, first[: -_PAGE.size + 2] + b"\xff" * 5
+
+
 def wake_key(time_ms: int, key: bytes) -> bytes:
     return _WAKE + _TIME.pack(time_ms + _SIGN) + key
 

@@ -13,7 +13,7 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aion.stateful.contents import Content, ListContent, MapContent, ValueContent
+from aion.stateful.contents import Content, ListContent, MapContent, ValueContent, may_have_pages
 from aion.stateful.layout import PRESENT, page_key, record_key, wake_key
 from aion.stateful.packing import pack, unpack
 from aion.stateful.variables import Kind, Variable
@@ -25,7 +25,18 @@ CONTENTS: Mapping[Kind, type[Any]] = {Kind.VALUE: ValueContent, Kind.LIST: ListC
 class KeyRecord:
     """The record of one key. ``data``: as it was stored; None: the key is new."""
 
-    __slots__ = ("_changed", "_contents", "_existed", "_packed", "_store", "expires", "key", "timers", "wake")
+    __slots__ = (
+        "_changed",
+        "_contents",
+        "_existed",
+        "_packed",
+        "_store",
+        "expires",
+        "forgotten",
+        "key",
+        "timers",
+        "wake",
+    )
 
     def __init__(self, key: bytes, data: bytes | None, store: KeyedReader) -> None:
         self.key = key
@@ -37,6 +48,7 @@ class KeyRecord:
         self._changed = False
         self._existed = data is not None
         self._store = store
+        self.forgotten: list[int] = []  # by the last changes(): variables that no longer exist and may have pages
         if data is None:
             self.timers, self.wake, self.expires = [], None, None
         else:
@@ -105,9 +117,12 @@ class KeyRecord:
                 else:
                     self._packed[number] = number, variable.version, encoded
                 content.changed = False
+        self.forgotten = []
         if not self._changed and (self.wake is None or self.wake > scanned_ms):
             return [], 0
-        entries = [packed for packed in self._packed.values() if packed[0] in known]
+        gone = [self._packed.pop(number) for number in [*self._packed] if number not in known]
+        self.forgotten = [number for number, _, content in gone if may_have_pages(content)]
+        entries = [*self._packed.values()]
         if not entries:
             self.expires = None
         needed_ms = self.expires

@@ -17,11 +17,11 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulP
 from aion.errors import FormatError
 from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys
-from aion.stateful.layout import MIN_MS, record_key, wake_of, wakes
+from aion.stateful.layout import MIN_MS, pages_of, record_key, wake_of, wakes
 from aion.stateful.record import KeyRecord
 from aion.stateful.restore import Declaration, Restored, restore
 from aion.stateful.variables import Variables
-from state_backends.store.keyed.protocol import KeyedAttempt
+from state_backends.store.keyed.protocol import KeyedAttempt, KeyedValue
 
 CHUNK_KEYS = 8192
 VERSION = 3
@@ -201,6 +201,8 @@ class ShardRun:
         for record in records:
             values, grown = record.changes(known, scanned_ms)
             changes += values
+            for number in record.forgotten:
+                changes += [KeyedValue(page, None) for page, _ in self._store.scan(*pages_of(record.key, number))]
             self._counters["keys"] += grown
         self._saw(record.wake for record in records if record.wake is not None)
         self._counters["timers"] += sum(len(record.timers) for record in records)
