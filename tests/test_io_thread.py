@@ -459,3 +459,12 @@ def _cancel_when_it_is_asked(request: IoRequest[Any], monkeypatch: pytest.Monkey
         return found
 
     monkeypatch.setattr(type(request.future), "cancelled", cancelled)
+
+
+def test_a_request_may_be_cancelled_twice(io: IoThread) -> None:
+    with Gate(io):
+        request = io.submit(Priority.READ, note([], "a"))
+        for _ in range(2):
+            request.cancel()
+    assert isinstance(request.error(), CancelledError)
+    assert result(io.submit(Priority.READ, note([], "b"))) == "b"

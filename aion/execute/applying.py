@@ -281,6 +281,8 @@ def _to_table(plan: Plan, rows: list[Mapping[str, Any]]) -> pa.Table:
 
 def _check_whole(values: Iterable[Any], type_: pa.DataType) -> None:
     """pyarrow makes an integer of 1.5, and a date of 1.9, without a word. Raises ValueError."""
+    if not _cuts(type_):
+        return
     there = (value for value in values if value is not None)
     if pa.types.is_integer(type_):
         for value in there:
@@ -295,11 +297,19 @@ def _check_whole(values: Iterable[Any], type_: pa.DataType) -> None:
         _check_whole([key for key, _ in pairs], type_.key_type)
         _check_whole([item for _, item in pairs], type_.item_type)
     elif pa.types.is_list(type_):
-        _check_whole((element for value in there for element in value), type_.value_type)
+        # An array of numpy has one type. If it is of integers, there is nothing to look for.
+        lists = (v for v in there if not (isinstance(v, np.ndarray) and v.dtype.kind in "iu"))
+        _check_whole((element for value in lists for element in value), type_.value_type)
     elif pa.types.is_struct(type_):
         found = [value for value in there if isinstance(value, Mapping)]
         for field in type_:
             _check_whole([value.get(field.name) for value in found], field.type)
+
+
+def _cuts(type_: pa.DataType) -> bool:
+    """Whether pyarrow may cut a number to make a value of this type, at any depth."""
+    inner = [type_.field(i).type for i in range(type_.num_fields)]
+    return pa.types.is_integer(type_) or pa.types.is_temporal(type_) or any(map(_cuts, inner))
 
 
 def _plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:

@@ -56,7 +56,8 @@ class FileReader:
         except (OSError, pa.ArrowException, ValueError) as error:
             _check_readable(part)
             first, *_ = str(error).splitlines() or [type(error).__name__]
-            if self.where is not None and replace(self, where=None).trouble(part) is None:
+            is_of_file = isinstance(error, OSError) or self.where is None
+            if not is_of_file and replace(self, where=None).trouble(part) is None:
                 raise TransformError(f"{part.path}: where fails on an event: {first}") from error
             raise BadFile(f"{part.path} cannot be read as {self.format.name}: {first}") from error
 

@@ -24,6 +24,7 @@ Entry = Sequence[Any]
 PAGE_BYTES = 64 << 10
 _AT_ONCE = 8  # pages that are read together
 _MOST_BITS = 24
+_MOST_PAGES = 1 << 32
 
 
 class Pages(Protocol):
@@ -48,10 +49,13 @@ class Content(Protocol):
         """Removes what has expired. Returns when the next element expires; 0: none does."""
 
 
-def may_have_pages(stored: bytes) -> bool:
-    """Whether content may have pages, if nobody knows its kind any more."""
+def has_pages(stored: bytes) -> bool:
+    """Whether content has pages, if nobody knows its kind any more."""
     first, *others = unpack(stored)
-    return bool(first >= 0 if len(others) == 2 else first > 0)  # a map; else a list, or a value that expires
+    if len(others) == 2:  # a map begins with its bits
+        return bool(first >= 0)
+    # A list begins with the number of its pages, and a value with the time at which it expires, in ms.
+    return bool(0 < first < _MOST_PAGES)
 
 
 class ValueContent:

@@ -13,7 +13,7 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aion.stateful.contents import Content, ListContent, MapContent, ValueContent, may_have_pages
+from aion.stateful.contents import Content, ListContent, MapContent, ValueContent, has_pages
 from aion.stateful.layout import PRESENT, page_key, record_key, wake_key
 from aion.stateful.packing import pack, unpack
 from aion.stateful.variables import Kind, Variable
@@ -48,7 +48,7 @@ class KeyRecord:
         self._changed = False
         self._existed = data is not None
         self._store = store
-        self.forgotten: list[int] = []  # by the last changes(): variables that no longer exist and may have pages
+        self.forgotten: list[int] = []  # by the last changes(): variables that no longer exist, but have pages
         if data is None:
             self.timers, self.wake, self.expires = [], None, None
         else:
@@ -121,7 +121,7 @@ class KeyRecord:
         if not self._changed and (self.wake is None or self.wake > scanned_ms):
             return [], 0
         gone = [self._packed.pop(number) for number in [*self._packed] if number not in known]
-        self.forgotten = [number for number, _, content in gone if may_have_pages(content)]
+        self.forgotten = [number for number, _, content in gone if has_pages(content)]
         entries = [*self._packed.values()]
         if not entries:
             self.expires = None

@@ -49,9 +49,10 @@ class IoRequest(Generic[T]):
         self._io._raise(self, priority)
 
     def cancel(self) -> None:
-        if self.future.cancel():
+        if not self.future.done() and self.future.cancel():
             # Wakes waiting threads now, not when the I/O thread gets to this request.
-            self.future.set_running_or_notify_cancel()
+            with contextlib.suppress(RuntimeError):  # another thread has cancelled it at the same time
+                self.future.set_running_or_notify_cancel()
 
     def over(self) -> bool:
         return self.future.done()
@@ -126,8 +127,10 @@ class IoThread:
             thread.start()
 
     def of_shard(self) -> Io:
-        """The same for the requests of one shard. Only one of its steps runs at a time, however many threads there are:
-        between two steps, a shard's RocksDB, buckets and ledger fit each other."""
+        """A queue for the requests of one shard. One of their steps runs at a time, however many threads there are.
+
+        A step may leave the shard's RocksDB, buckets and ledger in disagreement until it ends.
+        """
         return self if len(self._threads) == 1 else _OfShard(self)
 
     def died(self) -> str | None:
@@ -287,7 +290,7 @@ class IoThread:
                 heapq.heappush(self._heap, (request.priority, request.number, request))
                 self._wake.notify()
         if outcome is not None:
-            # In one step: whoever asks first whether it was cancelled may be interrupted by its cancellation.
+            # Do not ask first whether it was cancelled: it may be cancelled between the question and this.
             with contextlib.suppress(InvalidStateError):
                 outcome()
 

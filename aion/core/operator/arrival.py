@@ -111,7 +111,8 @@ class Arrival:
 class Tally:
     """Counts events of one batch, which may arrive in parts.
 
-    ``late``: for windows of all keys. ``dropped_rows``: as rows of single events that came beside partials.
+    ``late``: late for windows of all keys. ``dropped``: too late. ``dropped_rows``: too late, counted by the rows of
+    single events that came beside partials of the same events.
     """
 
     def __init__(self) -> None:
