@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+import aion
+from aion import aggregates as A
 from aion.cli import app
 from aion.config import Policy, load_policy
-from aion.execute.trace import Trace
+from aion.errors import PolicyError
+from aion.execute.trace import Trace, read_trace
 from aion.tools.tune.calibrate import calibrate
 from aion.tools.tune.disk import Machine
 from aion.tools.tune.search import Goal, Tried, dominates, excess, keys_of, pareto, search
-from aion.tools.tune.simulator import Outcome
+from aion.tools.tune.simulator import Outcome, simulate
 from experiments.tune_traces import trace_of
 
 SLOW = Machine(50e6, 1e-4, 30e6, 2e-3, 400e6)
 NOTHING = Outcome(0, 0.0, 0.0, 0.0, {"early": 0, "on_time": 0, "late": 0, "final": 0}, 0, 0, 0, 0, 0, 1.0, 0)
 GOAL = Goal(2 << 20, 0.05, 0.99)
+MINUTE_US = 60_000_000
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +64,7 @@ def test_the_front_is_all_that_nothing_dominates(costs: list[Any]) -> None:
 def test_every_point_is_a_policy_within_the_goal(point: list[float], memory: int, staleness: float) -> None:
     import numpy as np
 
-    keys = keys_of(np.array(point), Goal(memory, staleness, 0.9), 5_000_000)
+    keys = keys_of(np.array(point), Goal(memory, staleness, 0.9), 5_000_000, Policy())
     policy = load_policy("standard", keys)
     assert policy.memory.budget_bytes <= memory
     assert policy.trigger.bound <= staleness * 1.05
@@ -112,3 +118,60 @@ def test_a_machine_is_measured(tmp_path: Path) -> None:
     machine = calibrate(tmp_path, size_bytes=2 << 20, rounds=1)
     assert all(getattr(machine, name) > 0 for name in machine.__slots__)
     assert not list(tmp_path.iterdir())
+
+
+def recorded(folder: Path, windows: aion.Tumbling | aion.Calendar, without_time: float) -> Trace:
+    """A trace of events that come up to two minutes late, of which a part has no event time."""
+    rng = random.Random(3)
+    policy = {"lateness": {"coverage": None, "initial_bound": "1 hour"}}
+    with aion.LocalOperator(
+        windows=windows, time="ts", key="k", aggregates={"n": A.count()}, record=str(folder), policy=policy
+    ) as operator:
+        for begin in range(1_700_000_000_000_000, 1_700_000_000_000_000 + 8 * MINUTE_US, MINUTE_US):
+            times = [begin - rng.randrange(2 * MINUTE_US) if rng.random() >= without_time else None for _ in range(100)]
+            events = pa.table({"k": [1] * len(times), "ts": pa.array(times, pa.timestamp("us", "UTC"))})
+            operator.process(events, begin - MINUTE_US // 3)
+        assert operator.counters["dropped"] == 0 or without_time
+    return read_trace(folder)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("windows", [aion.Tumbling("1 minute"), aion.Calendar("1 day", zone="Europe/Berlin")])
+def test_events_without_a_time_are_not_late(tmp_path: Path, windows: Any) -> None:
+    trace = recorded(tmp_path, windows, 0.6)
+    assert trace.lateness_us()[0].max() < 4 * MINUTE_US
+    keeps_all = load_policy("standard", {"lateness.coverage": None, "lateness.initial_bound": "1 hour"})
+    outcome = simulate(trace, keeps_all, SLOW)
+    assert (outcome.dropped, outcome.coverage) == (0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("base", "keys"),
+    [
+        ("low_latency", {}),
+        ("demo", {}),
+        ("standard", {"trigger.kind": "interval", "trigger.interval": "1 day"}),
+        ("standard", {"trigger.kind": "count", "trigger.count": 100_000}),
+        ("standard", {"trigger.executions": 2}),
+        ("standard", {"prestage.class": "policies.prestage:JustInTimePrestage"}),
+    ],
+)
+def test_a_search_may_begin_with_any_policy(tmp_path: Path, base: str, keys: dict[str, Any]) -> None:
+    """What it cannot vary it replaces, also where it looks for the staleness that can be reached."""
+    trace = recorded(tmp_path, aion.Tumbling("1 minute"), 0.0)
+    goal = Goal(64 << 20, 0.05, 0.99)
+    found = search(trace, goal, SLOW, policy=load_policy(base, keys), evaluations=8, seed=1)
+    assert found.kept
+    assert found.goal.staleness == pytest.approx(search(trace, goal, SLOW, evaluations=8, seed=1).goal.staleness)
+    assert found.chosen.policy.trigger.executions is None
+    assert len({one.keys["trigger.bound"] for one in found.tried}) > 1
+
+
+def test_a_staleness_of_nearly_one_can_be_asked_for(trace: Trace) -> None:
+    assert search(trace, Goal(2 << 20, 0.999, 0.99), SLOW, evaluations=8, seed=1).kept
+
+
+def test_a_policy_that_cannot_be_replayed_is_named(trace: Trace) -> None:
+    policy = load_policy("standard", {"destage.class": "nowhere.to:Find"})
+    with pytest.raises(PolicyError, match=r"nowhere\.to:Find cannot be imported"):
+        search(trace, GOAL, SLOW, policy=policy, evaluations=8, seed=1)

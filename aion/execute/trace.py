@@ -26,6 +26,7 @@ from aion.aggregates import count
 from aion.core.compaction.blocks import BlockFact, CompactionDone
 from aion.core.ingest.block import Block
 from aion.core.operator.actions import SliceFacts
+from aion.core.operator.arrival import UNTIMED
 from aion.core.operator.operator import Operator
 from aion.core.plan import Plan, make_plan
 from aion.core.slicing.grid import is_timed
@@ -223,8 +224,7 @@ class Trace:
         return self._cost("writing")
 
     def _cost(self, kind: str) -> Cost | None:
-        rows = self._of_kind(kind)
-        names = ("bytes", "took_us", "waited_us")
+        rows, names = self._of_kind(kind), ("bytes", "took_us", "waited_us")
         size, took_us, waited_us = (rows[name].fill_null(0).to_numpy().astype(float) for name in names)
         timed = (size > 0) & rows["took_us"].is_valid().to_numpy()
         return fitted(size[timed], np.maximum(took_us - waited_us, 1.0)[timed] / 1e6) if timed.any() else None
@@ -237,6 +237,11 @@ class Trace:
     def bytes(self) -> int:
         return int(sum(self._of_kind("arrival")["bytes"].to_pylist()))
 
+    @cached_property
+    def untimed(self) -> int:
+        """The number of events without an event time, or with one that is out of range. All policies drop them."""
+        return sum(b.events for batch in self.batches for b in batch.blocks if b.slice_us in UNTIMED)
+
     def lateness_us(self) -> tuple[Int64s, Int64s]:
         """For late blocks: how far the watermark was past the end of their first window, and their events."""
         late, events = [0], [0]
@@ -245,9 +250,10 @@ class Trace:
             if batch.watermark_us is None:
                 continue
             own = [[(block.slice_us, block.events)] for block in batch.blocks]
-            for slice_us, came in itertools.chain(*(batch.slices if any(batch.slices) else own)):
+            pairs = itertools.chain(*(batch.slices if any(batch.slices) else own))
+            for slice_us, came in (pair for pair in pairs if is_timed(pair[0])):
                 ends = [w.end(start) for w in windows for start in w.starts_covering(slice_us)]
-                if is_timed(slice_us) and min(ends) <= batch.watermark_us:
+                if min(ends) <= batch.watermark_us:
                     late.append(batch.watermark_us - min(ends))
                     events.append(came)
         return np.array(late, np.int64), np.array(events, np.int64)
@@ -367,13 +373,8 @@ class Recorder:
         """Starts a batch. ``at_us``: by default now. ``timed=False``: do not record when blocks are handed over."""
         self._number, self._timed = number, timed
         self._dealt_s = time.perf_counter()
-        self._rows = [
-            {
-                "kind": "batch",
-                "at_us": time.time_ns() // 1000 if at_us is None else at_us,
-                "watermark_us": watermark_us,
-            }
-        ]
+        begun_us = time.time_ns() // 1000 if at_us is None else at_us
+        self._rows = [{"kind": "batch", "at_us": begun_us, "watermark_us": watermark_us}]
 
     def called(self) -> None:
         """Sets the start of the batch to now. ``begin`` came earlier, to record the store's I/O between batches."""

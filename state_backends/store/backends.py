@@ -79,7 +79,7 @@ class StoreConfig:
         return IoThread(threads=self.io_threads, rate_limit=self.rate_limit_bytes_per_s)
 
     def make_destage(self) -> DestagePolicy:
-        """Raises ValueError for a class that cannot be used."""
+        """Raises PolicyError for a class that cannot be used."""
         if self.destage_class is not None:
             return cast(DestagePolicy, build(self.destage_class, self.destage, methods=["suggest"]))
         return StandardDestage(**self.destage)

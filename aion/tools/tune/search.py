@@ -21,7 +21,10 @@ VICTIMS = ("largest", "slowest")
 LEAST_BUDGET = 1 << 20
 TIGHTEST = 0.2
 """The tightest bound for a trigger, as a part of the staleness asked for: events do not come as planned."""
+LARGEST_BOUND = 0.99
 DIMENSIONS = 7
+LOOSEST = (1.0, 0.66, 0.0, 0.6, 0.0, 0.0, 1.0)
+FRESHEST = (1.0, 0.66, 0.0, 0.6, 0.0, 0.0, 0.0)
 Vector = npt.NDArray[np.float64]
 
 
@@ -109,6 +112,10 @@ def starting_bound_us(trace: Trace, policy: Policy) -> int:
     return -(-(latest + 1) // unit) * unit
 
 
+class _Failed(Exception):
+    """A policy cannot be replayed. The cause says why."""
+
+
 def search(
     trace: Trace,
     goal: Goal,
@@ -132,7 +139,7 @@ def search(
 
     def attempt(vector: Vector) -> Tried:
         nonlocal done
-        keys = keys_of(vector, goal, bound_us)
+        keys = keys_of(vector, goal, bound_us, base)
         name = str(keys)
         if name not in known:
             tried = load_policy(base, keys)
@@ -144,7 +151,10 @@ def search(
     span = max((b.at_us for b in trace.batches), default=0) - min((b.at_us for b in trace.batches), default=0)
 
     def cost(vector: Vector) -> float:
-        one = attempt(vector)
+        try:
+            one = attempt(vector)
+        except (TypeError, ValueError) as error:
+            raise _Failed from error  # of these, the optimiser would say that its map is wrong
         memory, blocked, staleness, executions, written = one.costs
         # Each cost as a share of something, so that no cost drowns the others.
         return (
@@ -162,18 +172,21 @@ def search(
     rng = np.random.default_rng(seed)
     first = rng.random((people, DIMENSIONS))
     # The standard policy with the memory that is allowed, and the same with the tightest staleness.
-    first[0] = [1.0, 0.66, 0.0, 0.6, 0.0, 0.0, 1.0]
-    first[1] = [1.0, 0.66, 0.0, 0.6, 0.0, 0.0, 0.0]
-    differential_evolution(
-        cost,
-        Bounds(np.zeros(DIMENSIONS), np.ones(DIMENSIONS)),
-        init=first,
-        maxiter=generations,
-        seed=seed,
-        tol=0.0,
-        polish=False,
-        updating="immediate",
-    )
+    first[0], first[1] = LOOSEST, FRESHEST
+    try:
+        differential_evolution(
+            cost,
+            Bounds(np.zeros(DIMENSIONS), np.ones(DIMENSIONS)),
+            init=first,
+            maxiter=generations,
+            seed=seed,
+            tol=0.0,
+            polish=False,
+            updating="immediate",
+        )
+    except _Failed as failed:
+        assert failed.__cause__ is not None
+        raise failed.__cause__ from None
     tried = list(known.values())
     good = [one for one in tried if keeps(one.outcome, goal)]
     front = pareto(good or tried)
@@ -182,8 +195,7 @@ def search(
 
 def within_reach(trace: Trace, goal: Goal, machine: Machine, policy: Policy, bound_us: int) -> Goal:
     """The goal, with a staleness that can be kept: if batches are far apart, no bound keeps a small one."""
-    keys: dict[str, Any] = {"lateness.coverage": goal.coverage, "lateness.initial_bound": format_duration(bound_us)}
-    freshest = load_policy(policy, {**keys, "trigger.bound": goal.staleness * TIGHTEST})
+    freshest = load_policy(policy, keys_of(np.array(FRESHEST), goal, bound_us, policy))
     reached = simulate(trace, freshest, machine).staleness
     return replace(goal, staleness=1.05 * reached) if reached > goal.staleness else goal
 
@@ -203,8 +215,13 @@ def choose(front: Sequence[Tried], goal: Goal, seconds: float) -> Tried:
     return min(left, key=lambda t: (t.outcome.memory_bytes, t.outcome.written_bytes))
 
 
-def keys_of(vector: Vector, goal: Goal, bound_us: int) -> dict[str, Any]:
-    """The settings for a point of the unit cube, rounded as a person would write them."""
+def keys_of(vector: Vector, goal: Goal, bound_us: int, base: Policy) -> dict[str, Any]:
+    """The settings for a point of the unit cube, rounded as a person would write them.
+
+    ``base``: the policy that they change.
+    """
+    # A plan of the user's own goes with one mode only.
+    modes = MODES if base.prestage.class_path is None else (base.prestage.mode,)
     budget, bucket, keep, moderate, victim, mode, staleness = (float(x) for x in np.clip(vector, 0.0, 1.0))
     most = goal.memory_bytes
     least = min(most, max(LEAST_BUDGET, most // 64))
@@ -219,11 +236,13 @@ def keys_of(vector: Vector, goal: Goal, bound_us: int) -> dict[str, Any]:
         "memory.scarce": max(0.9, high),
         "memory.victim": VICTIMS[min(int(victim * len(VICTIMS)), len(VICTIMS) - 1)],
         "destage.keep_fraction": round(0.5 * keep, 2),
-        "prestage.mode": MODES[min(int(mode * len(MODES)), len(MODES) - 1)],
+        "prestage.mode": modes[min(int(mode * len(modes)), len(modes) - 1)],
         "trigger.kind": "staleness",
-        "trigger.bound": float(f"{goal.staleness * TIGHTEST ** (1 - staleness):.2g}"),
+        "trigger.bound": min(LARGEST_BOUND, float(f"{goal.staleness * TIGHTEST ** (1 - staleness):.2g}")),
         "lateness.coverage": goal.coverage,
         "lateness.initial_bound": format_duration(bound_us),
+        # They would replace the bound.
+        **({} if base.trigger.executions is None else {"trigger.executions": None}),
     }
 
 

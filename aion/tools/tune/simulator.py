@@ -41,7 +41,8 @@ class Outcome:
 
     ``memory_bytes``: the most memory that blocks took at once. ``blocked_s``: how long executions and appends waited
     for the disk. ``staleness``: each purged window that got late events has a largest staleness; this is the mean of
-    those, and ``stalest`` is their maximum. ``coverage``: the share of late events that was not dropped.
+    those, and ``stalest`` is their maximum. ``coverage``: the share of late events that was not dropped. ``dropped``:
+    events that came too late; those without an event time are not among them.
     """
 
     memory_bytes: int
@@ -116,6 +117,7 @@ class _Host:
             self.budget, config.make_destage(), lambda: machine_share, clock=lambda: self.disk.now_s
         )
         self.plan = trace.definition.plan()
+        self._untimed = trace.untimed
         self.compaction_ratio = compaction_ratio(trace.compactions)
         self.staging_times = trace.staging.times if trace.staging is not None else (1.0,)
         self.processing_times = trace.processing.times if trace.processing is not None else (1.0,)
@@ -132,7 +134,7 @@ class _Host:
         counters = [shard.operator.counters for shard in self.shards.values()]
         kept = [c.staleness for c in counters]
         windows = sum(k.windows for k in kept)
-        late, dropped = sum(c.late_events for c in counters), sum(c.dropped for c in counters)
+        late, dropped = sum(c.late_events for c in counters), sum(c.dropped for c in counters) - self._untimed
         moved = self.disk.bytes
         staging = StagingStats()
         for shard in self.shards.values():
