@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -12,13 +13,16 @@ import pyarrow.compute as pc
 def to_frame(batch: pa.RecordBatch) -> pd.DataFrame:
     """Converts a batch to pandas with Arrow's types, so that integers with nulls stay integers and times stay exact.
 
-    pyspark wants nested values as Python objects. In arrays of numbers, pandas would turn integers into doubles if one
-    is null, and pyspark would turn NaN into null. So such arrays are converted here.
+    pyspark wants nested values as Python objects. pandas would make others of many: of integers beside a null it would
+    make doubles, of times with a zone times without one, which pyspark would take for local times of the session, and
+    of a map a list of pairs. pyspark would turn NaN into null. So nested values are converted here, but for lists that
+    are safe.
     """
     frame: pd.DataFrame = batch.to_pandas(types_mapper=_pandas_type)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if pa.types.is_list(column.type) and _is_at_risk(column.flatten()):
-            frame[name] = pd.Series(_lists(column), index=frame.index, dtype=object)
+        if pa.types.is_nested(column.type) and not _is_safe(column):
+            values = [_object(value, column.type) for value in column.to_pylist()]
+            frame[name] = pd.Series(values, index=frame.index, dtype=object)
     return frame
 
 
@@ -26,19 +30,28 @@ def _pandas_type(type_: pa.DataType) -> pd.ArrowDtype | None:
     return None if pa.types.is_nested(type_) else pd.ArrowDtype(type_)
 
 
-def _is_at_risk(values: pa.Array) -> bool:
+def _is_safe(column: pa.Array) -> bool:
+    """Whether pandas and pyspark keep these nested values: lists of plain values, with few exceptions."""
+    if not pa.types.is_list(column.type):
+        return False
+    values = column.flatten()
     if pa.types.is_floating(values.type):
-        return bool(pc.any(pc.is_nan(values)).as_py())
-    return bool(pa.types.is_integer(values.type) and values.null_count)
+        return not pc.any(pc.is_nan(values)).as_py()
+    if pa.types.is_integer(values.type):
+        return not values.null_count
+    return not (pa.types.is_nested(values.type) or pa.types.is_timestamp(values.type))
 
 
-def _lists(column: pa.ListArray) -> list[list[object] | None]:
-    """The column as Python lists. NaN becomes an Arrow scalar: Arrow would take a Python NaN for a null."""
-    lists: list[list[object] | None] = column.to_pylist()
-    if not pa.types.is_floating(column.type.value_type):
-        return lists
-    nan = pa.scalar(math.nan, column.type.value_type)
-    return [
-        None if values is None else [nan if isinstance(v, float) and math.isnan(v) else v for v in values]
-        for values in lists
-    ]
+def _object(value: Any, type_: pa.DataType) -> Any:
+    """A value from Arrow's ``to_pylist`` as pyspark wants it. NaN becomes an Arrow scalar: a Python NaN means null."""
+    if value is None:
+        return None
+    if pa.types.is_floating(type_):
+        return pa.scalar(math.nan, type_) if math.isnan(value) else value
+    if pa.types.is_map(type_):
+        return {_object(key, type_.key_type): _object(item, type_.item_type) for key, item in value}
+    if pa.types.is_struct(type_):
+        return {field.name: _object(value[field.name], field.type) for field in type_}
+    if pa.types.is_nested(type_):
+        return [_object(item, type_.value_type) for item in value]
+    return value

@@ -159,3 +159,39 @@ def alike(name: str, found: Any, wanted: Any) -> bool:
         # Spark adds one by one and so is itself off by some of the last digits.
         return math.isclose(found, wanted, rel_tol=1e-9, abs_tol=1e-9)
     return bool(found == wanted and type(found) is type(wanted))
+
+
+NESTED = pa.schema(
+    [
+        ("k", pa.string()),
+        ("ts", pa.timestamp("us", "UTC")),
+        ("s", pa.struct([("i", pa.int64()), ("x", pa.float64())])),
+        ("m", pa.map_(pa.string(), pa.int64())),
+    ]
+)
+NESTED_DDL = "k string, ts timestamp, s struct<i: bigint, x: double>, m map<string, bigint>"
+
+
+def test_nested_values_in_a_session_of_another_zone(spark: SparkSession, tmp_path: Path) -> None:
+    stream, sink = FileStream(spark, tmp_path / "input", NESTED), Sink(spark, tmp_path)
+    large = 2**62 + 1
+    stream.put([("a", 1000, {"i": large, "x": math.nan}, [("b", large)]), ("z", 1000, {"i": None, "x": None}, None)])
+    stream.put([("clock", 5000, None, None)])
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        panes = aion.windowed(
+            stream.read(NESTED_DDL).withWatermark("ts", "100 seconds"),
+            key="k",
+            time="ts",
+            windows=aion.Tumbling("20 seconds"),
+            aggregates={"s": A.last("s"), "m": A.first("m"), "at": A.collect_list("ts")},
+        )
+        shown = panes.withColumn("at", F.expr("transform(at, t -> unix_seconds(t))"))
+        found = last_panes(sink.run(shown), "k")
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", str(zone))
+    rows = {key[0]: row for key, row in found.items()}
+    assert (rows["a"]["s"]["i"], rows["a"]["m"], rows["a"]["at"]) == (large, {"b": large}, [1000])
+    assert math.isnan(rows["a"]["s"]["x"])
+    assert (rows["z"]["s"]["i"], rows["z"]["s"]["x"], rows["z"]["m"]) == (None, None, None)
