@@ -25,7 +25,7 @@ from aion.spark.checkpoint_files import CheckpointFiles
 from aion.spark.settings import check_name, conf, place_of_state, resolved_policy
 from aion.spark.stateful_root import StatefulRoot
 from aion.spark.task import client_of
-from aion.stateful.reading import TIMERS, row_type, rows
+from aion.stateful.reading import PACKED, TIMERS, row_type, rows, unpacked
 from aion.stateful.run import variables_of
 from state_backends.files.location import locate, scratch
 from state_backends.versions.lineage import find_version
@@ -39,7 +39,8 @@ def read_state(
 
     ``checkpoint``: the query's. ``name``: the processor's. The columns are those of the key, ``timers`` (ms), and one
     for each state variable: a struct, an array of structs, or for a map an array of structs of ``key`` and ``value``;
-    null if there is nothing. Raises ConfigError with the reason if this is not all of the state, as with a TTL.
+    null if there is nothing. The last one, ``packed``, is for :func:`restoring`. Raises ConfigError with the reason if
+    this is not all of the state, as with a TTL.
     """
     check_name(name)
     files = CheckpointFiles(spark, checkpoint)
@@ -59,13 +60,22 @@ def read_state(
             raise ConfigError(f"{name!r} is an operator with windows; only the state of a processor can be read")
         key = StructType.fromJson({"type": "struct", "fields": operator["definition"]["key"]})
         found = {}
-        tokens = {}
-        for shard, token in _tokens(spark, files, commits[-1]):
-            storage = find_version(location, query, name, shard, token, scratch())
-            if storage is not None:
-                tokens[shard] = token
-                for variable in variables_of(load(storage.load(token), token).snapshot):
+        named = _tokens(spark, files, commits[-1])
+        tokens: dict[int, str] = {}
+        for of_operator in named:
+            there = {s: find_version(location, query, name, s, token, scratch()) for s, token in of_operator.items()}
+            lost = [shard for shard, storage in there.items() if storage is None]
+            if len(lost) == len(there):  # versions of another processor
+                continue
+            if lost:
+                raise ConfigError(f"{place}: versions that the checkpoint names are missing, of the shards {lost}")
+            tokens = of_operator
+            for shard, storage in there.items():
+                assert storage is not None
+                for variable in variables_of(load(storage.load(tokens[shard]), tokens[shard]).snapshot):
                     found[variable.name] = variable
+        if not tokens and named and all(named):
+            raise ConfigError(f"{place}: none of the versions is there that the checkpoint names")
     finally:
         location.close()
     variables = [found[variable] for variable in sorted(found)]
@@ -74,7 +84,7 @@ def read_state(
             f"{name!r}: the values of {', '.join(expiring)} expire, and Spark cannot be told when: a value that is "
             "written as initial state gets a whole new TTL"
         )
-    taken = [*key.names, TIMERS]
+    taken = [*key.names, TIMERS, PACKED]
     if clash := [variable.name for variable in variables if variable.name in taken]:
         raise ConfigError(f"{name!r}: a column of the key and a state variable have the same name: {clash}")
     reader = _Reader(
@@ -100,8 +110,8 @@ def read_state(
     return spark.createDataFrame(shards.mapPartitions(reader), row_type(key, variables), verifySchema=False)
 
 
-def _tokens(spark: SparkSession, files: CheckpointFiles, batch: int) -> list[tuple[int, str]]:
-    """The versions that Spark's own state names, of all processors of the query."""
+def _tokens(spark: SparkSession, files: CheckpointFiles, batch: int) -> list[dict[int, str]]:
+    """The versions that Spark's own state names, by shard, of each processor of the query."""
     found = []
     for operator in spark.read.format("state-metadata").load(files.location).collect():
         if f'"{StatefulRoot.STATE}"' not in (operator["operatorProperties"] or ""):
@@ -109,7 +119,7 @@ def _tokens(spark: SparkSession, files: CheckpointFiles, batch: int) -> list[tup
         number = str(operator["operatorId"])
         state = spark.read.format("statestore").options(stateVarName=StatefulRoot.STATE, operatorId=number)
         tokens = state.option("batchId", batch).load(files.location).selectExpr("key.*", "value.token").collect()
-        found += [(int(shard), str(token)) for shard, token in tokens if token is not None]
+        found.append({int(shard): str(token) for shard, token in tokens if token is not None})
     return found
 
 
@@ -148,7 +158,9 @@ class _Reader:
 def restoring(processor: StatefulProcessor) -> StatefulProcessor:
     """A processor that does what ``processor`` does, and takes its initial state from :func:`read_state`.
 
-    Group the DataFrame of :func:`read_state` by the columns of the key, and give it as ``initialState``.
+    Group the DataFrame of :func:`read_state` by the columns of the key, and give it as ``initialState``. You may leave
+    out rows, but not the column ``packed``: the state is taken from there, so other values in other columns change
+    nothing.
     """
     return _Restoring(processor)
 
@@ -168,23 +180,21 @@ class _Restoring(StatefulProcessor):
         return self._processor.handleExpiredTimer(key, timerValues, expiredTimerInfo)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-        found = initialState.to_dict("records") if hasattr(initialState, "to_dict") else [initialState.asDict()]
-        for row in found:
-            for name, state in self._noted.states.items():
-                held = row.get(name)
-                if held is None:
+        rows = initialState[PACKED] if hasattr(initialState, "to_dict") else [initialState[PACKED]]
+        for packed in rows:
+            timers, values = unpacked(packed)
+            for name, held in values.items():
+                if (state := self._noted.states.get(name)) is None:  # the processor no longer has it
                     continue
                 if hasattr(state, "appendValue"):
-                    state.put([_value(value) for value in held])
+                    state.put(held)
                 elif hasattr(state, "updateValue"):
-                    for entry in held:
-                        user_key, value = _value(entry)
-                        state.updateValue(_value(user_key), _value(value))
+                    for user_key, value in held:
+                        state.updateValue(user_key, value)
                 else:
-                    state.update(_value(held))
-            timers = row[TIMERS]
-            for time_ms in () if timers is None else timers:
-                self._noted.registerTimer(int(time_ms))
+                    state.update(held)
+            for time_ms in timers:
+                self._noted.registerTimer(time_ms)
 
     def close(self) -> None:
         self._processor.close()
@@ -212,8 +222,3 @@ class _Noting:
     def _note(self, name: str, state: Any) -> Any:
         self.states[name] = state
         return state
-
-
-def _value(held: Any) -> tuple[Any, ...]:
-    """A struct as the tuple that state variables take."""
-    return tuple(held.values() if isinstance(held, dict) else held)

@@ -36,7 +36,7 @@ from aion.stateful.columns import plain_values
 from aion.stateful.encoding import Codec
 from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys
-from aion.stateful.reading import rows
+from aion.stateful.reading import rows, unpacked
 from aion.stateful.restore import Declaration, Declaring, restored_keys
 from aion.stateful.run import ShardRun, variables_of
 from aion.stateful.variables import Kind, Variables
@@ -114,8 +114,10 @@ def test_each_element_keeps_the_time_at_which_it_expires() -> None:
     handle = _handle(Declaring(declared), 0)
     snapshot = _run(store, handle, keys, None, lambda run: run.restore(restored, declared))
 
-    held = {row[0]: row[1:] for row in rows(store, KEY, list(variables_of(snapshot)), ["plain"])}
-    assert held == {7: ([50], [(5,)]), None: ([60], None)}
+    read = {row[0]: row[1:] for row in rows(store, KEY, list(variables_of(snapshot)), ["plain"])}
+    assert {key: held for key, (*held, _) in read.items()} == {7: [[50], [(5,)]], None: [[60], None]}
+    packed = {key: unpacked(packed) for key, (*_, packed) in read.items()}
+    assert packed == {7: ([50], {"plain": [(5,)]}), None: ([60], {})}
     for now, expected in (
         (99, ([1, 2], [3, 4], 6)),
         (100, ([2], [3, 4], 6)),

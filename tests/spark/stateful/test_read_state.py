@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +36,23 @@ class Everything(StatefulProcessor):
         self._last = handle.getValueState("last", "v bigint, at timestamp, odd boolean", self._ttl_ms)
         self._all = handle.getListState("all", "v bigint, note string")
         self._times = handle.getMapState("times", "v bigint, odd boolean", "n int")
+        self._seen = handle.getValueState("last-seen", "large array<bigint>, x array<double>, at array<timestamp>")
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-        before = self._last.get()
+        before, seen = self._last.get(), self._seen.get()
         for v in sorted(row.v for row in rows):
             at = (v, v % 2 == 1)
             self._last.update((v, pd.Timestamp(v, unit="h", tz="UTC").to_pydatetime(), v % 2 == 1))
             self._all.appendValue((v, None if v % 3 else f"note {v}"))
+            self._seen.update(([2**62 + v, None], [math.nan, None], [datetime.fromtimestamp(3600 * v, UTC), None]))
             self._times.updateValue(at, ((self._times.getValue(at) or (0,))[0] + 1,))
             self._handle.registerTimer(FAR_MS + v)
-        held = before and tuple(before), [tuple(v) for v in self._all.get()], sorted(map(repr, self._times.iterator()))
+        held = (
+            before and tuple(before),
+            seen and tuple(seen),
+            [tuple(v) for v in self._all.get()],
+            sorted(map(repr, self._times.iterator())),
+        )
         yield Row(k=key[0], what=f"{held} {sorted(self._handle.listTimers())}")
 
     def close(self) -> None:
@@ -59,9 +69,19 @@ def case(processor: Any, pandas: bool, batches: list[Any]) -> Case:
     return Case(processor, COLUMNS, "k string, what string", batches, pandas=pandas, time_mode="processingTime")
 
 
+@pytest.fixture
+def far_zone(spark: SparkSession) -> Iterator[None]:
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    yield
+    spark.conf.set("spark.sql.session.timeZone", str(zone))
+
+
 @pytest.mark.proof
 @pytest.mark.parametrize("pandas", [False, True])
-def test_stock_spark_goes_on_with_the_state_of_aion(spark: SparkSession, tmp_path: Path, pandas: bool) -> None:
+def test_stock_spark_goes_on_with_the_state_of_aion(
+    spark: SparkSession, tmp_path: Path, pandas: bool, far_zone: None
+) -> None:
     processor = EverythingInPandas if pandas else Everything
     batches = [[("a", 1), ("a", 2), (None, 3), ("b", 9)], [("a", 3), ("c", 1)], [("a", 1), (None, 4), ("d", 5)]]
     shape = case(processor, pandas, batches)
@@ -71,7 +91,7 @@ def test_stock_spark_goes_on_with_the_state_of_aion(spark: SparkSession, tmp_pat
         stream.put(rows)
         to_the_end(query_of(spark, shape, grouped_by_aion, stream), tmp_path / "aion", shape, aions)
     state = aion.read_state(spark, str(tmp_path / "aion"))
-    assert state.columns == ["k", "timers", "all", "last", "times"]
+    assert state.columns == ["k", "timers", "all", "last", "last-seen", "times", "packed"]
     assert sorted(map(repr, (row["k"] for row in state.collect()))) == ["'a'", "'b'", "'c'", "None"]
 
     stream.put(batches[2])
@@ -97,9 +117,26 @@ def test_what_cannot_go_back_is_refused(spark: SparkSession, tmp_path: Path) -> 
     stream.put([("a", 1)])
     given: Output = {}
     to_the_end(query_of(spark, shape, grouped_by_aion, stream), tmp_path / "aion", shape, given)
-    what = "(None, [(1, None)], ['((1, True), (1,))']) [4000000000001]"
+    what = "(None, None, [(1, None)], ['((1, True), (1,))']) [4000000000001]"
     assert given[0] == Counter([("a", what)])
     with pytest.raises(ConfigError, match="the values of last expire, and Spark cannot be told when"):
         aion.read_state(spark, str(tmp_path / "aion"))
     with pytest.raises(ConfigError, match="there is no state of the processor 'other' of query"):
         aion.read_state(spark, str(tmp_path / "aion"), name="other")
+
+
+@pytest.mark.proof
+def test_state_that_is_not_all_there_is_refused(
+    spark: SparkSession, tmp_path: Path, place: Callable[[str], None]
+) -> None:
+    place(str(tmp_path / "state"))
+    shape = case(Everything, False, [])
+    stream = FileStream(spark, tmp_path / "input", pa.schema(COLUMNS))
+    stream.put([(letter, 1) for letter in "abcdefgh"])
+    to_the_end(query_of(spark, shape, grouped_by_aion, stream), tmp_path / "aion", shape, {})
+    assert aion.read_state(spark, str(tmp_path / "aion")).count() == 8
+    shards = sorted((path for path in (tmp_path / "state").glob("*/*/shard-*")), key=lambda path: path.name)
+    assert len(shards) > 1
+    shutil.rmtree(shards[-1])
+    with pytest.raises(ConfigError, match=r"versions that the checkpoint names are missing, of the shards \[\d+\]"):
+        aion.read_state(spark, str(tmp_path / "aion"))
