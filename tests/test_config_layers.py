@@ -57,12 +57,14 @@ def test_spark_conf_spells_numbers_null_and_mappings() -> None:
         "spark.aion.memory.budget": "30%",
         "spark.aion.io.codec_threads": "3",
         "spark.aion.destage.idle_after": "null",
+        "spark.aion.lateness.initial_bound": "0",
         "spark.aion.destage.class": "mine:Mine",
         "spark.aion.destage.arguments": '{"a": 1, "b": null}',
     }
     policy = resolve("low_memory", keyword={}, spark_conf=conf)
     assert (policy.memory.moderate, policy.memory.budget, policy.io.codec_threads) == (0.7, config.Share(30.0), 3)
     assert policy.destage.idle_after is None
+    assert policy.lateness.initial_bound_us == 0
     assert dict(policy.destage.arguments) == {"a": 1, "b": None}
 
 

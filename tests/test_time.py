@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.core.time import EPOCH, duration_us, format_duration, format_instant, instant_us
+from aion.core.time import EPOCH, duration_us, format_duration, format_instant, instant_us, short_duration
 from aion.errors import ConfigError
 
 SECOND = 1_000_000
@@ -116,3 +116,11 @@ def test_an_instant_is_exact_to_the_microsecond(instant: datetime) -> None:
 @pytest.mark.parametrize("us", [2**63 - 1, -(2**63), 10**18])
 def test_instants_outside_of_the_calendar_are_shown_as_microseconds(us: int) -> None:
     assert format_instant(us) == f"{us} us"
+
+
+@pytest.mark.parametrize(
+    ("us", "text"),
+    [(999_999, "1,000 ms"), (1_000 * 86_400 * SECOND, "1,000 days"), (2**61, "26,700,000 days"), (1, "0.001 ms")],
+)
+def test_a_duration_for_people_has_no_exponent(us: int, text: str) -> None:
+    assert short_duration(us) == text

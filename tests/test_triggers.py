@@ -113,6 +113,8 @@ def test_so_many_executions_and_no_more() -> None:
         made = counters["executions"]
         assert made["late"] + made["final"] <= executions
         assert made["on_time"] == 1
+        kept = counters["staleness"]
+        assert (kept["windows"], kept["kept"], kept["missed_between_looks"], kept["missed_otherwise"]) == (1, 0, 0, 0)
 
 
 def test_why_a_bound_was_not_kept() -> None:

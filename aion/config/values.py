@@ -93,7 +93,8 @@ def _block_size(size: int) -> int:
 
 
 def _bound(value: Any) -> int:
-    bound_us = duration_us(value)
+    # From Spark's configuration everything comes as text.
+    bound_us = 0 if isinstance(value, str) and value.strip() == "0" else duration_us(value)
     if bound_us < 0:
         raise ConfigError(f"{show(value)} is negative; write 0 or more, e.g. '10m'")
     if bound_us > _MAX_BOUND_US:

@@ -204,7 +204,8 @@ def own_triggers(windows: Mapping[str, Definition]) -> dict[str, TriggerPolicy]:
 
 
 def _staleness_bound(trigger: TriggerPolicy) -> float | None:
-    return trigger.bound if trigger.kind == "staleness" else None
+    """What the staleness of windows is compared with. None: nothing; a number of executions replaces the bound."""
+    return trigger.bound if trigger.kind == "staleness" and trigger.executions is None else None
 
 
 def make_trigger(policy: Policy, forecast: Forecast | None = None) -> Trigger:

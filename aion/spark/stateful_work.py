@@ -31,6 +31,7 @@ from state_backends.server.client import RemoteAttempt
 from state_backends.versions.retention import batch_of
 
 _FRAME_ROWS = 10_000
+_FRAME_BYTES = 4 << 20
 _OBJECTS = 400_000  # new ones, before Python looks for cycles
 _ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 _IMMUTABLE = frozenset({"string", "bytes", "integer", "floating", "boolean", "decimal", "date", "datetime", "empty"})
@@ -202,24 +203,32 @@ def joined(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
     waiting: list[list[npt.NDArray[Any]]] = []
     names: Any = None
     types: list[Any] = []
-    rows = 0
+    rows = size = 0
     for frame in frames:
         # If it is no frame, pyspark says what is wrong.
         columns, of_columns = _copied(frame) if isinstance(frame, pd.DataFrame) else (None, [])
         if waiting and (columns is None or of_columns != types or not names.equals(frame.columns)):
             yield _joined(waiting, names)
-            waiting, rows = [], 0
+            waiting, rows, size = [], 0, 0
         if columns is None:
             yield frame
             continue
         names, types = frame.columns, of_columns
         waiting.append(columns)
         rows += len(frame)
-        if rows >= _FRAME_ROWS:
+        size += sum(map(_size_bytes, columns))
+        if rows >= _FRAME_ROWS or size >= _FRAME_BYTES:
             yield _joined(waiting, names)
-            waiting, rows = [], 0
+            waiting, rows, size = [], 0, 0
     if waiting:
         yield _joined(waiting, names)
+
+
+def _size_bytes(column: npt.NDArray[Any]) -> int:
+    """About the memory of a column, with the texts and bytes that it refers to."""
+    if column.dtype != object:
+        return column.nbytes
+    return column.nbytes + sum(len(value) for value in column if isinstance(value, str | bytes))
 
 
 def _copied(frame: pd.DataFrame) -> tuple[list[npt.NDArray[Any]] | None, list[Any]]:

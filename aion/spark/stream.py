@@ -93,7 +93,8 @@ def windowed(df: DataFrame | Files, spec: Spec | None = None, /, **definition: U
 def explain(df: DataFrame | Files, spec: Spec | None = None, /, **definition: Unpack[Keywords]) -> str:
     """Describes in words what :func:`windowed` would do with the same arguments: what runs where, and what is sent.
 
-    Starts nothing. Raises the same errors as :func:`windowed`.
+    Starts nothing. Raises the same errors as :func:`windowed`, but for those that depend on where state is kept and on
+    how keys are hashed.
     """
     source = _source(df)
     query = _resolve(source, spec_of("explain", spec, definition))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +15,7 @@ from rich.text import Text
 from aion.config.values import about_bytes
 from aion.core.operator.lifecycle import EXECUTED
 from aion.core.time import short_duration
+from aion.tools.inspect import tables
 from state_backends.server.client import running_servers
 from state_backends.server.metrics import METRICS, Distribution, Labels, Stats
 
@@ -47,7 +48,7 @@ class Look(NamedTuple):
 
 def top(*, every_s: float, once: bool) -> None:
     """Shows the servers until interrupted. With ``once``, or if the output is not a terminal, shows them once."""
-    console = Console(highlight=False)
+    console = tables.console()
     looks = look({})
     if once or not console.is_terminal:
         console.print(frame(looks, {}))
@@ -171,9 +172,9 @@ def _io(now: Look, before: Look | None) -> Table:
 
 def _table(first: str, *others: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first)
+    table.add_column(first, overflow="fold")
     for name in others:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     return table
 
 

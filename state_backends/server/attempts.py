@@ -73,9 +73,10 @@ class Attempts:
                 raise RequestError(f"open: attempt {attempt} works on another shard")
             owner = self._owners.get(key[:2])
             if owner is not None and owner[0] == run and owner[1] != uid:
+                call = "aion.group_by" if identity.definition.get("kind") == "stateful" else "aion.windowed"
                 raise ServerError(
                     f"two operators of this query are both named {identity.operator!r}; "
-                    "give each its own: aion.windowed(..., name='...')"
+                    f"give each its own: {call}(..., name='...')"
                 )
             self._owners[key[:2]] = (run, uid)
             if place is not None:

@@ -71,7 +71,8 @@ class Host:
     """The shards of a host and what they share. :mod:`state_backends.server.requests` has checked all requests.
 
     A verb that concerns more than the blocks of one shard is a method here; :meth:`work` passes other verbs to the
-    shard. The first operator's policy decides about the I/O thread and about memory pressure. The budget is the largest
+    shard. The first operator's policy decides about the I/O thread, and the first one with the backend ``tiered`` about
+    memory pressure and the times of prestages. The budget is the largest
     that any operator asks for; RocksDB's block cache is part of it. ``shard``: the class of shards, for experiments.
     """
 
@@ -336,18 +337,15 @@ class Host:
     def _start(self, config: StoreConfig) -> None:
         self._endpoint.serve(config.metrics_port)
         limit = memory_limit_bytes()
-        if self._io is not None:
-            self.budget.raise_to(min(config.budget(limit), limit))
-            return
-        policy, prestage, self._guard = make_policies(config)
         self.budget.raise_to(min(config.budget(limit), limit))
-        self._io = config.make_io()
-        size = cache_bytes(self.budget.limit_bytes)
-        self.budget.reserve(size)
-        self._cache = Cache(size)
-        self._prestage = prestage if config.prestages else None
-        self._pressure = PressureManager(self.budget, policy, memory_share_used)
-        if config.backend == "tiered":
+        if self._io is None:
+            self._io = config.make_io()
+            size = cache_bytes(self.budget.limit_bytes)
+            self.budget.reserve(size)
+            self._cache = Cache(size)
+        if self._sampler is None and config.backend == "tiered":
+            policy, self._prestage, self._guard = make_policies(config)
+            self._pressure = PressureManager(self.budget, policy, memory_share_used)
             self._sampler = Sampler(self.tick)
 
     def _make(self, key: ShardKey, identity: Identity, state_dir: str, config: StoreConfig) -> Shard:

@@ -204,3 +204,11 @@ def test_a_class_that_cannot_be_used_is_refused_by_name(
         with pytest.raises(errors.PolicyError, match=path):
             open_shard(client, tmp_path, None, "t1", store=StoreConfig(destage_class=path))
     open_shard(client, tmp_path, None, "t1").append([(0, False, block(1))])  # and the server is as good as before
+
+
+def test_a_policy_counts_even_if_an_operator_without_a_disk_came_first(connect: Connect, tmp_path: Path) -> None:
+    client = connect()
+    in_memory = StoreConfig(backend="memory", prestages=False)
+    open_shard(client, tmp_path, None, "t1", store=in_memory).abort()
+    with pytest.raises(errors.PolicyError, match="nowhere:Destage cannot be imported"):
+        open_shard(client, tmp_path, None, "t2", shard=1, store=StoreConfig(destage_class="nowhere:Destage"))

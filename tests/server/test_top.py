@@ -43,6 +43,10 @@ def test_one_frame(application: str, connect: Connect, tmp_path: Path, monkeypat
 
     done = CliRunner().invoke(app, ["top", "--once"])
     assert done.exit_code == 0, done.output
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = CliRunner().invoke(app, ["top", "--once"]).output
+    assert "…" not in narrow and "4,000" in narrow, narrow
+    monkeypatch.setenv("COLUMNS", "200")
     lines = done.output.splitlines()
     (first,) = [number for number, line in enumerate(lines) if line.startswith(f"state server {pid}: ")]
     assert lines[first].endswith(f" resident, metrics on port {port}")

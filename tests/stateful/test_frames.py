@@ -64,3 +64,15 @@ def test_small_frames_are_joined_in_their_order() -> None:
     assert list(map(str, first.dtypes)) == ["object", "int64", "datetime64[ns]"]
     wrong: Any = iter([pd.DataFrame({"n": [1]}), "no frame"])
     assert list(joined(wrong))[1] == "no frame"
+
+
+def test_wide_rows_do_not_wait_for_many_others() -> None:
+    taken = 0
+
+    def frames() -> Iterator[pd.DataFrame]:
+        nonlocal taken
+        while taken < 1_000:
+            taken += 1
+            yield pd.DataFrame({"k": ["a"], "payload": [bytes(100_000)]})
+
+    assert len(next(joined(frames()))) == taken < 100
