@@ -125,7 +125,7 @@ BAD = {
     "the gap is null": [None],
     "the gap is not positive": [0, -5],
     "the gap is not a duration like '30 minutes'": ["soon", ""],
-    "the gap is longer than 2.67e+07 days": ["30000000 days"],
+    "the gap is longer than 26,700,000 days": ["30000000 days"],
 }
 
 
