@@ -121,7 +121,7 @@ def test_a_machine_is_measured(tmp_path: Path) -> None:
 
 
 def recorded(folder: Path, windows: aion.Tumbling | aion.Calendar, without_time: float) -> Trace:
-    """A trace of events that come up to two minutes late, of which a part has no event time."""
+    """A trace of events that come up to two minutes late. A share of them, ``without_time``, has no event time."""
     rng = random.Random(3)
     policy = {"lateness": {"coverage": None, "initial_bound": "1 hour"}}
     with aion.LocalOperator(

@@ -224,7 +224,8 @@ class Trace:
         return self._cost("writing")
 
     def _cost(self, kind: str) -> Cost | None:
-        rows, names = self._of_kind(kind), ("bytes", "took_us", "waited_us")
+        rows = self._of_kind(kind)
+        names = ("bytes", "took_us", "waited_us")
         size, took_us, waited_us = (rows[name].fill_null(0).to_numpy().astype(float) for name in names)
         timed = (size > 0) & rows["took_us"].is_valid().to_numpy()
         return fitted(size[timed], np.maximum(took_us - waited_us, 1.0)[timed] / 1e6) if timed.any() else None

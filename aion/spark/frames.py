@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 def to_frame(batch: pa.RecordBatch) -> pd.DataFrame:
     """Converts a batch to pandas with Arrow's types, so that integers with nulls stay integers and times stay exact.
 
-    pyspark wants nested values as Python objects. pandas would make others of many: of integers beside a null it would
-    make doubles, of times with a zone times without one, which pyspark would take for local times of the session, and
-    of a map a list of pairs. pyspark would turn NaN into null. So nested values are converted here, but for lists that
-    are safe.
+    pyspark wants nested values as Python objects, and pandas does not make the right ones. Beside a null, integers
+    would become doubles. Times would lose their zone, and pyspark would take them for local times of the session. Maps
+    would become lists of pairs. And pyspark would turn NaN into null. So nested values are converted here, except lists
+    in which none of this can happen.
     """
     frame: pd.DataFrame = batch.to_pandas(types_mapper=_pandas_type)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -31,7 +31,7 @@ def _pandas_type(type_: pa.DataType) -> pd.ArrowDtype | None:
 
 
 def _is_safe(column: pa.Array) -> bool:
-    """Whether pandas and pyspark keep these nested values: lists of plain values, with few exceptions."""
+    """Whether pandas and pyspark keep these nested values. True for most lists of plain values."""
     if not pa.types.is_list(column.type):
         return False
     values = column.flatten()

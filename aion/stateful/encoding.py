@@ -101,8 +101,11 @@ class Codec:
         """The user's tuple."""
         if self._is_plain:
             return tuple(plain)
-        values = tuple([convert(v) if convert else v for convert, v in zip(self._from, plain, strict=True)])
-        return tuple(self.schema.fromInternal(values)) if self._converts else values
+        return tuple(self.schema.fromInternal(self.internal(plain))) if self._converts else self.internal(plain)
+
+    def internal(self, plain: Sequence[Any]) -> tuple[Any, ...]:
+        """The value in the form that Spark's schema makes the user's value of."""
+        return tuple([convert(v) if convert else v for convert, v in zip(self._from, plain, strict=True)])
 
     def values(self, plains: Iterable[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
         """The user's tuples, lazily."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from pyspark.sql.types import ArrayType, BinaryType, DataType, LongType, MapType, StructType, TimestampType
 
+from aion.core.time import EPOCH
 from aion.stateful.encoding import Codec
 from aion.stateful.layout import RECORDS, key_of_record
 from aion.stateful.packing import unpack
@@ -18,14 +19,14 @@ from state_backends.store.keyed.protocol import KeyedAttempt
 
 TIMERS = "timers"
 PACKED = "packed"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def row_type(key: StructType, variables: Sequence[Variable]) -> StructType:
     """The type of rows: the columns of the key, ``timers``, a column for each variable, and ``packed``.
 
-    All but ``packed`` may be null. It has the timers and variables again, in a form that nothing on the way changes:
-    frames of pandas have other names for some columns, doubles for integers beside nulls, and times without a zone.
+    All but ``packed`` may be null. ``packed`` repeats the timers and variables as bytes, for :func:`unpacked`. If
+    pyspark passes the other columns on as a frame of pandas, it renames some of them, makes doubles of integers beside
+    nulls, and takes the zone from times.
     """
     row = StructType(list(key.fields)).add(TIMERS, ArrayType(LongType()))
     for variable in variables:
@@ -48,28 +49,23 @@ def _type(variable: Variable) -> DataType:
 def rows(store: KeyedAttempt, key: StructType, variables: Sequence[Variable], names: Sequence[str]) -> Iterator[Any]:
     """A row for each key. ``variables``: the shard's own. ``names``: the columns, in their order."""
     codec = Codec(key)
-    own = {variable.name: variable for variable in variables}
+    own = {variable.name: (variable, _type(variable)) for variable in variables if variable.name in names}
     for entry, data in store.scan(*RECORDS):
         record = KeyRecord(key_of_record(entry), data, store)
-        held = [_held(record, own[name]) if name in own else None for name in names]
-        there = [(own[name], value) for name, value in zip(names, held, strict=True) if value is not None]
-        yield (*codec.value(unpack(record.key)), record.timers, *held, _packed(record.timers, there))
-
-
-def _packed(timers: Sequence[int] | None, held: Sequence[tuple[Variable, Any]]) -> bytes:
-    types = [(variable, _type(variable)) for variable, _ in held]
-    values = {v.name: (type_, type_.toInternal(value)) for (v, type_), (_, value) in zip(types, held, strict=True)}
-    return pickle.dumps((list(timers or ()), values))
+        there = {name: (type_, held) for name, (v, type_) in own.items() if (held := _held(record, v)) is not None}
+        values = {name: type_.fromInternal(held) for name, (type_, held) in there.items()}
+        packed = pickle.dumps((list(record.timers or ()), there))
+        yield (*codec.value(unpack(record.key)), record.timers, *map(values.get, names), packed)
 
 
 def unpacked(packed: bytes) -> tuple[list[int], dict[str, Any]]:
-    """The timers (ms), and by name what each variable holds, as the user may write it."""
+    """The timers (ms), and what each variable holds, by its name. The values may be written to state as they are."""
     timers, values = pickle.loads(packed)
     return timers, {name: _given(value, type_) for name, (type_, value) in values.items()}
 
 
 def _given(value: Any, type_: DataType) -> Any:
-    """A value in Spark's internal form as a user's own. Times have a zone, so no process takes them for local ones."""
+    """The user's value, from Spark's internal form. Times get the zone UTC: without one they would be local times."""
     if value is None:
         return None
     match type_:
@@ -80,13 +76,13 @@ def _given(value: Any, type_: DataType) -> Any:
         case MapType():
             return {_given(k, type_.keyType): _given(v, type_.valueType) for k, v in value.items()}
         case TimestampType():
-            return _EPOCH + timedelta(microseconds=value)
+            return EPOCH + timedelta(microseconds=value)
     return type_.fromInternal(value)
 
 
 def _held(record: KeyRecord, variable: Variable) -> Any:
-    """What a variable without TTL holds, as the user wrote it. None: nothing."""
-    content, pages, value = record.content(variable), record.pages(variable), variable.codec.value
+    """What a variable without TTL holds, in Spark's internal form. None: nothing."""
+    content, pages, value = record.content(variable), record.pages(variable), variable.codec.internal
     match variable.kind:
         case Kind.VALUE:
             plain = content.get(0)
@@ -94,4 +90,4 @@ def _held(record: KeyRecord, variable: Variable) -> Any:
         case Kind.LIST:
             return [value(plain) for plain in content.get(0, pages)] or None
     assert variable.key_codec is not None
-    return [(variable.key_codec.value(unpack(key)), value(plain)) for key, plain in content.items(0, pages)] or None
+    return [(variable.key_codec.internal(unpack(key)), value(plain)) for key, plain in content.items(0, pages)] or None

@@ -72,8 +72,8 @@ class Host:
 
     A verb that concerns more than the blocks of one shard is a method here; :meth:`work` passes other verbs to the
     shard. The first operator's policy decides about the I/O thread, and the first one with the backend ``tiered`` about
-    memory pressure and the times of prestages. The budget is the largest
-    that any operator asks for; RocksDB's block cache is part of it. ``shard``: the class of shards, for experiments.
+    memory pressure and the times of prestages. The budget is the largest that any operator asks for; RocksDB's block
+    cache is part of it. ``shard``: the class of shards, for experiments.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, shard: Callable[..., Shard] = Shard) -> None:

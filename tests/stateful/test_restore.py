@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 from decimal import Decimal
 from typing import Any
 
@@ -81,6 +82,31 @@ def test_columns_have_the_plain_values_of_the_users_values(type_: str, data: st.
     expected = [codec.plain(value) for value in values]
     assert plain_values(column) == expected
     assert plain_values(pa.chunked_array([column, column.slice(1)])) == expected + expected[1:]
+
+
+def test_a_time_that_the_clock_shows_twice_is_read_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """01:30 of 2024-11-03 in New York, before and after the clocks went back."""
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        instants = [datetime.datetime(2024, 11, 3, hour, 30, tzinfo=datetime.UTC) for hour in (5, 6)]
+        declared = (Declaration("at", Kind.LIST, StructType().add("at", TimestampType()), None, False),)
+        type_ = pa.list_(pa.struct([("at", pa.timestamp("us", "UTC"))]))
+        table = pa.table(
+            {
+                "key_0": pa.array([7], pa.int64()),
+                "timer": pa.array([None], pa.int64()),
+                "state_0": pa.array([[{"at": instant} for instant in instants]], type_),
+            }
+        )
+        store, keys = MemoryValues(), Keys(KEY)
+        restored, handle = restored_keys(table, keys, 1, 1), _handle(Declaring(declared), 0)
+        snapshot = _run(store, handle, keys, None, lambda run: run.restore(restored, declared))
+        ((*_, packed),) = rows(store, KEY, list(variables_of(snapshot)), ["at"])
+        assert unpacked(packed) == ([], {"at": [(instant,) for instant in instants]})
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_each_element_keeps_the_time_at_which_it_expires() -> None:

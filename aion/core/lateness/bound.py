@@ -71,11 +71,10 @@ class AdaptiveBound:
     """Learns lateness and decides the bound of new windows.
 
     ``model``: one of :data:`aion.core.lateness.models.NAMES`. ``of_all``: ``asked.coverage`` is a share of all events,
-    not of the late ones. ``ahead_us``: the event time that is kept besides the bound: the longest window.
-    ``max_state`` has to hold that too. ``together``: decide with the other shards of the query (see
-    :meth:`receive`); a decision then takes effect from the next snapshot on. ``snapshot``: from :meth:`to_json`,
-    written with the same or other settings. Raises ValueError for an unknown model, FormatError for a snapshot that a
-    newer Aion wrote.
+    not of the late ones. ``ahead_us``: the event time that is kept besides the bound: the longest window. ``max_state``
+    has to hold that too. ``together``: decide with the other shards of the query (see :meth:`receive`); a decision then
+    takes effect from the next snapshot on. ``snapshot``: from :meth:`to_json`, written with the same or other settings.
+    Raises ValueError for an unknown model, FormatError for a snapshot that a newer Aion wrote.
     """
 
     def __init__(

@@ -23,6 +23,7 @@ TIGHTEST = 0.2
 """The tightest bound for a trigger, as a part of the staleness asked for: events do not come as planned."""
 LARGEST_BOUND = 0.99
 DIMENSIONS = 7
+# Points of the unit cube; the last number is the staleness.
 LOOSEST = (1.0, 0.66, 0.0, 0.6, 0.0, 0.0, 1.0)
 FRESHEST = (1.0, 0.66, 0.0, 0.6, 0.0, 0.0, 0.0)
 Vector = npt.NDArray[np.float64]
