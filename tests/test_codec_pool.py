@@ -244,7 +244,12 @@ def test_threads_start_when_needed_and_end_with_the_pool() -> None:
 @pytest.mark.parametrize("items", [2, 5], ids=["all handed over", "some left"])
 def test_a_reader_of_a_closed_pool_gets_an_exception(items: int) -> None:
     pool = CodecPool(1)
-    begun, go_on = threading.Event(), threading.Event()
+    begun, handed_over, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def source() -> Iterator[int]:
+        yield from range(2)
+        handed_over.set()
+        yield from range(2, items)
 
     def work(i: int) -> int:
         begun.set()
@@ -255,13 +260,14 @@ def test_a_reader_of_a_closed_pool_gets_an_exception(items: int) -> None:
 
     def read() -> None:
         try:
-            list(pool.map_ordered(work, range(items)))
+            list(pool.map_ordered(work, source(), ahead=3))
         except BaseException as error:
             failed.append(error)
 
     reader = threading.Thread(target=read)
     reader.start()
     assert begun.wait(SECONDS)
+    assert handed_over.wait(SECONDS)
     closing = threading.Thread(target=pool.close)
     closing.start()
     assert pool._executor is not None
