@@ -26,9 +26,11 @@ def live(
     seed: int = 0,
     restart: bool = False,
     observing: list[tuple[int, int, int]] | None = None,
+    state_at_us: int = -MINUTE,
 ) -> tuple[AdaptiveBound, list[BoundDecision]]:
     """Feeds windows of a minute to a bound, with a watermark every few seconds. Returns the decision for each window.
 
+    ``state_at_us``: where the state that comes lies, counted from the watermark.
     ``observing``: events that come later, as (arrival, window end, events). The next call goes on with this list.
     """
     rng = np.random.default_rng(seed)
@@ -43,7 +45,7 @@ def live(
                 decisions.append(bound.decision)
                 late = int(rng.binomial(20, 0.2))
                 bound.observe_on_time(end, 20 - late)
-                bound.observe_state(end - MINUTE, end, 2000)
+                bound.observe_state(end + state_at_us, end, 2000)
                 coming += [(end + int(s * SECOND), end, 1) for s in draw(rng, late)]
                 coming.sort(reverse=True)
             while coming and coming[-1][0] < after:
@@ -154,6 +156,17 @@ def test_max_state_is_kept_through_a_change_of_regime() -> None:
     bound, decisions = live(bound, lognormal(5), windows=150, first=500, seed=1, observing=coming)
     assert bound.restarts == 1
     assert max(d.bound_us for d in decisions) <= 21 * MINUTE
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_max_state_holds_what_lies_ahead_of_the_watermark(restart: bool) -> None:
+    asked = Cleanup(HOUR, coverage=0.95, max_state_bytes=40_000)
+    bound = AdaptiveBound(asked, half_life_us=DAY, ahead_us=MINUTE, model="empirical")
+    bound.observe_state(10**18, SECOND, 1)  # a clock that is wrong does not decide alone
+    bound, _ = live(bound, lognormal(600), windows=500, state_at_us=12 * MINUTE, restart=restart)
+    assert bound.decision.reason is Reason.MAX_STATE
+    # 2,000 bytes a minute fill 20 minutes: 12 ahead, one of a window that has not ended, 7 of windows that have.
+    assert bound.decision.bound_us == pytest.approx(7 * MINUTE, rel=0.1)
 
 
 def test_settings_that_changed_are_asked_again() -> None:

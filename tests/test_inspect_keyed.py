@@ -33,7 +33,7 @@ SCHEMA = pa.schema([("user", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("
 WINDOWS = {
     "visit": aion.Session("5 seconds"),
     "minute": aion.Tumbling("1 minute"),
-    "pairs": aion.Count(2),
+    "pairs": aion.Count(2, lateness="3 hours"),
     "recent": aion.PerRecord("3 seconds"),
     "trips": aion.Punctuated("mark"),
 }
@@ -99,10 +99,11 @@ def test_keys_that_look_like_markup_are_shown_as_they_are(tmp_path: Path) -> Non
 
 def test_a_version_tells_the_windows_of_single_keys(tmp_path: Path) -> None:
     snapshot = version(tmp_path / "state", tmp_path / "live", 0, EVENTS, 20)
-    visits, pairs, recent, trips = keyed_windows(snapshot, PLAN.definition["windows"])
+    visits, pairs, recent, trips = keyed_windows(snapshot, PLAN.definition)
     assert [told.definition for told in (visits, pairs, recent, trips)] == [0, 2, 3, 4]
     assert [told.windows for told in (visits, pairs, recent, trips)] == [4, 2, 6, 4]
     assert [told.executed for told in (visits, pairs, recent, trips)] == [1, 2, 5, 1]
+    assert [told.bound_us // (3600 * SECOND) for told in (visits, pairs, recent, trips)] == [1, 3, 1, 1]
     assert {told.events for told in (visits, pairs, recent, trips)} == {6}
     assert (visits.first_end_us, visits.last_end_us) == (9 * SECOND, 35 * SECOND)
     assert visits.listed[:3] == (
@@ -125,7 +126,7 @@ def test_inspect_shows_them(tmp_path: Path) -> None:
     said = inspected(tmp_path / "state")
     assert "windows of single keys of visits" in said
     assert "visit 6 2 8 1970-01-01T00:00:07Z 1970-01-01T00:01:45Z 1 hour" in said
-    assert "pairs 2 2 8 1970-01-01T00:00:04.000001Z 1970-01-01T00:00:18.000001Z 1 hour" in said
+    assert "pairs 2 2 8 1970-01-01T00:00:04.000001Z 1970-01-01T00:00:18.000001Z 3 hours" in said
     assert "trips 6 1 8 1970-01-01T00:00:18Z 1970-01-01T00:00:18Z 1 hour" in said
     assert "22 of single keys" in said
     assert "; the first 20 of 22 to end" in said
@@ -141,7 +142,7 @@ def test_inspect_shows_them(tmp_path: Path) -> None:
 def test_of_many_windows_the_first_are_listed(tmp_path: Path) -> None:
     events = [(f"u{n}", 1000 - n, False) for n in range(50)]
     snapshot = version(tmp_path / "state", tmp_path / "live", 0, events, 20)
-    visits = keyed_windows(snapshot, PLAN.definition["windows"])[0]
+    visits = keyed_windows(snapshot, PLAN.definition)[0]
     assert (visits.windows, visits.events, visits.executed) == (50, 50, 0)
     assert [w.key for w in visits.listed] == [(f"u{n}",) for n in range(49, 49 - LISTED, -1)]
 
@@ -150,4 +151,4 @@ def test_of_many_windows_the_first_are_listed(tmp_path: Path) -> None:
 def test_versions_of_before_it_was_told_say_nothing(windows: dict[str, Any]) -> None:
     definitions = [(name, window.spec()) for name, window in windows.items()]
     kept = [{"closed_us": 0} for _, spec in definitions if spec["type"] != "periodic"]
-    assert keyed_windows({"keyed": kept}, definitions) == []
+    assert keyed_windows({"keyed": kept}, {"windows": definitions}) == []

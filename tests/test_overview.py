@@ -15,6 +15,7 @@ from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.operator.actions import Arrived, BatchEnded, Execute, PaneKind, WatermarkAdvanced
 from aion.core.operator.operator import Operator
 from aion.core.operator.overview import REASONS, WindowOutlook, trigger_from_json, windows
+from aion.core.operator.rules import Rules
 from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.staleness import StalenessTrigger
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
@@ -29,7 +30,7 @@ from state_backends.versions.shard import Shard
 from tests.late import DAY, MINUTE, SECOND, drawn, exponential
 
 MINUTES = Tumbling("1 minute")
-DEFINITIONS = [("minutes", MINUTES.spec())]
+DEFINITION = {"windows": [["minutes", MINUTES.spec()]]}
 AT = 240 * MINUTE
 
 
@@ -38,6 +39,7 @@ def operator(
     *,
     learnt: bool = True,
     judged: tuple[int, int] = (0, 0),
+    final_only: bool = False,
     **asked: Any,
 ) -> Operator:
     """It has seen four hours of minutes with late events, a minute late on average.
@@ -50,13 +52,14 @@ def operator(
     if learnt:
         bound.lateness.merge(drawn(exponential(60), windows=240, per_window=100, half_life_us=DAY)[0])
     made = StalenessTrigger(0.05, forecast=Expected(bound)) if isinstance(trigger, type) else trigger
-    found = Operator(SliceGrid((MINUTES,)), bound=bound, trigger=made)
+    rules = Rules(bound, made, {}, definitions=1, final_only=final_only)
+    found = Operator(SliceGrid((MINUTES,)), bound=bound, trigger=made, rules=rules)
     found.watermark.at_us = AT - SECOND
     return found
 
 
 def shown(of: Operator) -> list[WindowOutlook]:
-    return windows(orjson.loads(orjson.dumps(of.snapshot())), DEFINITIONS)
+    return windows(orjson.loads(orjson.dumps(of.snapshot())), DEFINITION)
 
 
 def arrive(to: Operator, minute: int, events: int) -> None:
@@ -138,6 +141,23 @@ def test_what_is_planned_is_what_happens() -> None:
     assert active.staleness == 0
 
 
+def test_a_window_that_runs_once_runs_at_last() -> None:
+    """With ``emit="final"``, late events wait until the bound has passed."""
+    op = operator(final_only=True)
+    op.handle(WatermarkAdvanced(AT))
+    arrive(op, 241, 80)
+    end = 242 * MINUTE
+    op.handle(WatermarkAdvanced(end + SECOND))
+    arrive(op, 241, 3)
+    op.handle(BatchEnded())
+    op.handle(WatermarkAdvanced(end + 2 * SECOND))
+    (window,) = windows(orjson.loads(orjson.dumps(op.snapshot())), {**DEFINITION, "emit": "final"})
+    assert (window.events, window.late_events, window.executions_us, window.staleness) == (83, 3, (), 0.0)
+    op.watermark.at_us = window.purged_us - 1
+    orders = [*op.handle(WatermarkAdvanced(window.purged_us)), *op.handle(BatchEnded())]
+    assert [e.kind for a in orders if isinstance(a, Execute) for e in a] == [PaneKind.FINAL]
+
+
 @pytest.mark.parametrize(
     ("trigger", "planned"),
     [
@@ -173,7 +193,7 @@ def test_inspect_shows_the_windows(tmp_path: Path) -> None:
     op.handle(WatermarkAdvanced(AT + SECOND))
     for minute in range(242, 247):
         arrive(op, minute, 80)
-    identity = Identity("query", "tolls", 3, 4, {"windows": [list(d) for d in DEFINITIONS]})
+    identity = Identity("query", "tolls", 3, 4, DEFINITION)
     io = IoThread()
     shard = Shard(
         identity,

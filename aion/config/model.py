@@ -391,9 +391,9 @@ class LatenessPolicy(_Section):
     max_state_bytes: OptionalSize = Field(
         default=None,
         alias="max_state",
-        description="The most bytes that the state of one shard may take for the longest window and for windows that "
-        "have ended. What lies further ahead of the watermark, because of its delay, comes on top. If coverage needs "
-        "more, windows are kept for a shorter time. null: no limit.",
+        description="The most bytes that the state of one shard may take: for windows that have ended, for the longest "
+        "window, and for what usually lies ahead of the watermark. If coverage needs more, windows are kept for a "
+        "shorter time. null: no limit.",
     )
     half_life_us: Interval = Field(
         default=7 * 86_400_000_000,

@@ -24,7 +24,7 @@ from aion.core.lateness.drift import Drift
 from aion.core.lateness.estimate import Arrivals, arrivals
 from aion.core.lateness.histogram import LatenessHistogram
 from aion.core.lateness.models import FAMILIES, NAMES, choose, fit, modelled
-from aion.core.lateness.observe import HALF_LIFE_US, Floats, Lateness, room_us
+from aion.core.lateness.observe import HALF_LIFE_US, Ahead, Floats, Lateness, room_us
 from aion.core.lateness.shared import LearntBound, Outlook, newest, observations, usable
 from aion.core.lateness.sketch import Ints
 from aion.core.trigger.staleness import NothingKnown
@@ -72,9 +72,10 @@ class AdaptiveBound:
 
     ``model``: one of :data:`aion.core.lateness.models.NAMES`. ``of_all``: ``asked.coverage`` is a share of all events,
     not of the late ones. ``ahead_us``: the event time that is kept besides the bound: the longest window. ``max_state``
-    has to hold that too. ``together``: decide with the other shards of the query (see :meth:`receive`); a decision then
-    takes effect from the next snapshot on. ``snapshot``: from :meth:`to_json`, written with the same or other settings.
-    Raises ValueError for an unknown model, FormatError for a snapshot that a newer Aion wrote.
+    has to hold that too, and what lies ahead of the watermark. ``together``: decide with the other shards of the query
+    (see :meth:`receive`); a decision then takes effect from the next snapshot on. ``snapshot``: from :meth:`to_json`,
+    written with the same or other settings. Raises ValueError for an unknown model, FormatError for a snapshot that a
+    newer Aion wrote.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class AdaptiveBound:
         self.ahead_us = ahead_us
         self.together = together
         self.lateness = Lateness(half_life_us)
+        self.ahead = Ahead(half_life_us, asked.max_bound_us)
         self.histogram = LatenessHistogram()
         self.conformal = None if asked.coverage is None else Conformal(1.0 - asked.coverage)
         self.drift = None if asked.coverage is None else Drift()
@@ -138,6 +140,7 @@ class AdaptiveBound:
     def observe_state(self, slice_us: int, at_us: int, size_bytes: int) -> None:
         """See :meth:`aion.core.lateness.observe.Lateness.observe_state`."""
         self.lateness.observe_state(slice_us, at_us, size_bytes)
+        self.ahead.observe(slice_us, at_us, size_bytes)
 
     def advance(self, from_us: int | None, to_us: int) -> None:
         """The watermark is about to move to ``to_us``. ``from_us`` is None the first time.
@@ -157,6 +160,7 @@ class AdaptiveBound:
             if anew:
                 self._current = self._next
             self._follow(from_us, anew)
+            self.ahead.fade(to_us - from_us)
         if self.conformal is not None:
             self.conformal.advance(to_us, self.decision.bound_us, self.ahead_us)
         self._others = []
@@ -269,7 +273,7 @@ class AdaptiveBound:
         if self.asked.max_state_bytes is not None:
             # Each shard limits its own state, so only its own observations count here.
             own = cohorts if lateness is self.lateness else self.lateness.cohorts(at_us)
-            room = room_us(own, self.asked.max_state_bytes, self.ahead_us)
+            room = room_us(own, self.asked.max_state_bytes, self.ahead_us + self.ahead.mean_us)
             self._room_us = self._room_us if room is None else room
         miss = None if self.conformal is None else self.conformal.miss
         decision = decide(self.asked, known, at_least_us=before.at_least_us, miss=miss)
@@ -329,6 +333,7 @@ class AdaptiveBound:
             "histogram": self.histogram.to_json(),
             "learnt_bound": {"settings": self._settings(), **self._next.to_json()},
             "room_us": self._room_us,
+            "ahead": self.ahead.to_json(),
             "conformal": None if self.conformal is None else self.conformal.to_json(),
             "drift": None if self.drift is None else self.drift.to_json(),
         }
@@ -341,6 +346,7 @@ class AdaptiveBound:
         if snapshot["version"] != SNAPSHOT_VERSION:
             raise FormatError(f"a bound of format {snapshot['version']}: this Aion reads {SNAPSHOT_VERSION}")
         self.lateness = Lateness.from_json(snapshot["lateness"], self.lateness.half_life_us)
+        self.ahead = Ahead(self.lateness.half_life_us, self.asked.max_bound_us, snapshot.get("ahead"))
         self.histogram = LatenessHistogram(snapshot.get("histogram"))
         if self.conformal is not None and snapshot.get("conformal") is not None:
             self.conformal = Conformal(self.conformal.allowed, snapshot["conformal"])

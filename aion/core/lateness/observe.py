@@ -17,7 +17,7 @@ applied when it is read. Counts stay integers, so the order in which shards are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -73,8 +73,9 @@ class Cohorts(NamedTuple):
 def room_us(cohorts: Cohorts, max_state_bytes: int, ahead_us: int) -> int | None:
     """The longest bound for which the state takes at most ``max_state_bytes``; None if no sizes are known.
 
-    State covers one stretch of event time: the bound, plus ``ahead_us`` for windows that have not ended. The bound is
-    so long that the fullest such stretch of the past, in whole epochs, would have fitted.
+    State covers one stretch of event time: the bound, plus ``ahead_us`` for windows that have not ended and for what
+    lies ahead of the watermark. The bound is so long that the fullest such stretch of the past, in whole epochs, would
+    have fitted.
     """
     if not len(cohorts.ages_us) or not cohorts.sizes_bytes.any():
         return None
@@ -89,6 +90,38 @@ def room_us(cohorts: Cohorts, max_state_bytes: int, ahead_us: int) -> int | None
     else:
         epochs = len(sizes) * max_state_bytes / fullest[-1]
     return max(0, int(min(epochs * cohorts.width_us, 2.0**62)) - ahead_us)
+
+
+class Ahead:
+    """How far ahead of the watermark state lies when it comes: the mean by bytes, which fades by event time.
+
+    With a steady stream, the state ahead of the watermark is what comes in that much event time. A block counts with
+    ``most_us`` at most, so one wrong clock does not decide alone.
+    """
+
+    __slots__ = ("_bytes", "_products", "half_life_us", "most_us")
+
+    def __init__(self, half_life_us: int, most_us: int, snapshot: Sequence[float] | None = None) -> None:
+        self.half_life_us = half_life_us
+        self.most_us = most_us
+        self._bytes, self._products = (0.0, 0.0) if snapshot is None else snapshot
+
+    def observe(self, slice_us: int, at_us: int, size_bytes: int) -> None:
+        self._bytes += size_bytes
+        self._products += min(max(0, slice_us - at_us), self.most_us) * float(size_bytes)
+
+    def fade(self, by_us: int) -> None:
+        """The watermark moves on by ``by_us``."""
+        weight = 2.0 ** -(by_us / self.half_life_us)
+        self._bytes *= weight
+        self._products *= weight
+
+    @property
+    def mean_us(self) -> int:
+        return int(self._products / self._bytes) if self._bytes else 0
+
+    def to_json(self) -> list[float]:
+        return [self._bytes, self._products]
 
 
 class Lateness:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.operator.lifecycle import Status
 from aion.core.operator.window_table import WindowTable, status_of
+from aion.core.plan import FINAL
 from aion.core.trigger.staleness import Forecast, StalenessTrigger
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
 from aion.core.windows import ALIGNED
@@ -37,8 +38,9 @@ class WindowOutlook:
     the window was created. ``to_come``: the share of all its events that is expected from now on within its bound. For
     an active window it is counted from the window's end. None while nothing is known. ``staleness``: the largest
     between two executions so far, relative to the late events that have come. ``executions_us``: the planned
-    executions: the one at its end, and late ones. A late one happens only if events came. ``purged_us``: its end plus
-    its bound. If events came since its last execution, it runs before it is purged.
+    executions: the one at its end, and late ones. A late one happens only if events came. With ``emit="final"`` there
+    are none, and no staleness. ``purged_us``: its end plus its bound. If events came since its last execution, it runs
+    before it is purged.
     """
 
     definition: int
@@ -59,15 +61,17 @@ class WindowOutlook:
         return self.end_us + self.bound_us
 
 
-def windows(snapshot: Mapping[str, Any], definitions: Sequence[tuple[str, Mapping[str, Any]]]) -> list[WindowOutlook]:
-    """The kept windows of one shard, by their ends. ``definitions``: names and specs from the manifest's definition."""
+def windows(snapshot: Mapping[str, Any], definition: Mapping[str, Any]) -> list[WindowOutlook]:
+    """The kept windows of one shard, by their ends. ``definition``: that of the manifest."""
     bound = AdaptiveBound.of_snapshot(snapshot["lateness"])
     trigger = trigger_from_json(snapshot["trigger"], Expected(bound))
     own = {int(n): trigger_from_json(t, Expected(bound)) for n, t in snapshot["triggers"].items()}
     at_us, step_us = snapshot["watermark_us"], snapshot["watermark_step_us"]
-    table = WindowTable.from_json(snapshot["windows"], len(definitions))
+    table = WindowTable.from_json(snapshot["windows"], len(definition.get("windows", [])))
     triggers = [own.get(number, trigger) for number in table["definition"].tolist()]
     outlooks = [_outlook(bound, triggers[row], table, row, at_us, step_us) for row in range(len(table))]
+    if definition.get("emit") == FINAL:
+        outlooks = [replace(window, executions_us=(), staleness=0.0) for window in outlooks]
     return sorted(outlooks, key=lambda window: (window.end_us, window.start_us, window.definition))
 
 
@@ -93,11 +97,13 @@ class KeyedWindow:
 class KeyedOutlook:
     """The live windows of one definition in one shard. Each key has its own windows.
 
+    ``bound_us``: how long new ones are kept after their ends.
     ``events``: all events that are kept for them, also those that are in no window yet. ``first_end_us`` and
     ``last_end_us``: None if no window is complete. ``listed``: the windows that end first.
     """
 
     definition: int
+    bound_us: int
     windows: int
     executed: int
     events: int
@@ -106,11 +112,10 @@ class KeyedOutlook:
     listed: tuple[KeyedWindow, ...]
 
 
-def keyed_windows(
-    snapshot: Mapping[str, Any], definitions: Sequence[tuple[str, Mapping[str, Any]]]
-) -> list[KeyedOutlook]:
+def keyed_windows(snapshot: Mapping[str, Any], definition: Mapping[str, Any]) -> list[KeyedOutlook]:
     """The windows of single keys in one shard, one entry for each definition. Old versions do not have this entry."""
-    numbers = [number for number, (_, spec) in enumerate(definitions) if spec["type"] not in ALIGNED]
+    numbers = [number for number, (_, spec) in enumerate(definition.get("windows", [])) if spec["type"] not in ALIGNED]
+    own_us = snapshot.get("own_bounds_us", {})  # versions of before have none
     outlooks = []
     for number, kept in zip(numbers, snapshot["keyed"], strict=True):
         if (live := kept.get("live")) is None:
@@ -119,7 +124,10 @@ def keyed_windows(
         rows = zip(*(live["listed"][name] for name in columns), strict=True)
         listed = tuple(KeyedWindow(tuple(key), *values) for key, *values in rows)
         totals = {name: live[name] for name in ("windows", "executed", "events", "first_end_us", "last_end_us")}
-        outlooks.append(KeyedOutlook(number, listed=listed, **totals))
+        bound_us = own_us.get(str(number))
+        if bound_us is None:
+            bound_us = AdaptiveBound.of_snapshot(snapshot["lateness"]).decision.bound_us
+        outlooks.append(KeyedOutlook(number, bound_us, listed=listed, **totals))
     return outlooks
 
 

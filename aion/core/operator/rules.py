@@ -232,6 +232,9 @@ class Rules:
         return {
             "trigger": self._trigger.to_json(),
             "triggers": {str(number): trigger.to_json() for number, trigger in self._with_triggers.items()},
+            "own_bounds_us": {
+                str(number): rules.bound_us for number, rules in self._own.items() if rules.bound_us is not None
+            },
             "early": {
                 str(number): clock.last_us for number, clock in self._clocks.items() if clock.last_us is not None
             },

@@ -55,9 +55,9 @@ def _show_operator(console: Console, operator: str, findings: Sequence[ShardFind
     for finding in findings:
         assert finding.newest is not None and finding.newest.manifest is not None
         manifest = finding.newest.manifest
-        definitions = manifest.identity.definition.get("windows", [])
-        of_shard = windows(manifest.snapshot, definitions)
-        found += [(window, definitions[window.definition][0], _number(finding)) for window in of_shard]
+        stored = manifest.identity.definition
+        of_shard = windows(manifest.snapshot, stored)
+        found += [(window, stored["windows"][window.definition][0], _number(finding)) for window in of_shard]
     found.sort(key=lambda row: (row[0].end_us, row[0].start_us, row[1], row[2]))
     if not found:
         return
@@ -94,31 +94,30 @@ def _show_operator(console: Console, operator: str, findings: Sequence[ShardFind
 
 def _show_keyed(console: Console, operator: str, findings: Sequence[ShardFinding], most: int) -> None:
     """Prints a summary of the keyed windows of each definition, and the ``most`` of them that end first."""
-    found: list[tuple[KeyedOutlook, str, str, int]] = []
+    found: list[tuple[KeyedOutlook, str, str]] = []
     for finding in findings:
         assert finding.newest is not None and finding.newest.manifest is not None
         manifest = finding.newest.manifest
-        definitions = manifest.identity.definition.get("windows", [])
-        bound_us = AdaptiveBound.of_snapshot(manifest.snapshot["lateness"]).decision.bound_us
-        of_shard = keyed_windows(manifest.snapshot, definitions)
-        found += [(outlook, definitions[outlook.definition][0], _number(finding), bound_us) for outlook in of_shard]
+        stored = manifest.identity.definition
+        of_shard = keyed_windows(manifest.snapshot, stored)
+        found += [(told, stored["windows"][told.definition][0], _number(finding)) for told in of_shard]
     if not found:
         return
     names = ("definition", "windows", "executed", "events", "first end", "last end", "kept for")
     table = tables.table(f"windows of single keys of {operator}", names, ("windows", "executed", "events", "kept for"))
-    for definition in dict.fromkeys(name for _, name, _, _ in found):
-        outlooks = [outlook for outlook, name, _, _ in found if name == definition]
-        bounds = sorted({bound_us for _, name, _, bound_us in found if name == definition})
+    for name in dict.fromkeys(name for _, name, _ in found):
+        outlooks = [outlook for outlook, of, _ in found if of == name]
+        bounds = sorted(outlook.bound_us for outlook in outlooks)
         table.add_row(
-            definition,
+            name,
             *(f"{sum(getattr(o, what) for o in outlooks):,}" for what in ("windows", "executed", "events")),
             _instant(min((o.first_end_us for o in outlooks if o.first_end_us is not None), default=None)),
             _instant(max((o.last_end_us for o in outlooks if o.last_end_us is not None), default=None)),
             " to ".join(dict.fromkeys(short_duration(us) for us in (bounds[0], bounds[-1]))),
         )
     console.print(table)
-    count = sum(outlook.windows for outlook, _, _, _ in found)
-    rows = [(window, name, shard) for outlook, name, shard, _ in found for window in outlook.listed]
+    count = sum(outlook.windows for outlook, _, _ in found)
+    rows = [(window, name, shard) for outlook, name, shard in found for window in outlook.listed]
     rows.sort(key=lambda row: (row[0].end_us is None, row[0].end_us or 0, row[0].start_us, row[1:], row[0].key))
     # Each shard lists only its first LISTED windows, so the overall order is known only up to that number.
     shown = rows[: most if most <= LISTED or len(rows) == count else LISTED]
