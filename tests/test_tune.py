@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
+import re
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,17 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from typer.testing import CliRunner
 
 import aion
 from aion import aggregates as A
 from aion.cli import app
 from aion.config import Policy, load_policy
-from aion.errors import PolicyError
+from aion.errors import ConfigError, PolicyError
 from aion.execute.trace import Trace, read_trace
 from aion.tools.tune.calibrate import calibrate
+from aion.tools.tune.command import machine_of
 from aion.tools.tune.disk import Machine
 from aion.tools.tune.search import Goal, Tried, dominates, excess, keys_of, pareto, search
 from aion.tools.tune.simulator import Outcome, simulate
@@ -118,6 +121,23 @@ def test_a_machine_is_measured(tmp_path: Path) -> None:
     machine = calibrate(tmp_path, size_bytes=2 << 20, rounds=1)
     assert all(getattr(machine, name) > 0 for name in machine.__slots__)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"read_bytes_per_s": "fast"}, "read_bytes_per_s: 'fast' is not a number above 0"),
+        ({"write_bytes_per_s": 0}, "write_bytes_per_s: 0 is not a number above 0"),
+        ({"staging_s": -1}, "staging_s: -1 is not a number of 0 or more"),
+        ({"execution_s": float("nan")}, "execution_s: nan"),
+        ({"colour": 1}, "colour"),
+    ],
+)
+def test_a_machine_that_cannot_be(tmp_path: Path, wrong: dict[str, Any], words: str) -> None:
+    file = tmp_path / "machine.json"
+    file.write_text(json.dumps({**asdict(SLOW), **wrong}))
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        machine_of(file, Console(), durable=False)
 
 
 def recorded(folder: Path, windows: aion.Tumbling | aion.Calendar, without_time: float) -> Trace:

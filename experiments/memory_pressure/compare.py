@@ -26,10 +26,10 @@ def load_record(place: Path) -> dict[str, Any]:
     """The record in a sweep's folder, or in its JSON file. Raises ConfigError."""
     path = place / RECORD if place.is_dir() else place
     try:
-        record: dict[str, Any] = json.loads(path.read_text())
+        record: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is no result of aion experiment memory-pressure: {error}") from None
-    if record.get("experiment") != "memory-pressure":
+    if not isinstance(record, dict) or record.get("experiment") != "memory-pressure":
         raise ConfigError(f"{path} is no result of aion experiment memory-pressure")
     return record
 

@@ -94,6 +94,8 @@ class Settings(_Strict):
     @field_validator("past_windows", mode="before")
     @classmethod
     def _range(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            value = ",".join(map(str, value))
         return numbers(value) if isinstance(value, str | int) else value
 
     @field_validator("workload", "backend", mode="before")
@@ -162,8 +164,8 @@ def load_settings(file: Path | None, given: Mapping[str, Any]) -> Settings:
     values: Any = {}
     if file is not None:
         try:
-            values = yaml.safe_load(file.read_text()) or {}
-        except (OSError, yaml.YAMLError) as error:
+            values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ConfigError(f"{file}: {error}") from None
         if not isinstance(values, dict):
             raise ConfigError(f"{file}: not a mapping of settings")

@@ -72,6 +72,8 @@ def test_state_and_memory_shrink_by_the_square_of_the_scale() -> None:
         ({"workload": "averge"}, "use average, bigrams"),
         ({"backend": "flink"}, "use tiered, memory"),
         ({"past_windows": "0"}, "past windows"),
+        ({"past_windows": [1, 0]}, "past windows"),
+        ({"past_windows": [-1]}, "write numbers"),
         ({"memory": "lots"}, "not a size"),
         ({"scale": 2.0}, "scale"),
         ({"source": "kafka"}, "localhost:9092"),
@@ -84,6 +86,13 @@ def test_state_and_memory_shrink_by_the_square_of_the_scale() -> None:
 def test_wrong_settings_are_told_before_anything_runs(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         load_settings(None, given)
+
+
+def test_settings_that_are_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_bytes(b"workload: [\xff]")
+    with pytest.raises(ConfigError, match=r"settings\.yaml"):
+        load_settings(file, {})
 
 
 def test_the_jvm_has_nearly_all_memory_where_it_keeps_the_state() -> None:
@@ -404,7 +413,8 @@ def test_a_comparison_names_what_was_set_differently_and_nothing_else(tmp_path: 
     assert "policy.io.threads" in paths[0].read_text()
 
 
-def test_only_results_can_be_compared(tmp_path: Path) -> None:
-    (tmp_path / "memory-pressure.json").write_text('{"experiment": "ingest"}')
+@pytest.mark.parametrize("found", [b'{"experiment": "ingest"}', b"[1]", b"\xff"])
+def test_only_results_can_be_compared(tmp_path: Path, found: bytes) -> None:
+    (tmp_path / "memory-pressure.json").write_bytes(found)
     with pytest.raises(ConfigError, match="no result of"):
         compare.load_record(tmp_path)

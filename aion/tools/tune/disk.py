@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from state_backends.store.io import BACKGROUND, LIMITED, Pending, Priority, Steps
@@ -21,7 +21,8 @@ class Machine:
     """How fast a machine is: bytes per second, and the fixed cost of each block or file in seconds.
 
     ``processing_bytes_per_s``: how fast a function gets through blocks; each execution takes ``execution_s`` more.
-    ``staging_s``: how long a prestage takes before its first block.
+    ``staging_s``: how long a prestage takes before its first block. Raises ValueError for a speed that is not above 0,
+    and for a time that is negative.
     """
 
     read_bytes_per_s: float
@@ -31,6 +32,12 @@ class Machine:
     processing_bytes_per_s: float
     execution_s: float = 0.0
     staging_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            speed = name.endswith("bytes_per_s")
+            if type(value) not in (int, float) or not 0 <= value < math.inf or (speed and value == 0):
+                raise ValueError(f"{name}: {value!r} is not a number {'above 0' if speed else 'of 0 or more'}")
 
 
 class Moved(int):
