@@ -48,6 +48,10 @@ def read_state(
     if not files.exists("metadata") or not commits:
         raise ConfigError(f"{checkpoint}: not the checkpoint of a streaming query with a complete batch")
     query = json.loads(files.read("metadata"))["id"]
+    if any(str(active.id) == query for active in spark.streams.active):
+        raise ConfigError(
+            f"{checkpoint}: its query is running, and reading its state would end its tasks: stop it first"
+        )
     resolved = resolved_policy(spark, policy, {})
     place = place_of_state(spark, resolved)
     location = locate(place)

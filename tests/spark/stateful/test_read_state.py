@@ -126,6 +126,23 @@ def test_what_cannot_go_back_is_refused(spark: SparkSession, tmp_path: Path) -> 
 
 
 @pytest.mark.proof
+def test_a_query_that_is_running_is_left_alone(spark: SparkSession, tmp_path: Path) -> None:
+    shape = case(Everything, False, [])
+    stream = FileStream(spark, tmp_path / "input", pa.schema(COLUMNS))
+    stream.put([("a", 1)])
+    df = query_of(spark, shape, grouped_by_aion, stream)
+    running = df.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "aion")).outputMode("update")
+    query = running.start()
+    try:
+        query.processAllAvailable()
+        with pytest.raises(ConfigError, match="its query is running"):
+            aion.read_state(spark, str(tmp_path / "aion"))
+    finally:
+        query.stop()
+    assert aion.read_state(spark, str(tmp_path / "aion")).count() == 1
+
+
+@pytest.mark.proof
 def test_state_that_is_not_all_there_is_refused(
     spark: SparkSession, tmp_path: Path, place: Callable[[str], None]
 ) -> None:
