@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aion.errors import CorruptState, StorageError
-from state_backends.files.remote import Remote, pyarrow_uri
+from state_backends.files.remote import Remote, RemoteUpload, pyarrow_uri
 from state_backends.files.remote_storage import RemoteStorage
 from state_backends.store.backends import STORES, keyed_store
 from state_backends.store.io_thread import IoThread, Priority
@@ -245,6 +245,36 @@ def test_an_upload_that_fails_fails_the_commit_and_nothing_else(bucket: ObjectSt
     assert bucket.objects() == before
     assert host.seqs(token, 0) == [0]
     assert hosts().seqs(host.commit(token, "3", (1, 0)), 0) == [0, 1]
+
+
+def test_what_cannot_be_written_takes_nothing_of_another_host(
+    bucket: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several hosts write the manifests that a copy takes, and ``operator.json``."""
+    remotes = [Remote(bucket.uri("state")) for _ in range(2)]
+    one, other = (RemoteStorage(r, "query/tolls/shard-00003", tmp_path / str(i)) for i, r in enumerate(remotes))
+    other.save("0000000001-taken", b"manifest", first=True)
+    other.claim(b"the other's", first=True)
+    there = bucket.objects()
+    discard = RemoteUpload.discard
+    for write in (
+        lambda: one.save("0000000001-taken", b"manifest", first=True),
+        lambda: one.claim(b"one's", first=True),
+    ):
+        denied = bucket.denied()
+
+        def discarded(upload: RemoteUpload, denied: Any = denied) -> None:
+            denied.__exit__(None, None, None)  # the next request would succeed
+            discard(upload)
+
+        monkeypatch.setattr(RemoteUpload, "discard", discarded)
+        remotes[0].connect()
+        denied.__enter__()
+        with pytest.raises(StorageError):
+            write()
+    assert len(there) == 2 and bucket.objects() == there
+    for remote in remotes:
+        remote.close()
 
 
 def test_a_place_that_is_not_there_or_not_ours_is_named(bucket: ObjectStore, hosts: Any) -> None:

@@ -58,13 +58,13 @@ class OneHost:
         return attempt, self.host.open(requests.OpenRequest.model_validate_json(orjson.dumps(request)))
 
     def commit(self, attempt: str, *seqs: int) -> str:
-        _, shard, _ = self.host.attempts.find(attempt)
+        _, shard, _ = self.host.attempts.find(attempt, self.host.attempts.server)
         shard.append(attempt, [(seq, False, make_block(0, seq, 1000)) for seq in seqs])
         shard.commit(attempt, {"next_seq": max(seqs) + 1, "counters": {}})
         return attempt
 
     def seqs(self, attempt: str) -> list[int]:
-        _, shard, _ = self.host.attempts.find(attempt)
+        _, shard, _ = self.host.attempts.find(attempt, self.host.attempts.server)
         return [seq for seq, _ in shard.read(attempt, [0])]
 
 

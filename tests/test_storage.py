@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import time
 import zlib
@@ -16,7 +17,7 @@ import orjson
 import pyarrow.fs as pafs
 import pytest
 
-from aion.errors import CorruptState, StorageError
+from aion.errors import CorruptState, DiskError, StorageError
 from state_backends.files import remote as remote_module
 from state_backends.files.location import LocalLocation, RemoteLocation, locate, scratch
 from state_backends.files.names import Doomed, SstFile
@@ -245,6 +246,24 @@ def test_a_damaged_file_is_named_and_no_copy_of_it_stays(make: Callable[..., Pla
     with pytest.raises(CorruptState, match=rf"file {bad.name}.*test://place/of/query/shard/files/{bad.name}"):
         other.fetch([here(other, good), here(other, bad)])
     assert [p.name for p in other.files.iterdir()] == [good.name]
+
+
+def test_a_download_for_which_this_host_has_no_room_names_this_host(make: Callable[..., Place]) -> None:
+    place = make()
+    storage, other = place.storage(), place.storage()
+    file = write(storage, "0001-t.sst", bytes(2 << 20))
+    published(storage, file.name)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+        with pytest.raises(
+            DiskError, match=f"keeping a copy of remote state in {other.files} failed: .*File too large"
+        ):
+            other.fetch([here(other, file)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(other.files.iterdir()), "nothing takes up room"
+    other.fetch([here(other, file)])
 
 
 @pytest.mark.parametrize("call", ["open_output_stream", "move", "create_dir"])

@@ -47,6 +47,7 @@ class BatchFolder:
         self._state_dir = state_dir
         local = local_path(state_dir)
         self._folder = None if local is None else local.joinpath(*self._names, HANDED_FOLDER)
+        self._swept = False
 
     def owner(self, shard: int) -> int | None:
         """The shard that the file of a shard's blocks belongs to. None: it belongs to all."""
@@ -62,10 +63,16 @@ class BatchFolder:
 
         names = *self._names, f"shard-{shard:05d}"
         place = handed_remote.HandedPlace.of(scratch(), names, self._lineage)
+        if not self._swept:
+            self._swept = True
+            handed_remote.sweep_copies(place, self._lineage, self._batch)
         return handed_remote.create(handed_remote.shared(self._state_dir), place, name)
 
     def sweep(self) -> None:
-        """Deletes the files of earlier batches, which are complete. On a remote file system, the shards do that."""
+        """Deletes the files of earlier batches, which are complete.
+
+        On a remote file system, the shards do that, and children delete their host's copies.
+        """
         if self._folder is not None:
             sweep(self._folder, self._lineage, self._batch)
 

@@ -8,19 +8,17 @@ it is read.
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 import uuid
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from state_backends.files.bodies import Places, read_footer
-from state_backends.files.handed import HandedFile
+from state_backends.files.handed import HandedFile, sweep
 from state_backends.files.names import HANDED_FOLDER, PART
-from state_backends.files.remote import Remote, RemoteUpload, storage_errors
-
-_CHUNK_BYTES = 4 << 20
+from state_backends.files.remote import Remote, RemoteUpload, chunks_of, keep
 
 
 class HandedPlace(NamedTuple):
@@ -44,6 +42,16 @@ def create(remote: Remote, place: HandedPlace, name: str) -> HandedFile:
     """A file that is uploaded while it is written."""
     _, base = remote.connect()
     return HandedFile(place.local, name, RemoteUpload(remote, "/".join(filter(None, [base, place.path, name]))))
+
+
+def sweep_copies(place: HandedPlace, lineage: str, batch: int) -> None:
+    """Deletes this host's copies of what children of a lineage handed over before ``batch``, for all shards.
+
+    Never raises. Those batches are complete. Who still reads such a file downloads it.
+    """
+    with contextlib.suppress(OSError):
+        for folder in place.local.parent.iterdir():
+            sweep(folder, lineage, batch)
 
 
 @cache
@@ -70,7 +78,7 @@ def bring(remote: Remote, places: Places, name: str) -> None:
         for number, path in enumerate(places.paths):
             source = "/".join(filter(None, [base, path, name]))
             try:
-                _copy(fs, source, part)
+                keep(chunks_of(fs, source, source), part)
                 break
             except FileNotFoundError:
                 # It may just have been copied from the first place to the next.
@@ -80,8 +88,3 @@ def bring(remote: Remote, places: Places, name: str) -> None:
         part.rename(target)
     finally:
         part.unlink(missing_ok=True)
-
-
-def _copy(fs: Any, source: str, part: Path) -> None:
-    with storage_errors(source, may_be_missing=True), fs.open_input_file(source) as file, part.open("wb") as out:
-        shutil.copyfileobj(file, out, _CHUNK_BYTES)

@@ -10,18 +10,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from aion.core.checksum import crc32
 from aion.errors import StorageError
 from state_backends.files import bulk_delete
+from state_backends.files.faults import disk_errors
 from state_backends.files.names import PART
 
 THREADS = 8
+_THREADS_AHEAD = 4
 _CHUNK_BYTES = 4 << 20  # one request each, if the file system reads in ranges
 _UNCONFIRMED_BYTES = 32 << 20  # an upload sends its parts in the background; this limits their memory
 WHOLE_PUTS = frozenset({"s3", "gcs", "abfs"})
@@ -43,7 +47,8 @@ class Remote:
         self._connecting = threading.Lock()
         self._given = filesystem
         self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="aion-remote")
-        # Deletions have their own pool, so that no task waits for them.
+        # Downloads ahead and deletions have their own pools, so that no task waits for them.
+        self.ahead = ThreadPoolExecutor(_THREADS_AHEAD, thread_name_prefix="aion-remote-ahead")
         self.cleaning = ThreadPoolExecutor(1, thread_name_prefix="aion-remote-delete")
         self._bulk: Callable[[Sequence[str]], None] | None = None
 
@@ -76,7 +81,8 @@ class Remote:
 
     def close(self) -> None:
         """Waits for requests under way, and drops others. Files that were to be deleted are found again later."""
-        self.pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (self.pool, self.ahead):
+            pool.shutdown(wait=True, cancel_futures=True)
         self.cleaning.shutdown(wait=True, cancel_futures=True)
 
 
@@ -84,13 +90,14 @@ class RemoteUpload:
     """A file that is being written. It appears under its name when it is complete.
 
     ``where``: its URI, for messages. ``part``: the end of the name that it has until then, on file systems that do not
-    put files whole. Every method raises StorageError.
+    put files whole. ``alone``: no other process writes a file of this name. Every method raises StorageError.
     """
 
-    def __init__(self, remote: Remote, path: str, where: str = "", part: str = PART) -> None:
+    def __init__(self, remote: Remote, path: str, where: str = "", part: str = PART, *, alone: bool = True) -> None:
         self._remote = remote
         self._path, self._where = path, where or path
         self._part = part
+        self._alone = alone
         self._out: Any = None
         self._unconfirmed = 0
         self._finished = False
@@ -120,6 +127,8 @@ class RemoteUpload:
         """Deletes what was written. Does nothing after :meth:`finish`. Never raises: what is left is swept later."""
         if self._finished or self._out is None:
             return
+        if self._is_whole and not self._alone:
+            return  # what has the name now may be another's
         with contextlib.suppress(StorageError), storage_errors(self._where):
             # Only a stream that is closed can be deleted.
             self._out.close()
@@ -136,6 +145,36 @@ class RemoteUpload:
                 fs.create_dir(self._path.rpartition("/")[0], recursive=True)
             self._out = fs.open_output_stream(self._path if self._is_whole else self._path + self._part)
         return self._out
+
+
+def chunks_of(fs: Any, path: str, where: str) -> Iterator[bytes]:
+    """Reads a file. Raises FileNotFoundError, or StorageError, which names ``where``."""
+    with storage_errors(where, may_be_missing=True), fs.open_input_file(path) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk
+
+
+def keep(chunks: Iterable[bytes], path: Path) -> tuple[int, int]:
+    """Writes a new local file. Returns its size and CRC-32. Raises DiskError, and what ``chunks`` raises.
+
+    Then the file is gone again.
+    """
+    size = crc = 0
+    try:
+        with disk_errors("keeping a copy of remote state", path.parent):
+            out = path.open("wb", buffering=0)
+        with out:
+            for chunk in chunks:
+                size, crc = size + len(chunk), crc32(chunk, crc)
+                rest = memoryview(chunk)
+                with disk_errors("keeping a copy of remote state", path.parent):
+                    while rest:
+                        rest = rest[out.write(rest) :]
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
+    return size, crc
 
 
 @contextlib.contextmanager

@@ -13,13 +13,12 @@ from uuid import uuid4
 
 import pyarrow.fs as pafs
 
-from aion.core.checksum import crc32
 from aion.core.ingest.block import Block
 from aion.errors import CorruptState, StateError, StorageError
 from state_backends.files.bodies import Footer, Places, advise, by_file, find, footer_of, read_footer
 from state_backends.files.handed_remote import HandedPlace, bring
 from state_backends.files.names import HANDED, MANIFEST, OPERATOR, PART, Doomed, SstFile
-from state_backends.files.remote import WHOLE_PUTS, Remote, RemoteUpload, storage_errors
+from state_backends.files.remote import WHOLE_PUTS, Remote, RemoteUpload, chunks_of, keep, storage_errors
 from state_backends.files.storage import link_or_copy
 
 _CHUNK_BYTES = 4 << 20  # one request each, if the file system reads in ranges
@@ -41,6 +40,7 @@ class RemoteStorage:
         self._handed = handed
         self._adopted: list[str] = []  # paths of files that were copied, and can be deleted
         self._coming: set[str] = set()  # files that are being downloaded because they will be read
+        self._closed = False
         self._deleting: set[Future[None]] = set()
 
     def publish(self, new: Sequence[str], named: Sequence[str]) -> None:
@@ -95,7 +95,7 @@ class RemoteStorage:
             elif name not in self._coming:
                 self._coming.add(name)
                 try:
-                    self._remote.pool.submit(self._bring, places, name)
+                    self._remote.ahead.submit(self._bring, places, name)
                 except RuntimeError:  # the connection is closed
                     self._coming.discard(name)
 
@@ -106,9 +106,12 @@ class RemoteStorage:
             log.debug("%s was not downloaded ahead: %s", name, error)
         finally:
             self._coming.discard(name)
+            if self._closed:
+                (self.files / name).unlink(missing_ok=True)
 
     def fetch(self, files: Sequence[SstFile]) -> None:
         self._remote.connect()  # raises for a wrong URI, before any work is done
+        self._closed = False
         self.files.mkdir(parents=True, exist_ok=True)
         wanted = {f.name for f in files}
         for path in self.files.iterdir():
@@ -178,7 +181,7 @@ class RemoteStorage:
 
     def save(self, token: str, manifest: bytes, *, first: bool = False) -> None:
         part = f".{uuid4().hex}{PART}" if first else PART
-        self._write(self._at("manifests", token + MANIFEST)[1], self.where(token), [manifest], part)
+        self._write(self._at("manifests", token + MANIFEST)[1], self.where(token), [manifest], part, alone=not first)
 
     def load(self, token: str) -> bytes:
         fs, path = self._at("manifests", token + MANIFEST)
@@ -204,13 +207,16 @@ class RemoteStorage:
     def claim(self, owner: bytes, *, first: bool) -> bytes:
         """If two hosts write at the same time, both read the file afterwards, to see whose it is."""
         path, where = self._operator()
-        self._write(path, where, [owner], part=f".{self._folder.rpartition('/')[2]}{PART}")
+        self._write(path, where, [owner], f".{self._folder.rpartition('/')[2]}{PART}", alone=False)
         return (self.owner() if first else None) or owner
 
     def close(self) -> None:
+        """Deletes the host's copies. What children on this host are writing stays: the shard may be on another one."""
+        self._closed = True
         shutil.rmtree(self.files, ignore_errors=True)
         if self._handed is not None:
-            shutil.rmtree(self._handed.local, ignore_errors=True)
+            for path in self._handed.local.glob(f"*{HANDED}"):
+                path.unlink(missing_ok=True)
 
     def settle(self) -> None:
         """Waits until the deletions under way are over."""
@@ -226,18 +232,9 @@ class RemoteStorage:
         """Downloads a file and checks it. An incomplete copy never has the file's name."""
         path = Path(file.path)
         part = path.with_suffix(PART)
-        size = crc = 0
         fs, source = self._at("files", file.name)
         try:
-            with (
-                storage_errors(self._uri("files", file.name), may_be_missing=True),
-                fs.open_input_file(source) as remote,
-                part.open("wb") as out,
-            ):
-                while chunk := remote.read(_CHUNK_BYTES):
-                    size += len(chunk)
-                    crc = crc32(chunk, crc)
-                    out.write(chunk)
+            size, crc = keep(chunks_of(fs, source, self._uri("files", file.name)), part)
         except FileNotFoundError:
             raise CorruptState(f"file {file.name} is missing: {self._uri('files', file.name)} does not exist") from None
         if (size, crc) != (file.size_bytes, file.crc):
@@ -260,8 +257,8 @@ class RemoteStorage:
         _, path = self._at(kind, name)
         self._write(path, self._uri(kind, name), chunks)
 
-    def _write(self, path: str, where: str, chunks: Iterable[bytes], part: str = PART) -> None:
-        upload = RemoteUpload(self._remote, path, where, part)
+    def _write(self, path: str, where: str, chunks: Iterable[bytes], part: str = PART, *, alone: bool = True) -> None:
+        upload = RemoteUpload(self._remote, path, where, part, alone=alone)
         try:
             for chunk in chunks:
                 upload.write(chunk)

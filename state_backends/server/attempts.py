@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
+import uuid
 from collections.abc import Collection, Container, Iterator
 from typing import NamedTuple
 
@@ -14,8 +14,6 @@ from state_backends.versions.shard import Shard
 
 ShardKey = tuple[str, str, int]
 """(query, operator, number of the shard)."""
-
-_REMEMBERED = 32  # ended attempts of a shard, whose clients may still send requests
 
 
 class Work(NamedTuple):
@@ -50,10 +48,11 @@ class Attempts:
     """
 
     def __init__(self) -> None:
+        self.server = uuid.uuid4().hex
+        """Identifies this server. An attempt that began here says so in its requests."""
         self._lock = threading.RLock()
         self._work: dict[str, Work] = {}  # by attempt
         self._at_work: dict[ShardKey, str] = {}
-        self._ended: dict[ShardKey, deque[str]] = {}
         self._owners: dict[tuple[str, str], tuple[str, str]] = {}  # (query, name) -> (run, operator's uid)
         self._places: dict[ShardKey, tuple[str, tuple[int, int]]] = {}  # the run, and the place of the last attempt
 
@@ -102,7 +101,6 @@ class Attempts:
             if attempt is None or attempt not in self._work:
                 return
             key = self._work.pop(attempt).key
-            self._ended.setdefault(key, deque(maxlen=_REMEMBERED)).append(attempt)
             if self._at_work.get(key) == attempt:
                 del self._at_work[key]
 
@@ -110,13 +108,16 @@ class Attempts:
         """Whether an attempt works on the shard."""
         return key in self._at_work
 
-    def find(self, attempt: str) -> Work:
-        """Raises AttemptSuperseded if the attempt has ended, ServerUnreachable if it never began here."""
+    def find(self, attempt: str, server: str = "") -> Work:
+        """``server``: where the attempt began, as it says.
+
+        Raises AttemptSuperseded if the attempt has ended, ServerUnreachable if it never began here.
+        """
         with self._lock:
             if attempt in self._work:
                 return self._work[attempt]
-            if any(attempt in ended for ended in self._ended.values()):
-                raise AttemptSuperseded(f"attempt {attempt} has ended, or another has taken its place")
+        if server == self.server:
+            raise AttemptSuperseded(f"attempt {attempt} has ended, or another has taken its place")
         raise ServerUnreachable(f"attempt {attempt} never began here: the state server was restarted")
 
     def operators_of(self, runs: Container[str]) -> set[tuple[str, str]]:
@@ -129,7 +130,6 @@ class Attempts:
         with self._lock:
             for key in closed:
                 self.end(self._at_work.get(key))
-                self._ended.pop(key, None)
                 self._places.pop(key, None)
             operators = {key[:2] for key in remaining}
             self._owners = {operator: owner for operator, owner in self._owners.items() if operator in operators}

@@ -127,7 +127,13 @@ class Host:
                 raise
             bodies, rebuilt = shard.storage.bodies, shard.rebuilds > rebuilds
             on_disk = shard.on_disk or (rebuilt and snapshot is not None)
-            answer: dict[str, Any] = {"snapshot": snapshot, "rebuilt": rebuilt, "bodies": bodies, "on_disk": on_disk}
+            answer: dict[str, Any] = {
+                "server": self.attempts.server,
+                "snapshot": snapshot,
+                "rebuilt": rebuilt,
+                "bodies": bodies,
+                "on_disk": on_disk,
+            }
         if answer["rebuilt"] and snapshot is not None:
             with self._lock:
                 self._committed.restored(key[:2])
@@ -137,7 +143,7 @@ class Host:
 
     def learnt(self, request: LearntRequest) -> dict[str, Any]:
         """What the operator's other shards on this host have observed of lateness, as of their last commits."""
-        work = self.attempts.find(request.attempt)
+        work = self.attempts.find(request.attempt, request.server)
         others = self._others(work.key, work.shard.identity)
         return {**_summary(others), "learnt": [other["lateness"] for other in others]}
 
@@ -151,7 +157,7 @@ class Host:
     def work(self, name: str, request: AttemptRequest, *blocks: Any) -> Any:
         """Passes a request for a verb of :data:`state_backends.server.verbs.VERBS` to the attempt's shard."""
         verb, fields = VERBS[name], {field: getattr(request, field) for field in type(request).model_fields}
-        work = self.attempts.find(fields.pop("attempt"))
+        work = self.attempts.find(fields.pop("attempt"), fields.pop("server"))
         del fields["before"]  # done already
         with work.locked() if verb.locks else contextlib.nullcontext():
             answer = getattr(work.shard, name)(request.attempt, *blocks, **fields)
@@ -161,7 +167,7 @@ class Host:
 
     def commit(self, request: CommitRequest) -> None:
         """Commits a new version; see :meth:`Shard.commit`. Then plans the prestages for the next attempt."""
-        work = self.attempts.find(request.attempt)
+        work = self.attempts.find(request.attempt, request.server)
         with work.locked():
             before = work.shard.snapshot
             token = work.shard.commit(request.attempt, request.snapshot)

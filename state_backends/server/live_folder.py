@@ -82,7 +82,7 @@ def _is_left_over(folder: Path, now_s: float) -> bool:
 
 def _is_free(lock: Path) -> bool:
     try:
-        with lock.open() as file:
+        with lock.open("r+") as file:  # NFS refuses an exclusive lock on a file that is open for reading
             _try_lock(file)
     except FileNotFoundError:
         return True

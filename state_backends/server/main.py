@@ -83,7 +83,7 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow.fli
         for earlier, fields in getattr(request, "before", ()):
             if earlier not in VERBS or not VERBS[earlier].waits:
                 raise RequestError(f"{name}: before: {earlier[:100]!r} does not wait for other requests")
-            fields = {**fields, "attempt": request.attempt}
+            fields = {**fields, "attempt": request.attempt, "server": request.server}
             self.host.work(earlier, request_of(earlier, dumps(fields), Way.JSON))
         return request
 

@@ -234,7 +234,7 @@ class RemoteAttempt:
         with contextlib.suppress(StateError):
             # This may fail: the next attempt undoes what was not committed. And the task should fail with its own
             # error, not with an error of this request.
-            self._client.call("abort", {"attempt": self._name}, timeout=ABORT_SECONDS)
+            self._client.call("abort", self._me, timeout=ABORT_SECONDS)
 
     # -- another server -----------------------------------------------------------------------------------
 
@@ -279,7 +279,11 @@ class RemoteAttempt:
 
     def _request(self, fields: dict[str, Any]) -> dict[str, Any]:
         """A request with these fields, and with those that have waited for it."""
-        return {"attempt": self._name, "before": [(sent.name, sent.request) for sent in self._waiting], **fields}
+        return {**self._me, "before": [(sent.name, sent.request) for sent in self._waiting], **fields}
+
+    @property
+    def _me(self) -> dict[str, Any]:
+        return {"attempt": self._name, "server": self._answer["server"]}
 
     def _arrived(self, count: int) -> None:
         """The server has done the first ``count`` requests that waited."""
@@ -307,7 +311,7 @@ class RemoteAttempt:
                 seen = self._client.generation
                 self._open()
                 for sent in self._sent:
-                    self._client.call(sent.name, {"attempt": self._name, **sent.request}, sent.content)
+                    self._client.call(sent.name, {**self._me, **sent.request}, sent.content)
                 return
             except ServerUnreachable as again:
                 lost = again

@@ -182,10 +182,12 @@ class OpenRequest(ServerRequest):
 class AttemptRequest(ServerRequest):
     """A request of an attempt. The other fields are the arguments of the method that serves it.
 
-    ``before``: earlier requests of the attempt that waited for this one, as (verb, request), in their order.
+    ``server``: where the attempt began. ``before``: earlier requests of the attempt that waited for this one, as
+    (verb, request), in their order.
     """
 
     attempt: Name
+    server: Text = ""
     before: tuple[tuple[Name, dict[str, Any]], ...] = ()
 
 

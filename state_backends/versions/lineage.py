@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aion.errors import AionError, CorruptState, FormatError
+from aion.errors import AionError, CorruptState, DiskError, FormatError, StorageError
 from state_backends.files.location import Location
 from state_backends.files.names import MANIFEST, OPERATOR
 from state_backends.files.storage import Storage
@@ -117,19 +117,17 @@ def take(manifest: Manifest, source: Storage, target: Storage) -> Manifest:
 
 
 def take_beside(found: Elsewhere, batch: int) -> None:
-    """Takes the operator's other shards, as of the batches before ``batch``, the one at work. Never raises.
+    """Takes the operator's other shards, as of the batches before ``batch``, the one at work.
 
     The checkpoint names a version of each shard, but only Spark knows which. A task opens a shard when it has rows for
     it. That may be much later, and the other lineages may have deleted the version by then. So the task that opens the
-    first shard takes the versions of all shards. Those that nobody opens are deleted like what failed attempts leave.
+    first shard takes the versions of all shards, before its own. Those that nobody opens are deleted like what failed
+    attempts leave. Raises StorageError or DiskError: the task must be run again, or a shard would lack its version.
     """
-    try:
-        for theirs, ours in found.beside():
-            for token in _missing(theirs, ours):
-                if batch_of(token) < batch or batch < 0:
-                    _take_if_there(token, theirs, ours)
-    except (AionError, OSError) as error:
-        log.warning("state of a copied checkpoint could not be copied ahead of its use: %s", error)
+    for theirs, ours in found.beside():
+        for token in _missing(theirs, ours):
+            if batch_of(token) < batch or batch < 0:
+                _take_if_there(token, theirs, ours)
 
 
 def take_all(theirs: Storage, ours: Storage) -> None:
@@ -147,10 +145,16 @@ def _missing(theirs: Storage, ours: Storage) -> list[str]:
 
 
 def _take_if_there(token: str, theirs: Storage, ours: Storage) -> None:
-    try:
-        take(load(theirs.load(token), token), theirs, ours)
-    except (AionError, OSError) as error:
-        log.info("%s is not taken over; it may have been deleted meanwhile: %s", theirs.where(token), error)
+    for last in (False, True):
+        try:
+            take(load(theirs.load(token), token), theirs, ours)
+            return
+        except (StorageError, DiskError):
+            if last:
+                raise
+        except (AionError, OSError) as error:
+            log.info("%s is not taken over; it may have been deleted meanwhile: %s", theirs.where(token), error)
+            return
 
 
 def _tokens(storage: Storage) -> list[str]:

@@ -362,8 +362,9 @@ class Shard:
                 raise CorruptState(self._not_found(token)) from None
             manifest = self._load(token, other.storage)
             check_owner(manifest, identity)
-            manifest = take(manifest, other.storage, self.storage)
             take_beside(other, batch_of(attempt))
+            # Last: if anything fails before, the next attempt takes all of it again.
+            manifest = take(manifest, other.storage, self.storage)
         check_owner(manifest, identity)
         return manifest
 

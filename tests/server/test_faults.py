@@ -206,7 +206,7 @@ def test_an_older_turn_of_an_attempt_is_over(connect: Connect, tmp_path: Path) -
     attempt.append([(0, False, block(1))])
     attempt._resume(errors.ServerUnreachable("the connection broke, and the server lives"), 0)
     with pytest.raises(errors.AttemptSuperseded):
-        client.call("append", {"attempt": of_batch("t1")}, [(1, False, block(66))])
+        client.call("append", {**attempt._me, "attempt": of_batch("t1")}, [(1, False, block(66))])
     attempt.append([(1, False, block(2))])
     assert values(attempt, 0) == [1, 2]
     attempt.commit(snapshot(2))

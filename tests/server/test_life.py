@@ -327,6 +327,20 @@ def test_an_attempt_that_is_superseded_is_told(connect: Connect, tmp_path: Path)
     assert values(winner, 0) == [5]
 
 
+def test_an_attempt_that_comes_back_after_many_others_is_told_too(connect: Connect, tmp_path: Path) -> None:
+    """It must not open the shard anew, as after the loss of a server: that would end the attempt at work."""
+    client, token = connect(), None
+    zombie = open_shard(client, tmp_path, None, "t0")
+    for number in range(40):
+        attempt = open_shard(client, tmp_path, token, f"t{number}-live")
+        attempt.commit(snapshot(number + 1))
+        token = attempt.makes
+    winner = open_shard(client, tmp_path, token, "t40")
+    with pytest.raises(errors.AttemptSuperseded):
+        zombie.append([(0, False, block(1))])
+    winner.commit(snapshot(41))
+
+
 def test_blocks_larger_than_a_message_come_back_whole(connect: Connect, tmp_path: Path) -> None:
     client = connect()
     attempt = open_shard(client, tmp_path, None, "t1")

@@ -30,7 +30,7 @@ def test_a_verb_is_a_method_that_takes_the_fields_of_its_request(name: str) -> N
         assert parameters == ["self", "request"]
         return
     assert issubclass(verb.request, AttemptRequest)
-    fields = [field for field in verb.request.model_fields if field not in ("attempt", "before")]
+    fields = [field for field in verb.request.model_fields if field not in AttemptRequest.model_fields]
     content = {APPENDED: ["blocks"], PUT: ["values"]}[verb.carries] if verb.way is Way.SENDS and verb.carries else []
     assert parameters == ["self", "attempt", *content, *fields]
     assert (verb.carries is None) == (verb.way is Way.JSON)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,12 @@ from typing import Any
 import pyarrow.fs as pafs
 import pytest
 
-from aion.errors import CorruptState, ForeignState
+from aion.errors import CorruptState, DiskError, ForeignState, StateError, StorageError
 from state_backends.files import storage
 from state_backends.files.location import LocalLocation, Location, RemoteLocation
 from state_backends.files.remote import Remote
+from state_backends.files.remote_storage import RemoteStorage
+from state_backends.files.storage import LocalStorage, Storage
 from state_backends.store.backends import STORES
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
@@ -105,6 +107,36 @@ def test_shards_that_a_copy_opens_later_are_kept_for_it(operator: Operator) -> N
         [0, 1, 2, 3, 4, 5], [0, 1, 2, 4, 5], [0, 1, 2, 4, 5],
     ]  # fmt: skip
     assert all(operator.slices("original", 8, original[no], no) == list(range(8)) for no in range(SHARDS))
+
+
+def test_a_copy_whose_first_batch_cannot_take_everything_takes_it_when_it_runs_again(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the shard without rows would lack its version for ever, and nobody would know."""
+    original: Tokens = [None] * SHARDS
+    for number in range(3):
+        original = operator.batch("original", number, original)
+    failing = [RemoteStorage, LocalStorage]
+    for kind in failing:
+        monkeypatch.setattr(kind, "save", no_room(kind.save, failing))
+    with pytest.raises(StateError, match="no room"):
+        operator.batch("copy", 3, original, range(1))
+    failing.clear()
+    copy = operator.batch("copy", 3, original, range(1))
+    for number in range(3, 8):
+        original = operator.batch("original", number, original)
+    assert operator.slices("copy", 4, copy[2], 2) == [0, 1, 2]
+
+
+def no_room(save: Callable[..., None], failing: list[type]) -> Callable[..., None]:
+    """Fails for the last shard, as long as there is something in ``failing``."""
+
+    def fails(self: Storage, token: str, manifest: bytes, *, first: bool = False) -> None:
+        if failing and f"shard-{SHARDS - 1:05d}" in self.where(token):
+            raise DiskError("no room") if isinstance(self, LocalStorage) else StorageError("no room")
+        save(self, token, manifest, first=first)
+
+    return fails
 
 
 def test_a_copy_of_a_copy(operator: Operator) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
+from typing import Any
 
 import pytest
 
 from aion.core.compaction.files import Limits
 from aion.core.ingest.block import Block
 from aion.errors import CorruptBlock, CorruptState
+from state_backends.files import handed_remote
 from state_backends.files.handed import name_of, sweep
+from state_backends.files.handed_remote import HandedPlace, create, sweep_copies
+from state_backends.files.remote import THREADS
 from state_backends.files.remote_storage import RemoteStorage
 from state_backends.versions.manifest import load
 from tests.server.conftest import wait_until
@@ -227,3 +233,70 @@ def test_what_no_attempt_used_goes_when_a_shard_that_was_opened_later_commits(ma
         token = commit(host, token, slice_us)
     sweep(host.folder / "handed", LINEAGE, 3)  # as a task does where files are local
     assert other[0].at is not None and left(host) == [other[0].at.file]
+
+
+def test_a_shard_that_is_closed_here_lets_children_finish_their_files(make: Callable[..., Host]) -> None:
+    """The shard may have moved to another host, and children on this one still write for it."""
+    host = make()
+    if not isinstance(host.storage, RemoteStorage):
+        pytest.skip("the files are in a folder of all hosts")
+    with closing(create(host.remote, host.handed, name_of(0, LINEAGE, "sealed"))) as file:
+        file.add(make_block(0, 0, 2000))
+        file.end()
+        file.seal()
+    with closing(create(host.remote, host.handed, name_of(1, LINEAGE, "open"))) as file:
+        file.add(make_block(1, 1, 2000))
+        host.storage.close()
+        assert not (host.handed.local / name_of(0, LINEAGE, "sealed")).exists()
+        file.end()
+        file.seal()
+    assert len(list(host.folder.glob("handed/*"))) == 2, "both are in the store"
+
+
+def test_a_host_without_the_shard_keeps_no_copies_of_what_its_children_wrote(make: Callable[..., Host]) -> None:
+    host = make()
+    if not isinstance(host.storage, RemoteStorage):
+        pytest.skip("the files are in a folder of all hosts")
+    away = HandedPlace("handed", host.folder / "another host" / "shard-00003")
+    token, kept = None, set()
+    for batch in range(4):
+        attempt, _ = host.open(token)
+        sweep_copies(away, LINEAGE, batch)  # as a child does before it writes its first file
+        with closing(create(host.remote, away, name_of(batch, LINEAGE, "child"))) as file:
+            reference = file.add(make_block(batch, batch, 2000))
+            file.end()
+            file.seal()
+        host.shard.append(attempt, [(batch, False, reference)])
+        token = host.shard.commit(attempt, {"next_seq": batch + 1})
+        kept |= {int(path.name[11:21]) for path in away.local.iterdir()}
+        assert [int(path.name[11:21]) for path in away.local.iterdir()] == [batch]
+    assert kept == bodies(host) == {0, 1, 2, 3}
+    attempt, _ = host.open(token)
+    assert len(list(host.shard.read(attempt, [0, 1, 2, 3]))) == 4
+
+
+def test_a_download_ahead_neither_delays_commits_nor_outlives_the_shard(
+    make: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = make()
+    if not isinstance(host.storage, RemoteStorage):
+        pytest.skip("the files are in a folder of all hosts")
+    away, references = HandedPlace("handed", host.folder / "another host"), []
+    for number in range(THREADS):
+        with closing(create(host.remote, away, name_of(0, LINEAGE, f"child{number}"))) as file:
+            references.append(file.add(make_block(number, number, 2000)))
+            file.end()
+            file.seal()
+    slow, real = threading.Event(), handed_remote.chunks_of
+
+    def slowly(*where: Any) -> Iterator[bytes]:
+        assert slow.wait(60)
+        yield from real(*where)
+
+    monkeypatch.setattr(handed_remote, "chunks_of", slowly)
+    host.storage.read_ahead(references)
+    commit(host, None)  # does not wait
+    host.storage.close()
+    slow.set()
+    host.remote.ahead.shutdown()
+    assert not list((host.folder / "copies").glob("*"))
