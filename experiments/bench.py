@@ -159,6 +159,25 @@ def rates_table(
     return table
 
 
+def numbers(text: str) -> tuple[int, ...]:
+    """``"1,2,4"`` as numbers. Raises typer.BadParameter."""
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 1:
+        raise typer.BadParameter(f"{text!r} is not a list of positive numbers; write e.g. 1,2,4")
+    return found
+
+
+def beside(ratio: float, limit: float | None) -> str:
+    """A ratio with two decimals, or with as many as it takes to tell it from its limit."""
+    decimals = 2
+    while limit is not None and ratio != limit and decimals < 9 and f"{ratio:.{decimals}f}" == f"{limit:.{decimals}f}":
+        decimals += 1
+    return f"{ratio:.{decimals}f}"
+
+
 def ratios_table(labels: Mapping[str, str], judged: Sequence[Verdict]) -> Table:
     """The measured ratio of each target, the target, and whether it holds."""
     table = Table(title="ratios of the medians", title_justify="left")
@@ -171,7 +190,7 @@ def ratios_table(labels: Mapping[str, str], judged: Sequence[Verdict]) -> Table:
         colour = {None: "default", True: "green", False: "red"}[verdict.holds]
         words = f"[{colour}]{verdict.words}[/{colour}]"
         names = [labels.get(name, name) for name in (target.over, target.under)]
-        table.add_row(" / ".join(names), f"{verdict.ratio:.2f}", wanted, words)
+        table.add_row(" / ".join(names), beside(verdict.ratio, target.at_least), wanted, words)
     return table
 
 

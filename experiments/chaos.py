@@ -69,6 +69,8 @@ def chaos(
     console = wide_console()
     if hosts is None:
         hosts = 2 if is_possible() else 0
+    elif hosts and not is_possible():
+        raise typer.BadParameter("--hosts: this user may not make network namespaces; use --hosts 0")
     settings = Settings(kills, seed, events_of_a_file=events, payload_bytes=payload, hosts=hosts, workload=workload)
     record = {
         "experiment": "chaos",
@@ -147,7 +149,7 @@ class Round:
         self._classes = classes
 
     def run(self) -> None:
-        from experiments.chaos_data import batches_of, composition, differences, write_batches
+        from experiments.chaos_data import batches_of, composition, differences, unread, write_batches
         from experiments.chaos_query import CLASSES, UNDISTURBED
 
         queries = self._workload.queries
@@ -181,6 +183,7 @@ class Round:
         for query in queries:
             got, twin, other = (batches_of(folder / query) for folder in (disturbed, copied, calm))
             names, of_copy = batches[query], composition(copied, query)
+            found += unread(query, events, names) + unread(f"the copy: {query}", events, of_copy)
             found += differences(self._workload, query, got, other, _input(events, names))
             # Spark may form other batches of the files for the copy. Then only the events say what must come out.
             differ = differences(

@@ -14,7 +14,7 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -121,6 +121,12 @@ def composition(work: Path, query: str) -> list[list[str]]:
         batches.append([name for number in range(noted + 1, upto + 1) for name in of_source[number]])
         noted = upto
     return [batch for batch in batches if batch]  # the batch after the last file is empty
+
+
+def unread(what: str, written: Collection[str], batches: Iterable[Iterable[str]]) -> list[str]:
+    """The files that no batch of a query read, in words. What must come out follows from what was read only."""
+    missing = sorted(set(written).difference(*batches))
+    return [f"{what}: {len(missing)} files were never read: {missing[:3]}"] if missing else []
 
 
 # -- what must come out ----------------------------------------------------------------------------------

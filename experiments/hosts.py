@@ -142,6 +142,7 @@ def run(settings: Settings, work: Path, places: Cluster, console: Console) -> di
         command = [sys.executable, "-m", "experiments.hosts_query", json.dumps(asdict(request))]
         driver = first.start(command, log, stdout=subprocess.PIPE)
         patience = threading.Timer(TIMEOUT_S, driver.kill)
+        patience.daemon = True  # after Ctrl-C nobody waits for it
         patience.start()
         assert driver.stdout is not None
         last: Mapping[str, Any] = {}

@@ -160,8 +160,9 @@ def _take_turns(
     places = {key(name, events): (name, events) for events in paths for name in chosen}
     done: list[tuple[Turn, float, Run]] = []
     work_dir = Path(tempfile.mkdtemp(prefix="work-", dir=out)).absolute()
-    spark = session(settings.cores, work_dir, policy=settings.policy)
+    spark = None
     try:
+        spark = session(settings.cores, work_dir, policy=settings.policy)
         for turn in bench.turns(list(places), settings.runs, settings.warm_ups):
             name, events = places[turn.contender]
             contender, files = chosen[name], paths[events]
@@ -178,6 +179,7 @@ def _take_turns(
                 f"{run.steady_events_per_s:>11,.0f} steady, {run.whole_events_per_s:>11,.0f} whole run"
             )
     finally:
-        spark.stop()
+        if spark is not None:
+            spark.stop()
         shutil.rmtree(work_dir, ignore_errors=True)
     return done

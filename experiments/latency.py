@@ -79,10 +79,7 @@ def latency(
     console = wide_console()
     known = contenders()
     chosen = {name: known[name] for name in bench.pick(only, list(known))}
-    try:
-        numbers = tuple(int(number) for number in partitions.split(","))
-    except ValueError:
-        raise typer.BadParameter(f"--partitions: {partitions!r} is not a list of numbers, such as 2,16") from None
+    numbers = bench.numbers(partitions)
     settings = Settings(events, batches, runs, warm_ups, numbers, policy, cores)
     plan = EventPlan(events_per_batch=events)
     paths = write_batches(plan, batches, out / "data")
@@ -109,8 +106,12 @@ def latency(
     console.print()
     console.print(_table(title, labels, summaries, {_name(place): of_place for place, of_place in done.items()}))
     for name, ratio in ratios(summaries, numbers).items():
-        wanted = f" (at most {MOST_OVER_TOKEN:.2f})" if name.startswith("partials / token,") else ""
-        console.print(f"{name}: {ratio:.2f}{wanted}", highlight=False)
+        if name.startswith("partials / token,"):
+            holds = "holds" if ratio <= MOST_OVER_TOKEN else "does not hold"
+            verdict = f"{bench.beside(ratio, MOST_OVER_TOKEN)} (at most {MOST_OVER_TOKEN:.2f}: {holds})"
+        else:
+            verdict = f"{ratio:.2f}"
+        console.print(f"{name}: {verdict}", highlight=False)
     console.print(CHECKPOINTS, highlight=False)
     console.print(f"written: {out / 'latency'}.json and .png", highlight=False)
 
@@ -153,8 +154,9 @@ def _take_turns(
     places = {_name((name, number)): (name, number) for number in settings.partitions for name in chosen}
     done: dict[tuple[str, int], list[Run]] = {place: [] for place in places.values()}
     work_dir = Path(tempfile.mkdtemp(prefix="work-", dir=out)).absolute()
-    spark = session(settings.cores, work_dir, policy=settings.policy)
+    spark = None
     try:
+        spark = session(settings.cores, work_dir, policy=settings.policy)
         for turn in bench.turns(list(places), settings.runs, settings.warm_ups):
             name, number = places[turn.contender]
             spark.conf.set("spark.sql.shuffle.partitions", str(number))
@@ -165,7 +167,8 @@ def _take_turns(
             if not turn.warm_up:
                 done[name, number].append(run)
     finally:
-        spark.stop()
+        if spark is not None:
+            spark.stop()
         shutil.rmtree(work_dir, ignore_errors=True)
     return done
 

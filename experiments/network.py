@@ -79,15 +79,17 @@ def network(
 
     console = wide_console()
     chosen = bench.pick(legs, list(LEGS))
+    if "bytes" in chosen and events < children:
+        raise typer.BadParameter(f"--events: {events:,} events are too few for {children:,} children")
     settings = Settings(
         events_per_batch=events,
         batches=batches,
         keys=keys,
         children=children,
         fan_in=fan_in,
-        levels=_numbers(levels),
-        partitions=_numbers(partitions),
-        cores=_numbers(cores),
+        levels=bench.numbers(levels),
+        partitions=bench.numbers(partitions),
+        cores=bench.numbers(cores),
         runs=runs,
         seed=seed,
         decimals=decimals,
@@ -198,13 +200,3 @@ def _compare(runs: list[Run]) -> None:
             f"{mine.contender}, {mine.levels} levels: {mine.results} results with sum {mine.checksum}, "
             f"but {first.contender} has {first.results} with sum {first.checksum}"
         )
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 1:
-        raise typer.BadParameter(f"{text!r} is not a list of positive numbers; write e.g. 1,2,4")
-    return numbers

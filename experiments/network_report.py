@@ -122,7 +122,8 @@ def checks_table(judged: Sequence[Check]) -> Table:
         table.add_column(heading, justify="left" if heading == "aggregate" else "right")
     for check in judged:
         words = "[green]holds[/green]" if check.holds else "[red]does not hold[/red]"
-        table.add_row(check.aggregate, f"{check.level.ratio:.2f}", f">= {AT_LEAST[check.aggregate]:g}", words)
+        least = AT_LEAST[check.aggregate]
+        table.add_row(check.aggregate, bench.beside(check.level.ratio, least), f">= {least:g}", words)
     return table
 
 

@@ -38,7 +38,7 @@ def store(
     ),
     payload: Annotated[int, typer.Option(min=1, help="Random bytes in each event.")] = DEFAULTS.payload_bytes,
     gap: Annotated[
-        float, typer.Option(min=0, help="Seconds between a late event and the end of its batch.")
+        float, typer.Option(min=0, max=120, help="Seconds between a late event and the end of its batch.")
     ] = DEFAULTS.gap_s,
     batches: Annotated[int, typer.Option(min=1, help="On-time batches per number of past windows and run.")] = (
         DEFAULTS.past_batches

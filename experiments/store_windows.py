@@ -64,7 +64,7 @@ def late(contender: str, settings: Settings, folder: Path) -> dict[str, Any]:
     work. Before the event the whole window is on disk (except with ``memory``), and the page cache is dropped.
     """
     rng = np.random.default_rng(settings.seed)
-    rows = 4 * MIB // settings.payload_bytes
+    rows = max(1, 4 * MIB // settings.payload_bytes)
     seconds: list[float] = []
     operator = aion.LocalOperator(
         windows=aion.Tumbling("1 minute"),

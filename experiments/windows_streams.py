@@ -6,6 +6,7 @@ exclusive or of their hashes, which does not depend on their order. So all runs 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 SHORTEST_MS, LONGEST_MS = 1_000, 20_000
 # Stock Spark keeps nothing for late events. With this policy Aion keeps nothing for them either.
+PATIENCE_S = 120.0  # until the state server has let go of a query that was stopped
 NO_BOUND = {"lateness": {"initial_bound": "0 seconds", "coverage": None}}
 
 
@@ -156,15 +158,22 @@ def check_equal(first: Measured, other: Measured) -> None:
 
 
 class _Live:
-    """Tracks the peak of the state server's live bytes, minus those it had before the run."""
+    """Tracks the peak of the state server's live bytes. Waits until the server has let go of earlier queries.
+
+    Raises RuntimeError if it does not.
+    """
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self._before = self._bytes()
         self.peak_bytes = 0
+        deadline = time.monotonic() + PATIENCE_S
+        while held := self._bytes():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the state server still holds {held:,} bytes of earlier queries")
+            time.sleep(0.2)
 
     def __call__(self) -> None:
-        self.peak_bytes = max(self.peak_bytes, self._bytes() - self._before)
+        self.peak_bytes = max(self.peak_bytes, self._bytes())
 
     def _bytes(self) -> int:
         import aion

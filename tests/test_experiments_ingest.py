@@ -174,6 +174,14 @@ def test_verdicts(over: float, at_least: float | None, words: str) -> None:
     assert verdict.words == words
 
 
+@pytest.mark.parametrize(
+    ("ratio", "limit", "shown"),
+    [(0.5, 0.45, "0.50"), (0.446, 0.45, "0.446"), (1.1008, 1.1, "1.101"), (1.1, 1.1, "1.10"), (0.446, None, "0.45")],
+)
+def test_a_ratio_never_looks_like_the_target_that_it_misses(ratio: float, limit: float | None, shown: str) -> None:
+    assert bench.beside(ratio, limit) == shown
+
+
 def test_no_verdict_on_what_did_not_run() -> None:
     assert bench.verdicts([bench.Target("a", "b", 1.0)], bench.summarise({"a": [1.0]})) == []
 

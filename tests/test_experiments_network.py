@@ -14,8 +14,8 @@ import pytest
 import typer
 from rich.console import Console
 
-from experiments import network_report
-from experiments.network import Rate, Settings, _compare, _numbers, check_levels
+from experiments import bench, network_report
+from experiments.network import Rate, Settings, _compare, check_levels
 from experiments.network_streams import AGGREGATES, CONTENDERS, Hop, Run, Sources
 
 SOURCES = Sources(children=4, events_per_child=500, batches=2, keys=10, span_s=20, seed=3)
@@ -92,8 +92,8 @@ def test_other_results_for_the_same_events_are_an_error() -> None:
 @pytest.mark.parametrize("text", ["", "0", "1,x", "1,-2", "1.5"])
 def test_what_is_no_list_of_numbers_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="not a list of positive numbers"):
-        _numbers(text)
-    assert _numbers("1, 2,4") == (1, 2, 4)
+        bench.numbers(text)
+    assert bench.numbers("1, 2,4") == (1, 2, 4)
 
 
 def test_a_tree_that_is_too_narrow_for_its_levels_is_refused() -> None:

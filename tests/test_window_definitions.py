@@ -8,8 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+import aion
 from aion.core.slicing.edges import assign
 from aion.core.windows import Count, Definition, PerRecord, Punctuated, Session
 from aion.errors import WindowError
@@ -110,3 +112,27 @@ def test_punctuations_are_edges_to_which_events_are_assigned() -> None:
     """Each window begins at a punctuation; what comes before the first one has a window of its own."""
     punctuations = np.array([-5, 10, 11])
     assert assign(np.array([-6, -5, 9, 10, 11, 500]), punctuations).tolist() == [-1, 0, 0, 1, 2, 2]
+
+
+@pytest.mark.parametrize("before", [63, 64])
+def test_a_punctuated_has_its_windows_wherever_it_may_stand(before: int) -> None:
+    windows: dict[str, Definition] = {f"t{i}": aion.Tumbling(f"{i + 1} seconds") for i in range(before)}
+    windows["p"] = Punctuated("marker")
+    policy = {"lateness": {"coverage": None, "initial_bound": "1 hour"}}
+    with aion.LocalOperator(
+        key="k", time="ts", windows=windows, aggregates={"n": aion.aggregates.count()}, policy=policy
+    ) as operator:
+        events = pa.table(
+            {
+                "k": ["a"] * 5,
+                "ts": pa.array(range(1, 6), pa.int64()).cast(pa.timestamp("s")).cast(pa.timestamp("us", "UTC")),
+                "marker": [True, False, True, False, True],
+            }
+        )
+        if before >= 64:
+            with pytest.raises(WindowError, match="'p' is definition 65, and a Punctuated must be among the first 64"):
+                operator.process(events)
+            return
+        operator.process(events)
+        panes = operator.advance(10_000_000).to_pylist()
+    assert [pane["n"] for pane in panes if pane["window"] == "p"] == [2, 2]

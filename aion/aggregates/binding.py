@@ -83,7 +83,9 @@ class _Request(NamedTuple):
         t = pa.types
         if t.is_decimal(type_):
             if not t.is_decimal128(type_):
-                raise self.refuse(f"takes decimals of up to 38 digits, not {type_}; cast the column")
+                raise self.refuse(
+                    f"takes decimals of type decimal128, with up to 38 digits, not {type_}; cast the column"
+                )
         elif not (t.is_integer(type_) or t.is_floating(type_)):
             raise self.refuse(f"needs numbers, not {type_}; cast the column")
         return type_

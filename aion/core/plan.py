@@ -32,9 +32,11 @@ from aion.core.windows import (
     Session,
     named,
 )
-from aion.errors import ApplyError, ConfigError, SchemaError
+from aion.errors import ApplyError, ConfigError, SchemaError, WindowError
 
 FINAL = "final"
+_MARKS = 64
+"""The definitions that may be Punctuated: a row says in an integer of 64 bits of which ones it is a punctuation."""
 EMITS = ("all", FINAL)
 """What comes out of a window: all its panes, or one pane when its bound has passed."""
 
@@ -411,12 +413,17 @@ def _besides(windows: Collection[Definition], time: str, type_: pa.DataType) -> 
 
 
 def _deciding(definitions: Mapping[str, Definition], schema: pa.Schema) -> list[str]:
-    """The columns that decide where windows begin and end: those of predicates, and of gaps. Raises SchemaError.
+    """The columns that decide where windows begin and end: those of predicates, and of gaps.
 
-    A predicate that is a function may need all columns.
+    A predicate that is a function may need all columns. Raises SchemaError or WindowError.
     """
     columns: list[str] = []
-    for name, window in definitions.items():
+    for number, (name, window) in enumerate(definitions.items()):
+        if isinstance(window, Punctuated) and number >= _MARKS:
+            raise WindowError(
+                f"windows: {name!r} is definition {number + 1}, and a Punctuated must be among the first {_MARKS}, "
+                "because each needs a bit; put it before others"
+            )
         if isinstance(window, Session) and window.gap_column is not None:
             if window.gap_column not in schema.names:
                 raise SchemaError(

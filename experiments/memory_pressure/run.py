@@ -92,9 +92,14 @@ def _sweep(settings: Settings, out: Path, show: Show) -> list[dict[str, Any]]:
     progress = Progress(len(missing), batches_of_cell=settings.batches)
     if len(missing) < len(todo):
         show(f"{len(todo) - len(missing)} of {len(todo)} cells are done already", progress)
-    dead = {
-        cell.contender: cell.past_windows for cell in todo if (result := found[cell]) and result["status"] == "died"
-    }
+    dead: dict[Any, int] = {}  # the fewest past windows with which a contender died
+
+    def died(cell: Cell) -> None:
+        dead[cell.contender] = min(cell.past_windows, dead.get(cell.contender, cell.past_windows))
+
+    for cell in todo:
+        if (earlier := found[cell]) and earlier["status"] == "died":
+            died(cell)
     for cell in missing:
         died_with = dead.get(cell.contender, cell.past_windows)
         if settings.after_death == "stop" and died_with < cell.past_windows:
@@ -107,7 +112,7 @@ def _sweep(settings: Settings, out: Path, show: Show) -> list[dict[str, Any]]:
         progress.done += 1
         progress.cell_seconds.append(time.monotonic() - progress.cell_begun)
         if result["status"] == "died":
-            dead.setdefault(cell.contender, cell.past_windows)
+            died(cell)
         data = data_folder(settings, cell, out)
         rest = {data_folder(settings, other, out) for other in missing if found[other] is None}
         if not settings.keep_data and data not in rest:

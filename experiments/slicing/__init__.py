@@ -116,9 +116,10 @@ def take_turns(settings: Settings, legs: list[str], console: Console) -> dict[st
 
     results: dict[str, list[tuple[Cell, list[Result]]]] = {}
     streams: dict[tuple[int, float], Any] = {}
-    known: dict[Cell, list[Result]] = {}
+    known: dict[tuple[Cell, tuple[str, ...]], list[Result]] = {}
     for leg, cell in cells(settings, legs):
-        if cell not in known:
+        place = cell, tuple(CONTENDERS_OF[leg])
+        if place not in known:
             if (cell.rate, cell.out_of_order) not in streams:
                 # Keep only one stream at a time: they are large.
                 streams = {
@@ -127,16 +128,16 @@ def take_turns(settings: Settings, legs: list[str], console: Console) -> dict[st
                     )
                 }
             stream = streams[cell.rate, cell.out_of_order]
-            known[cell] = []
+            known[place] = []
             for turn in bench.turns(CONTENDERS_OF[leg], settings.runs, 1):
                 with console.status(f"{leg}, {cell.windows} windows, run {turn.round}: {turn.contender}"):
                     found = measure(turn.contender, cell, stream, settings)
                     if not turn.warm_up:
-                        known[cell].append(found)
+                        known[place].append(found)
                     elif reference(found, cell, stream, settings) != (found.panes, found.checksum):
                         raise RuntimeError(f"{turn.contender} and LocalOperator yield different panes for {cell}")
-            console.print(line(leg, cell, known[cell]), highlight=False)
-        results.setdefault(leg, []).append((cell, known[cell]))
+            console.print(line(leg, cell, known[place]), highlight=False)
+        results.setdefault(leg, []).append((cell, known[place]))
     return results
 
 

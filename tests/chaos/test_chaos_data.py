@@ -32,6 +32,7 @@ from experiments.chaos_data import (
     composition,
     differences,
     events_of,
+    unread,
 )
 from experiments.chaos_query import POLICY
 from experiments.chaos_stateful import HOT, PARTS, Ledger, Stateful
@@ -215,6 +216,12 @@ def test_the_batches_are_read_from_a_checkpoint(tmp_path: Path) -> None:
     for batch, upto in enumerate([0, 2, 3, 3]):  # two at once in the second, none in the last
         (offsets / f"{batch:06d}.offset").write_text(str(upto))
     assert composition(tmp_path, "apply") == [["a"], ["b", "c"], ["d"]]
+
+
+def test_a_file_that_was_never_read_is_a_difference() -> None:
+    """Its events would be missing in every run, and in what must come out."""
+    assert unread("q", ["a", "b", "c"], [["b"], ["a", "c"]]) == []
+    assert unread("q", ["a", "b", "c"], [["b"], []]) == ["q: 2 files were never read: ['a', 'c']"]
 
 
 def test_what_a_query_wrote_is_read_by_batch(tmp_path: Path) -> None:

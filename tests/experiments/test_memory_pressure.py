@@ -328,6 +328,8 @@ OURS = [result("tiered", 1), result("tiered", 8)]
         ([*OURS, result("tiered", 8, "no-prestaging", normal=99.0)], "8", "about 20 %", False),
         ([*OURS, result("tiered", 8, "no-codec-threads", status="died")], "8", "one thread", True),
         ([*OURS, result("tiered", 8, "no-codec-threads")], "8", "one thread", False),
+        ([*OURS, result("tiered", 2, "no-codec-threads")], "8", "one thread", None),
+        ([*OURS, result("tiered", 8, "no-codec-threads", status="failed")], "8", "one thread", None),
         (
             [*OURS, result("tiered", 1, "4-io-threads"), result("tiered", 8, "4-io-threads", late_rate=5e3)],
             "8", "several I/O threads", True,

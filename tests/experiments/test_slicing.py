@@ -137,6 +137,16 @@ def test_other_panes_end_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None
         take_turns(TINY, ["windows"], Console(quiet=True))
 
 
+def test_legs_share_a_cell_only_with_the_same_contenders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "generate", lambda *_: None)
+    monkeypatch.setattr(runs, "measure", lambda contender, *_: of(1.0, contender))
+    monkeypatch.setattr(runs, "reference", lambda found, *_: (found.panes, found.checksum))
+    settings = replace(TINY, small_batch=TINY.batch)
+    for leg, measured in take_turns(settings, ["batches", "rates", "disorder"], Console(quiet=True)).items():
+        for _, results in measured:
+            assert {result.contender for result in results} == set(CONTENDERS_OF[leg])
+
+
 def test_cells_are_those_of_the_figures() -> None:
     found = list(cells(Settings(), ["windows", "batches", "disorder", "rates"]))
     for leg, batch in (("windows", 4_000_000), ("batches", 100_000)):

@@ -10,9 +10,10 @@ import psutil
 import pytest
 
 from aion.errors import ConfigError
+from experiments.memory_pressure import run
 from experiments.memory_pressure.findings import death
-from experiments.memory_pressure.run import Progress, sweep
-from experiments.memory_pressure.settings import Settings
+from experiments.memory_pressure.run import Progress, cell_key, sweep
+from experiments.memory_pressure.settings import Cell, Settings, cell_spec
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -76,6 +77,26 @@ def test_a_cell_that_dies_of_memory_is_recorded_and_not_asked_for_more(
     told: list[str] = []
     sweep(starved, tmp_path, lambda text, progress: told.append(text))
     assert told == ["1 of 2 cells are done already"], "who died is not run again"
+
+
+def test_a_sweep_that_goes_on_stops_at_the_fewest_past_windows_that_were_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def run_cell(settings: Settings, cell: Cell, out: Path, *_: object) -> dict[str, object]:
+        asked.append(cell.past_windows)
+        died = {"status": "died" if cell.past_windows >= 5 else "done", "spec": cell_spec(settings, cell)}
+        place = out / "cells" / f"{cell.name}.json"
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(json.dumps(died | cell_key(cell)))
+        return died | cell_key(cell)
+
+    monkeypatch.setattr(run, "run_cell", run_cell)
+    for past_windows in ([1, 8], list(range(1, 11))):
+        results = sweep(TINY.model_copy(update={"past_windows": past_windows}), tmp_path, lambda text, progress: None)
+    assert asked == [1, 8, 2, 3, 4, 5]
+    assert {result["why"] for result in results if result["status"] == "not run"} == {"died with 5 past windows"}
 
 
 @pytest.mark.proof
