@@ -107,8 +107,11 @@ class ShardRun:
         # Not from the beginning: entries that were deleted cost time until their runs are merged.
         entries = self._store.scan(*wakes(earliest_ms, due_ms))
         self._earliest_ms = None
-        # The entries are read before the processor runs, because it may set timers that are due already.
-        while chunk := [wake_of(entry)[1] for entry, _ in islice(entries, CHUNK_KEYS)]:
+        # The processor may set timers that are due already. They expire in the next batch, whether or not the scan sees
+        # their entries, which depends on how much memory there is.
+        again: set[bytes] = set()
+        keys = (key for entry, _ in entries if (key := wake_of(entry)[1]) not in again)
+        while chunk := list(islice(keys, CHUNK_KEYS)):
             records = self._records(chunk)
             due = sorted(
                 (time_ms, at) for at, record in enumerate(records) for time_ms in record.timers if time_ms <= due_ms
@@ -126,6 +129,7 @@ class ShardRun:
                 if record.expires is not None and record.expires <= self._handle.now_ms:
                     record.expire(self._handle.now_ms, self._handle.variables)
             self._write(records)
+            again.update(record.key for record in records if record.wake is not None and record.wake <= due_ms)
         later = [wake_of(entry)[0] for entry, _ in islice(self._store.scan(*wakes(due_ms + 1)), 1)]
         self._saw(later)
 

@@ -370,6 +370,52 @@ def test_an_iterator_gives_what_was_there_when_it_began(page_bytes: int, monkeyp
     assert given == [(list(range(100)), {n: n for n in range(100)})]
 
 
+class SeesLater(MemoryValues):
+    """Its scans see what is put meanwhile, as those of a real store may if memory is short."""
+
+    def scan(self, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        while key := min((k for k in self.values if k >= begin and (end is None or k < end)), default=None):
+            begin = key + b"\0"
+            yield key, self.values[key]
+
+
+class Ticking(StatefulProcessor):
+    """Sets the next timer when one expires."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        self._handle.registerTimer(1)
+        yield from ()
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        at_ms = expiredTimerInfo.getExpiryTimeInMs()
+        self._handle.registerTimer(at_ms + 1)
+        yield key[0], at_ms
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("store", [MemoryValues, SeesLater])
+def test_a_timer_that_is_set_when_it_is_due_expires_in_the_next_batch(
+    store: type[MemoryValues], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "CHUNK_KEYS", 2)
+    values, handle = store(), Handle("eventtime", 1, lambda text: pytest.fail("schemas are not text here"))
+    processor, variables, snapshot = Ticking(), Variables(None), None
+    processor.init(handle)
+    handle.initialized()
+    handle.begin_shard(variables)
+    rows = [Group(KEYS.to_bytes((key,)), (key,), iter([key]), 1) for key in range(7)]
+    for batch, groups in enumerate([rows, [], []]):
+        of_shard = ShardRun(processor, handle, variables, values, KEYS, TimerValues(1, 50), 50, snapshot)
+        assert list(of_shard.rows(groups)) == []
+        assert sorted(of_shard.timers()) == [(key, batch + 1) for key in range(7)]
+        snapshot = of_shard.snapshot()
+
+
 @pytest.mark.parametrize("wrong", [1.5, 1000.0, True, "1", 2**63])
 def test_a_timer_is_an_integer(wrong: Any) -> None:
     handle = Handle("eventtime", 1, lambda text: pytest.fail("schemas are not text here"))
