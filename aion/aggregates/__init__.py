@@ -4,7 +4,8 @@ Named and typed as in ``pyspark.sql.functions``, with Spark's null, NaN and over
 
 * nulls are skipped; if all values of a group are null, its ``sum``, ``mean``, ``min``, ``median``, ... are null;
 * NaN is larger than every other number, and equal to itself; 0.0 and -0.0 are equal;
-* sums of integers have 64 bits, and an overflow raises IntegerOverflow; decimals stay decimals.
+* sums of integers have 64 bits, and an overflow raises IntegerOverflow, also if values that come in another batch would
+  make the sum small again; decimals stay decimals.
 
 An aggregate names the *partials* that it needs. Equal partials of several aggregates are kept once, so ``count``,
 ``sum``, ``mean`` and ``stddev`` of a column share theirs. A few numpy or Arrow passes lift a partial from the events of
