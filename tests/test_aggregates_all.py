@@ -358,8 +358,8 @@ def test_options_that_cannot_be(make: Callable[[], A.Aggregate], said: str) -> N
     ("aggregate", "said"),
     [
         (A.median("s"), r"'r' = median\(s\) needs numbers, not string; cast the column"),
-        (A.var_samp("d"), r"takes decimals of up to 38 digits, not decimal256"),
-        (A.sum("d"), r"takes decimals of up to 38 digits, not decimal256"),
+        (A.var_samp("d"), r"takes decimals of type decimal128, with up to 38 digits, not decimal256"),
+        (A.sum("d"), r"takes decimals of type decimal128, with up to 38 digits, not decimal256"),
         (A.stddev("t"), "needs numbers, not timestamp"),
         (A.approx_percentile("s", 0.5), "needs numbers, dates or times, not string"),
         (A.max_by("s", "l"), "cannot order values of type list"),
