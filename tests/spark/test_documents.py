@@ -43,8 +43,8 @@ def alone(spark: SparkSession) -> Iterator[SparkSession]:
     yield spark
     for query in spark.streams.active:
         query.stop()
-    for table in spark.catalog.listTables():
-        spark.catalog.dropTempView(table.name)
+    for table in spark.sql("SHOW TABLES").collect():  # catalog.listTables() fails without generated code
+        spark.catalog.dropTempView(table.tableName)
     for name, value in dict(spark.conf.getAll).items():
         if before.get(name) != value:
             with suppress(Exception):  # what cannot be changed any more was not changed either
