@@ -36,7 +36,7 @@ from aion.errors import ApplyError, ConfigError, SchemaError, WindowError
 
 FINAL = "final"
 _MARKS = 64
-"""The definitions that may be Punctuated: a row says in an integer of 64 bits of which ones it is a punctuation."""
+"""Only the first 64 definitions may be Punctuated: each row has 64 bits, one for each, set if it is a punctuation."""
 EMITS = ("all", FINAL)
 """What comes out of a window: all its panes, or one pane when its bound has passed."""
 

@@ -155,9 +155,9 @@ def chunks_of(fs: Any, path: str, where: str) -> Iterator[bytes]:
 
 
 def keep(chunks: Iterable[bytes], path: Path) -> tuple[int, int]:
-    """Writes a new local file. Returns its size and CRC-32. Raises DiskError, and what ``chunks`` raises.
+    """Writes a new local file. Returns its size and CRC-32.
 
-    Then the file is gone again.
+    Raises DiskError, and what ``chunks`` raises. After an error there is no file.
     """
     size = crc = 0
     try:

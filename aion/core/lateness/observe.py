@@ -93,10 +93,10 @@ def room_us(cohorts: Cohorts, max_state_bytes: int, ahead_us: int) -> int | None
 
 
 class Ahead:
-    """How far ahead of the watermark state lies when it comes: the mean by bytes, which fades by event time.
+    """How far ahead of the watermark the events of new blocks lie, on average over their bytes. Older blocks fade.
 
-    With a steady stream, the state ahead of the watermark is what comes in that much event time. A block counts with
-    ``most_us`` at most, so one wrong clock does not decide alone.
+    In a steady stream, the state ahead of the watermark has the size of what arrives in that much event time. No block
+    counts as further ahead than ``most_us``, so a few events of a wrong clock change little.
     """
 
     __slots__ = ("_bytes", "_products", "half_life_us", "most_us")
