@@ -26,6 +26,11 @@ def combined(column: Any) -> pa.Array:
     return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
 
 
+def as_batch(table: pa.Table) -> pa.RecordBatch:
+    """All rows of a table in one batch, also if there are none."""
+    return pa.RecordBatch.from_arrays([combined(column) for column in table.columns], schema=table.schema)
+
+
 def to_doubles(values: pa.Array) -> Doubles:
     """Numbers without nulls as doubles, rounded if necessary."""
     if not pa.types.is_float64(values.type):

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aion.aggregates.groups import Coded, number
-from aion.aggregates.values import combined
+from aion.aggregates.values import as_batch, combined
 from aion.core.ingest.block import (
     Block,
     BlockKind,
@@ -262,7 +262,8 @@ class BlockBuilder:
         starts = combined(partials.column(_SLICE)).to_numpy()
         place = partials.schema.get_field_index(_SLICE)
         partials = partials.set_column(place, _SLICE, pa.array(plan.grid.starts_of(starts)))
-        return partials.append_column(_CELL, pa.array(starts // plan.cell_us))
+        # Combined partials have the cell there, too.
+        return partials.add_column(place + 1, _CELL, pa.array(starts // plan.cell_us))
 
     def _compact(self) -> None:
         assert self.plan.layout is not None
@@ -402,11 +403,6 @@ def encode_rows(
 # No user's column has these names: Spark's parser accepts no column name with a NUL. And nowhere else do these columns
 # share a table with the user's.
 _SHARD, _SLICE, _CELL, _PART = "\0shard", "\0slice", "\0cell", "\0part"
-
-
-def as_batch(table: pa.Table) -> pa.RecordBatch:
-    """All rows of a table in one batch."""
-    return pa.RecordBatch.from_arrays([combined(column) for column in table.columns], schema=table.schema)
 
 
 def parts_of(partials: pa.Table, keys: Sequence[str], target_bytes: int) -> npt.NDArray[np.int64]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from aion.aggregates.values import as_batch
 from aion.core.operator.keyed.shapes import INDEX
 from aion.core.operator.keyed.table import Ints, Table
 from aion.core.operator.keyed.windows import YIELDED, KeyedWindows
@@ -107,7 +108,7 @@ class Keeper:
             parts.append(self._rows(table.keys, role, table["id"], [table[name] for name in names]))
         nothing = [pa.nulls(len(removed), type_) for type_ in self._keyed.key_types]
         parts.append(self._rows(nothing, REMOVED, removed, []))
-        return pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+        return as_batch(pa.Table.from_batches(parts))
 
     def _rows(self, keys: Sequence[pa.Array], role: int, ids: Ints, values: Sequence[Ints]) -> pa.RecordBatch:
         n = len(ids)
